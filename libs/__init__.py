@@ -1,0 +1,1 @@
+"""What every service shares: contracts, bus, store and the shape of a service."""

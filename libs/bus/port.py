@@ -1,0 +1,114 @@
+"""What a service may do with the bus. Adapters: ``jetstream`` (NATS) and ``memory``.
+
+Events are durable and delivered at least once, in any order. Commands have one receiver and an
+answer. Telemetry is best effort. ``tests/contract/test_bus.py`` holds both adapters to this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from libs.contracts.base import Message
+from libs.contracts.envelope import Envelope
+
+CommandHandler = Callable[[Message], Awaitable[Message]]
+
+
+class BusError(Exception):
+    """The bus cannot do it now; the caller may try again later."""
+
+
+class BusUnavailableError(BusError):
+    """No server, no answer in time, or nobody serves the command."""
+
+
+class BusDeniedError(BusError):
+    """The server refused: this service may not say or hear that subject."""
+
+
+class Delivery(Protocol):
+    """One event handed to one consumer; unsettled, it comes again."""
+
+    @property
+    def envelope(self) -> Envelope | None:
+        """The message, or None if it could not be decoded (see ``problem``)."""
+        ...
+
+    @property
+    def problem(self) -> str:
+        """Why the message could not be decoded; empty if it could."""
+        ...
+
+    @property
+    def deliveries(self) -> int:
+        """How often it was delivered, this time included."""
+        ...
+
+    async def ack(self) -> None:
+        """Settle it; returns when the server has noted it. BusUnavailableError if it could not."""
+        ...
+
+    async def nak(self, delay_s: float) -> None:
+        """Ask for it again after a delay."""
+        ...
+
+    async def dead_letter(self, reason: str) -> None:
+        """Copy it to ``dlq.<service>.<subject>`` with the reason, then settle it for good."""
+        ...
+
+
+class Consumer(Protocol):
+    """One service's durable place in the stream of events."""
+
+    async def fetch(self, messages_max: int, wait_s: float) -> Sequence[Delivery]:
+        """Up to ``messages_max`` deliveries, in stream order; as soon as there is at least one,
+        empty after ``wait_s``. BusUnavailableError while there is no server."""
+        ...
+
+
+class Bus(Protocol):
+    """A service's connection, under that service's own credentials."""
+
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        """Store events; returns when the server has stored all of them (idempotent by id).
+        Raises BusUnavailableError or BusDeniedError; some may then be stored."""
+        ...
+
+    async def tell(self, envelope: Envelope) -> None:
+        """Send telemetry; no promise."""
+        ...
+
+    async def request(self, command: Message, *, timeout_s: float) -> Message:
+        """Send a command and wait for its reply (a message of the declared reply type).
+        BusUnavailableError if nobody answers in time."""
+        ...
+
+    def serve(self, handlers: Mapping[type[Message], CommandHandler]) -> AbstractAsyncContextManager[None]:
+        """Answer commands while the context is open; on leaving, finish those under way.
+        Several processes of one service share the work (queue group)."""
+        ...
+
+    def consumer(self) -> Consumer:
+        """This service's durable consumer of the events it hears."""
+        ...
+
+    def listen(self, subject_filter: str) -> AbstractAsyncContextManager[AsyncIterator[Envelope]]:
+        """Telemetry as it passes by, from now on; a slow reader loses the oldest."""
+        ...
+
+    @property
+    def server_starts(self) -> int:
+        """Counts the server starts this connection has seen; it grows when a server came back
+        that may have lost its last unsynced seconds."""
+        ...
+
+    @property
+    def connected(self) -> bool:
+        """True while there is a server."""
+        ...
+
+    async def close(self) -> None:
+        """Flush and disconnect."""
+        ...

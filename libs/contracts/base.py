@@ -1,0 +1,43 @@
+"""What every generated message is built on: frozen values, and protobuf's JSON spelling.
+
+The wire is the JSON mapping of proto3 with the proto's own field names: int64 travels as a
+string, bytes as base64, times as RFC 3339 in UTC (https://protobuf.dev/programming-guides/json/).
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Annotated
+
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+
+
+def _from_base64(value: object) -> object:
+    """Accept both base64 alphabets, with or without padding, as protobuf's JSON does."""
+    if not isinstance(value, str):
+        return value
+    text = value.replace("-", "+").replace("_", "/")
+    return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+
+
+def _to_base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _from_digits(value: object) -> object:
+    return int(value) if isinstance(value, str) else value
+
+
+Int64 = Annotated[int, BeforeValidator(_from_digits), PlainSerializer(str, str, when_used="json")]
+Base64 = Annotated[bytes, BeforeValidator(_from_base64), PlainSerializer(_to_base64, str, when_used="json")]
+Time = AwareDatetime
+
+
+class Message(BaseModel):
+    """A value of our vocabulary: frozen; a field from a newer peer is ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    def to_json(self) -> bytes:
+        """The message as the bus carries it; absent optional fields are left out."""
+        return self.model_dump_json(exclude_none=True).encode()

@@ -1,0 +1,73 @@
+"""A message on its way: CloudEvents attributes (binary mode) around the JSON body.
+
+Attributes travel as NATS headers ``ce-id ce-source ce-type ce-time ce-subject`` and
+``traceparent``, after the CloudEvents 1.0 NATS binding; the body is the message's JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from pydantic import ValidationError
+
+from libs.contracts.base import Message
+from libs.contracts.registry import ROUTES
+from libs.contracts.subjects import subject_of
+
+TYPES: dict[str, type[Message]] = {route.type_name: message for message, route in ROUTES.items()}
+
+
+class UndecodableError(Exception):
+    """A delivery that is no message of ours; it goes to the dead letters with this reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """One message with who said it, when, and its id (the same at every redelivery)."""
+
+    id: str
+    source: str
+    time: datetime
+    message: Message
+    traceparent: str = ""
+
+    @property
+    def subject(self) -> str:
+        """The bus subject, derived from the message."""
+        return subject_of(self.message)
+
+    def headers(self) -> dict[str, str]:
+        """The CloudEvents attributes as bus headers."""
+        found = {
+            "ce-specversion": "1.0",
+            "ce-id": self.id,
+            "ce-source": self.source,
+            "ce-type": ROUTES[type(self.message)].type_name,
+            "ce-time": self.time.isoformat(),
+            "ce-subject": self.subject,
+            "content-type": "application/json",
+        }
+        return found | ({"traceparent": self.traceparent} if self.traceparent else {})
+
+    def body(self) -> bytes:
+        """The message as JSON."""
+        return self.message.to_json()
+
+    @staticmethod
+    def decode(headers: Mapping[str, str], body: bytes) -> Envelope:
+        """Read a delivery; UndecodableError says what is wrong with it."""
+        try:
+            kind = TYPES[headers["ce-type"]]
+            return Envelope(
+                id=headers["ce-id"],
+                source=headers["ce-source"],
+                time=datetime.fromisoformat(headers["ce-time"]),
+                message=kind.model_validate_json(body),
+                traceparent=headers.get("traceparent", ""),
+            )
+        except KeyError as error:
+            raise UndecodableError(f"header or message type {error} is missing or unknown") from error
+        except (ValidationError, ValueError) as error:
+            raise UndecodableError(f"the body does not fit its type: {error}") from error

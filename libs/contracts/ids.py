@@ -1,0 +1,43 @@
+"""Names of things. This module parses and formats ids; making new ones is an adapter's job."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NewType
+
+TaskId = NewType("TaskId", str)
+NodeId = NewType("NodeId", str)
+
+TASK_ID_LENGTH_MAX = 26
+_TASK_ID = re.compile(r"[a-z][a-z2-7]{0,25}")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def is_task_id(text: str) -> bool:
+    """True if ``text`` has the form of a task id: a letter, then lower-case base32, at most 26."""
+    return _TASK_ID.fullmatch(text) is not None
+
+
+def is_name(text: str) -> bool:
+    """True if ``text`` can name a user, team or group: DNS-safe, lower case, at most 63."""
+    return _NAME.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RunId:
+    """One attempt of one task, written ``<task>.<attempt>``; derived, never random."""
+
+    task_id: TaskId
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.task_id}.{self.attempt}"
+
+    @staticmethod
+    def parse(text: str) -> RunId:
+        """Read ``<task>.<attempt>``; ValueError if it is not one."""
+        task_id, dot, attempt = text.rpartition(".")
+        if not dot or not is_task_id(task_id) or not attempt.isdecimal():
+            raise ValueError(f"run id {text!r} is not <task>.<attempt>")
+        return RunId(TaskId(task_id), int(attempt))

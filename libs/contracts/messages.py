@@ -1,0 +1,642 @@
+"""GENERATED from proto/ by `make gen`. Do not edit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import pydantic
+
+from libs.contracts.base import Base64, Int64, Message, Time
+
+
+class Priority(StrEnum):
+    """Priority is a task's level. The weights (0 to 50) are policy; these numbers are only
+    names."""
+
+    UNSPECIFIED = "PRIORITY_UNSPECIFIED"
+    AUTO = "PRIORITY_AUTO"
+    IDLE = "PRIORITY_IDLE"
+    LOW = "PRIORITY_LOW"
+    BELOW_NORMAL = "PRIORITY_BELOW_NORMAL"
+    NORMAL = "PRIORITY_NORMAL"
+    ABOVE_NORMAL = "PRIORITY_ABOVE_NORMAL"
+    HIGH = "PRIORITY_HIGH"
+    VERY_HIGH = "PRIORITY_VERY_HIGH"
+    EXTREME_HIGH = "PRIORITY_EXTREME_HIGH"
+
+
+class Goal(StrEnum):
+    """Goal is what the owner wants of the task."""
+
+    UNSPECIFIED = "GOAL_UNSPECIFIED"
+    RUN = "GOAL_RUN"
+    PAUSE = "GOAL_PAUSE"
+    STOP = "GOAL_STOP"
+
+
+class TaskState(StrEnum):
+    """TaskState is where a task stands; the scheduler alone moves it, by one table."""
+
+    UNSPECIFIED = "TASK_STATE_UNSPECIFIED"
+    QUEUED = "TASK_STATE_QUEUED"
+    STARTING = "TASK_STATE_STARTING"
+    RUNNING = "TASK_STATE_RUNNING"
+    PREEMPTING = "TASK_STATE_PREEMPTING"
+    KILLING = "TASK_STATE_KILLING"
+    PAUSED = "TASK_STATE_PAUSED"
+    SUCCEEDED = "TASK_STATE_SUCCEEDED"
+    FAILED = "TASK_STATE_FAILED"
+    STOPPED = "TASK_STATE_STOPPED"
+    REJECTED = "TASK_STATE_REJECTED"
+
+
+class PreemptMode(StrEnum):
+    """PreemptMode is how a run is asked to hand its nodes over."""
+
+    UNSPECIFIED = "PREEMPT_MODE_UNSPECIFIED"
+    SDK = "PREEMPT_MODE_SDK"
+    SIGNAL = "PREEMPT_MODE_SIGNAL"
+    KILL = "PREEMPT_MODE_KILL"
+
+
+class ReasonCode(StrEnum):
+    """ReasonCode is why a task stands where it stands; the sentence is rendered at the edge."""
+
+    UNSPECIFIED = "REASON_CODE_UNSPECIFIED"
+    WAITS_FOR_CAPACITY = "REASON_CODE_WAITS_FOR_CAPACITY"
+    WAITS_FOR_QUOTA = "REASON_CODE_WAITS_FOR_QUOTA"
+    WAITS_BEHIND_OTHERS = "REASON_CODE_WAITS_BEHIND_OTHERS"
+    WAITS_FOR_VICTIMS = "REASON_CODE_WAITS_FOR_VICTIMS"
+    WAITS_FOR_RETRY = "REASON_CODE_WAITS_FOR_RETRY"
+    WAITS_FOR_INVENTORY = "REASON_CODE_WAITS_FOR_INVENTORY"
+    CLUSTER_TOO_SMALL_NOW = "REASON_CODE_CLUSTER_TOO_SMALL_NOW"
+    PLACED = "REASON_CODE_PLACED"
+    STARTED = "REASON_CODE_STARTED"
+    PREEMPTED_BY = "REASON_CODE_PREEMPTED_BY"
+    ACK_EXPIRED = "REASON_CODE_ACK_EXPIRED"
+    START_EXPIRED = "REASON_CODE_START_EXPIRED"
+    GOAL_PAUSE = "REASON_CODE_GOAL_PAUSE"
+    GOAL_STOP = "REASON_CODE_GOAL_STOP"
+    GOAL_RUN = "REASON_CODE_GOAL_RUN"
+    MAX_RUN_TIME = "REASON_CODE_MAX_RUN_TIME"
+    SUCCEEDED = "REASON_CODE_SUCCEEDED"
+    FAILED = "REASON_CODE_FAILED"
+    RETRIES_USED_UP = "REASON_CODE_RETRIES_USED_UP"
+    START_ATTEMPTS_USED_UP = "REASON_CODE_START_ATTEMPTS_USED_UP"
+    RUN_LOST = "REASON_CODE_RUN_LOST"
+    RUN_KILLED = "REASON_CODE_RUN_KILLED"
+    RUN_PREEMPTED = "REASON_CODE_RUN_PREEMPTED"
+    NEVER_FITS = "REASON_CODE_NEVER_FITS"
+    QUEUED = "REASON_CODE_QUEUED"
+
+
+class ExitKind(StrEnum):
+    """ExitKind classifies the end of a run; the table is the launcher's domain/exits.py."""
+
+    UNSPECIFIED = "EXIT_KIND_UNSPECIFIED"
+    OK = "EXIT_KIND_OK"
+    PREEMPTED = "EXIT_KIND_PREEMPTED"
+    KILLED = "EXIT_KIND_KILLED"
+    LOST = "EXIT_KIND_LOST"
+    FAILED = "EXIT_KIND_FAILED"
+
+
+class Unit(StrEnum):
+    """Unit is what a limit counts."""
+
+    UNSPECIFIED = "UNIT_UNSPECIFIED"
+    GPUS = "UNIT_GPUS"
+    NODES = "UNIT_NODES"
+
+
+class RefusalCode(StrEnum):
+    """RefusalCode is the kind of refusal; the gateway maps it to an HTTP status."""
+
+    UNSPECIFIED = "REFUSAL_CODE_UNSPECIFIED"
+    INVALID = "REFUSAL_CODE_INVALID"
+    NOT_FOUND = "REFUSAL_CODE_NOT_FOUND"
+    CONFLICT = "REFUSAL_CODE_CONFLICT"
+    FORBIDDEN = "REFUSAL_CODE_FORBIDDEN"
+    SUPERSEDED = "REFUSAL_CODE_SUPERSEDED"
+    UNAVAILABLE = "REFUSAL_CODE_UNAVAILABLE"
+
+
+class Reason(Message):
+    """Reason is a code with the numbers and names that make its sentence true."""
+
+    code: ReasonCode = ReasonCode.UNSPECIFIED
+    numbers: Mapping[str, float] = pydantic.Field(default_factory=dict)
+    names: Mapping[str, str] = pydantic.Field(default_factory=dict)
+
+
+class Role(Message):
+    """Role is one kind of replica in a gang; each replica runs on a node of its own."""
+
+    name: str = ""
+    replicas: int = 0
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = pydantic.Field(default_factory=dict)
+
+
+class RetryPolicy(Message):
+    """RetryPolicy bounds how often a failed run is tried again."""
+
+    max_retries: int = 0
+
+
+class PreemptionPolicy(Message):
+    """PreemptionPolicy is how and how patiently a run is asked to hand over."""
+
+    mode: PreemptMode = PreemptMode.UNSPECIFIED
+    signal: str = ""
+    ack_deadline_seconds: float = 0.0
+
+
+class TaskSpec(Message):
+    """TaskSpec is what a person submits, complete after submit has filled in the defaults."""
+
+    name: str = ""
+    group: str = ""
+    priority: Priority = Priority.UNSPECIFIED
+    roles: tuple[Role, ...] = ()
+    gpus_per_node: int | None = None
+    env: Mapping[str, str] = pydantic.Field(default_factory=dict)
+    working_directory: str = ""
+    labels: Mapping[str, str] = pydantic.Field(default_factory=dict)
+    retry: RetryPolicy
+    preemption: PreemptionPolicy
+    max_run_seconds: float | None = None
+    fence_after_seconds: float | None = None
+    cpus: float | None = None
+    memory_bytes: Int64 | None = None
+    nodes: int = 0
+
+
+class Checkpoint(Message):
+    """Checkpoint is a durable save of a task's state, acknowledged by the platform."""
+
+    no: Int64 = 0
+    attempt: int = 0
+    step: Int64 = 0
+    uri: str = ""
+    digest: str = ""
+    saved_at: Time
+
+
+class RankExit(Message):
+    """RankExit is how one rank's main process ended: a code or a signal, neither if unknown."""
+
+    rank: int = 0
+    code: int | None = None
+    signal: int | None = None
+
+
+class RunExit(Message):
+    """RunExit is how a run ended."""
+
+    attempt: int = 0
+    kind: ExitKind = ExitKind.UNSPECIFIED
+    ranks: tuple[RankExit, ...] = ()
+    exited_at: Time
+    detail: str = ""
+
+
+class Quota(Message):
+    """Quota is the most a user or team may hold at once. An empty field means every one; all
+    rows that match a task apply and the smallest wins; no row means unlimited."""
+
+    group: str = ""
+    user: str = ""
+    team: str = ""
+    priority: Priority = Priority.UNSPECIFIED
+    unit: Unit = Unit.UNSPECIFIED
+    limit: Int64 = 0
+
+
+class QuotaChanged(Message):
+    """QuotaChanged: a limit was set, changed or taken away."""
+
+    group_token: str = ""
+    quota: Quota
+    removed: bool = False
+    version: Int64 = 0
+    changed_by: str = ""
+    changed_at: Time
+
+
+class UsageRecorded(Message):
+    """UsageRecorded: a run ended and its use was entered in the ledger."""
+
+    group: str = ""
+    task_id: str = ""
+    attempt: int = 0
+    owner: str = ""
+    team: str = ""
+    gpus: Int64 = 0
+    nodes: Int64 = 0
+    started_at: Time
+    ended_at: Time
+    gpu_seconds: float = 0.0
+    node_seconds: float = 0.0
+
+
+class Placement(Message):
+    """Placement puts one rank of the gang on one node."""
+
+    rank: int = 0
+    role: str = ""
+    role_index: int = 0
+    node_id: str = ""
+    gpus: tuple[int, ...] = ()
+
+
+class FieldError(Message):
+    """FieldError names the field, the value and the fix."""
+
+    field: str = ""
+    value: str = ""
+    message: str = ""
+    fix: str = ""
+
+
+class Refusal(Message):
+    """Refusal is why a command was not carried out."""
+
+    code: RefusalCode = RefusalCode.UNSPECIFIED
+    detail: str = ""
+    errors: tuple[FieldError, ...] = ()
+
+
+class CreateTask(Message):
+    """CreateTask asks for a new task; the same client key gives the same task again."""
+
+    client_key: str = ""
+    owner: str = ""
+    team: str = ""
+    spec: TaskSpec
+
+
+class CreateTaskReply(Message):
+    """CreateTaskReply says which task it is and whether it is new."""
+
+    refusal: Refusal | None = None
+    task_id: str = ""
+    created: bool = False
+    revision: Int64 = 0
+    submitted_at: Time | None = None
+    spec: TaskSpec | None = None
+
+
+class SetGoal(Message):
+    """SetGoal asks that a task run, pause or stop."""
+
+    task_id: str = ""
+    goal: Goal = Goal.UNSPECIFIED
+    asked_by: str = ""
+
+
+class SetGoalReply(Message):
+    """SetGoalReply carries the revision to wait for."""
+
+    refusal: Refusal | None = None
+    revision: Int64 = 0
+
+
+class SetPriority(Message):
+    """SetPriority asks for another level."""
+
+    task_id: str = ""
+    priority: Priority = Priority.UNSPECIFIED
+    asked_by: str = ""
+
+
+class SetPriorityReply(Message):
+    """SetPriorityReply carries the revision to wait for."""
+
+    refusal: Refusal | None = None
+    revision: Int64 = 0
+
+
+class AckCheckpoint(Message):
+    """AckCheckpoint says that a checkpoint of the live attempt is durable."""
+
+    task_id: str = ""
+    attempt: int = 0
+    step: Int64 = 0
+    uri: str = ""
+    digest: str = ""
+
+
+class AckCheckpointReply(Message):
+    """AckCheckpointReply comes after the checkpoint is stored; SUPERSEDED if the attempt is
+    over."""
+
+    refusal: Refusal | None = None
+    checkpoint: Checkpoint | None = None
+
+
+class SetSchedulable(Message):
+    """SetSchedulable cordons or uncordons a node."""
+
+    node_id: str = ""
+    schedulable: bool = False
+    asked_by: str = ""
+
+
+class SetSchedulableReply(Message):
+    """SetSchedulableReply says it is stored."""
+
+    refusal: Refusal | None = None
+
+
+class SetQuota(Message):
+    """SetQuota sets a limit, or takes it away."""
+
+    quota: Quota
+    unlimited: bool = False
+    asked_by: str = ""
+
+
+class SetQuotaReply(Message):
+    """SetQuotaReply says it is stored."""
+
+    refusal: Refusal | None = None
+    version: Int64 = 0
+
+
+class Explain(Message):
+    """Explain asks why a task stands where it stands."""
+
+    task_id: str = ""
+
+
+class ExplainReply(Message):
+    """ExplainReply is computed from the state of this moment."""
+
+    refusal: Refusal | None = None
+    state: TaskState = TaskState.UNSPECIFIED
+    reason: Reason | None = None
+    position: int = 0
+    queue_length: int = 0
+    victims: tuple[str, ...] = ()
+    remedies: tuple[str, ...] = ()
+    explained_at: Time | None = None
+
+
+class Decisions(Message):
+    """Decisions asks for the history of decisions about a task, oldest first."""
+
+    task_id: str = ""
+    after: Int64 = 0
+    limit: int = 0
+
+
+class DecisionRecord(Message):
+    """DecisionRecord is one decision about one task."""
+
+    no: Int64 = 0
+    decided_at: Time
+    task_id: str = ""
+    attempt: int = 0
+    kind: str = ""
+    reason: Reason
+
+
+class DecisionsReply(Message):
+    """DecisionsReply is one page."""
+
+    refusal: Refusal | None = None
+    decisions: tuple[DecisionRecord, ...] = ()
+    more: bool = False
+
+
+class ReadLog(Message):
+    """ReadLog asks for a range of one rank's output."""
+
+    task_id: str = ""
+    attempt: int = 0
+    rank: int = 0
+    offset: Int64 = 0
+    max_bytes: int = 0
+    since: Time | None = None
+    tail_lines: int = 0
+
+
+class ReadLogReply(Message):
+    """ReadLogReply is a piece below the payload limit."""
+
+    refusal: Refusal | None = None
+    offset: Int64 = 0
+    data: Base64 = b""
+    size: Int64 = 0
+    complete: bool = False
+
+
+class Reemit(Message):
+    """Reemit asks a service to say its current facts again, for a new or wiped reader."""
+
+    service: str = ""
+
+
+class ReemitReply(Message):
+    """ReemitReply counts what will be said again."""
+
+    refusal: Refusal | None = None
+    events: Int64 = 0
+
+
+class ListLogs(Message):
+    """ListLogs asks which ranks' outputs of a task are kept."""
+
+    task_id: str = ""
+
+
+class LogInfo(Message):
+    """LogInfo is one rank's output."""
+
+    attempt: int = 0
+    rank: int = 0
+    role: str = ""
+    size: Int64 = 0
+    complete: bool = False
+    placement: Placement | None = None
+
+
+class ListLogsReply(Message):
+    """ListLogsReply lists attempts in order, ranks in order."""
+
+    refusal: Refusal | None = None
+    logs: tuple[LogInfo, ...] = ()
+
+
+class LogChunk(Message):
+    """LogChunk is a piece of one rank's output, whole lines where possible."""
+
+    task_id: str = ""
+    attempt: int = 0
+    rank: int = 0
+    role: str = ""
+    offset: Int64 = 0
+    data: Base64 = b""
+    collected_at: Time
+
+
+class Node(Message):
+    """Node is one machine (or a virtual part of one) that runs ranks."""
+
+    id: str = ""
+    group: str = ""
+    gpus: int = 0
+    cpus: float = 0.0
+    memory_bytes: Int64 = 0
+    labels: Mapping[str, str] = pydantic.Field(default_factory=dict)
+    schedulable: bool = False
+    ready: bool = False
+    gpu_model: str = ""
+    unusable_gpus: tuple[int, ...] = ()
+
+
+class NodeChanged(Message):
+    """NodeChanged: the node appeared, changed, went or came back."""
+
+    node_id: str = ""
+    version: Int64 = 0
+    node: Node
+    removed: bool = False
+    changed_at: Time
+
+
+class InventoryListed(Message):
+    """InventoryListed: one full list of the nodes was received and told, node by node."""
+
+    runtime: str = ""
+    node_ids: tuple[str, ...] = ()
+    listed_at: Time
+
+
+class RunAssigned(Message):
+    """RunAssigned: the first attempt of a task has its nodes."""
+
+    task_id: str = ""
+    attempt: int = 0
+    owner: str = ""
+    spec: TaskSpec
+    placements: tuple[Placement, ...] = ()
+    start_deadline_at: Time
+    resume_from: Checkpoint | None = None
+    assigned_at: Time
+
+
+class RunResumed(Message):
+    """RunResumed: a later attempt of a task has its nodes and the checkpoint to start from."""
+
+    task_id: str = ""
+    attempt: int = 0
+    owner: str = ""
+    spec: TaskSpec
+    placements: tuple[Placement, ...] = ()
+    start_deadline_at: Time
+    resume_from: Checkpoint | None = None
+    assigned_at: Time
+
+
+class PreemptionRequested(Message):
+    """PreemptionRequested: the run is asked to save a checkpoint and hand its nodes over."""
+
+    task_id: str = ""
+    attempt: int = 0
+    reason: Reason
+    requested_at: Time
+    deadline_at: Time
+
+
+class KillRequested(Message):
+    """KillRequested: the run is to be ended now, by force."""
+
+    task_id: str = ""
+    attempt: int = 0
+    reason: Reason
+    requested_at: Time
+
+
+class RunStarted(Message):
+    """RunStarted: every rank's process exists."""
+
+    task_id: str = ""
+    attempt: int = 0
+    started_at: Time
+    placements: tuple[Placement, ...] = ()
+
+
+class CheckpointSaved(Message):
+    """CheckpointSaved: a checkpoint of the run is durable and recorded."""
+
+    task_id: str = ""
+    attempt: int = 0
+    checkpoint: Checkpoint
+
+
+class RunExited(Message):
+    """RunExited: no process of the run is left; said once per run."""
+
+    task_id: str = ""
+    attempt: int = 0
+    exit: RunExit
+    checkpoint: Checkpoint | None = None
+    placements: tuple[Placement, ...] = ()
+
+
+class TaskSubmitted(Message):
+    """TaskSubmitted: a valid task is stored and waits for the scheduler."""
+
+    task_id: str = ""
+    owner: str = ""
+    team: str = ""
+    spec: TaskSpec
+    submitted_at: Time
+    revision: Int64 = 0
+
+
+class GoalChanged(Message):
+    """GoalChanged: the owner wants something else of the task."""
+
+    task_id: str = ""
+    goal: Goal = Goal.UNSPECIFIED
+    revision: Int64 = 0
+    changed_by: str = ""
+    changed_at: Time
+
+
+class PriorityChanged(Message):
+    """PriorityChanged: the task's level was changed after submission."""
+
+    task_id: str = ""
+    priority: Priority = Priority.UNSPECIFIED
+    revision: Int64 = 0
+    changed_by: str = ""
+    changed_at: Time
+
+
+class TaskStateChanged(Message):
+    """TaskStateChanged: the scheduler moved the task, or the reason for its waiting changed."""
+
+    task_id: str = ""
+    version: Int64 = 0
+    state: TaskState = TaskState.UNSPECIFIED
+    previous: TaskState = TaskState.UNSPECIFIED
+    reason: Reason
+    attempt: int = 0
+    observed_revision: Int64 = 0
+    started_at: Time | None = None
+    finished_at: Time | None = None
+    checkpoint: Checkpoint | None = None
+    exit: RunExit | None = None
+    changed_at: Time
+    owner: str = ""
+    team: str = ""
+    group: str = ""
+    held_gpus: Int64 = 0
+    held_nodes: Int64 = 0
+    priority: Priority = Priority.UNSPECIFIED
+    attempts_without_progress: int = 0

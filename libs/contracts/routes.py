@@ -1,0 +1,28 @@
+"""Where a message goes and who may say it; the values are in ``registry.py``, generated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from libs.contracts.base import Message
+
+
+class Kind(Enum):
+    """What sort of conversation a message belongs to."""
+
+    EVENT = "event"
+    COMMAND = "command"
+    REPLY = "reply"
+    TELEMETRY = "telemetry"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One message's declaration, from the options in its .proto."""
+
+    type_name: str
+    subject: str
+    owner: str
+    kind: Kind
+    reply: type[Message] | None

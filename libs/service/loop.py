@@ -1,0 +1,45 @@
+"""Loops: run a step when woken or at a tick. The only sleeping place of the platform."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+
+class Wake:
+    """A hint that there is something to do; losing one costs at most a tick."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        """Wake the loop; many calls are one."""
+        self._event.set()
+
+    async def wait(self, seconds_max: float) -> None:
+        """Return when woken, at the latest after ``seconds_max``."""
+        try:
+            async with asyncio.timeout(max(0.0, seconds_max)):
+                await self._event.wait()
+        except TimeoutError:
+            pass
+        self._event.clear()
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A named step, run again and again by the leader.
+
+    ``step(epoch)`` returns in how many seconds it wants to run again at the latest (None: a tick).
+    """
+
+    name: str
+    step: Callable[[int], Awaitable[float | None]]
+    tick_seconds: float = 1.0
+    wake: Wake = field(default_factory=Wake)
+    # Take turns with the consumer and the other exclusive loops: no commit of this service
+    # falls between this step's reading and its committing.
+    exclusive: bool = False
+    # Wake after each committed batch of events and each command that was carried out.
+    wake_on_commit: bool = True

@@ -1,0 +1,51 @@
+"""The one shape of every service, as a value: what it hears, what it serves, what it loops.
+
+``services/<name>/main.py`` has ``build(settings, ports) -> Service``; ``run.py`` runs it, and the
+same build serves production, ``shiftwork up``, ``make dev`` and the deterministic simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from libs.bus.port import Bus
+from libs.contracts.base import Message
+from libs.service.clock import Clock
+from libs.service.loop import Loop
+from libs.store.port import Store, Tx
+
+# A handler records one event's facts in the transaction; it cannot reach bus or runtime.
+Handler = Callable[[Tx, Any], Awaitable[None]]
+# A command handler records and answers; refusing is an answer, not an exception.
+CommandHandler = Callable[[Tx, Any], Awaitable[Message]]
+Asgi = Callable[..., Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Everything outside, as one service sees it."""
+
+    store: Store
+    bus: Bus
+    clock: Clock
+
+
+@dataclass(frozen=True)
+class Service:
+    """A service, wired but not running."""
+
+    name: str
+    ports: Ports
+    handlers: Mapping[type[Message], Handler]
+    commands: Mapping[type[Message], CommandHandler]
+    loops: Sequence[Loop] = ()
+    # Answer commands on the leader only (the working set is there), or on every process.
+    commands_on_leader_only: bool = True
+    # Called by a new leader before it fetches: load the working set.
+    on_lead: Callable[[int], Awaitable[None]] | None = None
+    # More HTTP than /healthz /readyz /metrics (the gateway's API).
+    app: Asgi | None = None
+    # Long-lived tasks that every process of the service runs, leader or not.
+    tasks: Sequence[Callable[[], Awaitable[None]]] = field(default_factory=tuple)

@@ -1,0 +1,194 @@
+"""What a service may do with its tables. Adapters: ``sql`` (PostgreSQL) and ``memory``.
+
+Rows are the service's own frozen dataclasses; the table classes of ``tables.py`` never travel.
+``tests/contract/test_store.py`` holds both adapters to this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Protocol, TypeVar
+
+from libs.contracts.base import Message
+from libs.contracts.envelope import Envelope
+
+R = TypeVar("R")
+
+
+class StoreUnavailableError(Exception):
+    """The database cannot be reached now; the transaction did not happen or is unknown."""
+
+
+class ConflictError(Exception):
+    """The database refused the rows: a unique index or a check; nothing was stored."""
+
+
+class NotLeaderError(Exception):
+    """Another process leads this service now; nothing was stored."""
+
+
+class Op(Enum):
+    """Comparisons a condition may use."""
+
+    EQ = "="
+    NE = "!="
+    LT = "<"
+    LE = "<="
+    GT = ">"
+    GE = ">="
+    IN = "in"
+    IS_NULL = "is null"
+    NOT_NULL = "is not null"
+    PREFIX = "prefix"
+    # JSON object column contains these key/value pairs.
+    CONTAINS = "contains"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """One condition on one column; conditions of a select are joined by AND."""
+
+    column: str
+    op: Op
+    value: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Sort by a column."""
+
+    column: str
+    descending: bool = False
+
+
+class Tx(Protocol):
+    """One transaction: reads see its own writes, everything lands at once or not at all."""
+
+    async def get(self, kind: type[R], *key: object) -> R | None:
+        """The row with this primary key, or None."""
+        ...
+
+    async def select(
+        self,
+        kind: type[R],
+        *where: Where,
+        order_by: Sequence[Order] = (),
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[R]:
+        """Rows that meet every condition. Without an order: by primary key."""
+        ...
+
+    def put(self, *rows: object) -> None:
+        """Insert rows, or replace those with the same primary key."""
+        ...
+
+    def delete(self, kind: type[object], *key: object) -> None:
+        """Remove the row with this primary key, if there is one."""
+        ...
+
+    def emit(self, message: Message) -> None:
+        """Put an event in the outbox; it is published after the commit, at least once."""
+        ...
+
+    async def unseen(self, event_ids: Sequence[str]) -> set[str]:
+        """Enter event ids in the inbox; returns those that were not there before."""
+        ...
+
+    @property
+    def now(self) -> datetime:
+        """The service's clock when the transaction began (UTC)."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """With a leader's transaction: the number of leader's transactions so far, this one
+        included. 0 without one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one committed transaction changed: rows as they are now, and keys that are gone."""
+
+    put: tuple[object, ...]
+    deleted: tuple[tuple[type[object], tuple[object, ...]], ...]
+
+
+Observer = Callable[[Delta], None]
+
+
+class Leadership(Protocol):
+    """The right to act for a service, until it is lost."""
+
+    @property
+    def epoch(self) -> int:
+        """Grows with each leader; every leader's transaction is fenced by it."""
+        ...
+
+    async def lost(self) -> None:
+        """Returns when the leadership is gone (lock lost, connection lost)."""
+        ...
+
+    async def release(self) -> None:
+        """Give it up, so that another process can lead at once."""
+        ...
+
+
+class Store(Protocol):
+    """One service's schema under that service's own role."""
+
+    def transaction(self, *, epoch: int | None = None) -> AbstractAsyncContextManager[Tx]:
+        """Open a transaction; commits on leaving, rolls back on an exception. With an epoch it
+        is a leader's: NotLeaderError if another leads. Raises ConflictError and
+        StoreUnavailableError; a unique conflict may only show on leaving."""
+        ...
+
+    async def lead(self) -> Leadership:
+        """Wait until this process leads the service (one at a time), with a higher epoch."""
+        ...
+
+    def observe(self, observer: Observer) -> None:
+        """Call ``observer`` after each of this store's commits, with what changed, in order."""
+        ...
+
+    async def make_resident(self, *kinds: type[object]) -> None:
+        """Load these tables into memory (leader only: it alone writes them). From then on reads
+        of them inside leader's transactions are served from memory."""
+        ...
+
+    def resident(self, kind: type[R]) -> dict[object, R]:
+        """The rows of a resident table by primary key (a tuple if it has several columns).
+        Never change it; it is the table."""
+        ...
+
+    async def outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
+        """Unpublished events of the outbox with their row ids, oldest first."""
+        ...
+
+    async def published(self, row_ids: Sequence[int]) -> None:
+        """Mark events of the outbox as published."""
+        ...
+
+    async def unpublish_since(self, moment: datetime) -> int:
+        """Make events published since ``moment`` unpublished again (a bus server that came back
+        may have lost them); returns how many."""
+        ...
+
+    async def prune(self, *, published_before: datetime, seen_before: datetime) -> int:
+        """Drop old rows of the outbox (published) and inbox; returns how many."""
+        ...
+
+    @property
+    def outbox_changed(self) -> asyncio.Event:
+        """Set after a commit that emitted something; the relay clears it and waits on it."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...

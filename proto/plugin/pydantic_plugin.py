@@ -1,0 +1,230 @@
+"""protoc plugin: our dialect of proto3 becomes frozen pydantic models and a registry.
+
+Called by ``buf generate`` (see ``buf.gen.yaml``); writes ``messages.py`` and ``registry.py`` into
+``libs/contracts``. The dialect: scalars, enums, messages, repeated, maps and Timestamp. A message
+or Timestamp field must be present unless it is marked ``optional``; a scalar defaults to zero.
+Anything else (oneof, Any, Duration, groups) is refused here, with the field's name.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from google.protobuf import descriptor_pool, message_factory
+from google.protobuf.compiler import plugin_pb2
+from google.protobuf.descriptor_pb2 import (
+    DescriptorProto,
+    EnumDescriptorProto,
+    FieldDescriptorProto,
+    FileDescriptorProto,
+)
+
+Field = FieldDescriptorProto
+HEADER = '"""GENERATED from proto/ by `make gen`. Do not edit."""\n\n'
+SCALARS = {
+    Field.TYPE_STRING: ("str", '""'),
+    Field.TYPE_BOOL: ("bool", "False"),
+    Field.TYPE_INT32: ("int", "0"),
+    Field.TYPE_INT64: ("Int64", "0"),
+    Field.TYPE_DOUBLE: ("float", "0.0"),
+    Field.TYPE_BYTES: ("Base64", 'b""'),
+}
+TIMESTAMP = ".google.protobuf.Timestamp"
+OPTIONS_FILE = "shiftwork/bus/v1/options.proto"
+
+
+class DialectError(Exception):
+    """A .proto uses something outside our dialect."""
+
+
+@dataclass(frozen=True)
+class Comments:
+    """Leading comments of a file's definitions, by their path."""
+
+    by_path: dict[tuple[int, ...], str]
+
+    @staticmethod
+    def of(file: FileDescriptorProto) -> Comments:
+        found = {
+            tuple(location.path): " ".join(location.leading_comments.split())
+            for location in file.source_code_info.location
+            if location.leading_comments
+        }
+        return Comments(found)
+
+
+def wrapped(text: str, indent: str, width: int = 96) -> list[str]:
+    """Break a comment into lines of at most ``width`` columns."""
+    lines: list[str] = []
+    line = indent
+    for word in text.split():
+        if len(line) + len(word) + 1 > width and line.strip():
+            lines.append(line)
+            line = indent
+        line += word if line == indent else f" {word}"
+    return [*lines, line]
+
+
+def docstring(text: str, indent: str) -> list[str]:
+    lines = wrapped(f'"""{text}', indent)
+    lines[-1] += '"""'
+    return lines
+
+
+def enum_source(enum: EnumDescriptorProto, doc: str) -> list[str]:
+    prefix = enum.value[0].name.removesuffix("UNSPECIFIED")
+    lines = [f"class {enum.name}(StrEnum):", *docstring(doc, "    "), ""]
+    lines += [f'    {value.name.removeprefix(prefix)} = "{value.name}"' for value in enum.value]
+    return lines
+
+
+def short(type_name: str) -> str:
+    return type_name.rsplit(".", 1)[-1]
+
+
+def base_type(field: Field, where: str) -> tuple[str, str | None]:
+    """Python type and default (None: must be given) of one value of the field."""
+    if field.type in SCALARS:
+        return SCALARS[field.type]
+    if field.type == Field.TYPE_ENUM:
+        return short(field.type_name), f"{short(field.type_name)}.UNSPECIFIED"
+    if field.type_name == TIMESTAMP:
+        return "Time", None
+    if field.type == Field.TYPE_MESSAGE and not field.type_name.startswith(".google."):
+        return short(field.type_name), None
+    raise DialectError(f"{where}.{field.name}: type {field.type_name or field.type} is not in the dialect")
+
+
+def field_source(message: DescriptorProto, field: Field) -> str:
+    if field.HasField("oneof_index") and not field.proto3_optional:
+        raise DialectError(f"{message.name}.{field.name}: oneof is not in the dialect")
+    entries = {f"{nested.name}": nested for nested in message.nested_type if nested.options.map_entry}
+    if field.type == Field.TYPE_MESSAGE and short(field.type_name) in entries:
+        key, value = entries[short(field.type_name)].field
+        kind = f"Mapping[{base_type(key, message.name)[0]}, {base_type(value, message.name)[0]}]"
+        return f"    {field.name}: {kind} = pydantic.Field(default_factory=dict)"
+    kind, default = base_type(field, message.name)
+    if field.label == Field.LABEL_REPEATED:
+        return f"    {field.name}: tuple[{kind}, ...] = ()"
+    if field.proto3_optional:
+        return f"    {field.name}: {kind} | None = None"
+    return f"    {field.name}: {kind}" + ("" if default is None else f" = {default}")
+
+
+def message_source(message: DescriptorProto, doc: str) -> list[str]:
+    return [
+        f"class {message.name}(Message):",
+        *docstring(doc, "    "),
+        "",
+        *[field_source(message, field) for field in message.field],
+    ]
+
+
+def in_order(messages: list[tuple[DescriptorProto, str]]) -> list[tuple[DescriptorProto, str]]:
+    """Every message after those it contains, otherwise as declared."""
+    names = {message.name: (message, doc) for message, doc in messages}
+    done: dict[str, tuple[DescriptorProto, str]] = {}
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        if name in done:
+            return
+        if name in path:
+            raise DialectError(f"{' -> '.join((*path, name))}: messages contain each other")
+        for field in names[name][0].field:
+            inner = short(field.type_name)
+            if field.type == Field.TYPE_MESSAGE and inner in names:
+                visit(inner, (*path, name))
+        done[name] = names[name]
+
+    for message, _ in messages:
+        visit(message.name, ())
+    return list(done.values())
+
+
+PRELUDE = '''from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import pydantic
+
+from libs.contracts.base import Base64, Int64, Message, Time
+
+'''
+
+
+def messages_py(files: list[FileDescriptorProto]) -> str:
+    enums: list[list[str]] = []
+    messages: list[tuple[DescriptorProto, str]] = []
+    for file in files:
+        comments = Comments.of(file).by_path
+        for index, enum in enumerate(file.enum_type):
+            enums.append(enum_source(enum, comments.get((5, index), enum.name)))
+        for index, message in enumerate(file.message_type):
+            messages.append((message, comments.get((4, index), message.name)))
+    blocks = enums + [message_source(message, doc) for message, doc in in_order(messages)]
+    return HEADER + PRELUDE + "\n" + "\n\n\n".join("\n".join(block) for block in blocks) + "\n"
+
+
+def routes(request: plugin_pb2.CodeGeneratorRequest) -> dict[str, object]:
+    """Message options, read through a pool that knows our extension."""
+    pool = descriptor_pool.DescriptorPool()
+    for file in request.proto_file:
+        pool.Add(file)
+    options_class = message_factory.GetMessageClass(pool.FindMessageTypeByName("google.protobuf.MessageOptions"))
+    extension = pool.FindExtensionByName("shiftwork.bus.v1.route")
+    found: dict[str, object] = {}
+    for file in request.proto_file:
+        for message in file.message_type:
+            options = options_class.FromString(message.options.SerializeToString())
+            if options.HasExtension(extension):
+                found[f"{file.package}.{message.name}"] = options.Extensions[extension]
+    return found
+
+
+REGISTRY_PRELUDE = '''from __future__ import annotations
+
+from libs.contracts import messages as m
+from libs.contracts.routes import Kind, Route
+
+'''
+
+
+def registry_py(request: plugin_pb2.CodeGeneratorRequest) -> str:
+    kinds = {1: "EVENT", 2: "COMMAND", 3: "REPLY", 4: "TELEMETRY"}
+    lines = ["ROUTES: dict[type[m.Message], Route] = {"]
+    for full_name, route in routes(request).items():
+        name = short(full_name)
+        reply = f"m.{route.reply}" if route.reply else "None"
+        lines += [
+            f"    m.{name}: Route(",
+            f'        type_name="{full_name}",',
+            f'        subject="{route.subject}",',
+            f'        owner="{route.owner}",',
+            f"        kind=Kind.{kinds[route.kind]},",
+            f"        reply={reply},",
+            "    ),",
+        ]
+    return HEADER + REGISTRY_PRELUDE + "\n".join([*lines, "}"]) + "\n"
+
+
+def main() -> None:
+    request = plugin_pb2.CodeGeneratorRequest.FromString(sys.stdin.buffer.read())
+    response = plugin_pb2.CodeGeneratorResponse()
+    response.supported_features = plugin_pb2.CodeGeneratorResponse.FEATURE_PROTO3_OPTIONAL
+    ours = [
+        file
+        for file in request.proto_file
+        if file.name.startswith("shiftwork/") and file.name != OPTIONS_FILE
+    ]
+    try:
+        for name, content in (("messages.py", messages_py(ours)), ("registry.py", registry_py(request))):
+            response.file.add(name=name, content=content)
+    except DialectError as error:
+        response.error = str(error)
+    sys.stdout.buffer.write(response.SerializeToString())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The services. None imports another; ``allinone`` alone may import them all."""
