@@ -99,9 +99,9 @@ class Bus(Protocol):
         ...
 
     @property
-    def server_starts(self) -> int:
-        """Counts the server starts this connection has seen; it grows when a server came back
-        that may have lost its last unsynced seconds."""
+    def server_id(self) -> str:
+        """Names the server's present start; another id means that the server was started anew
+        and may have lost its last unsynced seconds. Empty before the first connection."""
         ...
 
     @property

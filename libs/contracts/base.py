@@ -29,7 +29,9 @@ def _from_digits(value: object) -> object:
 
 
 Int64 = Annotated[int, BeforeValidator(_from_digits), PlainSerializer(str, str, when_used="json")]
-Base64 = Annotated[bytes, BeforeValidator(_from_base64), PlainSerializer(_to_base64, str, when_used="json")]
+Base64 = Annotated[
+    bytes, BeforeValidator(_from_base64), PlainSerializer(_to_base64, str, when_used="json")
+]
 Time = AwareDatetime
 
 

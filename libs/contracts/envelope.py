@@ -68,6 +68,8 @@ class Envelope:
                 traceparent=headers.get("traceparent", ""),
             )
         except KeyError as error:
-            raise UndecodableError(f"header or message type {error} is missing or unknown") from error
+            raise UndecodableError(
+                f"header or message type {error} is missing or unknown"
+            ) from error
         except (ValidationError, ValueError) as error:
             raise UndecodableError(f"the body does not fit its type: {error}") from error

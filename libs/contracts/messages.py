@@ -89,6 +89,7 @@ class ReasonCode(StrEnum):
     RUN_PREEMPTED = "REASON_CODE_RUN_PREEMPTED"
     NEVER_FITS = "REASON_CODE_NEVER_FITS"
     QUEUED = "REASON_CODE_QUEUED"
+    NODE_DRAINED = "REASON_CODE_NODE_DRAINED"
 
 
 class ExitKind(StrEnum):
@@ -342,6 +343,7 @@ class SetSchedulable(Message):
     node_id: str = ""
     schedulable: bool = False
     asked_by: str = ""
+    drain: bool = False
 
 
 class SetSchedulableReply(Message):
@@ -495,6 +497,7 @@ class Node(Message):
     ready: bool = False
     gpu_model: str = ""
     unusable_gpus: tuple[int, ...] = ()
+    draining: bool = False
 
 
 class NodeChanged(Message):

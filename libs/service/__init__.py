@@ -1,0 +1,1 @@
+"""The shape of a service and what runs it: settings, consumer, relay, loops, probes, logs."""

@@ -10,8 +10,13 @@ from dataclasses import dataclass, field
 class Wake:
     """A hint that there is something to do; losing one costs at most a tick."""
 
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
+    def __init__(self, event: asyncio.Event | None = None) -> None:
+        self._event = event or asyncio.Event()
+
+    @staticmethod
+    def of(event: asyncio.Event) -> Wake:
+        """A wake around an event that somebody else sets."""
+        return Wake(event)
 
     def set(self) -> None:
         """Wake the loop; many calls are one."""
@@ -43,3 +48,26 @@ class Loop:
     exclusive: bool = False
     # Wake after each committed batch of events and each command that was carried out.
     wake_on_commit: bool = True
+
+
+async def pause(seconds: float) -> None:
+    """Wait on purpose: for back-off, and nowhere as a way to keep time."""
+    await asyncio.sleep(seconds)  # noqa: TID251 - the one place
+
+
+@dataclass
+class Backoff:
+    """Bounded exponential back-off, doubling from the first to the most."""
+
+    first_seconds: float = 0.05
+    most_seconds: float = 5.0
+    _next: float = 0.0
+
+    async def wait(self) -> None:
+        """Pause, longer each time."""
+        self._next = min(self.most_seconds, max(self.first_seconds, self._next * 2))
+        await pause(self._next)
+
+    def reset(self) -> None:
+        """Start from the shortest pause again."""
+        self._next = 0.0

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import Protocol, TypeVar
 
@@ -175,9 +175,11 @@ class Store(Protocol):
         """Mark events of the outbox as published."""
         ...
 
-    async def unpublish_since(self, moment: datetime) -> int:
-        """Make events published since ``moment`` unpublished again (a bus server that came back
-        may have lost them); returns how many."""
+    async def meet_bus_server(self, server_id: str, window: timedelta) -> int:
+        """Note which bus server the outbox is published to. If it is not the one noted before,
+        events published within ``window`` before the last publication are made unpublished
+        again, because the old server may have died before its disk had them; returns how many.
+        Costs nothing while the server is the one this process has noted last."""
         ...
 
     async def prune(self, *, published_before: datetime, seen_before: datetime) -> int:

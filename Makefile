@@ -1,0 +1,83 @@
+# `make help` lists the targets. `make demo` and `make test` set everything up by themselves:
+# Python 3.11 or newer and make are all they need.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.set-up
+N ?= 1000
+SECONDS ?= 120
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  %-16s %s\n", $$1, $$2}'
+
+.PHONY: setup
+setup: $(STAMP) ## The environment in .venv, from the locked requirements
+
+$(STAMP): requirements/dev.txt requirements/bootstrap.txt pyproject.toml libs/sdk/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}. Name another one: make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "This Python has no venv module. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@echo "Setting up .venv (once)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e . -e libs/sdk
+	@touch $@
+
+.PHONY: lock
+lock: $(STAMP) ## Resolve the requirements anew (names, versions and hashes; no addresses)
+	@for set in bootstrap platform examples dev; do \
+	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	    --no-emit-index-url --no-header requirements/$$set.in -o requirements/$$set.txt; done
+
+.PHONY: demo
+demo: $(STAMP) ## The main job: real training, preempted after its checkpoint, resumed bit-identically
+	@$(BIN)/python -m services.allinone.demo
+
+.PHONY: dev
+dev: $(STAMP) ## Every service as a process of its own, on embedded NATS and PostgreSQL
+	@$(BIN)/python -m services.allinone.dev
+
+.PHONY: gen
+gen: $(STAMP) ## Generate code and documentation from proto/ and the tables
+	@cd proto && ../$(BIN)/buf generate
+	@$(BIN)/python -m tools.generate_docs
+
+.PHONY: gen-check
+gen-check: $(STAMP)
+	@$(BIN)/python -m tools.check_generated
+
+.PHONY: check
+check: $(STAMP) ## Lint, types, import contracts, proto lint and compatibility, generated code fresh
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/vermin --quiet --no-tips --target=3.8- --violations libs/sdk/shiftwork/*.py
+	@cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code
+	@$(BIN)/python -m tools.check_compatibility
+	@$(BIN)/python -m tools.check_generated
+	@$(BIN)/basedpyright
+
+.PHONY: test
+test: $(STAMP) ## The whole default suite, with real servers
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
+
+.PHONY: scenarios
+scenarios: $(STAMP) ## Scheduling scenarios against their committed timelines
+	@$(BIN)/python -m pytest tests/scenarios
+
+.PHONY: sim
+sim: $(STAMP) ## Whole-platform simulation with faults: N=1000 worlds, or one SEED=n
+	@$(BIN)/python -m tests.sim --worlds $(N) $(if $(SEED),--seed $(SEED))
+
+.PHONY: chaos
+chaos: $(STAMP) ## kill -9 of every part, with real processes: SECONDS=120, SEED=n
+	@$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+BENCHMARKS := p1 p5 p10
+.PHONY: bench $(addprefix bench-,$(BENCHMARKS))
+bench: $(addprefix bench-,$(BENCHMARKS)) ## All benchmarks, each with its floor in the same run
+$(addprefix bench-,$(BENCHMARKS)): bench-%: $(STAMP)
+	@$(BIN)/python -m benchmarks.$*

@@ -1,0 +1,127 @@
+"""Events in: a batch of deliveries becomes one transaction of recorded facts.
+
+Called by ``run.py`` on the leader. Inbox entry, handlers' rows and outgoing events commit
+together; only then the deliveries are acknowledged. Dying before the commit leaves nothing, dying
+after it means redelivery, which the inbox answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from libs.bus.port import BusError, Consumer, Delivery
+from libs.contracts.registry import ROUTES
+from libs.contracts.routes import Kind
+from libs.service import observe
+from libs.service.loop import Backoff, Wake
+from libs.service.shape import Service
+from libs.store.port import ConflictError, NotLeaderError, StoreUnavailableError
+
+TRANSIENT = (StoreUnavailableError, BusError)
+CONFLICT_TRIES = 3
+
+
+@dataclass
+class Consumption:
+    """One leader's consuming of its service's events."""
+
+    service: Service
+    epoch: int
+    turn: asyncio.Lock
+    wakes: Sequence[Wake]
+    batch_messages_max: int
+    fetch_wait_s: float
+    waiting: bool = False
+
+    def __post_init__(self) -> None:
+        self.log = observe.log(self.service.name)
+
+    async def run(self, consumer: Consumer) -> None:
+        """Consume until cancelled or no longer leading; wait out what is down."""
+        backoff = Backoff()
+        while True:
+            try:
+                deliveries = await consumer.fetch(self.batch_messages_max, self.fetch_wait_s)
+                await self.settle(deliveries)
+                self.waiting = False
+                backoff.reset()
+            except TRANSIENT as problem:
+                if not self.waiting:
+                    self.log.warning("consumer waits", problem=str(problem))
+                self.waiting = True
+                observe.RETRIES.labels(self.service.name, "consumer").inc()
+                await backoff.wait()
+
+    async def settle(self, deliveries: Sequence[Delivery]) -> None:
+        """Handle a batch and acknowledge it; a message that cannot be handled is set apart."""
+        good = [delivery for delivery in deliveries if delivery.envelope is not None]
+        for bad in deliveries:
+            if bad.envelope is None:
+                await self._set_apart(bad, bad.problem)
+        if not good:
+            return
+        try:
+            await self._record(good)
+        except (NotLeaderError, *TRANSIENT):
+            raise
+        except Exception as problem:  # noqa: BLE001 - one bad message must not stop the others
+            await self._one_by_one(good, problem)
+            return
+        await asyncio.gather(*(delivery.ack() for delivery in good))
+
+    async def _record(self, deliveries: Sequence[Delivery]) -> None:
+        name = self.service.name
+        handled: list[str] = []
+        async with self.turn, self.service.ports.store.transaction(epoch=self.epoch) as tx:
+            envelopes = [d.envelope for d in deliveries if d.envelope is not None]
+            unseen = await tx.unseen([envelope.id for envelope in envelopes])
+            for envelope in envelopes:
+                if envelope.id not in unseen:
+                    observe.DUPLICATES.labels(name).inc()
+                    continue
+                unseen.discard(envelope.id)
+                handler = self.service.handlers.get(type(envelope.message))
+                if handler is not None:
+                    with structlog.contextvars.bound_contextvars(event=envelope.id):
+                        await handler(tx, envelope.message)
+                    handled.append(type(envelope.message).__name__)
+        for kind in handled:
+            observe.HANDLED.labels(name, kind).inc()
+        if handled:
+            for wake in self.wakes:
+                wake.set()
+
+    async def _one_by_one(self, deliveries: Sequence[Delivery], first: Exception) -> None:
+        """Find the message that broke the batch; conflicts get a few more tries."""
+        for delivery in deliveries:
+            problem = first
+            for _ in range(CONFLICT_TRIES):
+                try:
+                    await self._record([delivery])
+                    await delivery.ack()
+                    break
+                except (NotLeaderError, *TRANSIENT):
+                    raise
+                except ConflictError as conflict:
+                    problem = conflict
+                except Exception as error:
+                    self.log.exception("event cannot be handled")
+                    await self._set_apart(delivery, f"{type(error).__name__}: {error}")
+                    break
+            else:
+                await self._set_apart(delivery, f"conflict: {problem}")
+
+    async def _set_apart(self, delivery: Delivery, reason: str) -> None:
+        observe.DEAD_LETTERS.labels(self.service.name).inc()
+        envelope = delivery.envelope
+        self.log.error("dead letter", reason=reason, id=envelope.id if envelope else None)
+        await delivery.dead_letter(reason)
+
+
+def hears(service: Service) -> tuple[type, ...]:
+    """The event types a service's durable must deliver."""
+    return tuple(kind for kind in service.handlers if ROUTES[kind].kind is Kind.EVENT)

@@ -1,0 +1,96 @@
+"""HTTP as a child of the service's TaskGroup: probes, metrics, and the gateway's API.
+
+uvicorn runs inside the group, not the group inside a lifespan: a part that dies takes HTTP down
+with it, instead of leaving a process that still answers ``ok``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from typing import Any
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+SHUTDOWN_SECONDS_MAX = 5
+
+
+class Probes:
+    """/healthz, /readyz and /metrics; everything else goes to the service's own app."""
+
+    def __init__(self, app: Asgi | None, ready: Callable[[], tuple[bool, str]]) -> None:
+        self._app = app
+        self._ready = ready
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request (ASGI)."""
+        if scope["type"] == "http" and scope["path"] in _PROBES:
+            await _answer(send, *_PROBES[scope["path"]](self._ready))
+        elif self._app is not None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await _answer(send, 404, b"not found\n", "text/plain")
+
+
+def _readiness(ready: Callable[[], tuple[bool, str]]) -> tuple[int, bytes, str]:
+    yes, why = ready()
+    return 200 if yes else 503, why.encode() + b"\n", "text/plain"
+
+
+_PROBES: dict[str, Callable[[Callable[[], tuple[bool, str]]], tuple[int, bytes, str]]] = {
+    "/healthz": lambda _: (200, b"ok\n", "text/plain"),
+    "/readyz": _readiness,
+    "/metrics": lambda _: (200, generate_latest(), CONTENT_TYPE_LATEST),
+}
+
+
+async def _answer(send: Send, status: int, body: bytes, content_type: str) -> None:
+    headers = [
+        (b"content-type", content_type.encode()),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling: the process has one owner of signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+async def serve_http(
+    app: Asgi | None,
+    *,
+    host: str,
+    port: int,
+    ready: Callable[[], tuple[bool, str]],
+    on_bound: Callable[[int], None] | None = None,
+) -> None:
+    """Serve until cancelled. ``on_bound`` is told the real port (for port 0). OSError if it is taken."""
+    config = uvicorn.Config(
+        Probes(app, ready),
+        host=host,
+        port=port,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS_MAX,
+    )
+    sock = config.bind_socket()
+    if on_bound is not None:
+        on_bound(sock.getsockname()[1])
+    server = _Server(config)
+    try:
+        await server.serve(sockets=[sock])
+        raise RuntimeError("the HTTP server ended by itself")
+    finally:
+        sock.close()

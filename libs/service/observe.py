@@ -1,0 +1,62 @@
+"""Logs and metrics: structlog set-up, and the metrics that every service has."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Literal
+
+import structlog
+from prometheus_client import Counter, Gauge, Histogram
+
+HANDLED = Counter("shiftwork_events_handled_total", "Events handled", ["service", "type"])
+DUPLICATES = Counter("shiftwork_events_duplicate_total", "Events seen before", ["service"])
+DEAD_LETTERS = Counter(
+    "shiftwork_dead_letters_total", "Events that could not be handled", ["service"]
+)
+PUBLISHED = Counter("shiftwork_events_published_total", "Events published", ["service"])
+REPUBLISHED = Counter(
+    "shiftwork_events_republished_total",
+    "Events said again to a bus server that came back",
+    ["service"],
+)
+OUTBOX_WAITING = Gauge(
+    "shiftwork_outbox_waiting", "Unpublished events (up to one page)", ["service"]
+)
+COMMANDS = Counter("shiftwork_commands_total", "Commands answered", ["service", "type", "outcome"])
+LEADS = Gauge("shiftwork_leads", "1 while this process leads the service", ["service"])
+STEP_SECONDS = Histogram(
+    "shiftwork_loop_step_seconds", "Duration of loop steps", ["service", "loop"]
+)
+RETRIES = Counter("shiftwork_retries_total", "Waits for a database or bus", ["service", "part"])
+
+
+def set_up_logs(form: Literal["json", "console"], level: str) -> None:
+    """Configure structlog for this process: JSON lines, or readable ones, on standard error."""
+    renderer: structlog.types.Processor = (
+        structlog.processors.JSONRenderer()
+        if form == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.dict_tracebacks
+            if form == "json"
+            else structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s: %(message)s")
+
+
+def log(service: str) -> structlog.typing.FilteringBoundLogger:
+    """A logger that says which service speaks."""
+    return structlog.get_logger(service=service)

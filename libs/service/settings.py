@@ -1,0 +1,58 @@
+"""Settings: one typed class per service, from the environment only, checked at start.
+
+A service's class sets its prefix, ``SHIFTWORK_<SERVICE>_``. Passwords come from files, so that
+no environment and no process list holds them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class BaseServiceSettings(BaseSettings):
+    """What every service is told."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore")
+
+    # postgresql://USER@HOST:PORT/DATABASE or postgresql://USER@/DATABASE?host=/socket/folder
+    database_url: str
+    database_password_file: Path | None = None
+    database_pool_max: int = Field(default=5, ge=1, le=100)
+    # nats://HOST:PORT, several separated by commas
+    nats_url: str
+    nats_user: str = ""
+    nats_password_file: Path | None = None
+    # Where /healthz, /readyz and /metrics are served; no port, no HTTP (the gateway must have one).
+    http_host: str = "127.0.0.1"
+    http_port: int | None = Field(default=None, ge=0, le=65535)
+    log_format: Literal["json", "console"] = "json"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    # Bring the schema up to date before starting (otherwise: `python -m libs.store.migrate`).
+    migrate: bool = False
+
+    batch_messages_max: int = Field(default=256, ge=1, le=4096)
+    fetch_wait_seconds: float = Field(default=5.0, gt=0, le=60)
+    command_timeout_seconds: float = Field(default=10.0, gt=0, le=120)
+    relay_rows_max: int = Field(default=256, ge=1, le=4096)
+    relay_tick_seconds: float = Field(default=1.0, gt=0, le=60)
+    # Events published so long before a bus server was lost are published again to its successor.
+    republish_window_seconds: float = Field(default=600.0, ge=0, le=86_400)
+    inbox_keep_seconds: float = Field(default=15 * 86_400.0, gt=0)
+    outbox_keep_seconds: float = Field(default=3_600.0, gt=0)
+    prune_tick_seconds: float = Field(default=60.0, gt=0)
+
+    def database_password(self) -> str | None:
+        """The password, read now; None if the URL needs none."""
+        return _secret(self.database_password_file)
+
+    def nats_password(self) -> str | None:
+        """The password, read now; None if the server wants none."""
+        return _secret(self.nats_password_file)
+
+
+def _secret(path: Path | None) -> str | None:
+    return path.read_text().strip() if path else None

@@ -1,0 +1,1 @@
+"""What tests stand on: servers, worlds, and judges of recorded histories."""

@@ -1,0 +1,266 @@
+"""Independent judges of a recorded history. They share no code with what they judge.
+
+A history is what crossed the bus (in stream order, duplicates included), what the processes truly
+did (spans, from the runtime's own records), and what the platform promised to tasks and people
+(acknowledged checkpoints, accepted submissions). The simulation and the chaos tests use the same
+judges; each returns sentences, none means that the property held.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
+
+from libs.contracts import messages as m
+from libs.contracts.envelope import Envelope
+
+
+@dataclass(frozen=True)
+class Span:
+    """One rank's processes, as they truly were: alive from ``start`` to ``end`` (None: still)."""
+
+    task_id: str
+    attempt: int
+    rank: int
+    node_id: str
+    gpus: tuple[int, ...]
+    start: float
+    end: float | None
+
+
+@dataclass(frozen=True)
+class Ack:
+    """The platform told a task that its checkpoint is stored."""
+
+    task_id: str
+    attempt: int
+    no: int
+    step: int
+
+
+@dataclass
+class History:
+    """Everything recorded of one world."""
+
+    envelopes: list[Envelope] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    acks: list[Ack] = field(default_factory=list)
+    accepted: set[str] = field(default_factory=set)
+
+    def events(self) -> Iterator[m.Message]:
+        """Every event once, in the order of its first publication."""
+        seen: set[str] = set()
+        for envelope in self.envelopes:
+            if envelope.id not in seen:
+                seen.add(envelope.id)
+                yield envelope.message
+
+    def of(self, *kinds: type[m.Message]) -> list[m.Message]:
+        """Every event of these types once."""
+        return [event for event in self.events() if isinstance(event, kinds)]
+
+
+ENDED = {
+    m.TaskState.SUCCEEDED,
+    m.TaskState.FAILED,
+    m.TaskState.STOPPED,
+    m.TaskState.REJECTED,
+}
+# Written down a second time on purpose: from the promise to users, not from the scheduler's table.
+# Several steps may be told as one, so these are the reachable successors, not single edges.
+LIVE = {m.TaskState.STARTING, m.TaskState.RUNNING, m.TaskState.PREEMPTING, m.TaskState.KILLING}
+WAITING = {m.TaskState.QUEUED, m.TaskState.PAUSED}
+SUCCESSORS: dict[m.TaskState, set[m.TaskState]] = {
+    m.TaskState.UNSPECIFIED: {m.TaskState.QUEUED, m.TaskState.PAUSED, m.TaskState.STOPPED},
+    m.TaskState.QUEUED: {
+        m.TaskState.QUEUED,
+        m.TaskState.STARTING,
+        m.TaskState.PAUSED,
+        m.TaskState.STOPPED,
+        m.TaskState.REJECTED,
+    },
+    m.TaskState.PAUSED: {m.TaskState.PAUSED, m.TaskState.QUEUED, m.TaskState.STOPPED},
+    m.TaskState.STARTING: {*LIVE, *WAITING, *ENDED} - {m.TaskState.REJECTED},
+    m.TaskState.RUNNING: {*LIVE, *WAITING, *ENDED} - {m.TaskState.STARTING, m.TaskState.REJECTED},
+    m.TaskState.PREEMPTING: {m.TaskState.PREEMPTING, m.TaskState.KILLING, *WAITING, *ENDED}
+    - {m.TaskState.REJECTED},
+    m.TaskState.KILLING: {m.TaskState.KILLING, *WAITING, *ENDED} - {m.TaskState.REJECTED},
+    **{state: {state} for state in ENDED},
+}
+
+
+def slots_never_double_booked(history: History) -> Iterator[str]:
+    """No GPU of any node ever had the processes of two runs at once."""
+    by_slot: dict[tuple[str, int], list[Span]] = defaultdict(list)
+    for span in history.spans:
+        for gpu in span.gpus:
+            by_slot[span.node_id, gpu].append(span)
+    for (node, gpu), spans in by_slot.items():
+        spans.sort(key=lambda span: span.start)
+        for first, second in pairwise(spans):
+            if first.end is None or first.end > second.start:
+                yield (
+                    f"slot {node}/{gpu} held {first.task_id}.{first.attempt} until {first.end} "
+                    f"when {second.task_id}.{second.attempt} started at {second.start}"
+                )
+
+
+def one_live_attempt_per_task(history: History) -> Iterator[str]:
+    """No two attempts of one task ever had processes at once, on reachable nodes or lost ones."""
+    by_task: dict[str, list[Span]] = defaultdict(list)
+    for span in history.spans:
+        by_task[span.task_id].append(span)
+    for task_id, spans in by_task.items():
+        ends: dict[int, float] = {}
+        starts: dict[int, float] = {}
+        for span in spans:
+            end = float("inf") if span.end is None else span.end
+            ends[span.attempt] = max(ends.get(span.attempt, 0.0), end)
+            starts[span.attempt] = min(starts.get(span.attempt, span.start), span.start)
+        for attempt in sorted(starts):
+            if attempt - 1 in ends and ends[attempt - 1] > starts[attempt]:
+                yield (
+                    f"{task_id}: attempt {attempt} started at {starts[attempt]} while attempt "
+                    f"{attempt - 1} lived until {ends[attempt - 1]}"
+                )
+
+
+def ranks_started_once(history: History) -> Iterator[str]:
+    """No rank of an attempt was ever started twice."""
+    seen: set[tuple[str, int, int]] = set()
+    for span in history.spans:
+        key = (span.task_id, span.attempt, span.rank)
+        if key in seen:
+            yield f"rank {span.rank} of {span.task_id}.{span.attempt} was started twice"
+        seen.add(key)
+
+
+def runs_end_exactly_once(history: History) -> Iterator[str]:
+    """Every run is announced once (assigned or resumed) and ends at most once."""
+    announced: set[tuple[str, int]] = set()
+    ended: set[tuple[str, int]] = set()
+    for event in history.events():
+        if isinstance(event, (m.RunAssigned, m.RunResumed)):
+            key = (event.task_id, event.attempt)
+            if key in announced:
+                yield f"run {event.task_id}.{event.attempt} was announced twice"
+            announced.add(key)
+            if isinstance(event, m.RunAssigned) != (event.attempt == 1):
+                yield f"run {event.task_id}.{event.attempt}: {type(event).__name__} at that attempt"
+        elif isinstance(event, m.RunExited):
+            key = (event.task_id, event.attempt)
+            if key in ended:
+                yield f"run {event.task_id}.{event.attempt} ended twice"
+            if key not in announced:
+                yield f"run {event.task_id}.{event.attempt} ended but was never announced"
+            ended.add(key)
+
+
+def all_runs_have_ended(history: History) -> Iterator[str]:
+    """After the end of a world: every announced run has its exit."""
+    announced = {(e.task_id, e.attempt) for e in history.of(m.RunAssigned, m.RunResumed)}
+    ended = {(e.task_id, e.attempt) for e in history.of(m.RunExited)}
+    for task_id, attempt in sorted(announced - ended):
+        yield f"run {task_id}.{attempt} never ended"
+
+
+def attempts_count_up(history: History) -> Iterator[str]:
+    """Attempts of a task are 1, 2, 3, ... and the next is announced after the last one's exit."""
+    last: dict[str, int] = {}
+    ended: set[tuple[str, int]] = set()
+    for event in history.events():
+        if isinstance(event, m.RunExited):
+            ended.add((event.task_id, event.attempt))
+        if isinstance(event, (m.RunAssigned, m.RunResumed)):
+            before = last.get(event.task_id, 0)
+            if event.attempt != before + 1:
+                yield f"{event.task_id}: attempt {event.attempt} follows {before}"
+            if before and (event.task_id, before) not in ended:
+                yield f"{event.task_id}: attempt {event.attempt} announced before {before} ended"
+            last[event.task_id] = event.attempt
+
+
+def acknowledged_checkpoints_survive(history: History) -> Iterator[str]:
+    """A later run resumes from the newest acknowledged checkpoint of the runs before it."""
+    newest: dict[tuple[str, int], int] = {}
+    for ack in history.acks:
+        key = (ack.task_id, ack.attempt)
+        newest[key] = max(newest.get(key, 0), ack.no)
+    for event in history.of(m.RunResumed):
+        promised = max(
+            (
+                no
+                for (task, attempt), no in newest.items()
+                if task == event.task_id and attempt < event.attempt
+            ),
+            default=0,
+        )
+        given = event.resume_from.no if event.resume_from else 0
+        if given < promised:
+            yield (
+                f"{event.task_id}.{event.attempt} resumed from checkpoint {given} "
+                f"although {promised} had been acknowledged"
+            )
+
+
+def states_follow_the_promise(history: History) -> Iterator[str]:
+    """A task's told states go only where the documentation says they can; ended stays ended."""
+    states: dict[str, tuple[int, m.TaskState]] = {}
+    changes = sorted(history.of(m.TaskStateChanged), key=lambda e: (e.task_id, e.version))
+    for change in changes:
+        version, state = states.get(change.task_id, (0, m.TaskState.UNSPECIFIED))
+        if change.version == version:
+            if change.state != state:
+                yield f"{change.task_id}: version {version} told as {state} and as {change.state}"
+            continue
+        if change.version != version + 1:
+            yield f"{change.task_id}: version {change.version} follows {version}"
+        if change.state not in SUCCESSORS[state]:
+            yield f"{change.task_id}: {state} -> {change.state} (version {change.version})"
+        states[change.task_id] = (change.version, change.state)
+
+
+def preemption_waits_for_the_ack(history: History) -> Iterator[str]:
+    """A kill of a preempted run is asked only at its deadline or after, never before."""
+    deadlines: dict[tuple[str, int], datetime] = {}
+    for event in history.events():
+        if isinstance(event, m.PreemptionRequested):
+            deadlines[event.task_id, event.attempt] = event.deadline_at
+        if isinstance(event, m.KillRequested):
+            deadline = deadlines.get((event.task_id, event.attempt))
+            expired = event.reason.code is m.ReasonCode.ACK_EXPIRED
+            if expired and deadline is not None and event.requested_at < deadline:
+                yield f"{event.task_id}.{event.attempt} killed before its deadline {deadline}"
+
+
+def no_task_is_lost(history: History) -> Iterator[str]:
+    """After the end of a world: every accepted task was told to the scheduler and has ended."""
+    ended = {e.task_id for e in history.of(m.TaskStateChanged) if e.state in ENDED}
+    told = {e.task_id for e in history.of(m.TaskSubmitted)}
+    for task_id in sorted(history.accepted):
+        if task_id not in told:
+            yield f"{task_id} was accepted but never told"
+        elif task_id not in ended:
+            yield f"{task_id} never ended"
+
+
+Judge = Callable[[History], Iterable[str]]
+SAFETY: tuple[Judge, ...] = (
+    slots_never_double_booked,
+    one_live_attempt_per_task,
+    ranks_started_once,
+    runs_end_exactly_once,
+    attempts_count_up,
+    acknowledged_checkpoints_survive,
+    states_follow_the_promise,
+    preemption_waits_for_the_ack,
+)
+LIVENESS: tuple[Judge, ...] = (no_task_is_lost, all_runs_have_ended)
+
+
+def verdict(history: History, judges: Iterable[Judge]) -> list[str]:
+    """Every complaint of every judge, named."""
+    return [f"{judge.__name__}: {text}" for judge in judges for text in judge(history)]
