@@ -1,0 +1,36 @@
+"""Documentation that can be checked is checked."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_every_dependency_has_its_reason() -> None:
+    told = set(re.findall(r"[a-z0-9][\w.-]*", (ROOT / "docs/dependencies.md").read_text().lower()))
+    wanted = {
+        re.split(r"[\[<>=~!]", line)[0].strip().lower()
+        for name in ("platform.in", "examples.in", "dev.in", "bootstrap.in")
+        for line in (ROOT / "requirements" / name).read_text().splitlines()
+        if line and not line.startswith(("#", "-r"))
+    }
+    assert wanted - told == set()
+
+
+def test_locks_hold_hashes_and_no_addresses() -> None:
+    for lock in (ROOT / "requirements").glob("*.txt"):
+        text = lock.read_text()
+        assert "--hash=sha256:" in text
+        assert "://" not in text, lock.name
+
+
+def test_relative_links_lead_somewhere() -> None:
+    broken = [
+        f"{page.relative_to(ROOT)}: {link}"
+        for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+        for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+        if "://" not in link and not (page.parent / link).exists()
+    ]
+    assert broken == []
