@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Literal
+from typing import Literal, TextIO
 
 import structlog
 from prometheus_client import Counter, Gauge, Histogram
@@ -31,12 +31,15 @@ STEP_SECONDS = Histogram(
 RETRIES = Counter("shiftwork_retries_total", "Waits for a database or bus", ["service", "part"])
 
 
-def set_up_logs(form: Literal["json", "console"], level: str) -> None:
-    """Configure structlog for this process: JSON lines, or readable ones, on standard error."""
+def set_up_logs(
+    form: Literal["json", "console"], level: str, stream: TextIO | None = None
+) -> None:
+    """Configure structlog for this process: JSON lines, or readable ones; on standard error."""
+    stream = stream or sys.stderr
     renderer: structlog.types.Processor = (
         structlog.processors.JSONRenderer()
         if form == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        else structlog.dev.ConsoleRenderer(colors=stream.isatty())
     )
     structlog.configure(
         processors=[
@@ -51,10 +54,10 @@ def set_up_logs(form: Literal["json", "console"], level: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file=stream),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s: %(message)s")
+    logging.basicConfig(level=logging.WARNING, stream=stream, format="%(name)s: %(message)s")
 
 
 def log(service: str) -> structlog.typing.FilteringBoundLogger:

@@ -1,8 +1,6 @@
-"""Run a service: everything it is made of under one TaskGroup, which also owns HTTP.
+"""Run a service as a process: signals, HTTP, exit status. The entry of ``python -m services.X``.
 
-A part that dies takes the process down (or, in the all-in-one, the service); nothing goes on half
-alive. What is *down* - database, bus - is waited for, not ready meanwhile. The leader's parts
-(consumer, relay, loops, leader-only commands) run while the leadership lasts and no longer.
+Everything it is made of runs under one TaskGroup, which also owns HTTP (see ``runner.py``).
 """
 
 from __future__ import annotations
@@ -11,194 +9,17 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Callable
+from typing import NoReturn
 
-import structlog
+import uvloop
+from pydantic import ValidationError
 
-from libs.bus.port import BusError
-from libs.contracts.base import Message
 from libs.service import observe
-from libs.service.consume import Consumption
 from libs.service.http import serve_http
-from libs.service.loop import Backoff, Loop
-from libs.service.relay import Relay
+from libs.service.runner import DOWN, Runner
 from libs.service.settings import BaseServiceSettings
-from libs.service.shape import Ports, Service
-from libs.store.port import ConflictError, NotLeaderError, StoreUnavailableError
-
-DOWN = (StoreUnavailableError, BusError)
-COMMAND_TRIES = 3
-
-
-class LeadershipLostError(Exception):
-    """Another process may lead now; the leader's parts stop."""
-
-
-@dataclass
-class Runner:
-    """One running service. ``ready`` is what /readyz says."""
-
-    service: Service
-    settings: BaseServiceSettings
-    epoch: int | None = None
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    relay: Relay = field(init=False)
-    consumption: Consumption | None = None
-
-    def __post_init__(self) -> None:
-        self.relay = Relay(self.service, self.settings)
-        self.log = observe.log(self.service.name)
-
-    @property
-    def ready(self) -> tuple[bool, str]:
-        """Can it do its work now, and if not, why."""
-        if not self.service.ports.bus.connected:
-            return False, "the bus is not connected"
-        if self.relay.waiting:
-            return False, "the outbox cannot be published"
-        if self.consumption is not None and self.consumption.waiting:
-            return False, "events cannot be consumed"
-        if self.service.commands_on_leader_only and self.epoch is None:
-            return True, "standing by: another process leads"
-        return True, "ready"
-
-    async def run(self) -> None:
-        """Run until cancelled; raises what killed a part."""
-        async with asyncio.TaskGroup() as group:
-            if not self.service.commands_on_leader_only:
-                group.create_task(self._serve(epoch=None), name=f"{self.service.name}:commands")
-            for task in self.service.tasks:
-                group.create_task(_forever(task), name=f"{self.service.name}:task")
-            group.create_task(self._lead_again_and_again(), name=f"{self.service.name}:leader")
-
-    async def _lead_again_and_again(self) -> None:
-        backoff = Backoff()
-        while True:
-            try:
-                await self._lead_once()
-            except* (LeadershipLostError, NotLeaderError, *DOWN) as group:
-                self.log.warning("leadership ended", problem=str(group.exceptions[0]))
-            await backoff.wait()
-
-    async def _lead_once(self) -> None:
-        service = self.service
-        leadership = await service.ports.store.lead()
-        try:
-            if service.on_lead is not None:
-                await service.on_lead(leadership.epoch)
-            self.epoch = leadership.epoch
-            self.log.info("leads", epoch=leadership.epoch)
-            observe.LEADS.labels(service.name).set(1)
-            await self._leader_parts(leadership.epoch, leadership.lost)
-        finally:
-            self.epoch, self.consumption = None, None
-            observe.LEADS.labels(service.name).set(0)
-            with contextlib.suppress(*DOWN):
-                await leadership.release()
-
-    async def _leader_parts(self, epoch: int, lost: Callable[[], Awaitable[None]]) -> None:
-        service, settings, name = self.service, self.settings, self.service.name
-        wakes = [loop.wake for loop in service.loops if loop.wake_on_commit]
-        self.consumption = Consumption(
-            service=service,
-            epoch=epoch,
-            turn=self.turn,
-            wakes=wakes,
-            batch_messages_max=settings.batch_messages_max,
-            fetch_wait_s=settings.fetch_wait_seconds,
-        )
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_until_lost(lost), name=f"{name}:leadership")
-            group.create_task(self.relay.run(), name=f"{name}:relay")
-            group.create_task(self.relay.prune(), name=f"{name}:prune")
-            if service.handlers:
-                consumer = service.ports.bus.consumer()
-                group.create_task(self.consumption.run(consumer), name=f"{name}:consumer")
-            if service.commands_on_leader_only:
-                group.create_task(self._serve(epoch), name=f"{name}:commands")
-            for loop in service.loops:
-                group.create_task(self._loop(loop, epoch), name=f"{name}:{loop.name}")
-
-    async def _loop(self, loop: Loop, epoch: int) -> None:
-        backoff, seconds = Backoff(), observe.STEP_SECONDS.labels(self.service.name, loop.name)
-        while True:
-            try:
-                async with self.turn if loop.exclusive else contextlib.nullcontext():
-                    with seconds.time():
-                        asked = await loop.step(epoch)
-                backoff.reset()
-                await loop.wake.wait(loop.tick_seconds if asked is None else asked)
-            except DOWN as problem:
-                self.log.warning("loop waits", loop=loop.name, problem=str(problem))
-                observe.RETRIES.labels(self.service.name, loop.name).inc()
-                await backoff.wait()
-
-    async def _serve(self, epoch: int | None) -> None:
-        """Answer commands until cancelled; connect again when the bus was down."""
-        if not self.service.commands:
-            return
-        endpoints = {kind: self._endpoint(kind, epoch) for kind in self.service.commands}
-        backoff = Backoff()
-        while True:
-            try:
-                async with self.service.ports.bus.serve(endpoints):
-                    backoff.reset()
-                    await asyncio.Event().wait()
-            except BusError as problem:
-                self.log.warning("commands wait", problem=str(problem))
-                await backoff.wait()
-
-    def _endpoint(
-        self, kind: type[Message], epoch: int | None
-    ) -> Callable[[Message], Awaitable[Message]]:
-        handler, name = self.service.commands[kind], self.service.name
-
-        async def in_transaction(command: Message) -> Message:
-            async with self.service.ports.store.transaction(epoch=epoch) as tx:
-                return await handler(tx, command)
-
-        async def once(command: Message) -> Message:
-            if epoch is None:
-                return await in_transaction(command)
-            async with self.turn:
-                return await in_transaction(command)
-
-        async def answer(command: Message) -> Message:
-            with structlog.contextvars.bound_contextvars(command=kind.__name__):
-                reply = await _again_after_conflict(lambda: once(command))
-            outcome = "refused" if getattr(reply, "refusal", None) else "done"
-            observe.COMMANDS.labels(name, kind.__name__, outcome).inc()
-            for loop in self.service.loops:
-                if loop.wake_on_commit:
-                    loop.wake.set()
-            return reply
-
-        return answer
-
-
-async def _again_after_conflict(once: Callable[[], Awaitable[Message]]) -> Message:
-    """Two commands met at a unique index: the second try sees the first one's row."""
-    for _ in range(COMMAND_TRIES - 1):
-        try:
-            return await once()
-        except ConflictError:
-            continue
-    return await once()
-
-
-async def _until_lost(lost: Callable[[], Awaitable[None]]) -> None:
-    await lost()
-    raise LeadershipLostError("the leader's lock is gone")
-
-
-async def _forever(task: Callable[[], Awaitable[None]]) -> None:
-    await task()
-    raise RuntimeError(f"{task} ended, which it never should")
-
-
-S = TypeVar("S", bound=BaseServiceSettings)
+from libs.service.wiring import Wiring, connect
 
 
 @contextlib.asynccontextmanager
@@ -230,44 +51,42 @@ async def run_with_http(runner: Runner) -> None:
             )
 
 
-def main(
-    settings_class: type[S],
-    build: Callable[[S, Ports], Service],
-    connect: Callable[[S], contextlib.AbstractAsyncContextManager[Ports]],
-) -> None:
+def load_settings(wiring: Wiring) -> BaseServiceSettings:
+    """The service's settings from the environment; prints what is wrong and exits with 2."""
+    try:
+        return wiring.settings()  # pyright: ignore[reportCallIssue] - fields come from the environment
+    except ValidationError as error:
+        prefix = wiring.settings.model_config.get("env_prefix", "")
+        for problem in error.errors():
+            name = prefix + "_".join(str(part) for part in problem["loc"]).upper()
+            sys.stderr.write(f"{name}: {problem['msg']}. Set it in the environment.\n")
+        raise SystemExit(2) from None
+
+
+def main(wiring: Wiring) -> NoReturn:
     """Entry of ``python -m services.<name>``: settings from the environment, then run.
 
     Exit status 0 after SIGTERM or SIGINT, 1 when a part died, 2 for bad settings.
     """
-    from pydantic import ValidationError  # noqa: PLC0415 - only to explain bad settings
-
-    try:
-        settings = settings_class()  # pyright: ignore[reportCallIssue] - fields come from the environment
-    except ValidationError as error:
-        prefix = settings_class.model_config.get("env_prefix", "")
-        for problem in error.errors():
-            name = prefix + "_".join(str(part) for part in problem["loc"]).upper()
-            print(f"{name}: {problem['msg']}. Set it in the environment.", file=sys.stderr)  # noqa: T201 - before logs
-        raise SystemExit(2) from None
+    settings = load_settings(wiring)
     observe.set_up_logs(settings.log_format, settings.log_level)
-    raise SystemExit(asyncio.run(_main(settings, build, connect)))
+    raise SystemExit(uvloop.run(_main(wiring, settings)))
 
 
-async def _main(
-    settings: S,
-    build: Callable[[S, Ports], Service],
-    connect: Callable[[S], contextlib.AbstractAsyncContextManager[Ports]],
-) -> int:
-    async with connect(settings) as ports:
-        runner = Runner(build(settings, ports), settings)
-        task = asyncio.ensure_future(run_with_http(runner))
-        async with stop_on_signal(task.cancel):
-            try:
-                await task
-            except asyncio.CancelledError:
-                runner.log.info("stopped")
-                return 0
-            except BaseExceptionGroup as group:
-                runner.log.exception("a part died", problem=str(group))
-                return 1
+async def _main(wiring: Wiring, settings: BaseServiceSettings) -> int:
+    log, task = observe.log(wiring.name), asyncio.current_task()
+    assert task is not None
+    async with stop_on_signal(task.cancel):
+        try:
+            async with connect(wiring, settings) as ports:
+                await run_with_http(Runner(wiring.build(settings, ports), settings))
+        except asyncio.CancelledError:
+            log.info("stopped")
+            return 0
+        except DOWN as problem:
+            log.error("cannot start", problem=str(problem))  # noqa: TRY400 - the text says it all
+            return 1
+        except BaseExceptionGroup:
+            log.exception("a part died")
+            return 1
     return 1

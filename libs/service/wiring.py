@@ -1,0 +1,94 @@
+"""What a service is made of, as a value; and its real connections. Used by ``main`` and by ``up``.
+
+Each ``services/<name>/main.py`` exports one ``WIRING``. Whoever runs services (one alone, the
+all-in-one, the provisioner, the simulation) needs nothing else of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+from collections.abc import AsyncGenerator, Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from libs.bus.connection import BusConfig, Credentials
+from libs.bus.jetstream import connect as connect_bus
+from libs.bus.topology import Permissions, Topology, permissions_of, topology_of
+from libs.contracts.base import Message
+from libs.service.clock import SystemClock
+from libs.service.settings import BaseServiceSettings
+from libs.service.shape import Ports, Service
+from libs.store.connections import Address
+from libs.store.migrate import upgrade
+from libs.store.sql import SqlStore
+from libs.store.tables import Tables
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """One service, not yet connected: its settings, its tables and how it is built."""
+
+    name: str
+    settings: type[BaseServiceSettings]
+    # build(settings, ports) -> Service; the settings are of the class above.
+    build: Callable[[Any, Ports], Service]
+    tables: Tables
+    migrations: Path
+    hears: Collection[type[Message]]
+    # Commands it requests of others, telemetry it listens to.
+    asks: Collection[type[Message]] = field(default_factory=tuple)
+    listens: Collection[type[Message]] = field(default_factory=tuple)
+
+    @property
+    def permissions(self) -> Permissions:
+        """What its bus user may say and hear."""
+        return permissions_of(self.name, hears=self.hears, asks=self.asks, listens=self.listens)
+
+
+def topology(wirings: Collection[Wiring]) -> Topology:
+    """The streams and durables that these services need."""
+    return topology_of({wiring.name: wiring.hears for wiring in wirings})
+
+
+def event_ids() -> Callable[[], str]:
+    """A maker of event ids: unique among all processes, cheap, and readable in order."""
+    process, numbers = secrets.token_hex(8), itertools.count(1)
+    return lambda: f"{process}-{next(numbers)}"
+
+
+@contextlib.asynccontextmanager
+async def connect(wiring: Wiring, settings: BaseServiceSettings) -> AsyncGenerator[Ports]:
+    """Connect a service to its database and bus under its own credentials; close both at the end.
+
+    BusUnavailableError or StoreUnavailableError if they are not there in time.
+    """
+    clock = SystemClock()
+    address = Address(
+        url=settings.database_url,
+        password=settings.database_password(),
+        connections_max=settings.database_pool_max,
+        application=f"shiftwork-{wiring.name}",
+    )
+    if settings.migrate:
+        await upgrade(address, wiring.tables, wiring.migrations)
+    store = SqlStore(address, wiring.tables, clock=clock, source=wiring.name, new_id=event_ids())
+    try:
+        bus = await connect_bus(
+            BusConfig(
+                urls=tuple(settings.nats_url.split(",")),
+                service=wiring.name,
+                credentials=Credentials(
+                    settings.nats_user or wiring.name, settings.nats_password() or ""
+                ),
+                hears=tuple(wiring.hears),
+            )
+        )
+        try:
+            yield Ports(store=store, bus=bus, clock=clock)
+        finally:
+            await bus.close()
+    finally:
+        await store.close()

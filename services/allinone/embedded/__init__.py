@@ -1,0 +1,1 @@
+"""NATS and PostgreSQL from wheels, run as child processes, and the secrets they are run with."""

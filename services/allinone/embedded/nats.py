@@ -1,0 +1,245 @@
+"""An embedded NATS server with JetStream on disk: configured, started, watched and ended.
+
+Called by ``shiftwork up`` and by the test fixtures. Nobody is let in without a password, not even
+on this machine; each service's user has the permissions that its messages' declarations give it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from libs.bus.topology import ADMIN, Permissions
+from services.allinone.embedded import processes, wire
+from services.allinone.embedded.credentials import (
+    NATS_ADMIN,
+    Credentials,
+    private_folder,
+    write_private,
+)
+from services.allinone.embedded.processes import Child, Launch, ServerError, Step
+
+_HOST = "127.0.0.1"
+_MIB = 1024 * 1024
+_POLL_SECONDS = 0.005
+# The server chooses a free one.
+_ANY_PORT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class NatsOptions:
+    """What an operator may change; the defaults suit one machine that does other work as well."""
+
+    # 0: a free one, chosen once and kept.
+    port: int = 0
+    # Messages are on the disk within this time; what a power cut may lose is published again.
+    sync_interval_seconds: int = 10
+    memory_mib: int = 64
+    store_mib: int = 16 * 1024
+    connections_max: int = 256
+    start_seconds_max: float = 30.0
+    stop_seconds_max: float = 10.0
+    answer_seconds_max: float = 5.0
+
+
+def program() -> Path:
+    """The server's program, which its wheel puts beside the interpreter; LookupError without it."""
+    beside = Path(sys.executable).parent / "nats-server"
+    found = beside if beside.exists() else shutil.which("nats-server")
+    if not found:
+        raise LookupError(f"nats-server is neither in {beside.parent} nor on the PATH: make setup")
+    return Path(found)
+
+
+class Nats:
+    """The NATS server of one data folder. ``users``: each service with what it may say and hear."""
+
+    name = "nats"
+
+    def __init__(
+        self,
+        data: Path,
+        credentials: Credentials,
+        users: Mapping[str, Permissions],
+        options: NatsOptions | None = None,
+    ) -> None:
+        self._data = data
+        self._home = data / "nats"
+        self._credentials = credentials
+        self._users = users
+        self._options = options or NatsOptions()
+        self._port = 0
+        self._child: Child | None = None
+
+    @property
+    def log(self) -> Path:
+        """What the server says."""
+        return self._home / "nats.log"
+
+    @property
+    def child(self) -> Child | None:
+        """The server's process, if this object started one."""
+        return self._child
+
+    @property
+    def url(self) -> str:
+        """Where clients find it, the same after every restart; known once ``start`` was called."""
+        assert self._port, "start() first"
+        return f"nats://{_HOST}:{self._port}"
+
+    async def start(self) -> None:
+        """Start the server and wait until it lets the administrator in.
+
+        Ends whatever an earlier owner left running. Raises ServerError with the log's last lines.
+        """
+        assert self._child is None or not self._child.alive, "stop() first"
+        try:
+            for home in (self._data, self._home, self._home / "store"):
+                private_folder(home)
+            for port in self._ports():
+                self._child = await self._launch(port)
+                if await self._ready(self._child):
+                    break
+                self._child = None
+            else:
+                raise ServerError(f"NATS did not start:\n{processes.tail(self.log)}")
+            if not self._options.port:
+                write_private(self._home / "port", f"{self._port}\n")
+        except (OSError, LookupError) as problem:
+            raise ServerError(f"cannot start NATS: {problem}") from problem
+
+    async def healthy(self) -> str:
+        """Empty if the server lives and serves; otherwise what is wrong."""
+        if self._child is None or not self._child.alive:
+            return f"NATS {self._child.ending}" if self._child else "NATS is not started"
+        return await self._answers(self._options.answer_seconds_max)
+
+    async def stop(self) -> None:
+        """End the server: clients are told, everything stored is written to the disk."""
+        if self._child is not None:
+            await self._child.end(_steps(self._options.stop_seconds_max))
+            self._child = None
+
+    async def _launch(self, port: int) -> Child:
+        text = configuration(self._options, self._credentials, self._users, self._home, port)
+        config = self._home / "nats.conf"
+        write_private(config, text)
+        launch = Launch(
+            program=str(program()),
+            arguments=["--config", str(config)],
+            home=self._home,
+            lock=self._home / "lock",
+            log=self._home / "nats.err",
+            stale=list(self._home.glob("*.ports")),
+            environment={
+                "PATH": "/usr/bin:/bin",
+                # A soft limit: the collector works harder near it.
+                "GOMEMLIMIT": f"{self._options.memory_mib}MiB",
+            },
+        )
+        return await processes.start(launch, _steps(self._options.stop_seconds_max))
+
+    def _ports(self) -> tuple[int, ...]:
+        """What to try: the port of earlier starts, while that is free; any, on the first."""
+        fixed = self._options.port or self._port
+        if fixed:
+            return (fixed,)
+        try:
+            return (int((self._home / "port").read_text()), _ANY_PORT)
+        except (FileNotFoundError, ValueError):
+            return (_ANY_PORT,)
+
+    async def _ready(self, child: Child) -> bool:
+        """True once it serves; False if it ended at once, as when its port is taken.
+
+        It says by a file that the port is its own; only then is a password sent there.
+        """
+        ends_at = time.monotonic() + self._options.start_seconds_max
+        problem = "it does not listen"
+        ports = self._home / f"nats-server_{child.pid}.ports"
+        try:
+            while problem:
+                if not child.alive:
+                    return False
+                if time.monotonic() >= ends_at:
+                    self._give_up(problem)
+                if listens := _listens_at(ports):
+                    self._port = listens
+                    problem = await self._answers(self._options.answer_seconds_max)
+                await asyncio.sleep(_POLL_SECONDS if problem else 0)
+        except BaseException:
+            await self.stop()
+            raise
+        return True
+
+    def _give_up(self, problem: str) -> NoReturn:
+        raise ServerError(
+            f"NATS was not ready within {self._options.start_seconds_max:g} s "
+            f"({problem}):\n{processes.tail(self.log)}"
+        )
+
+    async def _answers(self, seconds_max: float) -> str:
+        password = self._credentials.nats_password(NATS_ADMIN)
+        return await wire.nats_answers(self._port, NATS_ADMIN, password, seconds_max)
+
+
+def _steps(seconds_max: float) -> tuple[Step, ...]:
+    return (Step(signal.SIGTERM, seconds_max), Step(signal.SIGKILL, seconds_max))
+
+
+def _listens_at(ports: Path) -> int:
+    """The port in the file that the server writes once it listens; 0 before that."""
+    try:
+        urls: list[str] = json.loads(ports.read_text())["nats"]
+    except (FileNotFoundError, ValueError):
+        return 0
+    return int(urls[0].rpartition(":")[2])
+
+
+def configuration(
+    options: NatsOptions,
+    credentials: Credentials,
+    users: Mapping[str, Permissions],
+    home: Path,
+    port: int,
+) -> str:
+    """The server's configuration (its format takes JSON). It holds passwords: keep it private."""
+    everybody = {NATS_ADMIN: ADMIN, **users}
+    return json.dumps(
+        {
+            "server_name": "shiftwork",
+            "listen": f"{_HOST}:{port}",
+            "ports_file_dir": str(home),
+            "max_connections": options.connections_max,
+            "max_payload": _MIB,
+            "log_file": str(home / "nats.log"),
+            "logfile_size_limit": 8 * _MIB,
+            "logfile_max_num": 2,
+            "jetstream": {
+                "store_dir": str(home / "store"),
+                "max_memory_store": 16 * _MIB,
+                "max_file_store": options.store_mib * _MIB,
+                "sync_interval": f"{options.sync_interval_seconds}s",
+            },
+            "authorization": {
+                "timeout": 5,
+                "users": [
+                    {
+                        "user": name,
+                        "password": credentials.nats_password(name),
+                        "permissions": allowed.as_config(),
+                    }
+                    for name, allowed in everybody.items()
+                ],
+            },
+        },
+        indent=1,
+    )

@@ -1,0 +1,169 @@
+"""One data folder: where everything of one platform lies, who keeps it now, and its options.
+
+Used by every command of the all-in-one. A keeper (``up``, ``dev``, the demo) holds a lock on the
+folder while it lives; its record says where it answers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from services.allinone.embedded.credentials import Credentials, private_folder, write_private
+
+DEFAULT_PORT = 8642
+
+
+def default_data() -> Path:
+    """``/var/lib/shiftwork`` for root, ``~/.local/share/shiftwork`` for everybody else."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/shiftwork")
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "shiftwork"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What ``up`` was told; kept, so that the next ``up`` finds the same machine."""
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    # Virtual nodes and slots on each; None: the GPUs that are found, else one node with one slot.
+    nodes: int | None = None
+    slots: int | None = None
+    # As whom root runs tasks (a user's name), and PostgreSQL.
+    task_user: str | None = None
+    service_user: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """Who keeps a data folder now, as written in its lock file."""
+
+    pid: int
+    url: str
+    ready: bool = False
+
+
+class KeptByAnotherError(Exception):
+    """Another process keeps this folder."""
+
+    def __init__(self, keeper: Keeper | None) -> None:
+        super().__init__("another process keeps this data folder")
+        self.keeper = keeper
+
+
+class Place:
+    """The paths of one data folder."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data.absolute()
+        self._lock: int | None = None
+
+    @property
+    def credentials(self) -> Credentials:
+        """Where the secrets are."""
+        return Credentials(self.data)
+
+    @property
+    def machine(self) -> Path:
+        """The launcher's: supervisors' records and the runs' folders."""
+        return self.data / "machine"
+
+    @property
+    def runs(self) -> Path:
+        """Where ranks write their output."""
+        return self.machine / "runs"
+
+    @property
+    def logs(self) -> Path:
+        """The kept output of tasks."""
+        return self.data / "output"
+
+    @property
+    def dumps(self) -> Path:
+        """Snapshots of refused plans."""
+        return self.data / "refused-plans"
+
+    @property
+    def log(self) -> Path:
+        """What the services say."""
+        return self.data / "up.log"
+
+    @property
+    def drained(self) -> Path:
+        """Nodes that a stop has drained; the next start opens them again."""
+        return self.data / "drained.json"
+
+    def options(self) -> Options | None:
+        """What the last ``up`` was told; None on a new folder."""
+        try:
+            found = json.loads((self.data / "options.json").read_text())
+        except FileNotFoundError:
+            return None
+        return Options(**found)
+
+    def keep_options(self, options: Options) -> None:
+        """Remember them for the next start."""
+        write_private(self.data / "options.json", json.dumps(asdict(options)) + "\n")
+
+    # The lock
+
+    def take(self) -> None:
+        """Become this folder's keeper; KeptByAnotherError if there is one."""
+        private_folder(self.data)
+        descriptor = os.open(self.data / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise KeptByAnotherError(self.keeper()) from None
+        self._lock = descriptor
+
+    def tell(self, keeper: Keeper) -> None:
+        """Write down who keeps the folder and where it answers."""
+        assert self._lock is not None, "take() first"
+        text = json.dumps(asdict(keeper)).encode()
+        os.pwrite(self._lock, text.ljust(512), 0)
+
+    def release(self) -> None:
+        """Stop being the keeper."""
+        if self._lock is not None:
+            os.ftruncate(self._lock, 0)
+            os.close(self._lock)
+            self._lock = None
+
+    def keeper(self) -> Keeper | None:
+        """Who keeps the folder now; None if nobody does, or if it has not said so yet."""
+        try:
+            descriptor = os.open(self.data / "up.lock", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            try:
+                return Keeper(**json.loads(os.pread(descriptor, 4096, 0)))
+            except ValueError:
+                return None
+        else:
+            return None
+        finally:
+            os.close(descriptor)
+
+    def is_kept(self) -> bool:
+        """True while some process keeps the folder."""
+        try:
+            descriptor = os.open(self.data / "up.lock", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False

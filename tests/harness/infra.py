@@ -1,0 +1,30 @@
+"""Where tests get real servers from: wheels (default), containers, or servers that are given."""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+
+import pytest
+
+NATS_URL = "SHIFTWORK_TEST_NATS_URL"
+POSTGRES_URL = "SHIFTWORK_TEST_POSTGRES_URL"
+
+
+class Infra(Enum):
+    EMBEDDED = "embedded"
+    CONTAINERS = "containers"
+    EXTERNAL = "external"
+
+
+def external_url(variable: str) -> str:
+    url = os.environ.get(variable)
+    if not url:
+        pytest.fail(f"--infra=external needs {variable} (with an administrator's user, password)")
+    return url
+
+
+def skip_without_control(infra: Infra) -> None:
+    """For tests that stop and kill a server: only a process of our own is theirs to kill."""
+    if infra is not Infra.EMBEDDED:
+        pytest.skip(f"servers of --infra={infra.value} are not ours to kill")

@@ -1,0 +1,109 @@
+"""A NATS server for tests: a fresh one per test, with exactly the users that the test names."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from libs.bus.connection import Credentials as BusCredentials
+from libs.bus.topology import Permissions
+from services.allinone.embedded.credentials import NATS_ADMIN, ensure_credentials
+from services.allinone.embedded.nats import Nats, NatsOptions, configuration
+from tests.harness.infra import NATS_URL, Infra, external_url, skip_without_control
+
+IMAGE = "nats:2.12"
+
+
+class NatsServer:
+    """One server. With ``--infra=external`` every user is the given one."""
+
+    def __init__(self, data: Path, users: Mapping[str, Permissions], infra: Infra) -> None:
+        self.data = data
+        self.infra = infra
+        self._users = users
+        self._secrets = ensure_credentials(data, tuple(users))
+        # Looser than in production, so that tests of lost seconds have seconds to lose.
+        self._options = NatsOptions(sync_interval_seconds=60, stop_seconds_max=5)
+        self.embedded = Nats(data, self._secrets, users, self._options)
+        self._container: object = None
+        self._url = ""
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    @property
+    def admin(self) -> BusCredentials:
+        return self.user(NATS_ADMIN)
+
+    def user(self, name: str) -> BusCredentials:
+        if self.infra is Infra.EXTERNAL:
+            given = urlsplit(external_url(NATS_URL))
+            return BusCredentials(given.username or "", given.password or "")
+        return BusCredentials(name, self._secrets.nats_password(name))
+
+    def password_file(self, name: str) -> Path:
+        return self._secrets.nats_password_file(name)
+
+    async def start(self) -> None:
+        """Start, or start again where it was."""
+        if self.infra is Infra.EMBEDDED:
+            await self.embedded.start()
+            self._url = self.embedded.url
+        elif self.infra is Infra.CONTAINERS:
+            self._url = self._start_container()
+        else:
+            given = urlsplit(external_url(NATS_URL))
+            self._url = f"nats://{given.hostname}:{given.port or 4222}"
+
+    async def stop(self) -> None:
+        if self._container is not None:
+            self._container.stop()
+            self._container = None
+        await self.embedded.stop()
+
+    def kill(self) -> None:
+        """SIGKILL, now."""
+        skip_without_control(self.infra)
+        assert self.embedded.child is not None
+        self.embedded.child.kill_now()
+
+    def snapshot(self) -> Path:
+        """A copy of what is stored now; see ``restore``."""
+        skip_without_control(self.infra)
+        copy = self.data / "store.snapshot"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(self.data / "nats" / "store", copy)
+        return copy
+
+    def restore(self, snapshot: Path) -> None:
+        """After ``kill``: what a power cut would have left, had nothing since reached the disk."""
+        store = self.data / "nats" / "store"
+        shutil.rmtree(store)
+        shutil.copytree(snapshot, store)
+
+    def _start_container(self) -> str:
+        from testcontainers.nats import NatsContainer  # only where containers are
+
+        home, port = Path("/tmp"), 4222
+        text = configuration(self._options, self._secrets, self._users, home, port)
+        config = self.data / "container.conf"
+        # The container's user must read it, and its port must be seen from outside.
+        config.write_text(
+            text.replace(f"127.0.0.1:{port}", f"0.0.0.0:{port}").replace(str(home / "nats.log"), "")
+        )
+        config.chmod(0o644)
+        container = (
+            NatsContainer(IMAGE)
+            .with_volume_mapping(config, "/nats.conf")
+            .with_command("--config /nats.conf")
+            .start()
+        )
+        self._container = container
+        return container.nats_uri()
+
+
+# What the fixture ``nats_start`` is: give it the users beside the administrator.
+StartNats = Callable[[Mapping[str, Permissions]], Awaitable[NatsServer]]

@@ -1,0 +1,123 @@
+"""A little service on the memory adapters: it counts goals per task and says something back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from libs.bus.memory import MemoryBus
+from libs.bus.memory_broker import Faults, MemoryBroker
+from libs.contracts import messages as m
+from libs.contracts.envelope import Envelope
+from libs.service.loop import Loop
+from libs.service.runner import Runner
+from libs.service.settings import BaseServiceSettings
+from libs.service.shape import Ports, Service
+from libs.store.columns import key_column
+from libs.store.memory import MemoryStore
+from libs.store.memory_database import MemoryDatabase
+from libs.store.port import Tx
+from libs.store.tables import Tables, table_base
+from tests.harness.virtual_time import EPOCH, LoopClock
+
+Base = table_base("quota")
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    group: str
+    seen: int
+
+
+class CountRow(Base, table=True):
+    __tablename__ = "count"
+    group: str = key_column()
+    seen: int
+
+
+TABLES = Tables(schema="quota", rows={Count: CountRow})
+
+
+@dataclass
+class World:
+    faults: Faults = field(default_factory=Faults)
+    seed: int = 1
+    broken: Callable[[m.RunStarted], Awaitable[None]] | None = None
+
+    def __post_init__(self) -> None:
+        self.broker = MemoryBroker(Random(self.seed), self.faults)
+        self.database = MemoryDatabase()
+        self.settings = BaseServiceSettings(database_url="-", nats_url="-")
+        self.launcher = MemoryBus(self.broker, "launcher")
+        self.gateway = MemoryBus(self.broker, "gateway")
+        self._numbers = itertools.count(1)
+
+    def store(self) -> MemoryStore:
+        return MemoryStore(
+            self.database,
+            TABLES,
+            clock=LoopClock(),
+            source="quota",
+            new_id=lambda: f"e{next(self._numbers)}",
+        )
+
+    def runner(self, *, loops: tuple[Loop, ...] = (), leader_commands: bool = True) -> Runner:
+        ports = Ports(self.store(), MemoryBus(self.broker, "quota", [m.RunStarted]), LoopClock())
+        service = Service(
+            name="quota",
+            ports=ports,
+            handlers={m.RunStarted: self.on_run_started},
+            commands={m.SetQuota: self.on_set_quota},
+            loops=loops,
+            commands_on_leader_only=leader_commands,
+        )
+        return Runner(service, self.settings)
+
+    async def on_run_started(self, tx: Tx, event: m.RunStarted) -> None:
+        if self.broken is not None:
+            await self.broken(event)
+        row = await tx.get(Count, event.task_id) or Count(event.task_id, 0)
+        tx.put(Count(event.task_id, row.seen + 1))
+        tx.emit(
+            m.UsageRecorded(
+                group=event.task_id, attempt=row.seen + 1, started_at=EPOCH, ended_at=EPOCH
+            )
+        )
+
+    async def on_set_quota(self, tx: Tx, command: m.SetQuota) -> m.SetQuotaReply:
+        if command.quota.limit < 0:
+            return m.SetQuotaReply(refusal=m.Refusal(code=m.RefusalCode.INVALID, detail="limit"))
+        tx.put(Count(command.quota.group, command.quota.limit))
+        return m.SetQuotaReply(version=7)
+
+    async def say(self, *names: str, prefix: str = "s") -> None:
+        await self.launcher.publish(
+            [
+                Envelope(
+                    id=f"{prefix}-{name}-{number}",
+                    source="launcher",
+                    time=EPOCH,
+                    message=m.RunStarted(task_id=name, attempt=1, started_at=EPOCH),
+                )
+                for number, name in enumerate(names)
+            ]
+        )
+
+    def counts(self) -> dict[str, int]:
+        return {row.group: row.seen for row in self.database.rows(TABLES, Count).values()}
+
+    def said(self) -> list[m.UsageRecorded]:
+        return [
+            envelope.message
+            for envelope in self.broker.history
+            if isinstance(envelope.message, m.UsageRecorded)
+        ]
+
+
+async def until(holds: Callable[[], bool], seconds_max: float = 600.0) -> None:
+    async with asyncio.timeout(seconds_max):
+        while not holds():  # noqa: ASYNC110 - it looks at memory, on virtual time
+            await asyncio.sleep(0.05)

@@ -1,0 +1,215 @@
+"""The shape of a service under faults, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from libs.bus.memory_broker import Faults
+from libs.bus.port import BusError
+from libs.contracts import messages as m
+from libs.service.loop import Loop
+from libs.store.port import NotLeaderError, StoreUnavailableError
+from tests.harness.virtual_time import virtually
+from tests.libs.service.service_world import Count, World, until
+
+
+async def stopped(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_events_become_rows_and_events_once() -> None:
+    async def main() -> None:
+        world = World()
+        task = asyncio.ensure_future(world.runner().run())
+        await world.say("a", "b", "a")
+        await until(lambda: len(world.said()) == 3)
+        assert world.counts() == {"a": 2, "b": 1}
+        await stopped(task)
+
+    virtually(main())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_duplicates_losses_and_outages_change_nothing(seed: int) -> None:
+    faults = Faults(
+        lose_delivery=0.2,
+        duplicate_delivery=0.3,
+        delay_delivery=0.2,
+        reorder=0.3,
+        lose_ack=0.3,
+        fail_publish=0.3,
+        latency_s_max=0.01,
+    )
+
+    async def main() -> None:
+        world = World(faults=faults, seed=seed)
+        task = asyncio.ensure_future(world.runner().run())
+        for number in range(20):
+            while True:
+                try:
+                    await world.say(*"abc", prefix=f"p{number}")
+                    break
+                except BusError:
+                    await asyncio.sleep(0.1)
+            if number == 10:
+                world.database.stop()
+                await asyncio.sleep(30)
+                world.database.start()
+        await until(lambda: len({u.model_dump_json() for u in world.said()}) == 60)
+        assert world.counts() == dict.fromkeys("abc", 20)
+        await stopped(task)
+
+    virtually(main())
+
+
+def test_a_crash_between_commit_and_publication_loses_nothing() -> None:
+    async def main() -> None:
+        world = World()
+        runner = world.runner()
+        world.broker.partition("quota")
+        async with runner.service.ports.store.transaction() as tx:
+            await world.on_run_started(tx, m.RunStarted(task_id="a", attempt=1, started_at=tx.now))
+        world.broker.heal()
+        task = asyncio.ensure_future(world.runner().run())
+        await until(lambda: len(world.said()) == 1)
+        await stopped(task)
+
+    virtually(main())
+
+
+def test_a_bus_server_that_forgot_is_told_again() -> None:
+    async def main() -> None:
+        world = World()
+        task = asyncio.ensure_future(world.runner().run())
+        await world.say("a")
+        await until(lambda: len(world.said()) == 1)
+        world.broker.restart(forget_s=60.0)
+        await until(lambda: len(world.said()) == 2)
+        first, second = world.said()
+        assert first == second
+        await stopped(task)
+
+    virtually(main())
+
+
+def test_a_message_that_breaks_its_handler_is_set_apart_alone() -> None:
+    async def broken(event: m.RunStarted) -> None:
+        assert event.task_id != "bad", "this one is bad"
+
+    async def main() -> None:
+        world = World(broken=broken)
+        task = asyncio.ensure_future(world.runner().run())
+        await world.say("a", "bad", "b")
+        await until(lambda: len(world.said()) == 2 and len(world.broker.dead_letters) == 1)
+        assert world.counts() == {"a": 1, "b": 1}
+        assert "this one is bad" in world.broker.dead_letters[0].reason
+        await stopped(task)
+
+    virtually(main())
+
+
+def test_a_database_that_is_down_sets_nothing_apart() -> None:
+    async def main() -> None:
+        world = World()
+        runner = world.runner()
+        task = asyncio.ensure_future(runner.run())
+        await until(lambda: runner.epoch is not None)
+        world.database.stop()
+        await world.say("a")
+        await asyncio.sleep(120)
+        assert not runner.ready[0] or runner.epoch is None
+        world.database.start()
+        await until(lambda: len(world.said()) == 1)
+        assert world.broker.dead_letters == []
+        await stopped(task)
+
+    virtually(main())
+
+
+def test_two_processes_one_leads_and_a_former_leader_commits_nothing() -> None:
+    async def main() -> None:
+        world = World()
+        one, two = world.runner(), world.runner()
+        first = asyncio.ensure_future(one.run())
+        await until(lambda: one.epoch is not None)
+        second = asyncio.ensure_future(two.run())
+        await asyncio.sleep(10)
+        assert two.epoch is None
+        epoch = one.epoch
+        await stopped(first)
+        await until(lambda: two.epoch is not None, 5.0)
+        with pytest.raises(NotLeaderError):
+            async with one.service.ports.store.transaction(epoch=epoch) as tx:
+                tx.put(Count("stolen", 1))
+        assert "stolen" not in world.counts()
+        await stopped(second)
+
+    virtually(main())
+
+
+def test_commands_are_answered_refused_and_wait_for_a_leader() -> None:
+    async def main() -> None:
+        world = World()
+        task = asyncio.ensure_future(world.runner().run())
+        await asyncio.sleep(1)
+        ask = lambda limit: world.gateway.request(  # noqa: E731
+            m.SetQuota(quota=m.Quota(group="g", limit=limit)), timeout_s=5
+        )
+        reply = await ask(3)
+        assert isinstance(reply, m.SetQuotaReply)
+        assert reply.version == 7
+        assert world.counts() == {"g": 3}
+        refused = await ask(-1)
+        assert isinstance(refused, m.SetQuotaReply)
+        assert refused.refusal is not None
+        await stopped(task)
+
+    virtually(main())
+
+
+def test_loops_run_at_ticks_and_at_commits_and_survive_an_outage() -> None:
+    steps: list[float] = []
+    fail = [False]
+
+    async def step(epoch: int) -> None:
+        assert epoch >= 1
+        steps.append(asyncio.get_running_loop().time())
+        if fail[0]:
+            raise StoreUnavailableError("down")
+
+    async def main() -> None:
+        world = World()
+        loop = Loop(name="count", step=step, tick_seconds=100.0, exclusive=True)
+        task = asyncio.ensure_future(world.runner(loops=(loop,)).run())
+        await until(lambda: len(steps) == 1)
+        await world.say("a")
+        await until(lambda: len(steps) == 2, 5.0)
+        await asyncio.sleep(101)
+        assert len(steps) == 3
+        fail[0] = True
+        await world.say("b")
+        await asyncio.sleep(60)
+        fail[0] = False
+        before = len(steps)
+        assert before > 5
+        await until(lambda: len(steps) > before, 10.0)
+        await stopped(task)
+
+    virtually(main())
+
+
+def test_a_part_that_dies_takes_the_service_down() -> None:
+    async def step(epoch: int) -> None:
+        raise ZeroDivisionError(epoch)
+
+    async def main() -> None:
+        world = World()
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await world.runner(loops=(Loop(name="bad", step=step),)).run()
+        assert caught.group_contains(ZeroDivisionError, depth=2)
+
+    virtually(main())
