@@ -74,7 +74,10 @@ async def serve_http(
     ready: Callable[[], tuple[bool, str]],
     on_bound: Callable[[int], None] | None = None,
 ) -> None:
-    """Serve until cancelled. ``on_bound`` is told the real port (for port 0). OSError if it is taken."""
+    """Serve until cancelled. ``on_bound`` is told the real port (for port 0).
+
+    OSError if the port is taken.
+    """
     config = uvicorn.Config(
         Probes(app, ready),
         host=host,

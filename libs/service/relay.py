@@ -25,6 +25,8 @@ class Relay:
     service: Service
     settings: BaseServiceSettings
     waiting: bool = False
+    # Nothing is dropped before the bus server was asked whether it still has it.
+    met: bool = False
 
     async def run(self) -> None:
         """Publish until cancelled; wait out what is down, losing nothing."""
@@ -50,6 +52,7 @@ class Relay:
         again = await ports.store.meet_bus_server(
             ports.bus.server_id, timedelta(seconds=self.settings.republish_window_seconds)
         )
+        self.met = True
         if again:
             observe.REPUBLISHED.labels(name).inc(again)
         rows = await ports.store.outgoing(self.settings.relay_rows_max)
@@ -66,6 +69,8 @@ class Relay:
         while True:
             await pause(self.settings.prune_tick_seconds)
             now = clock.now()
+            if not self.met:
+                continue
             try:
                 await store.prune(
                     published_before=now - timedelta(seconds=self.settings.outbox_keep_seconds),

@@ -28,3 +28,21 @@ def skip_without_control(infra: Infra) -> None:
     """For tests that stop and kill a server: only a process of our own is theirs to kill."""
     if infra is not Infra.EMBEDDED:
         pytest.skip(f"servers of --infra={infra.value} are not ours to kill")
+
+
+def skip_without_own_users(infra: Infra) -> None:
+    """For tests of who may say what: a given server knows one user, who may do everything."""
+    if infra is Infra.EXTERNAL:
+        pytest.skip("the given NATS server has no users with the services' permissions")
+
+
+def need_containers() -> None:
+    from docker.errors import DockerException
+
+    from docker import from_env
+
+    try:
+        client = from_env()
+    except DockerException as problem:
+        pytest.fail(f"--infra=containers needs Docker or Podman, which does not answer: {problem}")
+    client.close()

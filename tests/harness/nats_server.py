@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from libs.bus.connection import Credentials as BusCredentials
 from libs.bus.topology import Permissions
 from services.allinone.embedded.credentials import NATS_ADMIN, ensure_credentials
 from services.allinone.embedded.nats import Nats, NatsOptions, configuration
-from tests.harness.infra import NATS_URL, Infra, external_url, skip_without_control
+from tests.harness.infra import NATS_URL, Infra, external_url, need_containers, skip_without_control
 
 IMAGE = "nats:2.12"
 
@@ -85,24 +86,28 @@ class NatsServer:
         shutil.copytree(snapshot, store)
 
     def _start_container(self) -> str:
-        from testcontainers.nats import NatsContainer  # only where containers are
+        from testcontainers.core.container import DockerContainer  # only where containers are
+        from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
+        need_containers()
         home, port = Path("/tmp"), 4222
-        text = configuration(self._options, self._secrets, self._users, home, port)
+        wanted = json.loads(configuration(self._options, self._secrets, self._users, home, port))
+        # Its port must be seen from outside, and what it says by the wait below.
+        wanted["listen"] = f"0.0.0.0:{port}"
+        del wanted["log_file"], wanted["ports_file_dir"]
         config = self.data / "container.conf"
-        # The container's user must read it, and its port must be seen from outside.
-        config.write_text(
-            text.replace(f"127.0.0.1:{port}", f"0.0.0.0:{port}").replace(str(home / "nats.log"), "")
-        )
+        config.write_text(json.dumps(wanted))
         config.chmod(0o644)
         container = (
-            NatsContainer(IMAGE)
+            DockerContainer(IMAGE)
+            .with_exposed_ports(port)
             .with_volume_mapping(config, "/nats.conf")
             .with_command("--config /nats.conf")
+            .waiting_for(LogMessageWaitStrategy("Server is ready"))
             .start()
         )
         self._container = container
-        return container.nats_uri()
+        return f"nats://{container.get_container_host_ip()}:{container.get_exposed_port(port)}"
 
 
 # What the fixture ``nats_start`` is: give it the users beside the administrator.

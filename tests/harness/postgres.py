@@ -14,7 +14,13 @@ from urllib.parse import urlsplit, urlunsplit
 from libs.store import roles
 from services.allinone.embedded.credentials import SERVICES, ensure_credentials
 from services.allinone.embedded.postgres import Postgres, PostgresOptions
-from tests.harness.infra import POSTGRES_URL, Infra, external_url, skip_without_control
+from tests.harness.infra import (
+    POSTGRES_URL,
+    Infra,
+    external_url,
+    need_containers,
+    skip_without_control,
+)
 
 IMAGE = "postgres:18"
 # Roles belong to the whole server: with one password each, tests beside another agree on it.
@@ -118,6 +124,7 @@ class PostgresServer:
             self._container.stop()
             self._container = None
         await self.embedded.stop()
+        self.embedded.remove_temporary()
 
     def kill(self) -> None:
         """SIGKILL to the first process; its helpers notice by themselves."""
@@ -134,8 +141,9 @@ class PostgresServer:
         return database
 
     def _start_container(self) -> str:
-        from testcontainers.postgres import PostgresContainer  # only where containers are
+        from testcontainers.community.postgres import PostgresContainer  # only where containers are
 
+        need_containers()
         container = PostgresContainer(IMAGE, username="postgres", dbname="postgres", driver=None)
         self._container = container.start()
         return container.get_connection_url()

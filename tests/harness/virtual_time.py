@@ -16,16 +16,20 @@ START_SECONDS = 1000.0
 
 def virtually(main: Coroutine[Any, Any, T]) -> T:
     """Run ``main`` to its end on a fresh virtual-time loop; end what it left behind."""
-    loop = looptime.new_event_loop(start=START_SECONDS)
+    loop = looptime.make_event_loop_class(asyncio.SelectorEventLoop)(start=START_SECONDS)
     try:
         return loop.run_until_complete(main)
     finally:
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(_end_all())
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+
+async def _end_all() -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
 
 
 class LoopClock:

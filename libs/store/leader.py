@@ -1,0 +1,129 @@
+"""Leadership of a service: an advisory lock held by a connection of its own, and an epoch row.
+
+The lock elects (PostgreSQL frees it when the connection dies); the epoch, checked by every
+leader's transaction, is what makes a leader of yesterday harmless. Called by ``sql``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+
+from libs.store.connections import BROKEN, Address, Connection, connect, meaning
+from libs.store.port import StoreUnavailableError
+from libs.store.statements import quoted
+from libs.store.tables import LEADER
+
+
+async def pause(closing: asyncio.Event, seconds: float) -> None:
+    """Wait; StoreUnavailableError if the store is closed meanwhile."""
+    try:
+        async with asyncio.timeout(seconds):
+            await closing.wait()
+    except TimeoutError:
+        return
+    raise StoreUnavailableError("the store is closed")
+
+
+def lock_number(purpose: str, schema: str) -> int:
+    """The advisory lock for a purpose in a schema; a service's own, and the same everywhere."""
+    digest = hashlib.sha256(f"shiftwork/{purpose}/{schema}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+class SqlLeadership:
+    """Held as long as its connection lives."""
+
+    def __init__(self, connection: Connection, epoch: int, probe_s: float) -> None:
+        self._connection = connection
+        self._epoch = epoch
+        self._probe_s = probe_s
+        self._gone = asyncio.Event()
+        self._probing = asyncio.Lock()
+        connection.add_termination_listener(self._terminated)
+
+    @property
+    def epoch(self) -> int:
+        """Grows with each leader."""
+        return self._epoch
+
+    def _terminated(self, connection: object) -> None:
+        del connection
+        self._gone.set()
+
+    async def lost(self) -> None:
+        """Returns when the connection, and the lock with it, is gone."""
+        async with self._probing:
+            while not (self._gone.is_set() or self._connection.is_closed()):
+                try:
+                    async with asyncio.timeout(self._probe_s):
+                        await self._gone.wait()
+                except TimeoutError:
+                    await self._probe()
+
+    async def _probe(self) -> None:
+        """A network that swallows packets closes no connection: ask, and bound the answer."""
+        try:
+            async with asyncio.timeout(max(1.0, 2 * self._probe_s)):
+                await self._connection.fetchval("SELECT 1")
+        except BROKEN:
+            self._connection.terminate()
+            self._gone.set()
+
+    async def release(self) -> None:
+        """Give it up at once."""
+        self._gone.set()
+        if self._connection.is_closed():
+            return
+        try:
+            async with asyncio.timeout(1.0):
+                await self._connection.close()
+        except BROKEN:
+            self._connection.terminate()
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """Who wants to lead what, and how often it asks and probes (seconds)."""
+
+    address: Address
+    schema: str
+    name: str
+    poll_s: float
+    probe_s: float
+
+
+async def lead(campaign: Campaign, closing: asyncio.Event) -> SqlLeadership:
+    """Wait for the lock, then raise the epoch. Polls, so that it can be cancelled and outlives a
+    restart of the server. StoreUnavailableError only once ``closing`` is set.
+    """
+    while True:
+        try:
+            return await _attempt(campaign, closing)
+        except Exception as error:
+            known = meaning(error, closed=True)
+            if not isinstance(known, StoreUnavailableError):
+                raise
+        await pause(closing, campaign.poll_s)
+
+
+async def _attempt(campaign: Campaign, closing: asyncio.Event) -> SqlLeadership:
+    """One connection's try; the driver's errors."""
+    connection = await connect(campaign.address)
+    try:
+        number = lock_number("leader", campaign.schema)
+        while not await connection.fetchval("SELECT pg_try_advisory_lock($1)", number):
+            await pause(closing, campaign.poll_s)
+        # Waits for the last leader's open transaction: after this line none of its can commit.
+        epoch = await connection.fetchval(
+            f"INSERT INTO {quoted(campaign.schema, LEADER)} AS l"  # noqa: S608 - our names
+            " (id, epoch, version, name, bus_server)"
+            " VALUES (1, 1, 0, $1, '') ON CONFLICT (id)"
+            " DO UPDATE SET epoch = l.epoch + 1, name = excluded.name RETURNING epoch",
+            campaign.name,
+        )
+    except BaseException:
+        connection.terminate()
+        raise
+    return SqlLeadership(connection, int(epoch), campaign.probe_s)

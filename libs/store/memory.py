@@ -1,0 +1,284 @@
+"""The store in memory, for the simulation and for tests: the rules of PostgreSQL, none of its I/O.
+
+A ``MemoryDatabase`` stands for the server: it outlives the processes that use it. A ``MemoryStore``
+is one process's handle; a crash is ``crash()`` and a new handle. Transactions of a schema are
+serialised in the order of their arrival, nothing sleeps and nothing is random, so that a run on a
+virtual clock repeats exactly. Faults: ``stop()``/``start()`` of the server, ``cut_leader()``, and a
+``fault`` hook awaited at every ``Point``, which may wait or raise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from libs.contracts.envelope import Envelope
+from libs.store.memory_database import (
+    Fault,
+    MemoryDatabase,
+    MemoryLeadership,
+    Point,
+    Schema,
+    Sent,
+    Table,
+    no_fault,
+)
+from libs.store.port import Leadership, NotLeaderError, Order, StoreUnavailableError, Where
+from libs.store.rows import Batch, Key, Row, Shape, checked, select
+from libs.store.tables import Tables
+from libs.store.unit import Clock, Session, StoreCore
+
+__all__ = ["Fault", "MemoryDatabase", "MemoryStore", "Point", "no_fault"]
+
+# How soon a campaign that met a fault is tried again.
+LEAD_POLL_S = 0.5
+
+
+class _MemorySession:
+    """One transaction: writes in place with a log to undo them; the schema's lock is held."""
+
+    def __init__(
+        self,
+        database: MemoryDatabase,
+        schema: Schema,
+        epoch: int | None,
+        handle_alive: Callable[[], None],
+    ) -> None:
+        self._database = database
+        self._starts = database.starts
+        self._handle_alive = handle_alive
+        self._schema = schema
+        self._epoch = epoch
+        self._undo: list[tuple[Table, Key, Row | None]] = []
+        self._entered: list[str] = []
+        self._appended: Sequence[Envelope] = ()
+        self._open = True
+        self.version = 0 if epoch is None else schema.version + 1
+
+    def _alive(self) -> None:
+        self._handle_alive()
+        if self._database.down or self._database.starts != self._starts:
+            raise StoreUnavailableError("the database was stopped")
+        if not self._open:
+            raise StoreUnavailableError("the connection is closed")
+
+    async def get(self, shape: Shape, key: Key) -> Row | None:
+        """One row."""
+        self._alive()
+        return self._schema.table(shape).rows.get(key)
+
+    async def select(
+        self,
+        shape: Shape,
+        where: Sequence[Where],
+        order_by: Sequence[Order],
+        limit: int | None,
+        offset: int,
+    ) -> list[Row]:
+        """Rows, ties by primary key."""
+        self._alive()
+        checked(shape, where, order_by)
+        rows = self._schema.table(shape).rows.values()
+        return select(shape, rows, where, order_by, limit, offset)
+
+    async def write(self, batch: Batch) -> None:
+        """Deletions, then rows, one after the other: each meets the constraints at its turn."""
+        self._alive()
+        for shape, keys in batch.deletes:
+            for key in keys:
+                self._replace(self._schema.table(shape), key, None)
+        for shape, rows in batch.puts:
+            for row in rows:
+                self._replace(self._schema.table(shape), shape.key_of(row), row)
+
+    def _replace(self, table: Table, key: Key, row: Row | None) -> None:
+        self._undo.append((table, key, table.replace(key, row)))
+
+    async def enter(self, event_ids: Sequence[str], now: datetime) -> set[str]:
+        """Insert into the inbox; returns the new ones."""
+        self._alive()
+        fresh = [each for each in dict.fromkeys(event_ids) if each not in self._schema.inbox]
+        self._schema.inbox.update(dict.fromkeys(fresh, now))
+        self._entered += fresh
+        return set(fresh)
+
+    async def append(self, envelopes: Sequence[Envelope]) -> None:
+        """For the outbox, at the commit."""
+        self._alive()
+        self._appended = envelopes
+
+    async def commit(self) -> None:
+        """Keep it."""
+        schema = self._schema
+        try:
+            await self._database.reach(Point.BEFORE_COMMIT, schema.name)
+            self._alive()
+        except BaseException:
+            self._close(undo=True)
+            raise
+        for envelope in self._appended:
+            schema.outbox_id += 1
+            schema.outbox[schema.outbox_id] = Sent(envelope)
+            schema.unpublished[schema.outbox_id] = None
+        if self._epoch is not None:
+            schema.version = self.version
+        self._close(undo=False)
+        await self._database.reach(Point.AFTER_COMMIT, schema.name)
+
+    async def rollback(self) -> None:
+        """Forget it."""
+        self._close(undo=True)
+
+    def _close(self, *, undo: bool) -> None:
+        if not self._open:
+            return
+        self._open = False
+        if undo:
+            for table, key, row in reversed(self._undo):
+                table.set(key, row)
+            for event_id in self._entered:
+                self._schema.inbox.pop(event_id, None)
+        self._schema.turn.release()
+
+
+class MemoryStore(StoreCore):
+    """One process's handle on its schema of a ``MemoryDatabase``."""
+
+    def __init__(
+        self,
+        database: MemoryDatabase,
+        tables: Tables,
+        *,
+        clock: Clock,
+        source: str,
+        new_id: Callable[[], str],
+        traceparent: Callable[[], str] = str,
+    ) -> None:
+        super().__init__(tables, clock=clock, source=source, new_id=new_id, traceparent=traceparent)
+        self._database = database
+        self._schema = database.schema(tables.schema)
+        self._leaderships: list[MemoryLeadership] = []
+        self._dead = False
+
+    def _alive(self) -> None:
+        if self._dead:
+            raise StoreUnavailableError("the store is closed")
+
+    async def _begin(self, epoch: int | None) -> Session:
+        self._alive()
+        await self._database.reach(Point.BEGIN, self._schema.name)
+        await self._schema.turn.acquire()
+        session = _MemorySession(self._database, self._schema, epoch, self._alive)
+        try:
+            self._alive()
+            self._fence(epoch)
+        except BaseException:
+            await session.rollback()
+            raise
+        return session
+
+    def _fence(self, epoch: int | None) -> None:
+        if epoch is not None and epoch != self._schema.epoch:
+            raise NotLeaderError(f"epoch {epoch} of {self._schema.name} is over")
+
+    async def _lead(self) -> Leadership:
+        schema = self._schema
+        while True:
+            self._alive()
+            if schema.leader is not None or self._database.down:
+                await self._knock()
+                continue
+            try:
+                await self._database.reach(Point.LEAD, schema.name)
+                async with schema.turn:
+                    pass  # the last leader's open transaction comes first
+            except StoreUnavailableError:
+                await self._knock(LEAD_POLL_S)
+                continue
+            if schema.leader is None and not (self._database.down or self._dead):
+                schema.epoch += 1
+                schema.leader = MemoryLeadership(schema)
+                self._leaderships = [schema.leader]
+                return schema.leader
+
+    async def _knock(self, seconds_max: float | None = None) -> None:
+        """Wait until somebody gives the leadership up or the server starts."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._schema.waiting.append(waiter)
+        try:
+            async with asyncio.timeout(seconds_max):
+                await waiter
+        except TimeoutError:
+            pass
+        finally:
+            self._schema.waiting.remove(waiter)
+
+    async def outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
+        """Unpublished events, oldest first."""
+        self._alive()
+        await self._database.reach(Point.OUTGOING, self._schema.name)
+        ids = sorted(self._schema.unpublished)[:limit]
+        return [(each, self._schema.outbox[each].envelope) for each in ids]
+
+    async def published(self, row_ids: Sequence[int]) -> None:
+        """Mark events of the outbox as published."""
+        self._alive()
+        await self._database.reach(Point.PUBLISHED, self._schema.name)
+        now = self._clock.now()
+        for each in row_ids:
+            if each in self._schema.outbox:
+                sent = self._schema.outbox[each]
+                self._schema.outbox[each] = replace(sent, published_at=now)
+                self._schema.unpublished.pop(each, None)
+
+    async def meet_bus_server(self, server_id: str, window: timedelta) -> int:
+        """Note the bus server; publish the last ``window`` again if it is a new one."""
+        self._alive()
+        await self._database.reach(Point.PUBLISHED, self._schema.name)
+        schema = self._schema
+        if not server_id or schema.bus_server == server_id:
+            return 0
+        schema.bus_server = server_id
+        times = {each: sent.published_at for each, sent in schema.outbox.items()}
+        last = max((moment for moment in times.values() if moment is not None), default=None)
+        found = [
+            each
+            for each, moment in times.items()
+            if last is not None and moment is not None and moment >= last - window
+        ]
+        for each in found:
+            schema.outbox[each] = replace(schema.outbox[each], published_at=None)
+            schema.unpublished[each] = None
+        if found:
+            self._outbox_changed.set()
+        return len(found)
+
+    async def prune(self, *, published_before: datetime, seen_before: datetime) -> int:
+        """Drop old rows of the outbox (published) and inbox."""
+        self._alive()
+        await self._database.reach(Point.PUBLISHED, self._schema.name)
+        schema = self._schema
+        sent = [
+            each
+            for each, row in schema.outbox.items()
+            if row.published_at is not None and row.published_at < published_before
+        ]
+        seen = [each for each, moment in schema.inbox.items() if moment < seen_before]
+        for each in sent:
+            del schema.outbox[each]
+        for each in seen:
+            del schema.inbox[each]
+        return len(sent) + len(seen)
+
+    def crash(self) -> None:
+        """The process dies: its leadership is free, whatever it still tries fails."""
+        self._dead = True
+        for leadership in self._leaderships:
+            leadership.drop()
+        self._schema.call_next()
+
+    async def close(self) -> None:
+        """Give up the leadership."""
+        self.crash()

@@ -1,0 +1,211 @@
+"""The memory store's server: schemas that outlive the processes using them, and their faults.
+
+Used by ``memory``; the simulation holds one ``MemoryDatabase`` and strikes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+from libs.contracts.envelope import Envelope
+from libs.store.port import ConflictError, StoreUnavailableError
+from libs.store.rows import Key, Row, Shape, Unique
+from libs.store.tables import Tables
+
+
+class Point(Enum):
+    """Where a fault may strike."""
+
+    BEGIN = "begin"
+    # Nothing of the transaction is kept.
+    BEFORE_COMMIT = "before_commit"
+    # Everything is kept, but the caller is not told.
+    AFTER_COMMIT = "after_commit"
+    OUTGOING = "outgoing"
+    # Between publishing and marking as published.
+    PUBLISHED = "published"
+    LEAD = "lead"
+
+
+# Called with the point and the schema's name; waits, returns, or raises StoreUnavailableError.
+Fault = Callable[[Point, str], Awaitable[None]]
+
+
+async def no_fault(point: Point, schema: str) -> None:
+    """Everything works."""
+    del point, schema
+
+
+@dataclass
+class Table:
+    """One table: rows by primary key, and its unique indexes."""
+
+    shape: Shape
+    rows: dict[Key, Row] = field(default_factory=dict)
+    indexes: dict[str, dict[tuple[object, ...], Key]] = field(default_factory=dict)
+
+    def replace(self, key: Key, row: Row | None) -> Row | None:
+        """Set or remove a row, after every constraint has agreed; returns the row before."""
+        if row is not None:
+            self._refuse(key, row)
+        return self.set(key, row)
+
+    def set(self, key: Key, row: Row | None) -> Row | None:
+        """Set or remove a row and its index entries; returns the row before."""
+        old = self.rows.get(key)
+        for unique in self.shape.uniques:
+            index = self.indexes.setdefault(unique.name, {})
+            if old is not None and (was := unique.values(old)) is not None:
+                index.pop(was, None)
+            if row is not None and (values := unique.values(row)) is not None:
+                index[values] = key
+        if row is None:
+            self.rows.pop(key, None)
+        else:
+            self.rows[key] = row
+        return old
+
+    def _refuse(self, key: Key, row: Row) -> None:
+        """ConflictError names the constraint that the row would break."""
+        for column in self.shape.columns:
+            column.encoded(getattr(row, column.name))
+        for check in self.shape.checks:
+            if not check.holds(row):
+                raise ConflictError(check.name)
+        for unique in self.shape.uniques:
+            if self._taken(unique, key, row):
+                raise ConflictError(unique.name)
+
+    def _taken(self, unique: Unique, key: Key, row: Row) -> bool:
+        values = unique.values(row)
+        if values is None:
+            return False
+        return self.indexes.get(unique.name, {}).get(values, key) != key
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One row of the outbox."""
+
+    envelope: Envelope
+    published_at: datetime | None = None
+
+
+class Schema:
+    """Everything that one service keeps."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tables: dict[str, Table] = {}
+        self.inbox: dict[str, datetime] = {}
+        self.outbox: dict[int, Sent] = {}
+        self.unpublished: dict[int, None] = {}
+        self.outbox_id = 0
+        self.epoch = 0
+        self.version = 0
+        self.bus_server = ""
+        self.turn = asyncio.Lock()
+        self.leader: MemoryLeadership | None = None
+        self.waiting: list[asyncio.Future[None]] = []
+
+    def table(self, shape: Shape) -> Table:
+        """The table of a kind; rows survive a new handle with newly declared shapes."""
+        found = self.tables.get(shape.table)
+        if found is None:
+            found = self.tables[shape.table] = Table(shape)
+        return found
+
+    def call_next(self) -> None:
+        """Tell those who wait for the leadership, in their order."""
+        for waiter in self.waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class MemoryDatabase:
+    """The server: schemas by name, and the faults it may have."""
+
+    def __init__(self) -> None:
+        self.fault: Fault = no_fault
+        # Grows with each start; a transaction belongs to one.
+        self.starts = 1
+        self._down = False
+        self._schemas: dict[str, Schema] = {}
+
+    @property
+    def down(self) -> bool:
+        """True while the server is stopped."""
+        return self._down
+
+    def schema(self, name: str) -> Schema:
+        """One service's part, made when first asked for."""
+        if name not in self._schemas:
+            self._schemas[name] = Schema(name)
+        return self._schemas[name]
+
+    def stop(self) -> None:
+        """The server dies: open transactions are gone, and every leadership with them."""
+        self._down = True
+        for name in self._schemas:
+            self.cut_leader(name)
+
+    def start(self) -> None:
+        """The server is back with everything that was committed."""
+        if not self._down:
+            return
+        self._down = False
+        self.starts += 1
+        for schema in self._schemas.values():
+            schema.call_next()
+
+    def cut_leader(self, schema: str) -> None:
+        """Break the connection that holds a service's leadership."""
+        leader = self.schema(schema).leader
+        if leader is not None:
+            leader.drop()
+
+    def rows(self, tables: Tables, kind: type[Any]) -> dict[Key, Row]:
+        """What is committed, for checkers; a copy."""
+        return dict(self.schema(tables.schema).table(tables.shape(kind)).rows)
+
+    async def reach(self, point: Point, schema: str) -> None:
+        """Get to the server, if it lets us."""
+        if self._down:
+            raise StoreUnavailableError("the database is stopped")
+        await self.fault(point, schema)
+        if self._down:
+            raise StoreUnavailableError("the database is stopped")
+
+
+class MemoryLeadership:
+    """Held until dropped."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._epoch = schema.epoch
+        self._gone = asyncio.Event()
+
+    @property
+    def epoch(self) -> int:
+        """Grows with each leader."""
+        return self._epoch
+
+    async def lost(self) -> None:
+        """Returns when it is gone."""
+        await self._gone.wait()
+
+    async def release(self) -> None:
+        """Give it up at once."""
+        self.drop()
+
+    def drop(self) -> None:
+        """The connection breaks: the next in line may lead."""
+        self._gone.set()
+        if self._schema.leader is self:
+            self._schema.leader = None
+            self._schema.call_next()

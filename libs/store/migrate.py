@@ -1,0 +1,210 @@
+"""Brings a service's schema to the state that its code expects: Alembic, one history per service.
+
+``upgrade`` is called by every process of a service when it starts (one of them does it, under a
+lock), ``check`` by tests. The schema and its owner are there already (``libs.store.roles``). Files
+are ``migrations/versions/NNNN_pre_slug.py`` or ``NNNN_post_slug.py``: *pre* runs before the new
+code and must suit the old code too, *post* cleans up once no old code runs.
+
+``python -m libs.store.migrate new services.submit.tables add_owner --url postgresql://...`` writes
+the next file from what the tables of a scratch database lack.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import asyncpg
+
+from libs.store.connections import Address, connect, meaning
+from libs.store.leader import lock_number
+from libs.store.statements import quoted
+from libs.store.tables import VERSION_TABLE, Tables
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+    from sqlalchemy.engine import Connection as SyncConnection
+
+T = TypeVar("T")
+
+# A migration may rewrite a table; an ordinary statement may not take so long.
+MIGRATION_TIMEOUT_S = 600.0
+_DIGITS = 4
+
+
+def newest(migrations: Path) -> str:
+    """The revision that the code expects: the highest number among the files; empty if none."""
+    numbers = (path.name[:_DIGITS] for path in (migrations / "versions").glob("[0-9]*_*.py"))
+    return max(numbers, default="")
+
+
+async def upgrade(address: Address, tables: Tables, migrations: Path) -> None:
+    """Run the migrations that are missing, all or none of them.
+
+    A schema that is already there, or ahead of this code, is left alone, and Alembic is then not
+    even imported. StoreUnavailableError if the database cannot be reached.
+    """
+    wanted = newest(migrations)
+    if not wanted:
+        raise FileNotFoundError(f"no migrations in {migrations / 'versions'}")
+    if await current(address, tables) >= wanted:
+        return
+
+    def work(connection: SyncConnection) -> None:
+        from alembic import command  # noqa: PLC0415 - only when there is something to do
+
+        command.upgrade(_config(connection, tables, migrations), "head")
+
+    await _run(address, tables, work)
+
+
+async def current(address: Address, tables: Tables) -> str:
+    """The revision that the schema is at; empty if it was never migrated."""
+    try:
+        connection = await connect(address)
+        try:
+            found = await connection.fetchval(
+                f"SELECT version_num FROM {quoted(tables.schema, VERSION_TABLE)}"  # noqa: S608 - our names
+            )
+        finally:
+            await connection.close()
+    except asyncpg.UndefinedTableError:
+        return ""
+    except Exception as error:
+        known = meaning(error, closed=True)
+        if known is None:
+            raise
+        raise known from error
+    return str(found or "")
+
+
+async def check(address: Address, tables: Tables) -> list[str]:
+    """How the schema differs from the tables, as ``alembic check`` would say; empty if not."""
+
+    def work(connection: SyncConnection) -> list[str]:
+        from alembic.autogenerate import compare_metadata  # noqa: PLC0415 - only for tests
+        from alembic.migration import MigrationContext  # noqa: PLC0415
+
+        context = MigrationContext.configure(
+            connection, opts={**options(tables), "target_metadata": tables.metadata}
+        )
+        return [str(difference) for difference in compare_metadata(context, tables.metadata)]
+
+    return await _run(address, tables, work)
+
+
+async def write_next(address: Address, tables: Tables, migrations: Path, slug: str) -> Path:
+    """Write the next migration: from the schema in ``address`` (upgraded first) to ``tables``."""
+    (migrations / "versions").mkdir(parents=True, exist_ok=True)
+    last = newest(migrations)
+    if last:
+        await upgrade(address, tables, migrations)
+    revision = f"{int(last or 0) + 1:0{_DIGITS}}"
+
+    def work(connection: SyncConnection) -> None:
+        from alembic import command  # noqa: PLC0415 - as in upgrade
+
+        command.revision(
+            _config(connection, tables, migrations),
+            message=slug,
+            autogenerate=True,
+            rev_id=revision,
+        )
+
+    await _run(address, tables, work)
+    return migrations / "versions" / f"{revision}_{slug}.py"
+
+
+async def _run(address: Address, tables: Tables, work: Callable[[SyncConnection], T]) -> T:
+    """Do something with a SQLAlchemy connection, alone, in one transaction."""
+    from sqlalchemy import text  # noqa: PLC0415 - the engine is not needed for the fast path
+    from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
+    from sqlalchemy.pool import NullPool  # noqa: PLC0415
+
+    patient = replace(address, statement_timeout_s=MIGRATION_TIMEOUT_S)
+
+    async def creator() -> Any:  # noqa: ANN401 - asyncpg's connection has no types
+        return await connect(patient)
+
+    engine = create_async_engine("postgresql+asyncpg://", async_creator=creator, poolclass=NullPool)
+    try:
+        async with engine.begin() as connection:
+            number = lock_number("migrate", tables.schema)
+            await connection.execute(text(f"SELECT pg_advisory_xact_lock({number})"))
+            return await connection.run_sync(work)
+    finally:
+        await engine.dispose()
+
+
+def _config(connection: SyncConnection, tables: Tables, migrations: Path) -> Config:
+    """Alembic's configuration, without a file."""
+    from alembic.config import Config  # noqa: PLC0415 - as in upgrade
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "alembic"))
+    config.set_main_option("path_separator", "newline")
+    config.set_main_option("version_locations", str(migrations / "versions"))
+    config.set_main_option("file_template", "%%(rev)s_%%(slug)s")
+    config.set_main_option("truncate_slug_length", "60")
+    config.attributes.update(connection=connection, tables=tables)
+    return config
+
+
+def options(tables: Tables) -> dict[str, Any]:
+    """How Alembic looks at one service's schema and at nothing else. Called by ``alembic/env``."""
+
+    def mine(name: str | None, kind: str, parents: object) -> bool:
+        del parents
+        return kind != "schema" or name == tables.schema
+
+    return {
+        "include_schemas": True,
+        "include_name": mine,
+        "compare_type": True,
+        "version_table": VERSION_TABLE,
+        "version_table_schema": tables.schema,
+        "render_item": _render,
+    }
+
+
+def _render(kind: str, item: object, context: Any) -> str | bool:  # noqa: ANN401 - Alembic's
+    """Our column types as plain ones: a migration must not change when our classes do."""
+    from libs.store.columns import EnumText, JsonOf  # noqa: PLC0415 - as in upgrade
+
+    if kind == "type" and isinstance(item, JsonOf):
+        context.imports.add("from sqlalchemy.dialects import postgresql")
+        return "postgresql.JSONB()"
+    if kind == "type" and isinstance(item, EnumText):
+        return 'sa.Text(collation="C")'
+    return False
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line of a developer who changed a ``tables.py``."""
+    parser = argparse.ArgumentParser(prog="python -m libs.store.migrate")
+    commands = parser.add_subparsers(required=True)
+    new = commands.add_parser("new", help="write the next migration of a service")
+    new.add_argument("module", help="where TABLES is, for example services.submit.tables")
+    new.add_argument("slug", help="what changes, in snake_case")
+    new.add_argument("--phase", choices=("pre", "post"), default="pre")
+    new.add_argument("--url", required=True, help="a scratch database with the schema and its role")
+    new.add_argument("--password-file", type=Path)
+    given = parser.parse_args(arguments)
+    module = importlib.import_module(given.module)
+    password = given.password_file.read_text().strip() if given.password_file else None
+    migrations = Path(str(module.__file__)).parent / "migrations"
+    path = asyncio.run(
+        write_next(
+            Address(given.url, password), module.TABLES, migrations, f"{given.phase}_{given.slug}"
+        )
+    )
+    print(path)  # noqa: T201 - the command's answer
+
+
+if __name__ == "__main__":
+    main()

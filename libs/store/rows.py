@@ -1,0 +1,265 @@
+"""Rows as values: their shape, and what a condition, an order and a unique index mean in Python.
+
+Used by both adapters: ``memory`` for everything, ``sql`` for resident tables. One meaning in one
+place, so that the two cannot drift apart; where Python and SQL differ (NULL), SQL wins.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+from operator import attrgetter
+from typing import Any, cast
+
+from libs.store.port import Op, Order, Where
+
+Row = Any
+Key = object
+Encode = Callable[[Any], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its name, its PostgreSQL type, what it accepts and how it is encoded."""
+
+    name: str
+    sql_type: str
+    nullable: bool
+    # Python types of a value; empty where ``encode`` judges.
+    accepts: tuple[type, ...] = ()
+    encode: Encode | None = None
+    decode: Callable[[Any], object] | None = None
+
+    def encoded(self, value: object) -> object:
+        """The value as the database driver takes it."""
+        return value if value is None or self.encode is None else self.encode(value)
+
+    def check(self, value: object) -> None:
+        """TypeError if the column cannot hold this value."""
+        if value is None:
+            if not self.nullable:
+                raise TypeError(f"{self.name} is None, but its column is not nullable")
+            return
+        if self.accepts and (type(value) not in self.accepts) and not self._subtype(value):
+            raise TypeError(f"{self.name} is {value!r}, but its column is {self.sql_type}")
+        if isinstance(value, datetime) and value.tzinfo is None:
+            raise TypeError(f"{self.name} is {value!r}: a time without a zone; give it in UTC")
+
+    def _subtype(self, value: object) -> bool:
+        """True for a subclass of what is accepted; a bool is no int here."""
+        return isinstance(value, self.accepts) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Unique:
+    """A unique index or constraint; with ``where``, over the rows that meet it."""
+
+    name: str
+    columns: tuple[str, ...]
+    where: Callable[[Row], bool] | None = None
+
+    def values(self, row: Row) -> tuple[object, ...] | None:
+        """What must be unique of this row; None if the index does not hold it (as with NULL)."""
+        if self.where is not None and not self.where(row):
+            return None
+        found = tuple(plain(getattr(row, name)) for name in self.columns)
+        return None if any(value is None for value in found) else found
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A CHECK constraint's meaning in Python."""
+
+    name: str
+    holds: Callable[[Row], bool]
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """What the store knows about one kind of rows; one value per kind, compared by identity."""
+
+    kind: type[Any]
+    schema: str
+    table: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    uniques: tuple[Unique, ...] = ()
+    checks: tuple[Check, ...] = ()
+    by_name: Mapping[str, Column] = field(init=False)
+    # The primary key of a row: a value, or a tuple if there are several columns.
+    key_of: Callable[[Row], Key] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_name", {column.name: column for column in self.columns})
+        object.__setattr__(self, "key_of", attrgetter(*self.key))
+
+    def key_from(self, parts: tuple[object, ...]) -> Key:
+        """The key of ``get(kind, *parts)``; TypeError if the number of parts is wrong."""
+        if len(parts) != len(self.key):
+            raise TypeError(f"{self.kind.__name__} has the key {self.key}, not {parts!r}")
+        return parts[0] if len(parts) == 1 else parts
+
+    def key_parts(self, key: Key) -> tuple[object, ...]:
+        """The inverse of ``key_from``."""
+        return (key,) if len(self.key) == 1 else cast("tuple[object, ...]", key)
+
+    def column(self, name: str) -> Column:
+        """The column; ValueError names one that is not there."""
+        try:
+            return self.by_name[name]
+        except KeyError:
+            raise ValueError(f"{self.kind.__name__} has no column {name!r}") from None
+
+    def check(self, row: Row) -> None:
+        """TypeError says which field of the row does not fit its column."""
+        for column in self.columns:
+            try:
+                column.check(getattr(row, column.name))
+            except TypeError as error:
+                raise TypeError(f"{self.kind.__name__}: {error}") from None
+
+
+def plain(value: object) -> Any:  # noqa: ANN401 - comparable with its like
+    """The value as the database compares it: an enum by its value."""
+    return value.value if isinstance(value, Enum) else value
+
+
+def checked(shape: Shape, where: Sequence[Where], order_by: Sequence[Order]) -> None:
+    """ValueError if a condition or an order has no meaning for this kind of rows."""
+    for order in order_by:
+        shape.column(order.column)
+    for condition in where:
+        shape.column(condition.column)
+        bare = condition.op in (Op.IS_NULL, Op.NOT_NULL)
+        if not bare and condition.value is None:
+            raise ValueError(f"{condition.column} {condition.op.value} None: use Op.IS_NULL")
+
+
+def select(  # noqa: PLR0917 - the parts of one query, in SQL's order
+    shape: Shape,
+    rows: Iterable[Row],
+    where: Sequence[Where],
+    order_by: Sequence[Order],
+    limit: int | None,
+    offset: int,
+) -> list[Row]:
+    """Filter, sort and cut, as the SQL of ``statements`` does: ties go by primary key."""
+    tests = [(attrgetter(item.column), _test(shape, item)) for item in where]
+    found = [row for row in rows if all(test(read(row)) for read, test in tests)]
+    found.sort(key=lambda row: tuple(plain(part) for part in shape.key_parts(shape.key_of(row))))
+    for order in reversed(order_by):
+        found.sort(key=_sort_key(order.column), reverse=order.descending)
+    return found[offset : None if limit is None else offset + limit]
+
+
+def _sort_key(column: str) -> Callable[[Row], tuple[bool, Any]]:
+    """NULLs last going up and first going down, as PostgreSQL has it."""
+
+    def key(row: Row) -> tuple[bool, Any]:
+        value = plain(getattr(row, column))
+        return (value is None, value)
+
+    return key
+
+
+_COMPARE: Mapping[Op, Callable[[Any, Any], bool]] = {
+    Op.EQ: operator.eq,
+    Op.NE: operator.ne,
+    Op.LT: operator.lt,
+    Op.LE: operator.le,
+    Op.GT: operator.gt,
+    Op.GE: operator.ge,
+    Op.IN: lambda value, several: value in several,
+    Op.PREFIX: lambda value, start: value.startswith(start),
+}
+
+
+def _test(shape: Shape, where: Where) -> Callable[[object], bool]:
+    """One condition as a predicate on the column's value; NULL meets no comparison."""
+    if where.op is Op.IS_NULL:
+        return lambda value: value is None
+    if where.op is Op.NOT_NULL:
+        return lambda value: value is not None
+    if where.op is Op.CONTAINS:
+        wanted = json.loads(json.dumps(cast("Any", where.value)))
+        encode = cast("Callable[[object], str]", shape.column(where.column).encode)
+        return lambda value: value is not None and _contains(json.loads(encode(value)), wanted)
+    compare, other = _COMPARE[where.op], plain(where.value)
+    if where.op is Op.IN:
+        other = [plain(item) for item in cast("Iterable[object]", where.value)]
+    return lambda value: value is not None and compare(plain(value), other)
+
+
+def _contains(whole: object, part: object) -> bool:
+    """JSONB's ``@>`` for objects (by key), lists (each element in some element) and scalars."""
+    if isinstance(whole, dict) and isinstance(part, dict):
+        found = cast("dict[str, object]", whole)
+        pairs = cast("dict[str, object]", part)
+        return all(key in found and _contains(found[key], value) for key, value in pairs.items())
+    if isinstance(whole, list) and isinstance(part, list):
+        elements = cast("list[object]", whole)
+        return all(
+            any(_contains(element, wanted) for element in elements)
+            for wanted in cast("list[object]", part)
+        )
+    return whole.__class__ is part.__class__ and whole == part
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Writes to carry out: deletions first, then rows in the order they were first put.
+
+    The order is the same everywhere, because it decides which unique index complains.
+    """
+
+    deletes: Sequence[tuple[Shape, Sequence[Key]]]
+    puts: Sequence[tuple[Shape, Sequence[Row]]]
+
+
+class Overlay:
+    """The writes of an open transaction, above what is stored."""
+
+    def __init__(self) -> None:
+        # Every write so far by kind and key; None is a deletion. For reads and for the delta.
+        self.writes: dict[Shape, dict[Key, Row | None]] = {}
+        # Those that the database has not been told yet.
+        self._pending: dict[Shape, dict[Key, Row | None]] = {}
+
+    def put(self, shape: Shape, row: Row) -> None:
+        """Note a row."""
+        self._note(shape, shape.key_of(row), row)
+
+    def delete(self, shape: Shape, key: Key) -> None:
+        """Note a deletion."""
+        self._note(shape, key, None)
+
+    def _note(self, shape: Shape, key: Key, row: Row | None) -> None:
+        self.writes.setdefault(shape, {})[key] = row
+        self._pending.setdefault(shape, {})[key] = row
+
+    def take(self) -> Batch | None:
+        """What the database has to be told now; None if nothing."""
+        pending, self._pending = self._pending, {}
+        if not pending:
+            return None
+        deletes = [
+            (shape, [key for key, row in rows.items() if row is None])
+            for shape, rows in pending.items()
+        ]
+        puts = [
+            (shape, [row for row in rows.values() if row is not None])
+            for shape, rows in pending.items()
+        ]
+        return Batch([item for item in deletes if item[1]], [item for item in puts if item[1]])
+
+    def over(self, shape: Shape, stored: Mapping[Key, Row]) -> Iterable[Row]:
+        """A table's rows as the transaction sees them."""
+        writes = self.writes.get(shape)
+        if not writes:
+            return stored.values()
+        kept = [row for key, row in stored.items() if key not in writes]
+        return kept + [row for row in writes.values() if row is not None]

@@ -1,0 +1,287 @@
+"""The store on PostgreSQL: asyncpg under ``StoreCore``.
+
+Built by ``services/*/main.py``'s caller with the service's own role. A transaction costs BEGIN, the
+leader's fence, one round trip per table written, one for inbox and outbox each, and COMMIT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from libs.contracts.envelope import Envelope
+from libs.contracts.registry import ROUTES
+from libs.store import statements
+from libs.store.connections import Address, Connection, Pool, meaning
+from libs.store.leader import Campaign, SqlLeadership, lead
+from libs.store.port import Leadership, NotLeaderError, Order, Where
+from libs.store.rows import Batch, Key, Row, Shape
+from libs.store.statements import quoted
+from libs.store.tables import INBOX, LEADER, OUTBOX, Tables
+from libs.store.unit import Clock, Session, StoreCore
+
+T = TypeVar("T")
+
+PRUNE_ROWS_MAX = 10_000
+
+
+class _SqlSession:
+    """One transaction on one connection of the pool."""
+
+    def __init__(self, pool: Pool, connection: Connection, schema: str) -> None:
+        self._pool = pool
+        self._connection = connection
+        self._schema = schema
+        self.version = 0
+
+    async def begin(self, epoch: int | None) -> None:
+        """Start; with an epoch, take the leader's row, which keeps every other leader out."""
+        if epoch is None:
+            # Snapshot isolation: a row that another process changed after we read it refuses ours.
+            await self._run(self._connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ"))
+            return
+        await self._run(self._connection.execute("BEGIN"))
+        version = await self._run(
+            self._connection.fetchval(
+                f"UPDATE {quoted(self._schema, LEADER)} SET version = version + 1"  # noqa: S608 - our names
+                " WHERE id = 1 AND epoch = $1 RETURNING version",
+                epoch,
+            )
+        )
+        if version is None:
+            raise NotLeaderError(f"epoch {epoch} of {self._schema} is over")
+        self.version = int(version)
+
+    async def _run(self, step: Awaitable[T]) -> T:
+        """Await one statement; the driver's errors become the port's."""
+        try:
+            return await step
+        except Exception as error:
+            known = meaning(error, closed=self._connection.is_closed())
+            if known is None:
+                raise
+            raise known from error
+
+    async def get(self, shape: Shape, key: Key) -> Row | None:
+        """One row."""
+        text, arguments = statements.get(shape, key)
+        record = await self._run(self._connection.fetchrow(text, *arguments))
+        return None if record is None else statements.row_of(shape, record)
+
+    async def select(
+        self,
+        shape: Shape,
+        where: Sequence[Where],
+        order_by: Sequence[Order],
+        limit: int | None,
+        offset: int,
+    ) -> list[Row]:
+        """Rows, ties by primary key."""
+        text, arguments = statements.select(shape, where, order_by, limit, offset)
+        records = await self._run(self._connection.fetch(text, *arguments))
+        return [statements.row_of(shape, record) for record in records]
+
+    async def write(self, batch: Batch) -> None:
+        """One statement per table for deletions and one for rows."""
+        for shape, keys in batch.deletes:
+            text, arguments = statements.delete(shape, keys)
+            await self._run(self._connection.fetch(text, *arguments))
+        for shape, rows in batch.puts:
+            text, arguments = statements.upsert(shape, rows)
+            await self._run(self._connection.fetch(text, *arguments))
+
+    async def enter(self, event_ids: Sequence[str], now: datetime) -> set[str]:
+        """Insert into the inbox; returns the new ones."""
+        found = await self._run(
+            self._connection.fetch(
+                f"INSERT INTO {quoted(self._schema, INBOX)} (event_id, seen_at)"  # noqa: S608 - our names
+                " SELECT event_id, $2 FROM unnest($1::text[]) AS event_id"
+                " ON CONFLICT DO NOTHING RETURNING event_id",
+                list(event_ids),
+                now,
+            )
+        )
+        return {record[0] for record in found}
+
+    async def append(self, envelopes: Sequence[Envelope]) -> None:
+        """Insert into the outbox, in this order."""
+        await self._run(
+            self._connection.fetch(
+                f"INSERT INTO {quoted(self._schema, OUTBOX)}"  # noqa: S608 - our names
+                " (event_id, type, source, subject, time, traceparent, body, created_at)"
+                " SELECT *, $8::timestamptz FROM unnest($1::text[], $2::text[], $3::text[],"
+                " $4::text[], $5::timestamptz[], $6::text[], $7::text[])",
+                [each.id for each in envelopes],
+                [ROUTES[type(each.message)].type_name for each in envelopes],
+                [each.source for each in envelopes],
+                [each.subject for each in envelopes],
+                [each.time for each in envelopes],
+                [each.traceparent for each in envelopes],
+                [each.body().decode() for each in envelopes],
+                envelopes[0].time,
+            )
+        )
+
+    async def commit(self) -> None:
+        """Commit, and give the connection back."""
+        done = False
+        try:
+            status = await self._run(self._connection.execute("COMMIT"))
+            # COMMIT of a transaction that failed before is answered with ROLLBACK.
+            done = status == "COMMIT"
+            if not done:
+                raise AssertionError(f"COMMIT was answered with {status}")
+        finally:
+            self._pool.release(self._connection, sound=done)
+
+    async def rollback(self) -> None:
+        """Roll back if the connection is worth it, else drop it; never raises."""
+        done = False
+        try:
+            if not self._connection.is_closed() and not _cancelled():
+                await self._run(self._connection.execute("ROLLBACK"))
+                done = True
+        except Exception:  # noqa: BLE001 - whatever it was, the connection is dropped below
+            done = False
+        finally:
+            self._pool.release(self._connection, sound=done)
+
+
+def _cancelled() -> bool:
+    """True while the current task is being cancelled: no time for another round trip."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+class SqlStore(StoreCore):
+    """``Store`` for one service's schema under that service's own role."""
+
+    def __init__(
+        self,
+        address: Address,
+        tables: Tables,
+        *,
+        clock: Clock,
+        source: str,
+        new_id: Callable[[], str],
+        traceparent: Callable[[], str] = str,
+        leader_name: str = "",
+        leader_poll_s: float = 0.5,
+        leader_probe_s: float = 1.0,
+    ) -> None:
+        super().__init__(tables, clock=clock, source=source, new_id=new_id, traceparent=traceparent)
+        self._pool = Pool(address)
+        self._campaign = Campaign(
+            address, tables.schema, leader_name or source, leader_poll_s, leader_probe_s
+        )
+        self._leaderships: list[SqlLeadership] = []
+        self._closing = asyncio.Event()
+        self._outbox = quoted(tables.schema, OUTBOX)
+        self._bus_server = ""
+
+    async def _begin(self, epoch: int | None) -> Session:
+        session = _SqlSession(self._pool, await self._pool.acquire(), self._tables.schema)
+        try:
+            await session.begin(epoch)
+        except BaseException:
+            await session.rollback()
+            raise
+        return session
+
+    async def _lead(self) -> Leadership:
+        leadership = await lead(self._campaign, self._closing)
+        self._leaderships = [leadership]
+        return leadership
+
+    async def outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
+        """Unpublished events, oldest first. A scan for NULLs and never a moving id: a slower
+        transaction with a lower id would be skipped."""
+        async with self._pool.use() as connection:
+            records = await connection.fetch(
+                "SELECT id, event_id, type, source, time, traceparent, body"  # noqa: S608 - our names
+                f" FROM {self._outbox} WHERE published_at IS NULL ORDER BY id LIMIT $1",
+                limit,
+            )
+        return [(record[0], _envelope(record)) for record in records]
+
+    async def published(self, row_ids: Sequence[int]) -> None:
+        """Mark events of the outbox as published."""
+        async with self._pool.use() as connection:
+            await connection.fetch(
+                f"UPDATE {self._outbox} SET published_at = $2 WHERE id = ANY($1::bigint[])",  # noqa: S608 - our names
+                list(row_ids),
+                self._clock.now(),
+            )
+
+    async def meet_bus_server(self, server_id: str, window: timedelta) -> int:
+        """Note the bus server; publish the last ``window`` again if it is a new one."""
+        if not server_id or server_id == self._bus_server:
+            return 0
+        leader = quoted(self._tables.schema, LEADER)
+        async with self._pool.use() as connection:
+            count = await connection.fetchval(
+                f"WITH met AS (UPDATE {leader} SET bus_server = $1"  # noqa: S608 - our names
+                " WHERE bus_server <> $1 RETURNING 1),"
+                f" again AS (UPDATE {self._outbox} SET published_at = NULL"
+                " WHERE published_at >="
+                f" (SELECT max(published_at) FROM {self._outbox}) - $2::interval"
+                " AND EXISTS (SELECT 1 FROM met) RETURNING 1)"
+                " SELECT count(*) FROM again",
+                server_id,
+                window,
+            )
+        self._bus_server = server_id
+        if count:
+            self._outbox_changed.set()
+        return int(count)
+
+    async def prune(self, *, published_before: datetime, seen_before: datetime) -> int:
+        """Drop old rows of the outbox (published) and inbox, a bounded piece at a time."""
+        inbox = quoted(self._tables.schema, INBOX)
+        pieces = (
+            (self._outbox, "published_at < $1", published_before),
+            (inbox, "seen_at < $1", seen_before),
+        )
+        total = 0
+        for table, old, moment in pieces:
+            count = PRUNE_ROWS_MAX
+            while count == PRUNE_ROWS_MAX:
+                async with self._pool.use() as connection:
+                    count = _count(
+                        await connection.execute(
+                            f"DELETE FROM {table} WHERE ctid = ANY(ARRAY("  # noqa: S608 - our names
+                            f"SELECT ctid FROM {table} WHERE {old} LIMIT {PRUNE_ROWS_MAX}))",
+                            moment,
+                        )
+                    )
+                total += count
+        return total
+
+    async def close(self) -> None:
+        """Give up the leadership and close the connections."""
+        self._closing.set()
+        for leadership in self._leaderships:
+            await leadership.release()
+        await self._pool.close()
+
+
+def _count(status: str) -> int:
+    """The number of rows in a command's status, as in ``DELETE 3``."""
+    return int(status.rpartition(" ")[2])
+
+
+def _envelope(record: Any) -> Envelope:  # noqa: ANN401 - the driver's record
+    """An outbox row as it goes on the bus, the same every time."""
+    headers = {
+        "ce-id": record["event_id"],
+        "ce-type": record["type"],
+        "ce-source": record["source"],
+        "ce-time": record["time"].isoformat(),
+        "traceparent": record["traceparent"],
+    }
+    return Envelope.decode(headers, record["body"].encode())
+
+
+__all__ = ["Address", "SqlStore"]

@@ -1,0 +1,157 @@
+"""The SQL of the adapter, written from a kind's shape. Texts and arguments only, no database.
+
+Many rows travel as one array per column (``unnest``): one statement, one plan and one round trip
+for any number of rows. Values are always arguments; names come from the table declarations.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from libs.store.port import Op, Order, Where
+from libs.store.rows import Column, Key, Row, Shape, plain
+
+Statement = tuple[str, list[object]]
+
+
+def quoted(*names: str) -> str:
+    """A dotted, quoted name."""
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
+
+
+def _table(shape: Shape) -> str:
+    return quoted(shape.schema, shape.table)
+
+
+def _names(columns: Iterable[Column]) -> str:
+    return ", ".join(quoted(column.name) for column in columns)
+
+
+def _arrays(columns: Iterable[Column]) -> str:
+    return ", ".join(f"${place}::{each.sql_type}[]" for place, each in enumerate(columns, 1))
+
+
+@cache
+def _upsert_text(shape: Shape) -> str:
+    key = [shape.column(name) for name in shape.key]
+    others = [column for column in shape.columns if column.name not in shape.key]
+    changes = ", ".join(f"{quoted(each.name)} = excluded.{quoted(each.name)}" for each in others)
+    return (
+        f"INSERT INTO {_table(shape)} ({_names(shape.columns)})"  # noqa: S608 - declared names only
+        f" SELECT * FROM unnest({_arrays(shape.columns)})"
+        f" ON CONFLICT ({_names(key)}) DO {f'UPDATE SET {changes}' if others else 'NOTHING'}"
+    )
+
+
+def upsert(shape: Shape, rows: Sequence[Row]) -> Statement:
+    """Insert rows or replace those with the same key; rows have different keys."""
+    return _upsert_text(shape), [
+        [column.encoded(getattr(row, column.name)) for row in rows] for column in shape.columns
+    ]
+
+
+@cache
+def _delete_text(shape: Shape) -> str:
+    key = [shape.column(name) for name in shape.key]
+    return (
+        f"DELETE FROM {_table(shape)} WHERE ({_names(key)})"  # noqa: S608 - declared names only
+        f" IN (SELECT * FROM unnest({_arrays(key)}))"
+    )
+
+
+def delete(shape: Shape, keys: Sequence[Key]) -> Statement:
+    """Delete the rows with these keys."""
+    parts = [shape.key_parts(key) for key in keys]
+    return _delete_text(shape), [
+        [shape.column(name).encoded(part[place]) for part in parts]
+        for place, name in enumerate(shape.key)
+    ]
+
+
+@cache
+def _get_text(shape: Shape) -> str:
+    key = [shape.column(name) for name in shape.key]
+    same = " AND ".join(
+        f"{quoted(each.name)} = ${place}::{each.sql_type}" for place, each in enumerate(key, 1)
+    )
+    return f"SELECT {_names(shape.columns)} FROM {_table(shape)} WHERE {same}"  # noqa: S608 - declared names only
+
+
+def get(shape: Shape, key: Key) -> Statement:
+    """One row by its key."""
+    parts = zip(shape.key, shape.key_parts(key), strict=True)
+    return _get_text(shape), [shape.column(name).encoded(part) for name, part in parts]
+
+
+def select(
+    shape: Shape,
+    where: Sequence[Where],
+    order_by: Sequence[Order],
+    limit: int | None,
+    offset: int,
+) -> Statement:
+    """Rows that meet every condition, ties by primary key."""
+    arguments: list[object] = []
+
+    def argument(value: object, sql_type: str) -> str:
+        arguments.append(value)
+        return f"${len(arguments)}::{sql_type}"
+
+    conditions = [_condition(shape.column(item.column), item, argument) for item in where]
+    orders = [f"{quoted(item.column)}{' DESC' * item.descending}" for item in order_by]
+    orders += [quoted(name) for name in shape.key]
+    text = f"SELECT {_names(shape.columns)} FROM {_table(shape)}"  # noqa: S608 - declared names only
+    if conditions:
+        text += f" WHERE {' AND '.join(conditions)}"
+    text += f" ORDER BY {', '.join(orders)}"
+    if limit is not None:
+        text += f" LIMIT {argument(limit, 'bigint')}"
+    if offset:
+        text += f" OFFSET {argument(offset, 'bigint')}"
+    return text, arguments
+
+
+# A condition by its operation: {name} is the column, {0} the argument.
+_CONDITIONS: Mapping[Op, str] = {
+    Op.EQ: "{name} = {0}",
+    Op.NE: "{name} <> {0}",
+    Op.LT: "{name} < {0}",
+    Op.LE: "{name} <= {0}",
+    Op.GT: "{name} > {0}",
+    Op.GE: "{name} >= {0}",
+    Op.IN: "{name} = ANY({0})",
+    Op.IS_NULL: "{name} IS NULL",
+    Op.NOT_NULL: "{name} IS NOT NULL",
+    Op.PREFIX: "starts_with({name}, {0})",
+    Op.CONTAINS: "{name} @> {0}",
+}
+
+
+def _condition(column: Column, where: Where, argument: Callable[[object, str], str]) -> str:
+    """One condition as SQL; its value goes to ``argument``."""
+    value: Any = where.value
+    match where.op:
+        case Op.IS_NULL | Op.NOT_NULL:
+            places: list[str] = []
+        case Op.IN:
+            several = [column.encoded(item) for item in value]
+            places = [argument(several, f"{column.sql_type}[]")]
+        case Op.PREFIX:
+            places = [argument(plain(value), "text")]
+        case Op.CONTAINS:
+            places = [argument(json.dumps(value), "jsonb")]
+        case _:
+            places = [argument(column.encoded(value), column.sql_type)]
+    return _CONDITIONS[where.op].format(*places, name=quoted(column.name))
+
+
+def row_of(shape: Shape, record: Any) -> Row:  # noqa: ANN401 - the driver's record
+    """A row from a record with the shape's columns in their order."""
+    values = {
+        column.name: (value if value is None or column.decode is None else column.decode(value))
+        for column, value in zip(shape.columns, record, strict=True)
+    }
+    return shape.kind(**values)
