@@ -85,7 +85,9 @@ class Bus(Protocol):
         BusUnavailableError if nobody answers in time."""
         ...
 
-    def serve(self, handlers: Mapping[type[Message], CommandHandler]) -> AbstractAsyncContextManager[None]:
+    def serve(
+        self, handlers: Mapping[type[Message], CommandHandler]
+    ) -> AbstractAsyncContextManager[None]:
         """Answer commands while the context is open; on leaving, finish those under way.
         Several processes of one service share the work (queue group)."""
         ...

@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 
 from libs.service.settings import BaseServiceSettings
 from libs.service.wiring import Wiring
-from services.allinone.place import Options, Place
+from services.allinone.machine import Machine
 from services.gateway.main import WIRING as GATEWAY
 from services.launcher.main import WIRING as LAUNCHER
 from services.log_collector.main import WIRING as LOG_COLLECTOR
@@ -21,20 +19,6 @@ from services.submit.main import WIRING as SUBMIT
 
 # In the order of the walk of a task; each can start without the others.
 WIRINGS: tuple[Wiring, ...] = (SUBMIT, SCHEDULER, LAUNCHER, LOG_COLLECTOR, QUOTA, GATEWAY)
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Where everything is, once the servers run."""
-
-    place: Place
-    options: Options
-    nodes_json: str
-    nats_url: str
-    # Role -> URL of the database.
-    database_urls: Mapping[str, str]
-    # Where tasks find the gateway.
-    url: str
 
 
 def values_of(wiring: Wiring, machine: Machine) -> dict[str, str]:
@@ -47,34 +31,48 @@ def values_of(wiring: Wiring, machine: Machine) -> dict[str, str]:
         "nats_user": wiring.name,
         "nats_password_file": str(credentials.nats_password_file(wiring.name)),
     }
-    return common | _OWN[wiring.name](machine)
+    own = _OWN.get(wiring.name)
+    return common | (own(machine) if own else {})
 
 
 def _launcher(machine: Machine) -> dict[str, str]:
+    options = machine.options
     own = {
-        "nodes": machine.nodes_json,
-        "machine_dir": str(machine.place.machine),
-        "gateway_url": machine.url,
+        "data_folder": str(machine.place.machine),
+        "task_url": machine.url,
         "run_token_key_file": str(machine.place.credentials.run_key_file),
     }
-    return own | ({"task_user": machine.options.task_user} if machine.options.task_user else {})
+    if options.nodes is not None or options.slots is not None:
+        own["virtual_nodes"] = str(options.nodes or 1)
+        own["slots_per_node"] = str(1 if options.slots is None else options.slots)
+    if options.task_user:
+        own["task_user"] = options.task_user
+    return own
 
 
-_OWN = {
-    "submit": lambda _: {},
-    "quota": lambda _: {},
-    "scheduler": lambda machine: {"dump_dir": str(machine.place.dumps)},
-    "launcher": _launcher,
-    "log_collector": lambda machine: {
-        "runs_dir": str(machine.place.runs),
-        "logs_dir": str(machine.place.logs),
-    },
-    "gateway": lambda machine: {
+def _scheduler(machine: Machine) -> dict[str, str]:
+    return {"dumps": str(machine.place.dumps)}
+
+
+def _log_collector(machine: Machine) -> dict[str, str]:
+    return {"runs_dir": str(machine.place.runs), "logs_dir": str(machine.place.logs)}
+
+
+def _gateway(machine: Machine) -> dict[str, str]:
+    return {
         "http_host": machine.options.host,
         "http_port": str(machine.options.port),
         "admin_token_file": str(machine.place.credentials.admin_token_file),
         "run_token_key_file": str(machine.place.credentials.run_key_file),
-    },
+    }
+
+
+# What a service is told beyond its connections.
+_OWN: dict[str, Callable[[Machine], dict[str, str]]] = {
+    "scheduler": _scheduler,
+    "launcher": _launcher,
+    "log_collector": _log_collector,
+    "gateway": _gateway,
 }
 
 
@@ -87,5 +85,3 @@ def environment_of(wiring: Wiring, machine: Machine) -> dict[str, str]:
     """A service's settings as environment variables, for running it as a process."""
     prefix = str(wiring.settings.model_config.get("env_prefix", ""))
     return {prefix + name.upper(): value for name, value in values_of(wiring, machine).items()}
-
-

@@ -31,7 +31,7 @@ class Options:
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
-    # Virtual nodes and slots on each; None: the GPUs that are found, else one node with one slot.
+    # Virtual nodes and slots on each; None: this machine as one node with its GPUs.
     nodes: int | None = None
     slots: int | None = None
     # As whom root runs tasks (a user's name), and PostgreSQL.
@@ -75,8 +75,8 @@ class Place:
 
     @property
     def runs(self) -> Path:
-        """Where ranks write their output."""
-        return self.machine / "runs"
+        """Where the nodes' supervisors put the ranks' output."""
+        return self.machine / "nodes"
 
     @property
     def logs(self) -> Path:
@@ -92,6 +92,11 @@ class Place:
     def log(self) -> Path:
         """What the services say."""
         return self.data / "up.log"
+
+    @property
+    def status(self) -> Path:
+        """How servers and services fare, for ``doctor``."""
+        return self.data / "status.json"
 
     @property
     def drained(self) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ LIVE = "starting,running,preempting,killing"
 LOOK_SECONDS = 0.1
 # On top of the longest deadline of what runs: ending, observing, recording.
 GRACE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 
 
 async def drain(place: Place, url: str, tell: Callable[[str], None]) -> None:
@@ -32,7 +34,9 @@ async def drain(place: Place, url: str, tell: Callable[[str], None]) -> None:
         running = await items(client, "/v1/tasks", state=LIVE)
         if not running:
             return
-        open_nodes = [node["id"] for node in await items(client, "/v1/nodes") if node["schedulable"]]
+        open_nodes = [
+            node["id"] for node in await items(client, "/v1/nodes") if node["schedulable"]
+        ]
         write_private(place.drained, json.dumps(open_nodes) + "\n")
         tell(f"asking {len(running)} running tasks to save and leave")
         for node in open_nodes:
@@ -43,8 +47,8 @@ async def drain(place: Place, url: str, tell: Callable[[str], None]) -> None:
 
 
 def _deadline_seconds(task: dict[str, Any]) -> float:
-    policy = task.get("preemption") or {}
-    return float(policy.get("ack_deadline_seconds") or 60.0)
+    policy: Any = task.get("preemption")
+    return float(policy["ack_deadline_seconds"]) if policy else DEADLINE_SECONDS
 
 
 async def _until_empty(
@@ -72,6 +76,6 @@ async def reopen(place: Place, url: str) -> None:
     async with admin_client(place, url) as client:
         for node in json.loads(place.drained.read_text()):
             answer = await client.put(f"/v1/nodes/{node}/schedulable", json={"schedulable": True})
-            if answer.status_code != httpx.codes.NOT_FOUND:
+            if answer.status_code != HTTPStatus.NOT_FOUND:
                 answer.raise_for_status()
     place.drained.unlink()

@@ -105,6 +105,8 @@ def reachable_programs(
 
     ``probe`` is the program, relative to the folder, that is tried with ``--version``.
     """
+    if not (programs / probe).exists():
+        raise LookupError(f"{programs / probe} does not exist: make setup")
     if account is None or can_run(account, [programs / probe, "--version"]):
         return programs
     copy = temporary.path() / "programs"

@@ -90,6 +90,11 @@ class Nats:
         return self._child
 
     @property
+    def alive(self) -> bool:
+        """False if the server's process has ended, or this object never started one."""
+        return self._child is not None and self._child.alive
+
+    @property
     def url(self) -> str:
         """Where clients find it, the same after every restart; known once ``start`` was called."""
         assert self._port, "start() first"

@@ -123,6 +123,11 @@ class Postgres:
         return self._child
 
     @property
+    def alive(self) -> bool:
+        """False if the server's process has ended, or this object never started one."""
+        return self._child is not None and self._child.alive
+
+    @property
     def socket_folder(self) -> Path:
         """The folder of the server's socket; known once ``start`` was called."""
         assert self._socket_folder is not None, "start() first"

@@ -1,0 +1,241 @@
+"""A service's connection to the NATS servers, and the questions under way on it.
+
+``jetstream.py`` builds the bus on it and ``provision.py`` sets a server up through it; nothing
+else imports ``nats``. All questions (publish, settle, request) share one inbox and one table of
+futures, so that a batch is pipelined, and a lost connection or a refused subject fails them at
+once instead of by a timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from ssl import SSLContext
+
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from libs.bus.port import BusDeniedError, BusUnavailableError
+from libs.bus.topology import inbox_prefix
+from libs.contracts.base import Message
+
+NO_RESPONDERS: str = "503"
+PROBLEMS_TOLD_MAX = 20
+REFUSED = re.compile(r'permissions violation for (\w+) to "([^"]+)"', re.IGNORECASE)
+
+_log = structlog.stdlib.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A user of the server."""
+
+    user: str
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BusConfig:
+    """Where the servers are, who is asking, and how much may wait."""
+
+    urls: tuple[str, ...]
+    service: str
+    credentials: Credentials
+    # The event types of this service's durable.
+    hears: tuple[type[Message], ...] = ()
+    tls: SSLContext | None = None
+    connect_timeout_s: float = 30.0
+    # For the server's own answers: an event is stored, an acknowledgement is noted.
+    reply_timeout_s: float = 5.0
+    close_timeout_s: float = 2.0
+    reconnect_wait_s: float = 0.25
+    # A server that is silent for about three of these is gone.
+    ping_interval_s: float = 5.0
+    # Events on their way to the server at once, commands being answered at once, telemetry that
+    # waits for a slow reader.
+    publish_window: int = 512
+    commands_max: int = 64
+    listen_max: int = 1_000
+
+
+class ServerClient(Client):
+    """A client that no error of the server ends for good: it connects again instead.
+
+    Its flush keeps its word: the library's ping is written past what still waits to be written,
+    so that only the answer to a second one says that the server has seen it all.
+    """
+
+    async def flush(self, timeout: int = 10) -> None:  # noqa: ASYNC109 - the library's signature
+        """Return when the server has seen everything said so far; ``timeout`` in seconds."""
+        await super().flush(timeout)
+        await super().flush(timeout)
+
+    async def _flush_pending(self, force_flush: bool = False) -> None:
+        """Write what waits. The library swallows a cancellation here; it must not be lost."""
+        task = asyncio.current_task()
+        asked_before = task.cancelling() if task else 0
+        await super()._flush_pending(force_flush)
+        if task and task.cancelling() > asked_before:
+            raise asyncio.CancelledError
+
+    async def _process_err(self, err_msg: str) -> None:
+        if REFUSED.search(err_msg) or "stale connection" in err_msg:
+            await super()._process_err(err_msg)
+        else:
+            error = nats.errors.Error(f"nats: {err_msg}")
+            await self._error_cb(error)
+            await self._process_op_err(error)
+
+    @property
+    def server_id(self) -> str:
+        """The id that the server gave itself when it started."""
+        return str(self._server_info.get("server_id", ""))
+
+
+async def open_client(
+    config: BusConfig,
+    *,
+    on_error: Callable[[Exception], None] | None = None,
+    on_lost: Callable[[], None] | None = None,
+) -> ServerClient:
+    """Connect, trying until ``connect_timeout_s``; from then on the client reconnects for ever.
+
+    BusUnavailableError if there is no server in time, BusDeniedError if it does not know the user.
+    """
+    client, ever_connected, told = ServerClient(), False, set[str]()
+
+    async def error(problem: Exception) -> None:
+        text = str(problem)
+        if "authorization violation" in text.lower() and not ever_connected:
+            raise BusDeniedError(f"the bus server refuses user {config.credentials.user!r}")
+        # Each problem once per outage: a missing server is tried several times a second.
+        if text not in told and len(told) < PROBLEMS_TOLD_MAX:
+            told.add(text)
+            _log.warning("bus error", service=config.service, problem=text)
+        if on_error is not None and ever_connected:
+            on_error(problem)
+
+    async def lost() -> None:
+        if on_lost is not None and ever_connected:
+            on_lost()
+
+    async def back() -> None:
+        told.clear()
+        _log.info("bus is back", service=config.service, server=client.server_id)
+
+    try:
+        async with asyncio.timeout(config.connect_timeout_s):
+            await client.connect(
+                list(config.urls),
+                name=config.service,
+                user=config.credentials.user,
+                password=config.credentials.password,
+                inbox_prefix=inbox_prefix(config.service),
+                tls=config.tls,
+                error_cb=error,
+                disconnected_cb=lost,
+                reconnected_cb=back,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=config.reconnect_wait_s,  # pyright: ignore[reportArgumentType] - it is slept
+                ping_interval=config.ping_interval_s,  # pyright: ignore[reportArgumentType] - it is slept
+            )
+    except (TimeoutError, BusDeniedError) as problem:
+        await client.close()
+        if isinstance(problem, BusDeniedError):
+            raise
+        where = f"{', '.join(config.urls)} within {config.connect_timeout_s:g} s"
+        raise BusUnavailableError(f"no bus server at {where}: {client.last_error}") from None
+    ever_connected = True
+    return client
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """Something said that the server or another service answers."""
+
+    subject: str
+    answer: asyncio.Future[Msg]
+
+
+class Questions:
+    """Everything asked and not yet answered."""
+
+    def __init__(self, client: ServerClient) -> None:
+        self._client = client
+        self._inbox = client.new_inbox()
+        self._numbers = itertools.count(1)
+        self._open: dict[str, Question] = {}
+
+    async def start(self) -> None:
+        """Open the inbox."""
+        await self._client.subscribe(f"{self._inbox}.*", cb=self._answered)
+
+    async def ask(self, subject: str, body: bytes, headers: dict[str, str] | None) -> Question:
+        """Say something; see ``answers`` for the outcome."""
+        size = len(body) + sum(len(key) + len(value) + 4 for key, value in (headers or {}).items())
+        if size > self._client.max_payload:
+            limit = self._client.max_payload
+            raise BusDeniedError(f"{subject}: {size} bytes are over the bus's limit of {limit}")
+        if not self._client.is_connected:
+            raise BusUnavailableError("the bus server is not connected")
+        number = str(next(self._numbers))
+        question = Question(subject, asyncio.get_running_loop().create_future())
+        self._open[number] = question
+        question.answer.add_done_callback(lambda _: self._open.pop(number, None))
+        try:
+            await self._client.publish(subject, body, f"{self._inbox}.{number}", headers)
+        except (nats.errors.Error, OSError) as error:
+            question.answer.cancel()
+            raise BusUnavailableError(f"{subject} could not be sent: {error}") from error
+        return question
+
+    async def answers(self, questions: Sequence[Question], timeout_s: float) -> list[Msg]:
+        """All answers in order; the first failure is raised after all are settled or too late."""
+        try:
+            if questions:
+                await asyncio.wait([each.answer for each in questions], timeout=timeout_s)
+        finally:
+            late = [each for each in questions if each.answer.cancel()]
+        failures = [
+            error
+            for each in questions
+            if not each.answer.cancelled() and (error := each.answer.exception())
+        ]
+        if failures:
+            raise failures[0]
+        if late:
+            raise BusUnavailableError(f"no answer to {late[0].subject} within {timeout_s:g} s")
+        return [each.answer.result() for each in questions]
+
+    async def _answered(self, message: Msg) -> None:
+        question = self._open.get(message.subject.rpartition(".")[2])
+        if question is None or question.answer.done():
+            return
+        if status(message) == NO_RESPONDERS:
+            problem = f"nobody takes {question.subject} now"
+            question.answer.set_exception(BusUnavailableError(problem))
+        else:
+            question.answer.set_result(message)
+
+    def fail(self, problem: str) -> None:
+        """The connection is gone, and with it every answer."""
+        for question in tuple(self._open.values()):
+            if not question.answer.done():
+                question.answer.set_exception(BusUnavailableError(problem))
+
+    def deny(self, subject: str) -> None:
+        """The server (which names it in lower case) does not let us say this subject."""
+        for question in tuple(self._open.values()):
+            if question.subject.lower() == subject and not question.answer.done():
+                problem = f"this service may not say {question.subject}"
+                question.answer.set_exception(BusDeniedError(problem))
+
+
+def status(message: Msg) -> str | None:
+    """The status of a message that the server itself made; None for everybody else's."""
+    return message.headers.get("Status") if message.headers and not message.data else None

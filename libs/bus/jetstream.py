@@ -1,0 +1,361 @@
+"""The bus on NATS: events through JetStream, commands and telemetry through core NATS.
+
+Built by ``connect`` in the entry of each service. Command endpoints are plain queue subscriptions:
+those of ``nats.micro`` take one request at a time and drop the waiting ones when they stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import re
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+
+import nats.errors
+import structlog
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from libs.bus.commands import answer, answering, check_served, headers_of, read_reply, refuse
+from libs.bus.connection import (
+    NO_RESPONDERS,
+    REFUSED,
+    BusConfig,
+    Question,
+    Questions,
+    ServerClient,
+    open_client,
+    status,
+)
+from libs.bus.port import BusDeniedError, BusUnavailableError, CommandHandler, Consumer, Delivery
+from libs.bus.topology import ConsumerSpec, consumer_of, served_subject
+from libs.contracts.base import Message
+from libs.contracts.envelope import Envelope, UndecodableError
+from libs.contracts.messages import Refusal, RefusalCode
+from libs.contracts.subjects import dead_letter_subject, subject_of
+
+CONFLICT = "409"
+DENIED = "403"
+REASON_CHARACTERS_MAX = 2_000
+# Headers of our own that a dead letter keeps; the others are the server's.
+KEPT_HEADERS = re.compile(r"ce-.*|traceparent|content-type")
+
+_log = structlog.stdlib.get_logger(__name__)
+
+
+class _JetStreamDelivery:
+    """One event from the server, with the subject that settles it."""
+
+    def __init__(self, bus: JetStreamBus, message: Msg) -> None:
+        self._bus, self._message = bus, message
+        self.envelope: Envelope | None = None
+        self.problem = ""
+        try:
+            self.envelope = Envelope.decode(message.headers or {}, message.data)
+        except UndecodableError as error:
+            self.problem = str(error)
+
+    @property
+    def deliveries(self) -> int:
+        return self._message.metadata.num_delivered
+
+    async def ack(self) -> None:
+        await self._settle(b"+ACK")
+
+    async def nak(self, delay_s: float) -> None:
+        await self._settle(b"-NAK " + json.dumps({"delay": _nanoseconds(delay_s)}).encode())
+
+    async def dead_letter(self, reason: str) -> None:
+        message, sequence = self._message, self._message.metadata.sequence.stream
+        headers = {k: v for k, v in (message.headers or {}).items() if KEPT_HEADERS.fullmatch(k)}
+        headers["shiftwork-reason"] = reason[:REASON_CHARACTERS_MAX]
+        # Dying between the copy and the settling copies again, under the same id.
+        headers["Nats-Msg-Id"] = f"{self._bus.service}.{sequence}"
+        subject = dead_letter_subject(self._bus.service, message.subject)
+        await self._bus.store([(subject, message.data, headers)])
+        await self._settle(b"+TERM")
+
+    async def _settle(self, word: bytes) -> None:
+        await self._bus.ask(self._message.reply, word, None)
+
+
+class _JetStreamConsumer:
+    """Pulls from the service's durable. One fetch at a time."""
+
+    def __init__(self, bus: JetStreamBus, client: ServerClient, spec: ConsumerSpec) -> None:
+        self._bus, self._client, self._spec = bus, client, spec
+        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{spec.stream}.{spec.durable}"
+        self._inbox = client.new_inbox()
+        self._subscription: Subscription | None = None
+        self._arrived: deque[Msg] = deque()
+        self._pulls = itertools.count(1)
+        self._pull = ""
+        # How the server ended the present pull: a status and its description.
+        self._end: tuple[str, str] | None = None
+        self._changed = asyncio.Event()
+
+    async def fetch(self, messages_max: int, wait_s: float) -> Sequence[Delivery]:
+        if not self._client.is_connected:
+            raise BusUnavailableError("the bus server is not connected")
+        if self._subscription is None:
+            self._subscription = await self._client.subscribe(f"{self._inbox}.*", cb=self._receive)
+        # What is there; if there is nothing, wait for one and then take what came with it.
+        at_once: dict[str, object] = {"batch": messages_max, "no_wait": True}
+        patience_s = self._bus.config.reply_timeout_s
+        if not self._arrived:
+            await self._ask(at_once, messages_max, patience_s)
+        if not self._arrived:
+            await self._ask({"batch": 1, "expires": _nanoseconds(wait_s)}, 1, wait_s + patience_s)
+            if self._arrived and messages_max > 1:
+                await self._ask(at_once | {"batch": messages_max - 1}, messages_max, patience_s)
+        count = min(messages_max, len(self._arrived))
+        return [_JetStreamDelivery(self._bus, self._arrived.popleft()) for _ in range(count)]
+
+    async def _ask(self, request: dict[str, object], enough: int, patience_s: float) -> None:
+        """One pull: until ``enough`` messages are here or the server says that that was all."""
+        self._pull, self._end = f"{self._inbox}.{next(self._pulls)}", None
+        try:
+            await self._client.publish(self._next, json.dumps(request).encode(), self._pull)
+            async with asyncio.timeout(patience_s):
+                while len(self._arrived) < enough and self._end is None:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            self._end = (NO_RESPONDERS, "the server does not answer")
+        except (nats.errors.Error, OSError) as error:
+            self._end = (NO_RESPONDERS, str(error))
+        if self._arrived or self._end is None:
+            return
+        code, description = self._end
+        if code == DENIED:
+            raise BusDeniedError(f"this service may not say {self._next}")
+        if code in (NO_RESPONDERS, CONFLICT):
+            durable = f"durable {self._spec.durable} of stream {self._spec.stream}"
+            raise BusUnavailableError(f"{durable}: {description}")
+
+    async def _receive(self, message: Msg) -> None:
+        found = status(message)
+        if found is None:
+            self._arrived.append(message)
+        elif message.subject == self._pull:
+            said = (message.headers or {}).get("Description", "")
+            self._end = (found, "it does not exist (yet)" if found == NO_RESPONDERS else said)
+        self._changed.set()
+
+    def lost(self) -> None:
+        """The connection is gone; a pull under way will not be answered."""
+        self._end = (NO_RESPONDERS, "the connection was lost")
+        self._changed.set()
+
+    def deny(self, subject: str) -> None:
+        """The server (which names it in lower case) does not let us say this subject."""
+        if subject == self._next.lower():
+            self._end = (DENIED, "")
+            self._changed.set()
+
+    async def give_back(self) -> None:
+        """Let messages that arrived and were never fetched be delivered again at once."""
+        while self._arrived:
+            await self._client.publish(self._arrived.popleft().reply, b"-NAK")
+
+
+class JetStreamBus:
+    """``libs.bus.port.Bus`` under one service's own user; see ``connect``."""
+
+    def __init__(self, config: BusConfig) -> None:
+        self.config = config
+        self.service = config.service
+        self._denied_subscriptions: set[str] = set()
+
+    async def open(self) -> None:
+        """Connect; called once, by ``connect``."""
+        self._client = await open_client(self.config, on_error=self._failed, on_lost=self._lost)
+        self._questions = Questions(self._client)
+        await self._questions.start()
+        self._consumer: _JetStreamConsumer | None = None
+        if self.config.hears:
+            spec = consumer_of(self.service, self.config.hears)
+            self._consumer = _JetStreamConsumer(self, self._client, spec)
+
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        """Pipelined, a window at a time, in order; each is stored once under its envelope's id."""
+        window = self.config.publish_window
+        for first in range(0, len(envelopes), window):
+            await self.store([
+                (each.subject, each.body(), each.headers() | {"Nats-Msg-Id": each.id})
+                for each in envelopes[first : first + window]
+            ])  # fmt: skip
+
+    async def store(self, messages: Sequence[tuple[str, bytes, dict[str, str]]]) -> None:
+        """Put subject, body and headers into a stream, in order; returns when they are there."""
+        questions: list[Question] = []
+        try:
+            for message in messages:
+                questions.append(await self._questions.ask(*message))  # noqa: PERF401 - kept if one fails
+        finally:
+            answers = await self._questions.answers(questions, self.config.reply_timeout_s)
+        for question, message in zip(questions, answers, strict=True):
+            if b'"error"' in message.data:
+                _raise_refused(question.subject, message.data)
+
+    async def ask(self, subject: str, body: bytes, headers: dict[str, str] | None) -> Msg:
+        """One question and its answer, within the time for the server's own answers."""
+        question = await self._questions.ask(subject, body, headers)
+        return (await self._questions.answers([question], self.config.reply_timeout_s))[0]
+
+    async def tell(self, envelope: Envelope) -> None:
+        """Send and forget, while there is a server."""
+        if not self._client.is_connected:
+            return
+        body = envelope.body()
+        with contextlib.suppress(OSError, nats.errors.Error):
+            await self._client.publish(envelope.subject, body, headers=envelope.headers())
+
+    async def request(self, command: Message, *, timeout_s: float) -> Message:
+        """Ask whoever of the command's owners is free; nobody there is known at once."""
+        headers = headers_of(command, self.service, self._client.new_inbox().rpartition(".")[2])
+        question = await self._questions.ask(subject_of(command), command.to_json(), headers)
+        (reply,) = await self._questions.answers([question], timeout_s)
+        return read_reply(type(command), reply.headers or {}, reply.data)
+
+    @contextlib.asynccontextmanager
+    async def serve(self, handlers: Mapping[type[Message], CommandHandler]) -> AsyncGenerator[None]:
+        """Answer up to ``commands_max`` at once, one queue group per service."""
+        check_served(self.service, handlers)
+        room = asyncio.Semaphore(self.config.commands_max)
+        async with answering() as group, contextlib.AsyncExitStack() as subscriptions:
+
+            async def asked(kind: type[Message], handler: CommandHandler, message: Msg) -> None:
+                await room.acquire()
+                reply = group.create_task(self._answer(kind, handler, message))
+                reply.add_done_callback(lambda _: room.release())
+
+            for kind, handler in handlers.items():
+                subject, take = served_subject(kind, self.service), partial(asked, kind, handler)
+                await subscriptions.enter_async_context(self._subscribed(subject, take, queue=True))
+            yield
+
+    async def _answer(self, kind: type[Message], handler: CommandHandler, message: Msg) -> None:
+        reply = await answer(kind, handler, message.headers or {}, message.data)
+        body = reply.to_json()
+        if len(body) > self._client.max_payload:
+            detail = f"the answer is {len(body)} bytes, over the bus's limit; ask for less"
+            reply = refuse(kind, Refusal(code=RefusalCode.INVALID, detail=detail))
+            body = reply.to_json()
+        headers = headers_of(reply, self.service, self._client.new_inbox().rpartition(".")[2])
+        try:
+            await self._client.publish(message.reply, body, headers=headers)
+        except (nats.errors.Error, OSError) as error:
+            _log.warning("reply not sent", command=kind.__name__, problem=str(error))
+
+    def consumer(self) -> Consumer:
+        """The durable named after the service; ValueError if it was connected to hear nothing."""
+        if self._consumer is None:
+            raise ValueError(f"{self.service} was connected without anything that it hears")
+        return self._consumer
+
+    @contextlib.asynccontextmanager
+    async def listen(self, subject_filter: str) -> AsyncGenerator[AsyncIterator[Envelope]]:
+        """Telemetry from a bounded queue of ``listen_max``; what cannot be read is left out."""
+        waiting: deque[Msg] = deque(maxlen=self.config.listen_max)
+        changed = asyncio.Event()
+
+        async def take(message: Msg) -> None:
+            waiting.append(message)
+            changed.set()
+
+        async def envelopes() -> AsyncIterator[Envelope]:
+            while True:
+                changed.clear()
+                while waiting:
+                    message = waiting.popleft()
+                    with contextlib.suppress(UndecodableError):
+                        yield Envelope.decode(message.headers or {}, message.data)
+                await changed.wait()
+
+        async with self._subscribed(subject_filter, take, queue=False):
+            yield envelopes()
+
+    @contextlib.asynccontextmanager
+    async def _subscribed(
+        self, subject: str, take: Callable[[Msg], Awaitable[None]], *, queue: bool
+    ) -> AsyncGenerator[None]:
+        """Hear a subject while the context is open; what arrived before the end is still taken."""
+        if not self._client.is_connected:
+            raise BusUnavailableError("the bus server is not connected")
+        group = self.service if queue else ""
+        subscription = await self._client.subscribe(subject, queue=group, cb=take)
+        try:
+            await self._client.flush()
+            if subject.lower() in self._denied_subscriptions:
+                raise BusDeniedError(f"this service may not hear {subject}")
+            yield
+        except nats.errors.Error as error:
+            raise BusUnavailableError(f"{subject} cannot be heard now: {error}") from error
+        finally:
+            with contextlib.suppress(nats.errors.Error, TimeoutError):
+                async with asyncio.timeout(self.config.close_timeout_s):
+                    connected = self._client.is_connected
+                    await (subscription.drain() if connected else subscription.unsubscribe())
+
+    @property
+    def server_id(self) -> str:
+        """The id that the server gave itself when it started."""
+        return self._client.server_id
+
+    @property
+    def connected(self) -> bool:
+        """True while the connection stands."""
+        return self._client.is_connected
+
+    async def close(self) -> None:
+        """Give back what was not fetched, flush, disconnect."""
+        with contextlib.suppress(nats.errors.Error, TimeoutError):
+            async with asyncio.timeout(self.config.close_timeout_s):
+                if self._client.is_connected:
+                    if self._consumer is not None:
+                        await self._consumer.give_back()
+                    await self._client.flush()
+        self._lost()
+        await self._client.close()
+
+    def _lost(self) -> None:
+        self._questions.fail("the connection to the bus server was lost")
+        if self._consumer is not None:
+            self._consumer.lost()
+
+    def _failed(self, error: Exception) -> None:
+        """The server says that it refused something only here, not where it was said."""
+        refused = REFUSED.search(str(error))
+        if refused is None:
+            return
+        what, subject = refused.group(1).lower(), refused.group(2).lower()
+        if what == "publish":
+            self._questions.deny(subject)
+            if self._consumer is not None:
+                self._consumer.deny(subject)
+        else:
+            self._denied_subscriptions.add(subject)
+
+
+async def connect(config: BusConfig) -> JetStreamBus:
+    """The bus for one service. BusUnavailableError if there is no server within
+    ``connect_timeout_s``, BusDeniedError if it does not accept the user."""
+    bus = JetStreamBus(config)
+    await bus.open()
+    return bus
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1_000_000_000)
+
+
+def _raise_refused(subject: str, body: bytes) -> None:
+    """The stream said no: for good if the message is at fault, for now otherwise."""
+    error = json.loads(body)["error"]
+    text = f"{subject} was not stored: {error.get('description', error)}"
+    raise (BusDeniedError if error.get("code") == 400 else BusUnavailableError)(text)  # noqa: PLR2004 - HTTP's

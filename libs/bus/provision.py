@@ -1,0 +1,110 @@
+"""Makes a server have the streams and durables of a topology. The only creator of them.
+
+Called by whoever starts a server (the all-in-one, a deployment's job) under the ``admin`` user;
+services only use what is there. Safe to call again: what is as it should be is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import nats.errors
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StorageType, StreamConfig
+from nats.js.errors import NotFoundError
+
+from libs.bus.connection import REFUSED, BusConfig, Credentials, open_client
+from libs.bus.port import BusDeniedError, BusUnavailableError
+from libs.bus.topology import ConsumerSpec, StreamSpec, Topology
+
+UNLIMITED = -1
+
+
+async def provision(
+    urls: Sequence[str],
+    credentials: Credentials,
+    topology: Topology,
+    *,
+    reply_timeout_s: float = 5.0,
+) -> None:
+    """Create what is missing and update what differs.
+
+    BusUnavailableError if there is no server or JetStream is not ready yet: call again.
+    BusDeniedError for wrong credentials, or for those of a service.
+    """
+    refused: list[str] = []
+    config = BusConfig(urls=tuple(urls), service=credentials.user, credentials=credentials)
+    client = await open_client(config, on_error=lambda error: refused.extend(_refusals(error)))
+    try:
+        jetstream = client.jetstream(timeout=reply_timeout_s)
+        for stream in topology.streams:
+            await _have_stream(jetstream, stream)
+        for consumer in topology.consumers:
+            await _have_consumer(jetstream, consumer)
+    except nats.errors.Error as error:
+        if refused:
+            raise BusDeniedError(f"user {credentials.user!r} may not say {refused[0]}") from error
+        raise BusUnavailableError(f"the streams could not be set up: {error}") from error
+    finally:
+        await client.close()
+
+
+def _refusals(error: Exception) -> list[str]:
+    found = REFUSED.search(str(error))
+    return [found.group(2)] if found else []
+
+
+async def _have_stream(jetstream: JetStreamContext, spec: StreamSpec) -> None:
+    wanted = StreamConfig(
+        name=spec.name,
+        subjects=list(spec.subjects),
+        storage=StorageType.FILE,
+        max_age=spec.max_age_s,
+        max_bytes=UNLIMITED if spec.max_bytes is None else spec.max_bytes,
+        duplicate_window=spec.duplicate_window_s,
+        num_replicas=spec.replicas,
+    )
+    try:
+        found = (await jetstream.stream_info(spec.name)).config
+    except NotFoundError:
+        await jetstream.add_stream(wanted)
+        return
+    # An update of a stream in use is not free of risk: only if something really differs.
+    if _differs(wanted, found, STREAM_FIELDS):
+        await jetstream.update_stream(wanted)
+
+
+async def _have_consumer(jetstream: JetStreamContext, spec: ConsumerSpec) -> None:
+    wanted = ConsumerConfig(
+        name=spec.durable,
+        durable_name=spec.durable,
+        filter_subjects=list(spec.filters),
+        deliver_policy=DeliverPolicy.ALL,
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=spec.ack_wait_s,
+        max_deliver=UNLIMITED,
+        max_ack_pending=spec.max_ack_pending,
+    )
+    try:
+        found = (await jetstream.consumer_info(spec.stream, spec.durable)).config
+    except NotFoundError:
+        found = None
+    if found is None or _differs(wanted, found, CONSUMER_FIELDS):
+        await jetstream.add_consumer(spec.stream, config=wanted)
+
+
+STREAM_FIELDS = ("subjects", "max_age", "max_bytes", "duplicate_window", "num_replicas")
+CONSUMER_FIELDS = ("filters", "ack_wait", "max_ack_pending")
+
+
+def _differs(wanted: object, found: object, fields: tuple[str, ...]) -> bool:
+    return any(_value(wanted, name) != _value(found, name) for name in fields)
+
+
+def _value(config: object, name: str) -> object:
+    """One field of a configuration; the server writes a single filter into a field of its own."""
+    if name == "filters":
+        assert isinstance(config, ConsumerConfig)
+        one = [config.filter_subject] if config.filter_subject else []
+        return sorted(config.filter_subjects or one)
+    return getattr(config, name)

@@ -1,0 +1,209 @@
+"""Streams, durables and permissions as values, derived from the messages' own declarations.
+
+``provision.py`` makes a server have them; whoever starts a server gives each service's user its
+``permissions_of``. Services are passed in by name, so that this module knows none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from libs.contracts.base import Message
+from libs.contracts.registry import ROUTES
+from libs.contracts.routes import Kind
+from libs.contracts.subjects import dead_letter_subject, filter_of, types_of
+
+EVENTS = "EVT"
+LOGS = "LOG"
+DEAD_LETTERS = "DLQ"
+
+DAY_S = 86_400.0
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    """One stream: kept in files, the oldest messages go first."""
+
+    name: str
+    subjects: tuple[str, ...]
+    max_age_s: float
+    # Disk space at most; None: by age alone.
+    max_bytes: int | None
+    # Within this time a second message with the same id is not stored.
+    duplicate_window_s: float = 120.0
+    replicas: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSpec:
+    """One service's durable: it hears these subjects from the first message kept.
+
+    A message that is not acknowledged within ``ack_wait_s`` comes again, as often as it takes;
+    setting a hopeless one apart is the service's decision, never the server's.
+    """
+
+    durable: str
+    filters: tuple[str, ...]
+    ack_wait_s: float = 30.0
+    max_ack_pending: int = 2_000
+    stream: str = EVENTS
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Everything a server must have before the services start."""
+
+    streams: tuple[StreamSpec, ...]
+    consumers: tuple[ConsumerSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much the streams keep."""
+
+    event_age_s: float = 14 * DAY_S
+    event_bytes: int | None = None
+    log_age_s: float = DAY_S
+    log_bytes: int = 256 * MIB
+    dead_letter_age_s: float = 30 * DAY_S
+    dead_letter_bytes: int = 64 * MIB
+    replicas: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """What one user may say and hear, everything else being refused."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    # May answer a request once, on the subject that the request names.
+    responds: bool = False
+
+    def as_config(self) -> dict[str, object]:
+        """The ``permissions`` block of a user in the server's configuration (JSON is accepted)."""
+        allowed: dict[str, object] = {
+            "publish": {"allow": list(self.publish)},
+            "subscribe": {"allow": list(self.subscribe)},
+        }
+        return allowed | ({"allow_responses": {"max": 1, "expires": "5m"}} if self.responds else {})
+
+
+# Makes and changes streams and durables; no service has it.
+ADMIN = Permissions(publish=(">",), subscribe=(">",))
+
+
+def _everything(kind: Kind) -> str:
+    """The filter for every message of one kind: they share their first token, and no other does."""
+    (root,) = {filter_of(message).partition(".")[0] for message in types_of(kind)}
+    return f"{root}.>"
+
+
+def streams_of(limits: Limits) -> tuple[StreamSpec, ...]:
+    """The platform's three streams."""
+    return (
+        StreamSpec(
+            EVENTS,
+            (_everything(Kind.EVENT),),
+            max_age_s=limits.event_age_s,
+            max_bytes=limits.event_bytes,
+            replicas=limits.replicas,
+        ),
+        StreamSpec(
+            LOGS,
+            (_everything(Kind.TELEMETRY),),
+            max_age_s=limits.log_age_s,
+            max_bytes=limits.log_bytes,
+            replicas=limits.replicas,
+        ),
+        StreamSpec(
+            DEAD_LETTERS,
+            (dead_letter_subject("*", ">"),),
+            max_age_s=limits.dead_letter_age_s,
+            max_bytes=limits.dead_letter_bytes,
+            replicas=limits.replicas,
+        ),
+    )
+
+
+def consumer_of(service: str, kinds: Iterable[type[Message]]) -> ConsumerSpec:
+    """The durable of a service that hears these event types; ValueError if one is no event."""
+    return ConsumerSpec(durable=service, filters=_filters(kinds, Kind.EVENT))
+
+
+def topology_of(
+    hears: Mapping[str, Iterable[type[Message]]], limits: Limits | None = None
+) -> Topology:
+    """Streams and durables for services, given by name with the event types that each hears."""
+    heard = {service: tuple(kinds) for service, kinds in hears.items()}
+    consumers = tuple(consumer_of(service, kinds) for service, kinds in heard.items() if kinds)
+    return Topology(streams=streams_of(limits or Limits()), consumers=consumers)
+
+
+def permissions_of(
+    service: str,
+    *,
+    hears: Iterable[type[Message]] = (),
+    asks: Iterable[type[Message]] = (),
+    listens: Iterable[type[Message]] = (),
+) -> Permissions:
+    """What the user of ``service`` may do.
+
+    It says the events and telemetry it owns and serves the commands it owns, without being told;
+    ``hears`` are the events of its durable, ``asks`` the commands it may request of others,
+    ``listens`` the telemetry it may follow. ValueError if a type is of another kind.
+    """
+    own = [filter_of(kind) for kind in (*types_of(Kind.EVENT), *types_of(Kind.TELEMETRY))
+           if ROUTES[kind].owner == service]  # fmt: skip
+    serves = tuple(served_subject(kind, service) for kind in served_by(service))
+    # Everything of that kind, so that a narrower filter of any form is allowed.
+    follows = [_everything(Kind.TELEMETRY)] if _filters(listens, Kind.TELEMETRY) else []
+    spec = consumer_of(service, hears)
+    return Permissions(
+        publish=(
+            *own,
+            *_filters(asks, Kind.COMMAND),
+            *(_durable_subjects(spec) if spec.filters else ()),
+            dead_letter_subject(service, ">"),
+        ),
+        subscribe=(inbox_prefix(service) + ".>", *serves, *follows),
+        responds=bool(serves),
+    )
+
+
+def inbox_prefix(service: str) -> str:
+    """Where a service receives answers; nobody else may listen there."""
+    return f"_INBOX.{service}"
+
+
+def served_by(service: str) -> tuple[type[Message], ...]:
+    """The commands that ``service`` answers: its own, and those that every service answers."""
+    return tuple(
+        kind for kind in types_of(Kind.COMMAND) if ROUTES[kind].owner in (service, "every")
+    )
+
+
+def served_subject(kind: type[Message], service: str) -> str:
+    """Where ``service`` answers this command (the service is the only field in such a subject)."""
+    return filter_of(kind).replace("*", service)
+
+
+def _filters(kinds: Iterable[type[Message]], kind: Kind) -> tuple[str, ...]:
+    found: set[str] = set()
+    for message in kinds:
+        if ROUTES[message].kind is not kind:
+            raise ValueError(f"{message.__name__} is no {kind.value}; it cannot be used as one")
+        found.add(filter_of(message))
+    return tuple(sorted(found))
+
+
+def _durable_subjects(spec: ConsumerSpec) -> tuple[str, ...]:
+    """Asking for messages of its own durable, and settling them (both forms of ack subject)."""
+    at = f"{spec.stream}.{spec.durable}"
+    return (
+        f"$JS.API.CONSUMER.INFO.{at}",
+        f"$JS.API.CONSUMER.MSG.NEXT.{at}",
+        f"$JS.ACK.{at}.>",
+        f"$JS.ACK.*.*.{at}.>",
+    )

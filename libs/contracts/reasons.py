@@ -1,0 +1,188 @@
+"""Reasons as sentences. A reason is data everywhere; it becomes words only here, at the edge.
+
+``render`` is total: every code has a sentence for a reason with all its numbers and names, and a
+shorter one for a reason without them, so that an old record still says something true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from libs.contracts.messages import Priority, Reason, ReasonCode
+
+Sentence = Callable[["Said"], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A reason's numbers and names; asking for one that is not there raises KeyError."""
+
+    numbers: Mapping[str, float]
+    names: Mapping[str, str]
+
+    def count(self, key: str, noun: str) -> str:
+        """A number with its noun: ``1 node``, ``3 nodes``."""
+        value = self.numbers[key]
+        return f"{value:g} {noun}{'' if value == 1 else 's'}"
+
+    def number(self, key: str) -> str:
+        """A number alone."""
+        return f"{self.numbers[key]:g}"
+
+    def name(self, key: str) -> str:
+        """A name."""
+        return self.names[key]
+
+    def priority(self, key: str) -> str:
+        """A level as people write it."""
+        return self.names[key].removeprefix("PRIORITY_").lower()
+
+    def size(self) -> str:
+        """A gang: ``2 nodes with 4 GPUs each``, ``1 whole node``, ``3 nodes``."""
+        nodes = self.numbers["nodes"]
+        if "gpus" not in self.numbers:
+            return f"{nodes:g} whole node{'' if nodes == 1 else 's'}"
+        if not self.numbers["gpus"]:
+            return f"{self.count('nodes', 'node')} (CPU only)"
+        each = " each" if nodes != 1 else ""
+        return f"{self.count('nodes', 'node')} with {self.count('gpus', 'GPU')}{each}"
+
+    def whose(self) -> str:
+        """The subject of a quota row: ``user ann in group train at level high``."""
+        user, team = self.names.get("user", ""), self.names.get("team", "")
+        parts = [f"user {user}" if user else "", f"team {team}" if team else ""]
+        who = " of ".join(part for part in parts if part) or "each user"
+        group, level = self.names.get("group", ""), self.names.get("priority", "")
+        where = f" in group {group}" if group else ""
+        return who + where + (f" at level {self.priority('priority')}" if level else "")
+
+
+def _quota(said: Said) -> str:
+    unit = "node" if said.names["unit"] == "UNIT_NODES" else "GPU"
+    need, limit = said.count("need", unit), said.number("limit")
+    if said.numbers["need"] > said.numbers["limit"]:
+        return f"needs {need}, more than the quota of {said.whose()} ever allows ({limit})"
+    return f"waits for the quota of {said.whose()}: {limit} at once, it needs {need}"
+
+
+def _failed(said: Said) -> str:
+    return f"attempt {said.number('attempt')} failed: {said.name('detail')}"
+
+
+# For each code: the sentence with everything, and the one without anything.
+SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
+    ReasonCode.UNSPECIFIED: (lambda _: "no reason was given", "no reason was given"),
+    ReasonCode.WAITS_FOR_CAPACITY: (
+        lambda said: f"waits for {said.size()} to come free in group {said.name('group')}",
+        "waits for free capacity",
+    ),
+    ReasonCode.WAITS_FOR_QUOTA: (_quota, "waits for quota"),
+    ReasonCode.WAITS_BEHIND_OTHERS: (
+        lambda said: (
+            f"waits for {said.size()} in group {said.name('group')}, behind tasks that came first"
+        ),
+        "waits behind tasks that came first",
+    ),
+    ReasonCode.WAITS_FOR_VICTIMS: (
+        lambda said: (
+            f"waits until the runs that make room for it in group {said.name('group')} have ended"
+        ),
+        "waits until the runs that make room for it have ended",
+    ),
+    ReasonCode.WAITS_FOR_RETRY: (
+        lambda said: (
+            f"waits until {said.name('at')} for retry {said.number('retry')}"
+            f" of {said.number('retries_max')}"
+        ),
+        "waits for its next try",
+    ),
+    ReasonCode.WAITS_FOR_INVENTORY: (
+        lambda said: (
+            f"waits for a full list of the nodes: none known so far can hold {said.size()}"
+            f" in group {said.name('group')}"
+        ),
+        "waits for a full list of the nodes",
+    ),
+    ReasonCode.CLUSTER_TOO_SMALL_NOW: (
+        lambda said: (
+            f"waits for nodes to come back: group {said.name('group')} cannot hold"
+            f" {said.size()} now"
+        ),
+        "waits for nodes to come back",
+    ),
+    ReasonCode.PLACED: (
+        lambda said: f"has {said.size()} in group {said.name('group')}",
+        "has its nodes",
+    ),
+    ReasonCode.STARTED: (lambda said: f"attempt {said.number('attempt')} runs", "runs"),
+    ReasonCode.PREEMPTED_BY: (
+        lambda said: (
+            f"makes room for task {said.name('task')} at level {said.priority('priority')}"
+        ),
+        "makes room for a task of a higher level",
+    ),
+    ReasonCode.ACK_EXPIRED: (
+        lambda _: "did not hand over before its deadline and is ended by force",
+        "did not hand over before its deadline and is ended by force",
+    ),
+    ReasonCode.START_EXPIRED: (
+        lambda said: (
+            f"did not start within {said.number('seconds')} s"
+            f" (try {said.number('attempts')}) and is ended by force"
+        ),
+        "did not start in time and is ended by force",
+    ),
+    ReasonCode.GOAL_PAUSE: (lambda _: "its owner paused it", "its owner paused it"),
+    ReasonCode.GOAL_STOP: (lambda _: "its owner stopped it", "its owner stopped it"),
+    ReasonCode.GOAL_RUN: (lambda _: "its owner resumed it", "its owner resumed it"),
+    ReasonCode.MAX_RUN_TIME: (
+        lambda said: f"has run for its maximum of {said.number('seconds')} s",
+        "has run for its maximum time",
+    ),
+    ReasonCode.SUCCEEDED: (lambda _: "ended well", "ended well"),
+    ReasonCode.FAILED: (_failed, "failed"),
+    ReasonCode.RETRIES_USED_UP: (
+        lambda said: f"{_failed(said)}; no retry is left after {said.number('retries')}",
+        "failed, and no retry is left",
+    ),
+    ReasonCode.START_ATTEMPTS_USED_UP: (
+        lambda said: f"did not start in {said.count('attempts', 'try').replace('trys', 'tries')}",
+        "did not start in as many tries as are allowed",
+    ),
+    ReasonCode.RUN_LOST: (
+        lambda said: f"attempt {said.number('attempt')} was lost: {said.name('detail')}",
+        "its run was lost with its node",
+    ),
+    ReasonCode.RUN_KILLED: (
+        lambda said: f"attempt {said.number('attempt')} was ended by force",
+        "its run was ended by force",
+    ),
+    ReasonCode.RUN_PREEMPTED: (
+        lambda said: f"attempt {said.number('attempt')} handed over after its checkpoint",
+        "its run handed over after its checkpoint",
+    ),
+    ReasonCode.NODE_DRAINED: (
+        lambda said: f"leaves node {said.name('node')}, which is being drained",
+        "leaves a node that is being drained",
+    ),
+    ReasonCode.NEVER_FITS: (
+        lambda said: f"no nodes of group {said.name('group')} could ever hold {said.size()}",
+        "no known nodes could ever hold it",
+    ),
+    ReasonCode.QUEUED: (lambda _: "waits to be looked at", "waits to be looked at"),
+}
+
+
+def render(reason: Reason) -> str:
+    """The sentence of a reason, without a full stop; what is missing in it makes it shorter."""
+    full, short = SENTENCES[reason.code]
+    try:
+        return full(Said(reason.numbers, reason.names))
+    except KeyError:
+        return short
+
+
+def level_name(priority: Priority) -> str:
+    """A level as people write it: ``very_high``."""
+    return priority.value.removeprefix("PRIORITY_").lower()

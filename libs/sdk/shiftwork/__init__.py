@@ -1,0 +1,32 @@
+"""Shiftwork's training API: what a training script says to the platform, and hears from it.
+
+Only the public names are here. Importing this package opens no file, no socket and no thread;
+that waits for the first call. Off the platform every call works and does nothing.
+"""
+
+from shiftwork.context import Checkpoint
+from shiftwork.training import (
+    Superseded,
+    checkpoint_saved,
+    exit_preempted,
+    rank,
+    report,
+    resume_from,
+    should_preempt,
+    world_size,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Checkpoint",
+    "Superseded",
+    "__version__",
+    "checkpoint_saved",
+    "exit_preempted",
+    "rank",
+    "report",
+    "resume_from",
+    "should_preempt",
+    "world_size",
+]

@@ -1,0 +1,245 @@
+"""The API over HTTP, for the commands: JSON calls, pages, byte ranges and event streams.
+
+Standard library only, through ``shiftwork.transport``. Every failure is a ``Failure`` with the
+right exit code. Safe calls are tried again for a short while, because parts of the platform may
+be restarting: reads, changes that say where to arrive at, and submissions, which carry a key.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import time
+from dataclasses import dataclass
+from typing import Any, Iterator, Mapping, cast
+from urllib.parse import quote, urlencode
+
+from shiftwork.cli.failures import UNREACHABLE, Failure, refused, usage
+from shiftwork.transport import Answer, Client, Unreachable
+
+CALL_SECONDS = 30.0
+STREAM_SECONDS = 60.0
+# A server that refuses connections is told of soon; one that asks for patience gets some.
+TRIES_MAX = 6
+UNREACHED_TRIES_MAX = 3
+WAIT_SECONDS = 0.2
+PAGE = 1000
+RANGE_BYTES = 1_048_576
+EVENT_BYTES_MAX = 4 * 1_048_576
+
+Json = Any
+Query = Mapping[str, "str | int | float | None"]
+
+
+@dataclass(frozen=True)
+class StreamEvent:
+    """One server-sent event."""
+
+    kind: str
+    id: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Range:
+    """A piece of one rank's output."""
+
+    data: bytes
+    offset: int
+    size: int
+    complete: bool
+
+
+class Stopped(Exception):  # noqa: N818 - a stream that ended; the reader opens it again
+    """An event stream was cut off."""
+
+
+class Api:
+    """One server, one token."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url.rstrip("/")
+        self._token = token
+        try:
+            self._client = Client(self.url, token)
+        except ValueError as error:
+            raise usage(str(error), where="--url", fix="write http://HOST:PORT") from None
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._client.close()
+
+    def another(self) -> Api:
+        """The same server and token on a connection of its own, for another thread."""
+        return Api(self.url, self._token)
+
+    def get(self, path: str, query: Query | None = None) -> Json:
+        """The answer's JSON."""
+        return self._json("GET", path + _query(query))
+
+    def put(self, path: str, body: Json) -> Json:
+        """Say where to arrive at; doing it twice is doing it once."""
+        return self._json("PUT", path, body)
+
+    def post(self, path: str, body: Json, key: str) -> Json:
+        """Create something, once for each key however often it is sent."""
+        return self._json("POST", path, body, {"idempotency-key": key})
+
+    def create(self, path: str, body: Json) -> Json:
+        """Create something that knows no keys: sent once."""
+        return self._json("POST", path, body, tries_max=1)
+
+    def delete(self, path: str) -> Json:
+        """Take something away."""
+        return self._json("DELETE", path)
+
+    def items(self, path: str, query: Query | None = None, limit: int | None = None) -> Json:
+        """A list: ``{"items": […], "next_cursor": …}``, pages joined until ``limit`` or the end."""
+        items: list[Any] = []
+        asked = dict(query or {})
+        while True:
+            left = PAGE if limit is None else min(PAGE, limit - len(items))
+            page = self.get(path, {**asked, "limit": left})
+            items += page["items"]
+            cursor = page.get("next_cursor")
+            if not cursor or not page["items"] or (limit is not None and len(items) >= limit):
+                return {"items": items, "next_cursor": cursor}
+            asked["cursor"] = cursor
+
+    def read_range(self, path: str, query: Query) -> Range:
+        """Some bytes of one rank's output."""
+        answer = self._answer("GET", path + _query(query), None, {"accept": "text/plain"})
+        told = answer.headers
+        return Range(
+            answer.body,
+            int(told.get("x-shiftwork-offset", "0")),
+            int(told.get("x-shiftwork-size", "0")),
+            told.get("x-shiftwork-complete", "").lower() in ("true", "1"),
+        )
+
+    def stream(self, path: str, query: Query | None = None) -> Iterator[StreamEvent]:
+        """Server-sent events until the server ends the stream. Raises Stopped when cut off."""
+        where = path + _query(query)
+        try:
+            response = self._client.open(
+                where, headers={"accept": "text/event-stream"}, timeout_seconds=STREAM_SECONDS
+            )
+        except Unreachable as error:
+            raise self._unreachable(error) from error
+        if response.status != 200:  # noqa: PLR2004 - OK
+            body = response.read(EVENT_BYTES_MAX)
+            self._client.close()
+            raise refused(Answer(response.status, body, {}).fields(), response.status, where)
+        try:
+            yield from _events(response)
+        finally:
+            self._client.close()
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        body: Json = None,
+        headers: Mapping[str, str] | None = None,
+        tries_max: int = TRIES_MAX,
+    ) -> Json:
+        answer = self._answer(method, path, body, headers, tries_max)
+        if not answer.body:
+            return {}
+        told = answer.json()
+        if told is None:
+            raise Failure(
+                "the server's answer is not JSON",
+                where=f"{method} {self.url}{path}",
+                fix="does the address belong to a Shiftwork server?",
+            )
+        return told
+
+    def _answer(
+        self,
+        method: str,
+        path: str,
+        body: Json,
+        headers: Mapping[str, str] | None,
+        tries_max: int = TRIES_MAX,
+    ) -> Answer:
+        wait = WAIT_SECONDS
+        unreached = 0
+        for tries_left in reversed(range(tries_max)):
+            try:
+                answer = self._client.call(
+                    method, path, body, headers=headers, timeout_seconds=CALL_SECONDS
+                )
+            except Unreachable as error:
+                unreached += 1
+                if not tries_left or unreached >= UNREACHED_TRIES_MAX:
+                    raise self._unreachable(error) from error
+            else:
+                if answer.status < 400:  # noqa: PLR2004 - no refusal
+                    return answer
+                if answer.status not in (429, 503) or not tries_left:
+                    raise refused(answer.fields(), answer.status, f"{method} {self.url}{path}")
+            time.sleep(wait)
+            wait *= 2
+        raise AssertionError("the loop returns or raises")
+
+    def _unreachable(self, error: Exception) -> Failure:
+        return Failure(
+            f"cannot reach the server: {error}",
+            where=self.url,
+            fix="is it running? `shiftwork up` starts one here, `shiftwork doctor` looks closer",
+            code=UNREACHABLE,
+        )
+
+
+def _query(query: Query | None) -> str:
+    given = {name: value for name, value in (query or {}).items() if value not in (None, "")}
+    return "?" + urlencode(given) if given else ""
+
+
+def part(text: str) -> str:
+    """Text as one segment of a path."""
+    return quote(text, safe="")
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[StreamEvent]:
+    fields: dict[str, str] = {}
+    for text in _lines(response):
+        if text:
+            name, _, value = text.partition(":")
+            value = value[1:] if value.startswith(" ") else value
+            if name == "data" and "data" in fields:
+                value = fields["data"] + "\n" + value
+            fields[name] = value
+            continue
+        if "data" in fields:
+            kind = fields.get("event", "message")
+            yield StreamEvent(kind, fields.get("id", ""), _object(fields["data"]))
+        fields = {}
+
+
+def _lines(response: http.client.HTTPResponse) -> Iterator[str]:
+    while True:
+        try:
+            line = response.readline(EVENT_BYTES_MAX)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise Stopped(str(error)) from error
+        if not line:
+            return
+        yield line.decode("utf-8", "replace").rstrip("\r\n")
+
+
+def _object(data: str) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return {"text": data}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {"value": found}
+
+
+def chunk_bytes(data: Mapping[str, Any]) -> bytes:
+    """The bytes of one piece of output in a stream."""
+    if data.get("data_base64"):
+        return base64.b64decode(data["data_base64"])
+    return str(data.get("text", "")).encode()

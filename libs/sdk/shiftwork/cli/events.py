@@ -1,0 +1,57 @@
+"""``shiftwork events``: what happened, to one task or to all, and what happens now."""
+
+from typing import Any, Dict, Optional
+
+import typer
+
+from shiftwork.cli import follow, render, session, timeline
+from shiftwork.cli.tasks import find
+
+RECENT = 100
+
+
+def register(app: session.App) -> None:
+    """Add the command."""
+    app.command("events")(events)
+
+
+def events(
+    task: Optional[str] = typer.Argument(None, metavar="[TASK]", help="Left out: all tasks."),
+    follow_it: bool = typer.Option(False, "-f", "--follow", help="Go on until interrupted."),
+    start: Optional[int] = typer.Option(
+        None,
+        "--from",
+        metavar="SEQ",
+        help="After this position; 0: all that are kept; -N: the last N. "
+        "Left out: a task's all, otherwise the last 100.",
+    ),
+    kind: str = typer.Option("", "--type", help="Such as run.exited."),
+) -> None:
+    """Show what happened, to one task or to all."""
+    now = session.current()
+    api = now.api()
+    query: Dict[str, Any] = {"type": kind, "from": start}
+    if task is not None:
+        query["task"] = find(api, task)["id"]
+    elif start is None:
+        query["from"] = -RECENT
+    if follow_it:
+        for event in follow.events(api, query):
+            _show(event, of_task=task is not None)
+        return
+    found = api.items("/v1/events", {**query, "follow": 0})
+    if now.json:
+        render.document(found)
+        return
+    if not found["items"]:
+        render.note("no events")
+    for event in found["items"]:
+        _show(event, of_task=task is not None)
+
+
+def _show(event: Dict[str, Any], *, of_task: bool) -> None:
+    if render.wants_json():
+        render.record(event)
+    else:
+        position = str(event.get("position", "")).rjust(6)
+        render.line(f"{position}  {timeline.line(event, of_task=of_task)}")

@@ -1,0 +1,95 @@
+"""Reading what people type: durations, moments, ``K=V`` pairs. Pure; called by the commands."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta, timezone
+from typing import Any, cast
+
+from shiftwork.cli.failures import usage
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
+_SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+PRIORITIES = (
+    "extreme_high",
+    "very_high",
+    "high",
+    "above_normal",
+    "normal",
+    "below_normal",
+    "low",
+    "idle",
+    "auto",
+)
+
+
+def duration(text: str, option: str) -> float:
+    """Seconds of ``90``, ``90s``, ``15m``, ``4h`` or ``2d``."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise usage(f"{text!r} is not a duration", where=option, fix="write 90, 90s, 15m, 4h or 2d")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def moment(text: str, option: str, now: datetime) -> str:
+    """RFC 3339 in UTC of a moment, or of so long ago: ``15m`` or ``2026-11-21T10:00:00Z``."""
+    if _DURATION.fullmatch(text.strip()):
+        at = now - timedelta(seconds=duration(text, option))
+    else:
+        try:
+            at = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+        except ValueError:
+            raise usage(
+                f"{text!r} is no moment", where=option, fix="write 15m or 2026-11-21T10:00:00Z"
+            ) from None
+    return at.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def pairs(texts: list[str], option: str) -> dict[str, str]:
+    """``{"K": "V"}`` of ``["K=V"]``. The value may be empty or hold further signs."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or not name:
+            raise usage(f"{text!r} is not KEY=VALUE", where=option, fix=f"write {option} KEY=VALUE")
+        found[name] = value
+    return found
+
+
+def priority(text: str, option: str) -> str:
+    """A level in the API's spelling; ``very-high`` and ``VERY_HIGH`` are understood."""
+    word = text.strip().lower().replace("-", "_")
+    if word not in PRIORITIES:
+        raise usage(
+            f"{text!r} is not a priority", where=option, fix="choose " + ", ".join(PRIORITIES)
+        )
+    return word
+
+
+def fields(value: object) -> dict[str, Any]:
+    """A JSON object as it is; an empty one for anything else."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def listed(value: object) -> list[Any]:
+    """A JSON list as it is; an empty one for anything else."""
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def at(text: str | None) -> datetime | None:
+    """A moment of the API; None if absent or not one."""
+    if not text:
+        return None
+    try:
+        return datetime.fromisoformat(_MICROSECONDS.sub(_padded, text).replace("Z", "+00:00"))
+    except ValueError:
+        return None
+
+
+# Before Python 3.11 a fraction must have 3 or 6 digits.
+_MICROSECONDS = re.compile(r"\.(\d+)")
+
+
+def _padded(found: re.Match[str]) -> str:
+    return "." + found[1][:6].ljust(6, "0")

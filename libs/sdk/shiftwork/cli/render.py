@@ -1,0 +1,281 @@
+"""Everything the command line prints, and nothing else prints.
+
+Results go to standard output, everything said about them to standard error. On a terminal rich
+draws tables, colours and the progress line; elsewhere the same comes as plain lines, one fact
+each, that scripts can read. ``--json`` gives documents, or one object a line for streams.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime, timezone
+from typing import IO, TYPE_CHECKING, Any, Iterable, Mapping, Sequence
+
+from shiftwork.cli import parse
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+    from shiftwork.cli.failures import Failure
+
+STYLES = {
+    "queued": "yellow",
+    "starting": "cyan",
+    "running": "green",
+    "preempting": "magenta",
+    "killing": "magenta",
+    "paused": "blue",
+    "succeeded": "bold green",
+    "failed": "bold red",
+    "stopped": "dim",
+    "rejected": "bold red",
+    "ready": "green",
+    "cordoned": "yellow",
+    "lost": "bold red",
+}
+_STEPS = ((60.0, "s", 1.0), (3600.0, "m", 60.0), (86_400.0, "h", 3600.0))
+
+
+class _Mode:
+    json = False
+    quiet = False
+    verbose = False
+
+
+def configure(*, json: bool, quiet: bool, verbose: bool) -> None:
+    """Set once for each command line."""
+    _Mode.json, _Mode.quiet, _Mode.verbose = json, quiet, verbose
+
+
+def wants_json() -> bool:
+    """True under ``--json``."""
+    return _Mode.json
+
+
+def is_terminal(stream: IO[str]) -> bool:
+    """True if a person looks at it."""
+    return bool(getattr(stream, "isatty", lambda: False)())
+
+
+# --- plain output ---------------------------------------------------------------------------
+
+
+def line(text: str) -> None:
+    """One line of the result."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def raw(data: bytes) -> None:
+    """Bytes of a task's output, as they are."""
+    buffer = getattr(sys.stdout, "buffer", None)
+    if buffer is None:
+        sys.stdout.write(data.decode("utf-8", "replace"))
+        return
+    sys.stdout.flush()
+    buffer.write(data)
+    buffer.flush()
+
+
+def document(value: object) -> None:
+    """A whole answer as JSON."""
+    line(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def record(value: object) -> None:
+    """One object of a stream, on a line of its own."""
+    line(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def note(text: str) -> None:
+    """Something about the result, for people: standard error, unless quiet or JSON."""
+    if not (_Mode.quiet or _Mode.json):
+        _say(text)
+
+
+def detail(text: str) -> None:
+    """The same, only with ``-v``."""
+    if _Mode.verbose:
+        _say(text)
+
+
+def warning(text: str) -> None:
+    """Something that should not be so, and ends nothing."""
+    _say(f"warning: {text}")
+
+
+def failure(failed: Failure) -> None:
+    """What, where, fix; with ``--json`` one problem object. On standard error."""
+    if _Mode.json:
+        _say(json.dumps(failed.document(), ensure_ascii=False))
+        return
+    _say(_styled("error: ", "bold red") + failed.what)
+    if failed.where:
+        _say(f"  where: {failed.where}")
+    if failed.fix:
+        _say(f"  fix:   {failed.fix}")
+
+
+def _say(text: str) -> None:
+    with Progress.cleared():
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+_ANSI = {"bold red": "1;31", "bold": "1", "dim": "2"}
+
+
+def _styled(text: str, style: str) -> str:
+    if not is_terminal(sys.stderr):
+        return text
+    return f"\x1b[{_ANSI[style]}m{text}\x1b[0m"
+
+
+# --- tables ---------------------------------------------------------------------------------
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
+    """Rows of text. A cell that is a known state is coloured on a terminal."""
+    cells = [list(row) for row in rows]
+    if not cells:
+        note(empty)
+        return
+    if is_terminal(sys.stdout):
+        _rich_table(columns, cells)
+        return
+    widths = [
+        max(len(str(row[index])) for row in [list(columns), *cells])
+        for index in range(len(columns))
+    ]
+    for row in [list(columns), *cells]:
+        padded = [text.ljust(width) for text, width in zip(row, widths)]
+        line("  ".join(padded).rstrip())
+
+
+def _rich_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console  # noqa: PLC0415 - only a terminal pays for rich
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    drawn = Table(box=None, header_style="bold", pad_edge=False)
+    for index, name in enumerate(columns):
+        drawn.add_column(name, no_wrap=index == 0)
+    for row in cells:
+        drawn.add_row(*[Text(text, style=STYLES.get(text, "")) for text in row])
+    Console(file=sys.stdout).print(drawn)
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> None:
+    """Names and values, one a line; pairs without a value are left out."""
+    kept = [(name, value) for name, value in pairs if value]
+    width = max((len(name) for name, _ in kept), default=0)
+    coloured = is_terminal(sys.stdout)
+    for name, value in kept:
+        label = name.ljust(width)
+        line(f"\x1b[1m{label}\x1b[0m  {value}" if coloured else f"{label}  {value}")
+
+
+# --- words ----------------------------------------------------------------------------------
+
+
+def now() -> datetime:
+    """The present, in UTC."""
+    return datetime.now(timezone.utc)
+
+
+def span(seconds: float) -> str:
+    """``42s``, ``3m``, ``5h``, ``2d``."""
+    for limit, unit, size in _STEPS:
+        if seconds < limit:
+            return f"{int(seconds / size)}{unit}"
+    return f"{int(seconds / 86_400)}d"
+
+
+def ago(text: str | None) -> str:
+    """``3m ago``; empty if there is no moment."""
+    at = parse.at(text)
+    if at is None:
+        return ""
+    seconds = (now() - at).total_seconds()
+    return f"in {span(-seconds)}" if seconds < 0 else f"{span(seconds)} ago"
+
+
+def moment(text: str | None) -> str:
+    """``2026-11-21 10:00:00Z (3m ago)``; empty if there is none."""
+    at = parse.at(text)
+    if at is None:
+        return ""
+    utc = at.astimezone(timezone.utc)
+    return f"{utc:%Y-%m-%d %H:%M:%S}Z ({ago(text)})"
+
+
+def clock(text: str | None) -> str:
+    """``10:00:00.123`` in UTC; empty if there is none."""
+    at = parse.at(text)
+    if at is None:
+        return ""
+    utc = at.astimezone(timezone.utc)
+    return f"{utc:%H:%M:%S}.{utc.microsecond // 1000:03d}"
+
+
+def labels(values: Mapping[str, Any]) -> str:
+    """``a=1 b=2``."""
+    return " ".join(f"{name}={value}" for name, value in sorted(values.items()))
+
+
+# --- progress -------------------------------------------------------------------------------
+
+
+class Progress:
+    """One line at the bottom of a terminal that says where things stand; nothing elsewhere."""
+
+    _shown: Progress | None = None
+
+    def __init__(self) -> None:
+        self.status: Status | None = None
+        self._wanted = is_terminal(sys.stderr) and not (_Mode.quiet or _Mode.json)
+
+    def __enter__(self) -> Progress:  # noqa: PYI034 - typing.Self needs a newer Python
+        Progress._shown = self
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        self.hide()
+        Progress._shown = None
+
+    def show(self, text: str) -> None:
+        """Replace the line."""
+        if not self._wanted:
+            return
+        if self.status is None:
+            from rich.console import Console  # noqa: PLC0415 - only a terminal pays for rich
+
+            self.status = Console(file=sys.stderr, stderr=True).status(text)
+        from rich.markup import escape  # noqa: PLC0415
+
+        self.status.update(escape(text))
+        self.status.start()
+
+    def hide(self) -> None:
+        """Take the line away, so that others can write."""
+        if self.status is not None:
+            self.status.stop()
+
+    @classmethod
+    def cleared(cls) -> _Cleared:
+        """A block in which the terminal is free for a line of its own."""
+        return _Cleared(cls._shown.status if cls._shown else None)
+
+
+class _Cleared:
+    def __init__(self, status: Status | None) -> None:
+        self._status = status
+
+    def __enter__(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __exit__(self, *ignored: object) -> None:
+        if self._status is not None:
+            self._status.start()

@@ -1,0 +1,179 @@
+"""The options that every command takes, and the guard around every command.
+
+``--url --token --context --json -q -v`` may stand before or after the command: ``Root`` moves
+them to the front before anything is parsed. ``App`` wraps each command so that a ``Failure`` ends
+as a message and an exit code. Commands of plug-ins get both by registering on an ``App``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass, replace
+from importlib import metadata
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import typer
+from typer.core import TyperGroup
+
+from shiftwork.cli import contexts, render
+from shiftwork.cli.client import Api
+from shiftwork.cli.failures import INTERRUPTED, Failure
+
+PLUGINS = "shiftwork.commands"
+_FLAGS = frozenset({"--json", "-q", "--quiet", "-v", "--verbose"})
+_VALUED = ("--url", "--token", "--context")
+
+
+@dataclass(frozen=True)
+class Session:
+    """What was said before and after the command, for every command."""
+
+    url: str = ""
+    token: str = ""
+    context: str = ""
+    json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    separated: bool = False
+    """The command line holds ``--``: what follows belongs to the task."""
+
+    def target(self) -> contexts.Target:
+        """The server and the token. Raises Failure if none is known."""
+        return contexts.target(
+            url=self.url,
+            token=self.token,
+            context=self.context,
+            environ=os.environ,
+            path=contexts.default_path(),
+        )
+
+    def api(self) -> Api:
+        """The server's API; closed when the command ends."""
+        found = self.target()
+        api = Api(found.url, found.token)
+        _open.append(api)
+        return api
+
+
+_current = Session()
+_open: List[Api] = []
+
+
+def current() -> Session:
+    """The session of the command that runs."""
+    return _current
+
+
+def begin(session: Session) -> None:
+    """Set it; called by the application's callback."""
+    global _current  # noqa: PLW0603 - one command line per process
+    _current = replace(session, separated=_current.separated)
+    render.configure(json=session.json, quiet=session.quiet, verbose=session.verbose)
+
+
+def hoist(arguments: Sequence[str]) -> Tuple[List[str], bool]:
+    """The same command line with the global options first, and whether it holds ``--``.
+
+    What follows ``--`` belongs to a task's command and stays as it is.
+    """
+    front: List[str] = []
+    rest: List[str] = []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            return front + rest + [word] + words, True
+        if word in _FLAGS or word.startswith(tuple(f"{name}=" for name in _VALUED)):
+            front.append(word)
+        elif word in _VALUED and words:
+            front += [word, words.pop(0)]
+        else:
+            rest.append(word)
+    return front + rest, False
+
+
+class App(typer.Typer):
+    """A Typer application whose commands end as the command line promises."""
+
+    def command(self, name: Optional[str] = None, **options: Any) -> Callable[..., Any]:  # noqa: ANN401 - Typer's own options
+        """Register a command; as Typer's, with the guard around it."""
+        options.setdefault("epilog", EPILOG)
+        register = super().command(name, **options)
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            register(guarded(function))
+            return function
+
+        return decorate
+
+
+EPILOG = (
+    "Every command also takes --url, --token, --context, --json, -q and -v, before or after it."
+)
+
+
+def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, its failures told and turned into exit codes."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any command
+        try:
+            return function(*args, **kwargs)
+        except Failure as failure:
+            render.failure(failure)
+            raise typer.Exit(failure.code) from None
+        except KeyboardInterrupt:
+            render.note("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        finally:
+            while _open:
+                _open.pop().close()
+
+    return call
+
+
+class Root(TyperGroup):
+    """The top level: global options anywhere, and plug-ins' commands loaded when asked for."""
+
+    def parse_args(self, ctx: Any, args: List[str]) -> List[str]:  # noqa: ANN401 - Typer's
+        """Parse with the global options in front."""
+        global _current  # noqa: PLW0603 - one command line per process
+        hoisted, separated = hoist(args)
+        _current = Session(separated=separated, json="--json" in hoisted)
+        render.configure(json=_current.json, quiet=False, verbose=False)
+        return super().parse_args(ctx, hoisted)
+
+    def list_commands(self, ctx: Any) -> List[str]:  # noqa: ANN401 - Typer's
+        """Our own commands, then the plug-ins'."""
+        own = super().list_commands(ctx)
+        return own + [name for name in sorted(plugins()) if name not in own]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - Typer's
+        """One of our own, else a plug-in's: the platform is imported only when it is needed."""
+        return super().get_command(ctx, cmd_name) or plugins().get(cmd_name)
+
+
+@functools.lru_cache(maxsize=1)
+def plugins() -> Dict[str, Any]:
+    """The commands that installed packages add: ``{name: command}``."""
+    app = App(name="plugins")
+    app.callback()(_nothing)
+    for entry in _entry_points():
+        try:
+            entry.load()(app)
+        except Exception as error:  # noqa: BLE001, PERF203 - one broken plug-in must not end all
+            render.warning(f"the commands of {entry.value!r} cannot be loaded: {error}")
+    group: Any = typer.main.get_group(app)
+    return dict(group.commands)
+
+
+def _nothing() -> None:
+    """Hold the plug-ins' commands."""
+
+
+def _entry_points() -> Sequence[metadata.EntryPoint]:
+    found: Any = metadata.entry_points()
+    if hasattr(found, "select"):
+        return list(found.select(group=PLUGINS))
+    return list(found.get(PLUGINS, ()))

@@ -1,0 +1,314 @@
+"""Tasks: ``ls show explain wait pause resume stop priority``."""
+
+import re
+import time
+from typing import Any, Dict, List, Optional
+
+import typer
+
+from shiftwork.cli import follow, parse, render, session
+from shiftwork.cli.client import Api, part
+from shiftwork.cli.failures import Failure, usage
+
+ENDED = ("succeeded", "failed", "stopped", "rejected")
+LIVE = ("queued", "starting", "running", "preempting", "killing", "paused")
+MATCHES_MAX = 100
+_ID_PREFIX = re.compile(r"[a-z][a-z2-7]{0,25}")
+
+_TASK = typer.Argument(..., metavar="TASK", help="An id, a unique prefix of one, or a name.")
+
+
+def register(app: session.App) -> None:
+    """Add the commands."""
+    app.command("ls")(ls)
+    app.command("show")(show)
+    app.command("explain")(explain)
+    app.command("wait")(wait)
+    app.command("pause")(pause)
+    app.command("resume")(resume)
+    app.command("stop")(stop)
+    app.command("priority")(priority)
+
+
+def find(api: Api, text: str) -> Dict[str, Any]:
+    """The task that a TASK argument means.
+
+    An id; else a name: the live one (ours, if several people have one), else the newest; else the
+    only id that begins so.
+    """
+    try:
+        return api.get("/v1/tasks/" + part(text))
+    except Failure as failure:
+        if failure.problem.get("status") != 404:  # noqa: PLR2004 - Not Found
+            raise
+    named = api.get("/v1/tasks", {"name": text, "limit": MATCHES_MAX})["items"]
+    found = _of_name(api, text, named)
+    if found is not None:
+        return found
+    query = {"id_prefix": text, "limit": MATCHES_MAX}
+    begun: List[Dict[str, Any]] = []
+    if _ID_PREFIX.fullmatch(text):
+        begun = api.get("/v1/tasks", query)["items"]
+    if len(begun) == 1:
+        return begun[0]
+    if begun:
+        raise Failure(
+            f"{text!r} begins {len(begun)} ids: " + ", ".join(task["id"] for task in begun[:5]),
+            where="TASK",
+            fix="write more of the id",
+        )
+    raise Failure(
+        f"there is no task {text!r}", where="TASK", fix="`shiftwork ls --all` lists the tasks"
+    )
+
+
+def _of_name(api: Api, text: str, named: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
+    live = [task for task in named if task["state"] not in ENDED]
+    if len(live) > 1:
+        me = api.get("/v1/whoami")["user"]
+        mine = [task for task in live if task["owner"] == me]
+        if len(mine) != 1:
+            owners = ", ".join(f"{task['id']} ({task['owner']})" for task in live[:5])
+            raise Failure(f"{text!r} names several tasks: {owners}", where="TASK", fix="use an id")
+        live = mine
+    if live:
+        return live[0]
+    return max(named, key=lambda task: task["id"], default=None)
+
+
+def ls(
+    everything: bool = typer.Option(False, "--all", help="Ended tasks too."),
+    mine: bool = typer.Option(False, "--mine", help="Your own only."),
+    state: str = typer.Option("", "--state", help="Such as queued,running."),
+    limit: int = typer.Option(100, "--limit", min=1, max=100_000),
+) -> None:
+    """List tasks: those that live, the newest first."""
+    now = session.current()
+    api = now.api()
+    states = [word.strip().lower() for word in state.split(",") if word.strip()]
+    unknown = [word for word in states if word not in LIVE + ENDED]
+    if unknown:
+        raise usage(
+            f"{unknown[0]!r} is not a state",
+            where="--state",
+            fix="choose of " + ", ".join(LIVE + ENDED),
+        )
+    if not states and not everything:
+        states = list(LIVE)
+    query: Dict[str, Any] = {"state": ",".join(states)}
+    if mine:
+        query["owner"] = api.get("/v1/whoami")["user"]
+    found = api.items("/v1/tasks", query, limit)
+    if now.json:
+        render.document(found)
+        return
+    rows = [_row(task) for task in found["items"]]
+    render.table(
+        ("ID", "NAME", "OWNER", "STATE", "PRIORITY", "SIZE", "STEP", "AGE", "REASON"),
+        rows,
+        "no tasks" if everything or state else "no live tasks; --all shows the ended ones",
+    )
+    if found.get("next_cursor"):
+        render.note(f"more than {limit}: raise --limit")
+
+
+def _row(task: Dict[str, Any]) -> List[str]:
+    checkpoint = parse.fields(task.get("checkpoint"))
+    return [
+        task["id"],
+        task["name"],
+        task["owner"],
+        task["state"],
+        task["priority"],
+        size(task),
+        str(checkpoint.get("step", "")),
+        render.ago(task.get("submitted_at")).replace(" ago", ""),
+        parse.fields(task.get("reason")).get("text", ""),
+    ]
+
+
+def size(task: Dict[str, Any]) -> str:
+    """``2x8``: nodes and GPUs on each; ``2`` for whole nodes, ``2x0`` for CPU only."""
+    gpus = task.get("gpus_per_node")
+    return str(task["nodes"]) if gpus is None else f"{task['nodes']}x{gpus}"
+
+
+def show(task: str = _TASK) -> None:
+    """Show one task and its runs."""
+    now = session.current()
+    api = now.api()
+    found = find(api, task)
+    if now.json:
+        render.document(found)
+        return
+    checkpoint = found.get("checkpoint")
+    ended = found.get("exit")
+    reason = parse.fields(found.get("reason"))
+    render.facts(
+        [
+            ("id", found["id"]),
+            ("name", found["name"]),
+            ("owner", found["owner"]),
+            ("state", found["state"]),
+            ("reason", reason.get("text", "")),
+            ("goal", found["goal"]),
+            ("priority", found["priority"]),
+            ("group", found["group"]),
+            ("size", size(found)),
+            ("labels", render.labels(parse.fields(found.get("labels")))),
+            ("command", _commands(found)),
+            ("directory", found.get("working_directory") or ""),
+            ("attempt", str(found["attempt"] or "")),
+            ("checkpoint", _checkpoint(checkpoint)),
+            ("exit", _exit(ended)),
+            ("submitted", render.moment(found.get("submitted_at"))),
+            ("started", render.moment(found.get("started_at"))),
+            ("finished", render.moment(found.get("finished_at"))),
+        ]
+    )
+    lost = found.get("attempts_without_progress") or 0
+    if lost > 1:
+        render.warning(f"{lost} attempts in a row ended without a newer checkpoint")
+    runs = api.get(f"/v1/tasks/{part(found['id'])}/runs")["items"]
+    if runs:
+        render.line("")
+        render.table(
+            ("ATTEMPT", "NODES", "STARTED", "FINISHED", "END", "CHECKPOINT"), map(_run, runs), ""
+        )
+
+
+def _commands(task: Dict[str, Any]) -> str:
+    roles = parse.listed(task.get("roles"))
+    if len(roles) == 1:
+        return " ".join(roles[0]["command"])
+    return "; ".join(f"{r['name']} x{r['replicas']}: {' '.join(r['command'])}" for r in roles)
+
+
+def _checkpoint(saved: Optional[Dict[str, Any]]) -> str:
+    if not saved:
+        return ""
+    when = render.ago(saved.get("saved_at"))
+    return f"no {saved['no']}, step {saved['step']}, {when}: {saved['uri']}"
+
+
+def _exit(ended: Optional[Dict[str, Any]]) -> str:
+    if not ended:
+        return ""
+    code = "" if ended.get("code") is None else f" (code {ended['code']})"
+    text = f": {ended['text']}" if ended.get("text") else ""
+    return f"{ended['kind']}{code}{text}"
+
+
+def _run(run: Dict[str, Any]) -> List[str]:
+    checkpoint = run.get("checkpoint")
+    ended = run.get("exit")
+    return [
+        str(run["attempt"]),
+        ",".join(sorted({placed["node"] for placed in parse.listed(run.get("placements"))})),
+        render.moment(run.get("started_at")),
+        render.moment(run.get("finished_at")),
+        ended["kind"] if ended else "",
+        f"step {checkpoint['step']}" if checkpoint else "",
+    ]
+
+
+def explain(task: str = _TASK) -> None:
+    """Say why a task waits, or was chosen."""
+    now = session.current()
+    api = now.api()
+    found = find(api, task)
+    told = api.get(f"/v1/tasks/{part(found['id'])}/explain")
+    if now.json:
+        render.document(told)
+        return
+    place = told.get("position") or 0
+    render.facts(
+        [
+            ("task", f"{found['name']} ({found['id']})"),
+            ("state", told["state"]),
+            ("reason", parse.fields(told.get("reason")).get("text", "")),
+            ("place", f"{place} of {told.get('queue_length')} in the queue" if place else ""),
+            ("asked to leave", ", ".join(parse.listed(told.get("victims")))),
+            *(("to start", remedy) for remedy in parse.listed(told.get("remedies"))),
+        ]
+    )
+
+
+def wait(
+    task: str = _TASK,
+    state: str = typer.Option("", "--for", help="A state to wait for; left out: the end."),
+    timeout: str = typer.Option("", "--timeout", help="Give up after so long (exit code 1)."),
+) -> None:
+    """Wait for a task's end and take its exit code, or wait for a state."""
+    now = session.current()
+    wanted = [word.strip().lower() for word in state.split(",") if word.strip()]
+    for word in wanted:
+        if word not in LIVE + ENDED:
+            raise usage(
+                f"{word!r} is not a state",
+                where="--for",
+                fix="choose of " + ", ".join(LIVE + ENDED),
+            )
+    until = time.monotonic() + parse.duration(timeout, "--timeout") if timeout else None
+    api = now.api()
+    found = find(api, task)
+    for changed in follow.changes(api, found["id"], until):
+        found = changed
+        if found["state"] in wanted or found["state"] in ENDED:
+            break
+    reached = found["state"] in wanted if wanted else found["state"] in ENDED
+    if now.json:
+        render.document(found)
+    else:
+        render.line(found["state"])
+    if not reached:
+        why = (
+            f"{found['name']} is {found['state']} and will not be {state}"
+            if found["state"] in ENDED
+            else f"{found['name']} is still {found['state']} after {timeout}"
+        )
+        raise Failure(why, where="wait", fix=f"`shiftwork explain {found['id']}` says why")
+    raise typer.Exit(0 if wanted else follow.exit_code(found))
+
+
+def pause(task: str = _TASK) -> None:
+    """Have a task save a checkpoint and rest, until it is resumed."""
+    _goal(task, "pause")
+
+
+def resume(task: str = _TASK) -> None:
+    """Have a paused task run again, from its last checkpoint."""
+    _goal(task, "run")
+
+
+def stop(task: str = _TASK) -> None:
+    """End a task for good."""
+    _goal(task, "stop")
+
+
+def _goal(task: str, goal: str) -> None:
+    now = session.current()
+    api = now.api()
+    found = find(api, task)
+    told = api.put(f"/v1/tasks/{part(found['id'])}/goal", {"goal": goal})
+    _asked(found, told, f"goal of {found['name']} ({found['id']}) is now {goal}")
+
+
+def priority(
+    task: str = _TASK,
+    level: str = typer.Argument(..., metavar="PRIORITY", help="extreme_high ... auto."),
+) -> None:
+    """Give a task another priority."""
+    now = session.current()
+    word = parse.priority(level, "PRIORITY")
+    api = now.api()
+    found = find(api, task)
+    told = api.put(f"/v1/tasks/{part(found['id'])}/priority", {"priority": word})
+    _asked(found, told, f"priority of {found['name']} ({found['id']}) is now {word}")
+
+
+def _asked(found: Dict[str, Any], told: Dict[str, Any], text: str) -> None:
+    if session.current().json:
+        render.document({"id": found["id"], **told})
+    else:
+        render.note(text)

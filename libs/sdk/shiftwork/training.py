@@ -1,0 +1,214 @@
+"""The calls of a training script; the public names of ``shiftwork``.
+
+Thin on purpose: each call finds the process's conversation with the platform (``live``), made at
+the first need, and reads a flag or hands something over. Off the platform there is no
+conversation, and every call works and does nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import sys
+import threading
+from typing import Callable, SupportsFloat
+
+from shiftwork import context as _context
+from shiftwork.context import Checkpoint, Context
+from shiftwork.live import Limits, Live, Superseded
+
+__all__ = [
+    "PREEMPTED_EXIT_CODE",
+    "Superseded",
+    "checkpoint_saved",
+    "exit_preempted",
+    "rank",
+    "report",
+    "resume_from",
+    "should_preempt",
+    "world_size",
+]
+
+PREEMPTED_EXIT_CODE = 75
+"""The reserved exit code of a process that leaves after an acknowledged preemption."""
+
+URI_CHARACTERS_MAX = 4096
+DIGEST_CHARACTERS_MAX = 256
+METRICS_PER_REPORT_MAX = 64
+METRIC_NAME_CHARACTERS_MAX = 128
+
+
+class _Process:
+    """What this process knows and holds; a forked child starts with a new one."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.lock = threading.Lock()
+        self.context: Context | None = None
+        self.live: Live | None = None
+        self.preempt = False
+        self.superseded = False
+
+    def known(self) -> Context:
+        """The context, read once."""
+        found = self.context
+        if found is None:
+            found = _context.of_this_process()
+            self.context = found
+            if found.problem:
+                _warn(found.problem)
+        return found
+
+    def conversation(self) -> Live | None:
+        """The conversation, begun at the first need; None off the platform."""
+        if self.live is not None:
+            return self.live
+        if not self.known().on_platform:
+            return None
+        with self.lock:
+            if self.live is None:
+                self.live = self._begin(self.known())
+        return self.live
+
+    def _begin(self, context: Context) -> Live:
+        live = Live(context, self.limits, _warn)
+        live.preempt, live.superseded = self.preempt, self.superseded
+        try:
+            live.start()
+        except RuntimeError as error:  # no more threads, or the interpreter is going down
+            _warn(f"no background thread ({error}): preemption will not be noticed")
+        atexit.register(live.close)
+        return live
+
+    def forked(self) -> _Process:
+        """The same for a child of ``fork``: threads and sockets stay with the parent."""
+        child = _Process(self.limits)
+        child.context = self.context
+        child.preempt = self.preempt or (self.live is not None and self.live.preempt)
+        child.superseded = self.superseded or (self.live is not None and self.live.superseded)
+        if self.live is not None:
+            self.live.drop()
+        return child
+
+
+_process = _Process(Limits())
+
+
+def _after_fork() -> None:
+    global _process  # noqa: PLW0603 - one per process, and this is another process
+    _process = _process.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def should_preempt(agree: Callable[[bool], bool] | None = None) -> bool:
+    """True once the platform asks for this task's nodes: save a checkpoint and leave.
+
+    Answers at once from memory, never from the network; ask at every step. Every rank hears of
+    the request by itself, perhaps a step apart: where ranks must leave at the same step, give
+    ``agree``, the program's own all-reduce ("does any rank say so?"). It is then called at every
+    step, on every rank, on and off the platform, and its result is returned.
+    """
+    live = _process.conversation()
+    wanted = live is not None and (live.preempt or live.superseded)
+    return wanted if agree is None else bool(agree(wanted))
+
+
+def checkpoint_saved(step: int, uri: str, digest: str | None = None) -> None:
+    """Say that the checkpoint of ``step`` is durable at ``uri``; returns when that is stored.
+
+    The write must be complete (flushed, synced, renamed) before the call. While the platform is
+    out of reach the call goes on trying. One rank says it for the whole gang.
+
+    Args:
+        step: training steps done, 0 or more; what ``resume_from().step`` will say.
+        uri: where the checkpoint lies, for the next attempt to read; put the attempt or the step
+            into it, so that no attempt writes over another's.
+        digest: of the contents, such as ``sha256:…``; handed back by ``resume_from``.
+
+    Raises:
+        Superseded: this attempt is no longer the live one; stop.
+        ValueError: an argument is out of range, or the platform refuses it.
+        TypeError: an argument has the wrong type.
+    """
+    number = _step(step)
+    _text("uri", uri, URI_CHARACTERS_MAX)
+    if digest is not None:
+        _text("digest", digest, DIGEST_CHARACTERS_MAX)
+    live = _process.conversation()
+    if live is not None:
+        live.save_checkpoint(number, uri, digest)
+
+
+def resume_from() -> Checkpoint | None:
+    """The checkpoint to start from: the last one the platform stored, or None to start afresh."""
+    return _process.known().resume_from
+
+
+def report(**metrics: SupportsFloat) -> None:
+    """Show numbers (``loss=0.3, step=100``) on the task's page. Never waits, never fails.
+
+    Sent in batches in the background; the oldest are dropped if they come too fast. What is not
+    a number is left out.
+    """
+    live = _process.conversation()
+    if live is None:
+        return
+    values: dict[str, float] = {}
+    for name, value in list(metrics.items())[:METRICS_PER_REPORT_MAX]:
+        number = _number(value)
+        if number is not None:
+            values[name[:METRIC_NAME_CHARACTERS_MAX]] = number
+    if values:
+        live.report(values)
+
+
+def rank() -> int:
+    """This process's rank: the global one under torchrun, else the replica's; 0 if alone."""
+    return _context.process_rank(_process.known(), os.environ)
+
+
+def world_size() -> int:
+    """How many ranks there are, counted as ``rank`` counts; 1 if alone."""
+    return _context.process_world_size(_process.known(), os.environ)
+
+
+def exit_preempted() -> None:
+    """Leave after ``checkpoint_saved``: SystemExit with the code reserved for it, 75.
+
+    Off the platform nobody has asked, and the call returns.
+    """
+    if _process.known().on_platform:
+        raise SystemExit(PREEMPTED_EXIT_CODE)
+
+
+def _step(step: int) -> int:
+    try:
+        number = step.__index__()
+    except AttributeError:
+        raise TypeError(f"step must be a whole number, not {step!r}") from None
+    if not 0 <= number < 2**63:
+        raise ValueError(f"step must be 0 or more, not {number}")
+    return number
+
+
+def _text(name: str, value: object, characters_max: int) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be text, not {value!r}")
+    if not 0 < len(value) <= characters_max:
+        raise ValueError(f"{name} must have 1 to {characters_max} characters, not {len(value)}")
+
+
+def _number(value: SupportsFloat) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _warn(text: str) -> None:
+    sys.stderr.write(f"shiftwork: {text}\n")

@@ -1,0 +1,5 @@
+"""``python -m services.allinone DIR``: what ``shiftwork up --detach`` starts."""
+
+from services.allinone.keep import main
+
+raise SystemExit(main())

@@ -1,0 +1,295 @@
+"""``make demo``: the main job on real input, in under a minute, leaving nothing behind.
+
+A real training task runs at low priority; a gang of higher priority needs every node; the task
+saves, leaves, and resumes when the gang has ended. Its final weights are compared with those of
+the same training run alone, outside the platform: they must be bit-identical.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvloop
+
+from libs.service import observe
+from libs.service.loop import pause
+from services.allinone.client import admin_client, items
+from services.allinone.place import Options, Place
+from services.allinone.platform import Platform
+from services.launcher.machine import find_gpus
+from services.launcher.runtimes.ending import end_supervisors
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+STEPS, STEP_SECONDS, SEED = 500, 0.012, 7
+GANG_STEPS, GANG_STEP_SECONDS = 40, 0.05
+# The gang comes once training has really begun.
+STEPS_BEFORE_GANG = 120
+DEMO_SECONDS_MAX = 180.0
+ENDED = ("succeeded", "failed", "stopped", "rejected")
+# What the demo promises to show, in this order (type of event, name of task).
+PROMISE = (
+    ("run.preemption_requested", "digits"),
+    ("run.checkpoint_saved", "digits"),
+    ("run.exited", "digits"),
+    ("run.started", "gang"),
+    ("run.resumed", "digits"),
+)
+
+
+class DemoError(Exception):
+    """The demo did not show what it promises."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where the demo plays."""
+
+    client: httpx.AsyncClient
+    folder: Path
+    nodes: int
+    began: float
+
+
+def say(text: str = "") -> None:
+    """A line for the audience."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+async def main() -> int:
+    """Play the demo; 0 if everything was as promised."""
+    folder = Path(tempfile.mkdtemp(prefix="shiftwork-demo-"))
+    place = Place(folder / "platform")
+    # Virtual nodes where there is no GPU; otherwise this machine as it is.
+    virtual = find_gpus().count == 0
+    options = Options(port=0, nodes=2, slots=2) if virtual else Options(port=0)
+    try:
+        place.take()
+        with place.log.open("a", encoding="utf-8") as log:
+            observe.set_up_logs("json", "info", log)
+            return await _on_platform(folder, Platform(place, options, os.getpid()))
+    finally:
+        await asyncio.to_thread(end_supervisors, place.machine)
+        place.release()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _on_platform(folder: Path, platform: Platform) -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    began = time.monotonic()
+    say("Starting NATS, PostgreSQL and six services")
+    running = asyncio.ensure_future(platform.run())
+    try:
+        ready = asyncio.ensure_future(platform.ready.wait())
+        await asyncio.wait((running, ready), return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        say(f"Ready after {time.monotonic() - began:.1f} s at {platform.url}")
+        async with admin_client(platform.place, platform.url) as client:
+            nodes = await _nodes(client)
+            stage = Stage(client, folder, len(nodes), time.monotonic())
+            async with asyncio.timeout(DEMO_SECONDS_MAX):
+                await play(stage)
+    except asyncio.CancelledError:
+        say("interrupted; ending everything")
+        return 130
+    except (DemoError, httpx.HTTPError, TimeoutError) as problem:
+        say(f"The demo failed: {problem or type(problem).__name__}")
+        say("".join(platform.place.log.read_text().splitlines(keepends=True)[-20:]))
+        return 1
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    return 0
+
+
+async def _nodes(client: httpx.AsyncClient) -> list[Any]:
+    """The nodes, once the launcher has told them."""
+    while not (nodes := await items(client, "/v1/nodes")):
+        await pause(0.05)
+    told = ", ".join(f"{node['id']} ({node['gpus']} slots)" for node in nodes)
+    say(f"Nodes: {told}")
+    return nodes
+
+
+async def play(stage: Stage) -> None:
+    """The story, from the first submission to the comparison."""
+    say()
+    alone = asyncio.ensure_future(_train_alone(stage.folder / "alone"))
+    try:
+        digits = await _submit(stage, "digits", "low", 1, _digits(stage.folder / "shared"))
+        say("Submitted digits (low priority): a network on real handwritten digits, 500 steps")
+        seen = asyncio.ensure_future(_timeline(stage, digits))
+        try:
+            await _until_step(stage, digits, STEPS_BEFORE_GANG)
+            gang = await _submit(stage, "gang", "high", stage.nodes, _gang(stage.folder / "gang"))
+            say(f"Submitted gang (high priority): needs all {stage.nodes} nodes, now")
+            say()
+            await _until_ended(stage, gang)
+            await _until_ended(stage, digits)
+            facts = await seen
+        finally:
+            seen.cancel()
+        expected = await alone
+    finally:
+        alone.cancel()
+    _judge(stage, facts, expected)
+
+
+def _digits(out: Path) -> list[str]:
+    return [
+        *("python", str(EXAMPLES / "digits.py"), "--out", str(out)),
+        *("--steps", str(STEPS), "--seed", str(SEED), "--step-seconds", str(STEP_SECONDS)),
+    ]
+
+
+def _gang(out: Path) -> list[str]:
+    return [
+        *("python", str(EXAMPLES / "gang.py"), "--out", str(out)),
+        *("--steps", str(GANG_STEPS), "--step-seconds", str(GANG_STEP_SECONDS)),
+    ]
+
+
+async def _train_alone(out: Path) -> str:
+    """The same training, uninterrupted and outside the platform: the digest of its weights."""
+    command = [*_digits(out)[1:-1], "0"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *command,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        _, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        raise DemoError(f"the uninterrupted training failed: {errors.decode()[-500:]}")
+    return _digest(out)
+
+
+def _digest(out: Path) -> str:
+    return str(json.loads((out / "final.json").read_text())["sha256"])
+
+
+async def _submit(stage: Stage, name: str, priority: str, nodes: int, command: list[str]) -> str:
+    body = {
+        "name": name,
+        "priority": priority,
+        "nodes": nodes,
+        "command": command,
+        "working_directory": str(stage.folder),
+    }
+    answer = await stage.client.post("/v1/tasks", json=body, headers={"idempotency-key": name})
+    if answer.is_error:
+        raise DemoError(f"{name} was refused: {answer.text}")
+    return str(answer.json()["id"])
+
+
+async def _until_step(stage: Stage, task_id: str, step: int) -> None:
+    while True:
+        latest = await items(stage.client, f"/v1/tasks/{task_id}/metrics")
+        if any(point["latest"].get("step", 0) >= step for point in latest):
+            return
+        await _alive(stage, task_id)
+        await pause(0.05)
+
+
+async def _alive(stage: Stage, task_id: str) -> str:
+    task = (await stage.client.get(f"/v1/tasks/{task_id}")).raise_for_status().json()
+    if task["state"] in ENDED and task["state"] != "succeeded":
+        logs = await stage.client.get(f"/v1/tasks/{task_id}/logs", params={"rank": 0, "tail": 15})
+        raise DemoError(f"{task['name']} {task['state']}: {task['reason']['text']}\n{logs.text}")
+    return str(task["state"])
+
+
+async def _until_ended(stage: Stage, task_id: str) -> None:
+    while await _alive(stage, task_id) not in ENDED:
+        await pause(0.05)
+
+
+async def _timeline(stage: Stage, digits: str) -> list[tuple[str, str]]:
+    """Tell the story as it happens, until ``digits`` has ended; the facts in their order."""
+    facts: list[tuple[str, str]] = []
+    async for event in _events(stage.client):
+        fact, data = event["type"], event["data"]
+        name = "digits" if data.get("task_id") == digits else "gang"
+        told = _TOLD.get(fact)
+        if told is not None and "task_id" in data:
+            facts.append((fact, name))
+            say(f"  {time.monotonic() - stage.began:7.3f} s  {name:7} {told(data)}")
+        if fact == "task.state_changed" and name == "digits" and data.get("finished_at"):
+            return facts
+    return facts
+
+
+def _where(data: dict[str, Any]) -> str:
+    return ", ".join(placement["node_id"] for placement in data["placements"])
+
+
+def _exit(data: dict[str, Any]) -> str:
+    kind = data["exit"]["kind"].removeprefix("EXIT_KIND_").lower()
+    return f"processes gone, exit observed: {kind}"
+
+
+def _resumed(data: dict[str, Any]) -> str:
+    checkpoint: Any = data.get("resume_from")
+    step = checkpoint["step"] if checkpoint else 0
+    return f"resumed on {_where(data)} as attempt {data['attempt']} from step {step}"
+
+
+# Type of event -> what is told of it.
+_TOLD: dict[str, Callable[[dict[str, Any]], str]] = {
+    "task.submitted": lambda _: "submitted",
+    "run.assigned": lambda data: f"assigned to {_where(data)}",
+    "run.started": lambda data: f"running on {_where(data)}",
+    "run.preemption_requested": lambda _: "asked to save and hand its nodes over",
+    "run.checkpoint_saved": lambda data: f"checkpoint saved at step {data['checkpoint']['step']}",
+    "run.exited": _exit,
+    "run.resumed": _resumed,
+}
+
+
+async def _events(client: httpx.AsyncClient) -> AsyncGenerator[dict[str, Any]]:
+    """The platform's events from the first one on, as they come."""
+    accept = {"accept": "text/event-stream"}
+    async with client.stream("GET", "/v1/events", params={"from": 0}, headers=accept) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("data: "):
+                yield json.loads(line.removeprefix("data: "))
+
+
+def _judge(stage: Stage, facts: list[tuple[str, str]], expected: str) -> None:
+    """Compare with what was promised; DemoError says what is different."""
+    told = iter(facts)
+    missing = [promise for promise in PROMISE if promise not in told]
+    if missing:
+        raise DemoError(f"not seen in this order: {missing[0]}")
+    got = _digest(stage.folder / "shared")
+    say()
+    say(f"weights after preemption and resume  sha256 {got}")
+    say(f"weights of an uninterrupted run      sha256 {expected}")
+    if got != expected:
+        raise DemoError("the weights differ")
+    say("The final weights are bit-identical to an uninterrupted run.")
+
+
+if __name__ == "__main__":
+    raise SystemExit(uvloop.run(main()))

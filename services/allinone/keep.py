@@ -1,0 +1,136 @@
+"""Keep one platform running in this process: signals, messages for people, an orderly end.
+
+``shiftwork up`` calls it in the foreground, ``python -m services.allinone DIR`` in the background.
+SIGTERM and the first Ctrl-C let running tasks save; SIGQUIT and the second Ctrl-C do not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import httpx
+import uvloop
+from shiftwork.cli import contexts
+from shiftwork.cli.failures import Failure
+
+from libs.service import observe
+from services.allinone.embedded.processes import ServerError
+from services.allinone.place import KeptByAnotherError, Options, Place
+from services.allinone.platform import Platform
+from services.allinone.stopping import drain, reopen
+from services.launcher.runtimes.ending import end_supervisors
+
+CONTEXT = "local"
+
+
+def say(text: str) -> None:
+    """A line for the person at the terminal."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def keep_here(place: Place, options: Options, *, verbose: bool = False) -> int:
+    """Run until told to end; the exit status."""
+    try:
+        place.take()
+    except KeptByAnotherError as error:
+        raise Failure(
+            "another process keeps this data folder",
+            where=str(place.data),
+            fix=f"it is process {error.keeper.pid}" if error.keeper else "try again",
+        ) from error
+    try:
+        place.keep_options(options)
+        with place.log.open("a", encoding="utf-8") as log:
+            observe.set_up_logs("json", "info", sys.stderr if verbose else log)
+            return uvloop.run(_keep(place, options))
+    except (ServerError, OSError) as error:
+        raise Failure(str(error), where=str(place.data), fix="run `shiftwork doctor`") from error
+    finally:
+        place.release()
+
+
+async def _keep(place: Place, options: Options) -> int:
+    platform = Platform(place, options, os.getpid())
+    asked, now = asyncio.Event(), asyncio.Event()
+
+    def interrupted() -> None:
+        (now if asked.is_set() else asked).set()
+
+    def at_once() -> None:
+        now.set()
+        asked.set()
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, interrupted)
+    loop.add_signal_handler(signal.SIGTERM, asked.set)
+    loop.add_signal_handler(signal.SIGQUIT, at_once)
+    running = asyncio.ensure_future(platform.run())
+    try:
+        await _first(running, platform.ready, asked)
+        if platform.ready.is_set():
+            _announce(place, platform)
+            await reopen(place, platform.url)
+            await _first(running, asked)
+            if not running.done():
+                await _leave(place, platform, now)
+    finally:
+        await _end(running)
+        await asyncio.to_thread(end_supervisors, place.machine)
+    return 0
+
+
+def _announce(place: Place, platform: Platform) -> None:
+    token_file = place.credentials.admin_token_file
+    contexts.save(contexts.default_path(), CONTEXT, contexts.Named(platform.url, str(token_file)))
+    say(f"Shiftwork is ready at {platform.url}")
+    say(f"Administrator's token: {token_file}")
+
+
+async def _leave(place: Place, platform: Platform, now: asyncio.Event) -> None:
+    """Let running tasks save, unless told not to wait."""
+    if now.is_set():
+        return
+    say("stopping (Ctrl-C again: do not wait for running tasks)")
+    saving = asyncio.ensure_future(drain(place, platform.url, say))
+    hurried = asyncio.ensure_future(now.wait())
+    await asyncio.wait((saving, hurried), return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
+    if not saving.done():
+        saving.cancel()
+    for problem in await asyncio.gather(saving, return_exceptions=True):
+        if isinstance(problem, httpx.HTTPError | TimeoutError):
+            say(f"not every task could save: {problem}")
+        elif isinstance(problem, Exception):
+            raise problem
+
+
+async def _first(running: asyncio.Future[None], *events: asyncio.Event) -> None:
+    """Wait for an event, or raise what ended the platform."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait((running, *waits), return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    if running.done():
+        running.result()
+
+
+async def _end(running: asyncio.Future[None]) -> None:
+    running.cancel()
+    for problem in await asyncio.gather(running, return_exceptions=True):
+        if isinstance(problem, Exception):
+            raise problem
+
+
+def main() -> int:
+    """``python -m services.allinone DIR``: keep the folder's platform with its kept options."""
+    place = Place(Path(sys.argv[1]))
+    try:
+        return keep_here(place, place.options() or Options())
+    except Failure as failure:
+        sys.stderr.write(f"{failure.what} ({failure.where}): {failure.fix}\n")
+        return failure.code

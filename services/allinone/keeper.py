@@ -1,0 +1,274 @@
+"""Keeps the parts of one machine running: servers that die or hang, services that end.
+
+Called by ``up`` with its embedded servers and its services. What to do is a pure function of what
+was seen (``judge``); this file's two loops only look, wait and call. How every part fares is told
+to a ``Board``, which ``doctor`` reads from its file while ``up`` goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from time import monotonic
+from typing import Protocol
+
+from libs.service import observe
+from libs.service.clock import Clock, SystemClock
+from libs.service.loop import pause
+from services.allinone.embedded.credentials import write_private
+
+_PROBLEM_CHARACTERS_MAX = 500
+_log = observe.log("keeper")
+
+
+class State(Enum):
+    """How a part fares."""
+
+    STARTING = "starting"
+    UP = "up"
+    # It lives but does not answer; not yet for long enough to be ended.
+    SILENT = "silent"
+    # It is dead, or as good as; it is started (again) at ``start_at``.
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How patient the keeper is. All in seconds but the count of checks."""
+
+    first_pause_seconds: float = 0.2
+    most_pause_seconds: float = 30.0
+    # A part that was up for so long has recovered: its next death is answered at once.
+    recovered_seconds: float = 60.0
+    check_seconds: float = 0.5
+    # So many checks in a row without an answer, and a living part is taken for hung.
+    silent_checks_max: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What one look at a part showed. ``problem`` is empty if all is well."""
+
+    alive: bool
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is known of one part. Moments are seconds of a clock that nobody sets."""
+
+    name: str
+    state: State = State.STARTING
+    # Since when it is in this state; and when it is to be started, if it is down.
+    since: float = 0.0
+    start_at: float = 0.0
+    # Deaths since it last recovered, checks without an answer in a row, starts after the first.
+    deaths: int = 0
+    silent_checks: int = 0
+    restarts: int = 0
+    problem: str = ""
+
+
+def judge(policy: Policy, record: Record, seen: Sight, now: float) -> Record:
+    """What is to be held of a part after a look at it. Pure.
+
+    It is to be ended (if it lives) and started at ``start_at`` when the state is DOWN.
+    """
+    if seen.alive and not seen.problem:
+        up_since = record.since if record.state is State.UP else now
+        recovered = now - up_since >= policy.recovered_seconds
+        return replace(
+            record,
+            state=State.UP,
+            since=up_since,
+            deaths=0 if recovered else record.deaths,
+            silent_checks=0,
+            problem="",
+        )
+    problem = seen.problem[:_PROBLEM_CHARACTERS_MAX] or "it ended"
+    silent = record.silent_checks + 1
+    if seen.alive and silent < policy.silent_checks_max:
+        since = record.since if record.state is State.SILENT else now
+        return replace(
+            record, state=State.SILENT, since=since, silent_checks=silent, problem=problem
+        )
+    was_up_long = record.state is State.UP and now - record.since >= policy.recovered_seconds
+    deaths = 1 if was_up_long else record.deaths + 1
+    return replace(
+        record,
+        state=State.DOWN,
+        since=now,
+        start_at=now + pause_seconds(policy, deaths),
+        deaths=deaths,
+        silent_checks=0,
+        problem=problem,
+    )
+
+
+def pause_seconds(policy: Policy, deaths: int) -> float:
+    """How long to wait before a start after so many deaths in a row: doubling, bounded."""
+    doublings = min(max(deaths, 1) - 1, 62)
+    return min(policy.most_pause_seconds, policy.first_pause_seconds * 2.0**doublings)
+
+
+def starting(record: Record, now: float) -> Record:
+    """The part is being started."""
+    again = record.state is State.DOWN
+    return replace(
+        record, state=State.STARTING, since=now, restarts=record.restarts + (1 if again else 0)
+    )
+
+
+@dataclass
+class Board:
+    """How all parts fare, in memory and, for other processes, in a private file."""
+
+    file: Path | None = None
+    clock: Clock = field(default_factory=SystemClock)
+    records: dict[str, Record] = field(default_factory=dict[str, Record])
+    _changed_at: dict[str, str] = field(default_factory=dict[str, str])
+
+    def tell(self, record: Record) -> None:
+        """Take note; a change of state is logged and written down."""
+        before = self.records.get(record.name)
+        self.records[record.name] = record
+        if before is not None and (before.state, before.restarts) == (
+            record.state,
+            record.restarts,
+        ):
+            return
+        self._changed_at[record.name] = self.clock.now().isoformat()
+        self._say(record)
+        if self.file is not None:
+            try:
+                write_private(self.file, json.dumps(self.as_json(), indent=1) + "\n")
+            except OSError as problem:
+                # A full disk must not stop what keeps the database running.
+                _log.warning("status not written", file=str(self.file), problem=str(problem))
+
+    def as_json(self) -> dict[str, dict[str, object]]:
+        """Every part with its state, since when (UTC), restarts, and what is wrong."""
+        return {
+            name: {
+                "state": record.state.value,
+                "since": self._changed_at[name],
+                "restarts": record.restarts,
+                "problem": record.problem,
+            }
+            for name, record in self.records.items()
+        }
+
+    def _say(self, record: Record) -> None:
+        values = {
+            key: asdict(record)[key] for key in ("restarts", "problem") if asdict(record)[key]
+        }
+        tell = _log.warning if record.state in (State.SILENT, State.DOWN) else _log.info
+        tell(f"{record.state.value}", part=record.name, **values)
+
+
+class Part(Protocol):
+    """A server that is kept. ``start`` waits until it serves; any error means that it does not."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        ...
+
+    @property
+    def alive(self) -> bool:
+        """False if its process has ended, or there never was one."""
+        ...
+
+    async def start(self) -> None:
+        """Start it; it is not running."""
+        ...
+
+    async def healthy(self) -> str:
+        """Empty if it serves; otherwise what is wrong."""
+        ...
+
+    async def stop(self) -> None:
+        """End it, however it is."""
+        ...
+
+
+async def keep_server(
+    part: Part,
+    board: Board,
+    *,
+    policy: Policy | None = None,
+    repaired: Callable[[], Awaitable[None]] | None = None,
+    now: Callable[[], float] = monotonic,
+    wait: Callable[[float], Awaitable[None]] = pause,
+) -> None:
+    """Watch a server for ever, and start it anew when it died or hangs.
+
+    It may run already. ``repaired`` is called after each start, as part of it: to make again what a
+    server that lost its data has lost. Cancelled, it leaves the server as it is.
+    """
+    policy = policy or Policy()
+    record = starting(Record(part.name), now())
+    board.tell(record)
+    while True:
+        record = judge(policy, record, await _look(part), now())
+        board.tell(record)
+        while record.state is State.DOWN:
+            await wait(max(0.0, record.start_at - now()))
+            record = starting(record, now())
+            board.tell(record)
+            problem = await _start_anew(part, repaired)
+            if problem:
+                record = judge(policy, record, Sight(alive=False, problem=problem), now())
+                board.tell(record)
+        if record.state is not State.STARTING:
+            await wait(policy.check_seconds)
+
+
+async def _look(part: Part) -> Sight:
+    try:
+        problem = await part.healthy()
+    except Exception as error:  # noqa: BLE001 - a check that fails is an unhealthy part
+        problem = f"{type(error).__name__}: {error}"
+    return Sight(alive=part.alive, problem=problem)
+
+
+async def _start_anew(part: Part, repaired: Callable[[], Awaitable[None]] | None) -> str:
+    try:
+        await part.stop()
+        await part.start()
+        if repaired is not None:
+            await repaired()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again later
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+async def keep_running(
+    name: str,
+    run: Callable[[], Awaitable[None]],
+    board: Board,
+    *,
+    policy: Policy | None = None,
+    now: Callable[[], float] = monotonic,
+    wait: Callable[[float], Awaitable[None]] = pause,
+) -> None:
+    """Run a service of this process for ever: when it ends, for whatever reason, run it anew."""
+    policy = policy or Policy()
+    record = Record(name)
+    while True:
+        record = starting(record, now())
+        board.tell(record)
+        record = judge(policy, record, Sight(alive=True), now())
+        board.tell(record)
+        try:
+            await run()
+            problem = "it ended without being asked to"
+        except Exception as error:  # noqa: BLE001 - the others go on, and it comes back
+            problem = f"{type(error).__name__}: {error}"
+            _log.exception("service died", part=name)
+        record = judge(policy, record, Sight(alive=False, problem=problem), now())
+        board.tell(record)
+        await wait(max(0.0, record.start_at - now()))

@@ -1,0 +1,403 @@
+"""What only a real server can show: users, permissions, limits, lost data, broken connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import structlog.testing
+
+from libs.bus.connection import BusConfig, Credentials, ServerClient, open_client
+from libs.bus.jetstream import JetStreamBus, connect
+from libs.bus.port import BusDeniedError, BusUnavailableError
+from libs.bus.provision import provision
+from libs.bus.topology import Limits, permissions_of, topology_of
+from libs.contracts import messages as m
+from libs.contracts.base import Message
+from libs.contracts.envelope import Envelope
+from tests.harness.infra import Infra
+from tests.harness.nats_server import NatsServer
+
+pytestmark = pytest.mark.server
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+HEARS: dict[str, tuple[type[Message], ...]] = {"quota": (m.GoalChanged,)}
+USERS = {
+    "submit": permissions_of("submit"),
+    "quota": permissions_of("quota", hears=HEARS["quota"]),
+    "gateway": permissions_of("gateway", asks=[m.SetGoal], listens=[m.LogChunk]),
+}
+
+
+class World:
+    """A server of this test's own; leaves nothing running."""
+
+    def __init__(self, folder: Path) -> None:
+        # These tests kill and wipe their server, so it is always one of our own.
+        self.server = NatsServer(folder, USERS, Infra.EMBEDDED)
+        self._open: list[JetStreamBus] = []
+
+    async def provision(self) -> None:
+        await provision([self.server.url], self.server.admin, topology_of(HEARS))
+
+    def config(self, service: str, **settings: float) -> BusConfig:
+        given = {
+            "hears": HEARS.get(service, ()),
+            "credentials": self.server.user(service),
+            "reconnect_wait_s": 0.05,
+        } | settings
+        return BusConfig(urls=(self.server.url,), service=service, **given)
+
+    async def bus(self, service: str, **settings: float) -> JetStreamBus:
+        self._open.append(await connect(self.config(service, **settings)))
+        return self._open[-1]
+
+    @contextlib.asynccontextmanager
+    async def admin(self) -> AsyncIterator[ServerClient]:
+        client = await open_client(BusConfig((self.server.url,), "admin", self.server.admin))
+        try:
+            yield client
+        finally:
+            await client.close()
+
+    async def close(self) -> None:
+        for bus in self._open:
+            await bus.close()
+        await self.server.stop()
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    world = World(tmp_path)
+    try:
+        await world.server.start()
+        await world.provision()
+        yield world
+    finally:
+        await world.close()
+
+
+def goal(number: int, asked_by: str = "") -> Envelope:
+    message = m.GoalChanged(
+        task_id="t", goal=m.Goal.PAUSE, revision=number, changed_by=asked_by, changed_at=NOW
+    )
+    return Envelope(id=f"g-{number}", source="submit", time=NOW, message=message)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - a server process has no event
+            await asyncio.sleep(0.01)
+
+
+# Connecting
+
+
+async def test_wrong_credentials_are_told_at_once_without_the_password(world: World) -> None:
+    wrong = BusConfig((world.server.url,), "quota", Credentials("quota", "guessed-secret"))
+    start = time.monotonic()
+    with (
+        structlog.testing.capture_logs() as logs,
+        pytest.raises(BusDeniedError, match="'quota'") as caught,
+    ):
+        await connect(wrong)
+    assert time.monotonic() - start < 5
+    assert "guessed-secret" not in f"{caught.value} {logs} {wrong}"
+
+
+async def test_no_server_is_unavailable_after_the_connect_timeout() -> None:
+    config = BusConfig(
+        urls=("nats://127.0.0.1:9",),
+        service="quota",
+        credentials=Credentials("quota", ""),
+        connect_timeout_s=0.5,
+        reconnect_wait_s=0.05,
+    )
+    with (
+        structlog.testing.capture_logs() as logs,
+        pytest.raises(BusUnavailableError, match=r"127\.0\.0\.1:9 within 0\.5 s"),
+    ):
+        await connect(config)
+    # Tried several times, told once.
+    assert len(logs) == 1
+
+
+async def test_an_error_that_ends_other_connections_only_interrupts_this_one(world: World) -> None:
+    submit, quota = await world.bus("submit"), await world.bus("quota")
+    # Longer than the server takes: it answers with an error and hangs up.
+    submit._client._max_payload = 1 << 30
+    with pytest.raises(BusUnavailableError):
+        await submit.publish([goal(1, "x" * (2 << 20))])
+    await until(lambda: submit.connected)
+    await submit.publish([goal(2)])
+    assert [each.envelope for each in await quota.consumer().fetch(5, 3.0)] == [goal(2)]
+
+
+async def test_a_sender_that_waits_for_a_slow_server_can_be_cancelled(world: World) -> None:
+    async with world.admin() as admin:
+        assert world.server.embedded.child is not None
+        process = world.server.embedded.child.pid
+        sent = 0
+
+        async def flood() -> None:
+            nonlocal sent
+            while True:
+                await admin.publish("log.t.1.0", b"x" * 500_000)
+                sent += 1
+
+        os.kill(process, signal.SIGSTOP)
+        try:
+            flooding = asyncio.ensure_future(flood())
+            await asyncio.sleep(0.3)
+            before = sent
+            await asyncio.sleep(0.1)
+            assert sent == before
+            flooding.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                async with asyncio.timeout(2):
+                    await flooding
+        finally:
+            os.kill(process, signal.SIGCONT)
+
+
+# Provisioning
+
+
+async def test_provisioning_again_changes_nothing_and_follows_a_new_topology(world: World) -> None:
+    async def state() -> list[object]:
+        async with world.admin() as admin:
+            jetstream = admin.jetstream()
+            streams = [await jetstream.stream_info(name) for name in ("EVT", "LOG", "DLQ")]
+            durable = await jetstream.consumer_info("EVT", "quota")
+            return [(each.config, each.created) for each in streams] + [durable.config]
+
+    before = await state()
+    await world.provision()
+    assert await state() == before
+
+    wider = topology_of({"quota": (m.GoalChanged, m.TaskSubmitted)}, Limits(event_age_s=3600.0))
+    await provision([world.server.url], world.server.admin, wider)
+    (events, _), *_, durable = await state()
+    assert events.max_age == 3600.0
+    assert sorted(durable.filter_subjects) == ["evt.task.*.goal_changed", "evt.task.*.submitted"]
+
+
+async def test_provisioning_keeps_a_durables_place(world: World) -> None:
+    submit, quota = await world.bus("submit"), await world.bus("quota")
+    await submit.publish([goal(1), goal(2)])
+    one, _two = await quota.consumer().fetch(2, 3.0)
+    await one.ack()
+    wider = topology_of({"quota": (m.GoalChanged, m.TaskSubmitted)})
+    await provision([world.server.url], world.server.admin, wider)
+    async with world.admin() as admin:
+        info = await admin.jetstream().consumer_info("EVT", "quota")
+    assert (info.ack_floor.stream_seq, info.num_ack_pending, info.num_pending) == (1, 1, 0)
+
+
+async def test_a_service_may_not_provision(world: World) -> None:
+    quota = world.server.user("quota")
+    with pytest.raises(BusDeniedError, match=r"'quota' may not say \$js\.api\.stream"):
+        await provision([world.server.url], quota, topology_of(HEARS), reply_timeout_s=0.3)
+
+
+# Permissions
+
+
+async def test_a_refused_publication_is_told_at_once_and_the_others_are_stored(
+    world: World,
+) -> None:
+    submit, quota = await world.bus("submit"), await world.bus("quota")
+    usage = m.NodeChanged(node_id="N.1", version=1, node=m.Node(), changed_at=NOW)
+    foreign = Envelope(id="n", source="submit", time=NOW, message=usage)
+    start = time.monotonic()
+    with pytest.raises(BusDeniedError, match=r"evt\.node\.N_1\.changed"):
+        await submit.publish([goal(1), foreign, goal(2)])
+    assert time.monotonic() - start < 2
+    got = await quota.consumer().fetch(10, 3.0)
+    assert [each.envelope for each in got] == [goal(1), goal(2)]
+
+
+async def test_commands_are_asked_only_by_those_who_may(world: World) -> None:
+    quota = await world.bus("quota")
+    with pytest.raises(BusDeniedError, match=r"cmd\.submit\.set_goal"):
+        await quota.request(m.SetGoal(task_id="t"), timeout_s=30.0)
+
+
+async def test_nobody_listens_where_it_may_not(world: World) -> None:
+    quota = await world.bus("quota")
+    with pytest.raises(BusDeniedError, match="evt"):
+        async with quota.listen("evt.>"):
+            pass
+
+
+async def test_a_durable_of_another_service_cannot_be_read(world: World) -> None:
+    config = world.config("submit")
+    stranger = await connect(
+        BusConfig(config.urls, "quota", config.credentials, hears=HEARS["quota"])
+    )
+    try:
+        # Even its inbox is another service's.
+        with pytest.raises((BusDeniedError, BusUnavailableError)):
+            await stranger.consumer().fetch(1, 0.5)
+    finally:
+        await stranger.close()
+
+
+# Limits
+
+
+async def test_what_is_too_large_is_refused_before_it_is_sent(world: World) -> None:
+    submit, gateway = await world.bus("submit"), await world.bus("gateway")
+    with pytest.raises(BusDeniedError, match=r"limit of 1048576"):
+        await submit.publish([goal(1, "x" * (1 << 20))])
+    with pytest.raises(BusDeniedError, match=r"limit of 1048576"):
+        await gateway.request(m.SetGoal(task_id="x" * (1 << 20)), timeout_s=3.0)
+    assert submit.connected
+
+
+async def test_an_answer_that_is_too_large_is_a_refusal(world: World) -> None:
+    submit, gateway = await world.bus("submit"), await world.bus("gateway")
+
+    async def talks(_: Message) -> Message:
+        return m.SetGoalReply(refusal=m.Refusal(detail="x" * (1 << 20)))
+
+    async with submit.serve({m.SetGoal: talks}):
+        reply = await gateway.request(m.SetGoal(task_id="t"), timeout_s=3.0)
+    assert isinstance(reply, m.SetGoalReply)
+    assert reply.refusal
+    assert "over the bus's limit" in reply.refusal.detail
+
+
+async def test_leaving_answers_commands_that_had_arrived_and_not_begun(world: World) -> None:
+    submit, gateway = await world.bus("submit", commands_max=1), await world.bus("gateway")
+    begun = asyncio.Event()
+
+    async def slow(_: Message) -> Message:
+        begun.set()
+        await asyncio.sleep(0.1)
+        return m.SetGoalReply(revision=1)
+
+    async with submit.serve({m.SetGoal: slow}):
+        asked = [
+            asyncio.ensure_future(gateway.request(m.SetGoal(task_id="t"), timeout_s=3.0))
+            for _ in range(4)
+        ]
+        await begun.wait()
+    assert await asyncio.gather(*asked) == [m.SetGoalReply(revision=1)] * 4
+
+
+# Fetching
+
+
+async def test_a_message_for_a_fetch_that_was_given_up_waits_for_the_next(world: World) -> None:
+    submit, quota = await world.bus("submit"), await world.bus("quota")
+    given_up = asyncio.ensure_future(quota.consumer().fetch(10, 30.0))
+    await asyncio.sleep(0.1)
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    await submit.publish([goal(1)])
+    await asyncio.sleep(0.1)
+    start = time.monotonic()
+    (one,) = await quota.consumer().fetch(10, 5.0)
+    assert (one.envelope, one.deliveries) == (goal(1), 1)
+    assert time.monotonic() - start < 1
+
+
+async def test_closing_gives_back_what_was_never_fetched(world: World) -> None:
+    submit, first = await world.bus("submit"), await world.bus("quota")
+    given_up = asyncio.ensure_future(first.consumer().fetch(10, 30.0))
+    await asyncio.sleep(0.1)
+    given_up.cancel()
+    await submit.publish([goal(1)])
+    await asyncio.sleep(0.1)
+    await first.close()
+    second = await world.bus("quota")
+    start = time.monotonic()
+    (one,) = await second.consumer().fetch(10, 5.0)
+    # Long before the ack wait of 30 s.
+    assert time.monotonic() - start < 2
+    assert one.envelope == goal(1)
+
+
+# The server loses its data
+
+
+async def test_a_wiped_server_says_what_is_missing_and_provisioning_heals_it(
+    world: World,
+) -> None:
+    submit, quota = await world.bus("submit"), await world.bus("quota")
+    await submit.publish([goal(1)])
+    world.server.kill()
+    await until(lambda: not submit.connected and not quota.connected)
+    shutil.rmtree(world.server.data / "nats" / "store")
+    await world.server.start()
+    await until(lambda: submit.connected and quota.connected)
+    with pytest.raises(BusUnavailableError, match=r"nobody takes evt\.task\.t\.goal_changed"):
+        await submit.publish([goal(2)])
+    with pytest.raises(BusUnavailableError, match="durable quota of stream EVT: it does not exist"):
+        await quota.consumer().fetch(1, 5.0)
+    await world.provision()
+    await submit.publish([goal(2)])
+    assert [each.envelope for each in await quota.consumer().fetch(5, 3.0)] == [goal(2)]
+
+
+async def test_a_durable_that_is_deleted_ends_the_fetch(world: World) -> None:
+    quota = await world.bus("quota")
+    waiting = asyncio.ensure_future(quota.consumer().fetch(1, 30.0))
+    await asyncio.sleep(0.1)
+    async with world.admin() as admin:
+        await admin.jetstream().delete_consumer("EVT", "quota")
+    with pytest.raises(BusUnavailableError, match="Consumer Deleted"):
+        await waiting
+
+
+async def test_a_publication_under_way_when_the_server_dies_is_unknown_at_once(
+    world: World,
+) -> None:
+    submit = await world.bus("submit")
+    assert world.server.embedded.child is not None
+    os.kill(world.server.embedded.child.pid, signal.SIGSTOP)
+    publishing = asyncio.ensure_future(submit.publish([goal(1)]))
+    await asyncio.sleep(0.1)
+    assert not publishing.done()
+    start = time.monotonic()
+    world.server.kill()
+    with pytest.raises(BusUnavailableError, match="lost"):
+        await publishing
+    assert time.monotonic() - start < 2
+
+
+async def test_publishing_again_after_a_crash_stores_everything_once(world: World) -> None:
+    submit, quota = await world.bus("submit"), await world.bus("quota")
+    everything = [goal(number) for number in range(5000)]
+    publishing = asyncio.ensure_future(submit.publish(everything))
+    await asyncio.sleep(0.05)
+    world.server.kill()
+    with pytest.raises(BusUnavailableError):
+        await publishing
+    await world.server.start()
+    await until(lambda: submit.connected and quota.connected)
+    async with asyncio.timeout(10):
+        while True:
+            with contextlib.suppress(BusUnavailableError):
+                await submit.publish(everything)
+                break
+    got: set[str] = set()
+    async with asyncio.timeout(20):
+        while len(got) < 5000:
+            with contextlib.suppress(BusUnavailableError):
+                batch = await quota.consumer().fetch(256, 1.0)
+                await asyncio.gather(*(each.ack() for each in batch))
+                got |= {each.envelope.id for each in batch if each.envelope}
+    async with world.admin() as admin:
+        stored = (await admin.jetstream().stream_info("EVT")).state.messages
+    # The ids kept the second round from storing anything twice.
+    assert stored == 5000

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+
+from libs.contracts.messages import Priority, Reason, ReasonCode
+from libs.contracts.reasons import SENTENCES, level_name, render
+
+NUMBERS = {
+    "nodes": 2,
+    "gpus": 4,
+    "limit": 8,
+    "need": 4,
+    "retry": 1,
+    "retries": 3,
+    "retries_max": 3,
+    "attempt": 2,
+    "attempts": 5,
+    "seconds": 300,
+}
+NAMES = {
+    "group": "train",
+    "user": "ann",
+    "team": "vision",
+    "priority": "PRIORITY_VERY_HIGH",
+    "unit": "UNIT_GPUS",
+    "task": "t1",
+    "node": "n0",
+    "at": "2026-01-01T00:00:00+00:00",
+    "detail": "rank 0 exited with 1",
+}
+
+
+def said(code: ReasonCode, numbers: dict[str, float] | None = None, **names: str) -> str:
+    return render(Reason(code=code, numbers=numbers or {}, names=names))
+
+
+@pytest.mark.parametrize("code", list(ReasonCode))
+def test_every_reason_has_a_sentence_with_and_without_its_numbers(code: ReasonCode) -> None:
+    full = render(Reason(code=code, numbers=NUMBERS, names=NAMES))
+    short = render(Reason(code=code))
+    for text in (full, short):
+        assert text
+        assert "_" not in text.replace(NAMES["priority"], "").replace("very_high", "")
+        assert not text.endswith(".")
+    assert short == SENTENCES[code][1]
+
+
+def test_sentences_count_in_words() -> None:
+    one, two = {"nodes": 1.0}, {"nodes": 2.0}
+    waits = ReasonCode.WAITS_FOR_CAPACITY
+    assert said(waits, one, group="g") == "waits for 1 whole node to come free in group g"
+    assert said(waits, two, group="g") == "waits for 2 whole nodes to come free in group g"
+    assert "2 nodes with 1 GPU each" in said(waits, {"nodes": 2, "gpus": 1}, group="g")
+    assert "1 node with 3 GPUs to" in said(waits, {"nodes": 1, "gpus": 3}, group="g")
+    assert "1 node (CPU only)" in said(waits, {"nodes": 1, "gpus": 0}, group="g")
+
+
+def test_the_quotas_sentence_says_whose_it_is_and_whether_waiting_helps() -> None:
+    code = ReasonCode.WAITS_FOR_QUOTA
+    numbers = {"limit": 8.0, "need": 4.0}
+    text = said(code, numbers, user="ann", group="train", unit="UNIT_GPUS")
+    assert text == "waits for the quota of user ann in group train: 8 at once, it needs 4 GPUs"
+    text = said(code, {"limit": 1, "need": 2}, unit="UNIT_NODES", priority="PRIORITY_HIGH")
+    assert text == ("needs 2 nodes, more than the quota of each user at level high ever allows (1)")
+
+
+def test_levels_are_written_as_people_write_them() -> None:
+    assert level_name(Priority.VERY_HIGH) == "very_high"

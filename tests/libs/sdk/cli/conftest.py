@@ -1,0 +1,69 @@
+"""The command line as a function, against a server of its own, in an empty home."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from shiftwork.cli import client, follow, main
+
+from tests.libs.sdk.cli.server import TOKEN, CliServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Shiftwork:
+    def __init__(self, capture: pytest.CaptureFixture[bytes]) -> None:
+        self._capture = capture
+
+    def __call__(self, *arguments: str) -> Done:
+        self._capture.readouterr()
+        code = main.run(list(arguments))
+        told = self._capture.readouterr()
+        return Done(code, told.out.decode("utf-8", "replace"), told.err.decode("utf-8", "replace"))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(client, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(follow, "AGAIN_SECONDS", 0.02)
+    return tmp_path
+
+
+@pytest.fixture
+def server() -> Iterator[CliServer]:
+    running = CliServer()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def elsewhere(home: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> Shiftwork:
+    """The command line with no server known."""
+    del home
+    return Shiftwork(capfdbinary)
+
+
+@pytest.fixture
+def shiftwork(
+    elsewhere: Shiftwork, server: CliServer, monkeypatch: pytest.MonkeyPatch
+) -> Shiftwork:
+    monkeypatch.setenv("SHIFTWORK_URL", server.url)
+    monkeypatch.setenv("SHIFTWORK_TOKEN", TOKEN)
+    return elsewhere

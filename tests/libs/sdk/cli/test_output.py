@@ -1,0 +1,145 @@
+"""``logs`` and ``events``."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.libs.sdk.cli.server import CliServer, a_task, an_exit
+
+if TYPE_CHECKING:
+    from tests.libs.sdk.cli.conftest import Shiftwork
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture
+def written(server: CliServer) -> CliServer:
+    server.tasks["ta"] = a_task("ta", state="succeeded", exit=an_exit("ok", 0))
+    server.output = {(1, 0): b"one\ntwo\n", (2, 0): b"three\nfour"}
+    return server
+
+
+def test_logs_are_all_attempts_as_they_are(shiftwork: Shiftwork, written: CliServer) -> None:
+    del written
+    assert shiftwork("logs", "ta").out == "one\ntwo\nthree\nfour"
+    assert shiftwork("logs", "ta", "--attempt", "1").out == "one\ntwo\n"
+    assert shiftwork("logs", "ta", "--rank", "1").out == ""
+    assert "no output matches" in shiftwork("logs", "ta", "--rank", "1").err
+
+
+def test_long_output_is_read_in_ranges(shiftwork: Shiftwork, written: CliServer) -> None:
+    text = "".join(f"line {number} \u2713\n" for number in range(20_000))
+    written.output = {(1, 0): text.encode()}
+    assert shiftwork("logs", "ta").out == text
+    assert sum("offset" in one.query for one in written.seen) > 3
+    found = shiftwork("logs", "ta", "--search", "line 1999[0-9] ").out.splitlines()
+    assert found == [f"line {number} \u2713" for number in range(19_990, 20_000)]
+
+
+def test_tail_is_of_the_last_attempt(shiftwork: Shiftwork, written: CliServer) -> None:
+    del written
+    assert shiftwork("logs", "ta", "--tail", "1").out == "four"
+    assert shiftwork("logs", "ta", "--tail", "0").out == ""
+
+
+def test_since_is_a_moment_or_so_long_ago(shiftwork: Shiftwork, written: CliServer) -> None:
+    shiftwork("logs", "ta", "--since", "2026-11-21T12:00:00+02:00", "--attempt", "1")
+    assert written.seen[-1].query["since"] == "2026-11-21T10:00:00Z"
+    assert shiftwork("logs", "ta", "--since", "15m").code == 0
+    assert shiftwork("logs", "ta", "--since", "yesterday").code == 2
+    assert shiftwork("logs", "ta", "--search", "(").code == 2
+
+
+def test_logs_in_json(shiftwork: Shiftwork, written: CliServer) -> None:
+    del written
+    lines = shiftwork("logs", "ta", "--json").out.splitlines()
+    assert [json.loads(line) for line in lines][2] == {
+        "attempt": 2,
+        "rank": 0,
+        "role": "worker",
+        "text": "three",
+    }
+
+
+def test_ranks_are_told_apart(shiftwork: Shiftwork, written: CliServer) -> None:
+    written.tasks["ta"]["nodes"] = 2
+    written.output = {(1, 0): b"a\n", (1, 1): b"b\n"}
+    assert shiftwork("logs", "ta").out == "[0] a\n[1] b\n"
+    assert shiftwork("logs", "ta", "--rank", "1").out == "b\n"
+
+
+def test_following_goes_on_to_the_end(shiftwork: Shiftwork, written: CliServer) -> None:
+    written.tasks["ta"]["state"] = "running"
+
+    def more() -> None:
+        written.write(2, 0, b"th\nfive\n")
+        written.tasks["ta"]["state"] = "failed"
+
+    threading.Timer(0.1, more).start()
+    assert shiftwork("logs", "ta", "-f").out == "one\ntwo\nthree\nfourth\nfive\n"
+
+
+def test_following_filters(shiftwork: Shiftwork, written: CliServer) -> None:
+    del written
+    assert shiftwork("logs", "ta", "-f", "--search", "^t").out == "two\nthree\n"
+
+
+def test_no_output_is_said(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.tasks["ta"] = a_task("ta")
+    done = shiftwork("logs", "ta")
+    assert (done.code, done.out) == (0, "")
+    assert "there is no output" in done.err
+
+
+@pytest.fixture
+def happened(server: CliServer) -> CliServer:
+    server.tasks["ta"] = a_task("ta")
+    server.happen("ta", "task.submitted", owner="ada", attempt=None)
+    server.happen("tb", "run.exited", exit={"kind": "ok", "detail": ""})
+    server.happen("ta", "run.started", placements=[{"node_id": "n1"}])
+    server.happen("", "node.changed", node_id="n1", node={"ready": False}, attempt=None)
+    server.happen("", "brand.new_fact", attempt=None)
+    return server
+
+
+def test_events_of_one_task_and_of_all(shiftwork: Shiftwork, happened: CliServer) -> None:
+    of_task = shiftwork("events", "ta").out.splitlines()
+    assert [line.split()[0] for line in of_task] == ["1", "3"]
+    assert of_task[1].endswith("10:00:00.123  attempt 1  started on n1")
+    everything = shiftwork("events").out.splitlines()
+    assert happened.seen[-1].query["from"] == "-100"
+    assert [line.strip().split("  ", 1)[-1] for line in everything[1:]] == [
+        "10:00:00.123  tb.1  exited, ok",
+        "10:00:00.123  ta.1  started on n1",
+        "10:00:00.123  node n1 lost",
+        "10:00:00.123  brand new fact",
+    ]
+    assert len(shiftwork("events", "--from", "3").out.splitlines()) == 2
+    assert len(shiftwork("events", "--json").json["items"]) == 5
+
+
+def test_events_are_followed_until_interrupted(
+    shiftwork: Shiftwork, happened: CliServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shiftwork.cli import events
+
+    shown: list[dict[str, Any]] = []
+    show = events._show
+
+    def until_the_sixth(event: dict[str, Any], *, of_task: bool) -> None:
+        show(event, of_task=of_task)
+        shown.append(event)
+        if len(shown) == 6:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(events, "_show", until_the_sixth)
+    happened.cuts = 2
+    threading.Timer(0.1, lambda: happened.happen("ta", "run.exited", exit={"kind": "ok"})).start()
+    done = shiftwork("events", "-f", "--json", "--from", "0")
+    assert done.code == 130
+    records = [json.loads(line) for line in done.out.splitlines()]
+    assert [record["position"] for record in records] == [1, 2, 3, 4, 5, 6]

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from shiftwork.cli import parse, render
+from shiftwork.cli.failures import Failure
+from shiftwork.cli.follow import Lines
+
+NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("15m", 900), ("4h", 14_400), ("2d", 172_800), ("0.5s", 0.5)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse.duration(text, "--x") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1w", "s", "1h30m", "1 h x", "nan", "inf"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(Failure, match="not a duration"):
+        parse.duration(text, "--x")
+
+
+def test_moments() -> None:
+    assert parse.moment("15m", "--x", NOW) == "2026-11-21T09:45:00Z"
+    assert parse.moment("2026-11-21T11:00:00+01:00", "--x", NOW) == "2026-11-21T10:00:00Z"
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-11-21T10:00:00Z", "2026-11-21T10:00:00.1Z", "2026-11-21T10:00:00.123456789Z"]
+)
+def test_the_apis_moments_with_any_fraction(text: str) -> None:
+    at = parse.at(text)
+    assert at is not None
+    assert at.replace(microsecond=0) == NOW
+
+
+def test_no_moment() -> None:
+    assert parse.at(None) is None
+    assert parse.at("soon") is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (59, "59s"), (60, "1m"), (3600, "1h"), (200_000, "2d")]
+)
+def test_spans(seconds: float, text: str) -> None:
+    assert render.span(seconds) == text
+
+
+def test_lines_are_put_together_per_rank_and_repeats_dropped() -> None:
+    lines = Lines()
+    piece = {"attempt": 1, "rank": 0, "role": "w"}
+    assert [line.text for line in lines.add({**piece, "offset": 0}, b"on")] == []
+    assert [line.text for line in lines.add({**piece, "rank": 1, "offset": 0}, b"x\n")] == [b"x"]
+    assert [line.text for line in lines.add({**piece, "offset": 2}, b"e\ntw")] == [b"one"]
+    # The stream was opened again: everything comes a second time.
+    assert [line.text for line in lines.add({**piece, "offset": 0}, b"one\nt")] == []
+    assert [line.text for line in lines.add({**piece, "offset": 5}, b"wo\nthree")] == [b"two"]
+    assert [line.text for line in lines.rest()] == [b"three"]

@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.libs.sdk.cli.server import TOKEN, CliServer, an_exit, problem
+
+if TYPE_CHECKING:
+    from tests.libs.sdk.cli.conftest import Shiftwork
+
+pytestmark = pytest.mark.server
+
+MAIN = "from shiftwork.cli.main import main; main()"
+
+
+def environment(home: Path, server: CliServer) -> dict[str, str]:
+    return {
+        **os.environ,
+        "HOME": str(home),
+        "SHIFTWORK_URL": server.url,
+        "SHIFTWORK_TOKEN": TOKEN,
+    }
+
+
+def body(server: CliServer) -> dict[str, Any]:
+    return server.asked("POST", "/v1/tasks").body
+
+
+def test_the_id_alone_is_printed(shiftwork: Shiftwork, server: CliServer) -> None:
+    done = shiftwork("submit", "--", "python", "train.py", "--json", "-f")
+    assert (done.code, done.out, done.err) == (0, "taaaaa\n", "")
+    assert body(server) == {
+        "command": ["python", "train.py", "--json", "-f"],
+        "working_directory": str(Path.cwd()),
+    }
+
+
+def test_json_prints_the_task(shiftwork: Shiftwork) -> None:
+    assert shiftwork("submit", "--json", "--", "true").json["state"] == "queued"
+
+
+def test_every_option_reaches_the_server(shiftwork: Shiftwork, server: CliServer) -> None:
+    options = (
+        "--name demo --nodes 2 --gpus-per-node 0 --priority HIGH --group dev --env A=1 "
+        "--env B=x=y --workdir /srv/x --label team=nlp --ack-deadline 90 --preempt signal:TERM "
+        "--fence-after 15m --max-run-time 4h --retries 2 --key mine"
+    )
+    assert shiftwork("submit", *options.split(), "--", "run").code == 0
+    assert body(server) == {
+        "name": "demo",
+        "nodes": 2,
+        "gpus_per_node": 0,
+        "priority": "high",
+        "group": "dev",
+        "env": {"A": "1", "B": "x=y"},
+        "working_directory": "/srv/x",
+        "labels": {"team": "nlp"},
+        "preemption": {"mode": "signal", "signal": "TERM", "ack_deadline_seconds": 90.0},
+        "fence_after_seconds": 900.0,
+        "max_run_seconds": 14400.0,
+        "retry": {"max_retries": 2},
+        "command": ["run"],
+    }
+    assert server.asked("POST", "/v1/tasks").headers["idempotency-key"] == "mine"
+
+
+def test_a_retried_submission_is_one_task(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.first["POST", "/v1/tasks"] = [(503, {}), (503, {})]
+    assert shiftwork("submit", "--", "true").code == 0
+    keys = {one.headers["idempotency-key"] for one in server.seen if one.method == "POST"}
+    assert len(keys) == 1
+    assert len(keys.pop()) >= 16
+    assert len(server.tasks) == 1
+    shiftwork("submit", "--", "true")
+    assert len(server.tasks) == 2
+
+
+def test_a_refusal_names_field_value_and_fix(shiftwork: Shiftwork, server: CliServer) -> None:
+    told = problem(
+        422,
+        "invalid",
+        "nodes: more than there are",
+        {"field": "nodes", "value": "99", "message": "more than there are", "fix": "give 2"},
+    )
+    server.first["POST", "/v1/tasks"] = [told, told]
+    done = shiftwork("submit", "--nodes", "99", "--", "true")
+    assert (done.code, done.out) == (1, "")
+    assert "fix:   nodes: give 2" in done.err
+    done = shiftwork("submit", "--nodes", "99", "--json", "--", "true")
+    assert json.loads(done.err) == told[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["python", "train.py"], "must follow --"),
+        ([], "no command"),
+        (["--env", "NAME", "--", "x"], "not KEY=VALUE"),
+        (["--priority", "urgent", "--", "x"], "not a priority"),
+        (["--max-run-time", "4 weeks", "--", "x"], "not a duration"),
+        (["--preempt", "ask", "--", "x"], "no way to preempt"),
+        (["--nodes", "0", "--", "x"], "nodes"),
+        (["--file", "/nonexistent", "--"], "cannot be read"),
+    ],
+)
+def test_wrong_usage(shiftwork: Shiftwork, arguments: list[str], told: str) -> None:
+    done = shiftwork("submit", *arguments)
+    assert done.code == 2
+    assert told in done.err
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"command": ["a"], "nodes": 2}', "command: [a]\nnodes: 2\n"],
+    ids=["json", "yaml"],
+)
+def test_a_task_from_a_file(
+    shiftwork: Shiftwork, server: CliServer, tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "task"
+    file.write_text(text)
+    assert shiftwork("submit", "--file", str(file)).code == 0
+    assert {name: body(server)[name] for name in ("command", "nodes")} == {
+        "command": ["a"],
+        "nodes": 2,
+    }
+    done = shiftwork("submit", "--file", str(file), "--nodes", "3")
+    assert done.code == 2
+    assert "--nodes" in done.err
+
+
+@pytest.mark.parametrize("text", ["[1]", "a: [", "- x"])
+def test_a_file_that_holds_no_task(shiftwork: Shiftwork, tmp_path: Path, text: str) -> None:
+    file = tmp_path / "task"
+    file.write_text(text)
+    assert shiftwork("submit", "--file", str(file)).code == 2
+
+
+def test_without_pyyaml_json_still_works(
+    shiftwork: Shiftwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    file = tmp_path / "task"
+    file.write_text("command: [a]\n")
+    done = shiftwork("submit", "--file", str(file))
+    assert done.code == 2
+    assert "install PyYAML" in done.err
+
+
+def a_life(server: CliServer, code: int) -> Any:
+    """A run that is preempted, resumes and ends, with output of two attempts."""
+
+    def live(task_id: str) -> None:
+        placements = [{"rank": 0, "node_id": "local-0"}]
+        server.happen(task_id, "run.assigned", attempt=1, placements=placements)
+        server.move(task_id, "running", attempt=1)
+        server.write(1, 0, b"step 1\nstep 2\nh\xc3\xa9ll\xc3\xb6 \xff")
+        server.happen(
+            task_id,
+            "run.preemption_requested",
+            deadline_at="2026-11-21T10:01:00Z",
+            reason={"code": "preempted_by", "text": "makes room for tb"},
+        )
+        saved = {"no": 1, "step": 2, "uri": "file:///c/2"}
+        server.happen(task_id, "run.checkpoint_saved", checkpoint=saved)
+        server.happen(task_id, "run.exited", exit={"kind": "preempted", "detail": "code 75"})
+        server.happen(task_id, "run.resumed", attempt=2, resume_from=saved, placements=placements)
+        time.sleep(0.05)
+        server.write(2, 0, b"step 3\ndone")
+        state = "failed" if code else "succeeded"
+        server.move(task_id, state, attempt=2, exit=an_exit("failed" if code else "ok", code))
+
+    return live
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_following_shows_everything_and_ends_with_the_tasks_code(
+    shiftwork: Shiftwork, server: CliServer, code: int
+) -> None:
+    server.on_submit = a_life(server, code)
+    done = shiftwork("submit", "-f", "--", "train")
+    assert done.code == code
+    assert done.out.splitlines() == [
+        "taaaaa",
+        "step 1",
+        "step 2",
+        "h\xe9ll\xf6 \ufffd",
+        "step 3",
+        "done",
+    ]
+    told = [re.sub(r"^\S+  ", "", line) for line in done.err.splitlines()]
+    assert told == [
+        "submitted by ada",
+        "attempt 1  assigned to local-0",
+        "attempt 1  running",
+        "attempt 1  asked to leave by 10:01:00.000: makes room for tb",
+        "attempt 1  checkpoint saved: step 2, file:///c/2",
+        "attempt 1  exited, preempted: code 75",
+        "attempt 2  resumed on local-0 from step 2",
+        f"attempt 1  {'failed' if code else 'succeeded'}",
+    ]
+
+
+def test_streams_that_are_cut_lose_and_double_nothing(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    server.on_submit = a_life(server, 0)
+    server.cuts = 6
+    done = shiftwork("submit", "-f", "--", "train")
+    assert server.cuts == 0
+    assert done.out.splitlines()[1:] == ["step 1", "step 2", "h\xe9ll\xf6 \ufffd", "step 3", "done"]
+    assert done.err.count("checkpoint saved") == 1
+    assert len(done.err.splitlines()) == 8
+
+
+def test_following_in_json_is_one_object_a_line(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.on_submit = a_life(server, 3)
+    done = shiftwork("submit", "-f", "--json", "--", "train")
+    assert done.code == 3
+    records = [json.loads(line) for line in done.out.splitlines()]
+    assert records[0]["id"] == "taaaaa"
+    assert records[-1]["task"]["state"] == "failed"
+    assert [r["text"] for r in records if "text" in r][:2] == ["step 1", "step 2"]
+    assert sum("event" in r for r in records) == 8
+    assert done.err == ""
+
+
+def test_several_ranks_are_told_apart(shiftwork: Shiftwork, server: CliServer) -> None:
+    def live(task_id: str) -> None:
+        server.write(1, 0, b"zero\n")
+        server.write(1, 1, b"one\n")
+        server.move(task_id, "succeeded", exit=an_exit("ok", 0))
+
+    server.on_submit = live
+    done = shiftwork("submit", "-f", "--nodes", "2", "--", "train")
+    assert sorted(done.out.splitlines()[1:]) == ["[0] zero", "[1] one"]
+
+
+def test_a_task_that_never_ran_is_1(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.on_submit = lambda task_id: server.move(task_id, "rejected")
+    assert shiftwork("submit", "-f", "--", "train").code == 1
+
+
+def test_interrupting_leaves_the_task_running(home: Path, server: CliServer) -> None:
+    server.on_submit = lambda _task_id: server.write(1, 0, b"working\n")
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "submit", "-f", "--", "train"],
+        env=environment(home, server),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert [process.stdout.readline(), process.stdout.readline()] == ["taaaaa\n", "working\n"]
+    process.send_signal(signal.SIGINT)
+    _out, err = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert "goes on" in err
+    assert "shiftwork logs taaaaa -f" in err
+    assert "shiftwork stop taaaaa" in err
+    assert "Traceback" not in err
+    assert server.tasks["taaaaa"]["goal"] == "run"
+
+
+def test_a_terminal_gets_a_progress_line_beside_the_output(home: Path, server: CliServer) -> None:
+    server.on_submit = a_life(server, 0)
+    terminal, inside = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "submit", "-f", "--", "train"],
+        env={**environment(home, server), "TERM": "xterm"},
+        stdout=subprocess.PIPE,
+        stderr=inside,
+    )
+    os.close(inside)
+    drawn = b""
+    with contextlib.suppress(OSError):  # the terminal's other end is closed
+        while piece := os.read(terminal, 65_536):
+            drawn += piece
+    os.close(terminal)
+    out, _ = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert out.splitlines()[-2:] == [b"step 3", b"done"]
+    assert b"asked to leave by 10:01:00.000" in drawn
+    assert "train-taaaaa · running".encode() in drawn
+    assert drawn.rindex(b"\x1b[?25h") > drawn.rindex(b"\x1b[?25l")  # the cursor is back

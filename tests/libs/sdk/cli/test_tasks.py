@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.libs.sdk.cli.server import CliServer, a_task, an_exit
+
+if TYPE_CHECKING:
+    from tests.libs.sdk.cli.conftest import Shiftwork
+
+pytestmark = pytest.mark.server
+
+
+def test_ls_shows_live_tasks_newest_first(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.tasks = {
+        "ta": a_task("ta", checkpoint={"no": 2, "step": 40, "uri": "file:///c"}),
+        "tb": a_task("tb", state="succeeded"),
+        "tc": a_task("tc", state="running", gpus_per_node=None, nodes=4),
+    }
+    lines = [line.split() for line in shiftwork("ls").out.splitlines()]
+    assert lines[0][:6] == ["ID", "NAME", "OWNER", "STATE", "PRIORITY", "SIZE"]
+    assert [(row[0], row[3], row[5]) for row in lines[1:]] == [
+        ("tc", "running", "4"),
+        ("ta", "queued", "1x1"),
+    ]
+    assert "waits for 1 GPU" in " ".join(lines[2])
+    assert [row["id"] for row in shiftwork("ls", "--all", "--json").json["items"]] == [
+        "tc",
+        "tb",
+        "ta",
+    ]
+
+
+def test_ls_filters(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.tasks = {"ta": a_task("ta"), "tb": a_task("tb", owner="bob", state="failed")}
+    assert "tb" not in shiftwork("ls", "--all", "--mine").out
+    assert "ta" not in shiftwork("ls", "--state", "failed,stopped").out
+    done = shiftwork("ls", "--state", "dreaming")
+    assert done.code == 2
+    assert "queued" in done.err
+
+
+def test_ls_joins_pages_up_to_the_limit(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.tasks = {f"t{number:04}": a_task(f"t{number:04}") for number in range(1500)}
+    assert len(shiftwork("ls", "--json", "--limit", "5000").json["items"]) == 1500
+    done = shiftwork("ls", "--limit", "1200")
+    assert len(done.out.splitlines()) == 1201
+    assert "raise --limit" in done.err
+
+
+def test_nothing_to_list_is_said_on_the_side(shiftwork: Shiftwork) -> None:
+    done = shiftwork("ls")
+    assert (done.code, done.out) == (0, "")
+    assert "no live tasks" in done.err
+    assert shiftwork("ls", "-q").err == ""
+
+
+def test_show_tells_the_task_and_its_runs(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.tasks["ta"] = a_task(
+        "ta",
+        state="failed",
+        exit=an_exit("failed", 9),
+        attempts_without_progress=3,
+        labels={"b": "2", "a": "1"},
+    )
+    server.runs = [
+        {
+            "attempt": 1,
+            "placements": [{"node": "local-1"}, {"node": "local-0"}],
+            "started_at": "2026-11-21T10:00:00Z",
+            "finished_at": None,
+            "exit": {"kind": "failed"},
+            "checkpoint": {"step": 7},
+        }
+    ]
+    done = shiftwork("show", "ta")
+    assert "exit       failed (code 9): rank 0 exited" in done.out
+    assert "labels     a=1 b=2" in done.out
+    assert "python train.py" in done.out
+    assert "2026-11-21 10:00:00Z (" in done.out
+    assert "local-0,local-1" in done.out
+    assert "3 attempts in a row" in done.err
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("taaa", "taaa"),
+        ("tab", "tabb"),
+        ("one", "taaa"),
+        ("twice", "tadd"),
+        ("old", "taee"),
+        ("shared", "taff"),
+    ],
+)
+def test_a_task_is_an_id_a_unique_prefix_or_a_name(
+    shiftwork: Shiftwork, server: CliServer, text: str, found: str
+) -> None:
+    server.tasks = {
+        task["id"]: task
+        for task in (
+            a_task("taaa", name="one"),
+            a_task("tabb"),
+            a_task("tacc", name="twice", state="failed"),
+            a_task("tadd", name="twice"),
+            a_task("tade", name="old", state="failed"),
+            a_task("taee", name="old", state="succeeded"),
+            a_task("taff", name="shared"),
+            a_task("tagg", name="shared", owner="bob"),
+        )
+    }
+    assert shiftwork("show", text, "--json").json["id"] == found
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("ta", "begins 2 ids"), ("x/../y", "there is no task"), ("theirs", "names several tasks")],
+)
+def test_a_task_that_cannot_be_told_is_refused(
+    shiftwork: Shiftwork, server: CliServer, text: str, told: str
+) -> None:
+    server.tasks = {
+        "taaa": a_task("taaa", name="theirs", owner="bob"),
+        "tabb": a_task("tabb", name="theirs", owner="eve"),
+    }
+    done = shiftwork("show", text)
+    assert done.code == 1
+    assert told in done.err
+
+
+def test_explain_says_why_and_what_would_help(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.tasks["ta"] = a_task("ta")
+    server.explanation = {
+        "reason": {"code": "waits_for_victims", "text": "waits for tb to save"},
+        "position": 1,
+        "queue_length": 4,
+        "victims": ["tb"],
+        "remedies": ["1 more GPU", "a higher priority"],
+    }
+    done = shiftwork("explain", "ta")
+    assert "waits for tb to save" in done.out
+    assert "1 of 4 in the queue" in done.out
+    assert done.out.count("to start") == 2
+    assert shiftwork("explain", "ta", "--json").json["victims"] == ["tb"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "goal"), [("pause", "pause"), ("resume", "run"), ("stop", "stop")]
+)
+def test_goals(shiftwork: Shiftwork, server: CliServer, verb: str, goal: str) -> None:
+    server.tasks["ta"] = a_task("ta", name="demo")
+    done = shiftwork(verb, "demo")
+    assert (done.code, done.out) == (0, "")
+    assert server.asked("PUT", "/v1/tasks/ta/goal").body == {"goal": goal}
+    assert shiftwork(verb, "demo", "--json").json == {"id": "ta", "task": "ta", "revision": 3}
+
+
+def test_a_goal_on_an_ended_task_is_refused(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.tasks["ta"] = a_task("ta", state="failed")
+    done = shiftwork("pause", "ta", "--json")
+    assert done.code == 1
+    assert json.loads(done.err)["status"] == 409
+
+
+def test_priority(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.tasks["ta"] = a_task("ta")
+    assert shiftwork("priority", "ta", "very-high").code == 0
+    assert server.asked("PUT", "/v1/tasks/ta/priority").body == {"priority": "very_high"}
+    assert shiftwork("priority", "ta", "urgent").code == 2
+
+
+@pytest.mark.parametrize(
+    ("state", "ended", "code"),
+    [
+        ("succeeded", an_exit("ok", 0), 0),
+        ("failed", an_exit("failed", 9), 9),
+        ("failed", an_exit("ok", 0), 1),
+        ("stopped", None, 1),
+        ("rejected", None, 1),
+        ("failed", an_exit("killed", 137), 137),
+        ("failed", an_exit("lost", None), 1),
+    ],
+)
+def test_wait_takes_the_tasks_code(
+    shiftwork: Shiftwork, server: CliServer, state: str, ended: object, code: int
+) -> None:
+    server.tasks["ta"] = a_task("ta", state=state, exit=ended)
+    done = shiftwork("wait", "ta")
+    assert (done.code, done.out) == (code, state + "\n")
+
+
+def test_wait_waits(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.tasks["ta"] = a_task("ta", state="running")
+    threading.Timer(0.15, lambda: server.move("ta", "failed", exit=an_exit("failed", 4))).start()
+    assert shiftwork("wait", "ta").code == 4
+
+
+def test_wait_for_a_state(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.tasks["ta"] = a_task("ta", state="running")
+    assert shiftwork("wait", "ta", "--for", "running").code == 0
+    began = time.monotonic()
+    done = shiftwork("wait", "ta", "--for", "paused", "--timeout", "0.2")
+    assert done.code == 1
+    assert 0.15 < time.monotonic() - began < 2
+    assert "is still running after 0.2" in done.err
+    server.tasks["ta"]["state"] = "stopped"
+    assert "will not be paused" in shiftwork("wait", "ta", "--for", "paused").err
+    assert shiftwork("wait", "ta", "--for", "flying").code == 2

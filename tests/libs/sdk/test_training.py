@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import shiftwork
+from shiftwork import training
+
+from tests.libs.sdk.conftest import QUICK
+from tests.libs.sdk.run_server import TOKEN, RunServer
+
+pytestmark = pytest.mark.server
+
+
+def test_off_the_platform_everything_works_and_does_nothing() -> None:
+    assert shiftwork.should_preempt() is False
+    assert shiftwork.checkpoint_saved(3, "file:///tmp/x") is None
+    assert shiftwork.resume_from() is None
+    assert shiftwork.report(loss=1.0) is None
+    assert shiftwork.exit_preempted() is None
+    assert (shiftwork.rank(), shiftwork.world_size()) == (0, 1)
+    assert training._process.live is None
+
+
+def test_agree_is_called_at_every_step_off_the_platform_too() -> None:
+    heard: list[bool] = []
+
+    def agree(mine: bool) -> bool:
+        heard.append(mine)
+        return mine
+
+    assert [shiftwork.should_preempt(agree) for _ in range(3)] == [False] * 3
+    assert heard == [False] * 3
+
+
+def test_the_request_is_heard_from_the_long_poll(on_platform: RunServer) -> None:
+    assert shiftwork.should_preempt() is False
+    on_platform.wait_for(lambda: len(on_platform.polls) >= 2)
+    assert shiftwork.should_preempt() is False
+    on_platform.ask_to_leave()
+    on_platform.wait_for(shiftwork.should_preempt, 1.0)
+    assert on_platform.tokens == {f"Bearer {TOKEN}"}
+    assert on_platform.polls[0] == {"wait_seconds": "0", "seen": "0"}
+    assert on_platform.polls[1] == {"wait_seconds": "5", "seen": "0"}
+
+
+def test_agree_brings_all_ranks_out_at_the_same_step(on_platform: RunServer) -> None:
+    # Two ranks in two threads; only the first has heard, and both must leave at one step.
+    barrier = threading.Barrier(2, timeout=5)
+    votes = [False, False]
+    left_at = [0, 0]
+
+    def train(rank: int) -> None:
+        def agree(mine: bool) -> bool:
+            votes[rank] = mine and rank == 0
+            barrier.wait()
+            result = any(votes)
+            barrier.wait()
+            return result
+
+        for step in range(1, 1000):
+            if step == 5 and rank == 0:
+                on_platform.ask_to_leave()
+            if shiftwork.should_preempt(agree):
+                left_at[rank] = step
+                return
+            time.sleep(0.002)
+
+    ranks = [threading.Thread(target=train, args=(rank,)) for rank in (0, 1)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join(10)
+    assert left_at[0] == left_at[1] >= 5
+
+
+def test_a_call_never_waits_though_the_server_never_answers(on_platform: RunServer) -> None:
+    on_platform.hang = True
+    shiftwork.should_preempt()
+    shiftwork.report(loss=0.0)
+    took = []
+    for step in range(3000):
+        began = time.perf_counter()
+        shiftwork.should_preempt()
+        shiftwork.report(loss=1.0, step=step)
+        took.append(time.perf_counter() - began)
+    took.sort()
+    assert took[int(len(took) * 0.99)] < 0.001
+    assert sum(took) / len(took) < 0.001
+
+
+def test_a_server_that_comes_back_is_heard_again(on_platform: RunServer) -> None:
+    shiftwork.should_preempt()
+    on_platform.wait_for(lambda: len(on_platform.polls) >= 2)
+    on_platform.stop()
+    on_platform.preempt, on_platform.revision = True, 7
+    time.sleep(0.1)
+    assert shiftwork.should_preempt() is False
+    on_platform.start()
+    on_platform.wait_for(shiftwork.should_preempt, 3.0)
+
+
+def test_the_first_request_may_find_no_server(on_platform: RunServer) -> None:
+    on_platform.stop()
+    assert shiftwork.should_preempt() is False
+    on_platform.ask_to_leave()
+    time.sleep(0.05)
+    on_platform.start()
+    on_platform.wait_for(shiftwork.should_preempt, 3.0)
+
+
+def test_a_checkpoint_is_told_with_step_uri_and_digest(on_platform: RunServer) -> None:
+    shiftwork.checkpoint_saved(12, "file:///c/12", "sha256:ab")
+    shiftwork.checkpoint_saved(13, "file:///c/13")
+    assert on_platform.checkpoints == [
+        {"step": 12, "uri": "file:///c/12", "digest": "sha256:ab"},
+        {"step": 13, "uri": "file:///c/13"},
+    ]
+
+
+def test_a_checkpoint_is_retried_until_stored(on_platform: RunServer) -> None:
+    on_platform.checkpoint_answers = [(503, {}), (500, {}), (429, {}), (401, {})]
+    shiftwork.checkpoint_saved(1, "file:///c")
+    assert on_platform.checkpoint_answers == []
+    assert len(on_platform.checkpoints) == 1
+
+
+def test_a_checkpoint_waits_for_a_server_that_is_down(
+    on_platform: RunServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_platform.stop()
+    threading.Timer(0.5, on_platform.start).start()
+    began = time.monotonic()
+    shiftwork.checkpoint_saved(1, "file:///c")
+    assert time.monotonic() - began >= 0.4
+    assert len(on_platform.checkpoints) == 1
+    assert "still trying to record the checkpoint of step 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (409, {"type": "about:blank", "title": "attempt 1 is over"}),
+        (403, {"type": "https://shiftwork.dev/problems/superseded"}),
+        (410, {}),
+    ],
+)
+def test_an_attempt_that_is_over_learns_it(
+    on_platform: RunServer, answer: tuple[int, dict[str, str]]
+) -> None:
+    on_platform.checkpoint_answers = [answer]
+    with pytest.raises(shiftwork.Superseded, match="attempt 1 of task ta is no longer"):
+        shiftwork.checkpoint_saved(1, "file:///c")
+    assert shiftwork.should_preempt() is True
+    with pytest.raises(shiftwork.Superseded):
+        shiftwork.checkpoint_saved(2, "file:///c")
+    assert on_platform.checkpoints == []
+
+
+def test_the_poll_tells_of_a_later_attempt_too(on_platform: RunServer) -> None:
+    shiftwork.should_preempt()
+    on_platform.supersede()
+    on_platform.wait_for(shiftwork.should_preempt)
+    with pytest.raises(shiftwork.Superseded):
+        shiftwork.checkpoint_saved(1, "file:///c")
+
+
+def test_a_refused_checkpoint_is_the_callers_mistake(on_platform: RunServer) -> None:
+    problem = {
+        "title": "invalid",
+        "detail": "no such scheme",
+        "errors": [{"field": "uri", "message": "unknown scheme"}, "odd"],
+    }
+    on_platform.checkpoint_answers = [(422, problem)]
+    with pytest.raises(ValueError, match="no such scheme; uri: unknown scheme"):
+        shiftwork.checkpoint_saved(1, "gopher://c")
+
+
+@pytest.mark.parametrize(
+    ("step", "uri", "digest", "error"),
+    [
+        (-1, "file:///c", None, ValueError),
+        (1.5, "file:///c", None, TypeError),
+        (1, "", None, ValueError),
+        (1, None, None, TypeError),
+        (1, "x" * 5000, None, ValueError),
+        (1, "file:///c", b"ab", TypeError),
+    ],
+)
+def test_bad_arguments_are_refused_on_and_off_the_platform(
+    step: int, uri: str, digest: str | None, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        shiftwork.checkpoint_saved(step, uri, digest)
+
+
+def test_numpy_steps_are_whole_numbers(on_platform: RunServer) -> None:
+    numpy = pytest.importorskip("numpy")
+    shiftwork.checkpoint_saved(numpy.int64(5), "file:///c")
+    assert on_platform.checkpoints[0]["step"] == 5
+
+
+def test_metrics_arrive_in_order_and_only_numbers(on_platform: RunServer) -> None:
+    for step in range(450):
+        shiftwork.report(step=step, loss=0.5, name="no number", bad=float("nan"))
+    on_platform.wait_for(lambda: len(on_platform.samples) == 450)
+    assert [sample["values"]["step"] for sample in on_platform.samples] == list(range(450))
+    assert set(on_platform.samples[0]) == {"at", "values"}
+    assert set(on_platform.samples[0]["values"]) == {"step", "loss"}
+
+
+def test_too_many_metrics_drop_the_oldest(
+    on_platform: RunServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_platform.stop()
+    for step in range(QUICK.metrics_queued_max + 500):
+        shiftwork.report(step=step)
+    on_platform.start()
+    last = QUICK.metrics_queued_max + 499
+    on_platform.wait_for(lambda: on_platform.samples[-1:] and _step(on_platform) == last)
+    assert len(on_platform.samples) <= QUICK.metrics_queued_max + QUICK.metrics_batch_max
+    assert capsys.readouterr().err.count("oldest are dropped") == 1
+
+
+def _step(server: RunServer) -> int:
+    return int(server.samples[-1]["values"]["step"])
+
+
+def test_exit_preempted_has_the_reserved_code(on_platform: RunServer) -> None:
+    del on_platform
+    with pytest.raises(SystemExit) as raised:
+        shiftwork.exit_preempted()
+    assert raised.value.code == 75
+
+
+def test_a_malformed_url_is_told_once_and_ends_nothing(
+    on_platform: RunServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del on_platform
+    monkeypatch.setenv("SHIFTWORK_URL", "nonsense")
+    assert shiftwork.should_preempt() is False
+    shiftwork.report(loss=1.0)
+    assert shiftwork.checkpoint_saved(1, "file:///c") is None
+    assert capsys.readouterr().err.count("nonsense") == 1

@@ -1,0 +1,12 @@
+"""These tests are about the embedded servers, wherever other tests get theirs from."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.infra import Infra
+
+
+@pytest.fixture(scope="session")
+def infra() -> Infra:
+    return Infra.EMBEDDED

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from services.allinone.embedded.accounts import (
+    Account,
+    can_enter,
+    passed,
+    run_once,
+    service_account,
+)
+from services.allinone.embedded.folders import TemporaryFolder, socket_fits
+
+NOBODY = Account(65534, 65534, "nobody")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="about running as root")
+
+
+def test_the_limit_of_a_sockets_path() -> None:
+    assert socket_fits(Path("/") / ("a" * 92))
+    assert not socket_fits(Path("/") / ("a" * 93))
+    # It is counted in bytes.
+    assert not socket_fits(Path("/") / ("ä" * 47))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "t"
+    place.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    return place
+
+
+def test_the_temporary_folder_is_recorded_and_found_again(tmp_path: Path, place: Path) -> None:
+    first = TemporaryFolder(tmp_path / "record", None).path()
+    assert first.parent == place
+    assert stat.S_IMODE(first.stat().st_mode) == 0o700
+    assert TemporaryFolder(tmp_path / "record", None).path() == first
+    first.rmdir()
+    again = TemporaryFolder(tmp_path / "record", None)
+    assert again.path() == first
+    again.remove()
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["link", "open to others", "file"])
+def test_a_recorded_folder_that_is_not_as_we_made_it_is_not_used(
+    tmp_path: Path, place: Path, kind: str
+) -> None:
+    folder = TemporaryFolder(tmp_path / "record", None)
+    first = folder.path()
+    first.rmdir()
+    if kind == "link":
+        first.symlink_to(tmp_path)
+    elif kind == "file":
+        first.write_text("")
+    else:
+        first.mkdir()
+        first.chmod(0o777)
+    second = folder.path()
+    assert second != first
+    assert second.parent == place
+
+
+@needs_root
+def test_a_place_that_the_other_user_cannot_enter_is_not_taken(tmp_path: Path, place: Path) -> None:
+    place.chmod(0o700)
+    made = TemporaryFolder(tmp_path / "record", NOBODY)
+    try:
+        assert not made.path().is_relative_to(place)
+        assert can_enter(NOBODY, made.path())
+        assert stat.S_IMODE(made.path().stat().st_mode) == 0o711
+    finally:
+        made.remove()
+
+
+@needs_root
+def test_a_passed_folder_needs_no_walking_to(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    inside = closed / "inside"
+    inside.mkdir(parents=True)
+    closed.chmod(0o700)
+    os.chown(inside, NOBODY.uid, NOBODY.gid)
+    assert not can_enter(NOBODY, inside)
+    with passed([inside], NOBODY) as folders:
+        run_once(["/bin/sh", "-c", f"echo hi > {folders.paths[0]}/f"], NOBODY, folders.descriptors)
+    assert (inside / "f").read_text() == "hi\n"
+    assert (inside / "f").stat().st_uid == NOBODY.uid
+
+
+def test_a_program_that_fails_is_quoted() -> None:
+    with pytest.raises(OSError, match=r"status 3: it broke"):
+        run_once(["/bin/sh", "-c", "echo it broke >&2; exit 3"], None)
+
+
+@needs_root
+def test_existing_data_stays_with_its_owner(tmp_path: Path) -> None:
+    os.chown(tmp_path, NOBODY.uid, NOBODY.gid)
+    account = service_account(tmp_path, "daemon")
+    assert account is not None
+    assert account.uid == NOBODY.uid
+    fresh = service_account(tmp_path / "new", "daemon")
+    assert fresh is not None
+    assert fresh.name == "daemon"

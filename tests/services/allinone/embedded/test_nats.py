@@ -1,0 +1,253 @@
+"""The embedded NATS server: who gets in, what each may say, and what it survives."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from nats.aio.client import Client
+
+from libs.bus.topology import Permissions
+from services.allinone.embedded import wire
+from services.allinone.embedded.credentials import ensure_credentials
+from services.allinone.embedded.nats import Nats, NatsOptions, configuration
+from services.allinone.embedded.processes import ServerError
+from tests.harness.nats_server import NatsServer, StartNats
+
+pytestmark = pytest.mark.server
+
+ONE = Permissions(publish=("one.>",), subscribe=("_INBOX.one.>",))
+TWO = Permissions(publish=("two.>",), subscribe=("_INBOX.two.>", "one.>"))
+
+
+async def connect(server: NatsServer, name: str, problems: list[str] | None = None) -> Client:
+    async def error(problem: Exception) -> None:
+        if problems is not None:
+            problems.append(str(problem))
+
+    client, user = Client(), server.user(name)
+    await client.connect(
+        server.url,
+        user=user.user,
+        password=user.password,
+        error_cb=error,
+        inbox_prefix=f"_INBOX.{name}",
+    )
+    return client
+
+
+async def test_nobody_enters_without_the_right_password(nats_start: StartNats) -> None:
+    server = await nats_start({"one": ONE})
+    port = int(server.url.rpartition(":")[2])
+    for user, password in (("", ""), ("one", ""), ("one", "wrong"), ("admin", "wrong"), ("x", "x")):
+        assert "Authorization Violation" in await wire.nats_answers(port, user, password, 5)
+    assert await wire.nats_answers(port, "one", server.user("one").password, 5) == ""
+
+
+async def test_a_client_that_says_nothing_about_itself_gets_nothing(nats_start: StartNats) -> None:
+    server = await nats_start({})
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.url.rpartition(":")[2])
+    await reader.readline()
+    writer.write(b"SUB > 1\r\nPUB a 0\r\n\r\nPING\r\n")
+    assert b"Authorization Violation" in await reader.readline()
+    writer.close()
+
+
+async def test_a_user_says_its_own_subjects_only(nats_start: StartNats) -> None:
+    server = await nats_start({"one": ONE, "two": TWO})
+    problems: list[str] = []
+    one, two = await connect(server, "one", problems), await connect(server, "two")
+    heard = await two.subscribe("one.>")
+    await two.flush()
+    await one.publish("two.forged", b"")
+    await one.publish("$JS.API.STREAM.CREATE.X", b"{}")
+    await one.publish("one.true", b"hello")
+    message = await heard.next_msg(timeout=5)
+    assert (message.subject, message.data) == ("one.true", b"hello")
+    await one.subscribe("two.>")
+    await one.flush()
+    async with asyncio.timeout(5):
+        while len(problems) < 3:  # noqa: ASYNC110 - the client calls back, it has no event
+            await asyncio.sleep(0.01)
+    assert [problem.rpartition(" to ")[2].strip("\"'") for problem in problems] == [
+        "two.forged",
+        "$js.api.stream.create.x",
+        "two.>",
+    ]
+    await one.close()
+    await two.close()
+
+
+async def stored(server: NatsServer) -> int:
+    client = await connect(server, "admin")
+    info = await client.jetstream().stream_info("S")
+    await client.close()
+    return info.state.messages
+
+
+async def publish(server: NatsServer, count: int, *, create: bool = False) -> None:
+    client = await connect(server, "admin")
+    stream = client.jetstream()
+    if create:
+        await stream.add_stream(name="S", subjects=["s.>"])
+    for number in range(count):
+        await stream.publish(f"s.{number}", b"x" * 100)
+    await client.close()
+
+
+async def test_restart_keeps_messages_and_port(nats_start: StartNats) -> None:
+    server = await nats_start({})
+    await publish(server, 5, create=True)
+    url = server.url
+    await server.stop()
+    await server.start()
+    assert server.url == url
+    assert await stored(server) == 5
+    # Another owner, later, finds the same place, too.
+    await server.stop()
+    again = Nats(server.data, ensure_credentials(server.data), {})
+    await again.start()
+    assert again.url == url
+    await again.stop()
+
+
+async def test_kill_9_keeps_what_was_acknowledged(nats_start: StartNats) -> None:
+    server = await nats_start({})
+    await publish(server, 50, create=True)
+    server.kill()
+    assert "SIGKILL" in await server.embedded.healthy()
+    await server.start()
+    assert await server.embedded.healthy() == ""
+    assert await stored(server) == 50
+
+
+async def test_a_restored_snapshot_has_lost_the_last_seconds(nats_start: StartNats) -> None:
+    server = await nats_start({})
+    await publish(server, 3, create=True)
+    await server.stop()
+    snapshot = server.snapshot()
+    await server.start()
+    await publish(server, 4)
+    server.kill()
+    server.restore(snapshot)
+    await server.start()
+    assert await stored(server) == 3
+
+
+async def test_a_port_that_was_taken_meanwhile_is_replaced_for_a_new_owner(
+    nats_start: StartNats,
+) -> None:
+    server = await nats_start({})
+    await server.stop()
+    port = int(server.url.rpartition(":")[2])
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        thief.bind(("127.0.0.1", port))
+        thief.listen()
+        # The same owner's clients know the port: it must not change under them.
+        with pytest.raises(ServerError, match="address already in use"):
+            await server.start()
+        again = Nats(server.data, ensure_credentials(server.data), {})
+        await again.start()
+        assert again.url != server.url
+        assert await again.healthy() == ""
+        await again.stop()
+
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from services.allinone.embedded.credentials import ensure_credentials
+from services.allinone.embedded.nats import Nats
+async def main(data):
+    server = Nats(data, ensure_credentials(data), {})
+    await server.start()
+    print(server.child.pid, flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+def start_owner(data: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", OWNER, str(data)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+async def test_a_server_left_by_a_killed_owner_is_replaced(nats_start: StartNats) -> None:
+    server = await nats_start({})
+    await publish(server, 5, create=True)
+    await server.stop()
+    with start_owner(server.data) as owner:
+        try:
+            orphan = int(owner.stdout.readline())
+            with pytest.raises(ServerError, match=f"kept by process {owner.pid}"):
+                await server.start()
+        finally:
+            owner.kill()
+    assert psutil.pid_exists(orphan)
+    await server.start()
+    assert not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == "zombie"
+    assert await stored(server) == 5
+
+
+async def test_a_frozen_server_is_not_healthy_and_is_ended(nats_start: StartNats) -> None:
+    server = await nats_start({})
+    await server.stop()
+    hasty = NatsOptions(answer_seconds_max=0.2, stop_seconds_max=0.3)
+    frozen = Nats(server.data, ensure_credentials(server.data), {}, hasty)
+    await frozen.start()
+    os.kill(frozen.child.pid, signal.SIGSTOP)
+    assert "no answer" in await frozen.healthy()
+    await frozen.stop()
+    await frozen.start()
+    assert await frozen.healthy() == ""
+    await frozen.stop()
+
+
+async def test_files_are_private_and_no_secret_is_on_the_command_line(
+    nats_start: StartNats,
+) -> None:
+    server = await nats_start({"one": ONE})
+    for file in ("nats/nats.conf", "nats/nats.log", "nats/lock", "nats/port"):
+        assert stat.S_IMODE((server.data / file).stat().st_mode) == 0o600, file
+    for folder in ("nats", "nats/store"):
+        assert stat.S_IMODE((server.data / folder).stat().st_mode) == 0o700, folder
+    process = psutil.Process(server.embedded.child.pid)
+    said = " ".join(process.cmdline()) + " ".join(process.environ().values())
+    said += (server.data / "nats/nats.log").read_text()
+    for name in ("admin", "one"):
+        assert server.user(name).password not in said
+
+
+async def test_it_listens_on_this_machine_only_and_has_no_open_monitor(
+    nats_start: StartNats,
+) -> None:
+    server = await nats_start({})
+    sockets = psutil.Process(server.embedded.child.pid).net_connections()
+    listening = [each.laddr for each in sockets if each.status == psutil.CONN_LISTEN]
+    assert [(at.ip, at.port) for at in listening] == [
+        ("127.0.0.1", int(server.url.rpartition(":")[2]))
+    ]
+
+
+async def test_ctrl_c_in_the_terminal_does_not_reach_the_server(nats_start: StartNats) -> None:
+    child = (await nats_start({})).embedded.child
+    assert os.getsid(child.pid) == child.pid != os.getsid(0)
+
+
+def test_the_configuration_names_every_user_once(tmp_path: Path) -> None:
+    secrets = ensure_credentials(tmp_path, ("one", "two"))
+    text = configuration(NatsOptions(), secrets, {"one": ONE, "two": TWO}, tmp_path, 4222)
+    users = json.loads(text)["authorization"]["users"]
+    assert [user["user"] for user in users] == ["admin", "one", "two"]
+    assert len({user["password"] for user in users}) == 3
+    assert users[1]["permissions"]["publish"] == {"allow": ["one.>"]}
