@@ -1,0 +1,1 @@
+"""The routes: thin functions from requests to commands and projections."""

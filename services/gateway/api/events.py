@@ -1,0 +1,206 @@
+"""The event log: pages, server-sent events, WebSockets. Resumable by position."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Annotated
+
+import structlog
+from fastapi import APIRouter, Header, Query, Request, WebSocket
+from starlette.responses import Response
+from starlette.websockets import WebSocketDisconnect, WebSocketState
+
+from services.gateway import store as rows_of
+from services.gateway import views
+from services.gateway.api import shapes
+from services.gateway.api.deps import Caller, Context, Parts, Wanted, answer, context
+from services.gateway.auth import unauthenticated
+from services.gateway.eventlog import TYPES
+from services.gateway.live import Topic
+from services.gateway.problems import GONE, ProblemError, invalid
+from services.gateway.sse import EventStream, Write, frame
+
+router = APIRouter(tags=["events"])
+
+From = Annotated[
+    str | None,
+    Query(
+        alias="from",
+        max_length=20,
+        description="events behind this position; 0 or left out: all that are kept; -N: the last N;"
+        " latest: only new ones",
+    ),
+]
+Types = Annotated[
+    str | None,
+    Query(
+        alias="type",
+        max_length=1000,
+        description="types (run.exited), aggregates (run) or facts (exited), separated by commas",
+    ),
+]
+STREAM = "text/event-stream"
+# How a browser, which can set no header on a WebSocket, shows its token.
+PROTOCOL = "shiftwork.bearer."
+POLICY_VIOLATION, TRY_LATER = 1008, 1013
+_log = structlog.stdlib.get_logger(__name__)
+
+
+def topic_of(task: str | None, types: str | None) -> Topic:
+    """The filter that the query asks for."""
+    wanted: set[str] = set()
+    for word in (types or "").split(","):
+        if not word:
+            continue
+        found = {name for name in TYPES if word in (name, *name.split("."))}
+        if not found:
+            raise invalid("type", word, "is no type of event", f"give some of {', '.join(TYPES)}")
+        wanted |= found
+    return Topic(task or "", frozenset(wanted))
+
+
+async def start_of(parts: Context, begin: str | None, last_event_id: str | None) -> int:
+    """The position behind which to begin. 410 if the log no longer goes back so far."""
+    async with parts.store.transaction() as tx:
+        ends = await rows_of.head(tx)
+    if last_event_id is not None and last_event_id.isdecimal():
+        after = int(last_event_id)
+    elif begin in (None, "", "0"):
+        return ends.oldest - 1
+    elif begin == "latest":
+        return ends.position
+    else:
+        try:
+            number = int(begin)
+        except ValueError:
+            fix = "give a position, -N, or latest"
+            raise invalid("from", begin, "is not a position", fix) from None
+        if number < 0:
+            return max(ends.oldest - 1, ends.position + number)
+        after = number
+    if after < ends.oldest - 1:
+        raise ProblemError(
+            GONE, f"events before {ends.oldest} are not kept; start from {ends.oldest}"
+        )
+    if after > ends.position:
+        raise ProblemError(
+            GONE, f"the log ends at {ends.position}: it was rebuilt; start from {ends.oldest}"
+        )
+    return after
+
+
+@router.get(
+    "/events",
+    response_model=shapes.EventPage,
+    responses={200: {"content": {STREAM: {}}, "description": "a page, or a stream with follow"}},
+)
+async def events(
+    request: Request,
+    caller: Caller,
+    parts: Parts,
+    paging: Wanted,
+    *,
+    task: Annotated[str | None, Query(max_length=26)] = None,
+    types: Types = None,
+    begin: From = None,
+    follow: Annotated[bool | None, Query(description="stream; so does Accept: " + STREAM)] = None,
+    last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", max_length=20)] = None,
+) -> Response:
+    """Facts in the order in which they were recorded, each with its position."""
+    topic = topic_of(task, types)
+    if follow is None:
+        follow = STREAM in request.headers.get("accept", "")
+    if not follow:
+        after = await start_of(parts, paging.cursor or begin, None)
+        return await _page(parts, topic, after, paging.limit)
+    after = await start_of(parts, begin, last_event_id)
+
+    async def produce(write: Write) -> None:
+        async def emit(position: int, document: bytes) -> None:
+            await write(frame(document, position=position))
+
+        with parts.live.reader(topic) as reader:
+            await parts.live.follow(reader, after, emit)
+
+    settings = parts.settings
+    return EventStream(
+        produce,
+        admission=parts.streams.admit(caller.user),
+        heartbeat_seconds=settings.heartbeat_seconds,
+        send_seconds_max=settings.stream_send_seconds_max,
+    )
+
+
+async def _page(parts: Context, topic: Topic, after: int, limit: int) -> Response:
+    async with parts.store.transaction() as tx:
+        ends = await rows_of.head(tx)
+        rows = await rows_of.events(
+            tx, *topic.where(), after=after, limit=limit, until=ends.position
+        )
+    full = len(rows) == limit
+    return answer(
+        {
+            "items": [views.event(row) for row in rows],
+            "next_cursor": str(rows[-1].position) if full else None,
+            # Where to go on later, with from.
+            "position": rows[-1].position if full else ends.position,
+        }
+    )
+
+
+@router.websocket("/events")
+async def events_socket(socket: WebSocket) -> None:
+    """The same stream for browsers: one JSON text for each event."""
+    parts = context(socket)
+    query: Mapping[str, str] = socket.query_params
+    try:
+        token, protocol = _token_of(socket)
+        caller = await parts.authenticator.person(token)
+        topic = topic_of(query.get("task"), query.get("type"))
+        after = await start_of(parts, query.get("from"), None)
+        with parts.streams.admit(caller.user):
+            await socket.accept(subprotocol=protocol)
+            await _converse(parts, socket, topic, after)
+    except ProblemError as problem:
+        code = TRY_LATER if problem.headers.get("retry-after") else POLICY_VIOLATION
+        await socket.close(code, problem.detail[:120])
+
+
+def _token_of(socket: WebSocket) -> tuple[str, str | None]:
+    scheme, _, token = socket.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token:
+        return token, None
+    for protocol in socket.scope.get("subprotocols", ()):
+        if protocol.startswith(PROTOCOL):
+            return protocol.removeprefix(PROTOCOL), "shiftwork"
+    raise unauthenticated(f"send the token in Authorization or as subprotocol {PROTOCOL}TOKEN")
+
+
+async def _converse(parts: Context, socket: WebSocket, topic: Topic, after: int) -> None:
+    """Send events until the reader goes or the process stops; what it says is not heard."""
+
+    async def emit(position: int, document: bytes) -> None:
+        del position
+        async with asyncio.timeout(parts.settings.stream_send_seconds_max):
+            await socket.send_text(document.decode())
+
+    async def send() -> None:
+        with parts.live.reader(topic) as reader:
+            await parts.live.follow(reader, after, emit)
+
+    async def listen() -> None:
+        while (await socket.receive())["type"] != "websocket.disconnect":
+            pass
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            both = [group.create_task(send()), group.create_task(listen())]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            for part in both:
+                part.cancel()
+    except* (WebSocketDisconnect, TimeoutError, RuntimeError) as group:
+        # The reader is gone, or does not read: nobody is there to be told.
+        _log.info("a socket ended", problem=str(group.exceptions[0]))
+    if parts.live.closed and socket.application_state is WebSocketState.CONNECTED:
+        await socket.close(TRY_LATER, "the gateway stops")

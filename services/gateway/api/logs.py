@@ -1,0 +1,158 @@
+"""Output of tasks: what is kept, ranges of it, and all of it as it comes."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from libs.contracts import messages as m
+from services.gateway import store as rows_of
+from services.gateway import views
+from services.gateway.api.deps import Caller, Context, Parts, answer, task_or_404
+from services.gateway.bodies import parse_moment
+from services.gateway.follow import Following, read_range
+from services.gateway.follow import Wanted as WantedOutput
+from services.gateway.problems import NOT_FOUND, ProblemError, invalid
+from services.gateway.sse import EventStream, Write, frame
+from services.gateway.words import ENDED
+
+router = APIRouter(tags=["logs"])
+STREAM = "text/event-stream"
+RUNS_MAX = 1000
+
+
+@router.get(
+    "/tasks/{task_id}/logs",
+    responses={200: {"content": {"text/plain": {}, "application/json": {}, STREAM: {}}}},
+)
+async def logs(
+    task_id: str,
+    caller: Caller,
+    parts: Parts,
+    *,
+    list_: Annotated[bool, Query(alias="list", description="list what is kept")] = False,
+    follow: Annotated[bool, Query(description="stream until the task has ended")] = False,
+    attempt: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
+    rank: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
+    role: Annotated[str, Query(max_length=63)] = "",
+    offset: Annotated[
+        int | None, Query(ge=-(2**62), le=2**62, description="negative: from the end")
+    ] = None,
+    limit_bytes: Annotated[int | None, Query(ge=1)] = None,
+    tail: Annotated[int, Query(ge=0, description="the last so many lines")] = 0,
+    since: Annotated[str | None, Query(max_length=40, description="RFC 3339")] = None,
+) -> Response:
+    """What ranks wrote. ``list=1``: which outputs are kept. ``rank=N``: a range of one, as it is.
+    ``follow=1``: every wanted rank's from its beginning, as server-sent events.
+    """
+    async with parts.store.transaction() as tx:
+        await task_or_404(tx, task_id)
+    _check(parts, limit_bytes, tail)
+    wanted = WantedOutput(task_id, attempt, rank, role, offset or 0, tail, _since(since))
+    if follow:
+        return _stream(parts, caller.user, wanted)
+    if list_ or rank is None:
+        return answer({"logs": [views.log_info(info) for info in await _kept(parts, wanted)]})
+    if attempt is None:
+        wanted = WantedOutput(
+            task_id,
+            max((info.attempt for info in await _kept(parts, wanted)), default=1),
+            rank,
+            role,
+            offset or 0,
+            tail,
+            wanted.since,
+        )
+    begin, data, size, complete = await read_range(
+        parts.commands,
+        wanted,
+        limit_bytes=limit_bytes or parts.settings.log_range_bytes_default,
+        piece_bytes=parts.settings.log_piece_bytes,
+    )
+    return Response(
+        data,
+        media_type="text/plain",
+        headers={
+            "x-shiftwork-attempt": str(wanted.attempt),
+            "x-shiftwork-offset": str(begin),
+            "x-shiftwork-size": str(size),
+            "x-shiftwork-complete": "true" if complete else "false",
+            "x-content-type-options": "nosniff",
+        },
+    )
+
+
+def _check(parts: Context, limit_bytes: int | None, tail: int) -> None:
+    most = parts.settings.log_range_bytes_max
+    if limit_bytes is not None and limit_bytes > most:
+        fix = f"give {most} or less, and go on at offset + length"
+        raise invalid("limit_bytes", limit_bytes, f"is more than {most}", fix)
+    if tail > parts.settings.log_tail_lines_max:
+        most = parts.settings.log_tail_lines_max
+        raise invalid("tail", tail, f"is more than {most}", f"give {most} or less")
+
+
+def _since(text: str | None) -> datetime | None:
+    try:
+        return parse_moment(text) if text else None
+    except ValueError:
+        fix = "write it like 2026-01-31T12:00:00Z"
+        raise invalid("since", text, "is not a time with a zone", fix) from None
+
+
+async def _kept(parts: Context, wanted: WantedOutput) -> list[m.LogInfo]:
+    """What is kept of the wanted output; nothing, if nothing was ever written."""
+    try:
+        reply = await parts.commands.ask(m.ListLogs(task_id=wanted.task_id), m.ListLogsReply)
+    except ProblemError as problem:
+        if problem.kind is NOT_FOUND:
+            return []
+        raise
+    return [info for info in reply.logs if wanted.takes(info.attempt, info.rank, info.role)]
+
+
+def _stream(parts: Context, who: str, wanted: WantedOutput) -> Response:
+    settings = parts.settings
+
+    async def ended() -> set[tuple[int, int]] | None:
+        """The ranks that ever ran, once the task has ended."""
+        async with parts.store.transaction() as tx:
+            row = await task_or_404(tx, wanted.task_id)
+            if row.state not in ENDED:
+                return None
+            runs = await rows_of.runs(tx, wanted.task_id, 0, RUNS_MAX)
+        return {
+            (run.attempt, placed.rank)
+            for run in runs
+            if run.started_at is not None
+            for placed in run.placements
+            if wanted.takes(run.attempt, placed.rank, placed.role)
+        }
+
+    async def produce(write: Write) -> None:
+        async def send(document: bytes) -> None:
+            await write(frame(document))
+
+        await Following(
+            wanted=wanted,
+            commands=parts.commands,
+            bus=parts.bus,
+            ended=ended,
+            closed=lambda: parts.live.closed,
+            piece_bytes=settings.log_piece_bytes,
+            list_seconds=settings.log_list_seconds,
+            missing_rounds_max=settings.log_missing_rounds_max,
+            send=send,
+        ).run()
+        if not parts.live.closed:
+            await write(frame(b"{}", event="end"))
+
+    return EventStream(
+        produce,
+        admission=parts.streams.admit(who),
+        heartbeat_seconds=settings.heartbeat_seconds,
+        send_seconds_max=settings.stream_send_seconds_max,
+    )

@@ -1,0 +1,93 @@
+"""Nodes and their groups, as the launcher told of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from libs.contracts import messages as m
+from libs.store.port import Op, Where
+from services.gateway import store as rows_of
+from services.gateway import views
+from services.gateway.api import shapes
+from services.gateway.api.deps import Caller, Parts, Wanted, answer, answer_page
+from services.gateway.auth import require_admin
+from services.gateway.bodies import SchedulableBody
+from services.gateway.problems import NOT_FOUND, ProblemError
+from services.gateway.rows import NodeRow
+from services.gateway.store import Sort
+
+router = APIRouter(tags=["nodes"])
+BY_ID = Sort("node_id", False, "node_id", False)
+LIVE_RUNS_MAX = 100_000
+
+
+@router.get("/nodes", response_model=shapes.NodePage)
+async def list_nodes(
+    caller: Caller,
+    parts: Parts,
+    paging: Wanted,
+    group: Annotated[str | None, Query(max_length=63)] = None,
+) -> Response:
+    """The inventory, and who holds what."""
+    del caller
+    where = [Where("removed", Op.EQ, False)]
+    if group is not None:
+        where.append(Where("group", Op.EQ, group))
+    async with parts.store.transaction() as tx:
+        page = await rows_of.page(tx, NodeRow, where, BY_ID, paging)
+        held = await rows_of.held(tx, LIVE_RUNS_MAX)
+    return answer_page([_view(row, held.get(row.node_id, {})) for row in page.rows], page)
+
+
+def _view(row: NodeRow, by_task: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    held = {index: task for task, gpus in by_task.items() for index in gpus}
+    return views.node(row, held, sorted(by_task))
+
+
+@router.get("/nodes/{node_id}", response_model=shapes.Node)
+async def show_node(node_id: str, caller: Caller, parts: Parts) -> Response:
+    """One node."""
+    del caller
+    async with parts.store.transaction() as tx:
+        row = await tx.get(NodeRow, node_id)
+        held = await rows_of.held(tx, LIVE_RUNS_MAX)
+    if row is None or row.removed:
+        raise ProblemError(NOT_FOUND, f"there is no node {node_id[:60]!r}; see GET /v1/nodes")
+    return answer(_view(row, held.get(node_id, {})))
+
+
+@router.put("/nodes/{node_id}/schedulable", response_model=dict[str, Any])
+async def put_schedulable(
+    node_id: str, body: SchedulableBody, caller: Caller, parts: Parts
+) -> Response:
+    """Cordon a node, or uncordon it. What runs there goes on."""
+    async with parts.changing(caller, f"node.schedulable.{body.schedulable}", node_id):
+        require_admin(caller, "cordon nodes")
+        command = m.SetSchedulable(
+            node_id=node_id, schedulable=body.schedulable, asked_by=caller.user
+        )
+        await parts.commands.ask(command, m.SetSchedulableReply)
+    return answer({"id": node_id, "schedulable": body.schedulable})
+
+
+@router.get("/groups", response_model=shapes.Page)
+async def groups(caller: Caller, parts: Parts) -> Response:
+    """Groups of nodes, with what they have and what is free of it."""
+    del caller
+    async with parts.store.transaction() as tx:
+        rows = await rows_of.nodes(tx)
+        held = await rows_of.held(tx, LIVE_RUNS_MAX)
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        view = _view(row, held.get(row.node_id, {}))
+        empty = {"name": row.group, "nodes": 0, "ready_nodes": 0, "gpus": 0, "free_gpus": 0}
+        group = found.setdefault(row.group, empty)
+        usable = row.node.ready and row.node.schedulable
+        group["nodes"] += 1
+        group["ready_nodes"] += usable
+        group["gpus"] += row.node.gpus
+        group["free_gpus"] += view["free_gpus"] if usable else 0
+    return answer({"items": [found[name] for name in sorted(found)], "next_cursor": None})

@@ -1,0 +1,217 @@
+"""Users, teams, tokens, the audit trail. Administrators manage them; everybody sees themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from libs.store.port import Op, Tx, Where
+from services.gateway import store as rows_of
+from services.gateway import views
+from services.gateway.api import shapes
+from services.gateway.api.deps import Caller, Parts, Wanted, answer, answer_page
+from services.gateway.auth import FIRST_ADMIN, audit, require_admin, team_exists, token_hash
+from services.gateway.bodies import TeamBody, TokenBody, UserBody, UserChangeBody
+from services.gateway.problems import CONFLICT, NOT_FOUND, ProblemError, invalid
+from services.gateway.rows import AuditRow, TeamRow, TokenRow, UserRow
+from services.gateway.store import Sort
+from services.gateway.words import moment
+
+router = APIRouter(tags=["people"])
+BY_NAME = Sort("name", False, "name", False)
+NEWEST = Sort("id", True, "id", True)
+
+
+@router.get("/whoami", response_model=shapes.WhoAmI)
+async def whoami(caller: Caller) -> Response:
+    """Whose token this is."""
+    return answer(
+        {
+            "user": caller.user,
+            "role": caller.role,
+            "team": caller.team or None,
+            "token": {
+                "id": caller.token_id,
+                "name": caller.token_name,
+                "expires_at": moment(caller.expires_at),
+            },
+        }
+    )
+
+
+@router.get("/users", response_model=shapes.Page)
+async def list_users(caller: Caller, parts: Parts, paging: Wanted) -> Response:
+    """Users; members see themselves."""
+    where = [] if caller.is_admin else [Where("name", Op.EQ, caller.user)]
+    async with parts.store.transaction() as tx:
+        page = await rows_of.page(tx, UserRow, where, BY_NAME, paging)
+    return answer_page([views.user(row) for row in page.rows], page)
+
+
+@router.post("/users", status_code=201, response_model=dict[str, Any])
+async def add_user(body: UserBody, caller: Caller, parts: Parts) -> Response:
+    """A new user, who can do nothing until there is a token."""
+    require_admin(caller, "add users")
+    async with parts.store.transaction() as tx:
+        if await tx.get(UserRow, body.name) is not None:
+            raise ProblemError(CONFLICT, f"there is a user {body.name} already")
+        await _check_team(tx, body.team or "")
+        row = UserRow(body.name, body.role, body.team or "", False, tx.now)
+        tx.put(row)
+        audit(tx, parts.mint, caller, action="user.add", target=body.name, detail=body.role)
+    return answer(views.user(row), 201, {"location": f"/v1/users/{body.name}"})
+
+
+@router.get("/users/{name}", response_model=dict[str, Any])
+async def show_user(name: str, caller: Caller, parts: Parts) -> Response:
+    """One user."""
+    if name != caller.user:
+        require_admin(caller, "see other users")
+    async with parts.store.transaction() as tx:
+        return answer(views.user(await _user(tx, name)))
+
+
+@router.patch("/users/{name}", response_model=dict[str, Any])
+async def change_user(name: str, body: UserChangeBody, caller: Caller, parts: Parts) -> Response:
+    """Another role or team, or shut out. Tasks that run go on."""
+    require_admin(caller, "change users")
+    async with parts.store.transaction() as tx:
+        row = await _user(tx, name)
+        if name == FIRST_ADMIN and (body.disabled or body.role == "member"):
+            detail = f"{FIRST_ADMIN} stays an administrator: the admin token's file speaks for it"
+            raise ProblemError(CONFLICT, detail)
+        await _check_team(tx, body.team or "")
+        row = replace(
+            row,
+            role=body.role or row.role,
+            team=row.team if body.team is None else body.team,
+            disabled=row.disabled if body.disabled is None else body.disabled,
+        )
+        tx.put(row)
+        audit(
+            tx, parts.mint, caller, action="user.change", target=name, detail=str(views.user(row))
+        )
+    return answer(views.user(row))
+
+
+async def _user(tx: Tx, name: str) -> UserRow:
+    row = await tx.get(UserRow, name)
+    if row is None:
+        raise ProblemError(NOT_FOUND, f"there is no user {name[:63]!r}; see GET /v1/users")
+    return row
+
+
+async def _check_team(tx: Tx, team: str) -> None:
+    if not await team_exists(tx, team):
+        raise invalid("team", team, "is not known", "POST /v1/teams first, or leave it out")
+
+
+@router.get("/teams", response_model=shapes.Page)
+async def list_teams(caller: Caller, parts: Parts, paging: Wanted) -> Response:
+    """Teams."""
+    del caller
+    async with parts.store.transaction() as tx:
+        page = await rows_of.page(tx, TeamRow, (), BY_NAME, paging)
+    items = [{"name": row.name, "created_at": moment(row.created_at)} for row in page.rows]
+    return answer_page(items, page)
+
+
+@router.post("/teams", status_code=201, response_model=dict[str, Any])
+async def add_team(body: TeamBody, caller: Caller, parts: Parts) -> Response:
+    """A new team."""
+    require_admin(caller, "add teams")
+    async with parts.store.transaction() as tx:
+        if await tx.get(TeamRow, body.name) is not None:
+            raise ProblemError(CONFLICT, f"there is a team {body.name} already")
+        tx.put(TeamRow(body.name, tx.now))
+        audit(tx, parts.mint, caller, action="team.add", target=body.name, detail="")
+        created = moment(tx.now)
+    return answer({"name": body.name, "created_at": created}, 201)
+
+
+@router.delete("/teams/{name}", status_code=204)
+async def remove_team(name: str, caller: Caller, parts: Parts) -> Response:
+    """Remove a team that has no users."""
+    require_admin(caller, "remove teams")
+    async with parts.store.transaction() as tx:
+        if await tx.get(TeamRow, name) is None:
+            raise ProblemError(NOT_FOUND, f"there is no team {name[:63]!r}; see GET /v1/teams")
+        members = await tx.select(UserRow, Where("team", Op.EQ, name), limit=1)
+        if members:
+            detail = f"{members[0].name} and perhaps others are in {name}; move them first"
+            raise ProblemError(CONFLICT, detail)
+        tx.delete(TeamRow, name)
+        audit(tx, parts.mint, caller, action="team.remove", target=name, detail="")
+    return Response(status_code=204)
+
+
+@router.get("/tokens", response_model=shapes.Page)
+async def list_tokens(caller: Caller, parts: Parts, paging: Wanted) -> Response:
+    """Tokens without their secrets; members see their own."""
+    where = [] if caller.is_admin else [Where("user", Op.EQ, caller.user)]
+    async with parts.store.transaction() as tx:
+        page = await rows_of.page(tx, TokenRow, where, NEWEST, paging)
+    return answer_page([views.token(row) for row in page.rows], page)
+
+
+@router.post("/tokens", status_code=201, response_model=dict[str, Any])
+async def add_token(body: TokenBody, caller: Caller, parts: Parts) -> Response:
+    """A new token. Its secret is in this answer and nowhere else, ever."""
+    require_admin(caller, "make tokens")
+    secret = parts.mint.secret()
+    async with parts.store.transaction() as tx:
+        user = await _user(tx, body.user)
+        most = parts.settings.tokens_per_user_max
+        of_user = Where("user", Op.EQ, user.name), Where("revoked_at", Op.IS_NULL)
+        if len(await tx.select(TokenRow, *of_user, limit=most)) >= most:
+            detail = f"{user.name} has {most} tokens; revoke some with DELETE /v1/tokens/ID"
+            raise ProblemError(CONFLICT, detail)
+        seconds = body.expires_in_seconds
+        row = TokenRow(
+            token_hash=token_hash(secret),
+            id=parts.mint.id(),
+            user=user.name,
+            name=body.name,
+            created_by=caller.user,
+            created_at=tx.now,
+            expires_at=None if seconds is None else tx.now + timedelta(seconds=seconds),
+            revoked_at=None,
+        )
+        tx.put(row)
+        audit(tx, parts.mint, caller, action="token.add", target=row.id, detail=f"for {user.name}")
+    headers = {"cache-control": "no-store", "location": f"/v1/tokens/{row.id}"}
+    return answer({**views.token(row), "token": secret}, 201, headers)
+
+
+@router.delete("/tokens/{token_id}", status_code=204)
+async def revoke_token(token_id: str, caller: Caller, parts: Parts) -> Response:
+    """Revoke a token: refused from now on, at the latest in a few seconds everywhere."""
+    async with parts.store.transaction() as tx:
+        row = await rows_of.token_by_id(tx, token_id)
+        if row is None or (row.user != caller.user and not caller.is_admin):
+            detail = f"you have no token {token_id[:60]!r}; see GET /v1/tokens"
+            raise ProblemError(NOT_FOUND, detail)
+        if row.revoked_at is None:
+            tx.put(replace(row, revoked_at=tx.now))
+            audit(
+                tx,
+                parts.mint,
+                caller,
+                action="token.revoke",
+                target=token_id,
+                detail=f"of {row.user}",
+            )
+    return Response(status_code=204)
+
+
+@router.get("/audit", response_model=shapes.Page)
+async def audit_trail(caller: Caller, parts: Parts, paging: Wanted) -> Response:
+    """Who asked for which change, newest first."""
+    require_admin(caller, "read the audit trail")
+    async with parts.store.transaction() as tx:
+        page = await rows_of.page(tx, AuditRow, (), NEWEST, paging)
+    return answer_page([views.audit(row) for row in page.rows], page)

@@ -1,0 +1,160 @@
+"""The SDK's routes, for a run with its own token; and what runs reported."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from libs.contracts import messages as m
+from libs.contracts.ids import RunId
+from libs.store.port import Op, Tx, Where
+from services.gateway import reports, views
+from services.gateway import store as rows_of
+from services.gateway.api import shapes
+from services.gateway.api.deps import (
+    Caller,
+    CallingRun,
+    Context,
+    Parts,
+    Wanted,
+    answer,
+    task_or_404,
+)
+from services.gateway.api.tasks import number_cursor
+from services.gateway.bodies import CheckpointBody, MetricsBody
+from services.gateway.problems import SUPERSEDED, ProblemError, invalid
+from services.gateway.rows import MetricsRow, RunRow
+from services.gateway.words import moment
+
+router = APIRouter(tags=["training"])
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a run stands, for the run itself. ``revision`` grows with each thing to know."""
+
+    attempt: int
+    revision: int
+    preempt: bool
+    deadline_at: str | None
+    superseded: bool
+
+
+async def standing(tx: Tx, run: RunId) -> Standing:
+    """What is projected about a run; a run that is not projected yet is a live one."""
+    row = await tx.get(RunRow, run.task_id, run.attempt)
+    task = await rows_of.task(tx, run.task_id)
+    superseded = task is not None and task.attempt > run.attempt
+    preempt = False
+    deadline = None
+    revision = 1
+    if row is not None:
+        superseded = superseded or row.exit is not None
+        preempt = row.preempt_requested_at is not None
+        deadline = row.preempt_deadline_at
+        revision += preempt + (row.kill_requested_at is not None)
+    # More than the others can add: nothing comes after it.
+    revision += 8 * superseded
+    return Standing(run.attempt, revision, preempt, moment(deadline), superseded)
+
+
+@router.get("/run", response_model=shapes.RunState)
+async def run_state(
+    run: CallingRun,
+    parts: Parts,
+    wait_seconds: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0,
+    seen: Annotated[int, Query(ge=0, le=2**31)] = 0,
+) -> Response:
+    """What the platform wants of this run: as soon as ``revision`` is above ``seen``, at the
+    latest after ``wait_seconds``.
+    """
+    most = parts.settings.wait_seconds_max
+    if wait_seconds > most:
+        raise invalid("wait_seconds", wait_seconds, f"is more than {most:g}", "ask again instead")
+    # Counted in before the first look: a change after the look sets the event.
+    with parts.waits.admit(run.task_id), parts.live.waiter(run.task_id) as changed:
+        found = await _look(parts, run)
+        until = asyncio.get_running_loop().time() + wait_seconds
+        with contextlib.suppress(TimeoutError):
+            while found.revision <= seen and not parts.live.closed:
+                async with asyncio.timeout_at(until):
+                    await changed.wait()
+                changed.clear()
+                found = await _look(parts, run)
+    return answer(
+        {
+            "attempt": found.attempt,
+            "revision": found.revision,
+            "preempt": found.preempt,
+            "deadline_at": found.deadline_at,
+            "superseded": found.superseded,
+        }
+    )
+
+
+async def _look(parts: Context, run: RunId) -> Standing:
+    async with parts.store.transaction() as tx:
+        return await standing(tx, run)
+
+
+@router.post("/run/checkpoints", status_code=201, response_model=shapes.Checkpoint)
+async def save_checkpoint(body: CheckpointBody, run: CallingRun, parts: Parts) -> Response:
+    """A checkpoint is durable. 201: the platform has stored that; 409: this attempt is over."""
+    command = m.AckCheckpoint(
+        task_id=run.task_id,
+        attempt=run.attempt,
+        step=body.step,
+        uri=body.uri,
+        digest=body.digest,
+    )
+    reply = await parts.commands.ask(command, m.AckCheckpointReply)
+    return answer(views.checkpoint(reply.checkpoint), 201)
+
+
+@router.post("/run/metrics", status_code=202, response_model=dict[str, Any])
+async def report(body: MetricsBody, run: CallingRun, parts: Parts) -> Response:
+    """Numbers to show on the task's page. Kept thinned; a sample that came before is dropped."""
+    settings = parts.settings
+    if len(body.samples) > settings.metric_samples_max:
+        most = settings.metric_samples_max
+        raise invalid("samples", len(body.samples), f"are more than {most}", "send fewer at once")
+    for place, sample in enumerate(body.samples):
+        if len(sample.values) > settings.metric_names_max:
+            most = settings.metric_names_max
+            field = f"samples[{place}].values"
+            raise invalid(field, len(sample.values), f"are more than {most}", "report fewer")
+    async with parts.store.transaction() as tx:
+        if (await standing(tx, run)).superseded:
+            detail = f"attempt {run.attempt} of {run.task_id} is over; stop"
+            raise ProblemError(SUPERSEDED, detail)
+        before = await tx.get(MetricsRow, run.task_id, body.rank)
+        row = reports.add(
+            before,
+            task_id=run.task_id,
+            rank=body.rank,
+            attempt=run.attempt,
+            samples=[(sample.at or tx.now, sample.values) for sample in body.samples],
+            points_max=settings.metric_points_max,
+        )
+        if row is not before and row is not None:
+            tx.put(row)
+    return answer({"accepted": len(body.samples)}, 202)
+
+
+@router.get("/tasks/{task_id}/metrics", response_model=shapes.Page, tags=["tasks"])
+async def metrics(task_id: str, caller: Caller, parts: Parts, paging: Wanted) -> Response:
+    """What the task's ranks reported, rank by rank: the latest values and a thinned history."""
+    del caller
+    after = number_cursor(paging.cursor)
+    where = Where("task_id", Op.EQ, task_id), Where("rank", Op.GE, after)
+    async with parts.store.transaction() as tx:
+        await task_or_404(tx, task_id)
+        rows = await tx.select(MetricsRow, *where, limit=paging.limit + 1)
+    more = str(rows[paging.limit].rank) if len(rows) > paging.limit else None
+    items = [views.metrics(row) for row in rows[: paging.limit]]
+    return answer({"items": items, "next_cursor": more})

@@ -1,0 +1,255 @@
+"""Answers as types, for /v1/openapi.json and those who generate clients from it.
+
+The routes answer with what ``views.py`` makes; a test holds those documents to these types.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typing_extensions import TypedDict
+
+
+class FieldProblem(TypedDict):
+    """One field that is wrong."""
+
+    field: str
+    value: str
+    message: str
+    fix: str
+
+
+class Problem(TypedDict):
+    """An error (application/problem+json)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[FieldProblem]
+
+
+class Checkpoint(TypedDict):
+    """A durable checkpoint."""
+
+    no: int
+    attempt: int
+    step: int
+    uri: str
+    digest: str
+    saved_at: str
+
+
+class RankExit(TypedDict):
+    """How one rank ended."""
+
+    rank: int
+    code: int | None
+    signal: int | None
+
+
+class Exit(TypedDict):
+    """How a run ended."""
+
+    kind: str
+    code: int | None
+    text: str
+    attempt: int
+    exited_at: str
+    ranks: list[RankExit]
+
+
+class _Secret(TypedDict, total=False):
+    env: dict[str, str]
+
+
+class Role(_Secret):
+    """One kind of replica; ``env`` for owner and administrators."""
+
+    name: str
+    replicas: int
+    command: list[str]
+
+
+class Retry(TypedDict):
+    """How often a failed run is tried again."""
+
+    max_retries: int
+
+
+class Preemption(TypedDict):
+    """How the task is asked to hand over."""
+
+    mode: str
+    signal: str
+    ack_deadline_seconds: float
+
+
+class Task(_Secret):
+    """A task. ``reason`` has ``code`` and ``text``, and the numbers and names in it."""
+
+    id: str
+    name: str
+    owner: str
+    team: str
+    group: str
+    priority: str
+    labels: dict[str, str]
+    roles: list[Role]
+    nodes: int
+    gpus_per_node: int | None
+    working_directory: str
+    retry: Retry
+    preemption: Preemption
+    max_run_seconds: float | None
+    fence_after_seconds: float | None
+    cpus: float | None
+    memory_bytes: int | None
+    goal: str
+    state: str
+    reason: dict[str, Any] | None
+    attempt: int
+    submitted_at: str
+    started_at: str | None
+    finished_at: str | None
+    checkpoint: Checkpoint | None
+    exit: Exit | None
+    held_gpus: int
+    held_nodes: int
+    attempts_without_progress: int
+    revision: int
+    observed_revision: int
+
+
+class Page(TypedDict):
+    """One page; ``next_cursor`` is null at the end."""
+
+    items: list[dict[str, Any]]
+    next_cursor: str | None
+
+
+class TaskPage(TypedDict):
+    """One page of tasks."""
+
+    items: list[Task]
+    next_cursor: str | None
+
+
+class Revision(TypedDict):
+    """A change is stored; a task's ``observed_revision`` tells when it is applied."""
+
+    task: str
+    revision: int
+
+
+class Placement(TypedDict):
+    """Where one rank is."""
+
+    rank: int
+    role: str
+    role_index: int
+    node: str
+    gpus: list[int]
+
+
+class Run(TypedDict):
+    """One attempt."""
+
+    id: str
+    task: str
+    attempt: int
+    live: bool
+    assigned_at: str | None
+    start_deadline_at: str | None
+    started_at: str | None
+    resume_from: Checkpoint | None
+    preemption: dict[str, Any] | None
+    kill: dict[str, Any] | None
+    checkpoint: Checkpoint | None
+    exit: Exit | None
+    finished_at: str | None
+    placements: list[Placement]
+
+
+class RunPage(TypedDict):
+    """One page of attempts."""
+
+    items: list[Run]
+    next_cursor: str | None
+
+
+class Explanation(TypedDict):
+    """Why a task stands where it stands."""
+
+    task: str
+    state: str
+    reason: dict[str, Any] | None
+    position: int
+    queue_length: int
+    victims: list[str]
+    remedies: list[str]
+    explained_at: str | None
+
+
+class Node(TypedDict):
+    """A node and who holds it."""
+
+    id: str
+    group: str
+    gpus: int
+    gpu_model: str
+    free_gpus: int
+    unusable_gpus: list[int]
+    held: dict[str, str]
+    tasks: list[str]
+    cpus: float
+    memory_bytes: int
+    labels: dict[str, str]
+    schedulable: bool
+    ready: bool
+    changed_at: str
+
+
+class NodePage(TypedDict):
+    """One page of nodes."""
+
+    items: list[Node]
+    next_cursor: str | None
+
+
+class Event(TypedDict):
+    """One fact, with its place in the log."""
+
+    position: int
+    type: str
+    task: str | None
+    attempt: int | None
+    at: str
+    data: dict[str, Any]
+
+
+class EventPage(TypedDict):
+    """One page of events. ``position``: what to give as ``from`` to go on later."""
+
+    items: list[Event]
+    next_cursor: str | None
+    position: int
+
+
+class RunState(TypedDict):
+    """What the platform wants of a run."""
+
+    attempt: int
+    revision: int
+    preempt: bool
+    deadline_at: str | None
+    superseded: bool
+
+
+class WhoAmI(TypedDict):
+    """Whose token this is."""
+
+    user: str
+    role: str
+    team: str | None
+    token: dict[str, Any]

@@ -1,0 +1,276 @@
+"""Tasks: submit, list, show, and what their owners want of them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query
+from starlette.responses import Response
+
+from libs.contracts import messages as m
+from libs.store.port import Op, Where
+from services.gateway import store as rows_of
+from services.gateway import views
+from services.gateway.api import shapes
+from services.gateway.api.deps import (
+    Caller,
+    Context,
+    Parts,
+    Wanted,
+    answer,
+    answer_page,
+    task_or_404,
+)
+from services.gateway.auth import Identity, may_change, require_owner
+from services.gateway.bodies import BatchBody, GoalBody, PriorityBody, TaskBody
+from services.gateway.commands import accepted, create_task, set_goal, set_priority
+from services.gateway.problems import ProblemError, invalid
+from services.gateway.rows import TaskRow
+from services.gateway.store import Sort
+from services.gateway.words import LIVE, PRIORITIES, STATES, moment
+
+router = APIRouter(tags=["tasks"])
+
+# A task's id begins with its time, so that sorting by id is sorting by submission.
+SORTS = {
+    "submitted_at": Sort("task_id", False, "task_id", False),
+    "-submitted_at": Sort("task_id", True, "task_id", True),
+    "name": Sort("name", False, "task_id", False),
+    "-name": Sort("name", True, "task_id", True),
+    "priority": Sort("priority_order", False, "task_id", False),
+    "-priority": Sort("priority_order", True, "task_id", False),
+    "state": Sort("state", False, "task_id", True),
+}
+KEY_CHARACTERS_MAX = 200
+Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        max_length=KEY_CHARACTERS_MAX,
+        description="the same key, the same task",
+    ),
+]
+
+
+@router.post("/tasks", status_code=201, response_model=shapes.Task)
+async def submit(body: TaskBody, caller: Caller, parts: Parts, key: Key = None) -> Response:
+    """Submit a task. 201: stored, and its event with it. 200: the key was used for it before."""
+    created, row = await _submit(parts, caller, body, key or "")
+    return answer(
+        views.task(row, secrets=True),
+        201 if created else 200,
+        {"location": f"/v1/tasks/{row.task_id}"},
+    )
+
+
+@router.post("/tasks:batch", response_model=shapes.Page)
+async def submit_batch(body: BatchBody, caller: Caller, parts: Parts) -> Response:
+    """Submit several tasks. Each item of the answer has ``status`` and ``task`` or ``problem``."""
+    most = parts.settings.batch_tasks_max
+    if len(body.tasks) > most:
+        raise invalid("tasks", len(body.tasks), f"are more than {most}", "send several batches")
+    slots = asyncio.Semaphore(parts.settings.batch_in_flight_max)
+
+    async def one(task: TaskBody, key: str) -> dict[str, Any]:
+        async with slots:
+            try:
+                created, row = await _submit(parts, caller, task, key)
+            except ProblemError as problem:
+                return {"status": problem.kind.status, "problem": problem.document()}
+        return {"status": 201 if created else 200, "task": views.task(row, secrets=True)}
+
+    async with asyncio.TaskGroup() as group:
+        parts_of = [group.create_task(one(each, each.idempotency_key)) for each in body.tasks]
+    return answer({"items": [part.result() for part in parts_of], "next_cursor": None})
+
+
+async def _submit(
+    parts: Context, caller: Identity, body: TaskBody, key: str
+) -> tuple[bool, TaskRow]:
+    if body.command and body.roles:
+        raise invalid("command", "", "stands beside roles", "give command or roles, not both")
+    command = create_task(body, caller, key or parts.mint.id())
+    async with parts.changing(caller, "task.submit", body.name) as change:
+        reply = await parts.commands.ask(command, m.CreateTaskReply)
+        row: TaskRow = accepted(reply, command)
+        change.target = reply.task_id
+        change.detail = "" if reply.created else "the key was used before"
+        if reply.created:
+            change.rows.append(accepted(reply, command))
+    if not reply.created:
+        async with parts.store.transaction() as tx:
+            row = await rows_of.task(tx, reply.task_id) or row
+    return reply.created, row
+
+
+@router.get("/tasks", response_model=shapes.TaskPage)
+async def list_tasks(
+    caller: Caller,
+    parts: Parts,
+    paging: Wanted,
+    *,
+    state: Annotated[str | None, Query(description="states, separated by commas")] = None,
+    owner: str | None = None,
+    mine: bool = False,
+    name: str | None = None,
+    id_prefix: Annotated[str | None, Query(max_length=26)] = None,
+    group: str | None = None,
+    priority: Annotated[str | None, Query(description="levels, separated by commas")] = None,
+    label: Annotated[list[str] | None, Query(description="K=V; all given ones hold")] = None,
+    everything: Annotated[
+        bool, Query(alias="all", description="all=false: only tasks that have not ended")
+    ] = True,
+    sort: Annotated[str, Query(description="a field; with - falling")] = "-submitted_at",
+) -> Response:
+    """Tasks that meet every filter, newest first."""
+    where: list[Where] = []
+    if state is not None:
+        where.append(Where("state", Op.IN, _several("state", state, set(STATES))))
+    elif not everything:
+        where.append(Where("state", Op.IN, list(LIVE)))
+    if priority is not None:
+        where.append(Where("priority", Op.IN, _several("priority", priority, set(PRIORITIES))))
+    for column, value in (("owner", owner), ("name", name), ("group", group)):
+        if value is not None:
+            where.append(Where(column, Op.EQ, value))
+    if mine:
+        where.append(Where("owner", Op.EQ, caller.user))
+    if id_prefix:
+        where.append(Where("task_id", Op.PREFIX, id_prefix))
+    where += [Where("labels", Op.CONTAINS, _label(each)) for each in label or ()]
+    async with parts.store.transaction() as tx:
+        page = await rows_of.task_page(tx, where, _sort(sort), paging)
+    items = [views.task(row, secrets=may_change(caller, row)) for row in page.rows]
+    return answer_page(items, page)
+
+
+def _several(field: str, text: str, known: set[str]) -> list[str]:
+    words = [word for word in text.split(",") if word]
+    unknown = [word for word in words if word not in known or word == "unspecified"]
+    if unknown or not words:
+        listed = ", ".join(sorted(known - {"unspecified"}))
+        raise invalid(field, ",".join(unknown), "is not known", f"give some of {listed}")
+    return words
+
+
+def _label(text: str) -> dict[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise invalid("label", text, "is not a label and its value", "write label=NAME=VALUE")
+    return {name: value}
+
+
+def _sort(text: str) -> Sort:
+    found = SORTS.get(text)
+    if found is None:
+        raise invalid("sort", text, "is not an order", f"give one of {', '.join(SORTS)}")
+    return found
+
+
+@router.get("/queue", response_model=shapes.TaskPage, tags=["scheduling"])
+async def queue(caller: Caller, parts: Parts, paging: Wanted, group: str | None = None) -> Response:
+    """Waiting tasks: the highest level first, then by submission."""
+    where = [Where("state", Op.EQ, "queued")]
+    if group is not None:
+        where.append(Where("group", Op.EQ, group))
+    async with parts.store.transaction() as tx:
+        page = await rows_of.task_page(tx, where, SORTS["-priority"], paging)
+    items = [views.task(row, secrets=may_change(caller, row)) for row in page.rows]
+    return answer_page(items, page)
+
+
+@router.get("/tasks/{task_id}", response_model=shapes.Task)
+async def show(task_id: str, caller: Caller, parts: Parts) -> Response:
+    """One task."""
+    async with parts.store.transaction() as tx:
+        row = await task_or_404(tx, task_id)
+    return answer(views.task(row, secrets=may_change(caller, row)))
+
+
+@router.put("/tasks/{task_id}/goal", status_code=202, response_model=shapes.Revision)
+async def put_goal(task_id: str, body: GoalBody, caller: Caller, parts: Parts) -> Response:
+    """Run, pause or stop. Stored when this answers; applied when ``observed_revision`` is there."""
+    async with parts.store.transaction() as tx:
+        row = await task_or_404(tx, task_id)
+    async with parts.changing(caller, f"task.goal.{body.goal}", task_id):
+        require_owner(caller, row, "change the goal")
+        reply = await parts.commands.ask(set_goal(task_id, body.goal, caller), m.SetGoalReply)
+    return answer({"task": task_id, "revision": reply.revision}, 202)
+
+
+@router.put("/tasks/{task_id}/priority", status_code=202, response_model=shapes.Revision)
+async def put_priority(task_id: str, body: PriorityBody, caller: Caller, parts: Parts) -> Response:
+    """Another level. Stored when this answers; applied when ``observed_revision`` is there."""
+    async with parts.store.transaction() as tx:
+        row = await task_or_404(tx, task_id)
+    async with parts.changing(caller, f"task.priority.{body.priority}", task_id):
+        require_owner(caller, row, "change the priority")
+        command = set_priority(task_id, body.priority, caller)
+        reply = await parts.commands.ask(command, m.SetPriorityReply)
+    return answer({"task": task_id, "revision": reply.revision}, 202)
+
+
+@router.get("/tasks/{task_id}/explain", response_model=shapes.Explanation)
+async def explain(task_id: str, caller: Caller, parts: Parts) -> Response:
+    """Why the task stands where it stands, computed by the scheduler now."""
+    del caller
+    async with parts.store.transaction() as tx:
+        row = await task_or_404(tx, task_id)
+    try:
+        reply = await parts.commands.ask(m.Explain(task_id=task_id), m.ExplainReply)
+    except ProblemError as problem:
+        if problem.kind.status != 404:  # noqa: PLR2004 - not found
+            raise
+        # Submitted, and not with the scheduler yet: what is known says so.
+        return answer(
+            {
+                "task": task_id,
+                "state": row.state,
+                "reason": views.reason(row.reason),
+                "position": 0,
+                "queue_length": 0,
+                "victims": [],
+                "remedies": [],
+                "explained_at": moment(parts.clock.now()),
+            }
+        )
+    return answer(views.explanation(task_id, reply))
+
+
+@router.get("/tasks/{task_id}/decisions", response_model=shapes.Page)
+async def decisions(task_id: str, caller: Caller, parts: Parts, paging: Wanted) -> Response:
+    """The scheduler's decisions about the task, oldest first."""
+    del caller
+    async with parts.store.transaction() as tx:
+        await task_or_404(tx, task_id)
+    after = number_cursor(paging.cursor)
+    reply = await parts.commands.ask(
+        m.Decisions(task_id=task_id, after=after, limit=paging.limit), m.DecisionsReply
+    )
+    items = [views.decision(record) for record in reply.decisions]
+    more = str(reply.decisions[-1].no) if reply.more and reply.decisions else None
+    return answer({"items": items, "next_cursor": more})
+
+
+def number_cursor(cursor: str | None) -> int:
+    """A cursor that is a plain number."""
+    if cursor is None:
+        return 0
+    if not cursor.isdecimal() or len(cursor) > len(str(2**63)):
+        fix = "give next_cursor of the page before, or leave it out"
+        raise invalid("cursor", cursor, "is not a cursor of this list", fix)
+    return int(cursor)
+
+
+@router.get("/tasks/{task_id}/runs", response_model=shapes.RunPage)
+async def runs(task_id: str, caller: Caller, parts: Parts, paging: Wanted) -> Response:
+    """The task's attempts, oldest first."""
+    del caller
+    after = number_cursor(paging.cursor)
+    async with parts.store.transaction() as tx:
+        await task_or_404(tx, task_id)
+        rows = await rows_of.runs(tx, task_id, after, paging.limit + 1)
+    more = str(rows[paging.limit - 1].attempt) if len(rows) > paging.limit else None
+    items = [views.run(row) for row in rows[: paging.limit]]
+    return answer({"items": items, "next_cursor": more})

@@ -1,0 +1,185 @@
+"""What requests carry, as types: checked by pydantic, described in /v1/openapi.json.
+
+Only forms are checked here. Whether a size fits, a group exists or a name is free is submit's to
+say. A field that is not known is refused, so that a misspelt one is noticed.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from services.gateway.words import GoalWord, PreemptWord, PriorityWord, UnitWord
+
+NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+INT64_MAX = 2**63 - 1
+INT32_MAX = 2**31 - 1
+
+Name = Annotated[str, Field(pattern=NAME)]
+Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Big = Annotated[int, Field(ge=0, le=INT64_MAX)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Text = Annotated[str, Field(max_length=4096)]
+
+
+class Body(BaseModel):
+    """A JSON object with the fields named here and no others."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RoleBody(Body):
+    """One kind of replica in the gang."""
+
+    name: Text = ""
+    replicas: Count = 0
+    command: list[str] = Field(min_length=1)
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class RetryBody(Body):
+    """How often a failed run is tried again."""
+
+    max_retries: Count = 0
+
+
+class PreemptionBody(Body):
+    """How and how patiently the task is asked to hand its nodes over."""
+
+    mode: PreemptWord | None = None
+    signal: Text = Field(default="", description="for the mode signal: its name, such as USR1")
+    ack_deadline_seconds: Seconds = 0.0
+
+
+class TaskBody(Body):
+    """A new task: roles, or one command. What is left out is filled in."""
+
+    name: Text = ""
+    group: Text = ""
+    priority: PriorityWord | None = None
+    command: list[str] = Field(
+        default_factory=list, description="instead of roles: one role, one replica for each node"
+    )
+    roles: list[RoleBody] = Field(default_factory=list, max_length=1000)
+    nodes: Count = Field(default=0, description="the sum of the roles' replicas; 0: count them")
+    gpus_per_node: Count | None = Field(
+        default=None, description="left out: whole nodes; 0: CPU only"
+    )
+    env: dict[str, str] = Field(default_factory=dict)
+    working_directory: Text = ""
+    labels: dict[str, str] = Field(default_factory=dict)
+    retry: RetryBody = RetryBody()
+    preemption: PreemptionBody = PreemptionBody()
+    max_run_seconds: Seconds | None = None
+    fence_after_seconds: Seconds | None = None
+    cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    memory_bytes: Big | None = None
+
+
+class BatchTaskBody(TaskBody):
+    """A task of a batch, with its own idempotency key."""
+
+    idempotency_key: Annotated[str, Field(max_length=200)] = ""
+
+
+class BatchBody(Body):
+    """Several new tasks; each is accepted or refused by itself."""
+
+    tasks: list[BatchTaskBody] = Field(min_length=1)
+
+
+class GoalBody(Body):
+    """What the task should do."""
+
+    goal: GoalWord
+
+
+class PriorityBody(Body):
+    """Another level."""
+
+    priority: PriorityWord
+
+
+class SchedulableBody(Body):
+    """Whether new runs may be placed on the node."""
+
+    schedulable: bool
+
+
+class QuotaBody(Body):
+    """A limit on what may be held at once. Left out or null: every one."""
+
+    group: Text | None = None
+    user: Text | None = None
+    team: Text | None = None
+    priority: PriorityWord | None = None
+    unit: UnitWord | None = Field(default=None, description="left out: gpus")
+    limit: Big | None = None
+    unlimited: bool = Field(default=False, description="take the limit away")
+
+
+class UserBody(Body):
+    """A new user."""
+
+    name: Name
+    role: Literal["admin", "member"] = "member"
+    team: Annotated[str, Field(pattern=NAME)] | None = None
+
+
+class UserChangeBody(Body):
+    """What to change of a user; what is left out stays."""
+
+    role: Literal["admin", "member"] | None = None
+    team: Annotated[str, Field(pattern=r"^$|" + NAME)] | None = Field(
+        default=None, description="empty: no team"
+    )
+    disabled: bool | None = None
+
+
+class TeamBody(Body):
+    """A new team."""
+
+    name: Name
+
+
+class TokenBody(Body):
+    """A new token for a user."""
+
+    user: Name
+    name: Annotated[str, Field(max_length=100)] = ""
+    expires_in_seconds: Annotated[float, Field(gt=0, le=3.2e9, allow_inf_nan=False)] | None = None
+
+
+class CheckpointBody(Body):
+    """A checkpoint that is durable."""
+
+    step: Big
+    uri: Annotated[str, Field(min_length=1, max_length=4096)]
+    digest: Annotated[str, Field(max_length=256)] = ""
+
+
+MetricName = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class SampleBody(Body):
+    """Numbers at one moment."""
+
+    at: AwareDatetime | None = None
+    values: dict[MetricName, Annotated[float, Field(allow_inf_nan=False)]] = Field(min_length=1)
+
+
+class MetricsBody(Body):
+    """What one rank reports, oldest first."""
+
+    rank: Count = 0
+    samples: list[SampleBody] = Field(min_length=1)
+
+
+def parse_moment(text: str) -> datetime:
+    """An RFC 3339 time with a zone; ValueError otherwise."""
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
+    return at

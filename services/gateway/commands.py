@@ -1,0 +1,112 @@
+"""HTTP bodies to commands, commands over the bus, refusals to HTTP. Called by the routes."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from libs.bus.port import Bus, BusError
+from libs.contracts import messages as m
+from libs.contracts.base import Message
+from services.gateway.auth import Identity
+from services.gateway.bodies import QuotaBody, TaskBody
+from services.gateway.handlers import with_submission
+from services.gateway.problems import UNAVAILABLE, ProblemError, refused
+from services.gateway.rows import AcceptedRow
+from services.gateway.words import GOALS, MODES, PRIORITIES, UNITS
+
+R = TypeVar("R", bound=Message)
+
+
+class Commands:
+    """Asks the owners, on behalf of a request."""
+
+    def __init__(self, bus: Bus, *, timeout_seconds: float, retry_after_seconds: int) -> None:
+        self._bus = bus
+        self._timeout_seconds = timeout_seconds
+        self._retry_after_seconds = retry_after_seconds
+
+    async def ask(self, command: Message, reply_type: type[R]) -> R:
+        """The owner's reply. A refusal is raised as its problem; no answer as 503."""
+        try:
+            reply = await self._bus.request(command, timeout_s=self._timeout_seconds)
+        except BusError as error:
+            raise ProblemError(
+                UNAVAILABLE,
+                "the service that decides this does not answer now; try again",
+                headers={"retry-after": str(self._retry_after_seconds)},
+            ) from error
+        assert isinstance(reply, reply_type), f"{type(reply).__name__} is no {reply_type.__name__}"
+        refusal: m.Refusal | None = getattr(reply, "refusal", None)
+        if refusal is not None:
+            raise refused(refusal, self._retry_after_seconds)
+        return reply
+
+
+def create_task(body: TaskBody, identity: Identity, key: str) -> m.CreateTask:
+    """The command for a new task. What is left out stays empty: submit fills it in."""
+    roles = [
+        m.Role(name=role.name, replicas=role.replicas, command=tuple(role.command), env=role.env)
+        for role in body.roles
+    ]
+    if body.command:
+        roles = [m.Role(command=tuple(body.command)), *roles]
+    spec = m.TaskSpec(
+        name=body.name,
+        group=body.group,
+        priority=PRIORITIES[body.priority] if body.priority else m.Priority.UNSPECIFIED,
+        roles=tuple(roles),
+        gpus_per_node=body.gpus_per_node,
+        env=body.env,
+        working_directory=body.working_directory,
+        labels=body.labels,
+        retry=m.RetryPolicy(max_retries=body.retry.max_retries),
+        preemption=m.PreemptionPolicy(
+            mode=MODES[body.preemption.mode] if body.preemption.mode else m.PreemptMode.UNSPECIFIED,
+            signal=body.preemption.signal,
+            ack_deadline_seconds=body.preemption.ack_deadline_seconds,
+        ),
+        max_run_seconds=body.max_run_seconds,
+        fence_after_seconds=body.fence_after_seconds,
+        cpus=body.cpus,
+        memory_bytes=body.memory_bytes,
+        nodes=body.nodes,
+    )
+    return m.CreateTask(client_key=key, owner=identity.user, team=identity.team, spec=spec)
+
+
+def accepted(reply: m.CreateTaskReply, command: m.CreateTask) -> AcceptedRow:
+    """The task as submit has stored it, before its event is projected."""
+    assert reply.submitted_at is not None, "submit says when it stored the task"
+    stored = m.TaskSubmitted(
+        task_id=reply.task_id,
+        owner=command.owner,
+        team=command.team,
+        spec=reply.spec or command.spec,
+        submitted_at=reply.submitted_at,
+        revision=reply.revision,
+    )
+    queued = AcceptedRow(reply.task_id, reason=m.Reason(code=m.ReasonCode.QUEUED))
+    return with_submission(queued, stored)
+
+
+def set_goal(task_id: str, goal: str, identity: Identity) -> m.SetGoal:
+    """The command for run, pause or stop."""
+    return m.SetGoal(task_id=task_id, goal=GOALS[goal], asked_by=identity.user)
+
+
+def set_priority(task_id: str, priority: str, identity: Identity) -> m.SetPriority:
+    """The command for another level."""
+    return m.SetPriority(task_id=task_id, priority=PRIORITIES[priority], asked_by=identity.user)
+
+
+def set_quota(body: QuotaBody, identity: Identity) -> m.SetQuota:
+    """The command for a limit, or for none."""
+    quota = m.Quota(
+        group=body.group or "",
+        user=body.user or "",
+        team=body.team or "",
+        priority=PRIORITIES[body.priority] if body.priority else m.Priority.UNSPECIFIED,
+        unit=UNITS[body.unit] if body.unit else m.Unit.UNSPECIFIED,
+        limit=body.limit or 0,
+    )
+    return m.SetQuota(quota=quota, unlimited=body.unlimited, asked_by=identity.user)

@@ -1,0 +1,245 @@
+"""Following the output of a task: telemetry for speed, ranges for truth.
+
+Called by the logs' routes. A chunk that passes by on the bus is passed on only if it continues
+exactly what this reader has; whatever is missing is read from the log-collector. So no byte is
+lost and none comes twice, however many chunks are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import orjson
+
+from libs.bus.port import Bus, BusError
+from libs.contracts import messages as m
+from services.gateway.commands import Commands
+from services.gateway.problems import NOT_FOUND, UNAVAILABLE, ProblemError
+
+Send = Callable[[bytes], Awaitable[None]]
+UTF8_BYTES_MAX = 4
+# Mask, bits of a character's first byte, length of the character.
+UTF8_LEADS = ((0x80, 0x00, 1), (0xE0, 0xC0, 2), (0xF0, 0xE0, 3), (0xF8, 0xF0, 4))
+CHUNKS_PENDING_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which output, and from where on."""
+
+    task_id: str
+    attempt: int | None = None
+    rank: int | None = None
+    role: str = ""
+    offset: int = 0
+    tail: int = 0
+    since: datetime | None = None
+
+    def takes(self, attempt: int, rank: int, role: str) -> bool:
+        """True if this rank's output is wanted."""
+        return (
+            self.attempt in (None, attempt)
+            and self.rank in (None, rank)
+            and (not self.role or self.role == role)
+        )
+
+
+@dataclass
+class Tail:
+    """How far one rank's output has been passed on."""
+
+    attempt: int
+    rank: int
+    role: str
+    offset: int = 0
+    begun: bool = False
+    done: bool = False
+    # Bytes that are known to be kept.
+    size: int = 0
+
+
+@dataclass
+class Following:
+    """One reader of one task's output."""
+
+    wanted: Wanted
+    commands: Commands
+    bus: Bus
+    # None while the task is live; then the (attempt, rank) pairs that ever ran.
+    ended: Callable[[], Awaitable[set[tuple[int, int]] | None]]
+    closed: Callable[[], bool]
+    piece_bytes: int
+    list_seconds: float
+    # How often to look again for ranks that ran and are not listed (too old, or not yet).
+    missing_rounds_max: int
+    send: Send
+    tails: dict[tuple[int, int], Tail] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Pass on everything until the task has ended and all of it was passed on."""
+        chunks: asyncio.Queue[m.LogChunk] = asyncio.Queue(CHUNKS_PENDING_MAX)
+        async with asyncio.TaskGroup() as group:
+            listener = group.create_task(self._listen(chunks))
+            await self._pass_on(chunks)
+            listener.cancel()
+
+    async def _listen(self, chunks: asyncio.Queue[m.LogChunk]) -> None:
+        """Chunks as they pass by. One that has no room is read as a range later."""
+        with contextlib.suppress(BusError):
+            async with self.bus.listen(f"log.{self.wanted.task_id}.>") as passing:
+                async for envelope in passing:
+                    chunk = envelope.message
+                    if isinstance(chunk, m.LogChunk):
+                        with contextlib.suppress(asyncio.QueueFull):
+                            chunks.put_nowait(chunk)
+
+    async def _pass_on(self, chunks: asyncio.Queue[m.LogChunk]) -> None:
+        rounds = 0
+        while not self.closed():
+            # Asked before the list: what a task wrote before it ended is in a list made later.
+            ran = await self.ended()
+            if await self._catch_up() and ran is not None:
+                rounds += 1
+                missing = [each for each in ran if each not in self.tails]
+                if not missing or rounds > self.missing_rounds_max:
+                    return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.list_seconds):
+                    while True:
+                        await self._take(await chunks.get())
+
+    async def _take(self, chunk: m.LogChunk) -> None:
+        """Pass on what a chunk adds, filling the gap before it."""
+        if not self.wanted.takes(chunk.attempt, chunk.rank, chunk.role):
+            return
+        tail = self._tail(chunk.attempt, chunk.rank, chunk.role)
+        if not tail.begun or chunk.offset > tail.offset:
+            with contextlib.suppress(ProblemError):
+                await self._read(tail)
+        end = chunk.offset + len(chunk.data)
+        if tail.begun and chunk.offset <= tail.offset < end:
+            await self._emit(tail, chunk.data[tail.offset - chunk.offset :], last=False)
+
+    async def _catch_up(self) -> bool:
+        """List what is kept and read what is missing; True if every rank's output is complete."""
+        try:
+            command = m.ListLogs(task_id=self.wanted.task_id)
+            reply = await self.commands.ask(command, m.ListLogsReply)
+        except ProblemError as problem:
+            if problem.kind is NOT_FOUND:
+                return True
+            if problem.kind is UNAVAILABLE:
+                return False
+            raise
+        complete = True
+        for info in reply.logs:
+            if not self.wanted.takes(info.attempt, info.rank, info.role):
+                continue
+            tail = self._tail(info.attempt, info.rank, info.role)
+            try:
+                if not tail.done and (info.complete or not tail.begun or info.size > tail.offset):
+                    await self._read(tail)
+            except ProblemError as problem:
+                if problem.kind is not UNAVAILABLE:
+                    raise
+            complete = complete and tail.done
+        return complete
+
+    def _tail(self, attempt: int, rank: int, role: str) -> Tail:
+        tail = self.tails.get((attempt, rank))
+        if tail is None:
+            tail = Tail(attempt, rank, role, offset=self.wanted.offset)
+            self.tails[(attempt, rank)] = tail
+        return tail
+
+    async def _read(self, tail: Tail) -> None:
+        """Read from where this rank stands to the end of what is kept."""
+        while True:
+            first = not tail.begun
+            reply = await self.commands.ask(
+                m.ReadLog(
+                    task_id=self.wanted.task_id,
+                    attempt=tail.attempt,
+                    rank=tail.rank,
+                    offset=tail.offset,
+                    max_bytes=self.piece_bytes,
+                    since=self.wanted.since if first else None,
+                    tail_lines=self.wanted.tail if first else 0,
+                ),
+                m.ReadLogReply,
+            )
+            if first:
+                tail.begun, tail.offset = True, reply.offset
+            before = tail.offset
+            at_end = reply.offset + len(reply.data) >= reply.size
+            await self._emit(tail, reply.data, last=reply.complete and at_end)
+            if at_end:
+                tail.done = reply.complete
+                return
+            if tail.offset == before:
+                # Nothing but the beginning of a character, and more behind it.
+                await self._emit(tail, reply.data, last=True)
+            if not reply.data:
+                return
+
+    async def _emit(self, tail: Tail, data: bytes, *, last: bool) -> None:
+        """Pass on whole characters as text; anything else as base64."""
+        if not last:
+            data = data[: whole_characters(data)]
+        if not data:
+            return
+        document: dict[str, object] = {
+            "attempt": tail.attempt,
+            "rank": tail.rank,
+            "role": tail.role,
+            "offset": tail.offset,
+        }
+        try:
+            document["text"] = data.decode()
+        except UnicodeDecodeError:
+            document["data_base64"] = base64.b64encode(data).decode()
+        tail.offset += len(data)
+        await self.send(orjson.dumps(document))
+
+
+def whole_characters(data: bytes) -> int:
+    """The length of ``data`` without the beginning of a UTF-8 character at its end."""
+    for back in range(1, min(UTF8_BYTES_MAX, len(data) + 1)):
+        needed = next(
+            (length for mask, lead, length in UTF8_LEADS if data[-back] & mask == lead), 0
+        )
+        if needed:
+            return len(data) - back if needed > back else len(data)
+    return len(data)
+
+
+async def read_range(
+    commands: Commands, wanted: Wanted, *, limit_bytes: int, piece_bytes: int
+) -> tuple[int, bytes, int, bool]:
+    """One rank's output from an offset on: (first byte's offset, bytes, size kept, complete)."""
+    assert wanted.attempt is not None
+    assert wanted.rank is not None
+    data = b""
+    begin: int | None = None
+    while True:
+        reply = await commands.ask(
+            m.ReadLog(
+                task_id=wanted.task_id,
+                attempt=wanted.attempt,
+                rank=wanted.rank,
+                offset=wanted.offset if begin is None else begin + len(data),
+                max_bytes=min(piece_bytes, limit_bytes - len(data)),
+                since=wanted.since if begin is None else None,
+                tail_lines=wanted.tail if begin is None else 0,
+            ),
+            m.ReadLogReply,
+        )
+        begin = reply.offset if begin is None else begin
+        data += reply.data
+        if not reply.data or len(data) >= limit_bytes or begin + len(data) >= reply.size:
+            return begin, data, reply.size, reply.complete

@@ -1,0 +1,295 @@
+"""Events into the read model. Called by the consumer, on the leading process only.
+
+Each fact has a version, a revision, an attempt or is set once, so that duplicates and any order
+lead to the same rows. Each handler says whether it learnt something; then the fact enters the
+event log in the same transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from libs.contracts import messages as m
+from libs.contracts.base import Message
+from libs.service.shape import Handler
+from libs.store.port import Tx
+from services.gateway import eventlog
+from services.gateway.rows import AcceptedRow, NodeRow, QuotaRow, RunRow, TaskRow
+from services.gateway.words import PRIORITY_ORDER, word, word_or_empty
+
+E = TypeVar("E", bound=Message)
+T = TypeVar("T", bound=TaskRow)
+
+
+def with_submission(row: T, event: m.TaskSubmitted) -> T:
+    """A task's row with what its submission says; later goals and priorities stay."""
+    spec = event.spec
+    row = replace(
+        row,
+        submitted_at=event.submitted_at,
+        owner=event.owner,
+        team=event.team,
+        name=spec.name,
+        group=spec.group,
+        labels=dict(spec.labels),
+        spec=spec,
+        revision=max(row.revision, event.revision),
+    )
+    return _with_priority(row, spec.priority, event.revision)
+
+
+def _with_priority(row: T, level: m.Priority, revision: int) -> T:
+    if revision <= row.priority_revision:
+        return row
+    return replace(
+        row,
+        priority=word(level),
+        priority_order=PRIORITY_ORDER[level],
+        priority_revision=revision,
+        revision=max(row.revision, revision),
+    )
+
+
+def _newer(have: m.Checkpoint | None, told: m.Checkpoint | None) -> m.Checkpoint | None:
+    """The checkpoint with the higher number: the launcher counts them per task."""
+    if have is None or told is None:
+        return have or told
+    return told if told.no > have.no else have
+
+
+def _later(have: m.RunExit | None, told: m.RunExit | None) -> m.RunExit | None:
+    """The exit of the later attempt."""
+    if have is None or told is None:
+        return have or told
+    return told if told.attempt > have.attempt else have
+
+
+async def _task(tx: Tx, task_id: str) -> TaskRow:
+    return await tx.get(TaskRow, task_id) or TaskRow(task_id)
+
+
+async def _run(tx: Tx, task_id: str, attempt: int) -> RunRow:
+    return await tx.get(RunRow, task_id, attempt) or RunRow(task_id, attempt)
+
+
+async def on_task_submitted(tx: Tx, event: m.TaskSubmitted) -> bool:
+    """A new task."""
+    row = await _task(tx, event.task_id)
+    tx.delete(AcceptedRow, event.task_id)
+    if row.submitted_at is not None:
+        return False
+    tx.put(with_submission(row, event))
+    return True
+
+
+async def on_goal_changed(tx: Tx, event: m.GoalChanged) -> bool:
+    """The highest revision wins."""
+    row = await _task(tx, event.task_id)
+    if event.revision <= row.goal_revision:
+        return False
+    tx.put(
+        replace(
+            row,
+            goal=word(event.goal),
+            goal_revision=event.revision,
+            revision=max(row.revision, event.revision),
+        )
+    )
+    return True
+
+
+async def on_priority_changed(tx: Tx, event: m.PriorityChanged) -> bool:
+    """The highest revision wins."""
+    row = await _task(tx, event.task_id)
+    if event.revision <= row.priority_revision:
+        return False
+    tx.put(_with_priority(row, event.priority, event.revision))
+    return True
+
+
+async def on_task_state_changed(tx: Tx, event: m.TaskStateChanged) -> bool:
+    """The highest version wins."""
+    row = await _task(tx, event.task_id)
+    if event.version <= row.state_version:
+        return False
+    tx.put(
+        replace(
+            row,
+            state=word(event.state),
+            state_version=event.version,
+            reason=event.reason,
+            attempt=max(row.attempt, event.attempt),
+            observed_revision=max(row.observed_revision, event.observed_revision),
+            started_at=event.started_at,
+            finished_at=event.finished_at,
+            checkpoint=_newer(row.checkpoint, event.checkpoint),
+            exit=_later(row.exit, event.exit),
+            held_gpus=event.held_gpus,
+            held_nodes=event.held_nodes,
+            attempts_without_progress=event.attempts_without_progress,
+            changed_at=event.changed_at,
+        )
+    )
+    return True
+
+
+async def on_run_placed(tx: Tx, event: m.RunAssigned | m.RunResumed) -> bool:
+    """An attempt has its nodes; every older one is superseded."""
+    run = await _run(tx, event.task_id, event.attempt)
+    if run.assigned_at is not None:
+        return False
+    tx.put(
+        replace(
+            run,
+            assigned_at=event.assigned_at,
+            placements=event.placements,
+            start_deadline_at=event.start_deadline_at,
+            resume_from=event.resume_from,
+            live=run.exit is None,
+        )
+    )
+    row = await _task(tx, event.task_id)
+    if event.attempt > row.attempt:
+        tx.put(replace(row, attempt=event.attempt))
+    return True
+
+
+async def on_preemption_requested(tx: Tx, event: m.PreemptionRequested) -> bool:
+    """The run is to hand over: releases its long-polls."""
+    run = await _run(tx, event.task_id, event.attempt)
+    if run.preempt_requested_at is not None:
+        return False
+    tx.put(
+        replace(
+            run,
+            preempt_requested_at=event.requested_at,
+            preempt_deadline_at=event.deadline_at,
+            preempt_reason=event.reason,
+        )
+    )
+    return True
+
+
+async def on_kill_requested(tx: Tx, event: m.KillRequested) -> bool:
+    """The run is to be ended by force."""
+    run = await _run(tx, event.task_id, event.attempt)
+    if run.kill_requested_at is not None:
+        return False
+    tx.put(replace(run, kill_requested_at=event.requested_at, kill_reason=event.reason))
+    return True
+
+
+async def on_run_started(tx: Tx, event: m.RunStarted) -> bool:
+    """Every rank's process exists."""
+    run = await _run(tx, event.task_id, event.attempt)
+    if run.started_at is not None:
+        return False
+    placements = run.placements or event.placements
+    live = run.exit is None
+    tx.put(replace(run, started_at=event.started_at, placements=placements, live=live))
+    return True
+
+
+async def on_checkpoint_saved(tx: Tx, event: m.CheckpointSaved) -> bool:
+    """The highest number wins, for the run and for the task."""
+    saved = event.checkpoint
+    run = await _run(tx, event.task_id, event.attempt)
+    row = await _task(tx, event.task_id)
+    newer = _newer(run.checkpoint, saved)
+    if newer is run.checkpoint:
+        return False
+    tx.put(
+        replace(run, checkpoint=newer),
+        replace(row, checkpoint=_newer(row.checkpoint, saved)),
+    )
+    return True
+
+
+async def on_run_exited(tx: Tx, event: m.RunExited) -> bool:
+    """No process is left: the nodes' GPUs are free."""
+    run = await _run(tx, event.task_id, event.attempt)
+    if run.exit is not None:
+        return False
+    row = await _task(tx, event.task_id)
+    tx.put(
+        replace(run, exit=event.exit, live=False, placements=run.placements or event.placements),
+        replace(
+            row,
+            exit=_later(row.exit, event.exit),
+            checkpoint=_newer(row.checkpoint, event.checkpoint),
+        ),
+    )
+    return True
+
+
+async def on_node_changed(tx: Tx, event: m.NodeChanged) -> bool:
+    """The highest version wins."""
+    row = await tx.get(NodeRow, event.node_id)
+    if row is not None and event.version <= row.version:
+        return False
+    tx.put(
+        NodeRow(
+            node_id=event.node_id,
+            version=event.version,
+            group=event.node.group,
+            node=event.node,
+            removed=event.removed,
+            changed_at=event.changed_at,
+        )
+    )
+    return True
+
+
+async def on_quota_changed(tx: Tx, event: m.QuotaChanged) -> bool:
+    """The highest version wins; a removed limit keeps its version."""
+    limit = event.quota
+    key = (limit.group, limit.user, limit.team, word_or_empty(limit.priority), word(limit.unit))
+    row = await tx.get(QuotaRow, *key)
+    if row is not None and event.version <= row.version:
+        return False
+    tx.put(
+        QuotaRow(
+            *key,
+            limit=limit.limit,
+            version=event.version,
+            removed=event.removed,
+            changed_by=event.changed_by,
+            changed_at=event.changed_at,
+        )
+    )
+    return True
+
+
+async def on_usage_recorded(tx: Tx, event: m.UsageRecorded) -> bool:
+    """Only the event log keeps it; it may have been here before."""
+    del tx, event
+    return False
+
+
+def _logged(record: Callable[[Tx, E], Awaitable[bool]]) -> Handler:
+    """A handler that also enters its fact in the event log."""
+
+    async def handler(tx: Tx, event: E) -> None:
+        await eventlog.append(tx, event, is_news=await record(tx, event))
+
+    return handler
+
+
+HANDLERS: Mapping[type[Message], Handler] = {
+    m.TaskSubmitted: _logged(on_task_submitted),
+    m.GoalChanged: _logged(on_goal_changed),
+    m.PriorityChanged: _logged(on_priority_changed),
+    m.TaskStateChanged: _logged(on_task_state_changed),
+    m.RunAssigned: _logged(on_run_placed),
+    m.RunResumed: _logged(on_run_placed),
+    m.PreemptionRequested: _logged(on_preemption_requested),
+    m.KillRequested: _logged(on_kill_requested),
+    m.RunStarted: _logged(on_run_started),
+    m.CheckpointSaved: _logged(on_checkpoint_saved),
+    m.RunExited: _logged(on_run_exited),
+    m.NodeChanged: _logged(on_node_changed),
+    m.QuotaChanged: _logged(on_quota_changed),
+    m.UsageRecorded: _logged(on_usage_recorded),
+}

@@ -1,0 +1,263 @@
+"""Live readers: server-sent events, WebSockets and long-polls, woken by commits of the read model.
+
+On the process that projects, the store's observer feeds readers in the moment of the commit;
+other processes look for new events every so often. Both feed the same way, by position, so that a
+reader notices a gap and reads it from the table: nothing is lost, nothing comes twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from dataclasses import dataclass, field
+
+import orjson
+
+from libs.service.loop import Wake
+from libs.store.port import Delta, Op, Store, StoreUnavailableError, Where
+from services.gateway import store as rows_of
+from services.gateway import views
+from services.gateway.problems import TOO_MANY, ProblemError
+from services.gateway.rows import EventRow, RunRow, TaskRow
+
+Emit = Callable[[int, bytes], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """Which events a reader wants; empty means every one."""
+
+    task_id: str = ""
+    types: frozenset[str] = frozenset()
+
+    def takes(self, row: EventRow) -> bool:
+        """True if the reader wants this event."""
+        return (not self.task_id or row.task_id == self.task_id) and (
+            not self.types or row.type in self.types
+        )
+
+    def where(self) -> tuple[Where, ...]:
+        """The same as conditions of a select."""
+        found: list[Where] = []
+        if self.task_id:
+            found.append(Where("task_id", Op.EQ, self.task_id))
+        if self.types:
+            found.append(Where("type", Op.IN, sorted(self.types)))
+        return tuple(found)
+
+
+@dataclass(eq=False)
+class Reader:
+    """One live reader's place: what is pending for it, and whether it has to read the table."""
+
+    topic: Topic
+    pending_max: int
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    pending: deque[tuple[int, bytes]] = field(default_factory=deque)
+    behind: bool = True
+
+    def give(self, position: int, document: bytes) -> None:
+        """Hand over an event; one that has no room is read from the table later."""
+        if len(self.pending) >= self.pending_max:
+            self.lose()
+        elif not self.behind:
+            self.pending.append((position, document))
+        self.wake.set()
+
+    def lose(self) -> None:
+        """Forget what is pending: the table has it."""
+        self.pending.clear()
+        self.behind = True
+        self.wake.set()
+
+
+class Gate:
+    """Bounds how many readers are open, in all and for each user."""
+
+    def __init__(self, total_max: int, each_max: int) -> None:
+        self._total_max = total_max
+        self._each_max = each_max
+        self._open: dict[str, int] = {}
+        self._total = 0
+
+    @contextlib.contextmanager
+    def admit(self, who: str) -> Generator[None]:
+        """Count one in for as long as the context is open; 429 if there are too many."""
+        if self._total >= self._total_max or self._open.get(who, 0) >= self._each_max:
+            raise ProblemError(
+                TOO_MANY,
+                f"{self._open.get(who, 0)} streams are open for {who}, {self._total} in all; close"
+                f" some (at most {self._each_max} each, {self._total_max} in all)",
+                headers={"retry-after": "5"},
+            )
+        self._open[who] = self._open.get(who, 0) + 1
+        self._total += 1
+        try:
+            yield
+        finally:
+            self._total -= 1
+            self._open[who] -= 1
+            if not self._open[who]:
+                del self._open[who]
+
+
+class Live:
+    """Everybody who waits for something to happen, in this process."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        pending_max: int,
+        page: int,
+        poll_seconds: float,
+        poll_leading_seconds: float,
+    ) -> None:
+        self._store = store
+        self._pending_max = pending_max
+        self._page = page
+        self._poll_seconds = poll_seconds
+        self._poll_leading_seconds = poll_leading_seconds
+        self._readers: set[Reader] = set()
+        self._waiters: dict[str, set[asyncio.Event]] = {}
+        # The last position fed; None before the first.
+        self._last: int | None = None
+        self._projects_here = False
+        self.closed = False
+
+    def observe(self, delta: Delta) -> None:
+        """Called by the store after each commit of this process, in order."""
+        events = [row for row in delta.put if isinstance(row, EventRow)]
+        if events:
+            self._projects_here = True
+            self._feed(sorted(events, key=lambda row: row.position))
+        for row in delta.put:
+            if isinstance(row, RunRow | TaskRow):
+                self._wake_task(row.task_id)
+
+    async def run(self) -> None:
+        """Look for events that other processes projected, until cancelled."""
+        clockwork = Wake()
+        try:
+            while True:
+                with contextlib.suppress(StoreUnavailableError):
+                    await self._poll()
+                await clockwork.wait(
+                    self._poll_leading_seconds if self._projects_here else self._poll_seconds
+                )
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End every stream: the process stops."""
+        self.closed = True
+        for reader in self._readers:
+            reader.wake.set()
+        for task_id in list(self._waiters):
+            self._wake_task(task_id)
+
+    @contextlib.contextmanager
+    def reader(self, topic: Topic) -> Generator[Reader]:
+        """A reader of events, fed while the context is open. It begins with the table."""
+        reader = Reader(topic, self._pending_max)
+        self._readers.add(reader)
+        try:
+            yield reader
+        finally:
+            self._readers.discard(reader)
+
+    @contextlib.contextmanager
+    def waiter(self, task_id: str) -> Generator[asyncio.Event]:
+        """An event that is set at each change of a task or its runs."""
+        event = asyncio.Event()
+        self._waiters.setdefault(task_id, set()).add(event)
+        try:
+            yield event
+        finally:
+            waiting = self._waiters[task_id]
+            waiting.discard(event)
+            if not waiting:
+                del self._waiters[task_id]
+
+    async def follow(self, reader: Reader, after: int, emit: Emit) -> None:
+        """Emit every event of the reader's topic behind ``after``, in order and once, until the
+        process stops or the caller cancels.
+        """
+        while not self.closed:
+            reader.wake.clear()
+            if reader.behind:
+                after = await self._catch_up(reader, after, emit)
+            while reader.pending and not reader.behind:
+                position, document = reader.pending.popleft()
+                if position > after:
+                    after = position
+                    await emit(position, document)
+            if not reader.pending and not reader.behind and not self.closed:
+                await reader.wake.wait()
+
+    async def _catch_up(self, reader: Reader, after: int, emit: Emit) -> int:
+        """Read the table to its end; from then on the reader is fed."""
+        where = reader.topic.where()
+        while True:
+            # Fed from before the reading on: what commits meanwhile is read, fed, or both.
+            reader.behind = False
+            async with self._store.transaction() as tx:
+                rows = await rows_of.events(tx, *where, after=after, limit=self._page)
+            if len(rows) == self._page:
+                reader.lose()
+            for row in rows:
+                await emit(row.position, document_of(row))
+                after = row.position
+            if len(rows) < self._page:
+                return after
+
+    async def _poll(self) -> None:
+        before = self._last
+        async with self._store.transaction() as tx:
+            if before is None:
+                self._restart((await rows_of.head(tx)).position)
+                return
+            rows = await rows_of.events(tx, after=before, limit=self._page)
+        unseen = [row for row in rows if row.position > self._position]
+        if unseen:
+            self._projects_here = False
+            self._feed(unseen)
+            for row in unseen:
+                self._wake_task(row.task_id)
+
+    @property
+    def _position(self) -> int:
+        return self._last or 0
+
+    def _restart(self, position: int) -> None:
+        self._last = max(position, self._last or 0)
+        for reader in self._readers:
+            reader.lose()
+
+    def _feed(self, rows: list[EventRow]) -> None:
+        if self._last is None or rows[0].position > self._last + 1:
+            # Something passed unseen here: everybody reads it from the table.
+            self._restart(rows[-1].position)
+            return
+        for row in rows:
+            if row.position > self._last:
+                self._last = row.position
+                self._deliver(row, self._readers)
+
+    def _deliver(self, row: EventRow, readers: Iterable[Reader]) -> None:
+        document: bytes | None = None
+        for reader in readers:
+            if reader.topic.takes(row):
+                document = document or document_of(row)
+                reader.give(row.position, document)
+
+    def _wake_task(self, task_id: str) -> None:
+        for event in self._waiters.get(task_id, ()):
+            event.set()
+
+
+def document_of(row: EventRow) -> bytes:
+    """The event as JSON; made once for all readers."""
+    return orjson.dumps(views.event(row))

@@ -1,0 +1,76 @@
+"""The gateway's loops, on the leading process: forgetting what is old, and asking for what is lost.
+
+``Rebuild`` matters when the read model is new or was wiped: the owners say their facts again, and
+the projection is whole although the bus no longer has the old events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import structlog
+
+from libs.contracts.messages import Reemit, ReemitReply
+from libs.store.port import Store
+from services.gateway import store as rows_of
+from services.gateway.commands import Commands
+from services.gateway.problems import ProblemError
+from services.gateway.rows import RebuildRow
+from services.gateway.settings import GatewaySettings
+
+OWNERS = ("submit", "scheduler", "launcher", "quota")
+_log = structlog.stdlib.get_logger(__name__)
+
+
+class Housekeeping:
+    """Keeps the tables bounded."""
+
+    def __init__(self, store: Store, settings: GatewaySettings) -> None:
+        self._store = store
+        self._settings = settings
+
+    async def step(self, epoch: int) -> float | None:
+        """Forget a bounded number of old rows; again at once while there are more."""
+        settings, most = self._settings, self._settings.housekeeping_rows_max
+        async with self._store.transaction(epoch=epoch) as tx:
+            dropped = [
+                await rows_of.drop_old_events(tx, settings.events_kept_max, most),
+                await rows_of.drop_old_audit(
+                    tx, tx.now - timedelta(seconds=settings.audit_keep_seconds), most
+                ),
+                await rows_of.drop_settled(
+                    tx, tx.now - timedelta(seconds=settings.accepted_keep_seconds), most
+                ),
+            ]
+        return 0.0 if max(dropped) >= most else None
+
+
+class Rebuild:
+    """Asks each owner once to say its facts again."""
+
+    def __init__(self, store: Store, commands: Commands, tick_seconds: float) -> None:
+        self._store = store
+        self._commands = commands
+        self._tick_seconds = tick_seconds
+        self._asked: set[str] = set()
+
+    async def step(self, epoch: int) -> float | None:
+        """Ask who was not asked yet; done for good once all have answered."""
+        async with self._store.transaction() as tx:
+            for owner in OWNERS:
+                if await tx.get(RebuildRow, owner) is not None:
+                    self._asked.add(owner)
+        missing = [owner for owner in OWNERS if owner not in self._asked]
+        await asyncio.gather(*(self._ask(owner, epoch) for owner in missing))
+        return self._tick_seconds if len(self._asked) < len(OWNERS) else None
+
+    async def _ask(self, owner: str, epoch: int) -> None:
+        try:
+            reply = await self._commands.ask(Reemit(service=owner), ReemitReply)
+        except ProblemError:
+            return  # not there yet: at the next tick
+        async with self._store.transaction(epoch=epoch) as tx:
+            tx.put(RebuildRow(owner, tx.now, reply.events))
+        self._asked.add(owner)
+        _log.info("asked for facts again", owner=owner, events=reply.events)

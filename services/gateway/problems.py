@@ -1,0 +1,181 @@
+"""Every error of the API as one shape: ``application/problem+json`` (RFC 9457).
+
+Routes raise ``ProblemError``; ``api/app.py`` turns it, and everything else that can go wrong, into
+an answer. ``type`` is one word that programs can compare; ``errors`` name field, value and fix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic_core import ErrorDetails
+
+from libs.contracts.messages import FieldError, Refusal, RefusalCode
+
+VALUE_CHARACTERS_MAX = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of problem."""
+
+    type: str
+    status: int
+    title: str
+
+
+MALFORMED = Kind("malformed", 400, "The request cannot be read")
+UNAUTHENTICATED = Kind("unauthenticated", 401, "Who are you?")
+FORBIDDEN = Kind("forbidden", 403, "You may not do this")
+NOT_FOUND = Kind("not-found", 404, "There is no such thing")
+METHOD_NOT_ALLOWED = Kind("method-not-allowed", 405, "This method does not exist here")
+CONFLICT = Kind("conflict", 409, "The present state does not allow it")
+SUPERSEDED = Kind("superseded", 409, "This attempt is over")
+GONE = Kind("gone", 410, "This part of the event log is not kept")
+TOO_LARGE = Kind("too-large", 413, "The request is too large")
+INVALID = Kind("invalid", 422, "A field is not valid")
+TOO_MANY = Kind("too-many", 429, "Too many at once")
+INTERNAL = Kind("internal", 500, "The gateway has failed")
+UNAVAILABLE = Kind("unavailable", 503, "A part of the platform does not answer now")
+
+REFUSALS: Mapping[RefusalCode, Kind] = {
+    RefusalCode.UNSPECIFIED: INTERNAL,
+    RefusalCode.INVALID: INVALID,
+    RefusalCode.NOT_FOUND: NOT_FOUND,
+    RefusalCode.CONFLICT: CONFLICT,
+    RefusalCode.FORBIDDEN: FORBIDDEN,
+    RefusalCode.SUPERSEDED: SUPERSEDED,
+    RefusalCode.UNAVAILABLE: UNAVAILABLE,
+}
+BY_STATUS: Mapping[int, Kind] = {
+    kind.status: kind
+    for kind in (
+        MALFORMED,
+        UNAUTHENTICATED,
+        FORBIDDEN,
+        NOT_FOUND,
+        METHOD_NOT_ALLOWED,
+        CONFLICT,
+        TOO_LARGE,
+        INVALID,
+        TOO_MANY,
+        INTERNAL,
+        UNAVAILABLE,
+    )
+}
+# What to do about a field, by pydantic's kind of complaint; its own words fill the rest.
+FIXES: Mapping[str, str] = {
+    "missing": "give this field",
+    "extra_forbidden": "leave this field out, or correct its name: /docs lists the fields",
+    "json_invalid": "send one JSON value, in UTF-8",
+    "literal_error": "give one of {expected}",
+    "greater_than_equal": "give {ge} or more",
+    "greater_than": "give more than {gt}",
+    "less_than_equal": "give {le} or less",
+    "less_than": "give less than {lt}",
+    "string_too_long": "shorten it to {max_length} characters",
+    "string_too_short": "give at least {min_length} characters",
+    "too_long": "give at most {max_length}",
+    "too_short": "give at least {min_length}",
+    "string_pattern_mismatch": "write it in the form {pattern}",
+    "int_parsing": "give a whole number",
+    "int_type": "give a whole number",
+    "int_from_float": "give a whole number",
+    "float_type": "give a number",
+    "float_parsing": "give a number",
+    "bool_type": "give true or false",
+    "bool_parsing": "give true or false",
+    "string_type": "give a text",
+    "list_type": "give a list",
+    "dict_type": "give an object",
+    "model_type": "give an object",
+    "model_attributes_type": "give an object with content type application/json",
+    "finite_number": "give a finite number",
+}
+
+
+class ProblemError(Exception):
+    """An answer that is a refusal."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        detail: str,
+        errors: Sequence[FieldError] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.detail = detail
+        self.errors = tuple(errors)
+        self.headers = dict(headers or {})
+
+    def document(self) -> dict[str, object]:
+        """The problem as JSON."""
+        return {
+            "type": self.kind.type,
+            "title": self.kind.title,
+            "status": self.kind.status,
+            "detail": self.detail,
+            "errors": [error.model_dump() for error in self.errors],
+        }
+
+
+def invalid(field: str, value: object, message: str, fix: str) -> ProblemError:
+    """One field is wrong. Callers give no secret as ``value``."""
+    error = FieldError(field=field, value=shown(value), message=message, fix=fix)
+    return ProblemError(INVALID, f"{field}: {message}; {fix}", [error])
+
+
+def refused(refusal: Refusal, retry_after_seconds: int) -> ProblemError:
+    """A service's refusal as an answer."""
+    kind = REFUSALS[refusal.code]
+    headers = {"retry-after": str(retry_after_seconds)} if kind is UNAVAILABLE else None
+    return ProblemError(kind, refusal.detail or kind.title, refusal.errors, headers)
+
+
+def of_validation(details: Sequence[ErrorDetails]) -> ProblemError:
+    """What pydantic found wrong with a request, in our words and without its secrets."""
+    errors = [_field_error(detail) for detail in details]
+    if any(detail["type"] == "json_invalid" for detail in details):
+        return ProblemError(MALFORMED, "the body is not JSON", errors)
+    first = errors[0]
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return ProblemError(INVALID, f"{first.field}: {first.message}; {first.fix}{more}", errors)
+
+
+def shown(value: object) -> str:
+    """A value as an error may show it: simple ones, cut."""
+    if value is None or isinstance(value, dict | list | tuple):
+        return ""
+    text = str(value)
+    return text if len(text) <= VALUE_CHARACTERS_MAX else text[: VALUE_CHARACTERS_MAX - 1] + "…"
+
+
+def _field_error(detail: ErrorDetails) -> FieldError:
+    place = detail["loc"][1:] if len(detail["loc"]) > 1 else detail["loc"]
+    secret = "env" in place or detail["type"] in {"missing", "json_invalid"}
+    context = {name: str(value) for name, value in (detail.get("ctx") or {}).items()}
+    fix = FIXES.get(detail["type"], "correct this field: /docs describes it")
+    return FieldError(
+        field=field_path(place),
+        value="" if secret else shown(detail["input"]),
+        message=detail["msg"][:1].lower() + detail["msg"][1:],
+        fix=fix.format_map(_Known(context)),
+    )
+
+
+def field_path(place: Sequence[str | int]) -> str:
+    """``roles[0].command`` for ``("roles", 0, "command")``."""
+    path = ""
+    for part in place:
+        path += f"[{part}]" if isinstance(part, int) else (f".{part}" if path else part)
+    return path
+
+
+class _Known(dict[str, str]):
+    """A word that is not known is left out of a fix."""
+
+    def __missing__(self, key: str) -> str:
+        return "another value"

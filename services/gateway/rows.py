@@ -1,0 +1,205 @@
+"""The gateway's rows: its read model of the platform, and the people who may use it.
+
+Everything about tasks, runs, nodes and quotas here is a copy made from events, rebuilt from its
+owners when lost. Users, teams, tokens and the audit trail are the gateway's own.
+States, goals and priorities are kept as the words that HTTP speaks (``queued``, ``very_high``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from libs.contracts.messages import Checkpoint, Node, Placement, Reason, RunExit, TaskSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """A task as far as it was heard of. ``submitted_at`` is None until its submission was."""
+
+    task_id: str
+    # Submit's facts.
+    submitted_at: datetime | None = None
+    owner: str = ""
+    team: str = ""
+    name: str = ""
+    group: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    spec: TaskSpec | None = None
+    priority: str = "normal"
+    # Higher sorts first in the queue.
+    priority_order: int = 0
+    priority_revision: int = 0
+    goal: str = "run"
+    goal_revision: int = 0
+    revision: int = 0
+    # The scheduler's facts.
+    state: str = "queued"
+    state_version: int = 0
+    reason: Reason | None = None
+    attempt: int = 0
+    observed_revision: int = 0
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    checkpoint: Checkpoint | None = None
+    exit: RunExit | None = None
+    held_gpus: int = 0
+    held_nodes: int = 0
+    attempts_without_progress: int = 0
+    changed_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedRow(TaskRow):
+    """A task that submit has stored and whose event is not projected yet.
+
+    Written by whoever answered the POST, removed by the projector: two tables, so that neither
+    can overwrite what the other knows.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One attempt of a task. Each field comes from one event and is set once."""
+
+    task_id: str
+    attempt: int
+    assigned_at: datetime | None = None
+    placements: tuple[Placement, ...] = ()
+    start_deadline_at: datetime | None = None
+    resume_from: Checkpoint | None = None
+    started_at: datetime | None = None
+    preempt_requested_at: datetime | None = None
+    preempt_deadline_at: datetime | None = None
+    preempt_reason: Reason | None = None
+    kill_requested_at: datetime | None = None
+    kill_reason: Reason | None = None
+    checkpoint: Checkpoint | None = None
+    exit: RunExit | None = None
+    # Placed and not seen to have ended.
+    live: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A node as the launcher told of it last."""
+
+    node_id: str
+    version: int
+    group: str
+    node: Node
+    removed: bool
+    changed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaRow:
+    """One limit; an empty field means every one. A removed limit stays, with its version."""
+
+    group: str
+    user: str
+    team: str
+    priority: str
+    unit: str
+    limit: int
+    version: int
+    removed: bool
+    changed_by: str
+    changed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """One fact as it passed by, at its place in the gateway's own order."""
+
+    position: int
+    # Aggregate and fact: ``task.submitted``, ``run.exited``, ``node.changed``.
+    type: str
+    # The fact's natural key: the same fact said again has the same one.
+    fact: str
+    task_id: str
+    attempt: int
+    at: datetime
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EventHeadRow:
+    """Where the event log ends and begins; one row, written by the projector."""
+
+    name: str
+    position: int
+    oldest: int
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildRow:
+    """A service that was asked to say its facts again when this read model was new."""
+
+    service: str
+    asked_at: datetime
+    events: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsRow:
+    """What one rank reported: the newest values, and a history thinned to a bounded length."""
+
+    task_id: str
+    rank: int
+    attempt: int
+    at: datetime
+    latest: dict[str, float]
+    # [[attempt, unix seconds, values], ...], oldest first.
+    points: list[list[Any]]
+    # Every so many samples one is kept as a point.
+    stride: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class UserRow:
+    """A person or program that may use the platform."""
+
+    name: str
+    role: str
+    team: str
+    disabled: bool
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class TeamRow:
+    """A set of users that quotas can name."""
+
+    name: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """A bearer token, of which only the SHA-256 is known."""
+
+    token_hash: str
+    id: str
+    user: str
+    name: str
+    created_by: str
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """Who asked for which change, and what became of it."""
+
+    id: str
+    at: datetime
+    who: str
+    action: str
+    target: str
+    # ``done``, or the kind of the refusal.
+    outcome: str
+    detail: str

@@ -1,0 +1,83 @@
+"""What the gateway is told: its address, its two secrets' files, and every limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from libs.service.settings import BaseServiceSettings
+
+
+class GatewaySettings(BaseServiceSettings):
+    """Environment variables ``SHIFTWORK_GATEWAY_…``."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore", env_prefix="SHIFTWORK_GATEWAY_")
+
+    http_port: int | None = Field(default=8642, ge=0, le=65535)
+    # The first administrator's token, alone in a file; without it nobody can begin.
+    admin_token_file: Path | None = None
+    # The key that run tokens are signed with; the launcher reads the same file.
+    run_token_key_file: Path | None = None
+
+    # Requests and answers.
+    body_bytes_max: int = Field(default=1_048_576, ge=1024)
+    batch_bytes_max: int = Field(default=8_388_608, ge=1024)
+    batch_tasks_max: int = Field(default=1000, ge=1, le=10_000)
+    batch_in_flight_max: int = Field(default=32, ge=1, le=1000)
+    page_default: int = Field(default=100, ge=1, le=1000)
+    page_max: int = Field(default=1000, ge=1, le=1000)
+    retry_after_seconds: int = Field(default=1, ge=1, le=60)
+
+    # Streams and long-polls.
+    wait_seconds_max: float = Field(default=60.0, gt=0, le=300)
+    streams_max: int = Field(default=4096, ge=1)
+    streams_per_user_max: int = Field(default=2048, ge=1)
+    waits_max: int = Field(default=20_000, ge=1)
+    stream_pending_max: int = Field(default=512, ge=1)
+    stream_page: int = Field(default=500, ge=1, le=1000)
+    stream_send_seconds_max: float = Field(default=30.0, gt=0)
+    heartbeat_seconds: float = Field(default=15.0, gt=0)
+    # How often a process that does not project itself looks for new events.
+    poll_seconds: float = Field(default=0.25, gt=0, le=10)
+    poll_leading_seconds: float = Field(default=2.0, gt=0, le=60)
+
+    # Output of tasks.
+    log_range_bytes_max: int = Field(default=1_048_576, ge=1024)
+    log_range_bytes_default: int = Field(default=262_144, ge=1024)
+    # One answer over the bus, below the payload limit after base64.
+    log_piece_bytes: int = Field(default=262_144, ge=1024, le=700_000)
+    log_tail_lines_max: int = Field(default=10_000, ge=1)
+    log_list_seconds: float = Field(default=1.0, gt=0, le=60)
+    log_missing_rounds_max: int = Field(default=10, ge=0, le=1000)
+
+    # What is kept.
+    events_kept_max: int = Field(default=1_000_000, ge=1000)
+    audit_keep_seconds: float = Field(default=400 * 86_400.0, gt=0)
+    accepted_keep_seconds: float = Field(default=600.0, gt=0)
+    housekeeping_rows_max: int = Field(default=1000, ge=1, le=10_000)
+    housekeeping_tick_seconds: float = Field(default=60.0, gt=0)
+    rebuild_tick_seconds: float = Field(default=10.0, gt=0)
+    metric_points_max: int = Field(default=240, ge=10, le=10_000)
+    metric_samples_max: int = Field(default=1000, ge=1)
+    metric_names_max: int = Field(default=64, ge=1)
+
+    # People.
+    auth_cache_seconds: float = Field(default=5.0, ge=0, le=300)
+    auth_cache_max: int = Field(default=10_000, ge=1)
+    tokens_per_user_max: int = Field(default=100, ge=1)
+    users_max: int = Field(default=100_000, ge=1)
+
+    def admin_token(self) -> str | None:
+        """The first administrator's token, read now; None if none is configured."""
+        return _read(self.admin_token_file)
+
+    def run_token_key(self) -> bytes | None:
+        """The key of the run tokens, read now; None refuses every run token."""
+        text = _read(self.run_token_key_file)
+        return text.encode() if text else None
+
+
+def _read(path: Path | None) -> str | None:
+    return path.read_text().strip() or None if path else None

@@ -1,0 +1,107 @@
+"""Server-sent events as an ASGI answer that ends with its reader, its source or the process.
+
+Called by the routes that stream. Slow readers are waited for, for a bounded time; nothing is
+buffered for them here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager
+from typing import Any
+
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.gateway.problems import ProblemError
+
+HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+Write = Callable[[bytes], Awaitable[None]]
+Produce = Callable[[Write], Coroutine[Any, Any, None]]
+
+_log = structlog.stdlib.get_logger(__name__)
+
+
+def frame(data: bytes, *, position: int | None = None, event: str = "") -> bytes:
+    """One event; ``data`` is JSON and so has no line breaks."""
+    head = b"" if position is None else b"id: %d\n" % position
+    head += b"event: " + event.encode() + b"\n" if event else b""
+    return head + b"data: " + data + b"\n\n"
+
+
+class EventStream(Response):
+    """Runs ``produce`` while somebody reads. Silence is broken by a comment every so often."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        produce: Produce,
+        *,
+        admission: AbstractContextManager[None],
+        heartbeat_seconds: float,
+        send_seconds_max: float,
+    ) -> None:
+        super().__init__(headers=HEADERS)
+        del self.headers["content-length"]
+        self._produce = produce
+        self._admission = admission
+        self._heartbeat_seconds = heartbeat_seconds
+        self._send_seconds_max = send_seconds_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer (ASGI)."""
+        del scope
+        with self._admission:
+            sending = asyncio.Lock()
+
+            async def write(data: bytes) -> None:
+                async with sending, asyncio.timeout(self._send_seconds_max):
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
+            await self._until_one_ends(write, receive)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _until_one_ends(self, write: Write, receive: Receive) -> None:
+        """The source, the reader, or the heart: whichever ends first ends the others."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                parts = [
+                    group.create_task(self._produce(write)),
+                    group.create_task(_until_gone(receive)),
+                    group.create_task(self._beat(write)),
+                ]
+                await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+                for part in parts:
+                    part.cancel()
+        except* TimeoutError:
+            _log.info("a stream's reader does not read; closed")
+        except* ProblemError as group:
+            # The answer has begun: the reason is the last thing it says.
+            problem = group.exceptions[0]
+            _log.warning("a stream ended early", problem=str(problem))
+
+    async def _beat(self, write: Write) -> None:
+        """Proxies and readers see that the stream is alive."""
+        await write(b": shiftwork\n\n")
+        never = asyncio.Event()
+        while True:
+            try:
+                async with asyncio.timeout(self._heartbeat_seconds):
+                    await never.wait()
+            except TimeoutError:
+                await write(b":\n\n")
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,232 @@
+"""Reading and writing the gateway's rows, in a transaction that the caller has opened.
+
+Called by the routes, the handlers and the housekeeping. Pages are keyset pages: a page goes on
+after the last row of the one before, so rows that come or go meanwhile shift nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+from libs.store.port import Op, Order, Tx, Where
+from services.gateway.problems import invalid
+from services.gateway.rows import (
+    AcceptedRow,
+    AuditRow,
+    EventHeadRow,
+    EventRow,
+    NodeRow,
+    RunRow,
+    TaskRow,
+    TokenRow,
+)
+
+R = TypeVar("R")
+HEAD = "log"
+_VALUES = (str, int, float)
+_KEYS = (str, int)
+
+
+@dataclass(frozen=True, slots=True)
+class Sort:
+    """An order: a column, and the unique column that decides between equals."""
+
+    column: str
+    descending: bool
+    key: str
+    key_descending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """Where a page begins: behind this row."""
+
+    value: str | int | float
+    key: str | int
+
+    @staticmethod
+    def read(cursor: str, sort: Sort) -> After:
+        """Read a ``next_cursor``; a problem if it is not one of this order."""
+        try:
+            column, value, key = json.loads(base64.urlsafe_b64decode(cursor.encode()))
+        except (ValueError, TypeError):
+            column, value, key = None, None, None
+        if column == _name(sort) and isinstance(value, _VALUES) and isinstance(key, _KEYS):
+            return After(value, key)
+        fix = "give next_cursor of the page before, with the same sort; or leave it out"
+        raise invalid("cursor", cursor, "is not a cursor of this list", fix)
+
+    def write(self, sort: Sort) -> str:
+        """The cursor for the page behind this row."""
+        return base64.urlsafe_b64encode(
+            json.dumps([_name(sort), self.value, self.key], separators=(",", ":")).encode()
+        ).decode()
+
+
+def _name(sort: Sort) -> str:
+    return f"{'-' if sort.descending else ''}{sort.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """Which part of a list is wanted."""
+
+    limit: int
+    cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Rows and the cursor of the next page; None at the end."""
+
+    rows: Sequence[Any]
+    next_cursor: str | None
+
+
+async def page(tx: Tx, kind: type[R], where: Sequence[Where], sort: Sort, paging: Paging) -> Page:
+    """One page of one table."""
+    after = After.read(paging.cursor, sort) if paging.cursor else None
+    rows: list[Any] = list(await keyset(tx, kind, where, sort, after=after, limit=paging.limit + 1))
+    return cut(rows, sort, paging.limit)
+
+
+def cut(rows: Sequence[Any], sort: Sort, limit: int) -> Page:
+    """The first ``limit`` rows, and whether there are more."""
+    if len(rows) <= limit:
+        return Page(rows, None)
+    last = rows[limit - 1]
+    return Page(
+        rows[:limit], After(getattr(last, sort.column), getattr(last, sort.key)).write(sort)
+    )
+
+
+async def keyset(
+    tx: Tx, kind: type[R], where: Sequence[Where], sort: Sort, *, after: After | None, limit: int
+) -> list[R]:
+    """Rows behind ``after`` in this order: first its equals, then the others."""
+    value_past = Op.LT if sort.descending else Op.GT
+    key_past = Op.LT if sort.key_descending else Op.GT
+    order = (Order(sort.column, sort.descending), Order(sort.key, sort.key_descending))
+    if sort.column == sort.key:
+        more = (Where(sort.key, value_past, after.key),) if after else ()
+        return await tx.select(kind, *where, *more, order_by=order[:1], limit=limit)
+    if after is None:
+        return await tx.select(kind, *where, order_by=order, limit=limit)
+    equals = (Where(sort.column, Op.EQ, after.value), Where(sort.key, key_past, after.key))
+    rows = await tx.select(kind, *where, *equals, order_by=order, limit=limit)
+    if len(rows) < limit:
+        others = Where(sort.column, value_past, after.value)
+        rows += await tx.select(kind, *where, others, order_by=order, limit=limit - len(rows))
+    return rows
+
+
+async def task(tx: Tx, task_id: str) -> TaskRow | None:
+    """A task, projected or at least accepted."""
+    row = await tx.get(TaskRow, task_id)
+    if row is not None and row.submitted_at is not None:
+        return row
+    return await tx.get(AcceptedRow, task_id)
+
+
+async def task_page(tx: Tx, where: Sequence[Where], sort: Sort, paging: Paging) -> Page:
+    """One page of tasks: those projected, and those accepted and still on their way."""
+    after = After.read(paging.cursor, sort) if paging.cursor else None
+    known = Where("submitted_at", Op.NOT_NULL)
+    rows: list[TaskRow] = await keyset(
+        tx, TaskRow, [*where, known], sort, after=after, limit=paging.limit + 1
+    )
+    coming = await keyset(tx, AcceptedRow, where, sort, after=after, limit=paging.limit + 1)
+    for row in coming:
+        projected = await tx.get(TaskRow, row.task_id)
+        if projected is None or projected.submitted_at is None:
+            rows.append(row)
+    rows.sort(key=lambda row: getattr(row, sort.key), reverse=sort.key_descending)
+    rows.sort(key=lambda row: getattr(row, sort.column), reverse=sort.descending)
+    return cut(rows, sort, paging.limit)
+
+
+async def accept(tx: Tx, row: AcceptedRow) -> None:
+    """Note a task that submit has stored, unless its event was here already."""
+    projected = await tx.get(TaskRow, row.task_id)
+    if projected is None or projected.submitted_at is None:
+        tx.put(row)
+
+
+async def runs(tx: Tx, task_id: str, after_attempt: int, limit: int) -> list[RunRow]:
+    """Attempts of a task, oldest first."""
+    return await tx.select(
+        RunRow,
+        Where("task_id", Op.EQ, task_id),
+        Where("attempt", Op.GT, after_attempt),
+        order_by=(Order("attempt"),),
+        limit=limit,
+    )
+
+
+async def held(tx: Tx, rows_max: int) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Which tasks hold which GPUs of each node: ``{node: {task: gpu indices}}``."""
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    for row in await tx.select(RunRow, Where("live", Op.EQ, True), limit=rows_max):
+        for placed in row.placements:
+            by_task = found.setdefault(placed.node_id, {})
+            by_task[row.task_id] = (*by_task.get(row.task_id, ()), *placed.gpus)
+    return found
+
+
+async def nodes(tx: Tx) -> list[NodeRow]:
+    """Every node of the inventory. It is as long as the cluster is large."""
+    return await tx.select(NodeRow, Where("removed", Op.EQ, False))
+
+
+async def head(tx: Tx) -> EventHeadRow:
+    """Where the event log ends (0: empty) and begins."""
+    return await tx.get(EventHeadRow, HEAD) or EventHeadRow(HEAD, 0, 1)
+
+
+async def events(
+    tx: Tx, *where: Where, after: int, limit: int, until: int | None = None
+) -> list[EventRow]:
+    """Events behind a position, in order."""
+    bounds = [Where("position", Op.GT, after)]
+    if until is not None:
+        bounds.append(Where("position", Op.LE, until))
+    return await tx.select(EventRow, *bounds, *where, order_by=(Order("position"),), limit=limit)
+
+
+async def token_by_id(tx: Tx, token_id: str) -> TokenRow | None:
+    """A token by its public id."""
+    found = await tx.select(TokenRow, Where("id", Op.EQ, token_id), limit=1)
+    return found[0] if found else None
+
+
+async def drop_old_events(tx: Tx, kept_max: int, rows_max: int) -> int:
+    """Forget the oldest events beyond ``kept_max``, a bounded number at a time."""
+    ends = await head(tx)
+    oldest = max(ends.oldest, min(ends.position - kept_max + 1, ends.oldest + rows_max))
+    for position in range(ends.oldest, oldest):
+        tx.delete(EventRow, position)
+    if oldest > ends.oldest:
+        tx.put(EventHeadRow(HEAD, ends.position, oldest))
+    return oldest - ends.oldest
+
+
+async def drop_old_audit(tx: Tx, before: datetime, rows_max: int) -> int:
+    """Forget entries of the audit trail that are older than the settings keep them."""
+    old = await tx.select(AuditRow, Where("at", Op.LT, before), limit=rows_max)
+    for row in old:
+        tx.delete(AuditRow, row.id)
+    return len(old)
+
+
+async def drop_settled(tx: Tx, before: datetime, rows_max: int) -> int:
+    """Forget accepted tasks that were projected long ago (their POST ended after their event)."""
+    old = await tx.select(AcceptedRow, Where("submitted_at", Op.LT, before), limit=rows_max)
+    settled = [row for row in old if await tx.get(TaskRow, row.task_id) is not None]
+    for row in settled:
+        tx.delete(AcceptedRow, row.task_id)
+    return len(settled)

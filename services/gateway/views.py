@@ -1,0 +1,339 @@
+"""Rows and messages as the JSON that people and programs see. Called by the routes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+from libs.contracts.base import Message
+from libs.contracts.messages import (
+    Checkpoint,
+    DecisionRecord,
+    ExitKind,
+    ExplainReply,
+    LogInfo,
+    Placement,
+    Reason,
+    RunExit,
+    TaskSpec,
+)
+from libs.contracts.reasons import render
+from services.gateway.rows import (
+    AuditRow,
+    EventRow,
+    MetricsRow,
+    NodeRow,
+    QuotaRow,
+    RunRow,
+    TaskRow,
+    TokenRow,
+    UserRow,
+)
+from services.gateway.words import moment, word
+
+Json = dict[str, Any]
+SIGNALLED = 128
+
+
+def reason(told: Reason | None) -> Json | None:
+    """``{code, text, …}``: the numbers and names stand beside the sentence made of them."""
+    if told is None:
+        return None
+    return {**told.names, **told.numbers, "code": word(told.code), "text": render(told)}
+
+
+def checkpoint(saved: Checkpoint | None) -> Json | None:
+    """A saved checkpoint."""
+    if saved is None:
+        return None
+    return {
+        "no": saved.no,
+        "attempt": saved.attempt,
+        "step": saved.step,
+        "uri": saved.uri,
+        "digest": saved.digest,
+        "saved_at": moment(saved.saved_at),
+    }
+
+
+def exit_code(ended: RunExit) -> int | None:
+    """One number for the gang: 0 if it succeeded, else that of the first rank that failed, as a
+    shell would say it (128 + signal); None if no rank's is known.
+    """
+    if ended.kind is ExitKind.OK:
+        return 0
+    codes = [
+        rank.code if rank.code is not None else SIGNALLED + (rank.signal or 0)
+        for rank in ended.ranks
+        if rank.code is not None or rank.signal is not None
+    ]
+    return next((code for code in codes if code), None)
+
+
+def run_exit(ended: RunExit | None) -> Json | None:
+    """How a run ended."""
+    if ended is None:
+        return None
+    return {
+        "kind": word(ended.kind),
+        "code": exit_code(ended),
+        "text": ended.detail,
+        "attempt": ended.attempt,
+        "exited_at": moment(ended.exited_at),
+        "ranks": [{"rank": r.rank, "code": r.code, "signal": r.signal} for r in ended.ranks],
+    }
+
+
+def task(row: TaskRow, *, secrets: bool) -> Json:
+    """A task. Its environment is shown only with ``secrets`` (to its owner and to admins)."""
+    spec = row.spec
+    return {
+        "id": row.task_id,
+        "name": row.name,
+        "owner": row.owner,
+        "team": row.team,
+        "group": row.group,
+        "priority": row.priority,
+        "labels": row.labels,
+        **_spec(spec, secrets=secrets),
+        "goal": row.goal,
+        "state": row.state,
+        "reason": reason(row.reason),
+        "attempt": row.attempt,
+        "submitted_at": moment(row.submitted_at),
+        "started_at": moment(row.started_at),
+        "finished_at": moment(row.finished_at),
+        "checkpoint": checkpoint(row.checkpoint),
+        "exit": run_exit(row.exit),
+        "held_gpus": row.held_gpus,
+        "held_nodes": row.held_nodes,
+        "attempts_without_progress": row.attempts_without_progress,
+        "revision": row.revision,
+        "observed_revision": row.observed_revision,
+    }
+
+
+def _spec(spec: TaskSpec | None, *, secrets: bool) -> Json:
+    if spec is None:
+        return {"roles": [], "nodes": 0, "gpus_per_node": None}
+    found: Json = {
+        "roles": [
+            {
+                "name": role.name,
+                "replicas": role.replicas,
+                "command": list(role.command),
+                **({"env": dict(role.env)} if secrets else {}),
+            }
+            for role in spec.roles
+        ],
+        "nodes": spec.nodes,
+        "gpus_per_node": spec.gpus_per_node,
+        "working_directory": spec.working_directory,
+        "retry": {"max_retries": spec.retry.max_retries},
+        "preemption": {
+            "mode": word(spec.preemption.mode),
+            "signal": spec.preemption.signal,
+            "ack_deadline_seconds": spec.preemption.ack_deadline_seconds,
+        },
+        "max_run_seconds": spec.max_run_seconds,
+        "fence_after_seconds": spec.fence_after_seconds,
+        "cpus": spec.cpus,
+        "memory_bytes": spec.memory_bytes,
+    }
+    return found | ({"env": dict(spec.env)} if secrets else {})
+
+
+def placement(placed: Placement) -> Json:
+    """Where one rank is."""
+    return {
+        "rank": placed.rank,
+        "role": placed.role,
+        "role_index": placed.role_index,
+        "node": placed.node_id,
+        "gpus": list(placed.gpus),
+    }
+
+
+def run(row: RunRow) -> Json:
+    """One attempt."""
+    return {
+        "id": f"{row.task_id}.{row.attempt}",
+        "task": row.task_id,
+        "attempt": row.attempt,
+        "live": row.live,
+        "assigned_at": moment(row.assigned_at),
+        "start_deadline_at": moment(row.start_deadline_at),
+        "started_at": moment(row.started_at),
+        "resume_from": checkpoint(row.resume_from),
+        "preemption": None
+        if row.preempt_requested_at is None
+        else {
+            "requested_at": moment(row.preempt_requested_at),
+            "deadline_at": moment(row.preempt_deadline_at),
+            "reason": reason(row.preempt_reason),
+        },
+        "kill": None
+        if row.kill_requested_at is None
+        else {
+            "requested_at": moment(row.kill_requested_at),
+            "reason": reason(row.kill_reason),
+        },
+        "checkpoint": checkpoint(row.checkpoint),
+        "exit": run_exit(row.exit),
+        "finished_at": None if row.exit is None else moment(row.exit.exited_at),
+        "placements": [placement(placed) for placed in row.placements],
+    }
+
+
+def explanation(task_id: str, reply: ExplainReply) -> Json:
+    """Why a task stands where it stands."""
+    return {
+        "task": task_id,
+        "state": word(reply.state),
+        "reason": reason(reply.reason),
+        "position": reply.position,
+        "queue_length": reply.queue_length,
+        "victims": list(reply.victims),
+        "remedies": list(reply.remedies),
+        "explained_at": moment(reply.explained_at),
+    }
+
+
+def decision(record: DecisionRecord) -> Json:
+    """One decision of the scheduler about one task."""
+    return {
+        "no": record.no,
+        "decided_at": moment(record.decided_at),
+        "task": record.task_id,
+        "attempt": record.attempt,
+        "kind": record.kind,
+        "reason": reason(record.reason),
+    }
+
+
+def log_info(info: LogInfo) -> Json:
+    """One rank's kept output."""
+    return {
+        "attempt": info.attempt,
+        "rank": info.rank,
+        "role": info.role,
+        "size": info.size,
+        "complete": info.complete,
+        "node": info.placement.node_id if info.placement else None,
+    }
+
+
+def node(row: NodeRow, held: Mapping[int, str], tasks: Sequence[str]) -> Json:
+    """A node with who holds which of its GPUs (``{index: task}``)."""
+    told = row.node
+    free = [n for n in range(told.gpus) if n not in held and n not in told.unusable_gpus]
+    return {
+        "id": row.node_id,
+        "group": told.group,
+        "gpus": told.gpus,
+        "gpu_model": told.gpu_model,
+        "free_gpus": len(free),
+        "unusable_gpus": list(told.unusable_gpus),
+        "held": {str(index): holder for index, holder in sorted(held.items())},
+        "tasks": list(tasks),
+        "cpus": told.cpus,
+        "memory_bytes": told.memory_bytes,
+        "labels": dict(told.labels),
+        "schedulable": told.schedulable,
+        "ready": told.ready,
+        "changed_at": moment(row.changed_at),
+    }
+
+
+def quota(row: QuotaRow) -> Json:
+    """One limit; null means every one."""
+    return {
+        "group": row.group or None,
+        "user": row.user or None,
+        "team": row.team or None,
+        "priority": row.priority or None,
+        "unit": row.unit,
+        "limit": row.limit,
+        "version": row.version,
+        "changed_by": row.changed_by,
+        "changed_at": moment(row.changed_at),
+    }
+
+
+def event(row: EventRow) -> Json:
+    """One fact with its position."""
+    return {
+        "position": row.position,
+        "type": row.type,
+        "task": row.task_id or None,
+        "attempt": row.attempt or None,
+        "at": moment(row.at),
+        "data": row.data,
+    }
+
+
+def metrics(row: MetricsRow) -> Json:
+    """What one rank reported."""
+    return {
+        "rank": row.rank,
+        "attempt": row.attempt,
+        "at": moment(row.at),
+        "latest": row.latest,
+        "points": [{"attempt": a, "at_seconds": t, "values": v} for a, t, v in row.points],
+    }
+
+
+def user(row: UserRow) -> Json:
+    """A user."""
+    return {
+        "name": row.name,
+        "role": row.role,
+        "team": row.team or None,
+        "disabled": row.disabled,
+        "created_at": moment(row.created_at),
+    }
+
+
+def token(row: TokenRow) -> Json:
+    """A token without its secret."""
+    return {
+        "id": row.id,
+        "user": row.user,
+        "name": row.name,
+        "created_by": row.created_by,
+        "created_at": moment(row.created_at),
+        "expires_at": moment(row.expires_at),
+        "revoked_at": moment(row.revoked_at),
+    }
+
+
+def audit(row: AuditRow) -> Json:
+    """One entry of the audit trail."""
+    return {
+        "id": row.id,
+        "at": moment(row.at),
+        "who": row.who,
+        "action": row.action,
+        "target": row.target,
+        "outcome": row.outcome,
+        "detail": row.detail,
+    }
+
+
+def plain(value: object) -> Any:  # noqa: ANN401 - any JSON
+    """A message as HTTP shows it: short words, numbers as numbers, and no environment."""
+    if isinstance(value, Reason):
+        return reason(value)
+    if isinstance(value, Message):
+        names = type(value).model_fields
+        found = {name: getattr(value, name) for name in names if name != "env"}
+        return {name: plain(part) for name, part in found.items() if part is not None}
+    if isinstance(value, Enum):
+        return word(value)
+    if isinstance(value, datetime):
+        return moment(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(part) for key, part in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] - a message's map
+    return [plain(part) for part in value] if isinstance(value, tuple | list) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] - a message's list

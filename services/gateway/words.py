@@ -1,0 +1,78 @@
+"""The short words of HTTP (``queued``, ``very_high``) and the enums of the messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Literal
+
+from libs.contracts.messages import Goal, PreemptMode, Priority, TaskState, Unit
+
+PriorityWord = Literal[
+    "extreme_high",
+    "very_high",
+    "high",
+    "above_normal",
+    "normal",
+    "below_normal",
+    "low",
+    "idle",
+    "auto",
+]
+GoalWord = Literal["run", "pause", "stop"]
+StateWord = Literal[
+    "queued",
+    "starting",
+    "running",
+    "preempting",
+    "killing",
+    "paused",
+    "succeeded",
+    "failed",
+    "stopped",
+    "rejected",
+]
+PreemptWord = Literal["sdk", "signal", "kill"]
+UnitWord = Literal["gpus", "nodes"]
+
+PRIORITIES: Mapping[str, Priority] = {level.name.lower(): level for level in Priority}
+GOALS: Mapping[str, Goal] = {goal.name.lower(): goal for goal in Goal}
+STATES: Mapping[str, TaskState] = {state.name.lower(): state for state in TaskState}
+MODES: Mapping[str, PreemptMode] = {mode.name.lower(): mode for mode in PreemptMode}
+UNITS: Mapping[str, Unit] = {unit.name.lower(): unit for unit in Unit}
+
+ENDED = ("succeeded", "failed", "stopped", "rejected")
+LIVE = ("queued", "starting", "running", "preempting", "killing", "paused")
+
+# The queue's order of levels, lowest first; the weights behind them are the scheduler's.
+_RISING = (
+    Priority.AUTO,
+    Priority.IDLE,
+    Priority.LOW,
+    Priority.BELOW_NORMAL,
+    Priority.NORMAL,
+    Priority.ABOVE_NORMAL,
+    Priority.HIGH,
+    Priority.VERY_HIGH,
+    Priority.EXTREME_HIGH,
+)
+PRIORITY_ORDER: Mapping[Priority, int] = {
+    Priority.UNSPECIFIED: _RISING.index(Priority.NORMAL),
+    **{level: place for place, level in enumerate(_RISING)},
+}
+
+
+def word(member: Enum) -> str:
+    """The short lower-case word of an enum's member."""
+    return member.name.lower()
+
+
+def word_or_empty(member: Enum) -> str:
+    """The same; empty for UNSPECIFIED."""
+    return "" if member.name == "UNSPECIFIED" else member.name.lower()
+
+
+def moment(at: datetime | None) -> str | None:
+    """RFC 3339 in UTC, ending in Z."""
+    return None if at is None else at.astimezone(UTC).isoformat().replace("+00:00", "Z")

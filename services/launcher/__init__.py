@@ -1,0 +1,1 @@
+"""The launcher: owns runs as observed, the nodes, and the checkpoints."""

@@ -1,0 +1,123 @@
+"""Which checkpoints are accepted. Called by the AckCheckpoint command, inside its transaction.
+
+Only the live attempt may save, and only until its exit is recorded: so RunExited always carries
+the last checkpoint that any attempt can ever have acknowledged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from libs.contracts.messages import (
+    AckCheckpoint,
+    Checkpoint,
+    FieldError,
+    Refusal,
+    RefusalCode,
+)
+from services.launcher.domain.lifecycle import LIVE
+from services.launcher.domain.model import Run
+
+URI_LENGTH_MAX = 4096
+DIGEST_LENGTH_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the tables say about the task of a command."""
+
+    # The row of the command's attempt, if there is one.
+    run: Run | None
+    # The highest attempt that the launcher knows of; 0 if it does not know the task.
+    newest_attempt: int
+    # The task's last accepted checkpoint.
+    last: Checkpoint | None
+    # An accepted checkpoint of the same attempt with the same step and place.
+    same: Checkpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A new checkpoint to store, one that was stored before, or a refusal."""
+
+    stored: Checkpoint | None = None
+    repeated: Checkpoint | None = None
+    refusal: Refusal | None = None
+
+
+def judge(command: AckCheckpoint, known: Known, now: datetime) -> Verdict:
+    """Accept, repeat or refuse a checkpoint."""
+    errors = _errors(command)
+    if errors:
+        detail = "the checkpoint is not complete"
+        return Verdict(refusal=Refusal(code=RefusalCode.INVALID, detail=detail, errors=errors))
+    if known.newest_attempt == 0:
+        detail = f"task {command.task_id} has no run here"
+        return Verdict(refusal=Refusal(code=RefusalCode.NOT_FOUND, detail=detail))
+    if _repeats(known):
+        return Verdict(repeated=known.same)
+    run = known.run
+    if run is None or run.attempt != known.newest_attempt or run.state not in LIVE:
+        detail = f"attempt {command.attempt} of task {command.task_id} is over"
+        return Verdict(refusal=Refusal(code=RefusalCode.SUPERSEDED, detail=detail))
+    return Verdict(
+        stored=Checkpoint(
+            no=_last_no(run, known) + 1,
+            attempt=command.attempt,
+            step=command.step,
+            uri=command.uri,
+            digest=command.digest,
+            saved_at=now,
+        )
+    )
+
+
+def _repeats(known: Known) -> bool:
+    """The answer got lost and the task asks again. After a request to hand over, the same save
+    said once more is the acknowledgement, so it counts as new."""
+    if known.same is None:
+        return False
+    run = known.run
+    if run is None or run.state not in LIVE or run.preempt_requested_at is None:
+        return True
+    return run.acked_at is not None
+
+
+def _last_no(run: Run, known: Known) -> int:
+    return max(
+        known.last.no if known.last is not None else 0,
+        run.resume_from.no if run.resume_from is not None else 0,
+    )
+
+
+def _errors(command: AckCheckpoint) -> tuple[FieldError, ...]:
+    found: list[FieldError] = []
+    if not 0 < len(command.uri) <= URI_LENGTH_MAX:
+        found.append(
+            FieldError(
+                field="uri",
+                value=command.uri[:80],
+                message=f"must have 1 to {URI_LENGTH_MAX} characters",
+                fix="say where the checkpoint is: a path or a URI",
+            )
+        )
+    if command.step < 0:
+        found.append(
+            FieldError(
+                field="step",
+                value=str(command.step),
+                message="must not be negative",
+                fix="count steps from 0",
+            )
+        )
+    if len(command.digest) > DIGEST_LENGTH_MAX:
+        found.append(
+            FieldError(
+                field="digest",
+                value=command.digest[:80],
+                message=f"must have at most {DIGEST_LENGTH_MAX} characters",
+                fix="give a digest, not the content",
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,122 @@
+"""What is said about the nodes, from what a runtime lists. Called by ``loop.py`` inside a leader's
+transaction; pure.
+
+A node has a lease: it may be silent for so long before it is said to be not ready. Its runs are
+lost only when the runtime has *seen* them gone; after the fence time it is asked to make sure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from libs.contracts.messages import NodeChanged
+from services.launcher.domain.model import Listing, NodeRow, ObservedNode
+
+
+@dataclass(frozen=True, slots=True)
+class LeasePolicy:
+    """How long a node may be silent before it is not ready, and before it is fenced."""
+
+    lease: timedelta
+    fence: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """Rows that changed, nodes to fence, and when to look again at the latest."""
+
+    rows: tuple[NodeRow, ...]
+    fence: tuple[str, ...]
+    due_at: datetime | None = None
+
+
+def take_stock(
+    rows: Iterable[NodeRow],
+    listing: Listing,
+    busy: AbstractSet[str],
+    now: datetime,
+    policy: LeasePolicy,
+) -> Inventory:
+    """Compare the rows with one full listing. ``busy``: nodes that hold runs not yet over."""
+    before = {row.node_id: row for row in rows}
+    changed: list[NodeRow] = []
+    fence: list[str] = []
+    due: list[datetime] = []
+    for node_id, observed in sorted(listing.nodes.items()):
+        row = before.get(node_id)
+        if observed.retired and row is None:
+            continue
+        after = _renewed(row, observed, now, policy)
+        if after != row:
+            changed.append(after)
+        if after.silent_since is None:
+            continue
+        fence_at = after.silent_since + policy.fence
+        if node_id in busy and now >= fence_at:
+            fence.append(node_id)
+        due += [at for at in (after.silent_since + policy.lease, fence_at) if at > now]
+    changed += [
+        replace(row, removed=True, version=row.version + 1, changed_at=now)
+        for row in before.values()
+        if row.node_id not in listing.nodes and not row.removed
+    ]
+    return Inventory(tuple(changed), tuple(fence), min(due, default=None))
+
+
+def _renewed(
+    row: NodeRow | None, observed: ObservedNode, now: datetime, policy: LeasePolicy
+) -> NodeRow:
+    answers = observed.node.ready
+    if row is None:
+        return NodeRow(
+            node_id=observed.node.id,
+            version=1,
+            node=observed.node.model_copy(update={"schedulable": True}),
+            removed=False,
+            cordoned=False,
+            changed_at=now,
+            silent_since=None if answers else now,
+        )
+    silent_since = None if answers else row.silent_since or now
+    leased = silent_since is None or (row.node.ready and now < silent_since + policy.lease)
+    node = observed.node.model_copy(update={"schedulable": not row.cordoned, "ready": leased})
+    after = replace(row, node=node, removed=observed.retired, silent_since=silent_since)
+    if (after.node, after.removed) == (row.node, row.removed):
+        return after
+    return replace(after, version=row.version + 1, changed_at=now)
+
+
+def cordon(row: NodeRow, schedulable: bool, now: datetime) -> NodeRow:
+    """The row after an operator's word; the same row if nothing changes."""
+    if row.cordoned is not schedulable:
+        return row
+    return replace(
+        row,
+        cordoned=not schedulable,
+        node=row.node.model_copy(update={"schedulable": schedulable}),
+        version=row.version + 1,
+        changed_at=now,
+    )
+
+
+def message(row: NodeRow) -> NodeChanged:
+    """The row as an event."""
+    return NodeChanged(
+        node_id=row.node_id,
+        version=row.version,
+        node=row.node,
+        removed=row.removed,
+        changed_at=row.changed_at,
+    )
+
+
+def told(before: Mapping[str, NodeRow], after: Iterable[NodeRow]) -> list[NodeChanged]:
+    """The events for rows whose version grew."""
+    return [
+        message(row)
+        for row in after
+        if row.node_id not in before or before[row.node_id].version != row.version
+    ]

@@ -1,0 +1,181 @@
+"""The launcher's nouns: the row that says what is wanted and known of a run, and what a runtime
+sees. Used by every module of this service; values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from libs.contracts.ids import RunId, TaskId
+from libs.contracts.messages import Checkpoint, Node, Placement, RunExit, TaskSpec
+
+
+class RunState(StrEnum):
+    """Where a run stands for the launcher; moved by ``lifecycle.TRANSITIONS`` alone."""
+
+    # A request came before its assignment: nothing may be launched against it.
+    TOMBSTONE = "tombstone"
+    # To be launched; some ranks may exist already.
+    ASSIGNED = "assigned"
+    # Every rank's process exists or existed.
+    RUNNING = "running"
+    # Its processes are being ended by us.
+    ENDING = "ending"
+    # The end is recorded and said; the runtime may still keep records of it.
+    EXITED = "exited"
+    # Nothing of it is left in the runtime; the row goes, a ``PastRun`` remains.
+    FORGOTTEN = "forgotten"
+
+
+class EndCause(StrEnum):
+    """Why the launcher ended a run's processes; the first cause stays."""
+
+    KILL = "kill"
+    GRACE_OVER = "grace_over"
+    RANK_FAILED = "rank_failed"
+    RANK_LOST = "rank_lost"
+    PREEMPTED_BEFORE_START = "preempted_before_start"
+    SUPERSEDED = "superseded"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One attempt of one task (row; key: task_id, attempt).
+
+    The handlers write what is asked for, the loop writes what was seen; both inside the
+    leader's transactions, which take turns.
+    """
+
+    task_id: str
+    attempt: int
+    state: RunState
+    owner: str = ""
+    # None on a tombstone.
+    spec: TaskSpec | None = None
+    placements: tuple[Placement, ...] = ()
+    resume_from: Checkpoint | None = None
+    start_deadline_at: datetime | None = None
+    assigned_at: datetime | None = None
+    preempt_requested_at: datetime | None = None
+    preempt_deadline_at: datetime | None = None
+    kill_requested_at: datetime | None = None
+    # The first checkpoint stored after the request for preemption.
+    acked_at: datetime | None = None
+    # When the preemption signal was handed to the runtime (signal mode).
+    signalled_at: datetime | None = None
+    ending_at: datetime | None = None
+    end_cause: EndCause | None = None
+    started_at: datetime | None = None
+    exited_at: datetime | None = None
+    exit: RunExit | None = None
+
+    @property
+    def id(self) -> RunId:
+        """The run's derived name, the same in every store and runtime."""
+        return RunId(TaskId(self.task_id), self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class PastRun:
+    """The newest attempt of a task that is over and forgotten (row; key: task_id)."""
+
+    task_id: str
+    attempt: int
+    placements: tuple[Placement, ...]
+    started_at: datetime | None
+    exit: RunExit
+    # The task's last checkpoint at that time, as RunExited said it.
+    checkpoint: Checkpoint | None
+    forgotten_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """One accepted checkpoint (row; key: task_id, no)."""
+
+    task_id: str
+    no: int
+    attempt: int
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class PortLease:
+    """A MASTER_PORT held for a run until it is forgotten (row; key: port)."""
+
+    port: int
+    task_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """One node of the inventory (row; key: node_id)."""
+
+    node_id: str
+    # Counts what was said about the node.
+    version: int
+    node: Node
+    removed: bool
+    # The operator's word; the node's own state is in ``node``.
+    cordoned: bool
+    changed_at: datetime
+    # Since when the node does not answer; None while it does.
+    silent_since: datetime | None = None
+
+
+class RankState(StrEnum):
+    """What a runtime can say about one rank's process."""
+
+    RUNNING = "running"
+    # Ended, with everything it started: code or signal is known.
+    EXITED = "exited"
+    # Certainly gone, but how it ended is not known.
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedRank:
+    """One rank as a runtime sees it. ``EXITED`` and ``LOST`` mean: no process of it is left."""
+
+    rank: int
+    node_id: str
+    state: RankState
+    code: int | None = None
+    signal: int | None = None
+    started_at: datetime | None = None
+    exited_at: datetime | None = None
+    # One clause about the end, where the runtime knows more than the code.
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedRun:
+    """One run as a runtime sees it; ranks that it knows nothing about are absent."""
+
+    run_id: RunId
+    ranks: Mapping[int, ObservedRank]
+    # Where something is recorded of it (also where it was ended before it began).
+    node_ids: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedNode:
+    """One node as a runtime sees it. ``node.ready`` says whether it answers now."""
+
+    node: Node
+    # Why it does not answer.
+    problem: str = ""
+    # No longer in the inventory; it only finishes what runs there.
+    retired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One full look at a runtime. What is absent on a node that answers does not exist there."""
+
+    nodes: Mapping[str, ObservedNode] = field(default_factory=dict[str, ObservedNode])
+    runs: Mapping[RunId, ObservedRun] = field(default_factory=dict[RunId, ObservedRun])

@@ -1,0 +1,305 @@
+"""What to do next, from what is wanted and what is seen. Called by ``loop.py`` inside a leader's
+transaction; pure, so that running it again after any crash gives what is still to be done.
+
+Nothing is ever concluded from silence: a run is over when each of its ranks was seen to end, or
+when its nodes have carried out our order to end it and none of it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from libs.contracts.ids import RunId
+from libs.contracts.messages import PreemptMode, RankExit, RunExit
+from services.launcher.domain import exits
+from services.launcher.domain.lifecycle import LIVE, Trigger, move
+from services.launcher.domain.model import (
+    EndCause,
+    Listing,
+    ObservedRank,
+    ObservedRun,
+    RankState,
+    Run,
+    RunState,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start every rank that does not exist yet."""
+
+    run_id: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Send a signal to each rank's main process."""
+
+    run_id: RunId
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End every process of the run, and let none begin any more."""
+
+    run_id: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Drop the runtime's records of the run."""
+
+    run_id: RunId
+
+
+Action = Launch | Signal | End | Forget
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The numbers of this module."""
+
+    # How long a gang may take to exit after its acknowledgement.
+    exit_grace: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One listing, and the actions that all nodes concerned had carried out before it."""
+
+    listing: Listing
+    done: frozenset[Action] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Rows that changed, what to do, and when to look again at the latest."""
+
+    runs: tuple[Run, ...]
+    actions: tuple[Action, ...]
+    due_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """One run with everything that its step may look at."""
+
+    look: Look
+    seen: ObservedRun
+    # An older attempt of the task is not over; a newer one is assigned.
+    waits: bool
+    superseded: bool
+
+
+NOTHING = ObservedRun(RunId.parse("nothing.0"), {})
+
+
+def reconcile(runs: Sequence[Run], look: Look, now: datetime, policy: Policy) -> Outcome:
+    """Advance every open run by what was seen; end what nobody wants."""
+    changed: list[Run] = []
+    actions: list[Action] = []
+    due: list[datetime] = []
+    oldest, newest = _attempts(runs)
+    for run in runs:
+        if run.state is RunState.TOMBSTONE:
+            continue
+        sight = _Sight(
+            look=look,
+            seen=look.listing.runs.get(run.id, NOTHING),
+            waits=oldest.get(run.task_id, run.attempt) < run.attempt,
+            superseded=newest[run.task_id] > run.attempt,
+        )
+        after = _advance(run, sight, now, policy)
+        if after != run:
+            changed.append(after)
+        actions += _actions(after, sight)
+        if after.state is RunState.RUNNING and after.acked_at is not None:
+            due.append(after.acked_at + policy.exit_grace)
+    actions += _unwanted({run.id for run in runs}, look)
+    return Outcome(tuple(changed), tuple(actions), min(due, default=None))
+
+
+def _attempts(runs: Iterable[Run]) -> tuple[dict[str, int], dict[str, int]]:
+    """For each task its oldest live attempt, and its newest assigned one."""
+    oldest: dict[str, int] = {}
+    newest: dict[str, int] = {}
+    for run in runs:
+        if run.state in LIVE:
+            oldest[run.task_id] = min(run.attempt, oldest.get(run.task_id, run.attempt))
+        if run.state is not RunState.TOMBSTONE:
+            newest[run.task_id] = max(run.attempt, newest.get(run.task_id, run.attempt))
+    return oldest, newest
+
+
+def _advance(run: Run, sight: _Sight, now: datetime, policy: Policy) -> Run:
+    """The run after everything that this look shows; each step is one line of the lifecycle."""
+    run = _note_signal(run, sight, now)
+    if run.state is RunState.ASSIGNED and _all_exist(run, sight):
+        run = _started(run, sight.seen, now)
+    if run.state is RunState.RUNNING and _all_ended(run, sight):
+        return _exited(run, sight.seen, now)
+    if run.state in (RunState.ASSIGNED, RunState.RUNNING):
+        cause = end_cause(run, sight.seen, sight.look.listing, now, policy)
+        cause = cause or (EndCause.SUPERSEDED if sight.superseded else None)
+        if cause is not None:
+            state = move(run.state, Trigger.END_ORDERED)
+            run = replace(run, state=state, end_cause=cause, ending_at=now)
+    if run.state is RunState.ENDING and _is_over(run, sight):
+        return _exited(run, sight.seen, now)
+    if run.state is RunState.EXITED and _is_forgotten(run, sight):
+        return replace(run, state=move(run.state, Trigger.FORGOTTEN))
+    return run
+
+
+def end_cause(
+    run: Run, seen: ObservedRun, listing: Listing, now: datetime, policy: Policy
+) -> EndCause | None:
+    """Why this run's processes have to be ended now, or None; first reason first."""
+    if run.kill_requested_at is not None:
+        return EndCause.KILL
+    if run.preempt_requested_at is not None:
+        return _preemption_cause(run, now, policy)
+    if any(rank.state is RankState.LOST for rank in seen.ranks.values()):
+        return EndCause.RANK_LOST
+    if any(_failed(rank) for rank in seen.ranks.values()):
+        return EndCause.RANK_FAILED
+    lost = run.state is RunState.RUNNING and _vanished(run, seen, listing)
+    return EndCause.RANK_LOST if lost else None
+
+
+def _preemption_cause(run: Run, now: datetime, policy: Policy) -> EndCause | None:
+    """Why a run that was asked to hand over is ended. A rank that left early is no reason: another
+    one may still be saving, until the acknowledgement or the scheduler's deadline."""
+    assert run.spec is not None, "an assigned run has its specification"
+    if run.state is RunState.ASSIGNED:
+        return EndCause.PREEMPTED_BEFORE_START
+    if run.spec.preemption.mode is PreemptMode.KILL:
+        return EndCause.KILL
+    over = run.acked_at is not None and now >= run.acked_at + policy.exit_grace
+    return EndCause.GRACE_OVER if over else None
+
+
+def _failed(rank: ObservedRank) -> bool:
+    return rank.state is RankState.EXITED and rank.code != 0
+
+
+def _vanished(run: Run, seen: ObservedRun, listing: Listing) -> bool:
+    """A rank that once existed is unknown to a node that answers."""
+    return any(
+        place.rank not in seen.ranks and _answers(place.node_id, listing)
+        for place in run.placements
+    )
+
+
+def _answers(node_id: str, listing: Listing) -> bool:
+    """True also for a node that is gone from the runtime: nothing can be there."""
+    node = listing.nodes.get(node_id)
+    return node is None or node.node.ready
+
+
+def _all_exist(run: Run, sight: _Sight) -> bool:
+    return all(place.rank in sight.seen.ranks for place in run.placements)
+
+
+def _all_ended(run: Run, sight: _Sight) -> bool:
+    ranks = sight.seen.ranks
+    return all(
+        place.rank in ranks and ranks[place.rank].state is not RankState.RUNNING
+        for place in run.placements
+    )
+
+
+def _is_over(run: Run, sight: _Sight) -> bool:
+    if _all_ended(run, sight):
+        return True
+    running = any(rank.state is RankState.RUNNING for rank in sight.seen.ranks.values())
+    return End(run.id) in sight.look.done and not running
+
+
+def _is_forgotten(run: Run, sight: _Sight) -> bool:
+    return run.id not in sight.look.listing.runs and all(
+        _answers(place.node_id, sight.look.listing) for place in run.placements
+    )
+
+
+def _note_signal(run: Run, sight: _Sight, now: datetime) -> Run:
+    action = _signal(run)
+    if action is not None and action in sight.look.done:
+        return replace(run, signalled_at=now)
+    return run
+
+
+def _signal(run: Run) -> Signal | None:
+    """The preemption signal, while it is still to be sent."""
+    if (
+        run.state is not RunState.RUNNING
+        or run.spec is None
+        or run.spec.preemption.mode is not PreemptMode.SIGNAL
+        or run.preempt_requested_at is None
+        or run.signalled_at is not None
+    ):
+        return None
+    return Signal(run.id, exits.signal_number(run.spec.preemption.signal))
+
+
+def _started(run: Run, seen: ObservedRun, now: datetime) -> Run:
+    times = [rank.started_at for rank in seen.ranks.values() if rank.started_at is not None]
+    return replace(run, state=move(run.state, Trigger.STARTED), started_at=max(times, default=now))
+
+
+def _exited(run: Run, seen: ObservedRun, now: datetime) -> Run:
+    assert run.spec is not None, "an assigned run has its specification"
+    ranks = tuple(seen.ranks[rank] for rank in sorted(seen.ranks))
+    mode = run.spec.preemption.mode
+    ending = exits.Ending(
+        mode=mode,
+        signal=exits.signal_number(run.spec.preemption.signal) if mode is PreemptMode.SIGNAL else 0,
+        preempt_requested=run.preempt_requested_at is not None,
+        acked=run.acked_at is not None,
+        end_cause=run.end_cause,
+        world_size=len(run.placements),
+        ranks=ranks,
+    )
+    kind = exits.classify(ending)
+    times = [rank.exited_at for rank in ranks if rank.exited_at is not None]
+    exited_at = max(times, default=now)
+    return replace(
+        run,
+        state=move(run.state, Trigger.EXITED),
+        exited_at=exited_at,
+        exit=RunExit(
+            attempt=run.attempt,
+            kind=kind,
+            ranks=tuple(RankExit(rank=r.rank, code=r.code, signal=r.signal) for r in ranks),
+            exited_at=exited_at,
+            detail=exits.detail(ending, kind),
+        ),
+    )
+
+
+def _actions(run: Run, sight: _Sight) -> list[Action]:
+    """What the runtime is to do about a run that now stands so."""
+    if run.state is RunState.ASSIGNED and not sight.waits:
+        return [Launch(run.id)]
+    if run.state is RunState.RUNNING:
+        signal = _signal(run)
+        return [signal] if signal is not None else []
+    if run.state is RunState.ENDING and End(run.id) not in sight.look.done:
+        return [End(run.id)]
+    if run.state is RunState.EXITED and run.id in sight.look.listing.runs:
+        return [Forget(run.id)]
+    return []
+
+
+def _unwanted(known: set[RunId], look: Look) -> list[Action]:
+    """Runs that no row asks for (the row is over and gone, or the tables were restored)."""
+    return [
+        End(run_id)
+        if any(rank.state is RankState.RUNNING for rank in seen.ranks.values())
+        else Forget(run_id)
+        for run_id, seen in look.listing.runs.items()
+        if run_id not in known
+    ]

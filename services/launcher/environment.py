@@ -1,0 +1,129 @@
+"""From an assigned run to the orders of its ranks: command, environment and context file, built
+from nothing. Called by ``loop.py`` before a launch; pure.
+
+What is not in here does not reach a task: no credential and no variable of the platform.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from libs.contracts.messages import Checkpoint, Placement, Role
+from libs.contracts.run_token import make_run_token
+from services.launcher.domain.model import Run
+from services.launcher.runtimes.port import RankOrder, RunOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a task is told about where it runs."""
+
+    # The gateway as the tasks reach it.
+    url: str
+    token_key: bytes = field(repr=False)
+    path: str
+    home: str
+    user: str
+    lang: str
+    master_addr: str
+
+
+def order_of(run: Run, master_port: int, site: Site) -> RunOrder:
+    """The orders for every rank of a run."""
+    assert run.spec is not None, "an assigned run has its specification"
+    roles = {role.name: role for role in run.spec.roles}
+    return RunOrder(
+        run_id=run.id,
+        ranks=tuple(
+            _rank_order(run, place, roles.get(place.role, Role()), master_port, site)
+            for place in run.placements
+        ),
+    )
+
+
+def _rank_order(run: Run, place: Placement, role: Role, master_port: int, site: Site) -> RankOrder:
+    assert run.spec is not None, "an assigned run has its specification"
+    platform = _platform_variables(run, place, site)
+    gang = _gang_variables(run, place, master_port, site.master_addr)
+    defaults = {"PATH": site.path, "HOME": site.home, "LANG": site.lang, "USER": site.user}
+    return RankOrder(
+        rank=place.rank,
+        node_id=place.node_id,
+        argv=role.command,
+        env={**defaults, **run.spec.env, **role.env, **platform, **gang},
+        gpus=place.gpus,
+        cwd=run.spec.working_directory,
+        context=json.dumps(_context(run, place, site), indent=1),
+        cpus=run.spec.cpus,
+        memory_bytes=run.spec.memory_bytes,
+    )
+
+
+def _platform_variables(run: Run, place: Placement, site: Site) -> Mapping[str, str]:
+    assert run.spec is not None, "an assigned run has its specification"
+    fence = run.spec.fence_after_seconds
+    return {
+        "SHIFTWORK_TASK": run.task_id,
+        "SHIFTWORK_ATTEMPT": str(run.attempt),
+        "SHIFTWORK_NODE": place.node_id,
+        "SHIFTWORK_GPUS": ",".join(str(gpu) for gpu in place.gpus),
+        "SHIFTWORK_RANK": str(place.rank),
+        "SHIFTWORK_WORLD_SIZE": str(len(run.placements)),
+        # One process per replica, each on a node of its own.
+        "SHIFTWORK_LOCAL_RANK": "0",
+        "SHIFTWORK_ROLE": place.role,
+        "SHIFTWORK_RESUME_FROM": json.dumps(_saved(run.resume_from)) if run.resume_from else "",
+        "SHIFTWORK_URL": site.url,
+        "SHIFTWORK_RUN_TOKEN": make_run_token(site.token_key, run.id),
+        **({"SHIFTWORK_FENCE_AFTER_SECONDS": str(fence)} if fence is not None else {}),
+    }
+
+
+def _gang_variables(
+    run: Run, place: Placement, master_port: int, master_addr: str
+) -> Mapping[str, str]:
+    world, port = str(len(run.placements)), str(master_port)
+    return {
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": port,
+        "WORLD_SIZE": world,
+        "RANK": str(place.rank),
+        "PET_NNODES": world,
+        "PET_NODE_RANK": str(place.rank),
+        "PET_NPROC_PER_NODE": str(max(1, len(place.gpus))),
+        "PET_MASTER_ADDR": master_addr,
+        "PET_MASTER_PORT": port,
+    }
+
+
+def _context(run: Run, place: Placement, site: Site) -> Mapping[str, object]:
+    """The context file: what the variables say, and what has more than one part."""
+    assert run.spec is not None, "an assigned run has its specification"
+    return {
+        "task": run.task_id,
+        "attempt": run.attempt,
+        "node": place.node_id,
+        "gpus": list(place.gpus),
+        "rank": place.rank,
+        "world_size": len(run.placements),
+        "local_rank": 0,
+        "role": place.role,
+        "url": site.url,
+        "run_token": make_run_token(site.token_key, run.id),
+        "resume_from": _saved(run.resume_from) if run.resume_from else None,
+        "ack_deadline_seconds": run.spec.preemption.ack_deadline_seconds,
+        "fence_after_seconds": run.spec.fence_after_seconds,
+    }
+
+
+def _saved(checkpoint: Checkpoint) -> Mapping[str, object]:
+    """A checkpoint as the SDK reads it."""
+    return {
+        "no": checkpoint.no,
+        "step": checkpoint.step,
+        "uri": checkpoint.uri,
+        "digest": checkpoint.digest,
+        "attempt": checkpoint.attempt,
+    }

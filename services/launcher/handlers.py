@@ -1,0 +1,228 @@
+"""What the launcher does with each event and command: record it, answer it. Wired in ``main.py``.
+
+Nothing is acted on here; ``loop.py`` reads the rows. Events may repeat, come late or in another
+order: a request before its assignment leaves a tombstone, an older attempt's is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from libs.contracts.base import Message
+from libs.contracts.messages import (
+    AckCheckpoint,
+    AckCheckpointReply,
+    Checkpoint,
+    CheckpointSaved,
+    FieldError,
+    InventoryListed,
+    KillRequested,
+    PreemptionRequested,
+    PreemptMode,
+    Reemit,
+    ReemitReply,
+    Refusal,
+    RefusalCode,
+    RunAssigned,
+    RunExited,
+    RunResumed,
+    RunStarted,
+    SetSchedulable,
+    SetSchedulableReply,
+)
+from libs.service.shape import CommandHandler, Handler
+from libs.store.port import Tx
+from services.launcher import store
+from services.launcher.domain import checkpoints, exits, inventory
+from services.launcher.domain.lifecycle import LIVE, Trigger, move
+from services.launcher.domain.model import NodeRow, Run, RunState
+
+
+async def on_run_assigned(tx: Tx, event: RunAssigned | RunResumed) -> None:
+    """Record a run to be launched; a request that came before it is kept."""
+    mode = event.spec.preemption.mode
+    if mode is PreemptMode.SIGNAL:
+        # A name that is no signal is found here, where the message can be set apart.
+        exits.signal_number(event.spec.preemption.signal)
+    run = await tx.get(Run, event.task_id, event.attempt)
+    if run is None:
+        if await store.newest_attempt(tx, event.task_id) >= event.attempt:
+            return
+        run = Run(event.task_id, event.attempt, RunState.TOMBSTONE)
+    if run.state is not RunState.TOMBSTONE:
+        return
+    tx.put(
+        replace(
+            run,
+            state=move(run.state, Trigger.ASSIGNED),
+            owner=event.owner,
+            spec=event.spec,
+            placements=event.placements,
+            resume_from=event.resume_from,
+            start_deadline_at=event.start_deadline_at,
+            assigned_at=event.assigned_at,
+        )
+    )
+
+
+async def on_preemption_requested(tx: Tx, event: PreemptionRequested) -> None:
+    """Record that the run is asked to hand over; the first request stays."""
+    run = await _requested(tx, event.task_id, event.attempt)
+    if run is not None and run.preempt_requested_at is None:
+        tx.put(replace(run, preempt_requested_at=tx.now, preempt_deadline_at=event.deadline_at))
+
+
+async def on_kill_requested(tx: Tx, event: KillRequested) -> None:
+    """Record that the run is to be ended by force."""
+    run = await _requested(tx, event.task_id, event.attempt)
+    if run is not None and run.kill_requested_at is None:
+        tx.put(replace(run, kill_requested_at=tx.now))
+
+
+async def _requested(tx: Tx, task_id: str, attempt: int) -> Run | None:
+    """The run that a request is about: live, or a tombstone if it is not known yet."""
+    run = await tx.get(Run, task_id, attempt)
+    if run is not None:
+        return run if run.state in (*LIVE, RunState.TOMBSTONE) else None
+    if await store.newest_attempt(tx, task_id) >= attempt:
+        return None
+    return Run(task_id, attempt, RunState.TOMBSTONE)
+
+
+HANDLERS: Mapping[type[Message], Handler] = {
+    RunAssigned: on_run_assigned,
+    RunResumed: on_run_assigned,
+    PreemptionRequested: on_preemption_requested,
+    KillRequested: on_kill_requested,
+}
+
+
+async def ack_checkpoint(tx: Tx, command: AckCheckpoint) -> AckCheckpointReply:
+    """Store a checkpoint of the live attempt; the reply comes after the commit."""
+    known = await _known(tx, command)
+    verdict = checkpoints.judge(command, known, tx.now)
+    if verdict.stored is None:
+        return AckCheckpointReply(refusal=verdict.refusal, checkpoint=verdict.repeated)
+    run = known.run
+    assert run is not None, "only a known run's checkpoint is stored"
+    store.keep_checkpoint(tx, command.task_id, verdict.stored)
+    if run.preempt_requested_at is not None and run.acked_at is None:
+        tx.put(replace(run, acked_at=tx.now))
+    tx.emit(_saved(command.task_id, verdict.stored))
+    return AckCheckpointReply(checkpoint=verdict.stored)
+
+
+async def _known(tx: Tx, command: AckCheckpoint) -> checkpoints.Known:
+    saved = await store.newest_checkpoints(tx, command.task_id)
+    wanted = (command.attempt, command.step, command.uri, command.digest)
+    return checkpoints.Known(
+        run=await tx.get(Run, command.task_id, command.attempt),
+        newest_attempt=await store.newest_attempt(tx, command.task_id),
+        last=saved[0] if saved else None,
+        same=next((c for c in saved if (c.attempt, c.step, c.uri, c.digest) == wanted), None),
+    )
+
+
+async def set_schedulable(tx: Tx, command: SetSchedulable) -> SetSchedulableReply:
+    """Cordon or uncordon a node: no new run comes to a cordoned one."""
+    row = await tx.get(NodeRow, command.node_id)
+    if row is None or row.removed:
+        error = FieldError(
+            field="node_id",
+            value=command.node_id,
+            message="is no node of the inventory",
+            fix="see `shiftwork nodes`",
+        )
+        detail = f"there is no node {command.node_id}"
+        return SetSchedulableReply(
+            refusal=Refusal(code=RefusalCode.NOT_FOUND, detail=detail, errors=(error,))
+        )
+    after = inventory.cordon(row, command.schedulable, tx.now)
+    if after != row:
+        tx.put(after)
+        tx.emit(inventory.message(after))
+    return SetSchedulableReply()
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """The launcher's commands with what they are configured by."""
+
+    runtime: str
+    reemit_runs_max: int
+
+    def table(self) -> Mapping[type[Message], CommandHandler]:
+        """Which command is answered by which function."""
+        return {
+            AckCheckpoint: ack_checkpoint,
+            SetSchedulable: set_schedulable,
+            Reemit: self.reemit,
+        }
+
+    async def reemit(self, tx: Tx, _command: Reemit) -> ReemitReply:
+        """Say the inventory again, and of every remembered run how it started and ended."""
+        rows = await store.nodes(tx)
+        events: list[Message] = [inventory.message(row) for row in rows]
+        events.append(
+            InventoryListed(
+                runtime=self.runtime,
+                node_ids=tuple(row.node_id for row in rows if not row.removed),
+                listed_at=tx.now,
+            )
+        )
+        for past in await store.newest_past_runs(tx, self.reemit_runs_max):
+            events += _told(
+                Run(
+                    past.task_id,
+                    past.attempt,
+                    RunState.FORGOTTEN,
+                    placements=past.placements,
+                    started_at=past.started_at,
+                    exit=past.exit,
+                ),
+                past.checkpoint,
+            )
+        for run in await store.all_runs(tx):
+            events += _told(run, await store.last_checkpoint(tx, run))
+        for event in events:
+            tx.emit(event)
+        return ReemitReply(events=len(events))
+
+
+def started(run: Run) -> RunStarted:
+    """The event that every process of a run exists."""
+    assert run.started_at is not None, "a started run has its time"
+    return RunStarted(
+        task_id=run.task_id,
+        attempt=run.attempt,
+        started_at=run.started_at,
+        placements=run.placements,
+    )
+
+
+def exited(run: Run, checkpoint: Checkpoint | None) -> RunExited:
+    """The event that no process of a run is left."""
+    assert run.exit is not None, "an ended run has its exit"
+    return RunExited(
+        task_id=run.task_id,
+        attempt=run.attempt,
+        exit=run.exit,
+        checkpoint=checkpoint,
+        placements=run.placements,
+    )
+
+
+def _saved(task_id: str, checkpoint: Checkpoint) -> CheckpointSaved:
+    return CheckpointSaved(task_id=task_id, attempt=checkpoint.attempt, checkpoint=checkpoint)
+
+
+def _told(run: Run, checkpoint: Checkpoint | None) -> list[Message]:
+    events: list[Message] = []
+    if run.started_at is not None:
+        events.append(started(run))
+    if checkpoint is not None:
+        events.append(_saved(run.task_id, checkpoint))
+    if run.exit is not None:
+        events.append(exited(run, checkpoint))
+    return events

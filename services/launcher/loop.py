@@ -1,0 +1,339 @@
+"""The launcher's two loops. ``reconcile`` takes turns with the handlers: it compares the rows with
+the last look at the runtime, records the facts and asks for actions, all in one transaction and
+no I/O beside. ``act`` takes no turn: it carries the actions out and looks again. Wired in
+``main.py``; what is in memory here is found again by the next look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from libs.contracts.ids import RunId
+from libs.contracts.messages import InventoryListed
+from libs.service import observe
+from libs.service.loop import Loop, Wake
+from libs.store.port import Store, Tx
+from services.launcher import store as tables
+from services.launcher.domain import inventory
+from services.launcher.domain.inventory import LeasePolicy
+from services.launcher.domain.lifecycle import LIVE
+from services.launcher.domain.model import Listing, PortLease, Run, RunState
+from services.launcher.domain.ports import PortRange
+from services.launcher.domain.reconcile import (
+    Action,
+    End,
+    Launch,
+    Look,
+    Policy,
+    Signal,
+    reconcile,
+)
+from services.launcher.environment import Site, order_of
+from services.launcher.handlers import exited, started
+from services.launcher.runtimes.port import (
+    Runtime,
+    RuntimeDeniedError,
+    RuntimeUnavailableError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The numbers of the loops."""
+
+    policy: Policy
+    leases: LeasePolicy
+    ports: PortRange
+    actions_parallel_max: int
+    retry_first_seconds: float
+    retry_most_seconds: float
+    past_keep: timedelta
+    prune_tick: timedelta
+    prune_rows_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """An action with what it takes to carry it out."""
+
+    action: Action
+    node_ids: frozenset[str]
+    run: Run | None = None
+    master_port: int = 0
+
+
+@dataclass
+class Launcher:
+    """One leader's work. Losing everything in here costs one look."""
+
+    store: Store
+    runtime: Runtime
+    site: Site
+    limits: Limits
+    look_wake: Wake = field(default_factory=Wake)
+    reconcile_wake: Wake = field(default_factory=Wake)
+
+    def __post_init__(self) -> None:
+        self.log = observe.log("launcher")
+        self._look: Look | None = None
+        self._asked: dict[RunId, Task] = {}
+        self._doing: set[Action] = set()
+        self._done: set[Action] = set()
+        self._fences: set[str] = set()
+        # Failures in a row, and when to try again, in the event loop's seconds.
+        self._failed: dict[Action, tuple[int, float]] = {}
+        self._busy_ports: set[int] = set()
+        self._last_port = 0
+        self._told_nodes: frozenset[str] | None = None
+        self._pruned_at: datetime | None = None
+        self.runtime.on_change(self.look_wake.set)
+
+    def loops(self, look_tick_seconds: float, reconcile_tick_seconds: float) -> tuple[Loop, ...]:
+        """Both loops."""
+        return (
+            Loop(
+                name="reconcile",
+                step=self.reconcile,
+                tick_seconds=reconcile_tick_seconds,
+                wake=self.reconcile_wake,
+                exclusive=True,
+            ),
+            Loop(
+                name="act",
+                step=self.act,
+                tick_seconds=look_tick_seconds,
+                wake=self.look_wake,
+                wake_on_commit=False,
+            ),
+        )
+
+    async def on_lead(self, epoch: int) -> None:
+        """Begin as a new leader: with the tables, and without any earlier look."""
+        await tables.load(self.store)
+        self._look, self._told_nodes = None, None
+        for memory in (self._asked, self._doing, self._done, self._fences, self._failed):
+            memory.clear()
+        await self.runtime.lead(epoch)
+
+    async def hold(self) -> None:
+        """Let go of the runtime when the service stops; what runs goes on."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await self.runtime.close()
+
+    # Recording
+
+    async def reconcile(self, epoch: int) -> float | None:
+        """Record what the last look shows, and ask for what is to be done."""
+        look = self._look
+        if look is None:
+            return None
+        async with self.store.transaction(epoch=epoch) as tx:
+            now = tx.now
+            runs = await tables.all_runs(tx)
+            outcome = reconcile(runs, look, now, self.limits.policy)
+            before = {run.id: run for run in runs}
+            after = before | {run.id: run for run in outcome.runs}
+            for run in outcome.runs:
+                await _record(tx, before[run.id], run)
+            stock = await self._take_stock(tx, look.listing, after.values())
+            ports = await self._lease(tx, outcome.actions)
+            await self._prune(tx)
+        # Only now is it true: before the commit, nothing was said.
+        self._told_nodes = _nodes_in_service(look.listing)
+        self._forget_done(after)
+        self._fences |= set(stock.fence)
+        for action in outcome.actions:
+            self._ask(action, after, look, ports)
+        if self._asked or self._fences:
+            self.look_wake.set()
+        return self._due_seconds([outcome.due_at, stock.due_at], now)
+
+    async def _take_stock(
+        self, tx: Tx, listing: Listing, runs: Iterable[Run]
+    ) -> inventory.Inventory:
+        rows = await tables.nodes(tx)
+        busy = {place.node_id for run in runs if run.state in LIVE for place in run.placements}
+        stock = inventory.take_stock(rows, listing, busy, tx.now, self.limits.leases)
+        for row in stock.rows:
+            tx.put(row)
+        for message in inventory.told({row.node_id: row for row in rows}, stock.rows):
+            tx.emit(message)
+        node_ids = _nodes_in_service(listing)
+        if node_ids != self._told_nodes:
+            tx.emit(
+                InventoryListed(
+                    runtime=self.runtime.name,
+                    node_ids=tuple(sorted(node_ids)),
+                    listed_at=tx.now,
+                )
+            )
+        return stock
+
+    async def _lease(self, tx: Tx, actions: Iterable[Action]) -> dict[RunId, int]:
+        """A port for every run about to be launched: the one it has, or the next free one."""
+        wanted = [action.run_id for action in actions if isinstance(action, Launch)]
+        if not wanted:
+            return {}
+        leased = await tables.leases(tx)
+        taken = {lease.port for lease in leased}
+        found = {RunId.parse(f"{lease.task_id}.{lease.attempt}"): lease.port for lease in leased}
+        for run_id in wanted:
+            port = found.get(run_id)
+            if port is not None and port not in self._busy_ports:
+                continue
+            fresh = self.limits.ports.next_free(self._last_port, taken | self._busy_ports)
+            if fresh is None:
+                self.log.warning("no free port for a gang", run=str(run_id))
+                # Ports that others held a while ago may be free again.
+                self._busy_ports.clear()
+                continue
+            if port is not None:
+                tx.delete(PortLease, port)
+            tx.put(PortLease(fresh, run_id.task_id, run_id.attempt))
+            self._last_port = fresh
+            taken.add(fresh)
+            found[run_id] = fresh
+        return found
+
+    async def _prune(self, tx: Tx) -> None:
+        if self._pruned_at is not None and tx.now < self._pruned_at + self.limits.prune_tick:
+            return
+        before = tx.now - self.limits.past_keep
+        await tables.prune(tx, before, self.limits.prune_rows_max)
+        self._pruned_at = tx.now
+
+    def _forget_done(self, runs: dict[RunId, Run]) -> None:
+        """An action that was carried out matters while its run is live."""
+        live = {run_id for run_id, run in runs.items() if run.state in LIVE}
+        self._done = {action for action in self._done if action.run_id in live}
+        for run_id in [run_id for run_id in self._asked if run_id not in runs]:
+            del self._asked[run_id]
+
+    def _ask(
+        self, action: Action, runs: dict[RunId, Run], look: Look, ports: dict[RunId, int]
+    ) -> None:
+        """Put an action on the list, unless it is under way or has just failed."""
+        run_id, run = action.run_id, runs.get(action.run_id)
+        seen = look.listing.runs.get(run_id)
+        placed = {place.node_id for place in run.placements} if run else set[str]()
+        known = frozenset(placed & look.listing.nodes.keys())
+        if seen is not None:
+            known |= seen.node_ids
+        if isinstance(action, Launch) and run_id not in ports:
+            return
+        # What is asked of a run now takes the place of what was asked before.
+        self._asked.pop(run_id, None)
+        _, not_before = self._failed.get(action, (0, 0.0))
+        if action in self._doing or not_before > asyncio.get_running_loop().time():
+            return
+        self._asked[run_id] = Task(action, known, run, ports.get(run_id, 0))
+
+    def _due_seconds(self, due: Iterable[datetime | None], now: datetime) -> float | None:
+        seconds = [(at - now).total_seconds() for at in due if at is not None]
+        loop_now = asyncio.get_running_loop().time()
+        seconds += [at - loop_now for _, at in self._failed.values()]
+        return max(0.0, min(seconds)) if seconds else None
+
+    # Acting
+
+    async def act(self, _epoch: int) -> float | None:
+        """Carry out what is asked, then look at the runtime."""
+        tasks, self._asked = list(self._asked.values()), {}
+        self._doing = {task.action for task in tasks}
+        fences, self._fences = self._fences, set()
+        gate = asyncio.Semaphore(self.limits.actions_parallel_max)
+
+        async def one(task: Task) -> Action | None:
+            async with gate:
+                return await self._carry_out(task)
+
+        await asyncio.gather(*(self._fence(node_id) for node_id in sorted(fences)))
+        done = await asyncio.gather(*(one(task) for task in tasks))
+        self._done |= {action for action in done if isinstance(action, End | Signal)}
+        listing = await self.runtime.list()
+        look = Look(listing, frozenset(self._done))
+        self._doing = set()
+        if look != self._look or tasks:
+            self._look = look
+            self.reconcile_wake.set()
+        return None
+
+    async def _carry_out(self, task: Task) -> Action | None:
+        """Do one thing; None if it did not work, which is tried again later."""
+        action, run = task.action, task.run
+        try:
+            match action:
+                case Launch():
+                    assert run is not None, "only a known run is launched"
+                    await self._launch(run, task.master_port)
+                case Signal():
+                    await self.runtime.signal(action.run_id, task.node_ids, action.signal)
+                case End():
+                    await self.runtime.end(action.run_id, task.node_ids)
+                case _:
+                    await self.runtime.forget(action.run_id, task.node_ids)
+        except (RuntimeUnavailableError, RuntimeDeniedError) as problem:
+            self._note_failure(action, problem)
+            return None
+        self._failed.pop(action, None)
+        return action
+
+    async def _launch(self, run: Run, master_port: int) -> None:
+        seen = self._look.listing.runs.get(run.id) if self._look is not None else None
+        if seen is None and not is_free(master_port):
+            self._busy_ports.add(master_port)
+            raise RuntimeUnavailableError(f"port {master_port} is taken by somebody else")
+        await self.runtime.launch(order_of(run, master_port, self.site))
+
+    async def _fence(self, node_id: str) -> None:
+        try:
+            await self.runtime.fence(node_id)
+            self.log.warning("node fenced", node=node_id)
+        except RuntimeUnavailableError as problem:
+            self.log.warning("node cannot be fenced", node=node_id, problem=str(problem))
+
+    def _note_failure(self, action: Action, problem: Exception) -> None:
+        count, _ = self._failed.get(action, (0, 0.0))
+        pause = min(
+            self.limits.retry_most_seconds, self.limits.retry_first_seconds * 2.0 ** min(count, 16)
+        )
+        self._failed[action] = (count + 1, asyncio.get_running_loop().time() + pause)
+        self.log.warning(
+            "not done, trying again",
+            action=type(action).__name__.lower(),
+            run=str(action.run_id),
+            problem=str(problem),
+        )
+
+
+def _nodes_in_service(listing: Listing) -> frozenset[str]:
+    return frozenset(node_id for node_id, node in listing.nodes.items() if not node.retired)
+
+
+async def _record(tx: Tx, before: Run, after: Run) -> None:
+    """Write one run's new row, and say what is new about it."""
+    if before.started_at is None and after.started_at is not None:
+        tx.emit(started(after))
+    if before.exit is None and after.exit is not None:
+        tx.emit(exited(after, await tables.last_checkpoint(tx, after)))
+    if after.state is RunState.FORGOTTEN:
+        await tables.forget(tx, after)
+    else:
+        tx.put(after)
+
+
+def is_free(port: int) -> bool:
+    """Whether a gang's rendezvous could listen on this port now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

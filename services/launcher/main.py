@@ -1,0 +1,93 @@
+"""Wires the launcher. Production, the all-in-one and the simulation call this same ``build``."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+from libs.service.shape import Ports, Service
+from libs.service.wiring import Wiring
+from services.launcher.domain.inventory import LeasePolicy
+from services.launcher.domain.ports import PortRange
+from services.launcher.domain.reconcile import Policy
+from services.launcher.environment import Site
+from services.launcher.handlers import HANDLERS, Commands
+from services.launcher.loop import Launcher, Limits
+from services.launcher.machine import find_gpus, plan_nodes, task_person
+from services.launcher.runtimes.node_client import Machine
+from services.launcher.runtimes.port import Runtime
+from services.launcher.runtimes.process import ProcessRuntime
+from services.launcher.settings import LauncherSettings
+from services.launcher.tables import TABLES
+
+
+def build(settings: LauncherSettings, ports: Ports, *, runtime: Runtime | None = None) -> Service:
+    """The service, not running. ``runtime`` takes the place of this machine (the simulation)."""
+    runtime = runtime or process_runtime(settings)
+    launcher = Launcher(
+        store=ports.store, runtime=runtime, site=_site(settings), limits=_limits(settings)
+    )
+    commands = Commands(runtime=runtime.name, reemit_runs_max=settings.reemit_runs_max)
+    return Service(
+        name="launcher",
+        ports=ports,
+        handlers=HANDLERS,
+        commands=commands.table(),
+        loops=launcher.loops(settings.look_tick_seconds, settings.reconcile_tick_seconds),
+        on_lead=launcher.on_lead,
+        tasks=(launcher.hold,),
+    )
+
+
+def process_runtime(settings: LauncherSettings) -> ProcessRuntime:
+    """This machine as a runtime."""
+    machine = Machine(
+        folder=settings.data_folder,
+        user=task_person(settings.task_user).user,
+        call_seconds=settings.supervisor_call_seconds,
+        idle_seconds=settings.supervisor_idle_seconds,
+        listing_seconds=settings.look_tick_seconds,
+    )
+    # With virtual nodes, GPUs are not asked for: the slots stand for nothing real.
+    gpus = find_gpus() if settings.virtual_nodes == 0 else None
+    return ProcessRuntime(machine, plan_nodes(settings, gpus))
+
+
+def _site(settings: LauncherSettings) -> Site:
+    person = task_person(settings.task_user)
+    return Site(
+        url=settings.task_url,
+        token_key=settings.run_token_key(),
+        path=settings.task_path,
+        home=person.home,
+        user=person.name,
+        lang=settings.task_lang,
+        master_addr=settings.master_addr,
+    )
+
+
+def _limits(settings: LauncherSettings) -> Limits:
+    return Limits(
+        policy=Policy(exit_grace=timedelta(seconds=settings.exit_grace_seconds)),
+        leases=LeasePolicy(
+            lease=timedelta(seconds=settings.lease_seconds),
+            fence=timedelta(seconds=settings.fence_seconds),
+        ),
+        ports=PortRange(settings.master_port_first, settings.master_port_last),
+        actions_parallel_max=settings.actions_parallel_max,
+        retry_first_seconds=settings.retry_first_seconds,
+        retry_most_seconds=settings.retry_most_seconds,
+        past_keep=timedelta(seconds=settings.past_keep_seconds),
+        prune_tick=timedelta(seconds=settings.prune_tick_seconds),
+        prune_rows_max=settings.prune_rows_max,
+    )
+
+
+WIRING = Wiring(
+    name="launcher",
+    settings=LauncherSettings,
+    build=build,
+    tables=TABLES,
+    migrations=Path(__file__).with_name("migrations"),
+    hears=tuple(HANDLERS),
+)

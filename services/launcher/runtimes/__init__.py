@@ -1,0 +1,1 @@
+"""Where ranks really run: the port, and its adapters."""

@@ -1,0 +1,370 @@
+"""A cluster in memory, for the simulation and for tests: real behaviour on the event loop's time,
+nothing real behind it.
+
+``FakeCluster`` stands for the machines: it outlives launchers. ``FakeRuntime`` is one launcher's
+handle on it, with that launcher's epoch. Ranks are played by a ``Script``; nodes can fall silent
+with their processes alive (a partition) or dead (a power cut), calls can fail before or after they
+take effect. Everything random comes from one seeded generator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from random import Random
+from typing import Protocol
+
+from libs.contracts.ids import RunId
+from libs.contracts.messages import Node
+from libs.service.loop import pause
+from services.launcher.domain.model import (
+    Listing,
+    ObservedNode,
+    ObservedRank,
+    ObservedRun,
+    RankState,
+)
+from services.launcher.runtimes.port import (
+    RankOrder,
+    RunOrder,
+    RuntimeDeniedError,
+    RuntimeUnavailableError,
+)
+
+PREEMPTED_CODE, SUPERSEDED_CODE, KILL_SIGNAL = 75, 1, 9
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """How a task behaves. Steps go on from the checkpoint that the run was given."""
+
+    steps: int = 10
+    step_seconds: float = 1.0
+    # Save after every so many steps; 0: only when asked to hand over.
+    save_every: int = 0
+    save_seconds: float = 0.0
+    code: int = 0
+    # The rank that ends with ``code``; None: all of them do.
+    failing_rank: int | None = None
+    # False: goes on as if nobody had asked.
+    obeys_preemption: bool = True
+    # False: survives the preemption signal (signal mode).
+    obeys_signal: bool = True
+
+
+class Platform(Protocol):
+    """What a played program can say and ask, as its SDK would."""
+
+    def should_preempt(self, run_id: RunId) -> bool:
+        """Whether the run was asked to hand over."""
+        ...
+
+    async def save(self, run_id: RunId, step: int) -> bool:
+        """Acknowledge a checkpoint; False if this attempt is no longer the live one."""
+        ...
+
+
+@dataclass
+class FakeRank:
+    """One process."""
+
+    order: RankOrder
+    started_at: datetime
+    exited_at: datetime | None = None
+    code: int | None = None
+    signal: int | None = None
+    lost: bool = False
+    # Signals that were sent to it.
+    signals: list[int] = field(default_factory=list[int])
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self.exited_at is None
+
+
+@dataclass
+class FakeRun:
+    """One gang as the cluster knows it."""
+
+    run_id: RunId
+    ended: set[str] = field(default_factory=set[str])
+    ranks: dict[int, FakeRank] = field(default_factory=dict[int, FakeRank])
+    world_size: int = 0
+    played: asyncio.Task[None] | None = None
+
+
+class FakeCluster:
+    """The machines. ``run`` plays the programs and has to be kept running by the world."""
+
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        *,
+        platform: Platform,
+        script_of: Callable[[RunOrder], Script],
+        now: Callable[[], datetime],
+        rng: Random,
+    ) -> None:
+        self.nodes = {node.id: node for node in nodes}
+        self.platform = platform
+        self.script_of = script_of
+        self.now = now
+        self.rng = rng
+        self.epoch = 0
+        self.runs: dict[RunId, FakeRun] = {}
+        # Nodes that do not answer; those of them that are known to be cleared.
+        self.silent: set[str] = set()
+        self.fenced: set[str] = set()
+        # How likely a call fails, before or after it took effect.
+        self.failure_rate = 0.0
+        # Ranks take up to so long to die or to leave.
+        self.exit_seconds_max = 0.05
+        self.hints: list[Callable[[], None]] = []
+        # Every start of a process ever: (run, rank), for checkers.
+        self.starts: list[tuple[RunId, int]] = []
+        self._to_play: asyncio.Queue[tuple[FakeRun, RunOrder]] = asyncio.Queue()
+
+    async def run(self) -> None:
+        """Play programs until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                run, order = await self._to_play.get()
+                run.played = group.create_task(self._play(run, order))
+
+    # Faults
+
+    def power_off(self, node_id: str) -> None:
+        """The node is gone with all its processes; nobody has seen them end."""
+        self.silent.add(node_id)
+        self.lose_ranks(node_id)
+        self.changed()
+
+    def lose_ranks(self, node_id: str) -> None:
+        """Everything on a node is gone, with nobody there to learn how it ended."""
+        for run in self.runs.values():
+            for rank in run.ranks.values():
+                if rank.order.node_id == node_id and rank.running:
+                    rank.exited_at, rank.lost = self.now(), True
+                    run.ended.add(node_id)
+
+    def silence(self, node_id: str) -> None:
+        """The node does not answer; what runs there goes on."""
+        self.silent.add(node_id)
+        self.changed()
+
+    def heal(self, node_id: str) -> None:
+        """The node answers again."""
+        self.silent.discard(node_id)
+        self.fenced.discard(node_id)
+        self.changed()
+
+    def tells(self, node_id: str) -> bool:
+        """Whether what is on the node can be known."""
+        return node_id not in self.silent or node_id in self.fenced
+
+    def changed(self) -> None:
+        """Hint every launcher."""
+        for hint in self.hints:
+            hint()
+
+    # Programs
+
+    def launch(self, order: RunOrder) -> None:
+        """Start the ranks that do not exist yet."""
+        run = self.runs.setdefault(order.run_id, FakeRun(order.run_id))
+        for rank in order.ranks:
+            if rank.rank not in run.ranks:
+                run.ranks[rank.rank] = FakeRank(rank, self.now())
+                self.starts.append((order.run_id, rank.rank))
+        run.world_size = max(run.world_size, len(order.ranks))
+        if run.played is None and len(run.ranks) == run.world_size:
+            self._to_play.put_nowait((run, order))
+        self.changed()
+
+    def kill(self, run: FakeRun, node_id: str) -> None:
+        """SIGKILL to what runs of it on a node."""
+        for rank in run.ranks.values():
+            if rank.order.node_id == node_id and rank.running:
+                rank.exited_at, rank.signal = self.now(), KILL_SIGNAL
+        self.changed()
+
+    async def _play(self, run: FakeRun, order: RunOrder) -> None:
+        """One gang's program: rank 0 saves; a rank that was ended does no more."""
+        script, step = self.script_of(order), _first_step(order)
+        while step < script.steps:
+            await pause(script.step_seconds)
+            if not any(rank.running for rank in run.ranks.values()):
+                return None
+            step += 1
+            if self._signalled(run, script):
+                return await self._leave(run, lambda rank: (None, rank.signals[-1]))
+            asked = script.obeys_preemption and self.platform.should_preempt(run.run_id)
+            if asked or (script.save_every and step % script.save_every == 0):
+                await pause(script.save_seconds)
+                if not run.ranks[0].running:
+                    continue
+                if not await self.platform.save(run.run_id, step):
+                    return await self._leave(run, lambda _: (SUPERSEDED_CODE, None))
+            if asked:
+                return await self._leave(run, lambda _: (PREEMPTED_CODE, None))
+        return await self._leave(run, lambda rank: (_code(script, rank), None))
+
+    def _signalled(self, run: FakeRun, script: Script) -> bool:
+        return script.obeys_signal and any(rank.signals for rank in run.ranks.values())
+
+    async def _leave(
+        self, run: FakeRun, ending: Callable[[FakeRank], tuple[int | None, int | None]]
+    ) -> None:
+        for rank in run.ranks.values():
+            await pause(self.rng.uniform(0, self.exit_seconds_max))
+            if rank.running:
+                rank.exited_at = self.now()
+                rank.code, rank.signal = ending(rank)
+                self.changed()
+
+
+def _first_step(order: RunOrder) -> int:
+    saved = json.loads(order.ranks[0].context).get("resume_from")
+    return int(saved["step"]) if saved else 0
+
+
+def _code(script: Script, rank: FakeRank) -> int:
+    fails = script.failing_rank in (None, rank.order.rank)
+    return script.code if fails else 0
+
+
+class FakeRuntime:
+    """``port.Runtime`` on a ``FakeCluster``, for one launcher."""
+
+    name = "fake"
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._cluster = cluster
+        self._epoch = 0
+        self._hint: Callable[[], None] | None = None
+
+    async def lead(self, epoch: int) -> None:
+        """See ``port.Runtime``."""
+        self._epoch = epoch
+        self._cluster.epoch = max(self._cluster.epoch, epoch)
+
+    async def launch(self, order: RunOrder) -> None:
+        """See ``port.Runtime``."""
+        run = self._cluster.runs.get(order.run_id)
+        reachable = [rank for rank in order.ranks if rank.node_id not in self._cluster.silent]
+        if run is not None and run.ended & {rank.node_id for rank in order.ranks}:
+            raise RuntimeDeniedError(f"run {order.run_id} was ended")
+        await self._call([], lambda: self._cluster.launch(RunOrder(order.run_id, tuple(reachable))))
+        if len(reachable) < len(order.ranks):
+            raise RuntimeUnavailableError("a node of the gang does not answer")
+
+    async def signal(self, run_id: RunId, node_ids: frozenset[str], signal: int) -> None:
+        """See ``port.Runtime``."""
+
+        def send() -> None:
+            run = self._cluster.runs.get(run_id)
+            for rank in run.ranks.values() if run else ():
+                if rank.order.node_id in node_ids and rank.running:
+                    rank.signals.append(signal)
+
+        await self._call(node_ids, send)
+
+    async def end(self, run_id: RunId, node_ids: frozenset[str]) -> None:
+        """See ``port.Runtime``."""
+
+        def end() -> None:
+            run = self._cluster.runs.setdefault(run_id, FakeRun(run_id))
+            for node_id in filter(self._cluster.tells, sorted(node_ids)):
+                run.ended.add(node_id)
+                self._cluster.kill(run, node_id)
+
+        await self._call(node_ids, end)
+
+    async def forget(self, run_id: RunId, node_ids: frozenset[str]) -> None:
+        """See ``port.Runtime``."""
+
+        def forget() -> None:
+            run = self._cluster.runs.get(run_id)
+            if run is None or not all(map(self._cluster.tells, node_ids)):
+                return
+            if any(rank.running for rank in run.ranks.values()):
+                raise RuntimeUnavailableError(f"run {run_id} is not over")
+            del self._cluster.runs[run_id]
+            self._cluster.changed()
+
+        await self._call(node_ids, forget)
+
+    async def fence(self, node_id: str) -> None:
+        """See ``port.Runtime``. The node stays silent, but what ran there is seen gone."""
+        await self._call([], lambda: None)
+        self._cluster.lose_ranks(node_id)
+        self._cluster.fenced.add(node_id)
+        self._cluster.changed()
+
+    async def list(self) -> Listing:
+        """See ``port.Runtime``."""
+        cluster = self._cluster
+        nodes = {
+            node_id: ObservedNode(
+                node.model_copy(update={"ready": node_id not in cluster.silent}),
+                problem="silent" if node_id in cluster.silent else "",
+            )
+            for node_id, node in cluster.nodes.items()
+        }
+        runs = {run_id: seen for run_id in cluster.runs if (seen := self._see(run_id)) is not None}
+        return Listing(nodes, runs)
+
+    def on_change(self, hint: Callable[[], None]) -> None:
+        """See ``port.Runtime``."""
+        self._hint = hint
+        self._cluster.hints.append(hint)
+
+    async def close(self) -> None:
+        """See ``port.Runtime``."""
+        if self._hint is not None and self._hint in self._cluster.hints:
+            self._cluster.hints.remove(self._hint)
+
+    def _see(self, run_id: RunId) -> ObservedRun | None:
+        """What the nodes that answer tell of a run."""
+        run = self._cluster.runs[run_id]
+        ranks = {
+            number: _observed(rank)
+            for number, rank in run.ranks.items()
+            if self._cluster.tells(rank.order.node_id)
+        }
+        where = {rank.node_id for rank in ranks.values()}
+        where |= set(filter(self._cluster.tells, run.ended))
+        return ObservedRun(run_id, ranks, frozenset(where)) if where else None
+
+    async def _call(self, node_ids: Iterable[str], effect: Callable[[], None]) -> None:
+        """Carry out an order as a network would: perhaps not, perhaps without an answer."""
+        cluster = self._cluster
+        # Give the loop a turn, as a real call does.
+        await pause(0)
+        if cluster.rng.random() < cluster.failure_rate / 2:
+            raise RuntimeUnavailableError("the call was lost")
+        if self._epoch < cluster.epoch:
+            raise RuntimeDeniedError("a newer leader commands this cluster")
+        effect()
+        silent = sorted(node_id for node_id in node_ids if not cluster.tells(node_id))
+        if silent:
+            raise RuntimeUnavailableError(f"{', '.join(silent)} does not answer")
+        if cluster.rng.random() < cluster.failure_rate / 2:
+            raise RuntimeUnavailableError("the answer was lost")
+
+
+def _observed(rank: FakeRank) -> ObservedRank:
+    over = RankState.LOST if rank.lost else RankState.EXITED
+    return ObservedRank(
+        rank=rank.order.rank,
+        node_id=rank.order.node_id,
+        state=RankState.RUNNING if rank.running else over,
+        code=None if rank.lost else rank.code,
+        signal=None if rank.lost else rank.signal,
+        started_at=rank.started_at,
+        exited_at=rank.exited_at,
+    )

@@ -1,0 +1,193 @@
+"""A control group per rank, where this machine lets us make one: ends everything in it at once
+(version 2), and limits memory and CPU (version 2 or 1).
+
+Used by ``ranks.py``. What cannot be had is said once in ``warnings``, for ``doctor`` and the
+node's labels; ranks then run without limits and are ended by process group and descent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, field
+
+CPU_PERIOD_US, CPU_QUOTA_US_MIN = 100_000, 1_000
+
+
+@dataclass
+class Cgroups:
+    """The folders in which this node's groups are made; empty where there is none."""
+
+    name: str
+    unified: str = ""
+    memory: str = ""
+    cpu: str = ""
+    # Whether the unified hierarchy has the controllers itself.
+    unified_limits: bool = False
+    warnings: list[str] = field(default_factory=list[str])
+
+    @property
+    def can_limit(self) -> bool:
+        """Whether CPU and memory limits are enforced."""
+        return self.unified_limits or bool(self.memory and self.cpu)
+
+    def create(self, rank: str, cpus: float | None, memory_bytes: int | None) -> list[str]:
+        """Make a rank's groups with its limits; returns those that its process has to join. A
+        version 1 hierarchy is used only for a limit, because joining costs time."""
+        found = [f"{self.unified}/{rank}"] if self.unified else []
+        if memory_bytes is not None:
+            root = self.unified if self.unified_limits else self.memory
+            name = "memory.max" if self.unified_limits else "memory.limit_in_bytes"
+            found += _limited(root, rank, name, str(memory_bytes))
+        if cpus is not None:
+            quota = max(CPU_QUOTA_US_MIN, int(cpus * CPU_PERIOD_US))
+            root = self.unified if self.unified_limits else self.cpu
+            name = "cpu.max" if self.unified_limits else "cpu.cfs_quota_us"
+            text = f"{quota} {CPU_PERIOD_US}" if self.unified_limits else str(quota)
+            found += _limited(root, rank, name, text)
+        for folder in found:
+            _mkdir(folder)
+        return list(dict.fromkeys(found))
+
+    def join(self, folders: list[str], pid: int) -> None:
+        """Put a process, and all that it will start, into its rank's groups."""
+        for folder in folders:
+            _write(f"{folder}/cgroup.procs", str(pid))
+
+    def kill(self, rank: str) -> None:
+        """SIGKILL to everything in the group (version 2 only)."""
+        if self.unified:
+            with contextlib.suppress(OSError):
+                _write(f"{self.unified}/{rank}/cgroup.kill", "1")
+
+    def populated(self, rank: str) -> bool | None:
+        """Whether any process is left in the group; None if that cannot be known here."""
+        if not self.unified:
+            return None
+        try:
+            with open(f"{self.unified}/{rank}/cgroup.events", encoding="ascii") as file:  # noqa: PTH123 - as above
+                return "populated 1" in file.read()
+        except FileNotFoundError:
+            return None
+
+    def ran_out_of_memory(self, rank: str) -> bool:
+        """Whether the kernel ended a process of the group at its memory limit."""
+        root, name = (
+            (self.unified, "memory.events")
+            if self.unified_limits
+            else (self.memory, "memory.oom_control")
+        )
+        try:
+            with open(f"{root}/{rank}/{name}", encoding="ascii") as file:  # noqa: PTH123 - as above
+                lines = [line.split() for line in file]
+        except OSError:
+            return False
+        return any(line[0] == "oom_kill" and line[1] != "0" for line in lines)
+
+    def remove(self, rank: str) -> None:
+        """Take the rank's empty group away."""
+        for root in {self.unified, self.memory, self.cpu} - {""}:
+            with contextlib.suppress(OSError):
+                os.rmdir(f"{root}/{rank}")  # noqa: PTH106 - as above
+
+    def close(self) -> None:
+        """Take the node's own folders away, if nothing is in them."""
+        for root in {self.unified, self.memory, self.cpu} - {""}:
+            with contextlib.suppress(OSError):
+                os.rmdir(root)  # noqa: PTH106 - as above
+
+
+def find(name: str) -> Cgroups:
+    """See what this machine offers below our own control groups, and make the node's folders."""
+    found = Cgroups(name)
+    mounts, own = _mounts(), _own()
+    if "" in mounts and "" in own:
+        found.unified = _make(mounts[""] + own[""].rstrip("/"), name, ("cgroup.kill",))
+    if found.unified:
+        found.unified_limits = _enable(found.unified)
+    if not found.unified_limits:
+        for controller, probe in (("memory", "memory.limit_in_bytes"), ("cpu", "cpu.cfs_quota_us")):
+            if controller in mounts and controller in own:
+                base = mounts[controller] + own[controller].rstrip("/")
+                setattr(found, controller, _make(base, name, (probe,)))
+    if not found.unified:
+        found.warnings.append(
+            "no writable control group (version 2): a rank's processes are found by group and"
+            " descent, so one that hides its descent may outlive it"
+        )
+    if not found.can_limit:
+        found.warnings.append(
+            "no writable memory and cpu control groups: CPU and memory limits of tasks are not"
+            " enforced; run as root, or give the service a delegated control group"
+        )
+    return found
+
+
+def _make(base: str, name: str, needs: tuple[str, ...]) -> str:
+    folder = f"{base}/{name}"
+    try:
+        _mkdir(folder)
+        # Made, but of no use if we may not move processes into it.
+        usable = all(os.access(f"{folder}/{file}", os.W_OK) for file in ("cgroup.procs", *needs))
+    except OSError:
+        return ""
+    if not usable or not os.access(f"{base}/cgroup.procs", os.W_OK):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)  # noqa: PTH106 - as above
+        return ""
+    return folder
+
+
+def _enable(folder: str) -> bool:
+    """Hand memory and cpu down to the ranks' groups, where our own group has them."""
+    for control in ("memory", "cpu"):
+        try:
+            with open(f"{folder}/cgroup.controllers", encoding="ascii") as file:  # noqa: PTH123 - as above
+                if control not in file.read().split():
+                    return False
+            _write(f"{folder}/cgroup.subtree_control", f"+{control}")
+        except OSError:
+            return False
+    return True
+
+
+def _mounts() -> dict[str, str]:
+    """Mount point by controller; the unified hierarchy is the empty name."""
+    found: dict[str, str] = {}
+    with open("/proc/self/mounts", encoding="utf-8") as file:  # noqa: PTH123 - as above
+        for line in file:
+            _, where, kind, options, *_ = line.split()
+            if kind == "cgroup2":
+                found.setdefault("", where)
+            elif kind == "cgroup":
+                found |= dict.fromkeys(options.split(","), where)
+    return found
+
+
+def _own() -> dict[str, str]:
+    """Our own group's path by controller."""
+    found: dict[str, str] = {}
+    with open("/proc/self/cgroup", encoding="utf-8") as file:  # noqa: PTH123 - as above
+        for line in file:
+            _, controllers, path = line.rstrip("\n").split(":", 2)
+            found |= dict.fromkeys(controllers.split(","), path)
+    return found
+
+
+def _limited(root: str, rank: str, name: str, text: str) -> list[str]:
+    """Set one limit of a rank's group, where this machine has it."""
+    if not root:
+        return []
+    _mkdir(f"{root}/{rank}")
+    _write(f"{root}/{rank}/{name}", text)
+    return [f"{root}/{rank}"]
+
+
+def _mkdir(folder: str) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder)  # noqa: PTH102 - small imports
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="ascii") as file:  # noqa: PTH123 - as above
+        file.write(text)

@@ -1,0 +1,137 @@
+"""Reading /proc: who a process is, who its children are, which group it belongs to.
+
+Used by ``ranks.py`` to name processes beyond doubt (a pid alone is never enough: numbers come
+again) and to find everything that a rank has started.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+
+STATE, PPID, PGRP, SESSION, START = 0, 1, 2, 3, 19
+
+
+@dataclass(frozen=True)
+class Stat:
+    """One process. ``ticks``: when it began, in clock ticks since boot."""
+
+    pid: int
+    state: str
+    ppid: int
+    pgrp: int
+    session: int
+    ticks: int
+
+    @property
+    def alive(self) -> bool:
+        """False for a zombie: it holds nothing any more."""
+        return self.state not in "ZX"
+
+
+def boot_id() -> str:
+    """The name of this boot; start times mean nothing in another."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123 - small imports
+        return file.read().strip()
+
+
+def stat(pid: int) -> Stat | None:
+    """What /proc says about a process, or None if there is none."""
+    raw = _read(f"/proc/{pid}/stat")
+    if not raw:
+        return None
+    # The name in parentheses may hold anything, also spaces and parentheses.
+    fields = raw[raw.rindex(b")") + 2 :].split()
+    return Stat(
+        pid=pid,
+        state=fields[STATE].decode(),
+        ppid=int(fields[PPID]),
+        pgrp=int(fields[PGRP]),
+        session=int(fields[SESSION]),
+        ticks=int(fields[START]),
+    )
+
+
+def signature(pid: int) -> str:
+    """A living process's name beyond doubt: number, start time, boot."""
+    found = stat(pid)
+    assert found is not None, "asked for a process that lives"
+    return f"{pid} {found.ticks} {boot_id()}"
+
+
+def by_signature(text: str) -> Stat | None:
+    """The process with this signature, if it still lives."""
+    try:
+        pid, ticks, boot = text.split()
+        found = stat(int(pid))
+    except ValueError:
+        return None
+    if found is None or found.ticks != int(ticks) or boot != boot_id():
+        return None
+    return found if found.alive else None
+
+
+def kill(member: Stat) -> None:
+    """SIGKILL to exactly this process: the descriptor holds it, the start time proves it."""
+    try:
+        fd = os.pidfd_open(member.pid)
+    except ProcessLookupError:
+        return
+    try:
+        now = stat(member.pid)
+        if now is not None and now.ticks == member.ticks:
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(fd)
+
+
+def everyone() -> list[Stat]:
+    """Every process there is."""
+    found = (stat(int(name)) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208 - as above
+    return [one for one in found if one is not None]
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process, those of all its threads; may miss some that come or go."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - as above
+    except OSError:
+        return []
+    return [
+        int(child)
+        for thread in threads
+        for child in _read(f"/proc/{pid}/task/{thread}/children").split()
+    ]
+
+
+def descendants(pid: int) -> list[Stat]:
+    """Everything below a process."""
+    found: list[Stat] = []
+    todo = children(pid)
+    while todo:
+        child = stat(todo.pop())
+        if child is not None:
+            found.append(child)
+            todo += children(child.pid)
+    return found
+
+
+def has_variable(pid: int, variable: bytes) -> bool:
+    """True if the process was started with ``NAME=value`` in its environment."""
+    return variable in _read(f"/proc/{pid}/environ").split(b"\0")
+
+
+def can_list_children() -> bool:
+    """Whether this kernel tells the children of a process."""
+    return os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # noqa: PTH110 - as above
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - as above
+            return file.read()
+    except OSError:
+        return b""

@@ -1,0 +1,146 @@
+"""Start one process behind a gate: it exists, but runs nothing until its record is on disk.
+
+Used by ``ranks.py``. If the supervisor dies before it opens the gate, the child reads the end of
+the pipe and leaves: a process that nobody has recorded never becomes a rank.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+NOT_FOUND_CODE, NOT_RUN_CODE = 127, 126
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """As whom a rank runs."""
+
+    uid: int
+    gid: int
+    groups: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the child becomes."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str
+    output: str
+    # None: as the supervisor.
+    identity: Identity | None
+
+
+@dataclass(frozen=True)
+class Gated:
+    """A child that waits."""
+
+    pid: int
+    gate: int
+
+    def open(self) -> None:
+        """Let it run; a child that is gone already is found by its exit."""
+        try:
+            os.write(self.gate, b"!")
+        except BrokenPipeError:
+            pass
+        finally:
+            os.close(self.gate)
+
+
+def spawn(program: Program, warning: str = "") -> Gated:
+    """Fork a child in a session of its own that waits for its gate. OSError if there is none.
+    The warning, if any, is the first line of its output."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    output = os.open(program.output, flags, 0o600)
+    if warning:
+        os.write(output, f"shiftwork: {warning}\n".encode())
+    reader, gate = os.pipe()
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become(program, reader, gate, output)
+    except OSError:
+        os.close(gate)
+        raise
+    finally:
+        os.close(reader)
+        os.close(output)
+    return Gated(pid, gate)
+
+
+def _become(program: Program, reader: int, gate: int, output: int) -> NoReturn:
+    """The child: never returns, never runs the parent's code."""
+    code = NOT_RUN_CODE
+    try:
+        os.setsid()
+        os.close(gate)
+        if not os.read(reader, 1):
+            os._exit(code)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        _restore_signals()
+        code = _exec(program)
+    except BaseException as error:  # noqa: BLE001 - said in the output, whatever it is
+        _say(f"cannot start: {error}")
+    os._exit(code)
+
+
+def _restore_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        # Numbers that the C library keeps for itself refuse.
+        try:
+            if signal.getsignal(number) is not signal.SIG_DFL:
+                signal.signal(number, signal.SIG_DFL)
+        except (OSError, ValueError):
+            continue
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _exec(program: Program) -> int:
+    """Become the program; the code to exit with if that fails, which the output explains."""
+    os.umask(0o022)
+    who = program.identity
+    if who is not None:
+        os.setgroups(list(who.groups))
+        os.setgid(who.gid)
+        os.setuid(who.uid)
+    try:
+        os.chdir(program.cwd)
+    except OSError as error:
+        _say(f"cannot use the working directory {program.cwd}: {error.strerror}")
+        return NOT_RUN_CODE
+    if not program.argv:
+        _say("the task has no command")
+        return NOT_FOUND_CODE
+    name, refused = program.argv[0], ""
+    for candidate in _candidates(name, program.env.get("PATH", DEFAULT_PATH)):
+        try:
+            os.execve(candidate, list(program.argv), program.env)  # noqa: S606 - a task's own command
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            refused = refused or f"cannot run {candidate}: {error.strerror}"
+    if refused:
+        _say(refused)
+        return NOT_RUN_CODE
+    _say(f"cannot run {name}: no such command on PATH, or its interpreter is missing")
+    return NOT_FOUND_CODE
+
+
+def _candidates(name: str, path: str) -> list[str]:
+    if "/" in name:
+        return [name]
+    return [f"{folder or '.'}/{name}" for folder in path.split(":")]
+
+
+def _say(text: str) -> None:
+    os.write(2, f"shiftwork: {text}\n".encode(errors="replace"))

@@ -1,0 +1,97 @@
+"""Where ranks run, as the launcher's loop sees it. Adapters: ``process`` (this machine), ``fake``
+(the simulation). ``tests/contract/test_runtime.py`` holds every adapter to this.
+
+Each call may be repeated: the run's id is its name, so a second launch finds the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from libs.contracts.ids import RunId
+from services.launcher.domain.model import Listing
+
+
+class RuntimeUnavailableError(Exception):
+    """A node or the runtime did not do it now; asking again later is right."""
+
+
+class RuntimeDeniedError(Exception):
+    """A newer leader commands this runtime, or the run was ended before it began."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankOrder:
+    """One rank, complete: the runtime chooses nothing."""
+
+    rank: int
+    node_id: str
+    argv: tuple[str, ...]
+    # The whole environment; the runtime inherits nothing into it. SHIFTWORK_CONTEXT and
+    # CUDA_VISIBLE_DEVICES are filled in by the runtime, which knows paths and devices.
+    env: Mapping[str, str]
+    gpus: tuple[int, ...]
+    # Empty: the run's own folder.
+    cwd: str
+    # Content of the context file, which only the task may read.
+    context: str
+    cpus: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunOrder:
+    """A gang."""
+
+    run_id: RunId
+    ranks: tuple[RankOrder, ...]
+
+
+class Runtime(Protocol):
+    """What a runtime can do."""
+
+    @property
+    def name(self) -> str:
+        """``process`` or ``kubernetes``; the simulation's has a name of its own."""
+        ...
+
+    async def lead(self, epoch: int) -> None:
+        """Act for the leader of this epoch: orders of earlier ones are refused from now on."""
+        ...
+
+    async def launch(self, order: RunOrder) -> None:
+        """Start every rank that does not exist yet; returns when each process exists.
+        RuntimeDeniedError if the run was ended before it began."""
+        ...
+
+    async def signal(self, run_id: RunId, node_ids: frozenset[str], signal: int) -> None:
+        """Send a signal to each rank's main process that runs."""
+        ...
+
+    async def end(self, run_id: RunId, node_ids: frozenset[str]) -> None:
+        """Kill everything of the run; returns when every node has the order for good (a later
+        launch of this run is refused). The listing shows when it is done."""
+        ...
+
+    async def forget(self, run_id: RunId, node_ids: frozenset[str]) -> None:
+        """Drop the records of a run of which nothing runs."""
+        ...
+
+    async def fence(self, node_id: str) -> None:
+        """Make sure that nothing of earlier runs is left on a silent node, so that the listing can
+        show them lost. RuntimeUnavailableError where that cannot be known."""
+        ...
+
+    async def list(self) -> Listing:
+        """One full look: every node (silent ones as not ready) and every run known to them."""
+        ...
+
+    def on_change(self, hint: Callable[[], None]) -> None:
+        """Call ``hint`` when something may have changed; it may be missed."""
+        ...
+
+    async def close(self) -> None:
+        """Let go; what runs goes on."""
+        ...

@@ -1,0 +1,172 @@
+"""The process runtime: ranks as processes of this machine, under one supervisor per node.
+
+Used by ``loop.py`` through ``port.Runtime``. This side holds no truth: what runs is known to the
+supervisors, which outlive it; it connects, starts a supervisor where none answers, and asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from libs.contracts.ids import RunId
+from libs.contracts.messages import Node
+from services.launcher.domain.model import (
+    Listing,
+    ObservedNode,
+    ObservedRank,
+    ObservedRun,
+    RankState,
+)
+from services.launcher.runtimes.node_client import Machine, NodeClient, NodePlan
+from services.launcher.runtimes.port import (
+    RankOrder,
+    RunOrder,
+    RuntimeDeniedError,
+    RuntimeUnavailableError,
+)
+
+
+class ProcessRuntime:
+    """``port.Runtime`` on this machine."""
+
+    name = "process"
+
+    def __init__(self, machine: Machine, nodes: Iterable[NodePlan]) -> None:
+        self._machine = machine
+        self._clients = {plan.node.id: NodeClient(plan, machine, retired=False) for plan in nodes}
+        self._hint: Callable[[], None] = lambda: None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What this machine cannot do for its ranks, for ``doctor``."""
+        found = [text for client in self._clients.values() for text in client.warnings]
+        return tuple(dict.fromkeys(found))
+
+    async def lead(self, epoch: int) -> None:
+        """See ``port.Runtime``. Nodes that are no longer configured but remember runs are kept as
+        retired ones until those are over."""
+        for folder in sorted((self._machine.folder / "nodes").glob("*")):
+            if folder.name not in self._clients and (folder / "journal").is_file():
+                plan = NodePlan(Node(id=folder.name, ready=True))
+                self._clients[folder.name] = NodeClient(plan, self._machine, retired=True)
+        for client in self._clients.values():
+            client.epoch, client.hint = epoch, self._hint
+            # The next call says hello with the new epoch.
+            await client.close()
+
+    async def launch(self, order: RunOrder) -> None:
+        """See ``port.Runtime``."""
+        by_node: dict[str, list[dict[str, Any]]] = {}
+        for rank in order.ranks:
+            by_node.setdefault(rank.node_id, []).append(self._rank(rank))
+        await _all(
+            self._client(node_id).call({"op": "launch", "run": str(order.run_id), "ranks": ranks})
+            for node_id, ranks in by_node.items()
+        )
+
+    async def signal(self, run_id: RunId, node_ids: frozenset[str], signal: int) -> None:
+        """See ``port.Runtime``."""
+        await self._tell(node_ids, {"op": "signal", "run": str(run_id), "signal": signal})
+
+    async def end(self, run_id: RunId, node_ids: frozenset[str]) -> None:
+        """See ``port.Runtime``."""
+        await self._tell(node_ids, {"op": "end", "run": str(run_id)})
+
+    async def forget(self, run_id: RunId, node_ids: frozenset[str]) -> None:
+        """See ``port.Runtime``."""
+        await self._tell(node_ids, {"op": "forget", "run": str(run_id)})
+
+    async def fence(self, node_id: str) -> None:
+        """See ``port.Runtime``."""
+        await self._client(node_id).fence()
+
+    async def list(self) -> Listing:
+        """See ``port.Runtime``."""
+        clients = list(self._clients.values())
+        answers = await asyncio.gather(
+            *(client.list() for client in clients), return_exceptions=True
+        )
+        nodes: dict[str, ObservedNode] = {}
+        ranks: dict[RunId, dict[int, ObservedRank]] = {}
+        where: dict[RunId, set[str]] = {}
+        for client, answer in zip(clients, answers, strict=True):
+            node_id = client.plan.node.id
+            if isinstance(answer, RuntimeUnavailableError):
+                nodes[node_id] = self._node(client, ready=False)
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            nodes[node_id] = self._node(client, ready=True)
+            for run, seen in answer.items():
+                run_id = RunId.parse(run)
+                where.setdefault(run_id, set()).add(node_id)
+                found = ranks.setdefault(run_id, {})
+                found |= {int(rank): _observed(int(rank), node_id, seen[rank]) for rank in seen}
+        runs = {
+            run_id: ObservedRun(run_id, found, frozenset(where[run_id]))
+            for run_id, found in ranks.items()
+        }
+        return Listing(nodes, runs)
+
+    def on_change(self, hint: Callable[[], None]) -> None:
+        """See ``port.Runtime``."""
+        self._hint = hint
+        for client in self._clients.values():
+            client.hint = hint
+
+    async def close(self) -> None:
+        """See ``port.Runtime``. Supervisors with nothing to run leave."""
+        await asyncio.gather(*(client.close() for client in self._clients.values()))
+
+    async def _tell(self, node_ids: frozenset[str], request: Mapping[str, Any]) -> None:
+        await _all(self._client(node_id).call(request) for node_id in sorted(node_ids))
+
+    def _client(self, node_id: str) -> NodeClient:
+        client = self._clients.get(node_id)
+        if client is None:
+            raise RuntimeUnavailableError(f"node {node_id} is not one of this runtime")
+        return client
+
+    def _node(self, client: NodeClient, *, ready: bool) -> ObservedNode:
+        node = client.plan.node.model_copy(update={"ready": ready})
+        return ObservedNode(node, problem=client.problem, retired=client.retired)
+
+    def _rank(self, rank: RankOrder) -> dict[str, Any]:
+        devices = self._client(rank.node_id).plan.devices
+        visible = ",".join(devices[gpu] for gpu in rank.gpus) if devices else ""
+        return {
+            "rank": rank.rank,
+            "argv": rank.argv,
+            "env": {**rank.env, "CUDA_VISIBLE_DEVICES": visible},
+            "cwd": rank.cwd,
+            "context": rank.context,
+            "cpus": rank.cpus,
+            "memory_bytes": rank.memory_bytes,
+        }
+
+
+async def _all(calls: Iterable[Any]) -> None:
+    """Make every call, side by side; then raise the first failure, a denial before others."""
+    outcomes: Sequence[object] = await asyncio.gather(*calls, return_exceptions=True)
+    failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    failures.sort(key=lambda failure: not isinstance(failure, RuntimeDeniedError))
+    if failures:
+        raise failures[0]
+
+
+def _observed(rank: int, node_id: str, seen: Mapping[str, Any]) -> ObservedRank:
+    lost, exited_at = seen.get("lost", False), seen.get("exited_at")
+    over = RankState.LOST if lost else RankState.EXITED
+    return ObservedRank(
+        rank=rank,
+        node_id=node_id,
+        state=RankState.RUNNING if exited_at is None else over,
+        code=seen.get("code"),
+        signal=seen.get("signal"),
+        started_at=datetime.fromtimestamp(seen["started_at"], UTC),
+        exited_at=None if exited_at is None else datetime.fromtimestamp(exited_at, UTC),
+        note=seen.get("note", ""),
+    )

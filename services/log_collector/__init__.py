@@ -1,0 +1,1 @@
+"""log-collector: owns kept output and its index. See README.md."""

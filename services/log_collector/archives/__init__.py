@@ -1,0 +1,1 @@
+"""Where kept output lies."""

@@ -1,0 +1,169 @@
+"""What log-collector does with each event and each query.
+
+Wired in ``main.py``. Events only record who writes where and who has ended; the collector acts.
+Queries read the kept copy, also what is not recorded yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from libs.contracts.base import Message
+from libs.contracts.messages import (
+    FieldError,
+    ListLogs,
+    ListLogsReply,
+    LogInfo,
+    ReadLog,
+    ReadLogReply,
+    Refusal,
+    RefusalCode,
+    RunExited,
+    RunStarted,
+)
+from libs.service.shape import CommandHandler, Handler
+from libs.store.port import Tx
+from services.log_collector import domain, store
+from services.log_collector.archives.port import Archive, ArchiveError
+from services.log_collector.domain import Answers, OutputKey
+from services.log_collector.state import State
+from services.log_collector.store import OutputRow, RunRow
+
+LAST_LINES_BLOCK = 65_536
+
+
+async def on_run_started(tx: Tx, event: RunStarted) -> None:
+    """Note the run; its output is collected from the first byte, whenever this arrives."""
+    if await tx.get(RunRow, event.task_id, event.attempt) is None:
+        tx.put(
+            RunRow(event.task_id, event.attempt, event.placements, exited_at=None, collected=False)
+        )
+
+
+async def on_run_exited(tx: Tx, event: RunExited) -> None:
+    """Note the end; nothing is lost if this is the first thing heard of the run."""
+    row = await tx.get(RunRow, event.task_id, event.attempt)
+    if row is None:
+        placements = event.placements
+        row = RunRow(event.task_id, event.attempt, placements, exited_at=None, collected=False)
+    if row.exited_at is None:
+        tx.put(replace(row, exited_at=event.exit.exited_at))
+
+
+HANDLERS: Mapping[type[Message], Handler] = {
+    RunStarted: on_run_started,
+    RunExited: on_run_exited,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """log-collector's queries with what they read from and are bounded by."""
+
+    state: State
+    archive: Archive
+    answers: Answers
+
+    def table(self) -> Mapping[type[Message], CommandHandler]:
+        """Which query is answered by which function."""
+        return {ReadLog: self.read_log, ListLogs: self.list_logs}
+
+    async def read_log(self, tx: Tx, query: ReadLog) -> ReadLogReply:
+        """A range of one rank's output. Attempt 0 is the newest one."""
+        row = await self._run(tx, query)
+        if row is None or all(query.rank != place.rank for place in row.placements):
+            return ReadLogReply(refusal=_unknown(query))
+        key = OutputKey(row.task_id, row.attempt, query.rank)
+        known = await tx.get(OutputRow, key.task_id, key.attempt, key.rank)
+        size = self.state.size_of(key)
+        if size is None:
+            size = known.size if known else 0
+        asked = query.max_bytes if query.max_bytes > 0 else self.answers.reply_bytes_max
+        try:
+            start = await self._start(tx, query, key, size)
+            bytes_max = min(asked, self.answers.reply_bytes_max, size - start)
+            data = await self.archive.read(key, start, bytes_max) if bytes_max else b""
+        except ArchiveError as error:
+            return ReadLogReply(
+                refusal=Refusal(
+                    code=RefusalCode.UNAVAILABLE, detail=f"the log cannot be read now: {error}"
+                )
+            )
+        return ReadLogReply(
+            offset=start,
+            data=data,
+            size=size,
+            complete=bool(known and known.complete and known.size == size),
+        )
+
+    async def list_logs(self, tx: Tx, query: ListLogs) -> ListLogsReply:
+        """The outputs of a task; none if no run of it was heard of. Of very many the newest."""
+        logs: list[LogInfo] = []
+        for row in await store.newest_runs(tx, query.task_id, self.answers.list_runs_max):
+            if logs and len(logs) + len(row.placements) > self.answers.list_outputs_max:
+                break
+            known = await store.outputs_of(tx, row.task_id, row.attempt)
+            logs += [self._info(row, index, known) for index in range(len(row.placements))]
+        logs.sort(key=lambda info: (info.attempt, info.rank))
+        return ListLogsReply(logs=tuple(logs[: self.answers.list_outputs_max]))
+
+    def _info(self, row: RunRow, index: int, known: Mapping[int, OutputRow]) -> LogInfo:
+        place = row.placements[index]
+        recorded = known.get(place.rank)
+        size = self.state.size_of(OutputKey(row.task_id, row.attempt, place.rank))
+        if size is None:
+            size = recorded.size if recorded else 0
+        return LogInfo(
+            attempt=row.attempt,
+            rank=place.rank,
+            role=place.role,
+            size=size,
+            complete=bool(recorded and recorded.complete),
+            placement=place,
+        )
+
+    async def _run(self, tx: Tx, query: ReadLog) -> RunRow | None:
+        if query.attempt:
+            return await tx.get(RunRow, query.task_id, query.attempt)
+        newest = await store.newest_runs(tx, query.task_id, 1)
+        return newest[0] if newest else None
+
+    async def _start(self, tx: Tx, query: ReadLog, key: OutputKey, size: int) -> int:
+        """The first byte of the answer: by lines from the end, by time, or by offset."""
+        if query.tail_lines > 0:
+            return await self._last_lines(key, size, query.tail_lines)
+        if query.since is not None:
+            entries = {
+                entry.offset: entry for entry in await store.entries_around(tx, key, query.since)
+            }
+            entries |= {entry.offset: entry for entry in self.state.entries_of(key)}
+            return domain.start_since(list(entries.values()), query.since, size)
+        return domain.start_of_range(query.offset, size)
+
+    async def _last_lines(self, key: OutputKey, size: int, lines: int) -> int:
+        """Where the last so many lines begin, looking back at most so far."""
+        wanted = min(lines, self.answers.tail_lines_max)
+        lowest = max(0, size - self.answers.tail_bytes_max)
+        end, block = b"", LAST_LINES_BLOCK
+        start = size
+        while start > lowest:
+            before, start = start, max(lowest, start - block)
+            end = await self.archive.read(key, start, before - start) + end
+            found = domain.start_of_last_lines(end, wanted)
+            if found is not None:
+                return start + found
+            block *= 2
+        return lowest
+
+
+def _unknown(query: ReadLog) -> Refusal:
+    run = f"attempt {query.attempt}" if query.attempt else "any attempt"
+    detail = f"no output of rank {query.rank} of {run} of task {query.task_id} is known"
+    fault = FieldError(
+        field="rank",
+        value=str(query.rank),
+        message=detail,
+        fix="list a task's outputs with ListLogs; a run that has not started has none",
+    )
+    return Refusal(code=RefusalCode.NOT_FOUND, detail=detail, errors=(fault,))

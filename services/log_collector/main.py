@@ -1,0 +1,83 @@
+"""Wires log-collector. Production, the all-in-one and the simulation call this same ``build``."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+from libs.service.loop import Wake
+from libs.service.shape import Ports, Service
+from libs.service.wiring import Wiring
+from services.log_collector.archives.files import FileArchive
+from services.log_collector.archives.port import Archive
+from services.log_collector.collector import Collector
+from services.log_collector.handlers import HANDLERS, Queries
+from services.log_collector.loop import Dropping, copy_loop, drop_loop, record_loop
+from services.log_collector.recorder import Recorder
+from services.log_collector.settings import LogCollectorSettings
+from services.log_collector.sources.files import FileSource
+from services.log_collector.sources.port import LogSource
+from services.log_collector.state import SERVICE, State
+from services.log_collector.tables import TABLES
+
+
+def build(
+    settings: LogCollectorSettings,
+    ports: Ports,
+    *,
+    source: LogSource | None = None,
+    archive: Archive | None = None,
+) -> Service:
+    """The service, not running. Source and archive replace the files (in a simulation)."""
+    archive = archive or FileArchive(settings.logs_dir)
+    state, record = State(), Wake()
+    collector = Collector(
+        database=ports.store,
+        bus=ports.bus,
+        clock=ports.clock,
+        source=source or FileSource(settings.runs_dir),
+        archive=archive,
+        bounds=settings.bounds(),
+        grain=settings.grain(),
+        pace=settings.pace(),
+        state=state,
+        record=record,
+    )
+    recorder = Recorder(
+        database=ports.store,
+        clock=ports.clock,
+        archive=archive,
+        bounds=settings.bounds(),
+        state=state,
+        wake=record,
+    )
+    dropping = Dropping(
+        database=ports.store,
+        archive=archive,
+        clock=ports.clock,
+        keep=timedelta(days=settings.keep_days),
+        runs_max=settings.drop_runs_max,
+    )
+    queries = Queries(state=state, archive=archive, answers=settings.answers())
+    return Service(
+        name=SERVICE,
+        ports=ports,
+        handlers=HANDLERS,
+        commands=queries.table(),
+        loops=(
+            copy_loop(ports.store, collector),
+            record_loop(recorder),
+            drop_loop(dropping, settings.drop_tick_seconds),
+        ),
+        on_lead=collector.lead,
+    )
+
+
+WIRING = Wiring(
+    name=SERVICE,
+    settings=LogCollectorSettings,
+    build=build,
+    tables=TABLES,
+    migrations=Path(__file__).parent / "migrations",
+    hears=tuple(HANDLERS),
+)

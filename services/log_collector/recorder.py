@@ -1,0 +1,88 @@
+"""Makes what was copied count: syncs it, then says in one transaction how far that is.
+
+A loop of its own beside the collector's, because a disk may take seconds to sync a thousand files
+and live readers must not wait for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from libs.service.clock import Clock
+from libs.service.loop import Wake
+from libs.service.observe import log
+from libs.store.port import Store
+from services.log_collector.archives.port import Archive, ArchiveError
+from services.log_collector.domain import Bounds, OutputKey
+from services.log_collector.state import SERVICE, State, Tail
+from services.log_collector.store import EntryRow, OutputRow
+
+
+@dataclass
+class Recorder:
+    """The recording of one leader."""
+
+    database: Store
+    clock: Clock
+    archive: Archive
+    bounds: Bounds
+    state: State
+    # Set by the collector when an output is complete or much is unrecorded.
+    wake: Wake
+    recorded_at: datetime | None = None
+
+    async def step(self, epoch: int) -> float | None:
+        """Record what is due; returns in how many seconds to look again."""
+        try:
+            await self._record(epoch)
+        except ArchiveError as error:
+            log(SERVICE).warning("kept output cannot be synced now", problem=str(error))
+            return self.bounds.retry_seconds
+        return self.bounds.record_seconds if self.state.tails else None
+
+    async def _record(self, epoch: int) -> None:
+        now, state = self.clock.now(), self.state
+        finished = state.finished()
+        ended = any(tail.complete and not tail.closed for tail in state.tails.values())
+        if not (finished or ended or self._is_due(now)):
+            return
+        noted = [_noted(tail, now) for tail in state.tails.values() if tail.is_due]
+        # What comes while this waits for the disk is for the next time.
+        state.unrecorded_bytes = 0
+        await self.archive.sync([tail.key for tail, row, _ in noted if row.size != tail.recorded])
+        if noted or finished:
+            async with self.database.transaction(epoch=epoch) as tx:
+                for _, row, entries in noted:
+                    tx.put(row, *entries)
+                tx.put(*(replace(row, collected=True) for row in finished))
+        self.recorded_at = now
+        for tail, row, entries in noted:
+            tail.noted(row, entries)
+        for row in finished:
+            state.close(row)
+
+    def _is_due(self, now: datetime) -> bool:
+        if self.state.unrecorded_bytes >= self.bounds.record_bytes or self.recorded_at is None:
+            return True
+        waited = (now - self.recorded_at).total_seconds()
+        return not 0 <= waited < self.bounds.record_seconds
+
+
+def _noted(tail: Tail, now: datetime) -> tuple[Tail, OutputRow, list[EntryRow]]:
+    """How a tail stands at this moment."""
+    key: OutputKey = tail.key
+    row = OutputRow(
+        task_id=key.task_id,
+        attempt=key.attempt,
+        rank=key.rank,
+        size=tail.size,
+        full=tail.full,
+        complete=tail.complete,
+        recorded_at=now,
+    )
+    entries = [
+        EntryRow(key.task_id, key.attempt, key.rank, entry.offset, entry.first_at, entry.last_at)
+        for entry in tail.changed.values()
+    ]
+    return tail, row, entries

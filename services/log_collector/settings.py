@@ -1,0 +1,101 @@
+"""What log-collector is told: where output comes from and goes to, and every limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from libs.service.settings import BaseServiceSettings
+from services.log_collector.domain import Answers, Bounds, IndexGrain, Pace
+
+
+class LogCollectorSettings(BaseServiceSettings):
+    """Environment variables ``SHIFTWORK_LOG_COLLECTOR_…``."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="ignore", env_prefix="SHIFTWORK_LOG_COLLECTOR_"
+    )
+
+    # Where the supervisors of the nodes put the ranks' output, and where it is kept.
+    runs_dir: Path
+    logs_dir: Path
+
+    # How much is read in one pass: for one output, and in all.
+    read_bytes_max: int = Field(default=1_048_576, ge=4096)
+    pass_bytes_max: int = Field(default=16_777_216, ge=4096)
+    # What is kept of one rank; a line says where it ends.
+    output_bytes_max: int = Field(default=16 * 1024**3, ge=1024)
+    # What is kept is on disk and in the database after at most so long or so many bytes.
+    record_seconds: float = Field(default=5.0, gt=0, le=60)
+    record_bytes: int = Field(default=67_108_864, ge=4096)
+    # A rank that has ended and cannot be read is given up after so long.
+    unreadable_seconds_max: float = Field(default=300.0, ge=0)
+    # A disk that refuses is tried again after so long.
+    retry_seconds: float = Field(default=5.0, gt=0, le=300)
+
+    # Live readers: the size of one piece, and of what a burst of one pass tells them.
+    piece_bytes_max: int = Field(default=65_536, ge=1024, le=65_536)
+    live_bytes_max: int = Field(default=262_144, ge=1024)
+
+    # How often the sources are looked at, in seconds.
+    active_seconds: float = Field(default=0.05, gt=0, le=10)
+    idle_seconds_min: float = Field(default=0.1, gt=0, le=60)
+    idle_seconds_max: float = Field(default=1.0, gt=0, le=60)
+    idle_seconds_for_each: float = Field(default=0.001, ge=0)
+    linger_seconds: float = Field(default=2.0, ge=0)
+
+    # The index of times: one entry covers at most so long or so many bytes.
+    index_seconds: float = Field(default=10.0, gt=0)
+    index_bytes: int = Field(default=16_777_216, ge=4096)
+
+    # Answers: bytes of one (below the bus's payload limit), and what is searched for last lines.
+    reply_bytes_max: int = Field(default=524_288, ge=1024, le=524_288)
+    tail_lines_max: int = Field(default=100_000, ge=1)
+    tail_bytes_max: int = Field(default=16_777_216, ge=1024)
+    list_outputs_max: int = Field(default=4096, ge=1, le=4096)
+    list_runs_max: int = Field(default=1000, ge=1)
+
+    # Output of ended runs is dropped after so long.
+    keep_days: float = Field(default=90.0, gt=0)
+    drop_runs_max: int = Field(default=100, ge=1)
+    drop_tick_seconds: float = Field(default=3600.0, gt=0)
+
+    def pace(self) -> Pace:
+        """When to look again."""
+        return Pace(
+            active=self.active_seconds,
+            idle_min=self.idle_seconds_min,
+            idle_max=self.idle_seconds_max,
+            idle_for_each=self.idle_seconds_for_each,
+            linger=self.linger_seconds,
+        )
+
+    def grain(self) -> IndexGrain:
+        """How fine the index is."""
+        return IndexGrain(seconds=self.index_seconds, bytes=self.index_bytes)
+
+    def bounds(self) -> Bounds:
+        """The collector's limits."""
+        return Bounds(
+            read_bytes_max=self.read_bytes_max,
+            pass_bytes_max=self.pass_bytes_max,
+            output_bytes_max=self.output_bytes_max,
+            record_seconds=self.record_seconds,
+            record_bytes=self.record_bytes,
+            unreadable_seconds_max=self.unreadable_seconds_max,
+            piece_bytes_max=self.piece_bytes_max,
+            live_bytes_max=self.live_bytes_max,
+            retry_seconds=self.retry_seconds,
+        )
+
+    def answers(self) -> Answers:
+        """The bounds of answers to readers."""
+        return Answers(
+            reply_bytes_max=self.reply_bytes_max,
+            tail_lines_max=self.tail_lines_max,
+            tail_bytes_max=self.tail_bytes_max,
+            list_outputs_max=self.list_outputs_max,
+            list_runs_max=self.list_runs_max,
+        )

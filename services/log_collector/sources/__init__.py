@@ -1,0 +1,1 @@
+"""Where ranks' output comes from."""

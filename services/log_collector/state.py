@@ -1,0 +1,98 @@
+"""What a leading log-collector has in memory: its open runs and their outputs.
+
+Shared by the collector, which moves the sizes forward, and the recorder, which makes them count.
+Lost in a crash, and built again from the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from services.log_collector.domain import Address, Entry, OutputKey
+from services.log_collector.store import EntryRow, OutputRow, RunRow
+
+SERVICE = "log_collector"
+Run = tuple[str, int]
+
+
+@dataclass
+class Tail:
+    """One output that is being copied."""
+
+    address: Address
+    role: str
+    # Bytes written to the archive, and bytes known to the database as synced.
+    size: int
+    recorded: int
+    full: bool = False
+    # Its run has exited: the next look that finds nothing new finds the end.
+    exited_at: datetime | None = None
+    complete: bool = False
+    # The database knows that it is complete.
+    closed: bool = False
+    problem: str = ""
+    entry: Entry | None = None
+    # Index entries that changed since they were last recorded, by offset.
+    changed: dict[int, Entry] = field(default_factory=dict)
+
+    @property
+    def key(self) -> OutputKey:
+        """Whose output it is."""
+        return self.address.key
+
+    @property
+    def is_due(self) -> bool:
+        """The database does not know yet how it stands."""
+        news = self.size != self.recorded or bool(self.changed)
+        return news or self.complete is not self.closed
+
+    def noted(self, row: OutputRow, entries: Sequence[EntryRow]) -> None:
+        """The database knows this much now; more may have come meanwhile."""
+        self.recorded, self.closed = row.size, row.complete
+        for entry in entries:
+            if self.changed.get(entry.offset) == Entry(entry.offset, entry.first_at, entry.last_at):
+                del self.changed[entry.offset]
+
+
+class State:
+    """The open runs and their tails."""
+
+    def __init__(self) -> None:
+        self.tails: dict[OutputKey, Tail] = {}
+        self.runs: dict[Run, RunRow] = {}
+        self.unrecorded_bytes = 0
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.tails, self.runs, self.unrecorded_bytes = {}, {}, 0
+
+    def size_of(self, key: OutputKey) -> int | None:
+        """Bytes of an output that is being copied; None if it is not."""
+        tail = self.tails.get(key)
+        return tail.size if tail else None
+
+    def entries_of(self, key: OutputKey) -> list[Entry]:
+        """Index entries of an output that the database may not know yet."""
+        tail = self.tails.get(key)
+        return list(tail.changed.values()) if tail else []
+
+    def finished(self) -> list[RunRow]:
+        """Runs that have exited and whose every output is complete."""
+        return [
+            row
+            for row in self.runs.values()
+            if row.exited_at is not None and all(self.tails[key].complete for key in keys_of(row))
+        ]
+
+    def close(self, row: RunRow) -> None:
+        """Forget a run: the database knows that it is collected."""
+        self.runs.pop((row.task_id, row.attempt))
+        for key in keys_of(row):
+            self.tails.pop(key)
+
+
+def keys_of(row: RunRow) -> list[OutputKey]:
+    """The outputs of a run."""
+    return [OutputKey(row.task_id, row.attempt, place.rank) for place in row.placements]

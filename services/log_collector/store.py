@@ -1,0 +1,122 @@
+"""log-collector's rows and every question asked of them.
+
+``RunRow`` is written by the handlers until the run is collected, everything else by the collector
+alone, so that the two never write the same row at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from libs.contracts.messages import Placement
+from libs.store.port import Op, Order, Tx, Where
+from services.log_collector.domain import Entry, OutputKey
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One attempt: who writes where. It goes from started to exited to collected, never back."""
+
+    task_id: str
+    attempt: int
+    placements: tuple[Placement, ...]
+    exited_at: datetime | None
+    # Everything its ranks wrote is kept.
+    collected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRow:
+    """One rank's kept output: ``size`` bytes of it are on disk for certain."""
+
+    task_id: str
+    attempt: int
+    rank: int
+    size: int
+    # The size limit was reached: nothing more is kept.
+    full: bool
+    # The rank has ended and everything it wrote is kept.
+    complete: bool
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRow:
+    """Part of the index of times: see ``domain.Entry``."""
+
+    task_id: str
+    attempt: int
+    rank: int
+    offset: int
+    first_at: datetime
+    last_at: datetime
+
+
+async def open_runs(tx: Tx) -> Sequence[RunRow]:
+    """Runs whose output is not all kept yet."""
+    return await tx.select(RunRow, Where("collected", Op.EQ, value=False))
+
+
+async def outputs_of(tx: Tx, task_id: str, attempt: int) -> dict[int, OutputRow]:
+    """A run's outputs by rank."""
+    rows = await tx.select(
+        OutputRow, Where("task_id", Op.EQ, task_id), Where("attempt", Op.EQ, attempt)
+    )
+    return {row.rank: row for row in rows}
+
+
+async def newest_runs(tx: Tx, task_id: str, limit: int) -> Sequence[RunRow]:
+    """A task's runs, newest first."""
+    return await tx.select(
+        RunRow,
+        Where("task_id", Op.EQ, task_id),
+        order_by=[Order("attempt", descending=True)],
+        limit=limit,
+    )
+
+
+async def runs_to_drop(tx: Tx, exited_before: datetime, limit: int) -> Sequence[RunRow]:
+    """Collected runs that ended before a moment, the oldest first."""
+    return await tx.select(
+        RunRow,
+        Where("collected", Op.EQ, value=True),
+        Where("exited_at", Op.LT, exited_before),
+        order_by=[Order("exited_at")],
+        limit=limit,
+    )
+
+
+async def drop_run(tx: Tx, row: RunRow) -> None:
+    """Forget a run and everything about its outputs."""
+    mine = (Where("task_id", Op.EQ, row.task_id), Where("attempt", Op.EQ, row.attempt))
+    for entry in await tx.select(EntryRow, *mine):
+        tx.delete(EntryRow, entry.task_id, entry.attempt, entry.rank, entry.offset)
+    for output in await tx.select(OutputRow, *mine):
+        tx.delete(OutputRow, output.task_id, output.attempt, output.rank)
+    tx.delete(RunRow, row.task_id, row.attempt)
+
+
+async def entries_around(tx: Tx, key: OutputKey, since: datetime) -> list[Entry]:
+    """The last entry that begins at or before a moment, and the first one after it."""
+    mine = (
+        Where("task_id", Op.EQ, key.task_id),
+        Where("attempt", Op.EQ, key.attempt),
+        Where("rank", Op.EQ, key.rank),
+    )
+    before = await tx.select(
+        EntryRow,
+        *mine,
+        Where("first_at", Op.LE, since),
+        order_by=[Order("first_at", descending=True), Order("offset", descending=True)],
+        limit=1,
+    )
+    after = await tx.select(
+        EntryRow,
+        *mine,
+        Where("first_at", Op.GT, since),
+        order_by=[Order("first_at"), Order("offset")],
+        limit=1,
+    )
+    return [Entry(row.offset, row.first_at, row.last_at) for row in (*before, *after)]

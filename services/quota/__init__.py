@@ -1,0 +1,1 @@
+"""quota: owns quotas and the usage ledger. See README.md."""

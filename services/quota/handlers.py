@@ -1,0 +1,176 @@
+"""What quota does with each command and each event: judge, record, answer.
+
+Wired in ``main.py``. The ledger's facts may arrive in any order: a run's use is entered when its
+start, its end and its holder are all known, whichever came last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from libs.contracts.base import Message
+from libs.contracts.messages import (
+    Quota,
+    QuotaChanged,
+    Reemit,
+    ReemitReply,
+    RunExited,
+    RunStarted,
+    SetQuota,
+    SetQuotaReply,
+    TaskStateChanged,
+    Unit,
+)
+from libs.service.shape import CommandHandler, Handler
+from libs.store.port import Tx
+from services.quota import store
+from services.quota.domain import Holder, Use, check, group_token, held, scope_of, usage
+from services.quota.store import QuotaRow, RunRow, TaskRow
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """quota's commands with what they are configured by."""
+
+    reemit_runs_max: int
+
+    def table(self) -> Mapping[type[Message], CommandHandler]:
+        """Which command is answered by which function."""
+        return {SetQuota: set_quota, Reemit: self.reemit}
+
+    async def reemit(self, tx: Tx, _command: Reemit) -> ReemitReply:
+        """Say every limit again (also those taken away) and the newest entries of the ledger."""
+        events: list[Message] = [_changed(row) for row in await store.all_quotas(tx)]
+        for run in await store.newest_use(tx, self.reemit_runs_max):
+            task = await tx.get(TaskRow, run.task_id)
+            if task is not None:
+                events += _usage_of(run, task)
+        for event in events:
+            tx.emit(event)
+        return ReemitReply(events=len(events))
+
+
+async def set_quota(tx: Tx, command: SetQuota) -> SetQuotaReply:
+    """Set a limit or take it away. Setting the same again changes nothing.
+
+    A scope has one limit: one in the other unit takes the first one's place, and hearers are told
+    of both changes.
+    """
+    refused = check(command)
+    if refused is not None:
+        return SetQuotaReply(refusal=refused)
+    scope = scope_of(command.quota)
+    before = await tx.get(QuotaRow, scope)
+    live = before is not None and not before.removed
+    if command.unlimited:
+        if before is None or not live:
+            return SetQuotaReply(version=before.version if before else 0)
+        return SetQuotaReply(version=await _remove(tx, before, command.asked_by))
+    if before is not None and live:
+        if (before.unit, before.limit) == (command.quota.unit, command.quota.limit):
+            return SetQuotaReply(version=before.version)
+        if before.unit is not command.quota.unit:
+            await _remove(tx, before, command.asked_by)
+    row = await _row(tx, scope, command.quota, command.asked_by)
+    tx.put(row)
+    tx.emit(_changed(row))
+    return SetQuotaReply(version=row.version)
+
+
+async def on_run_started(tx: Tx, event: RunStarted) -> None:
+    """Open the run's interval."""
+    row = await store.run_of(tx, event.task_id, event.attempt)
+    if row.started_at is None:
+        gpus, nodes = held(event.placements)
+        row = replace(row, started_at=event.started_at, gpus=gpus, nodes=nodes)
+        await _enter(tx, row, await tx.get(TaskRow, event.task_id))
+
+
+async def on_run_exited(tx: Tx, event: RunExited) -> None:
+    """Close the run's interval. A run that never started used nothing and is not entered."""
+    row = await store.run_of(tx, event.task_id, event.attempt)
+    if row.ended_at is None:
+        row = replace(row, ended_at=event.exit.exited_at)
+        await _enter(tx, row, await tx.get(TaskRow, event.task_id))
+
+
+async def on_task_state_changed(tx: Tx, event: TaskStateChanged) -> None:
+    """Learn whose the task is; that never changes, so the first telling is enough."""
+    if await tx.get(TaskRow, event.task_id) is not None:
+        return
+    task = TaskRow(event.task_id, event.owner, event.team, event.group)
+    tx.put(task)
+    for row in await store.open_runs_of(tx, event.task_id):
+        await _enter(tx, row, task)
+
+
+HANDLERS: Mapping[type[Message], Handler] = {
+    RunStarted: on_run_started,
+    RunExited: on_run_exited,
+    TaskStateChanged: on_task_state_changed,
+}
+
+
+async def _enter(tx: Tx, row: RunRow, task: TaskRow | None) -> None:
+    """Keep what is known of a run; say its use once all of it is known."""
+    events = [] if row.recorded or task is None else _usage_of(row, task)
+    tx.put(replace(row, recorded=row.recorded or bool(events)))
+    for event in events:
+        tx.emit(event)
+
+
+def _usage_of(row: RunRow, task: TaskRow) -> list[Message]:
+    if row.started_at is None or row.ended_at is None:
+        return []
+    use = Use(row.task_id, row.attempt, row.gpus, row.nodes, row.started_at, row.ended_at)
+    return [usage(use, Holder(task.owner, task.team, task.group))]
+
+
+async def _remove(tx: Tx, row: QuotaRow, asked_by: str) -> int:
+    gone = replace(
+        row,
+        version=await store.next_version(tx),
+        removed=True,
+        changed_by=asked_by,
+        changed_at=tx.now,
+    )
+    tx.put(gone)
+    tx.emit(_changed(gone))
+    return gone.version
+
+
+async def _row(tx: Tx, scope: str, quota: Quota, asked_by: str) -> QuotaRow:
+    assert quota.unit is not Unit.UNSPECIFIED, "checked before"
+    return QuotaRow(
+        scope=scope,
+        version=await store.next_version(tx),
+        removed=False,
+        group=quota.group,
+        user=quota.user,
+        team=quota.team,
+        priority=quota.priority,
+        unit=quota.unit,
+        limit=quota.limit,
+        changed_by=asked_by,
+        changed_at=tx.now,
+    )
+
+
+def _changed(row: QuotaRow) -> QuotaChanged:
+    quota = Quota(
+        group=row.group,
+        user=row.user,
+        team=row.team,
+        priority=row.priority,
+        unit=row.unit,
+        limit=row.limit,
+    )
+    return QuotaChanged(
+        group_token=group_token(quota),
+        quota=quota,
+        removed=row.removed,
+        version=row.version,
+        changed_by=row.changed_by,
+        changed_at=row.changed_at,
+    )

@@ -1,0 +1,31 @@
+"""Wires quota. Production, the all-in-one and the simulation call this same ``build``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from libs.service.shape import Ports, Service
+from libs.service.wiring import Wiring
+from services.quota.handlers import HANDLERS, Commands
+from services.quota.settings import QuotaSettings
+from services.quota.tables import TABLES
+
+
+def build(settings: QuotaSettings, ports: Ports) -> Service:
+    """The service, not running."""
+    return Service(
+        name="quota",
+        ports=ports,
+        handlers=HANDLERS,
+        commands=Commands(reemit_runs_max=settings.reemit_runs_max).table(),
+    )
+
+
+WIRING = Wiring(
+    name="quota",
+    settings=QuotaSettings,
+    build=build,
+    tables=TABLES,
+    migrations=Path(__file__).parent / "migrations",
+    hears=tuple(HANDLERS),
+)

@@ -1,0 +1,17 @@
+"""What quota is told."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from libs.service.settings import BaseServiceSettings
+
+
+class QuotaSettings(BaseServiceSettings):
+    """Environment variables ``SHIFTWORK_QUOTA_…``."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore", env_prefix="SHIFTWORK_QUOTA_")
+
+    # How many entries of the ledger, newest first, a reemit says again.
+    reemit_runs_max: int = Field(default=20_000, ge=0)

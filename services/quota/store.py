@@ -1,0 +1,109 @@
+"""quota's rows and every question asked of them. Called by ``handlers.py`` inside a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from libs.contracts.messages import Priority, Unit
+from libs.store.port import Op, Order, Tx, Where
+
+QUOTA_CHANGES = "quota_changes"
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaRow:
+    """One limit. A removed one stays, so that its removal can be said again."""
+
+    scope: str
+    version: int
+    removed: bool
+    group: str
+    user: str
+    team: str
+    priority: Priority
+    unit: Unit
+    limit: int
+    changed_by: str
+    changed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class CounterRow:
+    """A number that only grows."""
+
+    name: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """Whose a task is: as the scheduler tells it."""
+
+    task_id: str
+    owner: str
+    team: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """The ledger: one run's use. ``recorded`` when both ends and the holder are known and said."""
+
+    task_id: str
+    attempt: int
+    gpus: int
+    nodes: int
+    started_at: datetime | None
+    ended_at: datetime | None
+    recorded: bool
+
+
+async def next_version(tx: Tx) -> int:
+    """Count one more change of the quotas."""
+    before = await tx.get(CounterRow, QUOTA_CHANGES)
+    after = CounterRow(QUOTA_CHANGES, (before.value if before else 0) + 1)
+    tx.put(after)
+    return after.value
+
+
+async def all_quotas(tx: Tx) -> Sequence[QuotaRow]:
+    """Every limit, those taken away included, in the order of their changes."""
+    return await tx.select(QuotaRow, order_by=[Order("version")])
+
+
+async def run_of(tx: Tx, task_id: str, attempt: int) -> RunRow:
+    """The ledger's row of a run; a new one if nothing was heard of it yet."""
+    row = await tx.get(RunRow, task_id, attempt)
+    if row is not None:
+        return row
+    return RunRow(
+        task_id=task_id,
+        attempt=attempt,
+        gpus=0,
+        nodes=0,
+        started_at=None,
+        ended_at=None,
+        recorded=False,
+    )
+
+
+async def open_runs_of(tx: Tx, task_id: str) -> Sequence[RunRow]:
+    """A task's runs whose use is not in the ledger yet."""
+    return await tx.select(
+        RunRow,
+        Where("task_id", Op.EQ, task_id),
+        Where("recorded", Op.EQ, value=False),
+    )
+
+
+async def newest_use(tx: Tx, limit: int) -> Sequence[RunRow]:
+    """The recorded runs that ended last, in the order of their ends."""
+    rows = await tx.select(
+        RunRow,
+        Where("recorded", Op.EQ, value=True),
+        order_by=[Order("ended_at", descending=True)],
+        limit=limit,
+    )
+    return rows[::-1]

@@ -1,0 +1,1 @@
+"""The scheduler: owns every task's state and every GPU's assignment."""

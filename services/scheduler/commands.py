@@ -1,0 +1,137 @@
+"""The queries and commands the scheduler answers: Explain, Decisions, Reemit.
+
+Wired in ``main.py``; answered by the leader, which alone has the working set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from libs.contracts.base import Message
+from libs.contracts.messages import (
+    DecisionRecord,
+    Decisions,
+    DecisionsReply,
+    Explain,
+    ExplainReply,
+    KillRequested,
+    PreemptionRequested,
+    Reemit,
+    ReemitReply,
+    Refusal,
+    RefusalCode,
+    RunAssigned,
+    RunResumed,
+    TaskState,
+)
+from libs.service.shape import CommandHandler
+from libs.store.port import Tx
+from services.scheduler import store
+from services.scheduler.domain.explain import explain
+from services.scheduler.domain.model import Task
+from services.scheduler.domain.outgoing import FIRST_ATTEMPT, state_changed
+from services.scheduler.loop import Brain
+
+
+def unknown(task_id: str) -> Refusal:
+    """The refusal for a task that the scheduler never heard of."""
+    detail = f"no task {task_id[:80]!r} is known to the scheduler"
+    return Refusal(code=RefusalCode.NOT_FOUND, detail=detail)
+
+
+def live_run(task: Task, now: datetime) -> list[Message]:
+    """The live run's assignment again, and the request to go if it was made."""
+    if task.live_attempt is None or task.assigned_at is None or task.start_deadline_at is None:
+        return []
+    kind = RunAssigned if task.live_attempt == FIRST_ATTEMPT else RunResumed
+    said: list[Message] = [
+        kind(
+            task_id=task.id,
+            attempt=task.live_attempt,
+            owner=task.owner,
+            spec=task.spec,
+            placements=task.placements,
+            start_deadline_at=task.start_deadline_at,
+            resume_from=task.checkpoint if task.began_from_checkpoint else None,
+            assigned_at=task.assigned_at,
+        )
+    ]
+    if task.state is TaskState.PREEMPTING and task.ack_deadline_at is not None:
+        said.append(
+            PreemptionRequested(
+                task_id=task.id,
+                attempt=task.live_attempt,
+                reason=task.reason,
+                requested_at=now,
+                deadline_at=task.ack_deadline_at,
+            )
+        )
+    elif task.state is TaskState.KILLING:
+        said.append(
+            KillRequested(
+                task_id=task.id, attempt=task.live_attempt, reason=task.reason, requested_at=now
+            )
+        )
+    return said
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """The commands with what they are configured by."""
+
+    brain: Brain
+    decisions_page_max: int
+    reemit_tasks_max: int
+
+    def table(self) -> Mapping[type[Message], CommandHandler]:
+        """Which command is answered by which function."""
+        return {Explain: self.explain, Decisions: self.decisions, Reemit: self.reemit}
+
+    async def explain(self, tx: Tx, command: Explain) -> ExplainReply:
+        """Why the task stands where it stands."""
+        task = await tx.get(Task, command.task_id)
+        if task is not None:
+            return explain(self.brain.snapshot(), task, tx.now)
+        over = await store.ended(tx, command.task_id)
+        if over is None:
+            return ExplainReply(refusal=unknown(command.task_id))
+        return ExplainReply(state=over.last.state, reason=over.last.reason, explained_at=tx.now)
+
+    async def decisions(self, tx: Tx, command: Decisions) -> DecisionsReply:
+        """One page of a task's history of decisions."""
+        limit = min(command.limit or self.decisions_page_max, self.decisions_page_max)
+        rows = await store.decisions_of(
+            tx, command.task_id, after=command.after, limit=max(1, limit) + 1
+        )
+        if not rows and await tx.get(Task, command.task_id) is None:
+            over = await store.ended(tx, command.task_id)
+            if over is None:
+                return DecisionsReply(refusal=unknown(command.task_id))
+        return DecisionsReply(
+            decisions=tuple(
+                DecisionRecord(
+                    no=row.no,
+                    decided_at=row.decided_at,
+                    task_id=row.task_id,
+                    attempt=row.attempt,
+                    kind=row.kind,
+                    reason=row.reason,
+                )
+                for row in rows[: max(1, limit)]
+            ),
+            more=len(rows) > max(1, limit),
+        )
+
+    async def reemit(self, tx: Tx, _command: Reemit) -> ReemitReply:
+        """Say every task's state and live assignment again, and the last words of ended tasks."""
+        events: list[Message] = [
+            row.last for row in await store.ended_newest(tx, self.reemit_tasks_max)
+        ]
+        for task in await store.tasks_of(tx):
+            events.append(state_changed(task, task.state, tx.now))
+            events += live_run(task, tx.now)
+        for event in events:
+            tx.emit(event)
+        return ReemitReply(events=len(events))

@@ -1,0 +1,89 @@
+"""What a decision does to its task. With ``facts.py`` the only code that makes a changed task;
+both move the state through ``TRANSITIONS`` and nowhere else.
+
+Called by ``store.py`` when a plan is committed, and by tests that play plans forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from libs.contracts.base import Message
+from libs.contracts.messages import Reason
+from services.scheduler.domain.lifecycle import TRANSITIONS, Trigger
+from services.scheduler.domain.model import (
+    Assign,
+    Decision,
+    Hold,
+    Kill,
+    Move,
+    Preempt,
+    Task,
+)
+from services.scheduler.domain.outgoing import run_message, state_changed
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A task as it is now, and what is to be said about it."""
+
+    task: Task
+    messages: tuple[Message, ...] = ()
+
+
+def moved(task: Task, trigger: Trigger, why: Reason, **changes: Any) -> Task:  # noqa: ANN401  # fields
+    """The task after a trigger of ``TRANSITIONS``; KeyError if the table does not know the pair."""
+    state = TRANSITIONS[task.state, trigger]
+    return replace(task, state=state, version=task.version + 1, reason=why, **changes)
+
+
+def applied(task: Task, decision: Decision, now: datetime) -> Change:
+    """The task after a decision, with the messages that tell it."""
+    after = _after(task, decision, now)
+    told = state_changed(after, task.state, now)
+    return Change(after, (*run_message(after, decision, now), told))
+
+
+def _after(task: Task, decision: Decision, now: datetime) -> Task:
+    if isinstance(decision, Hold):
+        return replace(
+            task,
+            version=task.version + 1,
+            reason=decision.reason,
+            accepted=task.accepted or decision.accepted,
+        )
+    return moved(task, decision.trigger, decision.reason, **_changes(task, decision, now))
+
+
+def _changes(task: Task, decision: Decision, now: datetime) -> dict[str, Any]:
+    """The columns that change beside state and reason."""
+    if isinstance(decision, Assign):
+        return {
+            "attempt": decision.attempt,
+            "live_attempt": decision.attempt,
+            "level": decision.level,
+            "accepted": True,
+            "placements": decision.placements,
+            "assigned_at": now,
+            "start_deadline_at": decision.start_deadline_at,
+            "not_before_at": None,
+            "began_from_checkpoint": task.checkpoint.no if task.checkpoint else 0,
+        }
+    if isinstance(decision, Preempt):
+        return {
+            "ack_deadline_at": decision.deadline_at,
+            "preempted_for": decision.beneficiary,
+            "end_reason": decision.end_reason or task.end_reason,
+        }
+    if isinstance(decision, Kill):
+        return {
+            "preempted_for": decision.beneficiary,
+            "end_reason": decision.end_reason or task.end_reason,
+            "start_attempts": task.start_attempts + (decision.trigger is Trigger.START_EXPIRED),
+        }
+    if isinstance(decision, Move) and decision.trigger is Trigger.RESUME:
+        # The owner asks anew: patience with starts and retries begins anew.
+        return {"start_attempts": 0, "not_before_at": None}
+    return {}

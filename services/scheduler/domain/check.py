@@ -1,0 +1,160 @@
+"""``check(snapshot, plan)``: every way a plan can be wrong, found before it is committed.
+
+Works from the bare rows and shares nothing with ``decide`` but the vocabulary, so that a mistake
+in an index or a ranker cannot hide itself. ``loop.py`` refuses a plan with any violation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+
+from libs.contracts.messages import Goal, Placement, Priority, ReasonCode
+from services.scheduler.domain.conserve import limits_broken, taken_twice
+from services.scheduler.domain.lifecycle import QUEUED, RUNNING, TRANSITIONS, Trigger
+from services.scheduler.domain.model import (
+    WEIGHTS,
+    Assign,
+    Hold,
+    Kill,
+    Move,
+    Plan,
+    Preempt,
+    Reject,
+    Task,
+)
+from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.violations import Fault, Violation
+
+
+def check(snapshot: Snapshot, plan: Plan) -> list[Violation]:
+    """Everything that is wrong with the plan; empty if it may be committed."""
+    found = list(_general(snapshot, plan))
+    tasks = dict(snapshot.tasks)
+    for decision in plan.decisions:
+        task = tasks.get(decision.task_id)
+        if task is None:
+            found.append(Violation(Fault.UNKNOWN_TASK, decision.task_id))
+            continue
+        if isinstance(decision, Hold):
+            if task.state is not QUEUED:
+                found.append(Violation(Fault.ILLEGAL, task.id, f"hold of {task.state}"))
+            continue
+        to = TRANSITIONS.get((task.state, decision.trigger))
+        if to is None or to is task.state:
+            pair = f"{task.state} x {decision.trigger.value}"
+            found.append(Violation(Fault.ILLEGAL, task.id, pair))
+            continue
+        if isinstance(decision, Assign):
+            found += _assign(snapshot, plan, task, decision)
+        elif isinstance(decision, Preempt | Kill):
+            found += _hand_over(snapshot, plan, task, decision)
+        elif isinstance(decision, Reject) and (task.accepted or not snapshot.inventory_listed):
+            found.append(Violation(Fault.HASTY_REJECT, task.id))
+        tasks[task.id] = replace(task, state=to)
+    found += taken_twice(snapshot, plan)
+    found += limits_broken(snapshot, plan)
+    return found
+
+
+def _general(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
+    if plan.version != snapshot.version:
+        detail = f"{plan.version} is not {snapshot.version}"
+        yield Violation(Fault.STALE, detail=detail)
+    moves = Counter(
+        decision.task_id
+        for decision in plan.decisions
+        # Resume and start in one plan are two steps of one task, in this order.
+        if not isinstance(decision, Hold)
+        and not (isinstance(decision, Move) and decision.trigger is Trigger.RESUME)
+    )
+    for task_id, count in moves.items():
+        if count > 1:
+            yield Violation(Fault.TWICE, task_id)
+    for task in snapshot.tasks.values():
+        if task.state is QUEUED and task.id not in plan.explanations:
+            yield Violation(Fault.UNEXPLAINED, task.id)
+
+
+def _assign(snapshot: Snapshot, plan: Plan, task: Task, decision: Assign) -> Iterator[Violation]:
+    if decision.attempt != task.attempt + 1:
+        yield Violation(Fault.WRONG_ATTEMPT, task.id, f"{decision.attempt} after {task.attempt}")
+    if task.live_attempt is not None or task.placements:
+        yield Violation(Fault.TWO_LIVE, task.id)
+    if task.goal is not Goal.RUN:
+        yield Violation(Fault.NOT_WANTED, task.id, task.goal)
+    if task.state is QUEUED and task.not_before_at and task.not_before_at > plan.decided_at:
+        resumed = snapshot.tasks[task.id].state is not QUEUED
+        if not resumed:
+            yield Violation(Fault.TOO_EARLY, task.id)
+    if decision.resume_from != task.checkpoint:
+        yield Violation(Fault.WRONG_CHECKPOINT, task.id)
+    if decision.start_deadline_at <= plan.decided_at:
+        yield Violation(Fault.DEADLINE, task.id)
+    yield from _gang(task, decision)
+    for placement in decision.placements:
+        yield from _on_node(snapshot, task, placement)
+
+
+def _gang(task: Task, decision: Assign) -> Iterator[Violation]:
+    wanted = [(role.name, index) for role in task.spec.roles for index in range(role.replicas)]
+    ranks = [(each.role, each.role_index) for each in decision.placements]
+    if ranks != wanted or [each.rank for each in decision.placements] != list(range(len(wanted))):
+        yield Violation(Fault.GANG, task.id, f"{len(ranks)} ranks for {len(wanted)}")
+    if len({each.node_id for each in decision.placements}) != len(decision.placements):
+        yield Violation(Fault.GANG, task.id, "two ranks on one node")
+
+
+def _on_node(snapshot: Snapshot, task: Task, placement: Placement) -> Iterator[Violation]:
+    node = snapshot.nodes.get(placement.node_id)
+    if node is None or not node.offered or node.group != task.group:
+        yield Violation(Fault.NODE, task.id, placement.node_id)
+        return
+    wanted = node.gpus if task.spec.gpus_per_node is None else task.spec.gpus_per_node
+    gpus = set(placement.gpus)
+    if len(placement.gpus) != wanted or len(gpus) != wanted:
+        yield Violation(Fault.GANG, task.id, f"{len(gpus)} GPUs on {node.id} for {wanted}")
+    if not gpus <= set(range(node.gpus)) - set(node.unusable_gpus):
+        yield Violation(Fault.GPU, task.id, f"{sorted(gpus)} on {node.id}")
+
+
+def _hand_over(
+    snapshot: Snapshot, plan: Plan, task: Task, decision: Preempt | Kill
+) -> Iterator[Violation]:
+    now = plan.decided_at
+    if decision.attempt != task.live_attempt:
+        yield Violation(Fault.WRONG_ATTEMPT, task.id, f"{decision.attempt} is not live")
+    if isinstance(decision, Preempt) and decision.deadline_at <= now:
+        yield Violation(Fault.DEADLINE, task.id)
+    expired = {
+        Trigger.START_EXPIRED: task.start_deadline_at,
+        Trigger.ACK_EXPIRED: task.ack_deadline_at,
+    }
+    moment = expired.get(decision.trigger)
+    if decision.trigger in expired and (moment is None or moment > now):
+        yield Violation(Fault.NOT_EXPIRED, task.id)
+    if decision.reason.code is ReasonCode.NODE_DRAINED:
+        on = [snapshot.nodes.get(placement.node_id) for placement in task.placements]
+        if not any(node is not None and node.draining for node in on):
+            yield Violation(Fault.NOT_DRAINED, task.id)
+    if decision.reason.code is ReasonCode.PREEMPTED_BY:
+        yield from _victim(snapshot, plan, task, decision)
+
+
+def _victim(
+    snapshot: Snapshot, plan: Plan, task: Task, decision: Preempt | Kill
+) -> Iterator[Violation]:
+    better = snapshot.tasks.get(decision.beneficiary)
+    # What AUTO came to for the waiting task is written in the reason; else its priority counts.
+    named = decision.reason.names.get("priority", "")
+    level = better.priority if better else Priority.UNSPECIFIED
+    if better and level in (Priority.AUTO, Priority.UNSPECIFIED) and named:
+        level = Priority(named)
+    if better is None or WEIGHTS[task.level] >= WEIGHTS[level]:
+        yield Violation(Fault.VICTIM_NOT_LOWER, task.id, f"for {decision.beneficiary}")
+    protected = timedelta(seconds=snapshot.settings.protected_seconds)
+    started = task.run_started_at
+    if task.state is RUNNING and started and started + protected > plan.decided_at:
+        yield Violation(Fault.VICTIM_PROTECTED, task.id)

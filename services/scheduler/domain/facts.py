@@ -1,0 +1,225 @@
+"""What an observed fact does to its task: ``on_*(task, event, ...) -> Change | Drop``.
+
+Called by the handlers. Right under duplicates and any order: a fact about a run counts only for
+the live attempt, a fact of submit's only if its revision is newer, and the checkpoint with the
+highest number wins whenever it comes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import TypeAlias
+
+from libs.contracts.ids import TaskId
+from libs.contracts.messages import (
+    Checkpoint,
+    CheckpointSaved,
+    Goal,
+    GoalChanged,
+    Priority,
+    PriorityChanged,
+    Reason,
+    ReasonCode,
+    RunExited,
+    RunStarted,
+    TaskState,
+    TaskSubmitted,
+)
+from services.scheduler.domain.apply import Change, moved
+from services.scheduler.domain.lifecycle import TRANSITIONS, Ended, Trigger, Verdict, exit_rule
+from services.scheduler.domain.model import PolicySettings, Task
+from services.scheduler.domain.outgoing import state_changed
+from services.scheduler.domain.why import reason
+
+
+class Drop(Enum):
+    """Why a fact changed nothing; counted, so that a flood of them shows."""
+
+    UNKNOWN_TASK = "unknown_task"
+    ENDED_TASK = "ended_task"
+    OTHER_ATTEMPT = "other_attempt"
+    OLD_REVISION = "old_revision"
+    OLD_CHECKPOINT = "old_checkpoint"
+    OLD_VERSION = "old_version"
+    DUPLICATE = "duplicate"
+
+
+Outcome: TypeAlias = Change | Drop
+
+
+@dataclass(frozen=True, slots=True)
+class Early:
+    """Submit's facts about a task whose submission has not arrived yet; a revision of 0: none."""
+
+    task_id: TaskId
+    goal: Goal = Goal.RUN
+    goal_revision: int = 0
+    priority: Priority = Priority.UNSPECIFIED
+    priority_revision: int = 0
+
+
+def early_goal(early: Early, event: GoalChanged) -> Early:
+    """Keep a goal that came before its task."""
+    if event.revision <= early.goal_revision:
+        return early
+    return replace(early, goal=event.goal, goal_revision=event.revision)
+
+
+def early_priority(early: Early, event: PriorityChanged) -> Early:
+    """Keep a priority that came before its task."""
+    if event.revision <= early.priority_revision:
+        return early
+    return replace(early, priority=event.priority, priority_revision=event.revision)
+
+
+def on_submitted(event: TaskSubmitted, early: Early | None, now: datetime) -> Change:
+    """A new task, queued; with the facts that overtook its submission."""
+    early = early or Early(TaskId(event.task_id))
+    changed = early.priority_revision > event.revision
+    task = Task(
+        id=TaskId(event.task_id),
+        owner=event.owner,
+        team=event.team,
+        spec=event.spec,
+        submitted_at=event.submitted_at,
+        priority=early.priority if changed else event.spec.priority,
+        goal=early.goal if early.goal_revision > event.revision else Goal.RUN,
+        revision=max(event.revision, early.goal_revision, early.priority_revision),
+        goal_revision=max(event.revision, early.goal_revision),
+        priority_revision=max(event.revision, early.priority_revision),
+        version=1,
+    )
+    return Change(task, (state_changed(task, TaskState.UNSPECIFIED, now),))
+
+
+def _told(task: Task, now: datetime) -> Change:
+    """A change that moves no state but must be seen, like an observed revision."""
+    after = replace(task, version=task.version + 1)
+    return Change(after, (state_changed(after, task.state, now),))
+
+
+def on_goal_changed(task: Task, event: GoalChanged, now: datetime) -> Outcome:
+    """Note the goal; ``decide`` acts on it."""
+    if event.revision <= task.goal_revision:
+        return Drop.OLD_REVISION
+    revision = max(task.revision, event.revision)
+    after = replace(task, goal=event.goal, goal_revision=event.revision, revision=revision)
+    return _told(after, now)
+
+
+def on_priority_changed(task: Task, event: PriorityChanged, now: datetime) -> Outcome:
+    """Note the level; a live run counts at the new one from now on (AUTO keeps the old)."""
+    if event.revision <= task.priority_revision:
+        return Drop.OLD_REVISION
+    keeps = not task.holds or event.priority in (Priority.AUTO, Priority.UNSPECIFIED)
+    after = replace(
+        task,
+        priority=event.priority,
+        level=task.level if keeps else event.priority,
+        priority_revision=event.revision,
+        revision=max(task.revision, event.revision),
+    )
+    return _told(after, now)
+
+
+def on_run_started(task: Task, event: RunStarted, now: datetime) -> Outcome:
+    """Every rank's process exists."""
+    if event.attempt != task.live_attempt:
+        return Drop.OTHER_ATTEMPT
+    if task.run_started_at is not None:
+        return Drop.DUPLICATE
+    noted = replace(
+        task,
+        run_started_at=event.started_at,
+        first_started_at=task.first_started_at or event.started_at,
+        start_attempts=0,
+    )
+    if (task.state, Trigger.STARTED) not in TRANSITIONS:
+        # It was told to go meanwhile; its run time counts all the same.
+        return Change(noted)
+    why = reason(ReasonCode.STARTED, attempt=event.attempt)
+    after = moved(noted, Trigger.STARTED, why)
+    return Change(after, (state_changed(after, task.state, now),))
+
+
+def newest(one: Checkpoint | None, other: Checkpoint | None) -> Checkpoint | None:
+    """The checkpoint with the highest number: not the highest step, for a task may go back."""
+    found = [checkpoint for checkpoint in (one, other) if checkpoint is not None]
+    return max(found, key=lambda checkpoint: checkpoint.no, default=None)
+
+
+def on_checkpoint_saved(task: Task, event: CheckpointSaved) -> Outcome:
+    """Note the checkpoint; of whatever attempt, it is durable."""
+    if task.checkpoint is not None and event.checkpoint.no <= task.checkpoint.no:
+        return Drop.OLD_CHECKPOINT
+    return Change(replace(task, checkpoint=event.checkpoint))
+
+
+def on_run_exited(task: Task, event: RunExited, now: datetime, settings: PolicySettings) -> Outcome:
+    """The exit was observed: the exit rule says where the task goes; its capacity is free."""
+    if event.attempt != task.live_attempt:
+        return Drop.OTHER_ATTEMPT
+    retries_max = task.spec.retry.max_retries
+    end = Ended(
+        kind=event.exit.kind,
+        state=task.state,
+        goal=task.goal,
+        end_reason=task.end_reason.code if task.end_reason else None,
+        retries_left=task.retries_used < retries_max,
+    )
+    verdict = exit_rule(end, retries_max=retries_max)
+    checkpoint = newest(task.checkpoint, event.checkpoint)
+    after = moved(
+        task,
+        verdict.trigger,
+        _exit_reason(task, event, verdict),
+        level=Priority.UNSPECIFIED,
+        live_attempt=None,
+        placements=(),
+        assigned_at=None,
+        start_deadline_at=None,
+        run_started_at=None,
+        ack_deadline_at=None,
+        preempted_for="",
+        end_reason=None,
+        exit=event.exit,
+        checkpoint=checkpoint,
+        run_seconds=task.run_seconds + _run_seconds(task, event),
+        attempts_without_progress=_without_progress(task, event, checkpoint),
+        retries_used=task.retries_used + verdict.spends_retry,
+        not_before_at=_not_before(task, settings, now) if verdict.spends_retry else None,
+    )
+    return Change(after, (state_changed(after, task.state, now),))
+
+
+def _run_seconds(task: Task, event: RunExited) -> float:
+    if task.run_started_at is None:
+        return 0.0
+    return max(0.0, (event.exit.exited_at - task.run_started_at).total_seconds())
+
+
+def _without_progress(task: Task, event: RunExited, checkpoint: Checkpoint | None) -> int:
+    """Attempts in a row that worked and left no newer checkpoint."""
+    if checkpoint is not None and checkpoint.no > task.began_from_checkpoint:
+        return 0
+    worked = task.run_started_at is not None or any(
+        rank.code is not None or rank.signal is not None for rank in event.exit.ranks
+    )
+    return task.attempts_without_progress + worked
+
+
+def _not_before(task: Task, settings: PolicySettings, now: datetime) -> datetime:
+    """Each retry waits twice as long as the one before, up to the maximum."""
+    doublings = min(task.retries_used, 30)
+    delay = settings.retry_delay_seconds * 2.0**doublings
+    return now + timedelta(seconds=min(delay, settings.retry_delay_seconds_max))
+
+
+def _exit_reason(task: Task, event: RunExited, verdict: Verdict) -> Reason:
+    if verdict.trigger is Trigger.EXIT_FAILED and task.end_reason is not None:
+        return task.end_reason
+    names = {"detail": event.exit.detail[:200]} if event.exit.detail else {}
+    retries = task.retries_used if verdict.code is ReasonCode.RETRIES_USED_UP else None
+    return reason(verdict.code, names=names, attempt=event.attempt, retries=retries)

@@ -1,0 +1,41 @@
+"""How a live run is told to go: asked with a deadline, or ended by force where asking is no use.
+
+Used by ``deadlines.py``, ``goals.py`` and ``room.py``, so that a run goes the same way whoever
+wants its place.
+"""
+
+from __future__ import annotations
+
+from libs.contracts.messages import Goal, PreemptMode, Reason
+from services.scheduler.domain.lifecycle import RUNNING
+from services.scheduler.domain.model import Kill, PolicySettings, Preempt, Task
+from services.scheduler.domain.round import Round
+
+
+def ack_seconds(task: Task, settings: PolicySettings) -> float:
+    """How long the task may take to save and go; a task that is to stop gets less."""
+    asked = task.spec.preemption.ack_deadline_seconds or settings.ack_deadline_seconds_default
+    allowed = min(asked, settings.ack_deadline_seconds_max)
+    return min(allowed, settings.stop_ack_seconds_max) if task.goal is Goal.STOP else allowed
+
+
+def tell_to_go(
+    round_: Round,
+    task: Task,
+    why: Reason,
+    *,
+    beneficiary: str = "",
+    end_reason: Reason | None = None,
+) -> None:
+    """Decide that the task's live run hands over: nothing to save or no way to ask means force."""
+    assert task.live_attempt is not None, "a task that holds capacity has a live attempt"
+    if task.state is RUNNING and task.preempt_mode is not PreemptMode.KILL:
+        deadline_at = round_.after(ack_seconds(task, round_.settings))
+        round_.wake_at(deadline_at)
+        round_.decide(
+            Preempt(task.id, task.live_attempt, why, deadline_at, beneficiary, end_reason)
+        )
+    else:
+        round_.decide(
+            Kill(task.id, task.live_attempt, why, beneficiary=beneficiary, end_reason=end_reason)
+        )

@@ -1,0 +1,301 @@
+"""The nouns of scheduling: tasks, nodes, limits, settings, decisions and the plan.
+
+All values are frozen; ``Task``, ``Node``, ``Limit`` and ``Inventory`` are also the rows that
+``store.py`` keeps. The snapshot that ``decide`` reads is built from them in ``snapshot.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
+
+from libs.contracts.ids import NodeId, TaskId
+from libs.contracts.messages import (
+    Checkpoint,
+    Goal,
+    Placement,
+    PreemptMode,
+    Priority,
+    Reason,
+    ReasonCode,
+    RunExit,
+    TaskSpec,
+    TaskState,
+    Unit,
+)
+from services.scheduler.domain.lifecycle import HOLDING, Trigger
+from services.scheduler.domain.why import reason
+
+WEIGHTS: Mapping[Priority, int] = MappingProxyType(
+    {
+        Priority.EXTREME_HIGH: 50,
+        Priority.VERY_HIGH: 40,
+        Priority.HIGH: 30,
+        Priority.ABOVE_NORMAL: 20,
+        Priority.NORMAL: 10,
+        Priority.BELOW_NORMAL: 8,
+        Priority.LOW: 5,
+        Priority.IDLE: 0,
+        Priority.AUTO: -1,
+        Priority.UNSPECIFIED: -1,
+    }
+)
+
+
+class Shape(NamedTuple):
+    """What a task asks of the cluster; tasks of one shape are interchangeable for placement."""
+
+    group: str
+    nodes: int
+    # GPUs on each node; None = whole nodes, 0 = CPU only.
+    gpus: int | None
+    cpus: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Everything the scheduler knows about one task that has not ended."""
+
+    id: TaskId
+    owner: str
+    team: str
+    spec: TaskSpec
+    submitted_at: datetime
+    # What the owner wants, and the last revisions of submit's facts applied here.
+    priority: Priority
+    goal: Goal = Goal.RUN
+    revision: int = 0
+    goal_revision: int = 0
+    priority_revision: int = 0
+    # Where it stands, why, and how often that was told.
+    state: TaskState = TaskState.QUEUED
+    version: int = 0
+    reason: Reason = field(default_factory=lambda: reason(ReasonCode.QUEUED))
+    # The level it counts as now: its priority, or what AUTO came to for the live run.
+    level: Priority = Priority.UNSPECIFIED
+    # True once it fitted the known inventory: from then on it waits and is never rejected.
+    accepted: bool = False
+    # The last attempt, and the same number while the end of that attempt is not recorded.
+    attempt: int = 0
+    live_attempt: int | None = None
+    placements: tuple[Placement, ...] = ()
+    assigned_at: datetime | None = None
+    start_deadline_at: datetime | None = None
+    run_started_at: datetime | None = None
+    ack_deadline_at: datetime | None = None
+    # The task this run was asked to make room for; empty: none.
+    preempted_for: str = ""
+    # Why the task as a whole is being ended; None while it is not.
+    end_reason: Reason | None = None
+    # Over all attempts.
+    first_started_at: datetime | None = None
+    run_seconds: float = 0.0
+    not_before_at: datetime | None = None
+    retries_used: int = 0
+    start_attempts: int = 0
+    attempts_without_progress: int = 0
+    checkpoint: Checkpoint | None = None
+    # Number of the checkpoint the live attempt began from; 0: from the beginning.
+    began_from_checkpoint: int = 0
+    exit: RunExit | None = None
+
+    @property
+    def group(self) -> str:
+        """The node group it runs in."""
+        return self.spec.group
+
+    @property
+    def shape(self) -> Shape:
+        """What it asks of the cluster."""
+        spec = self.spec
+        return Shape(
+            spec.group, spec.nodes, spec.gpus_per_node, spec.cpus or 0.0, spec.memory_bytes or 0
+        )
+
+    @property
+    def holds(self) -> bool:
+        """True while a run of it may have processes."""
+        return self.state in HOLDING
+
+    @property
+    def held_gpus(self) -> int:
+        """GPUs its live run holds."""
+        return sum(len(placement.gpus) for placement in self.placements)
+
+    @property
+    def preempt_mode(self) -> PreemptMode:
+        """How its runs are asked to go; the SDK unless said otherwise."""
+        mode = self.spec.preemption.mode
+        return PreemptMode.SDK if mode is PreemptMode.UNSPECIFIED else mode
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node as the launcher last described it; a removed one is kept for its version."""
+
+    id: NodeId
+    version: int
+    group: str
+    gpus: int
+    cpus: float = 0.0
+    memory_bytes: int = 0
+    schedulable: bool = True
+    ready: bool = True
+    unusable_gpus: tuple[int, ...] = ()
+    # What runs here is asked to save and leave.
+    draining: bool = False
+    removed: bool = False
+
+    @property
+    def offered(self) -> bool:
+        """True if new runs may be placed on it."""
+        return self.ready and self.schedulable and not self.draining and not self.removed
+
+
+# Group, user, team, priority; empty = every.
+LimitKey: TypeAlias = tuple[str, str, str, Priority]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One quota row. Empty user and team: each user by themselves; team alone: the team as a whole.
+
+    An empty group or priority counts all groups or levels together.
+    """
+
+    group: str
+    user: str
+    team: str
+    priority: Priority
+    unit: Unit
+    limit: int
+    version: int = 0
+    removed: bool = False
+
+    @property
+    def key(self) -> LimitKey:
+        """What the row is about; there is one row for each, in one unit."""
+        return (self.group, self.user, self.team, self.priority)
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """One runtime's last full list of nodes."""
+
+    runtime: str
+    node_ids: tuple[str, ...]
+    listed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """The numbers of the policy; seconds unless said otherwise."""
+
+    start_deadline_seconds: float = 300.0
+    start_attempts_max: int = 5
+    # A run is not preempted before it ran so long.
+    protected_seconds: float = 0.0
+    retry_delay_seconds: float = 10.0
+    retry_delay_seconds_max: float = 600.0
+    ack_deadline_seconds_default: float = 60.0
+    ack_deadline_seconds_max: float = 3600.0
+    # A task that is to stop gets no more than this to save.
+    stop_ack_seconds_max: float = 30.0
+    # CPU-only ranks on one node: as many as it has CPUs, this many where that is not known.
+    cpu_ranks_per_node: int = 16
+    # AUTO rises above this only to a level that a limit names for the owner or team.
+    auto_level_max: Priority = Priority.NORMAL
+    # From so many attempts in a row without a newer checkpoint, the owner is warned.
+    no_progress_attempts: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Start an attempt of a queued task on these nodes and GPUs."""
+
+    task_id: TaskId
+    attempt: int
+    level: Priority
+    placements: tuple[Placement, ...]
+    start_deadline_at: datetime
+    resume_from: Checkpoint | None
+    reason: Reason
+    kind: str = field(default="assign", init=False)
+    trigger: Trigger = field(default=Trigger.ASSIGN, init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """Ask a running attempt to save a checkpoint and go, at the latest at the deadline."""
+
+    task_id: TaskId
+    attempt: int
+    reason: Reason
+    deadline_at: datetime
+    beneficiary: str = ""
+    end_reason: Reason | None = None
+    kind: str = field(default="preempt", init=False)
+    trigger: Trigger = field(default=Trigger.PREEMPT, init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End an attempt by force: nothing to save, or it was asked and did not go."""
+
+    task_id: TaskId
+    attempt: int
+    reason: Reason
+    trigger: Trigger = Trigger.KILL
+    beneficiary: str = ""
+    end_reason: Reason | None = None
+    kind: str = field(default="kill", init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """End a queued task that no known node set could ever hold."""
+
+    task_id: TaskId
+    reason: Reason
+    kind: str = field(default="reject", init=False)
+    trigger: Trigger = field(default=Trigger.REJECT, init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Follow the owner's goal with a task that has no run: pause, resume or stop."""
+
+    task_id: TaskId
+    trigger: Trigger
+    reason: Reason
+    kind: str = field(default="move", init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Leave a queued task waiting, for another reason than the one that is stored."""
+
+    task_id: TaskId
+    reason: Reason
+    accepted: bool
+    kind: str = field(default="hold", init=False)
+
+
+Decision: TypeAlias = Assign | Preempt | Kill | Reject | Move | Hold
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now, in order, and why each queued task that is left waits."""
+
+    version: int
+    decided_at: datetime
+    decisions: tuple[Decision, ...]
+    # A reason for every task that was queued when the plan was made.
+    explanations: Mapping[str, Reason]
+    # The next moment at which time alone changes the answer; None: never.
+    due_at: datetime | None = None

@@ -1,0 +1,97 @@
+"""Limits: what a user or team may hold at once, per group and level.
+
+All rows that match a task apply. A row counts what its subject holds: a named user; a named team
+as a whole; or, when it names neither, each user by themselves. An empty group or priority counts
+all groups or levels together. Only held capacity counts (from the assignment to the observed
+exit), and what ``decide`` gives or promises in the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import product
+from typing import NamedTuple, TypeAlias
+
+from libs.contracts.messages import Priority, Unit
+from services.scheduler.domain.model import Limit, LimitKey, Task
+
+# A row, and whose holdings it counts (empty: the row says it).
+Account: TypeAlias = tuple[LimitKey, str]
+
+
+class Need(NamedTuple):
+    """What a run takes of a limit."""
+
+    gpus: int
+    nodes: int
+
+    def of(self, unit: Unit) -> int:
+        """The amount in this unit."""
+        return self.nodes if unit is Unit.NODES else self.gpus
+
+
+class Excess(NamedTuple):
+    """A limit that a run would break, and what its subject holds already."""
+
+    limit: Limit
+    held: int
+
+
+def held_need(task: Task) -> Need:
+    """What a task's live run holds."""
+    return Need(task.held_gpus, len(task.placements))
+
+
+def _account(limit: Limit, task: Task) -> Account:
+    subject = "" if limit.user or limit.team else task.owner
+    return (limit.key, subject)
+
+
+class Ledger:
+    """Limits and what is held of them; charged while a plan is made."""
+
+    def __init__(self, limits: Mapping[LimitKey, Limit], held: Iterable[Task]) -> None:
+        self._limits = limits
+        self._matching: dict[LimitKey, tuple[Limit, ...]] = {}
+        self._held: dict[Account, int] = {}
+        if limits:
+            for task in held:
+                self.charge(task, task.level, held_need(task))
+
+    def rows(self, task: Task, level: Priority) -> tuple[Limit, ...]:
+        """The rows that apply to a task at a level."""
+        if not self._limits:
+            return ()
+        key = (task.group, task.owner, task.team, level)
+        found = self._matching.get(key)
+        if found is None:
+            combinations = product(
+                {"", task.group},
+                {"", task.owner},
+                {"", task.team},
+                {Priority.UNSPECIFIED, level},
+            )
+            rows = (self._limits.get(match) for match in combinations)
+            in_force = (row for row in rows if row is not None and not row.removed)
+            found = tuple(sorted(in_force, key=lambda row: (row.limit, row.key)))
+            self._matching[key] = found
+        return found
+
+    def charge(self, task: Task, level: Priority, need: Need) -> None:
+        """Count what a task gets."""
+        for row in self.rows(task, level):
+            account = _account(row, task)
+            self._held[account] = self._held.get(account, 0) + need.of(row.unit)
+
+    def held(self, limit: Limit, task: Task) -> int:
+        """What the limit's subject holds, seen from a task it applies to."""
+        return self._held.get(_account(limit, task), 0)
+
+    def excess(self, task: Task, level: Priority, need: Need) -> Excess | None:
+        """The smallest limit that ``need`` more would break, or None."""
+        for row in self.rows(task, level):
+            amount = need.of(row.unit)
+            held = self.held(row, task)
+            if amount and held + amount > row.limit:
+                return Excess(row, held)
+        return None

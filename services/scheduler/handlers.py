@@ -1,0 +1,194 @@
+"""What the scheduler does with each event: record the fact, nothing else. The loop decides.
+
+Wired in ``main.py``. Right under duplicates, loss with redelivery, and any order: versions,
+revisions and attempts say what is old; what comes before its task is kept for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from prometheus_client import Counter
+
+from libs.contracts.base import Message
+from libs.contracts.ids import NodeId, TaskId
+from libs.contracts.messages import (
+    CheckpointSaved,
+    GoalChanged,
+    InventoryListed,
+    NodeChanged,
+    PriorityChanged,
+    QuotaChanged,
+    RunExited,
+    RunStarted,
+    TaskSubmitted,
+)
+from libs.service.shape import Handler
+from libs.store.port import Tx
+from services.scheduler import store
+from services.scheduler.domain import facts
+from services.scheduler.domain.facts import Drop, Early, Outcome
+from services.scheduler.domain.model import Inventory, Limit, Node, PolicySettings, Task
+
+DROPPED = Counter("shiftwork_scheduler_facts_dropped_total", "Facts that changed nothing", ["why"])
+
+
+def _dropped(why: Drop) -> None:
+    DROPPED.labels(why.value).inc()
+
+
+def _record(tx: Tx, task: Task, outcome: Outcome) -> None:
+    if isinstance(outcome, Drop):
+        _dropped(outcome)
+    else:
+        store.put_change(tx, task, outcome)
+
+
+async def _missing(tx: Tx, task_id: str) -> Drop:
+    """Why there is no such task in the working set."""
+    over = await store.ended(tx, task_id) is not None
+    return Drop.ENDED_TASK if over else Drop.UNKNOWN_TASK
+
+
+async def on_task_submitted(tx: Tx, event: TaskSubmitted) -> None:
+    """Queue the task, with the facts that came before it."""
+    if await tx.get(Task, event.task_id) is not None:
+        _dropped(Drop.DUPLICATE)
+    elif await store.ended(tx, event.task_id) is not None:
+        _dropped(Drop.ENDED_TASK)
+    else:
+        early = await tx.get(Early, event.task_id)
+        store.put_change(tx, None, facts.on_submitted(event, early, tx.now))
+        if early is not None:
+            tx.delete(Early, event.task_id)
+
+
+async def _early(tx: Tx, task_id: str) -> Early | None:
+    """The place for a fact that came before its task; None if the task has ended."""
+    if await store.ended(tx, task_id) is not None:
+        _dropped(Drop.ENDED_TASK)
+        return None
+    return await tx.get(Early, task_id) or Early(TaskId(task_id))
+
+
+async def on_goal_changed(tx: Tx, event: GoalChanged) -> None:
+    """Note what the owner wants."""
+    task = await tx.get(Task, event.task_id)
+    if task is not None:
+        _record(tx, task, facts.on_goal_changed(task, event, tx.now))
+    elif (early := await _early(tx, event.task_id)) is not None:
+        tx.put(facts.early_goal(early, event))
+
+
+async def on_priority_changed(tx: Tx, event: PriorityChanged) -> None:
+    """Note the level."""
+    task = await tx.get(Task, event.task_id)
+    if task is not None:
+        _record(tx, task, facts.on_priority_changed(task, event, tx.now))
+    elif (early := await _early(tx, event.task_id)) is not None:
+        tx.put(facts.early_priority(early, event))
+
+
+async def on_run_started(tx: Tx, event: RunStarted) -> None:
+    """Every rank's process exists."""
+    task = await tx.get(Task, event.task_id)
+    if task is None:
+        _dropped(await _missing(tx, event.task_id))
+    else:
+        _record(tx, task, facts.on_run_started(task, event, tx.now))
+
+
+async def on_checkpoint_saved(tx: Tx, event: CheckpointSaved) -> None:
+    """Note the checkpoint to resume from."""
+    task = await tx.get(Task, event.task_id)
+    if task is None:
+        _dropped(await _missing(tx, event.task_id))
+    else:
+        _record(tx, task, facts.on_checkpoint_saved(task, event))
+
+
+def run_exited_handler(policy: PolicySettings) -> Callable[[Tx, RunExited], Awaitable[None]]:
+    """The handler of ``RunExited``; the policy says how long a retry waits."""
+
+    async def on_run_exited(tx: Tx, event: RunExited) -> None:
+        """No process of the run is left: the exit rule, and free capacity."""
+        task = await tx.get(Task, event.task_id)
+        if task is None:
+            _dropped(await _missing(tx, event.task_id))
+        else:
+            _record(tx, task, facts.on_run_exited(task, event, tx.now, policy))
+
+    return on_run_exited
+
+
+async def on_node_changed(tx: Tx, event: NodeChanged) -> None:
+    """Keep the node's newest version; a removed one is kept for its version."""
+    known = await tx.get(Node, event.node_id)
+    if known is not None and known.version >= event.version:
+        _dropped(Drop.OLD_VERSION)
+        return
+    node = event.node
+    tx.put(
+        Node(
+            id=NodeId(event.node_id),
+            version=event.version,
+            group=node.group,
+            gpus=node.gpus,
+            cpus=node.cpus,
+            memory_bytes=node.memory_bytes,
+            schedulable=node.schedulable,
+            ready=node.ready,
+            unusable_gpus=node.unusable_gpus,
+            draining=node.draining,
+            removed=event.removed,
+        )
+    )
+
+
+async def on_inventory_listed(tx: Tx, event: InventoryListed) -> None:
+    """Note a full list of nodes: what fits none of them can be told so."""
+    known = await tx.get(Inventory, event.runtime)
+    if known is not None and known.listed_at >= event.listed_at:
+        _dropped(Drop.OLD_VERSION)
+    else:
+        tx.put(Inventory(event.runtime, event.node_ids, event.listed_at))
+
+
+async def on_quota_changed(tx: Tx, event: QuotaChanged) -> None:
+    """Keep the limit's newest version."""
+    quota = event.quota
+    key = (quota.group, quota.user, quota.team, quota.priority)
+    known = await tx.get(Limit, *key)
+    if known is not None and known.version >= event.version:
+        _dropped(Drop.OLD_VERSION)
+        return
+    tx.put(
+        Limit(
+            group=quota.group,
+            user=quota.user,
+            team=quota.team,
+            priority=quota.priority,
+            unit=quota.unit,
+            limit=quota.limit,
+            version=event.version,
+            removed=event.removed,
+        )
+    )
+
+
+def handlers(policy: PolicySettings) -> Mapping[type[Message], Handler]:
+    """Which event is recorded by which function, under these settings."""
+    return {**HANDLERS, RunExited: run_exited_handler(policy)}
+
+
+HANDLERS: Mapping[type[Message], Handler] = {
+    TaskSubmitted: on_task_submitted,
+    GoalChanged: on_goal_changed,
+    PriorityChanged: on_priority_changed,
+    RunStarted: on_run_started,
+    CheckpointSaved: on_checkpoint_saved,
+    RunExited: run_exited_handler(PolicySettings()),
+    NodeChanged: on_node_changed,
+    InventoryListed: on_inventory_listed,
+    QuotaChanged: on_quota_changed,
+}

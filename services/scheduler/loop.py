@@ -1,0 +1,151 @@
+"""The loop: snapshot, decide, check, commit. The only place where a task moves by decision.
+
+Wired in ``main.py``. The leader keeps the working set in memory: loaded when it begins to lead,
+then followed commit by commit. A round in which nothing changed and no deadline came is skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from libs.service import observe
+from libs.service.shape import Ports
+from libs.store.port import ConflictError, Delta
+from services.scheduler import store
+from services.scheduler.domain.check import check
+from services.scheduler.domain.decide import decide
+from services.scheduler.domain.model import Plan, PolicySettings
+from services.scheduler.domain.snapshot import Index, Snapshot
+from services.scheduler.domain.violations import Violation
+from services.scheduler.replay import write_dump
+
+DECIDED = Counter("shiftwork_scheduler_decisions_total", "Decisions committed", ["kind"])
+VIOLATIONS = Counter(
+    "shiftwork_scheduler_plan_violations_total", "Faults found in plans before commit", ["fault"]
+)
+REFUSED = Counter("shiftwork_scheduler_plans_refused_total", "Plans not committed", ["why"])
+QUEUED = Gauge("shiftwork_scheduler_queue_length", "Tasks that wait")
+DECIDE_SECONDS = Histogram("shiftwork_scheduler_decide_seconds", "Duration of one decision round")
+
+Decide = Callable[[Snapshot, datetime], Plan]
+
+
+class Brain:
+    """The leader's working set, and the steps of its loops."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        policy: PolicySettings,
+        *,
+        tick_seconds: float = 1.0,
+        dumps: Path | None = None,
+        dumps_max: int = 20,
+        decisions_keep_seconds: float = 0.0,
+        prune_rows_max: int = 1000,
+        policy_function: Decide = decide,
+    ) -> None:
+        self._ports = ports
+        self._policy = policy
+        self._tick_seconds = tick_seconds
+        self._dumps = dumps
+        self._dumps_max = dumps_max
+        self._decisions_keep_seconds = decisions_keep_seconds
+        self._prune_rows_max = prune_rows_max
+        self._decide = policy_function
+        self._index = Index(policy)
+        # Counts what concerns scheduling: the version that a plan is made for.
+        self._version = 0
+        self._decided_version = -1
+        self._due_at: datetime | None = None
+        self._log = observe.log("scheduler")
+        ports.store.observe(self._observe)
+
+    def _observe(self, delta: Delta) -> None:
+        if self._index.apply(delta.put, delta.deleted):
+            self._version += 1
+
+    async def lead(self, epoch: int) -> None:
+        """Load the working set; a new leader's first step."""
+        del epoch
+        self._index = await store.load(self._ports.store, self._policy)
+        self._version += 1
+        self._due_at = None
+
+    def snapshot(self) -> Snapshot:
+        """The present moment; valid until the next commit."""
+        return self._index.snapshot(self._version)
+
+    async def step(self, epoch: int) -> float | None:
+        """One round; returns in how many seconds to make the next, if nothing wakes it before."""
+        now = self._ports.clock.now()
+        idle = self._version == self._decided_version
+        if idle and (self._due_at is None or now < self._due_at):
+            return self._until_due(now)
+        snapshot = self.snapshot()
+        with DECIDE_SECONDS.time():
+            plan = self._decide(snapshot, now)
+        QUEUED.set(len(snapshot.queue) + len(snapshot.auto))
+        if plan.decisions and not self._sound(snapshot, plan):
+            return None
+        if plan.decisions and not await self._commit(plan, epoch):
+            return 0.0
+        if not plan.decisions:
+            # After a commit the plan is looked at once more: then this says it is settled.
+            self._decided_version = plan.version
+        self._due_at = plan.due_at
+        return 0.0 if plan.decisions else self._until_due(now)
+
+    def _until_due(self, now: datetime) -> float:
+        """Until the next deadline, but never longer than a tick: a wake-up may get lost."""
+        if self._due_at is None:
+            return self._tick_seconds
+        return min(self._tick_seconds, max(0.0, (self._due_at - now).total_seconds()))
+
+    def _sound(self, snapshot: Snapshot, plan: Plan) -> bool:
+        """True if nothing is wrong with the plan; else it is refused, counted and kept."""
+        found = check(snapshot, plan)
+        if found:
+            self._refuse(snapshot, plan, found)
+        return not found
+
+    def _refuse(self, snapshot: Snapshot, plan: Plan, found: list[Violation]) -> None:
+        REFUSED.labels("violation").inc()
+        for violation in found:
+            VIOLATIONS.labels(violation.fault.name.lower()).inc()
+        kept = None
+        if self._dumps is not None:
+            kept = write_dump(self._dumps, snapshot, plan.decided_at, files_max=self._dumps_max)
+        self._log.error(
+            "plan refused",
+            violations=[str(violation) for violation in found[:20]],
+            count=len(found),
+            snapshot=str(kept) if kept else None,
+        )
+
+    async def _commit(self, plan: Plan, epoch: int) -> bool:
+        """Commit the plan if the tables are still those it was made for."""
+        try:
+            async with self._ports.store.transaction(epoch=epoch) as tx:
+                await store.commit(tx, plan, version=self._version)
+        except (store.StalePlanError, ConflictError) as problem:
+            # The working set may differ from the tables: believe the tables.
+            REFUSED.labels("conflict").inc()
+            self._log.warning("plan not committed", problem=str(problem))
+            await self.lead(epoch)
+            return False
+        for decision in plan.decisions:
+            DECIDED.labels(decision.kind).inc()
+        return True
+
+    async def prune(self, epoch: int) -> float | None:
+        """Drop old decisions, a bounded number at a time."""
+        async with self._ports.store.transaction(epoch=epoch) as tx:
+            dropped = await store.prune(
+                tx, keep_seconds=self._decisions_keep_seconds, rows_max=self._prune_rows_max
+            )
+        return 0.0 if dropped == self._prune_rows_max else None

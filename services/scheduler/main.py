@@ -1,0 +1,60 @@
+"""Wires the scheduler. Production, the all-in-one and the simulation call this same ``build``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from libs.service.loop import Loop
+from libs.service.shape import Ports, Service
+from libs.service.wiring import Wiring
+from services.scheduler.commands import Commands
+from services.scheduler.handlers import HANDLERS, handlers
+from services.scheduler.loop import Brain
+from services.scheduler.settings import SchedulerSettings
+from services.scheduler.tables import TABLES
+
+
+def build(settings: SchedulerSettings, ports: Ports) -> Service:
+    """The service, not running."""
+    policy = settings.policy()
+    brain = Brain(
+        ports,
+        policy,
+        tick_seconds=settings.tick_seconds,
+        dumps=settings.dumps,
+        dumps_max=settings.dumps_max,
+        decisions_keep_seconds=settings.decisions_keep_seconds,
+        prune_rows_max=settings.prune_rows_max,
+    )
+    commands = Commands(
+        brain=brain,
+        decisions_page_max=settings.decisions_page_max,
+        reemit_tasks_max=settings.reemit_tasks_max,
+    )
+    return Service(
+        name="scheduler",
+        ports=ports,
+        handlers=handlers(policy),
+        commands=commands.table(),
+        loops=(
+            Loop("decide", brain.step, tick_seconds=settings.tick_seconds, exclusive=True),
+            Loop(
+                "prune",
+                brain.prune,
+                tick_seconds=settings.prune_tick_seconds_decisions,
+                exclusive=True,
+                wake_on_commit=False,
+            ),
+        ),
+        on_lead=brain.lead,
+    )
+
+
+WIRING = Wiring(
+    name="scheduler",
+    settings=SchedulerSettings,
+    build=build,
+    tables=TABLES,
+    migrations=Path(__file__).parent / "migrations",
+    hears=tuple(HANDLERS),
+)

@@ -1,0 +1,125 @@
+"""Snapshots as JSON, and ``python -m services.scheduler.replay FILE``: what would be decided.
+
+``loop.py`` writes one when it refuses a plan; replaying it shows the plan and its violations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from libs.contracts.reasons import render
+from services.scheduler.domain.check import check
+from services.scheduler.domain.decide import decide
+from services.scheduler.domain.model import (
+    Decision,
+    Inventory,
+    Limit,
+    Node,
+    PolicySettings,
+    Task,
+)
+from services.scheduler.domain.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """A snapshot's bare rows and the moment: all that ``decide`` depends on."""
+
+    now: datetime
+    version: int
+    settings: PolicySettings
+    tasks: tuple[Task, ...]
+    nodes: tuple[Node, ...]
+    limits: tuple[Limit, ...]
+    inventories: tuple[Inventory, ...]
+
+    def snapshot(self) -> Snapshot:
+        """The snapshot, with its indexes built anew."""
+        return Snapshot.of(
+            version=self.version,
+            tasks=self.tasks,
+            nodes=self.nodes,
+            limits=self.limits,
+            inventories=self.inventories,
+            settings=self.settings,
+        )
+
+
+_ADAPTER: TypeAdapter[Dump] = TypeAdapter(Dump)
+
+
+def dump(snapshot: Snapshot, now: datetime) -> bytes:
+    """The snapshot as JSON."""
+    listed = (Inventory("replayed", (), now),) if snapshot.inventory_listed else ()
+    rows = Dump(
+        now=now,
+        version=snapshot.version,
+        settings=snapshot.settings,
+        tasks=tuple(snapshot.tasks.values()),
+        nodes=tuple(snapshot.nodes.values()),
+        limits=tuple(snapshot.limits.values()),
+        inventories=listed,
+    )
+    return _ADAPTER.dump_json(rows, indent=1)
+
+
+def read_dump(data: bytes) -> Dump:
+    """Read what ``dump`` wrote; pydantic's ValidationError if it is something else."""
+    return _ADAPTER.validate_json(data)
+
+
+def write_dump(folder: Path, snapshot: Snapshot, now: datetime, *, files_max: int) -> Path | None:
+    """Write a dump into a folder unless it holds ``files_max`` already; None then, or on failure.
+
+    A full disk must not stop the scheduler: the dump is a courtesy.
+    """
+    name = f"snapshot-{now:%Y%m%dT%H%M%S}-{snapshot.version}.json"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if sum(1 for _ in folder.glob("snapshot-*.json")) >= files_max:
+            return None
+        path = folder / name
+        path.write_bytes(dump(snapshot, now))
+    except OSError:
+        return None
+    return path
+
+
+def line(decision: Decision) -> str:
+    """One terse line for a decision."""
+    attempt = getattr(decision, "attempt", None)
+    run = f"{decision.task_id}.{attempt}" if attempt is not None else decision.task_id
+    where = " ".join(
+        f"{p.node_id}[{','.join(map(str, p.gpus))}]" for p in getattr(decision, "placements", ())
+    )
+    return " ".join(part for part in (decision.kind, run, where) if part) + (
+        f": {render(decision.reason)}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Decide on a dump and print plan and violations; 1 if there are any."""
+    parser = argparse.ArgumentParser(
+        prog="python -m services.scheduler.replay", description="decide again on a dumped snapshot"
+    )
+    parser.add_argument("file", type=Path)
+    path: Path = parser.parse_args(arguments).file
+    read = read_dump(path.read_bytes())
+    snapshot = read.snapshot()
+    plan = decide(snapshot, read.now)
+    found = check(snapshot, plan)
+    out = [line(decision) for decision in plan.decisions]
+    out += [f"VIOLATION {violation}" for violation in found]
+    sys.stdout.write("\n".join(out or ["nothing to decide"]) + "\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

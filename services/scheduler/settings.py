@@ -1,0 +1,65 @@
+"""What the scheduler is told: the numbers of the policy, and its own bounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from libs.contracts.messages import Priority
+from libs.service.settings import BaseServiceSettings
+from services.scheduler.domain.model import PolicySettings
+
+
+class SchedulerSettings(BaseServiceSettings):
+    """Environment variables ``SHIFTWORK_SCHEDULER_…``."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="ignore", env_prefix="SHIFTWORK_SCHEDULER_"
+    )
+
+    start_deadline_seconds: float = Field(default=300.0, gt=0)
+    start_attempts_max: int = Field(default=5, ge=1)
+    # A run is not preempted before it ran so long.
+    protected_seconds: float = Field(default=0.0, ge=0)
+    retry_delay_seconds: float = Field(default=10.0, ge=0)
+    retry_delay_seconds_max: float = Field(default=600.0, ge=0)
+    ack_deadline_seconds_default: float = Field(default=60.0, gt=0)
+    ack_deadline_seconds_max: float = Field(default=3600.0, gt=0)
+    # A task that is to stop gets no more than this to save.
+    stop_ack_seconds_max: float = Field(default=30.0, gt=0)
+    # CPU-only ranks on one node whose number of CPUs is not known.
+    cpu_ranks_per_node: int = Field(default=16, ge=1)
+    # AUTO rises above this only to a level that a limit names for the owner or team.
+    auto_level_max: Priority = Priority.NORMAL
+    # From so many attempts in a row without a newer checkpoint, the owner is warned.
+    no_progress_attempts: int = Field(default=3, ge=1)
+
+    # How often a round is made when nothing woke the loop.
+    tick_seconds: float = Field(default=1.0, gt=0, le=60)
+    # Where snapshots of refused plans are written, at most so many; none: not written.
+    dumps: Path | None = None
+    dumps_max: int = Field(default=20, ge=1)
+    decisions_keep_seconds: float = Field(default=90 * 86_400.0, gt=0)
+    prune_tick_seconds_decisions: float = Field(default=600.0, gt=0)
+    prune_rows_max: int = Field(default=1000, ge=1)
+    decisions_page_max: int = Field(default=500, ge=1, le=5000)
+    # How many ended tasks, newest first, a reemit says again.
+    reemit_tasks_max: int = Field(default=20_000, ge=1)
+
+    def policy(self) -> PolicySettings:
+        """The numbers as the domain takes them."""
+        return PolicySettings(
+            start_deadline_seconds=self.start_deadline_seconds,
+            start_attempts_max=self.start_attempts_max,
+            protected_seconds=self.protected_seconds,
+            retry_delay_seconds=self.retry_delay_seconds,
+            retry_delay_seconds_max=self.retry_delay_seconds_max,
+            ack_deadline_seconds_default=self.ack_deadline_seconds_default,
+            ack_deadline_seconds_max=self.ack_deadline_seconds_max,
+            stop_ack_seconds_max=self.stop_ack_seconds_max,
+            cpu_ranks_per_node=self.cpu_ranks_per_node,
+            auto_level_max=self.auto_level_max,
+            no_progress_attempts=self.no_progress_attempts,
+        )

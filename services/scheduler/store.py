@@ -1,0 +1,167 @@
+"""The scheduler's rows beside those of the domain, and every write and question about them.
+
+Called by ``handlers.py``, ``commands.py`` and ``loop.py`` inside a transaction. A task that has
+ended leaves the working set: only the last that was said of it is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from libs.contracts.messages import Reason, TaskStateChanged
+from libs.store.port import Op, Order, Store, Tx, Where
+from services.scheduler.domain.apply import Change, applied
+from services.scheduler.domain.facts import Early
+from services.scheduler.domain.lifecycle import TERMINAL
+from services.scheduler.domain.model import Inventory, Limit, Node, Plan, PolicySettings, Task
+from services.scheduler.domain.outgoing import state_changed
+from services.scheduler.domain.snapshot import Index
+
+WHOLE_NODE = -1
+# Decisions of one plan are numbered within the transaction's number.
+DECISIONS_OF_A_PLAN_MAX = 1_000_000
+_RESIDENT = (Task, Node, Limit, Inventory, Early)
+
+
+class StalePlanError(Exception):
+    """The tables changed after the plan was made; it is made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRow:
+    """One GPU of one node, owned by an attempt until its exit is observed."""
+
+    task_id: str
+    attempt: int
+    node_id: str
+    gpu: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A task that has ended."""
+
+    task_id: str
+    ended_at: datetime
+    last: TaskStateChanged
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRow:
+    """One decision about one task."""
+
+    no: int
+    task_id: str
+    attempt: int
+    kind: str
+    reason: Reason
+    decided_at: datetime
+
+
+async def load(store: Store, settings: PolicySettings) -> Index:
+    """Read the working set into memory; the new leader's first step."""
+    await store.make_resident(*_RESIDENT)
+    index = Index(settings)
+    for kind in _RESIDENT:
+        index.apply(put=store.resident(kind).values())
+    return index
+
+
+async def ended(tx: Tx, task_id: str) -> Ended | None:
+    """The task's last word, if it has ended."""
+    return await tx.get(Ended, task_id)
+
+
+def _slots(task: Task) -> Iterator[SlotRow]:
+    assert task.live_attempt is not None, "only a live run owns slots"
+    for placement in task.placements:
+        gpus = placement.gpus or (() if task.spec.gpus_per_node == 0 else (WHOLE_NODE,))
+        for gpu in gpus:
+            yield SlotRow(task.id, task.live_attempt, placement.node_id, gpu)
+
+
+def put_change(tx: Tx, before: Task | None, change: Change) -> None:
+    """Write a task's change with its slots, and say what is to be said."""
+    after = change.task
+    if before is not None and before.placements and not after.placements:
+        for slot in _slots(before):
+            tx.delete(SlotRow, slot.task_id, slot.attempt, slot.node_id, slot.gpu)
+    if after.placements and (before is None or not before.placements):
+        tx.put(*_slots(after))
+    if after.state in TERMINAL:
+        tx.delete(Task, after.id)
+        tx.put(Ended(after.id, tx.now, _last_word(change, tx.now)))
+    else:
+        tx.put(after)
+    for message in change.messages:
+        tx.emit(message)
+
+
+def _last_word(change: Change, now: datetime) -> TaskStateChanged:
+    told = [message for message in change.messages if isinstance(message, TaskStateChanged)]
+    return told[-1] if told else state_changed(change.task, change.task.state, now)
+
+
+async def commit(tx: Tx, plan: Plan, *, version: int) -> None:
+    """Carry out a checked plan: rows, history and messages.
+
+    StalePlanError if ``version``, which counts the changes so far, is not the plan's; the database
+    refuses a slot with two owners, and the transaction another leader's commit.
+    """
+    if plan.version != version:
+        raise StalePlanError(f"the plan was made for version {plan.version}, not {version}")
+    tasks: dict[str, Task] = {}
+    for number, decision in enumerate(plan.decisions):
+        task = tasks.get(decision.task_id) or await tx.get(Task, decision.task_id)
+        if task is None:
+            raise StalePlanError(f"task {decision.task_id} is not there")
+        change = applied(task, decision, plan.decided_at)
+        put_change(tx, task, change)
+        tasks[task.id] = change.task
+        row = DecisionRow(
+            no=tx.version * DECISIONS_OF_A_PLAN_MAX + number,
+            task_id=task.id,
+            attempt=change.task.attempt,
+            kind=decision.kind,
+            reason=decision.reason,
+            decided_at=plan.decided_at,
+        )
+        tx.put(row)
+
+
+async def decisions_of(tx: Tx, task_id: str, *, after: int, limit: int) -> list[DecisionRow]:
+    """A task's decisions with a higher number than ``after``, oldest first."""
+    return await tx.select(
+        DecisionRow,
+        Where("task_id", Op.EQ, task_id),
+        Where("no", Op.GT, after),
+        order_by=[Order("no")],
+        limit=limit,
+    )
+
+
+async def tasks_of(tx: Tx) -> list[Task]:
+    """Every task that has not ended, oldest first."""
+    return await tx.select(Task, order_by=[Order("submitted_at")])
+
+
+async def ended_newest(tx: Tx, limit: int) -> list[Ended]:
+    """The tasks that ended last, in the order of their ends."""
+    rows = await tx.select(Ended, order_by=[Order("ended_at", descending=True)], limit=limit)
+    return rows[::-1]
+
+
+async def prune(tx: Tx, *, keep_seconds: float, rows_max: int) -> int:
+    """Drop the oldest decisions beyond the time they are kept; returns how many."""
+    before = tx.now - timedelta(seconds=keep_seconds)
+    old = await tx.select(
+        DecisionRow,
+        Where("decided_at", Op.LT, before),
+        order_by=[Order("decided_at")],
+        limit=rows_max,
+    )
+    for row in old:
+        tx.delete(DecisionRow, row.no)
+    return len(old)

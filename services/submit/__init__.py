@@ -1,0 +1,1 @@
+"""submit: owns task specs and goals. See README.md."""

@@ -1,0 +1,312 @@
+"""Check a filled spec field by field: every fault is named at once, with value and fix.
+
+Called by ``validate.py``. The values of environment variables and the words of commands may be
+secrets: an error names the variable or the position and never the content.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from libs.contracts.ids import is_name
+from libs.contracts.messages import FieldError, PreemptMode, Role, TaskSpec
+from services.submit.domain.model import Limits, problem
+
+TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+ROLE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+RESERVED_PREFIXES = ("SHIFTWORK_", "PET_")
+RESERVED_NAMES = frozenset(
+    {
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "WORLD_SIZE",
+        "RANK",
+        "CUDA_VISIBLE_DEVICES",
+        "NVIDIA_VISIBLE_DEVICES",
+    }
+)
+SIGNALS = frozenset({"USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM"})
+
+Errors = Iterator[FieldError]
+
+
+def check_fields(spec: TaskSpec, limits: Limits) -> Errors:
+    """Every fault that the spec has by itself, whatever the cluster looks like."""
+    for check in CHECKS:
+        yield from check(spec, limits)
+
+
+def check_person(field: str, value: str) -> Errors:
+    """A user's or team's name."""
+    if not is_name(value):
+        yield problem(
+            field, value, "is not a name", "use 1 to 63 of a-z, 0-9 and -, no - at the ends"
+        )
+
+
+def _names(spec: TaskSpec, _limits: Limits) -> Errors:
+    if not TASK_NAME.fullmatch(spec.name):
+        yield problem(
+            "name",
+            spec.name,
+            "is not a task name",
+            "use 1 to 63 of letters, digits, '.', '_' and '-', beginning with a letter or digit",
+        )
+    if not is_name(spec.group):
+        yield problem(
+            "group",
+            spec.group,
+            "is not a group name",
+            "use 1 to 63 of a-z, 0-9 and -, no - at the ends",
+        )
+
+
+def _roles(spec: TaskSpec, limits: Limits) -> Errors:
+    if not 1 <= len(spec.roles) <= limits.roles_max:
+        yield problem(
+            "roles",
+            len(spec.roles),
+            f"a task has 1 to {limits.roles_max} roles",
+            "give a command, or at least one role",
+        )
+    seen: set[str] = set()
+    for index, role in enumerate(spec.roles[: limits.roles_max]):
+        yield from _role(f"roles[{index}]", role, seen, limits)
+        seen.add(role.name)
+
+
+def _role(at: str, role: Role, seen: set[str], limits: Limits) -> Errors:
+    if not ROLE_NAME.fullmatch(role.name):
+        yield problem(
+            f"{at}.name", role.name, "is not a role name", "use 1 to 32 of a-z, 0-9 and -"
+        )
+    elif role.name in seen:
+        yield problem(
+            f"{at}.name", role.name, "is the name of two roles", "give each role a name of its own"
+        )
+    if not 1 <= role.replicas <= limits.nodes_max:
+        yield problem(
+            f"{at}.replicas",
+            role.replicas,
+            f"a role has 1 to {limits.nodes_max} replicas",
+            "change the number of replicas",
+        )
+    yield from _command(f"{at}.command", role.command, limits)
+    yield from _environment(f"{at}.env", role.env, limits)
+
+
+def _command(at: str, command: tuple[str, ...], limits: Limits) -> Errors:
+    if not command or not command[0]:
+        yield problem(at, "", "is empty", "give the program and its arguments after --")
+        return
+    if len(command) > limits.command_arguments_max:
+        yield problem(
+            at,
+            f"{len(command)} arguments",
+            f"has more than {limits.command_arguments_max} arguments",
+            "put them in a file that the program reads",
+        )
+    size = sum(len(word.encode()) for word in command)
+    if size > limits.command_bytes_max:
+        yield problem(
+            at,
+            f"{size} bytes",
+            f"is longer than {limits.command_bytes_max} bytes",
+            "put the script in a file and run that",
+        )
+    for index, word in enumerate(command):
+        if "\0" in word:
+            yield problem(f"{at}[{index}]", "", "holds a NUL character", "remove the NUL character")
+
+
+def _task_environment(spec: TaskSpec, limits: Limits) -> Errors:
+    yield from _environment("env", spec.env, limits)
+
+
+def _environment(at: str, env: Mapping[str, str], limits: Limits) -> Errors:
+    if len(env) > limits.env_entries_max:
+        yield problem(
+            at,
+            f"{len(env)} variables",
+            f"has more than {limits.env_entries_max} variables",
+            "put the values in a file that the program reads",
+        )
+    size = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in env.items())
+    if size > limits.env_bytes_max:
+        yield problem(
+            at,
+            f"{size} bytes",
+            f"is larger than {limits.env_bytes_max} bytes",
+            "put large values in a file that the program reads",
+        )
+    for name, value in env.items():
+        yield from _variable(at, name, value)
+
+
+def _variable(at: str, name: str, value: str) -> Errors:
+    if not ENV_NAME.fullmatch(name):
+        yield problem(
+            at,
+            name,
+            "is not a variable's name",
+            "use letters, digits and _, not beginning with a digit",
+        )
+    elif name in RESERVED_NAMES or name.startswith(RESERVED_PREFIXES):
+        yield problem(
+            f"{at}.{name}",
+            "(not shown)",
+            "is set by the platform",
+            "remove it, or use another name",
+        )
+    if "\0" in value:
+        yield problem(
+            f"{at}.{name}", "(not shown)", "holds a NUL character", "remove the NUL character"
+        )
+
+
+def _labels(spec: TaskSpec, limits: Limits) -> Errors:
+    if len(spec.labels) > limits.labels_max:
+        yield problem(
+            "labels",
+            f"{len(spec.labels)} labels",
+            f"a task has at most {limits.labels_max} labels",
+            "remove some",
+        )
+    for key, value in spec.labels.items():
+        longest = max(len(key), len(value))
+        if not key.strip() or longest > limits.label_characters_max or "\0" in key + value:
+            yield problem(
+                "labels",
+                key,
+                "is not a label",
+                f"use a key and a value of at most {limits.label_characters_max} characters, "
+                "without NUL",
+            )
+
+
+def _working_directory(spec: TaskSpec, limits: Limits) -> Errors:
+    path = spec.working_directory
+    too_long = len(path) > limits.path_characters_max
+    if path and (not path.startswith("/") or "\0" in path or too_long):
+        yield problem(
+            "working_directory",
+            path,
+            "is not an absolute path",
+            f"give a path that begins with / and has at most {limits.path_characters_max} "
+            "characters",
+        )
+
+
+def _sizes(spec: TaskSpec, limits: Limits) -> Errors:
+    total = sum(role.replicas for role in spec.roles)
+    if spec.nodes != total:
+        yield problem(
+            "nodes",
+            spec.nodes,
+            f"is not the sum of the roles' replicas, {total}",
+            f"leave it out, or give {total}",
+        )
+    if total > limits.nodes_max:
+        yield problem(
+            "nodes",
+            total,
+            f"a task has at most {limits.nodes_max} nodes",
+            "split it into several tasks",
+        )
+    gpus = spec.gpus_per_node
+    if gpus is not None and not 0 <= gpus <= limits.gpus_per_node_max:
+        yield problem(
+            "gpus_per_node",
+            gpus,
+            f"is not between 0 and {limits.gpus_per_node_max}",
+            "leave it out for whole nodes, or give 0 for CPU only",
+        )
+    yield from _within("cpus", spec.cpus, 0.0, limits.cpus_max, "cores")
+    yield from _within("memory_bytes", spec.memory_bytes, 0.0, limits.memory_bytes_max, "bytes")
+
+
+def _times(spec: TaskSpec, limits: Limits) -> Errors:
+    yield from _within("max_run_seconds", spec.max_run_seconds, 0.0, limits.run_seconds_max, "s")
+    fence = spec.fence_after_seconds
+    low, high = limits.fence_after_seconds_min, limits.fence_after_seconds_max
+    if fence is not None and not low <= fence <= high:
+        yield problem(
+            "fence_after_seconds",
+            fence,
+            f"is not between {low:g} and {high:g} s",
+            "leave it out, or choose a time in that range",
+        )
+
+
+def _within(field: str, value: float | None, above: float, most: float, unit: str) -> Errors:
+    if value is not None and not above < value <= most:
+        yield problem(
+            field,
+            value,
+            f"is not more than {above:g} and at most {most:g} {unit}",
+            "leave it out for no limit, or choose a value in that range",
+        )
+
+
+def _retry(spec: TaskSpec, limits: Limits) -> Errors:
+    retries = spec.retry.max_retries
+    if not 0 <= retries <= limits.retries_max:
+        yield problem(
+            "retry.max_retries",
+            retries,
+            f"is not between 0 and {limits.retries_max}",
+            "choose a number in that range",
+        )
+
+
+def _preemption(spec: TaskSpec, limits: Limits) -> Errors:
+    policy = spec.preemption
+    low, high = limits.ack_deadline_seconds_min, limits.ack_deadline_seconds_max
+    if not low <= policy.ack_deadline_seconds <= high:
+        yield problem(
+            "preemption.ack_deadline_seconds",
+            policy.ack_deadline_seconds,
+            f"is not between {low:g} and {high:g} s",
+            "choose a time in that range; an administrator sets it",
+        )
+    if policy.mode is PreemptMode.SIGNAL and policy.signal not in SIGNALS:
+        yield problem(
+            "preemption.signal",
+            policy.signal,
+            "is not a signal that a program can answer",
+            "use one of " + ", ".join(sorted(SIGNALS)),
+        )
+    if policy.mode is not PreemptMode.SIGNAL and policy.signal:
+        yield problem(
+            "preemption.signal",
+            policy.signal,
+            "is only used with the mode signal",
+            "leave it out, or choose the mode signal",
+        )
+
+
+def _total(spec: TaskSpec, limits: Limits) -> Errors:
+    size = len(spec.to_json())
+    if size > limits.spec_bytes_max:
+        yield problem(
+            "spec",
+            f"{size} bytes",
+            f"is larger than {limits.spec_bytes_max} bytes",
+            "put large values in files that the program reads",
+        )
+
+
+CHECKS: tuple[Callable[[TaskSpec, Limits], Errors], ...] = (
+    _names,
+    _roles,
+    _task_environment,
+    _labels,
+    _working_directory,
+    _sizes,
+    _times,
+    _retry,
+    _preemption,
+    _total,
+)

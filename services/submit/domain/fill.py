@@ -1,0 +1,62 @@
+"""Fill in what a person left out. Called before a spec is checked; filling twice changes nothing.
+
+Only what is missing is filled; what is wrong stays as it is, for ``check.py`` to name.
+"""
+
+from __future__ import annotations
+
+import re
+
+from libs.contracts.messages import PreemptionPolicy, PreemptMode, Priority, Role, TaskSpec
+from services.submit.domain.model import Defaults
+
+NAME_LENGTH_MAX = 63
+_SUFFIX_LENGTH = 6
+_SCRIPT = re.compile(r"\.(py|sh|bash|R|jl|pl|rb|lua|js|ts)$")
+_UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def fill_in(spec: TaskSpec, *, task_id: str, defaults: Defaults) -> TaskSpec:
+    """The spec with its defaults: the same spec again if it was complete."""
+    roles = _roles(spec, defaults)
+    return spec.model_copy(
+        update={
+            "name": spec.name or derived_name(roles, task_id),
+            "group": spec.group or defaults.group,
+            "priority": (
+                Priority.NORMAL if spec.priority is Priority.UNSPECIFIED else spec.priority
+            ),
+            "roles": roles,
+            "nodes": spec.nodes or sum(role.replicas for role in roles),
+            "preemption": _preemption(spec.preemption, defaults),
+        }
+    )
+
+
+def derived_name(roles: tuple[Role, ...], task_id: str) -> str:
+    """A name from the first command (its script, else its program) and the end of the id."""
+    command = roles[0].command if roles else ()
+    script = next((word for word in command if _SCRIPT.search(word)), "")
+    program = (script or (command[0] if command else "")).rsplit("/", 1)[-1]
+    stem = _UNFIT.sub("-", _SCRIPT.sub("", program)).strip("-._")
+    suffix = task_id[-_SUFFIX_LENGTH:]
+    kept = stem[: NAME_LENGTH_MAX - len(suffix) - 1].rstrip("-._")
+    return f"{kept or 'task'}-{suffix}"
+
+
+def _roles(spec: TaskSpec, defaults: Defaults) -> tuple[Role, ...]:
+    if len(spec.roles) != 1:
+        return spec.roles
+    role = spec.roles[0]
+    replicas = role.replicas or spec.nodes or 1
+    name = role.name or defaults.role
+    return (role.model_copy(update={"name": name, "replicas": replicas}),)
+
+
+def _preemption(policy: PreemptionPolicy, defaults: Defaults) -> PreemptionPolicy:
+    mode = defaults.mode if policy.mode is PreemptMode.UNSPECIFIED else policy.mode
+    signal = policy.signal.upper().removeprefix("SIG")
+    if mode is PreemptMode.SIGNAL and not signal:
+        signal = defaults.signal
+    seconds = policy.ack_deadline_seconds or defaults.ack_deadline_seconds
+    return PreemptionPolicy(mode=mode, signal=signal, ack_deadline_seconds=seconds)

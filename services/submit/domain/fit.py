@@ -1,0 +1,145 @@
+"""Can this task ever run: against the known inventory and against the quotas.
+
+Called by ``validate.py`` for new tasks and by ``goals.py`` for a new priority. Both questions are
+about *ever*: a task that only has to wait is accepted. What is not known refuses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from libs.contracts.messages import FieldError, Priority, Quota, TaskSpec, Unit
+from services.submit.domain.model import Facts, Shape, problem
+
+LEVELS = tuple(level for level in Priority if level not in {Priority.UNSPECIFIED, Priority.AUTO})
+GIB = 1 << 30
+
+
+def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
+    """What the spec asks that no set of known nodes could give."""
+    if not facts.inventory_known:
+        return
+    group = [shape for shape in facts.shapes if shape.group == spec.group and shape.nodes > 0]
+    if not group:
+        known = sorted({shape.group for shape in facts.shapes if shape.nodes > 0})
+        yield problem(
+            "group",
+            spec.group,
+            "no node belongs to this group",
+            f"use one of: {', '.join(known)}" if known else "add nodes first",
+        )
+        return
+    too_large = list(_larger_than_any(spec, group))
+    yield from too_large
+    able = sum(shape.nodes for shape in group if _holds(shape, spec))
+    if not too_large and spec.nodes > able:
+        yield problem(
+            "nodes",
+            spec.nodes,
+            f"group {spec.group} has {able} {_plural(able)} that one of its replicas fits on",
+            f"ask for at most {able}, or use another group",
+        )
+
+
+def check_quota(spec: TaskSpec, owner: str, team: str, facts: Facts) -> Iterator[FieldError]:
+    """The limit, if there is one, below which this task can never be held."""
+    rows = [row for row in facts.quotas if _concerns(row, spec.group, owner, team)]
+    levels = LEVELS if spec.priority is Priority.AUTO else (spec.priority,)
+    broken = [_broken(rows, level, spec, facts) for level in levels]
+    if broken and all(broken):
+        row, asked = next(found for found in broken if found)
+        unit = "GPUs" if row.unit is Unit.GPUS else "nodes"
+        yield problem(
+            "nodes" if row.unit is Unit.NODES or not spec.gpus_per_node else "gpus_per_node",
+            spec.nodes if row.unit is Unit.NODES else asked,
+            f"the task needs {asked} {unit}, and the quota of {_holder(row)} is {row.limit}",
+            f"ask for at most {row.limit} {unit}, choose another priority or group, "
+            "or ask an administrator for more",
+        )
+
+
+def demand(spec: TaskSpec, unit: Unit, shapes: Sequence[Shape]) -> int:
+    """The least of a quota's unit that the task can hold when it runs.
+
+    GPUs count as nodes in a group that has none. Whole nodes count with the smallest ones.
+    """
+    group = [shape for shape in shapes if shape.group == spec.group and shape.nodes > 0]
+    without_gpus = bool(group) and all(shape.gpus == 0 for shape in group)
+    if unit is Unit.NODES or without_gpus:
+        return spec.nodes
+    if spec.gpus_per_node is not None:
+        return spec.nodes * spec.gpus_per_node
+    left, gpus = spec.nodes, 0
+    for shape in sorted(group, key=lambda shape: shape.gpus):
+        taken = min(left, shape.nodes)
+        left, gpus = left - taken, gpus + taken * shape.gpus
+    return gpus
+
+
+def _larger_than_any(spec: TaskSpec, group: Sequence[Shape]) -> Iterator[FieldError]:
+    gpus = max(shape.gpus for shape in group)
+    if (spec.gpus_per_node or 0) > gpus:
+        yield problem(
+            "gpus_per_node",
+            spec.gpus_per_node,
+            f"the largest node of group {spec.group} has {gpus}",
+            f"ask for at most {gpus} on each of more nodes, or use another group",
+        )
+    cpus = max(shape.cpus for shape in group)
+    if _all_known(group, "cpus") and (spec.cpus or 0) > cpus:
+        yield problem(
+            "cpus",
+            spec.cpus,
+            f"the largest node of group {spec.group} has {cpus:g}",
+            f"ask for at most {cpus:g}, or use another group",
+        )
+    memory = max(shape.memory_bytes for shape in group)
+    if _all_known(group, "memory_bytes") and (spec.memory_bytes or 0) > memory:
+        yield problem(
+            "memory_bytes",
+            spec.memory_bytes,
+            f"the largest node of group {spec.group} has {memory} ({memory / GIB:.1f} GiB)",
+            f"ask for at most {memory}, or use another group",
+        )
+
+
+def _all_known(group: Sequence[Shape], column: str) -> bool:
+    return all(getattr(shape, column) > 0 for shape in group)
+
+
+def _holds(shape: Shape, spec: TaskSpec) -> bool:
+    return (
+        (spec.gpus_per_node or 0) <= shape.gpus
+        and (not shape.cpus or (spec.cpus or 0) <= shape.cpus)
+        and (not shape.memory_bytes or (spec.memory_bytes or 0) <= shape.memory_bytes)
+    )
+
+
+def _concerns(row: Quota, group: str, owner: str, team: str) -> bool:
+    """An empty field of a row means every one."""
+    return row.group in {"", group} and row.user in {"", owner} and row.team in {"", team}
+
+
+def _broken(
+    rows: Sequence[Quota], level: Priority, spec: TaskSpec, facts: Facts
+) -> tuple[Quota, int] | None:
+    """The tightest row that this task can never meet at this level, and what it needs."""
+    found = [
+        (row, demand(spec, row.unit, facts.shapes))
+        for row in rows
+        if row.priority in {Priority.UNSPECIFIED, level}
+    ]
+    over = [(row, asked) for row, asked in found if asked > row.limit]
+    return min(over, key=lambda pair: pair[0].limit, default=None)
+
+
+def _holder(row: Quota) -> str:
+    who = [f"user {row.user}"] * bool(row.user) + [f"team {row.team}"] * bool(row.team)
+    name = " in ".join(who) or "everyone"
+    level = row.priority.removeprefix("PRIORITY_").lower()
+    at = "" if row.priority is Priority.UNSPECIFIED else f" at priority {level}"
+    return f"{name}{at} in {'group ' + row.group if row.group else 'every group'}"
+
+
+def _plural(count: int) -> str:
+    return "node" if count == 1 else "nodes"

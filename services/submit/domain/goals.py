@@ -1,0 +1,74 @@
+"""What an owner may want of a task after it was submitted: goals and priorities, as a table.
+
+Called by ``handlers.py`` for SetGoal and SetPriority. Whether a task has ended is the scheduler's
+fact; submit knows it from TaskStateChanged and refuses what can no longer matter.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from libs.contracts.messages import (
+    FieldError,
+    Goal,
+    Priority,
+    Refusal,
+    RefusalCode,
+    TaskState,
+)
+from services.submit.domain.model import TERMINAL_STATES, problem
+from services.submit.domain.validate import refusal
+
+
+class Change(Enum):
+    """What a wish does."""
+
+    APPLY = "apply"
+    NOTHING = "nothing"
+
+
+def short(word: Goal | Priority | TaskState) -> str:
+    """An enum's name as people write it: ``GOAL_RUN`` is ``run``."""
+    for prefix in ("PRIORITY_", "TASK_STATE_", "GOAL_"):
+        if word.startswith(prefix):
+            return word.removeprefix(prefix).lower()
+    raise AssertionError(word)
+
+
+def judge_goal(wanted: Goal, *, current: Goal, state: TaskState) -> Change | Refusal:
+    """Apply it, leave it (it is so already), or refuse it."""
+    if wanted is Goal.UNSPECIFIED:
+        fault = problem("goal", short(wanted), "is not a goal", "use run, pause or stop")
+        return refusal(RefusalCode.INVALID, fault)
+    if state in TERMINAL_STATES:
+        return refusal(RefusalCode.CONFLICT, _ended("goal", short(wanted), state))
+    return Change.NOTHING if wanted is current else Change.APPLY
+
+
+def judge_priority(wanted: Priority, *, current: Priority, state: TaskState) -> Change | Refusal:
+    """Apply it, leave it (it is so already), or refuse it."""
+    if wanted is Priority.UNSPECIFIED:
+        levels = ", ".join(short(level) for level in Priority if level is not wanted)
+        fault = problem("priority", short(wanted), "is not a priority", f"use one of: {levels}")
+        return refusal(RefusalCode.INVALID, fault)
+    if state in TERMINAL_STATES:
+        return refusal(RefusalCode.CONFLICT, _ended("priority", short(wanted), state))
+    return Change.NOTHING if wanted is current else Change.APPLY
+
+
+def unknown(task_id: str) -> Refusal:
+    """There is no such task."""
+    fault = problem("task_id", task_id, "there is no such task", "list tasks with: shiftwork ls")
+    return refusal(RefusalCode.NOT_FOUND, fault)
+
+
+def _ended(field: str, value: str, state: TaskState) -> FieldError:
+    return problem(field, value, f"the task has {_END[state]}", "submit it again as a new task")
+
+
+_END = {
+    TaskState.SUCCEEDED: "succeeded",
+    TaskState.FAILED: "failed",
+    TaskState.STOPPED: "been stopped",
+    TaskState.REJECTED: "been rejected",
+}

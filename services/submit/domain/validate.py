@@ -1,0 +1,79 @@
+"""The gate: a spec as a person wrote it becomes a complete one, or a refusal that names all faults.
+
+Called by ``handlers.py`` for CreateTask.
+"""
+
+from __future__ import annotations
+
+from libs.contracts.messages import CreateTask, FieldError, Refusal, RefusalCode, TaskSpec
+from services.submit.domain.check import check_fields, check_person
+from services.submit.domain.fit import check_inventory, check_quota
+from services.submit.domain.model import Facts, Limits, problem, sentence
+
+ERRORS_SHOWN_MAX = 50
+CLIENT_KEY_LENGTH_MAX = 255
+
+
+def validate(
+    spec: TaskSpec, *, owner: str, team: str, facts: Facts, limits: Limits
+) -> TaskSpec | Refusal:
+    """The spec if it may run one day, else why not. ``spec`` has its defaults already."""
+    faults = [*check_fields(spec, limits)]
+    if not faults:  # sizes are compared only once they are numbers that make sense
+        faults = [*check_inventory(spec, facts), *check_quota(spec, owner, team, facts)]
+    clash = _clash(spec.name, facts.name_taken_by)
+    if not faults and not clash:
+        return spec
+    code = RefusalCode.INVALID if faults else RefusalCode.CONFLICT
+    return refusal(code, *faults, *clash)
+
+
+def check_asker(command: CreateTask) -> Refusal | None:
+    """Who asks, and under which key: None if both have a fitting form."""
+    faults = [*check_person("owner", command.owner)]
+    if command.team:
+        faults += check_person("team", command.team)
+    key = command.client_key
+    if len(key) > CLIENT_KEY_LENGTH_MAX or not key.isprintable():
+        faults.append(
+            problem(
+                "client_key",
+                key,
+                "is not a key",
+                f"use at most {CLIENT_KEY_LENGTH_MAX} printable characters",
+            )
+        )
+    return refusal(RefusalCode.INVALID, *faults) if faults else None
+
+
+def check_same(asked: TaskSpec, before: TaskSpec) -> Refusal | None:
+    """None if a repeated client key asks for the same task; else which fields differ."""
+    differing = [
+        name for name in TaskSpec.model_fields if getattr(asked, name) != getattr(before, name)
+    ]
+    if not differing:
+        return None
+    return refusal(
+        RefusalCode.CONFLICT,
+        *(
+            problem(
+                name,
+                "(not shown)",
+                "differs from the task that was made with this client key",
+                "repeat the same task, or use a new key",
+            )
+            for name in differing
+        ),
+    )
+
+
+def refusal(code: RefusalCode, *faults: FieldError) -> Refusal:
+    """A refusal over these faults; at most so many are listed, the sentence counts all."""
+    return Refusal(code=code, detail=sentence(faults), errors=faults[:ERRORS_SHOWN_MAX])
+
+
+def _clash(name: str, taken_by: str) -> list[FieldError]:
+    if not taken_by:
+        return []
+    fix = f"stop {taken_by} first, or choose another name"
+    return [problem("name", name, f"your task {taken_by} has this name and has not ended", fix)]

@@ -1,0 +1,277 @@
+"""What submit does with each command and each event: judge, record, answer.
+
+Wired in ``main.py``. Commands answer with a refusal, never with an exception; events only record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from libs.contracts.base import Message
+from libs.contracts.messages import (
+    CreateTask,
+    CreateTaskReply,
+    Goal,
+    GoalChanged,
+    InventoryListed,
+    NodeChanged,
+    PriorityChanged,
+    QuotaChanged,
+    Reemit,
+    ReemitReply,
+    Refusal,
+    RefusalCode,
+    SetGoal,
+    SetGoalReply,
+    SetPriority,
+    SetPriorityReply,
+    TaskSpec,
+    TaskState,
+    TaskStateChanged,
+    TaskSubmitted,
+)
+from libs.service.shape import CommandHandler, Handler
+from libs.store.port import Tx
+from services.submit import store
+from services.submit.domain.fill import fill_in
+from services.submit.domain.fit import check_quota
+from services.submit.domain.goals import Change, judge_goal, judge_priority, unknown
+from services.submit.domain.model import TERMINAL_STATES, Rules
+from services.submit.domain.validate import check_asker, check_same, refusal, validate
+from services.submit.store import TaskRow
+
+MakeId = Callable[[datetime], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """submit's commands with what they are configured by."""
+
+    rules: Rules
+    make_id: MakeId
+    reemit_tasks_max: int
+
+    def table(self) -> Mapping[type[Message], CommandHandler]:
+        """Which command is answered by which function."""
+        return {
+            CreateTask: self.create_task,
+            SetGoal: set_goal,
+            SetPriority: set_priority,
+            Reemit: self.reemit,
+        }
+
+    async def create_task(self, tx: Tx, command: CreateTask) -> CreateTaskReply:
+        """Store a valid task and say so; the same client key again is the same task again."""
+        unfit = check_asker(command)
+        if unfit is not None:
+            return CreateTaskReply(refusal=unfit)
+        if command.client_key:
+            before = await store.task_by_key(tx, command.owner, command.client_key)
+            if before is not None:
+                return _made_before(before, command.spec)
+        task_id = self.make_id(tx.now)
+        filled = fill_in(command.spec, task_id=task_id, defaults=self.rules.defaults)
+        facts = await store.facts_for(
+            tx, owner=command.owner, team=command.team, group=filled.group, name=filled.name
+        )
+        spec = validate(
+            filled,
+            owner=command.owner,
+            team=command.team,
+            facts=facts,
+            limits=self.rules.limits,
+        )
+        if isinstance(spec, Refusal):
+            return CreateTaskReply(refusal=spec)
+        row = _new_task(tx.now, task_id, command, spec)
+        tx.put(row)
+        tx.emit(_submitted(row))
+        return CreateTaskReply(
+            task_id=task_id,
+            created=True,
+            revision=row.revision,
+            submitted_at=row.submitted_at,
+            spec=spec,
+        )
+
+    async def reemit(self, tx: Tx, _command: Reemit) -> ReemitReply:
+        """Say the newest tasks again, each with the goal and priority it has now."""
+        events = [
+            event
+            for row in await store.newest_tasks(tx, self.reemit_tasks_max)
+            for event in _events_of(row)
+        ]
+        for event in events:
+            tx.emit(event)
+        return ReemitReply(events=len(events))
+
+
+async def set_goal(tx: Tx, command: SetGoal) -> SetGoalReply:
+    """Note what the owner wants of the task; wanting the same again changes nothing."""
+    row = await tx.get(TaskRow, command.task_id)
+    if row is None:
+        return SetGoalReply(refusal=unknown(command.task_id))
+    verdict = judge_goal(command.goal, current=row.goal, state=row.state)
+    if isinstance(verdict, Refusal):
+        return SetGoalReply(refusal=verdict, revision=row.revision)
+    if verdict is Change.APPLY:
+        row = replace(
+            row,
+            revision=row.revision + 1,
+            goal=command.goal,
+            goal_revision=row.revision + 1,
+            goal_changed_by=command.asked_by,
+            goal_changed_at=tx.now,
+        )
+        tx.put(row)
+        tx.emit(_goal_changed(row))
+    return SetGoalReply(revision=row.revision)
+
+
+async def set_priority(tx: Tx, command: SetPriority) -> SetPriorityReply:
+    """Note another level; one at which the quota can never admit the task is refused."""
+    row = await tx.get(TaskRow, command.task_id)
+    if row is None:
+        return SetPriorityReply(refusal=unknown(command.task_id))
+    verdict = judge_priority(command.priority, current=row.priority, state=row.state)
+    if verdict is Change.APPLY:
+        facts = await store.facts_for(
+            tx, owner=row.owner, team=row.team, group=row.spec.group, name=""
+        )
+        spec = row.spec.model_copy(update={"priority": command.priority})
+        faults = [*check_quota(spec, row.owner, row.team, facts)]
+        verdict = refusal(RefusalCode.INVALID, *faults) if faults else verdict
+    if isinstance(verdict, Refusal):
+        return SetPriorityReply(refusal=verdict, revision=row.revision)
+    if verdict is Change.APPLY:
+        row = replace(
+            row,
+            revision=row.revision + 1,
+            priority=command.priority,
+            priority_revision=row.revision + 1,
+            priority_changed_by=command.asked_by,
+            priority_changed_at=tx.now,
+        )
+        tx.put(row)
+        tx.emit(_priority_changed(row))
+    return SetPriorityReply(revision=row.revision)
+
+
+async def on_task_state_changed(tx: Tx, event: TaskStateChanged) -> None:
+    """Note where the task stands. An ended task has ended, whatever arrives later."""
+    row = await tx.get(TaskRow, event.task_id)
+    if row is None or row.ended or event.version <= row.state_version:
+        return
+    tx.put(
+        replace(
+            row,
+            state=event.state,
+            state_version=event.version,
+            ended=event.state in TERMINAL_STATES,
+        )
+    )
+
+
+async def on_node_changed(tx: Tx, event: NodeChanged) -> None:
+    """Note the node; removed ones no longer count, lost and cordoned ones do."""
+    node = event.node.model_copy(update={"id": event.node_id})
+    await store.record_node(tx, node, version=event.version, removed=event.removed)
+
+
+async def on_inventory_listed(tx: Tx, event: InventoryListed) -> None:
+    """Note that the nodes are known; until then no size and no group is refused."""
+    await store.record_inventory(tx, event.runtime, event.node_ids, event.listed_at)
+
+
+async def on_quota_changed(tx: Tx, event: QuotaChanged) -> None:
+    """Note the limit."""
+    await store.record_quota(tx, event.quota, version=event.version, removed=event.removed)
+
+
+HANDLERS: Mapping[type[Message], Handler] = {
+    TaskStateChanged: on_task_state_changed,
+    NodeChanged: on_node_changed,
+    InventoryListed: on_inventory_listed,
+    QuotaChanged: on_quota_changed,
+}
+
+
+def _made_before(row: TaskRow, asked: TaskSpec) -> CreateTaskReply:
+    differs = check_same(asked, row.asked)
+    if differs is not None:
+        return CreateTaskReply(refusal=differs, task_id=row.task_id)
+    return CreateTaskReply(
+        task_id=row.task_id,
+        created=False,
+        revision=row.revision,
+        submitted_at=row.submitted_at,
+        spec=row.spec,
+    )
+
+
+def _new_task(now: datetime, task_id: str, command: CreateTask, spec: TaskSpec) -> TaskRow:
+    return TaskRow(
+        task_id=task_id,
+        owner=command.owner,
+        team=command.team,
+        name=spec.name,
+        client_key=command.client_key or None,
+        asked=command.spec,
+        spec=spec,
+        submitted_at=now,
+        revision=1,
+        goal=Goal.RUN,
+        goal_revision=1,
+        goal_changed_by=command.owner,
+        goal_changed_at=now,
+        priority=spec.priority,
+        priority_revision=1,
+        priority_changed_by=command.owner,
+        priority_changed_at=now,
+        state=TaskState.QUEUED,
+        state_version=0,
+        ended=False,
+    )
+
+
+def _events_of(row: TaskRow) -> list[Message]:
+    """The facts of one task, as they were first said: what never changed is not said again."""
+    found: list[Message] = [_submitted(row)]
+    if row.goal_revision > 1:
+        found.append(_goal_changed(row))
+    if row.priority_revision > 1:
+        found.append(_priority_changed(row))
+    return found
+
+
+def _submitted(row: TaskRow) -> TaskSubmitted:
+    return TaskSubmitted(
+        task_id=row.task_id,
+        owner=row.owner,
+        team=row.team,
+        spec=row.spec,
+        submitted_at=row.submitted_at,
+        revision=1,
+    )
+
+
+def _goal_changed(row: TaskRow) -> GoalChanged:
+    return GoalChanged(
+        task_id=row.task_id,
+        goal=row.goal,
+        revision=row.goal_revision,
+        changed_by=row.goal_changed_by,
+        changed_at=row.goal_changed_at,
+    )
+
+
+def _priority_changed(row: TaskRow) -> PriorityChanged:
+    return PriorityChanged(
+        task_id=row.task_id,
+        priority=row.priority,
+        revision=row.priority_revision,
+        changed_by=row.priority_changed_by,
+        changed_at=row.priority_changed_at,
+    )

@@ -1,0 +1,38 @@
+"""Wires submit. Production, the all-in-one and the simulation call this same ``build``."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from libs.service.shape import Ports, Service
+from libs.service.wiring import Wiring
+from services.submit.handlers import HANDLERS, Commands, MakeId
+from services.submit.ids import TimeSortedIds
+from services.submit.settings import SubmitSettings
+from services.submit.tables import TABLES
+
+
+def build(settings: SubmitSettings, ports: Ports, *, make_id: MakeId | None = None) -> Service:
+    """The service, not running. ``make_id`` replaces the random ids (a simulation's seed)."""
+    commands = Commands(
+        rules=settings.rules(),
+        make_id=make_id or TimeSortedIds(secrets.randbits),
+        reemit_tasks_max=settings.reemit_tasks_max,
+    )
+    return Service(
+        name="submit",
+        ports=ports,
+        handlers=HANDLERS,
+        commands=commands.table(),
+    )
+
+
+WIRING = Wiring(
+    name="submit",
+    settings=SubmitSettings,
+    build=build,
+    tables=TABLES,
+    migrations=Path(__file__).parent / "migrations",
+    hears=tuple(HANDLERS),
+)

@@ -1,0 +1,213 @@
+"""submit's rows and every question asked of them. Called by ``handlers.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from libs.contracts.messages import Goal, Node, Priority, Quota, TaskSpec, TaskState, Unit
+from libs.store.port import Op, Order, Tx, Where
+from services.submit.domain.model import Facts, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """One task as its owner wants it. ``revision`` counts spec, goal and priority changes."""
+
+    task_id: str
+    owner: str
+    team: str
+    name: str
+    # None if the client gave none: the same key of the same owner is the same task.
+    client_key: str | None
+    # As the person wrote it, to compare with when the key comes again.
+    asked: TaskSpec
+    # With the defaults, as it was submitted.
+    spec: TaskSpec
+    submitted_at: datetime
+    revision: int
+    goal: Goal
+    goal_revision: int
+    goal_changed_by: str
+    goal_changed_at: datetime
+    priority: Priority
+    priority_revision: int
+    priority_changed_by: str
+    priority_changed_at: datetime
+    # What the scheduler last said; ``ended`` never goes back to false.
+    state: TaskState
+    state_version: int
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """The last thing heard of one node; a removed one stays, so that old news is known as old."""
+
+    node_id: str
+    version: int
+    removed: bool
+    group: str
+    gpus: int
+    cpus: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeRow:
+    """How many nodes of a group look the same: kept in step with NodeRow, so that judging a task
+    costs the number of different nodes and not the number of nodes."""
+
+    shape: str
+    group: str
+    gpus: int
+    cpus: float
+    memory_bytes: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryRow:
+    """One runtime's first full list, and the listed nodes not heard of yet."""
+
+    runtime: str
+    listed_at: datetime
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaRow:
+    """The last thing heard of one limit; ``scope`` is group, user, team and priority."""
+
+    scope: str
+    version: int
+    removed: bool
+    group: str
+    user: str
+    team: str
+    priority: Priority
+    unit: Unit
+    limit: int
+
+
+async def task_by_key(tx: Tx, owner: str, client_key: str) -> TaskRow | None:
+    """The task that this owner made with this key."""
+    rows = await tx.select(
+        TaskRow,
+        Where("owner", Op.EQ, owner),
+        Where("client_key", Op.EQ, client_key),
+        limit=1,
+    )
+    return rows[0] if rows else None
+
+
+async def live_task_named(tx: Tx, owner: str, name: str) -> str:
+    """The id of the owner's task of that name that has not ended; empty if there is none."""
+    rows = await tx.select(
+        TaskRow,
+        Where("owner", Op.EQ, owner),
+        Where("name", Op.EQ, name),
+        Where("ended", Op.EQ, value=False),
+        limit=1,
+    )
+    return rows[0].task_id if rows else ""
+
+
+async def newest_tasks(tx: Tx, limit: int) -> Sequence[TaskRow]:
+    """The newest tasks, oldest of them first (ids sort by time)."""
+    rows = await tx.select(TaskRow, order_by=[Order("task_id", descending=True)], limit=limit)
+    return rows[::-1]
+
+
+async def facts_for(tx: Tx, *, owner: str, team: str, group: str, name: str) -> Facts:
+    """Everything heard that matters for one spec. An empty ``name`` is not looked for."""
+    inventories = await tx.select(InventoryRow)
+    shapes = await tx.select(ShapeRow)
+    quotas = await tx.select(
+        QuotaRow,
+        Where("removed", Op.EQ, value=False),
+        Where("group", Op.IN, ("", group)),
+        Where("user", Op.IN, ("", owner)),
+        Where("team", Op.IN, ("", team)),
+    )
+    return Facts(
+        shapes=tuple(
+            Shape(row.group, row.gpus, row.cpus, row.memory_bytes, row.nodes) for row in shapes
+        ),
+        inventory_known=any(not row.missing for row in inventories),
+        quotas=tuple(_quota(row) for row in quotas),
+        name_taken_by=await live_task_named(tx, owner, name) if name else "",
+    )
+
+
+async def record_node(tx: Tx, node: Node, *, version: int, removed: bool) -> None:
+    """Note a node's change and keep the shapes in step; an old or repeated change is nothing."""
+    before = await tx.get(NodeRow, node.id)
+    if before is not None and before.version >= version:
+        return
+    after = NodeRow(node.id, version, removed, node.group, node.gpus, node.cpus, node.memory_bytes)
+    tx.put(after)
+    if before is not None and not before.removed:
+        await _count(tx, before, -1)
+    if not removed:
+        await _count(tx, after, +1)
+    for row in await tx.select(InventoryRow):
+        if node.id in row.missing:
+            left = tuple(node_id for node_id in row.missing if node_id != node.id)
+            tx.put(InventoryRow(row.runtime, row.listed_at, left))
+
+
+async def record_inventory(
+    tx: Tx, runtime: str, node_ids: Sequence[str], listed_at: datetime
+) -> None:
+    """Note a full list. Once one is complete, the inventory stays known."""
+    before = await tx.get(InventoryRow, runtime)
+    if before is not None and (not before.missing or before.listed_at >= listed_at):
+        return
+    known = {row.node_id for row in await tx.select(NodeRow)}
+    missing = tuple(node_id for node_id in node_ids if node_id not in known)
+    tx.put(InventoryRow(runtime, listed_at, missing))
+
+
+async def record_quota(tx: Tx, quota: Quota, *, version: int, removed: bool) -> None:
+    """Note a limit; an old or repeated change is nothing."""
+    scope = f"{quota.group}/{quota.user}/{quota.team}/{quota.priority}"
+    before = await tx.get(QuotaRow, scope)
+    if before is not None and before.version >= version:
+        return
+    tx.put(
+        QuotaRow(
+            scope=scope,
+            version=version,
+            removed=removed,
+            group=quota.group,
+            user=quota.user,
+            team=quota.team,
+            priority=quota.priority,
+            unit=quota.unit,
+            limit=quota.limit,
+        )
+    )
+
+
+async def _count(tx: Tx, node: NodeRow, change: int) -> None:
+    shape = f"{node.group}/{node.gpus}/{node.cpus:g}/{node.memory_bytes}"
+    before = await tx.get(ShapeRow, shape)
+    nodes = (before.nodes if before else 0) + change
+    assert nodes >= 0, f"more nodes of shape {shape} went than came"
+    if nodes == 0:
+        tx.delete(ShapeRow, shape)
+    else:
+        tx.put(ShapeRow(shape, node.group, node.gpus, node.cpus, node.memory_bytes, nodes))
+
+
+def _quota(row: QuotaRow) -> Quota:
+    return Quota(
+        group=row.group,
+        user=row.user,
+        team=row.team,
+        priority=row.priority,
+        unit=row.unit,
+        limit=row.limit,
+    )

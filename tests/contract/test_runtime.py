@@ -1,0 +1,328 @@
+"""What every runtime promises the launcher, held against real processes and the fake alike."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+import pytest
+import pytest_asyncio
+
+from libs.contracts.ids import RunId
+from services.launcher.domain.model import Listing, ObservedRank, RankState
+from services.launcher.runtimes.fake import FakeCluster, FakeRuntime, Script
+from services.launcher.runtimes.node import proc
+from services.launcher.runtimes.node_client import Machine, NodePlan
+from services.launcher.runtimes.port import (
+    RunOrder,
+    Runtime,
+    RuntimeDeniedError,
+    RuntimeUnavailableError,
+)
+from services.launcher.runtimes.process import ProcessRuntime
+from tests.services.launcher.makers import a_node, an_order, run_id
+
+NODES = 2
+BOTH = frozenset({"local-0", "local-1"})
+RUN = run_id()
+
+
+class World(Protocol):
+    """A runtime's outside: what its tasks do, and how its nodes misbehave."""
+
+    def handle(self) -> Runtime:
+        """Another launcher's handle on the same nodes."""
+        ...
+
+    def endless(self, run: RunId = RUN, ranks: int = NODES) -> RunOrder:
+        """A gang that stays until it is ended."""
+        ...
+
+    def leaving(self, code: int) -> RunOrder:
+        """A gang of one that leaves at once."""
+        ...
+
+    def starts(self) -> int:
+        """How many processes ever began."""
+        ...
+
+    async def silence(self, node_id: str) -> None:
+        """The node stops answering."""
+        ...
+
+
+@dataclass
+class Processes:
+    folder: Path
+    handles: list[ProcessRuntime] = field(default_factory=list)
+
+    def handle(self) -> Runtime:
+        machine = Machine(
+            self.folder, call_seconds=2.0, retry_seconds=0.05, listing_seconds=0.3, idle_seconds=2.0
+        )
+        plans = [NodePlan(a_node(f"local-{number}")) for number in range(NODES)]
+        self.handles.append(ProcessRuntime(machine, plans))
+        return self.handles[-1]
+
+    def endless(self, run: RunId = RUN, ranks: int = NODES) -> RunOrder:
+        starts = self.folder / "starts"
+        return an_order(run, ["sh", "-c", f"echo x >> {starts}; exec sleep 300"], ranks=ranks)
+
+    def leaving(self, code: int) -> RunOrder:
+        return an_order(RUN, ["sh", "-c", f"exit {code}"])
+
+    def starts(self) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return len((self.folder / "starts").read_text()) // 2
+        return 0
+
+    async def silence(self, node_id: str) -> None:
+        holder = proc.by_signature((self.folder / "nodes" / node_id / "lock").read_text())
+        assert holder is not None
+        os.kill(holder.pid, signal.SIGSTOP)
+
+    async def close(self) -> None:
+        # A node that a test left silent is fenced, then everything is ended.
+        runtime = self.handle()
+        await runtime.lead(1000)
+        listing = await runtime.list()
+        for node_id, node in listing.nodes.items():
+            if not node.node.ready:
+                await runtime.fence(node_id)
+        for run, seen in (await runtime.list()).runs.items():
+            await runtime.end(run, seen.node_ids)
+        for handle in self.handles:
+            await handle.close()
+
+
+class Nobody:
+    """A platform that asks for nothing and accepts everything."""
+
+    def should_preempt(self, run_id: RunId) -> bool:
+        del run_id
+        return False
+
+    async def save(self, run_id: RunId, step: int) -> bool:
+        del run_id, step
+        return True
+
+
+class Fakes:
+    def __init__(self) -> None:
+        self.scripts: dict[RunId, Script] = {}
+        self.cluster = FakeCluster(
+            [a_node(f"local-{number}") for number in range(NODES)],
+            platform=Nobody(),
+            script_of=lambda order: self.scripts[order.run_id],
+            now=lambda: datetime.now(UTC),
+            rng=Random(1),
+        )
+
+    def handle(self) -> Runtime:
+        return FakeRuntime(self.cluster)
+
+    def endless(self, run: RunId = RUN, ranks: int = NODES) -> RunOrder:
+        self.scripts[run] = Script(steps=10_000, step_seconds=0.02)
+        return an_order(run, ["endless"], ranks=ranks)
+
+    def leaving(self, code: int) -> RunOrder:
+        self.scripts[RUN] = Script(steps=1, step_seconds=0.01, code=code)
+        return an_order(RUN, ["leaving"])
+
+    def starts(self) -> int:
+        return len(self.cluster.starts)
+
+    async def silence(self, node_id: str) -> None:
+        self.cluster.silence(node_id)
+
+
+@pytest_asyncio.fixture(params=["process", "fake"])
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    if request.param == "process":
+        processes = Processes(tmp_path / "machine")
+        yield processes
+        await processes.close()
+        return
+    fakes = Fakes()
+    playing = asyncio.ensure_future(fakes.cluster.run())
+    yield fakes
+    playing.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await playing
+
+
+@pytest_asyncio.fixture
+async def runtime(world: World) -> AsyncIterator[Runtime]:
+    made = world.handle()
+    await made.lead(1)
+    await made.list()
+    yield made
+    await made.close()
+
+
+async def until(
+    runtime: Runtime, true: Callable[[Listing], bool], *, seconds: float = 8
+) -> Listing:
+    async with asyncio.timeout(seconds):
+        while not true(listing := await runtime.list()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        return listing
+
+
+def over(listing: Listing, run: RunId = RUN) -> bool:
+    found = listing.runs.get(run)
+    return found is not None and all(r.state is not RankState.RUNNING for r in found.ranks.values())
+
+
+def rank_of(listing: Listing, rank: int = 0, run: RunId = RUN) -> ObservedRank:
+    return listing.runs[run].ranks[rank]
+
+
+async def test_a_gang_runs_once_launched(world: World, runtime: Runtime) -> None:
+    await runtime.launch(world.endless())
+    listing = await runtime.list()
+    assert {rank: seen.state for rank, seen in listing.runs[RUN].ranks.items()} == {
+        0: RankState.RUNNING,
+        1: RankState.RUNNING,
+    }
+    assert listing.runs[RUN].node_ids == BOTH
+    assert all(node.node.ready for node in listing.nodes.values())
+    assert rank_of(listing, 1).node_id == "local-1"
+
+
+async def test_launching_again_finds_the_first(world: World, runtime: Runtime) -> None:
+    order = world.endless()
+    await asyncio.gather(*(runtime.launch(order) for _ in range(5)))
+    await runtime.launch(order)
+    await asyncio.sleep(0.2)
+    assert world.starts() == NODES
+
+
+async def test_half_a_gang_is_completed(world: World, runtime: Runtime) -> None:
+    order = world.endless()
+    await runtime.launch(RunOrder(RUN, order.ranks[:1]))
+    await runtime.launch(order)
+    assert set((await runtime.list()).runs[RUN].ranks) == {0, 1}
+    await asyncio.sleep(0.2)
+    assert world.starts() == NODES
+
+
+@pytest.mark.parametrize("code", [0, 3, 75])
+async def test_exit_codes(world: World, runtime: Runtime, code: int) -> None:
+    await runtime.launch(world.leaving(code))
+    rank = rank_of(await until(runtime, over))
+    assert (rank.state, rank.code, rank.signal) == (RankState.EXITED, code, None)
+    assert rank.exited_at is not None
+    assert rank.started_at is not None
+    assert rank.exited_at >= rank.started_at
+
+
+async def test_a_signal_reaches_the_main_process(world: World, runtime: Runtime) -> None:
+    await runtime.launch(world.endless())
+    await runtime.signal(RUN, BOTH, signal.SIGUSR1)
+    listing = await until(runtime, over)
+    assert [rank_of(listing, rank).signal for rank in (0, 1)] == [signal.SIGUSR1] * 2
+
+
+async def test_end_kills(world: World, runtime: Runtime) -> None:
+    await runtime.launch(world.endless())
+    await runtime.end(RUN, BOTH)
+    await runtime.end(RUN, BOTH)
+    listing = await until(runtime, over)
+    assert [rank_of(listing, rank).signal for rank in (0, 1)] == [signal.SIGKILL] * 2
+
+
+async def test_what_was_ended_never_begins(world: World, runtime: Runtime) -> None:
+    await runtime.end(RUN, BOTH)
+    with pytest.raises(RuntimeDeniedError):
+        await runtime.launch(world.endless())
+    listing = await runtime.list()
+    assert listing.runs[RUN].ranks == {}
+    assert world.starts() == 0
+    await runtime.forget(RUN, BOTH)
+    assert RUN not in (await runtime.list()).runs
+
+
+async def test_forgetting_is_for_what_is_over(world: World, runtime: Runtime) -> None:
+    await runtime.launch(world.endless())
+    with pytest.raises(RuntimeUnavailableError):
+        await runtime.forget(RUN, BOTH)
+    await runtime.end(RUN, BOTH)
+    await until(runtime, over)
+    await runtime.forget(RUN, BOTH)
+    await runtime.forget(RUN, BOTH)
+    assert (await runtime.list()).runs == {}
+
+
+async def test_runs_are_apart(world: World, runtime: Runtime) -> None:
+    other = run_id("other")
+    await runtime.launch(world.endless())
+    await runtime.launch(world.endless(other))
+    await runtime.end(RUN, BOTH)
+    listing = await until(runtime, over)
+    assert not over(listing, other)
+
+
+async def test_a_change_is_hinted(world: World, runtime: Runtime) -> None:
+    hinted = asyncio.Event()
+    runtime.on_change(hinted.set)
+    await runtime.launch(world.leaving(0))
+    async with asyncio.timeout(5):
+        while not over(await runtime.list()):
+            hinted.clear()
+            if not over(await runtime.list()):
+                await hinted.wait()
+
+
+async def test_another_launcher_takes_the_runs_up(world: World, runtime: Runtime) -> None:
+    await runtime.launch(world.endless())
+    before = await runtime.list()
+    successor = world.handle()
+    await successor.lead(2)
+    assert rank_of(await successor.list()) == rank_of(before)
+    await successor.launch(world.endless())
+    await asyncio.sleep(0.1)
+    assert world.starts() == NODES
+    await successor.end(RUN, BOTH)
+    assert rank_of(await until(successor, over)).signal == signal.SIGKILL
+    await successor.close()
+
+
+async def test_an_old_leader_is_refused(world: World, runtime: Runtime) -> None:
+    successor = world.handle()
+    await successor.lead(2)
+    await successor.list()
+    with pytest.raises((RuntimeDeniedError, RuntimeUnavailableError)):
+        await runtime.launch(world.endless())
+    with pytest.raises((RuntimeDeniedError, RuntimeUnavailableError)):
+        await runtime.launch(world.endless())
+    assert (await successor.list()).runs == {}
+    assert world.starts() == 0
+    await successor.close()
+
+
+async def test_a_silent_node_tells_nothing_until_it_is_fenced(
+    world: World, runtime: Runtime
+) -> None:
+    await runtime.launch(world.endless())
+    await world.silence("local-1")
+    listing = await until(runtime, lambda seen: not seen.nodes["local-1"].node.ready)
+    assert set(listing.runs[RUN].ranks) == {0}
+    assert listing.nodes["local-0"].node.ready
+    assert listing.nodes["local-1"].problem
+    with pytest.raises(RuntimeUnavailableError):
+        await runtime.end(RUN, BOTH)
+    await runtime.fence("local-1")
+    listing = await until(runtime, over)
+    assert rank_of(listing, 0).signal == signal.SIGKILL
+    assert rank_of(listing, 1).state is RankState.LOST
+    await runtime.end(RUN, BOTH)
+    await runtime.forget(RUN, BOTH)

@@ -1,0 +1,149 @@
+"""What holds for every route: errors in one shape, bounded bodies, a description that is true."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import TypeAdapter
+
+from libs.contracts import messages as m
+from services.gateway.api import shapes
+from tests.services.gateway.world import World, a_node, assigned, at, exited, preemption, state
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("GET", "/v1/nothing", 404, "not-found"),
+        ("GET", "/", 404, "not-found"),
+        ("DELETE", "/v1/tasks", 405, "method-not-allowed"),
+        ("POST", "/v1/tasks/t/goal", 405, "method-not-allowed"),
+    ],
+)
+async def test_what_the_framework_refuses_is_a_problem_too(
+    admin: httpx.AsyncClient, method: str, path: str, status: int, kind: str
+) -> None:
+    told = await admin.request(method, path)
+    assert told.status_code == status
+    assert told.headers["content-type"] == "application/problem+json"
+    assert (told.json()["type"], told.json()["status"]) == (kind, status)
+    assert "see /docs" in told.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "world", [{"body_bytes_max": 2000, "batch_bytes_max": 4000}], indirect=True
+)
+async def test_bodies_are_bounded(admin: httpx.AsyncClient) -> None:
+    body = {"command": ["x" * 3000]}
+    for path, sent, status in (
+        ("/v1/tasks", {"command": ["x"]}, 201),
+        ("/v1/tasks", body, 413),
+        ("/v1/tasks:batch", {"tasks": [body]}, 200),
+        ("/v1/tasks:batch", {"tasks": [body, body]}, 413),
+    ):
+        told = await admin.post(path, json=sent)
+        assert told.status_code == status
+    assert told.headers["content-type"] == "application/problem+json"
+    assert told.json()["type"] == "too-large"
+
+
+@pytest.mark.parametrize("world", [{"body_bytes_max": 2000}], indirect=True)
+async def test_a_body_without_a_length_is_bounded_too(admin: httpx.AsyncClient) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b"x" * 100
+
+    told = await admin.post(
+        "/v1/tasks", content=endless(), headers={"content-type": "application/json"}
+    )
+    assert told.status_code == 413
+
+
+async def test_a_body_of_another_type_is_refused(admin: httpx.AsyncClient) -> None:
+    told = await admin.post("/v1/tasks", content=b"name=x", headers={"content-type": "text/plain"})
+    assert told.status_code == 422
+    assert "application/json" in told.json()["errors"][0]["fix"]
+
+
+async def test_answers_may_not_be_framed_or_sniffed(admin: httpx.AsyncClient) -> None:
+    for path in ("/v1/tasks", "/docs", "/v1/nothing"):
+        headers = (await admin.get(path)).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+
+
+async def test_a_defect_is_a_problem_without_its_details(world: World) -> None:
+    assert world.gateway.app is not None
+    transport = httpx.ASGITransport(app=world.gateway.app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://g") as client:
+        world.gateway.app._app.state.gateway = None  # pyright: ignore[reportAttributeAccessIssue]
+        told = await client.get("/v1/whoami", headers={"authorization": "Bearer swt_x"})
+    assert told.status_code == 500
+    assert told.json()["type"] == "internal"
+    assert "NoneType" not in told.text
+
+
+async def test_the_description_names_every_error_and_every_route(admin: httpx.AsyncClient) -> None:
+    told = (await admin.get("/v1/openapi.json")).json()
+    assert told["info"]["title"] == "Shiftwork"
+    for path, methods in told["paths"].items():
+        for method, operation in methods.items():
+            assert operation["description"], f"{method} {path} says nothing"
+            assert "4XX" in operation["responses"]
+            assert operation["security"], f"{method} {path} asks for no token"
+    page = await admin.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "<script" not in page.text
+    for path in told["paths"]:
+        assert path in page.text
+    assert "Idempotency-Key" in page.text
+
+
+async def test_answers_are_what_the_description_says(
+    world: World, admin: httpx.AsyncClient
+) -> None:
+    """Every field of every documented shape, and no other, with its type."""
+    task = await world.submitted(admin, env={"A": "1"})
+    tid = task["id"]
+    saved = m.Checkpoint(no=1, attempt=1, step=1, uri="/c", saved_at=at(5))
+    await world.heard(
+        a_node("n0"),
+        assigned(tid),
+        m.RunStarted(task_id=tid, attempt=1, started_at=at(2)),
+        preemption(tid),
+        m.CheckpointSaved(task_id=tid, attempt=1, checkpoint=saved),
+        exited(tid),
+        state(tid, m.TaskState.SUCCEEDED, 4, attempt=1, checkpoint=saved),
+    )
+    documented: list[tuple[str, Any]] = [
+        (f"/v1/tasks/{tid}", shapes.Task),
+        ("/v1/tasks", shapes.TaskPage),
+        (f"/v1/tasks/{tid}/runs", shapes.RunPage),
+        (f"/v1/tasks/{tid}/explain", shapes.Explanation),
+        ("/v1/nodes", shapes.NodePage),
+        ("/v1/nodes/n0", shapes.Node),
+        ("/v1/events", shapes.EventPage),
+        ("/v1/whoami", shapes.WhoAmI),
+    ]
+    for path, shape in documented:
+        told = (await admin.get(path)).json()
+        check(shape, told, path)
+    check(shapes.Task, task, "POST /v1/tasks")
+    refused = (await admin.get("/v1/tasks/nobody")).json()
+    check(shapes.Problem, refused, "a problem")
+
+
+def check(shape: Any, told: Any, path: str) -> None:
+    """Exactly the shape: TypedDicts forbid what they do not name."""
+    adapter = TypeAdapter(shape)
+    parsed = adapter.validate_python(told, strict=True)
+    assert parsed == told, path  # what a shape does not name would be dropped
+
+
+def test_shapes_drop_what_they_do_not_name() -> None:
+    """The check above can fail."""
+    with pytest.raises(AssertionError):
+        check(shapes.Revision, {"task": "t", "revision": 1, "more": 2}, "")

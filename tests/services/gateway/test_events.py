@@ -1,0 +1,306 @@
+"""The event log over HTTP: pages, streams that resume, many readers, slow readers, WebSockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from libs.contracts import messages as m
+from services.gateway.rows import EventRow
+from services.gateway.tables import TABLES
+from tests.services.gateway.world import (
+    ADMIN_TOKEN,
+    Sent,
+    World,
+    a_node,
+    assigned,
+    exited,
+    served,
+    sse,
+    state,
+    until,
+)
+
+
+@asynccontextmanager
+async def streaming(
+    url: str, query: str = "", headers: dict[str, str] | None = None
+) -> AsyncIterator[AsyncIterator[Sent]]:
+    known = {"authorization": f"Bearer {ADMIN_TOKEN}", "accept": "text/event-stream"}
+    async with (
+        httpx.AsyncClient(timeout=10) as client,
+        client.stream("GET", f"{url}/v1/events{query}", headers=known | (headers or {})) as told,
+    ):
+        assert told.status_code == 200, await told.aread()
+        assert told.headers["content-type"].startswith("text/event-stream")
+        yield sse(told)
+
+
+async def take(stream: AsyncIterator[Sent], number: int) -> list[Sent]:
+    async with asyncio.timeout(5):
+        return [await anext(stream) for _ in range(number)]
+
+
+async def test_pages_join_to_the_log(world: World, admin: httpx.AsyncClient) -> None:
+    await world.heard(*(a_node(f"n{number}") for number in range(5)))
+    positions: list[int] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        page = (await admin.get(f"/v1/events?follow=0&limit=2&from=0&cursor={cursor}")).json()
+        positions += [event["position"] for event in page["items"]]
+        cursor = page["next_cursor"]
+    assert positions == [1, 2, 3, 4, 5]
+    (last,) = (await admin.get("/v1/events?from=4")).json()["items"]
+    assert (last["position"], last["type"], last["task"]) == (5, "node.changed", None)
+    assert last["data"]["node"]["gpus"] == 4
+    assert last["at"] == "2026-01-01T00:00:01Z"
+    assert [e["position"] for e in (await admin.get("/v1/events?from=-2")).json()["items"]] == [
+        4,
+        5,
+    ]
+    assert (await admin.get("/v1/events?from=latest")).json()["position"] == 5
+
+
+async def test_filters_by_task_and_type(world: World, admin: httpx.AsyncClient) -> None:
+    one = (await world.submitted(admin))["id"]
+    two = (await world.submitted(admin))["id"]
+    await world.heard(assigned(one), assigned(two), exited(one), a_node("n0"))
+
+    async def types(query: str) -> list[str]:
+        told = await admin.get(f"/v1/events?{query}")
+        return [event["type"] for event in told.json()["items"]]
+
+    assert await types(f"task={one}") == ["task.submitted", "run.assigned", "run.exited"]
+    assert await types("type=run.exited") == ["run.exited"]
+    assert await types("type=run") == ["run.assigned", "run.assigned", "run.exited"]
+    assert await types("type=exited,node.changed") == ["run.exited", "node.changed"]
+    assert await types(f"task={two}&type=run") == ["run.assigned"]
+    told = await admin.get("/v1/events?type=run.vanished")
+    assert told.status_code == 422
+    assert told.json()["errors"][0]["field"] == "type"
+    told = await admin.get("/v1/events?from=soon")
+    assert told.json()["errors"][0]["field"] == "from"
+
+
+async def test_a_stream_replays_and_goes_on(world: World) -> None:
+    await world.heard(a_node("n0"), a_node("n1"))
+    async with served(world) as url, streaming(url) as stream:
+        assert [each.id for each in await take(stream, 2)] == ["1", "2"]
+        await world.say(a_node("n2"))
+        (live,) = await take(stream, 1)
+        assert (live.id, live.data["data"]["node_id"]) == ("3", "n2")
+        assert live.data["position"] == 3
+
+
+async def test_a_stream_resumes_behind_the_last_event(world: World) -> None:
+    await world.heard(*(a_node(f"n{number}") for number in range(4)))
+    async with served(world) as url:
+        async with streaming(url, headers={"last-event-id": "2"}) as stream:
+            assert [each.id for each in await take(stream, 2)] == ["3", "4"]
+        async with streaming(url, "?from=3") as stream:
+            assert [each.id for each in await take(stream, 1)] == ["4"]
+        async with streaming(url, "?from=latest&follow=1") as stream:
+            await world.say(a_node("n9"))
+            assert [each.id for each in await take(stream, 1)] == ["5"]
+
+
+async def test_readers_that_come_and_go_miss_nothing_and_get_nothing_twice(world: World) -> None:
+    """Readers cut off at random places put together exactly the log, while it is written."""
+    total = 120
+
+    async def write() -> None:
+        for number in range(total):
+            await world.say(a_node(f"n{number}"))
+            if number % 7 == 0:
+                await asyncio.sleep(0.003)
+
+    async def read(url: str, step: int) -> list[int]:
+        seen: list[int] = []
+        while len(seen) < total:
+            after = seen[-1] if seen else 0
+            async with streaming(url, f"?from={after}") as stream:
+                for _ in range(min(step, total - len(seen))):
+                    async with asyncio.timeout(5):
+                        seen.append((await anext(stream)).data["position"])
+        return seen
+
+    async with served(world) as url, asyncio.TaskGroup() as group:
+        readers = [group.create_task(read(url, step)) for step in (17, 50, total)]
+        group.create_task(write())
+    for reader in readers:
+        assert reader.result() == list(range(1, total + 1))
+
+
+@pytest.mark.parametrize("world", [{"stream_pending_max": 3, "stream_page": 5}], indirect=True)
+async def test_a_reader_that_falls_behind_reads_the_table(world: World) -> None:
+    async with served(world) as url, streaming(url) as stream:
+        await world.heard(a_node("n0"))
+        # One commit brings more events than are kept for a reader.
+        await world.heard(*(a_node(f"m{number}") for number in range(40)))
+        assert [each.data["position"] for each in await take(stream, 41)] == list(range(1, 42))
+
+
+async def test_a_process_that_does_not_project_follows_all_the_same(world: World) -> None:
+    """A second gateway on the same database, never leading, never consuming."""
+    from services.gateway.main import WIRING
+
+    other = world.service(WIRING, world.settings)
+    assert other.app is not None
+    leading, world.gateway = world.gateway, other
+    async with asyncio.TaskGroup() as group:
+        polling = group.create_task(other.tasks[0]())
+        async with served(world) as url, streaming(url) as stream:
+            await world.say(a_node("n0"))
+            assert [each.id for each in await take(stream, 1)] == ["1"]
+            await world.say(a_node("n1"), a_node("n2"))
+            assert [each.id for each in await take(stream, 2)] == ["2", "3"]
+        polling.cancel()
+    world.gateway = leading
+
+
+async def test_a_position_that_is_not_kept_is_gone(world: World, admin: httpx.AsyncClient) -> None:
+    await world.heard(*(a_node(f"n{number}") for number in range(3)))
+    from services.gateway import store
+
+    async with world.gateway.ports.store.transaction(epoch=1) as tx:
+        assert await store.drop_old_events(tx, 1, 10) == 2
+    for query in ("?from=1", "?from=1&follow=1"):
+        told = await admin.get(f"/v1/events{query}")
+        assert told.status_code == 410
+        assert "start from 3" in told.json()["detail"]
+    told = await admin.get("/v1/events?from=99")
+    assert (told.status_code, "rebuilt" in told.json()["detail"]) == (410, True)
+    assert [e["position"] for e in (await admin.get("/v1/events")).json()["items"]] == [3]
+
+
+async def test_positions_have_no_gaps_and_no_fact_enters_twice(world: World) -> None:
+    """Facts that are said again (and some that are old news) leave the log as it is."""
+    facts: list[Any] = [
+        a_node("n0", 1),
+        a_node("n0", 2),
+        assigned("t1"),
+        state("t1", m.TaskState.STARTING, 2, attempt=1),
+        exited("t1"),
+    ]
+    await world.heard(*facts)
+    await world.say(*reversed(facts), *facts)
+    await world.heard(a_node("last"))
+    rows = world.database.rows(TABLES, EventRow)
+    assert sorted(rows) == list(range(1, len(facts) + 2))
+    assert len({row.fact for row in rows.values()}) == len(rows)
+
+
+@pytest.mark.parametrize("world", [{"streams_per_user_max": 2}], indirect=True)
+async def test_streams_are_bounded(world: World) -> None:
+    async with served(world) as url:
+        async with streaming(url) as one, streaming(url) as two:
+            await world.say(a_node("n0"))
+            await take(one, 1)
+            await take(two, 1)
+            async with httpx.AsyncClient() as client:
+                told = await client.get(
+                    f"{url}/v1/events?follow=1",
+                    headers={"authorization": f"Bearer {ADMIN_TOKEN}"},
+                )
+            assert told.status_code == 429
+            assert told.json()["type"] == "too-many"
+            assert told.headers["retry-after"]
+        # Those that left make room.
+        async with asyncio.timeout(5):
+            while True:
+                try:
+                    async with streaming(url) as stream:
+                        await take(stream, 1)
+                    break
+                except AssertionError:
+                    await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("world", [{"heartbeat_seconds": 0.02}], indirect=True)
+async def test_a_silent_stream_shows_that_it_lives(world: World) -> None:
+    async with served(world) as url, httpx.AsyncClient(timeout=5) as client:
+        headers = {"authorization": f"Bearer {ADMIN_TOKEN}", "accept": "text/event-stream"}
+        async with client.stream("GET", f"{url}/v1/events", headers=headers) as told:
+            seen = 0
+            async for line in told.aiter_lines():
+                seen += line == ":"
+                if seen == 3:
+                    break
+
+
+async def test_streams_end_when_the_gateway_stops(world: World) -> None:
+    polling = asyncio.ensure_future(world.gateway.tasks[0]())
+    async with served(world) as url, streaming(url) as stream:
+        await world.say(a_node("n0"))
+        await take(stream, 1)
+        polling.cancel()
+        async with asyncio.timeout(5):
+            assert [each async for each in stream] == []
+
+
+class Socket:
+    """A WebSocket client at the ASGI interface: no WebSocket library is needed to test ours."""
+
+    def __init__(self, app: Any, query: str, *, headers: Any = (), protocols: Any = ()) -> None:
+        self.said: list[dict[str, Any]] = []
+        self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._inbox.put_nowait({"type": "websocket.connect"})
+        self._app = app
+        self._scope = {
+            "type": "websocket",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "scheme": "ws",
+            "path": "/v1/events",
+            "raw_path": b"/v1/events",
+            "query_string": query.encode(),
+            "headers": [(b"host", b"gateway"), *headers],
+            "subprotocols": list(protocols),
+            "client": ("127.0.0.1", 1),
+            "server": ("gateway", 80),
+        }
+
+    async def run(self) -> None:
+        async def send(message: Any) -> None:
+            self.said.append(message)
+
+        await self._app(self._scope, self._inbox.get, send)
+
+    def leave(self) -> None:
+        self._inbox.put_nowait({"type": "websocket.disconnect", "code": 1000})
+
+
+AUTHORIZED = [(b"authorization", f"Bearer {ADMIN_TOKEN}".encode())]
+
+
+async def test_a_websocket_carries_the_same_events(world: World) -> None:
+    await world.heard(a_node("n0"))
+    for socket in (
+        Socket(world.gateway.app, "", headers=AUTHORIZED),
+        Socket(world.gateway.app, "", protocols=["shiftwork", f"shiftwork.bearer.{ADMIN_TOKEN}"]),
+    ):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(socket.run())
+            await until(lambda socket=socket: len(socket.said) >= 2)
+            assert socket.said[0]["type"] == "websocket.accept"
+            assert ADMIN_TOKEN not in str(socket.said[0])
+            assert '"position":1' in socket.said[1]["text"]
+            before = await world.position()
+            await world.heard(a_node("n0", before + 1))
+            await until(lambda socket=socket: len(socket.said) >= 3)
+            socket.leave()
+
+
+@pytest.mark.parametrize(
+    ("query", "headers"),
+    [("", []), ("", [(b"authorization", b"Bearer swt_no")]), ("type=nonsense", AUTHORIZED)],
+)
+async def test_a_websocket_that_may_not_is_closed(world: World, query: str, headers: Any) -> None:
+    socket = Socket(world.gateway.app, query, headers=headers)
+    await socket.run()
+    assert [(each["type"], each.get("code")) for each in socket.said] == [("websocket.close", 1008)]

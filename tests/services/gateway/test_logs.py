@@ -1,0 +1,260 @@
+"""Output of tasks: lists, ranges, and following without losing or doubling a byte."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.contracts import messages as m
+from libs.contracts.envelope import Envelope
+from services.gateway.follow import whole_characters
+from tests.services.gateway.world import (
+    ADMIN_TOKEN,
+    Sent,
+    World,
+    assigned,
+    at,
+    exited,
+    served,
+    sse,
+    state,
+)
+
+Ranks = dict[tuple[int, int], bytes]
+
+
+@pytest.mark.parametrize("world", [{"log_piece_bytes": 1024}], indirect=True)
+async def test_what_is_kept_is_listed_and_read_by_range(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    path = f"/v1/tasks/{(await world.submitted(ann))['id']}/logs"
+    assert (await ann.get(f"{path}?list=1")).json() == {"logs": []}
+    kept = bytes(range(256)) * 20
+    world.others.outputs = {(1, 0): b"old", (2, 0): kept, (2, 1): b"a\nb\nc\n"}
+    world.others.complete = {(1, 0), (2, 1)}
+    assert (await ann.get(f"{path}?list=1&attempt=2&rank=1")).json() == {
+        "logs": [
+            {
+                "attempt": 2,
+                "rank": 1,
+                "role": "worker",
+                "size": 6,
+                "complete": True,
+                "node": None,
+            }
+        ]
+    }
+    # Without an attempt the last one; longer than one piece of the bus.
+    told = await ann.get(f"{path}?rank=0")
+    assert told.content == kept
+    assert told.headers["content-type"].startswith("text/plain")
+    headers = {name: told.headers[f"x-shiftwork-{name}"] for name in ("offset", "size", "complete")}
+    assert headers == {"offset": "0", "size": str(len(kept)), "complete": "false"}
+    told = await ann.get(f"{path}?rank=0&offset=100&limit_bytes=2000")
+    assert (told.content, told.headers["x-shiftwork-offset"]) == (kept[100:2100], "100")
+    told = await ann.get(f"{path}?rank=0&offset=-10")
+    assert (told.content, told.headers["x-shiftwork-offset"]) == (kept[-10:], str(len(kept) - 10))
+    told = await ann.get(f"{path}?rank=1&tail=2")
+    assert (told.content, told.headers["x-shiftwork-offset"]) == (b"b\nc\n", "2")
+    assert told.headers["x-shiftwork-complete"] == "true"
+    assert (await ann.get(f"{path}?rank=0&attempt=1")).content == b"old"
+    assert (await ann.get(f"{path}?rank=7&attempt=1")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("rank=0&limit_bytes=2000000", "limit_bytes"),
+        ("rank=-1", "rank"),
+        ("rank=0&tail=1000000", "tail"),
+        ("rank=0&since=yesterday", "since"),
+        ("rank=0&since=2026-01-01T00:00:00", "since"),
+    ],
+)
+async def test_wrong_queries_name_the_field(
+    world: World, ann: httpx.AsyncClient, query: str, field: str
+) -> None:
+    task = await world.submitted(ann)
+    told = await ann.get(f"/v1/tasks/{task['id']}/logs?{query}")
+    assert told.status_code == 422
+    assert told.json()["errors"][0]["field"] == field
+
+
+@asynccontextmanager
+async def following(url: str, task: str, query: str = "") -> AsyncIterator[AsyncIterator[Sent]]:
+    headers = {"authorization": f"Bearer {ADMIN_TOKEN}"}
+    async with (
+        httpx.AsyncClient(timeout=10) as client,
+        client.stream(
+            "GET", f"{url}/v1/tasks/{task}/logs?follow=1{query}", headers=headers
+        ) as told,
+    ):
+        assert told.status_code == 200, await told.aread()
+        yield sse(told)
+
+
+async def collected(stream: AsyncIterator[Sent]) -> Ranks:
+    """Put the pieces together, demanding that each continues exactly where the last ended."""
+    found: Ranks = {}
+    async for sent in stream:
+        if sent.event == "end":
+            return found
+        told = sent.data
+        key = (told["attempt"], told["rank"])
+        data = told["text"].encode() if "text" in told else base64.b64decode(told["data_base64"])
+        assert told["offset"] == len(found.get(key, b"")), "a gap or a doubled byte"
+        found[key] = found.get(key, b"") + data
+    raise AssertionError("the stream was cut off")
+
+
+class Writer:
+    """A log-collector at work: keeps bytes, and tells of them as chunks, or does not."""
+
+    def __init__(self, world: World, task: str, seed: int = 1) -> None:
+        self.world = world
+        self.task = task
+        self.random = Random(seed)
+        self.number = 0
+
+    async def write(self, attempt: int, rank: int, data: bytes, *, tell: bool = True) -> None:
+        kept = self.world.others.outputs
+        offset = len(kept.get((attempt, rank), b""))
+        kept[(attempt, rank)] = kept.get((attempt, rank), b"") + data
+        if tell:
+            await self.tell(attempt, rank, offset, data)
+
+    async def tell(self, attempt: int, rank: int, offset: int, data: bytes) -> None:
+        chunk = m.LogChunk(
+            task_id=self.task,
+            attempt=attempt,
+            rank=rank,
+            role="worker",
+            offset=offset,
+            data=data,
+            collected_at=at(1),
+        )
+        self.number += 1
+        envelope = Envelope(f"c{self.number}", "log_collector", at(1), chunk)
+        await self.world.voice("log_collector").tell(envelope)
+
+
+async def end(world: World, task: str, ranks: Sequence[tuple[int, int]]) -> None:
+    world.others.complete |= set(ranks)
+    await world.heard(
+        exited(task), state(task, m.TaskState.SUCCEEDED, 9, attempt=1, finished_at=at(70))
+    )
+
+
+@pytest.mark.parametrize("world", [{"log_list_seconds": 0.02}], indirect=True)
+@pytest.mark.parametrize("seed", range(4))
+async def test_following_loses_and_doubles_nothing(
+    world: World, ann: httpx.AsyncClient, seed: int
+) -> None:
+    """Chunks come, are lost, come twice and cut characters in two; what is kept is what is read."""
+    task = (await world.submitted(ann))["id"]
+    await world.heard(assigned(task, 1, ("n0", "n1")))
+    random = Random(seed)
+    writer = Writer(world, task, seed)
+    await writer.write(1, 0, b"before anybody looked\n", tell=False)
+    text = "schöne Grüße 東京 🚀\n".encode()
+
+    async def write() -> None:
+        for _ in range(60):
+            rank = random.randrange(2)
+            piece = text[random.randrange(len(text)) :] + random.randbytes(random.randrange(3))
+            before = len(world.others.outputs.get((1, rank), b""))
+            await writer.write(1, rank, piece, tell=random.random() < 0.6)
+            if random.random() < 0.2:
+                await writer.tell(1, rank, before, piece)
+            if random.random() < 0.3:
+                await asyncio.sleep(0.004)
+        await end(world, task, [(1, 0), (1, 1)])
+
+    async with served(world) as url, following(url, task) as stream, asyncio.TaskGroup() as group:
+        reading = group.create_task(collected(stream))
+        group.create_task(write())
+    assert reading.result() == world.others.outputs
+
+
+async def test_a_chunk_is_passed_on_at_once(world: World, ann: httpx.AsyncClient) -> None:
+    """Well before the next list (a second): telemetry is for speed."""
+    task = (await world.submitted(ann))["id"]
+    writer = Writer(world, task)
+    await writer.write(1, 0, b"first\n")
+    async with served(world) as url, following(url, task) as stream:
+        async with asyncio.timeout(5):
+            assert (await anext(stream)).data["text"] == "first\n"
+        await asyncio.sleep(0.05)
+        began = asyncio.get_running_loop().time()
+        for number in range(3):
+            await writer.write(1, 0, b"line %d\n" % number)
+            async with asyncio.timeout(5):
+                assert (await anext(stream)).data["text"] == f"line {number}\n"
+        assert asyncio.get_running_loop().time() - began < 0.8
+
+
+@pytest.mark.parametrize("world", [{"log_list_seconds": 0.02}], indirect=True)
+async def test_following_waits_for_output_that_is_late(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    """The task has ended; its last bytes reach the collector afterwards."""
+    task = (await world.submitted(ann))["id"]
+    started = m.RunStarted(task_id=task, attempt=1, started_at=at(15))
+    await world.heard(assigned(task), started)
+    await end(world, task, [])
+    writer = Writer(world, task)
+
+    async def late() -> None:
+        await asyncio.sleep(0.05)
+        await writer.write(1, 0, b"late", tell=False)
+        await asyncio.sleep(0.1)
+        await writer.write(1, 0, b" later", tell=False)
+        world.others.complete.add((1, 0))
+
+    async with served(world) as url, following(url, task) as stream, asyncio.TaskGroup() as group:
+        reading = group.create_task(collected(stream))
+        group.create_task(late())
+    assert reading.result() == {(1, 0): b"late later"}
+
+
+@pytest.mark.parametrize(
+    "world", [{"log_list_seconds": 0.01, "log_missing_rounds_max": 3}], indirect=True
+)
+async def test_output_that_is_no_longer_kept_does_not_hold_the_reader(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    task = (await world.submitted(ann))["id"]
+    started = m.RunStarted(task_id=task, attempt=1, started_at=at(15))
+    await world.heard(assigned(task), started)
+    await end(world, task, [])
+    async with served(world) as url, following(url, task) as stream, asyncio.timeout(5):
+        assert await collected(stream) == {}
+
+
+@pytest.mark.parametrize("world", [{"log_list_seconds": 0.02}], indirect=True)
+async def test_one_rank_from_its_tail(world: World, ann: httpx.AsyncClient) -> None:
+    task = (await world.submitted(ann))["id"]
+    world.others.outputs = {(1, 0): b"a\nb\nc\n", (1, 1): b"other\n"}
+    await end(world, task, [(1, 0), (1, 1)])
+    async with served(world) as url, following(url, task, "&rank=0&tail=1") as stream:
+        sent = [each async for each in stream]
+    pieces: list[dict[str, Any]] = [each.data for each in sent if not each.event]
+    assert pieces == [{"attempt": 1, "rank": 0, "role": "worker", "offset": 4, "text": "c\n"}]
+    assert sent[-1].event == "end"
+
+
+@given(st.text(max_size=20), st.integers(0, 80))
+def test_a_cut_never_goes_through_a_character(text: str, place: int) -> None:
+    data = text.encode()[:place]
+    whole = whole_characters(data)
+    data[:whole].decode()
+    assert len(data) - whole < 4

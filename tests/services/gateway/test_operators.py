@@ -1,0 +1,113 @@
+"""Nodes, groups and quotas over HTTP, with the real quota service behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from libs.contracts import messages as m
+from tests.services.gateway.world import World, a_node, assigned, exited, until_async
+
+
+async def test_nodes_show_who_holds_what(world: World, ann: httpx.AsyncClient) -> None:
+    task = await world.submitted(ann)
+    await world.heard(
+        a_node("n0", unusable_gpus=(3,)), a_node("n1", ready=False), assigned(task["id"])
+    )
+    first, second = (await ann.get("/v1/nodes")).json()["items"]
+    assert first["held"] == {"0": task["id"], "1": task["id"]}
+    assert first["tasks"] == [task["id"]]
+    assert (first["gpus"], first["free_gpus"], first["unusable_gpus"]) == (4, 1, [3])
+    assert (second["ready"], second["free_gpus"], second["tasks"]) == (False, 4, [])
+    assert (await ann.get("/v1/nodes/n0")).json() == first
+    (group,) = (await ann.get("/v1/groups")).json()["items"]
+    assert group == {"name": "default", "nodes": 2, "ready_nodes": 1, "gpus": 8, "free_gpus": 1}
+    await world.heard(exited(task["id"]))
+    assert (await ann.get("/v1/nodes/n0")).json()["tasks"] == []
+
+
+async def test_older_news_of_a_node_changes_nothing(world: World, ann: httpx.AsyncClient) -> None:
+    await world.heard(a_node("n0", 3, ready=False))
+    await world.heard(a_node("n0", 2, ready=True))
+    assert (await ann.get("/v1/nodes/n0")).json()["ready"] is False
+    await world.heard(a_node("n0", 4, removed=True))
+    assert (await ann.get("/v1/nodes/n0")).status_code == 404
+    assert (await ann.get("/v1/nodes")).json()["items"] == []
+
+
+async def test_nodes_come_in_pages(world: World, ann: httpx.AsyncClient) -> None:
+    await world.heard(*(a_node(f"n{number}") for number in range(5)))
+    found: list[str] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        page = (await ann.get(f"/v1/nodes?limit=2&cursor={cursor}")).json()
+        found += [node["id"] for node in page["items"]]
+        cursor = page["next_cursor"]
+    assert found == ["n0", "n1", "n2", "n3", "n4"]
+
+
+async def test_cordon(world: World, admin: httpx.AsyncClient) -> None:
+    world.others.nodes = {"n0"}
+    told = await admin.put("/v1/nodes/n0/schedulable", json={"schedulable": False})
+    assert (told.status_code, told.json()) == (200, {"id": "n0", "schedulable": False})
+    asked = world.others.asked[-1]
+    assert isinstance(asked, m.SetSchedulable)
+    assert (asked.node_id, asked.schedulable, asked.asked_by) == ("n0", False, "admin")
+    told = await admin.put("/v1/nodes/n9/schedulable", json={"schedulable": True})
+    assert told.status_code == 404
+    assert told.json()["errors"][0] == {
+        "field": "node_id",
+        "value": "n9",
+        "message": "is not known",
+        "fix": "see nodes",
+    }
+    told = await admin.put("/v1/nodes/n0/schedulable", json={"schedulable": "perhaps"})
+    assert told.json()["errors"][0]["fix"] == "give true or false"
+
+
+async def test_a_quota_is_set_listed_and_taken_away(world: World, admin: httpx.AsyncClient) -> None:
+    body: dict[str, Any] = {"group": "default", "user": "ann", "unit": "gpus", "limit": 8}
+    told = await admin.put("/v1/quotas", json=body)
+    assert told.status_code == 200, told.text
+    (quota,) = await listed(admin, 1)
+    assert body.items() <= quota.items()
+    assert (quota["team"], quota["priority"], quota["changed_by"]) == (None, None, "admin")
+    await admin.put("/v1/quotas", json={**body, "limit": 4})
+
+    async def lowered() -> bool:
+        return (await listed(admin, 1))[0]["limit"] == 4
+
+    await until_async(lowered)
+    gone = {"group": "default", "user": "ann", "unit": "gpus", "unlimited": True}
+    assert (await admin.put("/v1/quotas", json=gone)).status_code == 200
+    assert await listed(admin, 0) == []
+
+
+async def listed(client: httpx.AsyncClient, length: int) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+
+    async def there() -> bool:
+        items[:] = (await client.get("/v1/quotas")).json()["items"]
+        return len(items) == length
+
+    await until_async(there)
+    return items
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"group": "default"},
+        {"group": "default", "limit": 1, "unlimited": True},
+        {"group": "default", "limit": -1},
+        {"group": "default", "limit": 1, "unit": "cores"},
+    ],
+)
+async def test_a_wrong_quota_names_the_field(
+    admin: httpx.AsyncClient, body: dict[str, Any]
+) -> None:
+    told = await admin.put("/v1/quotas", json=body)
+    assert told.status_code == 422
+    assert told.json()["errors"][0]["field"] in {"limit", "unit"}

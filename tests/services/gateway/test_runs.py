@@ -1,0 +1,215 @@
+"""The SDK's routes: the long-poll, checkpoints, metrics; and runs whose time is over."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+
+from libs.contracts import messages as m
+from services.gateway import reports
+from tests.services.gateway.world import (
+    World,
+    assigned,
+    at,
+    exited,
+    preemption,
+    run_token,
+    served,
+)
+
+
+async def test_a_run_that_nobody_wants_back(world: World) -> None:
+    async with world.client(run_token("tt")) as run:
+        early = (await run.get("/v1/run")).json()
+        await world.heard(assigned("tt"))
+        told = (await run.get("/v1/run")).json()
+    # The process may be there before its assignment is projected.
+    assert early == told
+    assert told == {
+        "attempt": 1,
+        "revision": 1,
+        "preempt": False,
+        "deadline_at": None,
+        "superseded": False,
+    }
+
+
+async def test_the_long_poll_waits_no_longer_than_asked(world: World) -> None:
+    async with world.client(run_token("tt")) as run:
+        began = time.monotonic()
+        told = await run.get("/v1/run?wait_seconds=0.1&seen=1")
+        waited = time.monotonic() - began
+    assert told.json()["revision"] == 1
+    assert 0.09 < waited < 2
+
+
+async def test_a_preemption_releases_the_long_poll_in_milliseconds(world: World) -> None:
+    await world.heard(assigned("tt"))
+    async with served(world) as url, httpx.AsyncClient(timeout=20) as client:
+        headers = {"authorization": f"Bearer {run_token('tt')}"}
+        released: list[float] = []
+
+        async def rank() -> dict[str, Any]:
+            told = await client.get(f"{url}/v1/run?wait_seconds=10&seen=1", headers=headers)
+            released.append(time.monotonic())
+            return told.json()
+
+        async with asyncio.TaskGroup() as group:
+            ranks = [group.create_task(rank()) for _ in range(8)]
+            await asyncio.sleep(0.2)
+            assert released == []
+            await world.heard(preemption("tt"))
+            projected = time.monotonic()
+    assert max(released) - projected < 0.5
+    for task in ranks:
+        assert task.result() == {
+            "attempt": 1,
+            "revision": 2,
+            "preempt": True,
+            "deadline_at": "2026-01-01T00:01:30Z",
+            "superseded": False,
+        }
+
+
+async def test_what_was_seen_already_does_not_release(world: World) -> None:
+    await world.heard(assigned("tt"), preemption("tt"))
+    async with world.client(run_token("tt")) as run:
+        at_once = await run.get("/v1/run?wait_seconds=10&seen=1")
+        assert at_once.json()["preempt"] is True
+        began = time.monotonic()
+        await run.get(f"/v1/run?wait_seconds=0.1&seen={at_once.json()['revision']}")
+        assert time.monotonic() - began > 0.09
+
+
+async def test_an_older_attempt_is_superseded(world: World) -> None:
+    await world.heard(assigned("tt"))
+    async with world.client(run_token("tt", 1)) as old, world.client(run_token("tt", 2)) as new:
+        waiting = asyncio.ensure_future(old.get("/v1/run?wait_seconds=10&seen=1"))
+        await asyncio.sleep(0.05)
+        await world.heard(exited("tt", 1, m.ExitKind.LOST), assigned("tt", 2))
+        assert (await waiting).json()["superseded"] is True
+        assert (await old.get("/v1/run")).json()["superseded"] is True
+        assert (await new.get("/v1/run")).json()["superseded"] is False
+        told = await old.post("/v1/run/metrics", json={"samples": [{"values": {"a": 1}}]})
+        assert (told.status_code, told.json()["type"]) == (409, "superseded")
+
+
+async def test_an_exit_supersedes_the_run(world: World) -> None:
+    await world.heard(assigned("tt"), exited("tt"))
+    async with world.client(run_token("tt")) as run:
+        assert (await run.get("/v1/run?wait_seconds=10")).json()["superseded"] is True
+
+
+async def test_a_preemption_of_another_attempt_is_not_ours(world: World) -> None:
+    await world.heard(preemption("tt", 1), assigned("tt", 2))
+    async with world.client(run_token("tt", 2)) as run:
+        assert (await run.get("/v1/run")).json()["preempt"] is False
+
+
+@pytest.mark.parametrize("query", ["wait_seconds=61", "wait_seconds=-1", "seen=x"])
+async def test_waits_are_bounded(world: World, query: str) -> None:
+    async with world.client(run_token("tt")) as run:
+        told = await run.get(f"/v1/run?{query}")
+    assert told.status_code == 422
+    assert told.json()["errors"][0]["field"] == query.partition("=")[0]
+
+
+async def test_a_checkpoint_is_acknowledged_by_the_launcher(world: World) -> None:
+    world.others.live_attempts = {"tt": 2}
+    body = {"step": 100, "uri": "/c/100", "digest": "sha256:1"}
+    async with world.client(run_token("tt", 2)) as run:
+        told = await run.post("/v1/run/checkpoints", json=body)
+    assert told.status_code == 201
+    assert {"no": 1, "attempt": 2, **body}.items() <= told.json().items()
+    asked = world.others.asked[-1]
+    assert asked == m.AckCheckpoint(
+        task_id="tt", attempt=2, step=100, uri="/c/100", digest="sha256:1"
+    )
+    async with world.client(run_token("tt", 1)) as old:
+        refused = await old.post("/v1/run/checkpoints", json=body)
+    assert (refused.status_code, refused.json()["type"]) == (409, "superseded")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"uri": "/c"}, "step"),
+        ({"step": -1, "uri": "/c"}, "step"),
+        ({"step": 1, "uri": ""}, "uri"),
+        ({"step": 1, "uri": "x" * 5000}, "uri"),
+        ({"step": 1, "uri": "/c", "size": 1}, "size"),
+    ],
+)
+async def test_a_wrong_checkpoint_names_the_field(
+    world: World, body: dict[str, Any], field: str
+) -> None:
+    async with world.client(run_token("tt")) as run:
+        told = await run.post("/v1/run/checkpoints", json=body)
+    assert told.status_code == 422
+    assert told.json()["errors"][0]["field"] == field
+
+
+async def test_reported_numbers_are_on_the_tasks_page(world: World, ann: httpx.AsyncClient) -> None:
+    task = await world.submitted(ann)
+    async with world.client(run_token(task["id"])) as run:
+        for rank in (0, 1):
+            samples = [
+                {"at": at(step).isoformat(), "values": {"step": step, "loss": 1 / (step + 1)}}
+                for step in range(3)
+            ]
+            body = {"rank": rank, "samples": samples}
+            told = await run.post("/v1/run/metrics", json=body)
+            assert told.status_code == 202, told.text
+            await run.post("/v1/run/metrics", json=body)  # the answer was lost
+    page = (await ann.get(f"/v1/tasks/{task['id']}/metrics?limit=1")).json()
+    assert page["next_cursor"] == "1"
+    (first,) = page["items"]
+    assert (first["rank"], first["attempt"]) == (0, 1)
+    assert first["latest"] == {"step": 2.0, "loss": 1 / 3}
+    assert [point["values"]["step"] for point in first["points"]] == [0.0, 1.0, 2.0]
+    page = (await ann.get(f"/v1/tasks/{task['id']}/metrics?cursor=1")).json()
+    assert [each["rank"] for each in page["items"]] == [1]
+
+
+@pytest.mark.parametrize("world", [{"metric_samples_max": 2, "metric_names_max": 2}], indirect=True)
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"samples": []}, "samples"),
+        ({"samples": [{"values": {}}]}, "samples[0].values"),
+        ({"samples": [{"values": {"a": "x"}}]}, "samples[0].values.a"),
+        ({"samples": [{"values": {"a": 1}}] * 3}, "samples"),
+        ({"samples": [{"values": {"a": 1, "b": 2, "c": 3}}]}, "samples[0].values"),
+        ({"samples": [{"at": "2026-01-01T00:00:00", "values": {"a": 1}}]}, "samples[0].at"),
+    ],
+)
+async def test_wrong_metrics_name_the_field(world: World, body: dict[str, Any], field: str) -> None:
+    async with world.client(run_token("tt")) as run:
+        told = await run.post("/v1/run/metrics", json=body)
+    assert told.status_code == 422
+    assert told.json()["errors"][0]["field"] == field
+
+
+def test_a_long_history_is_thinned_and_keeps_its_span() -> None:
+    row = None
+    for number in range(1000):
+        row = reports.add(
+            row,
+            task_id="tt",
+            rank=0,
+            attempt=1,
+            samples=[(at(number), {"step": float(number)})],
+            points_max=50,
+        )
+    assert row is not None
+    steps = [values["step"] for _, _, values in row.points]
+    assert 25 <= len(steps) <= 50
+    assert steps[0] == 0
+    assert steps[-1] >= 1000 - row.stride
+    assert {after - before for before, after in pairwise(steps)} == {row.stride}
+    assert row.latest == {"step": 999.0}

@@ -1,0 +1,94 @@
+"""The gateway on PostgreSQL: its migrations, and again the tests whose answers a database gives."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from libs.store import migrate
+from libs.store.connections import Address
+from services.gateway.main import WIRING
+from tests.services.gateway import (
+    test_access,
+    test_app,
+    test_events,
+    test_operators,
+    test_runs,
+    test_tasks,
+)
+from tests.services.gateway.world import World
+
+if TYPE_CHECKING:
+    from tests.harness.postgres import Database
+
+pytestmark = pytest.mark.server
+
+# The same tests, with the fixture ``world`` of this module.
+test_a_user_has_a_bounded_number_of_tokens = test_access.test_a_user_has_a_bounded_number_of_tokens
+test_every_change_and_every_refusal_is_in_the_audit_trail = (
+    test_access.test_every_change_and_every_refusal_is_in_the_audit_trail
+)
+test_revoked_and_disabled_count_at_once = test_access.test_revoked_and_disabled_count_at_once
+test_users_and_teams = test_access.test_users_and_teams
+test_answers_are_what_the_description_says = test_app.test_answers_are_what_the_description_says
+test_a_position_that_is_not_kept_is_gone = test_events.test_a_position_that_is_not_kept_is_gone
+test_a_process_that_does_not_project_follows_all_the_same = (
+    test_events.test_a_process_that_does_not_project_follows_all_the_same
+)
+test_a_reader_that_falls_behind_reads_the_table = (
+    test_events.test_a_reader_that_falls_behind_reads_the_table
+)
+test_filters_by_task_and_type = test_events.test_filters_by_task_and_type
+test_pages_join_to_the_log = test_events.test_pages_join_to_the_log
+test_readers_that_come_and_go_miss_nothing_and_get_nothing_twice = (
+    test_events.test_readers_that_come_and_go_miss_nothing_and_get_nothing_twice
+)
+test_a_quota_is_set_listed_and_taken_away = test_operators.test_a_quota_is_set_listed_and_taken_away
+test_nodes_come_in_pages = test_operators.test_nodes_come_in_pages
+test_nodes_show_who_holds_what = test_operators.test_nodes_show_who_holds_what
+test_a_preemption_releases_the_long_poll_in_milliseconds = (
+    test_runs.test_a_preemption_releases_the_long_poll_in_milliseconds
+)
+test_an_older_attempt_is_superseded = test_runs.test_an_older_attempt_is_superseded
+test_reported_numbers_are_on_the_tasks_page = test_runs.test_reported_numbers_are_on_the_tasks_page
+test_a_task_is_readable_and_listed_before_its_event_is_projected = (
+    test_tasks.test_a_task_is_readable_and_listed_before_its_event_is_projected
+)
+test_a_whole_life_as_the_task_shows_it = test_tasks.test_a_whole_life_as_the_task_shows_it
+test_filters = test_tasks.test_filters
+test_goal_and_priority_are_stored_and_shown_when_applied = (
+    test_tasks.test_goal_and_priority_are_stored_and_shown_when_applied
+)
+test_pages_join_to_the_list_whatever_comes_meanwhile = (
+    test_tasks.test_pages_join_to_the_list_whatever_comes_meanwhile
+)
+test_projection_replaces_the_accepted_row_without_a_trace = (
+    test_tasks.test_projection_replaces_the_accepted_row_without_a_trace
+)
+test_the_same_key_is_the_same_task = test_tasks.test_the_same_key_is_the_same_task
+
+
+@pytest_asyncio.fixture
+async def address(database: Database) -> Address:
+    role = await database.role("gateway")
+    return Address(role.url, role.password)
+
+
+@pytest_asyncio.fixture
+async def world(
+    tmp_path: Path, address: Address, request: pytest.FixtureRequest
+) -> AsyncIterator[World]:
+    await migrate.upgrade(address, WIRING.tables, WIRING.migrations)
+    options = getattr(request, "param", {})
+    async with World(tmp_path, options, address=address).running() as running:
+        yield running
+
+
+async def test_migrations_lead_to_the_tables_and_may_run_twice(address: Address) -> None:
+    for _ in range(2):
+        await migrate.upgrade(address, WIRING.tables, WIRING.migrations)
+        assert await migrate.check(address, WIRING.tables) == []

@@ -1,0 +1,450 @@
+"""Submitting, listing, showing and changing tasks over HTTP, with the real submit behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from libs.bus.memory_broker import Faults
+from libs.contracts import messages as m
+from tests.services.gateway.world import World, assigned, at, exited, state, until_async
+
+NEW = {"command": ["python", "train.py"], "name": "first"}
+
+
+async def test_a_new_task_is_complete_at_once(ann: httpx.AsyncClient) -> None:
+    made = await ann.post(
+        "/v1/tasks",
+        json={
+            **NEW,
+            "nodes": 2,
+            "gpus_per_node": 4,
+            "priority": "very_high",
+            "env": {"A": "1"},
+            "labels": {"team": "vision"},
+            "max_run_seconds": 3600,
+            "preemption": {"mode": "signal", "signal": "TERM", "ack_deadline_seconds": 30},
+            "retry": {"max_retries": 2},
+        },
+    )
+    assert made.status_code == 201, made.text
+    task = made.json()
+    assert made.headers["location"] == f"/v1/tasks/{task['id']}"
+    assert {
+        "name": "first",
+        "owner": "ann",
+        "group": "default",
+        "priority": "very_high",
+        "labels": {"team": "vision"},
+        "nodes": 2,
+        "gpus_per_node": 4,
+        "goal": "run",
+        "state": "queued",
+        "attempt": 0,
+        "started_at": None,
+        "finished_at": None,
+        "checkpoint": None,
+        "exit": None,
+        "revision": 1,
+        "observed_revision": 0,
+        "env": {"A": "1"},
+        "max_run_seconds": 3600.0,
+        "retry": {"max_retries": 2},
+    }.items() <= task.items()
+    (role,) = task["roles"]
+    assert role == {
+        "name": "worker",
+        "replicas": 2,
+        "command": ["python", "train.py"],
+        "env": {},
+    }
+    assert task["preemption"] == {
+        "mode": "signal",
+        "signal": "TERM",
+        "ack_deadline_seconds": 30.0,
+    }
+    assert task["reason"]["code"] == "queued"
+    assert task["reason"]["text"]
+    assert task["submitted_at"].endswith("Z")
+
+
+async def test_a_task_is_readable_and_listed_before_its_event_is_projected(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    world.broker.faults = Faults(lose_delivery=1.0)
+    made = await ann.post("/v1/tasks", json=NEW)
+    task = made.json()
+    shown = await ann.get(f"/v1/tasks/{task['id']}")
+    assert shown.status_code == 200
+    assert shown.json() == task
+    listed = (await ann.get("/v1/tasks")).json()["items"]
+    assert [each["id"] for each in listed] == [task["id"]]
+    assert await world.position() == 0
+
+
+async def test_projection_replaces_the_accepted_row_without_a_trace(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    before = await ann.post("/v1/tasks", json=NEW)
+    task = before.json()
+
+    await until_async(lambda: world.reached(1))
+    after = (await ann.get(f"/v1/tasks/{task['id']}")).json()
+    # The reason is the scheduler's to give; until it does there is none.
+    assert {**after, "reason": None} == {**task, "reason": None}
+    assert len((await ann.get("/v1/tasks")).json()["items"]) == 1
+
+
+async def test_the_same_key_is_the_same_task(world: World, ann: httpx.AsyncClient) -> None:
+    key = {"idempotency-key": "once"}
+    first = await ann.post("/v1/tasks", json=NEW, headers=key)
+    again = await ann.post("/v1/tasks", json=NEW, headers=key)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["id"] == again.json()["id"]
+    await world.heard(state(first.json()["id"], m.TaskState.RUNNING, 5, attempt=1))
+    later = await ann.post("/v1/tasks", json=NEW, headers=key)
+    assert later.status_code == 200
+    assert later.json()["state"] == "running"
+    assert len((await ann.get("/v1/tasks")).json()["items"]) == 1
+
+
+async def test_another_task_under_a_used_key_is_refused(ann: httpx.AsyncClient) -> None:
+    key = {"idempotency-key": "once"}
+    await ann.post("/v1/tasks", json=NEW, headers=key)
+    other = await ann.post("/v1/tasks", json={"command": ["other"], "name": "x"}, headers=key)
+    assert other.status_code == 409
+    assert other.json()["type"] == "conflict"
+
+
+async def test_a_refusal_of_submit_names_field_value_and_fix(ann: httpx.AsyncClient) -> None:
+    refused = await ann.post("/v1/tasks", json={**NEW, "name": "Not A Name!"})
+    assert refused.status_code == 422
+    assert refused.headers["content-type"] == "application/problem+json"
+    problem = refused.json()
+    assert set(problem) == {"type", "title", "status", "detail", "errors"}
+    (error,) = problem["errors"]
+    assert error["field"] == "name"
+    assert error["value"] == "Not A Name!"
+    assert error["message"]
+    assert error["fix"]
+
+
+BAD_BODIES: list[tuple[dict[str, Any], str, str]] = [
+    ({"command": "python"}, "command", "give a list"),
+    ({"command": ["x"], "nodes": -1}, "nodes", "give 0 or more"),
+    ({"command": ["x"], "nodez": 1}, "nodez", "leave this field out"),
+    ({"command": ["x"], "priority": "urgent"}, "priority", "extreme_high"),
+    ({"roles": [{"name": "a", "command": []}]}, "roles[0].command", "give at least 1"),
+    ({"roles": [{"name": "a"}]}, "roles[0].command", "give this field"),
+    ({"command": ["x"], "preemption": {"mode": "ask"}}, "preemption.mode", "signal"),
+    ({"command": ["x"], "roles": [{"command": ["y"]}]}, "command", "not both"),
+    ({"command": ["x"], "max_run_seconds": "soon"}, "max_run_seconds", "give a number"),
+]
+
+
+@pytest.mark.parametrize(("body", "field", "fix"), BAD_BODIES)
+async def test_a_wrong_field_is_named_with_its_fix(
+    ann: httpx.AsyncClient, body: dict[str, Any], field: str, fix: str
+) -> None:
+    refused = await ann.post("/v1/tasks", json=body)
+    assert refused.status_code == 422
+    (error,) = refused.json()["errors"]
+    assert error["field"] == field
+    assert fix in error["fix"]
+
+
+async def test_no_value_of_an_environment_comes_back_in_an_error(ann: httpx.AsyncClient) -> None:
+    for env in ({"TOKEN": 12345678}, {"TOKEN": ["12345678"]}):
+        refused = await ann.post("/v1/tasks", json={**NEW, "env": env})
+        assert refused.status_code == 422
+        assert refused.json()["errors"][0]["field"] == "env.TOKEN"
+        assert "12345678" not in refused.text
+
+
+async def test_a_body_that_is_no_json_is_malformed(ann: httpx.AsyncClient) -> None:
+    refused = await ann.post(
+        "/v1/tasks", content=b"{", headers={"content-type": "application/json"}
+    )
+    assert refused.status_code == 400
+    assert refused.json()["type"] == "malformed"
+
+
+async def test_batch_accepts_and_refuses_one_by_one(ann: httpx.AsyncClient) -> None:
+    tasks = [
+        {"command": ["a"], "name": "a", "idempotency_key": "k"},
+        {"command": ["a"], "name": "bad name"},
+        {"command": ["c"], "name": "c"},
+    ]
+    told = await ann.post("/v1/tasks:batch", json={"tasks": tasks})
+    assert told.status_code == 200
+    items = told.json()["items"]
+    assert [item["status"] for item in items] == [201, 422, 201]
+    assert items[0]["task"]["name"] == "a"
+    assert items[1]["problem"]["errors"][0]["field"] == "name"
+    again = await ann.post("/v1/tasks:batch", json={"tasks": tasks[:1]})
+    assert [item["status"] for item in again.json()["items"]] == [200]
+
+
+@pytest.mark.parametrize("world", [{"batch_tasks_max": 2}], indirect=True)
+async def test_a_batch_has_a_most(ann: httpx.AsyncClient) -> None:
+    told = await ann.post("/v1/tasks:batch", json={"tasks": [{"command": ["a"]}] * 3})
+    assert told.status_code == 422
+    assert told.json()["errors"][0]["field"] == "tasks"
+
+
+async def test_filters(world: World, ann: httpx.AsyncClient, bob: httpx.AsyncClient) -> None:
+    one = await world.submitted(ann, name="one", priority="high", labels={"a": "1", "b": "2"})
+    two = await world.submitted(ann, name="two", labels={"a": "1"})
+    three = await world.submitted(bob, name="three")
+    await world.heard(state(two["id"], m.TaskState.RUNNING, 2, attempt=1))
+    await world.heard(state(three["id"], m.TaskState.SUCCEEDED, 2, attempt=1))
+
+    async def names(query: str) -> list[str]:
+        told = await ann.get(f"/v1/tasks?{query}")
+        assert told.status_code == 200, told.text
+        return [task["name"] for task in told.json()["items"]]
+
+    assert await names("") == ["three", "two", "one"]
+    assert await names("sort=submitted_at") == ["one", "two", "three"]
+    assert await names("sort=name") == ["one", "three", "two"]
+    assert await names("sort=-priority") == ["one", "two", "three"]
+    assert await names("state=running,queued") == ["two", "one"]
+    assert await names("all=false") == ["two", "one"]
+    assert await names("mine=1") == ["two", "one"]
+    assert await names("owner=bob") == ["three"]
+    assert await names("name=two") == ["two"]
+    assert await names(f"id_prefix={one['id'][:-1]}") in (["one"], ["two", "one"])
+    assert await names("priority=high") == ["one"]
+    assert await names("label=a=1") == ["two", "one"]
+    assert await names("label=a=1&label=b=2") == ["one"]
+    assert await names("group=elsewhere") == []
+    queue = (await ann.get("/v1/queue")).json()["items"]
+    assert [task["name"] for task in queue] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("limit=1001", "limit"),
+        ("limit=0", "limit"),
+        ("state=resting", "state"),
+        ("priority=urgent", "priority"),
+        ("sort=colour", "sort"),
+        ("label=a", "label"),
+        ("cursor=nonsense", "cursor"),
+    ],
+)
+async def test_wrong_queries_name_the_field(ann: httpx.AsyncClient, query: str, field: str) -> None:
+    refused = await ann.get(f"/v1/tasks?{query}")
+    assert refused.status_code == 422
+    (error,) = refused.json()["errors"]
+    assert error["field"] == field
+    assert error["fix"]
+
+
+@pytest.mark.parametrize("sort", ["-submitted_at", "submitted_at", "name", "-priority", "state"])
+async def test_pages_join_to_the_list_whatever_comes_meanwhile(
+    world: World, ann: httpx.AsyncClient, sort: str
+) -> None:
+    levels = ["low", "high", "normal"]
+    for number in range(7):
+        await world.submitted(ann, name=f"task-{number}", priority=levels[number % 3])
+    whole = (await ann.get(f"/v1/tasks?sort={sort}")).json()["items"]
+    found: list[str] = []
+    cursor = ""
+    while True:
+        page = (await ann.get(f"/v1/tasks?sort={sort}&limit=2&cursor={cursor}")).json()
+        found += [task["id"] for task in page["items"]]
+        assert len(page["items"]) <= 2
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+        if len(found) == 2:
+            await world.submitted(ann, name="newcomer", priority="normal")
+    # Nobody is missing and nobody comes twice; the newcomer may be among them.
+    old = [each for each in found if each in {task["id"] for task in whole}]
+    assert old == [task["id"] for task in whole]
+    assert len(found) == len(set(found))
+
+
+async def test_a_cursor_of_another_order_is_refused(world: World, ann: httpx.AsyncClient) -> None:
+    for name in ("a", "b"):
+        await world.submitted(ann, name=name)
+    cursor = (await ann.get("/v1/tasks?limit=1")).json()["next_cursor"]
+    assert (await ann.get(f"/v1/tasks?sort=name&cursor={cursor}")).status_code == 422
+
+
+async def test_goal_and_priority_are_stored_and_shown_when_applied(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    task = await world.submitted(ann)
+    path = f"/v1/tasks/{task['id']}"
+    before = await world.position()
+    told = await ann.put(f"{path}/goal", json={"goal": "pause"})
+    assert (told.status_code, told.json()) == (202, {"task": task["id"], "revision": 2})
+    told = await ann.put(f"{path}/priority", json={"priority": "low"})
+    assert (told.status_code, told.json()["revision"]) == (202, 3)
+    await until_async(lambda: world.reached(before + 2))
+    shown = (await ann.get(path)).json()
+    assert (shown["goal"], shown["priority"]) == ("pause", "low")
+    assert (shown["revision"], shown["observed_revision"]) == (3, 0)
+    await world.heard(state(task["id"], m.TaskState.PAUSED, 2, observed_revision=3))
+    shown = (await ann.get(path)).json()
+    assert (shown["state"], shown["observed_revision"]) == ("paused", 3)
+
+
+async def test_a_goal_of_an_ended_task_is_a_conflict(world: World, ann: httpx.AsyncClient) -> None:
+    task = await world.submitted(ann)
+    await world.heard(state(task["id"], m.TaskState.SUCCEEDED, 2, finished_at=at(9)))
+
+    async def refused() -> bool:
+        """Once submit has heard of the end, too."""
+        told = await ann.put(f"/v1/tasks/{task['id']}/goal", json={"goal": "pause"})
+        return (told.status_code, told.json().get("type")) == (409, "conflict")
+
+    await until_async(refused)
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/explain", "/runs", "/decisions", "/logs", "/metrics", "/goal"]
+)
+async def test_an_unknown_task_is_not_found(ann: httpx.AsyncClient, path: str) -> None:
+    if path == "/goal":
+        told = await ann.put("/v1/tasks/nobody/goal", json={"goal": "run"})
+    else:
+        told = await ann.get(f"/v1/tasks/nobody{path}")
+    assert told.status_code == 404
+    assert told.json()["type"] == "not-found"
+    assert "nobody" in told.json()["detail"]
+
+
+async def test_only_owner_and_admin_see_the_environment(
+    world: World, ann: httpx.AsyncClient, bob: httpx.AsyncClient, admin: httpx.AsyncClient
+) -> None:
+    role = {"name": "w", "replicas": 1, "command": ["x"], "env": {"B": "hush"}}
+    task = (await ann.post("/v1/tasks", json={"roles": [role], "env": {"A": "hush"}})).json()
+    path = f"/v1/tasks/{task['id']}"
+    for client in (ann, admin):
+        shown = (await client.get(path)).json()
+        assert shown["env"] == {"A": "hush"}
+        assert shown["roles"][0]["env"] == {"B": "hush"}
+    assert "hush" not in (await bob.get(path)).text
+    assert "hush" not in (await bob.get("/v1/tasks")).text
+    await world.heard(assigned(task["id"]))
+    assert "hush" not in (await ann.get("/v1/events")).text
+    assert "hush" not in (await ann.get(f"{path}/runs")).text
+
+
+async def test_a_whole_life_as_the_task_shows_it(world: World, ann: httpx.AsyncClient) -> None:
+    task = await world.submitted(ann)
+    tid = task["id"]
+    saved = m.Checkpoint(no=1, attempt=1, step=100, uri="/c/1", digest="d", saved_at=at(25))
+    await world.heard(
+        assigned(tid),
+        state(tid, m.TaskState.STARTING, 2, attempt=1, held_gpus=2),
+        m.RunStarted(task_id=tid, attempt=1, started_at=at(15)),
+        state(tid, m.TaskState.RUNNING, 3, attempt=1, started_at=at(15)),
+        m.CheckpointSaved(task_id=tid, attempt=1, checkpoint=saved),
+        exited(tid, 1, m.ExitKind.FAILED, 3),
+        state(tid, m.TaskState.FAILED, 4, attempt=1, started_at=at(15), finished_at=at(60)),
+    )
+    shown = (await ann.get(f"/v1/tasks/{tid}")).json()
+    assert shown["state"] == "failed"
+    assert shown["attempt"] == 1
+    assert shown["started_at"] == "2026-01-01T00:00:15Z"
+    assert shown["finished_at"] == "2026-01-01T00:01:00Z"
+    assert shown["checkpoint"] == {
+        "no": 1,
+        "attempt": 1,
+        "step": 100,
+        "uri": "/c/1",
+        "digest": "d",
+        "saved_at": "2026-01-01T00:00:25Z",
+    }
+    assert {"kind": "failed", "code": 3, "text": "ended"}.items() <= shown["exit"].items()
+    (run,) = (await ann.get(f"/v1/tasks/{tid}/runs")).json()["items"]
+    assert run["id"] == f"{tid}.1"
+    assert run["placements"][0] == {
+        "rank": 0,
+        "role": "worker",
+        "role_index": 0,
+        "node": "n0",
+        "gpus": [0, 1],
+    }
+    assert (run["live"], run["finished_at"]) == (False, "2026-01-01T00:01:00Z")
+    assert run["checkpoint"]["step"] == 100
+
+
+async def test_explain_is_the_schedulers_answer(world: World, ann: httpx.AsyncClient) -> None:
+    task = await world.submitted(ann)
+    path = f"/v1/tasks/{task['id']}/explain"
+    early = (await ann.get(path)).json()
+    assert (early["state"], early["position"]) == ("queued", 0)
+    world.others.explanation = m.ExplainReply(
+        state=m.TaskState.QUEUED,
+        reason=m.Reason(
+            code=m.ReasonCode.WAITS_FOR_CAPACITY, numbers={"free_gpus": 2.0, "gpus": 8.0}
+        ),
+        position=2,
+        queue_length=5,
+        victims=("v1",),
+        remedies=("wait",),
+        explained_at=at(3),
+    )
+    told = (await ann.get(path)).json()
+    assert told["reason"]["code"] == "waits_for_capacity"
+    assert told["reason"]["free_gpus"] == 2.0
+    assert told["reason"]["text"]
+    assert (told["position"], told["queue_length"]) == (2, 5)
+    assert (told["victims"], told["remedies"]) == (["v1"], ["wait"])
+
+
+async def test_decisions_come_in_pages(world: World, ann: httpx.AsyncClient) -> None:
+    task = await world.submitted(ann)
+    world.others.decisions = [
+        m.DecisionRecord(
+            no=number,
+            decided_at=at(number),
+            task_id=task["id"],
+            attempt=1,
+            kind="assign",
+            reason=m.Reason(code=m.ReasonCode.PLACED),
+        )
+        for number in range(1, 6)
+    ]
+    found: list[int] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        page = (await ann.get(f"/v1/tasks/{task['id']}/decisions?limit=2&cursor={cursor}")).json()
+        found += [each["no"] for each in page["items"]]
+        cursor = page["next_cursor"]
+    assert found == [1, 2, 3, 4, 5]
+
+
+async def test_a_service_that_does_not_answer_is_a_503(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    task = await world.submitted(ann)
+    world.broker.partition("submit")
+    for told in (
+        await ann.post("/v1/tasks", json={"command": ["x"]}),
+        await ann.put(f"/v1/tasks/{task['id']}/goal", json={"goal": "stop"}),
+    ):
+        assert told.status_code == 503
+        assert told.json()["type"] == "unavailable"
+        assert int(told.headers["retry-after"]) >= 1
+    world.broker.heal()
+
+
+async def test_a_database_that_does_not_answer_is_a_503(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    assert (await ann.get("/v1/tasks")).status_code == 200
+    world.database.stop()
+    told = await ann.get("/v1/tasks")
+    world.database.start()
+    assert told.status_code == 503
+    assert told.headers["retry-after"]
+    assert told.json()["type"] == "unavailable"

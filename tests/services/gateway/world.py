@@ -1,0 +1,415 @@
+"""A gateway on the memory adapters, between the real submit and quota; tests speak for the others.
+
+Their events are published as the scheduler's and launcher's own; their commands are answered from
+what a test has put here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+
+from libs.bus.memory import MemoryBus
+from libs.bus.memory_broker import MemoryBroker
+from libs.contracts import messages as m
+from libs.contracts.base import Message
+from libs.contracts.envelope import Envelope
+from libs.contracts.ids import RunId, TaskId
+from libs.contracts.registry import ROUTES
+from libs.contracts.run_token import make_run_token
+from libs.service.http import serve_http
+from libs.service.runner import Runner
+from libs.service.settings import BaseServiceSettings
+from libs.service.shape import Ports, Service
+from libs.service.wiring import Wiring
+from libs.store.connections import Address
+from libs.store.memory import MemoryStore
+from libs.store.memory_database import MemoryDatabase
+from libs.store.sql import SqlStore
+from services.gateway.main import WIRING as GATEWAY
+from services.gateway.settings import GatewaySettings
+from services.quota.main import WIRING as QUOTA
+from services.submit.main import WIRING as SUBMIT
+
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+ADMIN_TOKEN = "swt_the-first-administrators-token"
+RUN_KEY = "0123456789abcdef0123456789abcdef"
+
+
+def at(seconds: float) -> datetime:
+    return T0 + timedelta(seconds=seconds)
+
+
+class Ticking:
+    """A clock that moves a millisecond each time it is read, and when told."""
+
+    def __init__(self) -> None:
+        self.moment = T0
+
+    def now(self) -> datetime:
+        self.moment += timedelta(milliseconds=1)
+        return self.moment
+
+    def advance(self, seconds: float) -> None:
+        self.moment += timedelta(seconds=seconds)
+
+
+@dataclass
+class Others:
+    """What the scheduler, the launcher and the log-collector answer."""
+
+    asked: list[Message] = field(default_factory=list)
+    explanation: m.ExplainReply = field(
+        default_factory=lambda: m.ExplainReply(
+            refusal=m.Refusal(code=m.RefusalCode.NOT_FOUND, detail="not here yet")
+        )
+    )
+    decisions: list[m.DecisionRecord] = field(default_factory=list)
+    live_attempts: dict[str, int] = field(default_factory=dict)
+    checkpoints: int = 0
+    nodes: set[str] = field(default_factory=set)
+    # (attempt, rank) -> bytes kept; complete ones apart.
+    outputs: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    complete: set[tuple[int, int]] = field(default_factory=set)
+
+    async def explain(self, command: m.Explain) -> Message:
+        self.asked.append(command)
+        return self.explanation
+
+    async def decide(self, command: m.Decisions) -> Message:
+        found = [each for each in self.decisions if each.no > command.after]
+        page = tuple(found[: command.limit])
+        return m.DecisionsReply(decisions=page, more=len(found) > len(page))
+
+    async def ack(self, command: m.AckCheckpoint) -> Message:
+        self.asked.append(command)
+        if self.live_attempts.get(command.task_id) != command.attempt:
+            code = m.RefusalCode.SUPERSEDED
+            return m.AckCheckpointReply(refusal=m.Refusal(code=code, detail="it is over"))
+        self.checkpoints += 1
+        return m.AckCheckpointReply(
+            checkpoint=m.Checkpoint(
+                no=self.checkpoints,
+                attempt=command.attempt,
+                step=command.step,
+                uri=command.uri,
+                digest=command.digest,
+                saved_at=at(1),
+            )
+        )
+
+    async def set_schedulable(self, command: m.SetSchedulable) -> Message:
+        self.asked.append(command)
+        if command.node_id not in self.nodes:
+            error = m.FieldError(
+                field="node_id", value=command.node_id, message="is not known", fix="see nodes"
+            )
+            refusal = m.Refusal(code=m.RefusalCode.NOT_FOUND, detail="no node", errors=(error,))
+            return m.SetSchedulableReply(refusal=refusal)
+        return m.SetSchedulableReply()
+
+    async def list_logs(self, command: m.ListLogs) -> Message:
+        self.asked.append(command)
+        return m.ListLogsReply(
+            logs=tuple(
+                m.LogInfo(
+                    attempt=attempt,
+                    rank=rank,
+                    role="worker",
+                    size=len(kept),
+                    complete=(attempt, rank) in self.complete,
+                )
+                for (attempt, rank), kept in sorted(self.outputs.items())
+            )
+        )
+
+    async def read_log(self, command: m.ReadLog) -> Message:
+        self.asked.append(command)
+        key = (command.attempt, command.rank)
+        kept = self.outputs.get(key)
+        if kept is None:
+            refusal = m.Refusal(code=m.RefusalCode.NOT_FOUND, detail="no such output")
+            return m.ReadLogReply(refusal=refusal)
+        offset = command.offset if command.offset >= 0 else max(0, len(kept) + command.offset)
+        if command.tail_lines:
+            lines = kept.splitlines(keepends=True)
+            offset = len(kept) - len(b"".join(lines[-command.tail_lines :]))
+        data = kept[offset : offset + command.max_bytes]
+        return m.ReadLogReply(
+            offset=offset, data=data, size=len(kept), complete=key in self.complete
+        )
+
+    async def reemit(self, command: m.Reemit) -> Message:
+        self.asked.append(command)
+        return m.ReemitReply(events=0)
+
+
+@dataclass
+class World:
+    """One gateway, one submit, one quota, and a voice for everybody else."""
+
+    folder: Path
+    options: dict[str, Any] = field(default_factory=dict)
+    others: Others = field(default_factory=Others)
+    # The gateway's database; None: in memory, as everybody else's.
+    address: Address | None = None
+
+    def __post_init__(self) -> None:
+        self.clock = Ticking()
+        self.broker = MemoryBroker(Random(1))
+        self.database = MemoryDatabase()
+        self._numbers = itertools.count(1)
+        self._voices: dict[str, MemoryBus] = {}
+        (self.folder / "admin-token").write_text(ADMIN_TOKEN + "\n")
+        (self.folder / "run-key").write_text(RUN_KEY)
+        self.settings = GatewaySettings(
+            database_url="-",
+            nats_url="-",
+            admin_token_file=self.folder / "admin-token",
+            run_token_key_file=self.folder / "run-key",
+            **self.options,
+        )
+
+    def service(self, wiring: Wiring, settings: BaseServiceSettings) -> Service:
+        parts: Any = {
+            "clock": self.clock,
+            "source": wiring.name,
+            "new_id": lambda: f"e{next(self._numbers)}",
+        }
+        store: Any
+        if self.address is not None and wiring is GATEWAY:
+            store = SqlStore(self.address, wiring.tables, **parts)
+        else:
+            store = MemoryStore(self.database, wiring.tables, **parts)
+        bus = MemoryBus(self.broker, wiring.name, tuple(wiring.hears))
+        return wiring.build(settings, Ports(store=store, bus=bus, clock=self.clock))
+
+    def voice(self, service: str) -> MemoryBus:
+        if service not in self._voices:
+            self._voices[service] = MemoryBus(self.broker, service)
+        return self._voices[service]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[World]:
+        """Everything up; the gateway leads and has projected what there was."""
+        others = self.others
+        serving = {
+            "scheduler": {m.Explain: others.explain, m.Decisions: others.decide},
+            "launcher": {
+                m.AckCheckpoint: others.ack,
+                m.SetSchedulable: others.set_schedulable,
+            },
+            "log_collector": {m.ListLogs: others.list_logs, m.ReadLog: others.read_log},
+        }
+        self.gateway = self.service(GATEWAY, self.settings)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.gateway.ports.store.close)
+            for name, handlers in serving.items():
+                reemit = {m.Reemit: others.reemit} if name != "log_collector" else {}
+                table: Any = {**handlers, **reemit}
+                await stack.enter_async_context(self.voice(name).serve(table))
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            runners = [Runner(self.gateway, self.settings)]
+            for wiring in (SUBMIT, QUOTA):
+                settings = wiring.settings(database_url="-", nats_url="-")
+                runners.append(Runner(self.service(wiring, settings), settings))
+            tasks = [group.create_task(runner.run()) for runner in runners]
+            await until(lambda: all(runner.epoch for runner in runners))
+            try:
+                yield self
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+    def client(self, token: str | None = ADMIN_TOKEN) -> httpx.AsyncClient:
+        assert self.gateway.app is not None
+        return httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=self.gateway.app),
+            base_url="http://gateway",
+            headers={"authorization": f"Bearer {token}"} if token else {},
+        )
+
+    async def member(self, name: str, team: str | None = None) -> str:
+        """A new member's token."""
+        async with self.client() as admin:
+            if team and (await admin.post("/v1/teams", json={"name": team})).status_code == 201:
+                pass
+            made = await admin.post("/v1/users", json={"name": name, "team": team})
+            assert made.status_code == 201, made.text
+            token = await admin.post("/v1/tokens", json={"user": name, "name": "tests"})
+            assert token.status_code == 201, token.text
+        return token.json()["token"]
+
+    async def say(self, *messages: Message) -> None:
+        """Publish facts as their owners do."""
+        for message in messages:
+            owner = ROUTES[type(message)].owner
+            number = next(self._numbers)
+            envelope = Envelope(id=f"s{number}", source=owner, time=T0, message=message)
+            await self.voice(owner).publish([envelope])
+
+    async def heard(self, *messages: Message) -> None:
+        """Publish facts and wait until the gateway has projected them."""
+        before = await self.position()
+        await self.say(*messages)
+        await until_async(lambda: self.reached(before + len(messages)))
+
+    async def position(self) -> int:
+        from services.gateway import store
+
+        async with self.gateway.ports.store.transaction() as tx:
+            return (await store.head(tx)).position
+
+    async def reached(self, position: int) -> bool:
+        return await self.position() >= position
+
+    async def submitted(self, client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+        """A task of this client's, projected."""
+        before = await self.position()
+        made = await client.post("/v1/tasks", json={"command": ["python", "train.py"], **fields})
+        assert made.status_code == 201, made.text
+        await until_async(lambda: self.reached(before + 1))
+        return made.json()
+
+
+def run_token(task_id: str, attempt: int = 1) -> str:
+    return make_run_token(RUN_KEY.encode(), RunId(TaskId(task_id), attempt))
+
+
+def placements(nodes: Sequence[str], gpus: tuple[int, ...] = (0, 1)) -> tuple[m.Placement, ...]:
+    return tuple(
+        m.Placement(rank=rank, role="worker", role_index=rank, node_id=node, gpus=gpus)
+        for rank, node in enumerate(nodes)
+    )
+
+
+def a_spec(**fields: Any) -> m.TaskSpec:
+    known: dict[str, Any] = {
+        "name": "train",
+        "group": "default",
+        "priority": m.Priority.NORMAL,
+        "roles": (m.Role(name="worker", replicas=1, command=("true",), env={"KEY": "hush"}),),
+        "env": {"SECRET": "hush"},
+        "retry": m.RetryPolicy(),
+        "preemption": m.PreemptionPolicy(mode=m.PreemptMode.SDK, ack_deadline_seconds=60.0),
+        "nodes": 1,
+    }
+    return m.TaskSpec(**{**known, **fields})
+
+
+def assigned(task_id: str, attempt: int = 1, nodes: Sequence[str] = ("n0",)) -> Message:
+    kind = m.RunAssigned if attempt == 1 else m.RunResumed
+    return kind(
+        task_id=task_id,
+        attempt=attempt,
+        owner="ann",
+        spec=a_spec(),
+        placements=placements(nodes),
+        start_deadline_at=at(300),
+        assigned_at=at(10 * attempt),
+    )
+
+
+def state(task_id: str, state: m.TaskState, version: int, **fields: Any) -> m.TaskStateChanged:
+    known: dict[str, Any] = {"reason": m.Reason(code=m.ReasonCode.STARTED), "changed_at": at(20)}
+    return m.TaskStateChanged(task_id=task_id, version=version, state=state, **{**known, **fields})
+
+
+def exited(
+    task_id: str, attempt: int = 1, kind: m.ExitKind = m.ExitKind.OK, code: int = 0
+) -> m.RunExited:
+    ranks = (m.RankExit(rank=0, code=code),)
+    ended = m.RunExit(attempt=attempt, kind=kind, ranks=ranks, exited_at=at(60), detail="ended")
+    return m.RunExited(task_id=task_id, attempt=attempt, exit=ended)
+
+
+def preemption(task_id: str, attempt: int = 1) -> m.PreemptionRequested:
+    return m.PreemptionRequested(
+        task_id=task_id,
+        attempt=attempt,
+        reason=m.Reason(code=m.ReasonCode.PREEMPTED_BY, names={"task": "other"}),
+        requested_at=at(30),
+        deadline_at=at(90),
+    )
+
+
+def a_node(node_id: str, version: int = 1, **fields: Any) -> m.NodeChanged:
+    known: dict[str, Any] = {
+        "id": node_id,
+        "group": "default",
+        "gpus": 4,
+        "cpus": 8.0,
+        "memory_bytes": 2**40,
+        "schedulable": True,
+        "ready": True,
+    }
+    removed = fields.pop("removed", False)
+    node = m.Node(**{**known, **fields})
+    return m.NodeChanged(
+        node_id=node_id, version=version, node=node, removed=removed, changed_at=at(version)
+    )
+
+
+async def until(holds: Callable[[], bool], seconds_max: float = 5.0) -> None:
+    async with asyncio.timeout(seconds_max):
+        while not holds():  # noqa: ASYNC110 - it looks at memory
+            await asyncio.sleep(0.002)
+
+
+async def until_async(holds: Callable[[], Awaitable[bool]], seconds_max: float = 5.0) -> None:
+    async with asyncio.timeout(seconds_max):
+        while not await holds():  # noqa: ASYNC110 - it asks the world
+            await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def served(world: World) -> AsyncIterator[str]:
+    """The same application under uvicorn, as in production; yields its URL."""
+    ports: list[int] = []
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(
+            serve_http(
+                world.gateway.app,
+                host="127.0.0.1",
+                port=0,
+                ready=lambda: (True, "ready"),
+                on_bound=ports.append,
+            )
+        )
+        await until(lambda: bool(ports))
+        try:
+            yield f"http://127.0.0.1:{ports[0]}"
+        finally:
+            task.cancel()
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One server-sent event."""
+
+    id: str
+    event: str
+    data: Any
+
+
+async def sse(response: httpx.Response) -> AsyncIterator[Sent]:
+    """The events of a stream, until the server ends it."""
+    found: dict[str, str] = {}
+    async for line in response.aiter_lines():
+        if not line:
+            if "data" in found:
+                yield Sent(found.get("id", ""), found.get("event", ""), json.loads(found["data"]))
+            found = {}
+            continue
+        name, _, value = line.partition(":")
+        found[name] = value.removeprefix(" ")

@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.contracts.messages import ExitKind, PreemptMode
+from services.launcher.domain.model import (
+    EndCause,
+    Listing,
+    ObservedRank,
+    ObservedRun,
+    RankState,
+    Run,
+    RunState,
+)
+from services.launcher.domain.reconcile import (
+    Action,
+    End,
+    Forget,
+    Launch,
+    Look,
+    Outcome,
+    Policy,
+    Signal,
+    reconcile,
+)
+from tests.services.launcher.makers import (
+    START,
+    a_listing,
+    a_run,
+    a_spec,
+    at,
+    exited,
+    lost,
+    run_id,
+    seen,
+)
+
+POLICY = Policy(exit_grace=timedelta(seconds=10))
+RUN = run_id()
+
+
+def step(
+    run: Run, ranks: Sequence[ObservedRank] | None = None, *, seconds: float = 5, **more: object
+) -> tuple[Run, Outcome]:
+    done = frozenset(more.pop("done", ()))  # type: ignore[call-overload]
+    listing = a_listing({} if ranks is None else {RUN: ranks}, **more)  # type: ignore[arg-type]
+    outcome = reconcile([run], Look(listing, done), at(seconds), POLICY)
+    return (outcome.runs[0] if outcome.runs else run), outcome
+
+
+def test_an_assigned_run_is_launched() -> None:
+    run, outcome = step(a_run(RunState.ASSIGNED))
+    assert run.state is RunState.ASSIGNED
+    assert outcome.actions == (Launch(RUN),)
+
+
+def test_half_a_gang_is_launched_again_and_not_started() -> None:
+    run, outcome = step(a_run(RunState.ASSIGNED, ranks=2), [seen(0)])
+    assert run.state is RunState.ASSIGNED
+    assert outcome.actions == (Launch(RUN),)
+
+
+def test_started_when_every_rank_exists() -> None:
+    ranks = [seen(0), seen(1, started_at=at(3))]
+    run, outcome = step(a_run(RunState.ASSIGNED, ranks=2), ranks)
+    assert (run.state, run.started_at) == (RunState.RUNNING, at(3))
+    assert outcome.actions == ()
+
+
+def test_a_run_that_was_over_before_we_looked_started_and_exited() -> None:
+    run, _ = step(a_run(RunState.ASSIGNED), [exited(0)])
+    assert (run.state, run.started_at) == (RunState.EXITED, START)
+    assert run.exit is not None
+    assert (run.exit.kind, run.exit.exited_at) == (ExitKind.OK, at(5))
+
+
+def test_exit_zero_waits_for_the_others() -> None:
+    run, outcome = step(a_run(ranks=2), [exited(0), seen(1)])
+    assert run.state is RunState.RUNNING
+    assert outcome.actions == ()
+
+
+def test_a_failing_rank_ends_the_gang() -> None:
+    run, outcome = step(a_run(ranks=2), [seen(0), exited(1, 3)])
+    assert (run.state, run.end_cause) == (RunState.ENDING, EndCause.RANK_FAILED)
+    assert outcome.actions == (End(RUN),)
+    run, _ = step(run, [exited(0, None, 9), exited(1, 3)])
+    assert run.exit is not None
+    assert run.exit.kind is ExitKind.FAILED
+
+
+def test_a_failing_rank_ends_half_a_gang_too() -> None:
+    run, outcome = step(a_run(RunState.ASSIGNED, ranks=2), [exited(0, 127)])
+    assert run.state is RunState.ENDING
+    assert outcome.actions == (End(RUN),)
+    run, outcome = step(run, [exited(0, 127)], done=[End(RUN)])
+    assert run.exit is not None
+    assert (run.exit.kind, [r.rank for r in run.exit.ranks]) == (ExitKind.FAILED, [0])
+    assert run.started_at is None
+
+
+def test_while_asked_a_rank_may_leave() -> None:
+    asked = a_run(ranks=2, preempt_requested_at=START)
+    for left in (exited(1, 1), lost(1)):
+        run, outcome = step(asked, [seen(0), left])
+        assert run.state is RunState.RUNNING
+        assert outcome.actions == ()
+
+
+def test_after_the_acknowledgement_the_gang_has_its_grace() -> None:
+    acked = a_run(ranks=2, preempt_requested_at=START, acked_at=at(1))
+    run, outcome = step(acked, [seen(0), seen(1)], seconds=10.9)
+    assert (run.state, outcome.due_at) == (RunState.RUNNING, at(11))
+    run, outcome = step(acked, [seen(0), seen(1)], seconds=11)
+    assert (run.state, run.end_cause) == (RunState.ENDING, EndCause.GRACE_OVER)
+    assert outcome.actions == (End(RUN),)
+    run, _ = step(run, [exited(0, None, 9), exited(1, None, 9)])
+    assert run.exit is not None
+    assert run.exit.kind is ExitKind.PREEMPTED
+
+
+def test_sdk_mode_sends_no_signal() -> None:
+    assert step(a_run(preempt_requested_at=START), [seen(0)])[1].actions == ()
+
+
+def test_signal_mode_sends_the_signal_until_it_was_sent() -> None:
+    asked = a_run(spec=a_spec(mode=PreemptMode.SIGNAL, signal="TERM"), preempt_requested_at=START)
+    run, outcome = step(asked, [seen(0)])
+    assert outcome.actions == (Signal(RUN, 15),)
+    run, outcome = step(run, [seen(0)], done=[Signal(RUN, 15)])
+    assert (run.signalled_at, outcome.actions) == (at(5), ())
+    assert step(run, [seen(0)])[1].actions == ()
+    run, _ = step(run, [exited(0, None, 15)])
+    assert run.exit is not None
+    assert run.exit.kind is ExitKind.PREEMPTED
+
+
+def test_kill_mode_ends_at_once() -> None:
+    asked = a_run(spec=a_spec(mode=PreemptMode.KILL), preempt_requested_at=START)
+    run, outcome = step(asked, [seen(0)])
+    assert run.end_cause is EndCause.KILL
+    assert outcome.actions == (End(RUN),)
+
+
+def test_kill() -> None:
+    run, outcome = step(a_run(kill_requested_at=START), [seen(0)])
+    assert (run.state, outcome.actions) == (RunState.ENDING, (End(RUN),))
+    still, outcome = step(run, [seen(0)], done=[End(RUN)])
+    assert (still.state, outcome.actions) == (RunState.ENDING, ())
+    over, _ = step(run, [exited(0, None, 9)], done=[End(RUN)])
+    assert over.exit is not None
+    assert over.exit.kind is ExitKind.KILLED
+
+
+def test_a_kill_that_came_too_late_changes_nothing() -> None:
+    run, _ = step(a_run(kill_requested_at=START), [exited(0, 3)])
+    assert run.exit is not None
+    assert run.exit.kind is ExitKind.FAILED
+
+
+def test_killed_before_its_launch_is_over_only_after_the_order_was_carried_out() -> None:
+    run, outcome = step(a_run(RunState.ASSIGNED, kill_requested_at=START))
+    assert (run.state, outcome.actions) == (RunState.ENDING, (End(RUN),))
+    again, outcome = step(run)
+    assert (again.state, outcome.actions) == (RunState.ENDING, (End(RUN),))
+    over, _ = step(run, done=[End(RUN)])
+    assert over.exit is not None
+    assert (over.exit.kind, over.exit.ranks) == (ExitKind.KILLED, ())
+
+
+def test_preempted_before_its_launch_never_starts() -> None:
+    run, outcome = step(a_run(RunState.ASSIGNED, preempt_requested_at=START))
+    assert outcome.actions == (End(RUN),)
+    over, _ = step(run, done=[End(RUN)])
+    assert over.exit is not None
+    assert over.exit.kind is ExitKind.PREEMPTED
+
+
+def test_a_tombstone_asks_for_nothing() -> None:
+    stone = Run("task", 1, RunState.TOMBSTONE, kill_requested_at=START)
+    assert step(stone)[1] == Outcome((), ())
+
+
+def test_a_lost_rank_ends_the_gang() -> None:
+    run, outcome = step(a_run(ranks=2), [seen(0), lost(1)])
+    assert (run.end_cause, outcome.actions) == (EndCause.RANK_LOST, (End(RUN),))
+    run, _ = step(run, [exited(0, None, 9), lost(1)])
+    assert run.exit is not None
+    assert run.exit.kind is ExitKind.LOST
+
+
+def test_a_rank_unknown_to_a_node_that_answers_is_lost() -> None:
+    run, _ = step(a_run(ranks=2), [seen(0)])
+    assert run.end_cause is EndCause.RANK_LOST
+
+
+def test_silence_proves_nothing() -> None:
+    run, outcome = step(a_run(ranks=2), [seen(0)], silent=["local-1"])
+    assert (run.state, outcome.actions) == (RunState.RUNNING, ())
+
+
+def test_an_exited_run_is_forgotten_when_the_runtime_has() -> None:
+    over, _ = step(a_run(), [exited(0)])
+    same, outcome = step(over, [exited(0)])
+    assert (same.state, outcome.actions) == (RunState.EXITED, (Forget(RUN),))
+    assert step(over, silent=["local-0"])[0].state is RunState.EXITED
+    assert step(over)[0].state is RunState.FORGOTTEN
+
+
+def test_what_nobody_wants_is_ended_then_forgotten() -> None:
+    assert reconcile([], Look(a_listing({RUN: [seen(0)]})), START, POLICY).actions == (End(RUN),)
+    assert reconcile([], Look(a_listing({RUN: [exited(0)]})), START, POLICY).actions == (
+        Forget(RUN),
+    )
+    # Ended before it began: nothing but a record.
+    listing = Listing(a_listing().nodes, {RUN: ObservedRun(RUN, {}, frozenset({"local-0"}))})
+    assert reconcile([], Look(listing), START, POLICY).actions == (Forget(RUN),)
+
+
+def test_a_newer_attempt_waits_for_the_older_one_which_is_ended() -> None:
+    older, newer = a_run(), replace(a_run(RunState.ASSIGNED), attempt=2)
+    outcome = reconcile([older, newer], Look(a_listing({RUN: [seen(0)]})), START, POLICY)
+    assert outcome.actions == (End(RUN),)
+    assert [run.end_cause for run in outcome.runs] == [EndCause.SUPERSEDED]
+
+
+RANKS = st.sampled_from(
+    [
+        seen(0),
+        exited(0),
+        exited(0, 1),
+        exited(0, 75),
+        exited(0, None, 9),
+        exited(0, None, 10),
+        lost(0),
+    ]
+)
+MOMENTS = st.one_of(st.none(), st.integers(-20, 20).map(at))
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    state = draw(st.sampled_from([RunState.ASSIGNED, RunState.RUNNING, RunState.ENDING]))
+    ending = state is RunState.ENDING
+    return a_run(
+        state,
+        ranks=2,
+        spec=a_spec(2, mode=draw(st.sampled_from(PreemptMode))),
+        preempt_requested_at=draw(MOMENTS),
+        kill_requested_at=draw(MOMENTS),
+        acked_at=draw(MOMENTS),
+        ending_at=START if ending else None,
+        end_cause=draw(st.sampled_from(EndCause)) if ending else None,
+    )
+
+
+@given(
+    run=runs(),
+    first=st.one_of(st.none(), RANKS),
+    second=st.one_of(st.none(), RANKS),
+    ended=st.booleans(),
+    silent=st.sets(st.sampled_from(["local-0", "local-1"])),
+)
+def test_total_idempotent_and_truthful(
+    run: Run,
+    first: ObservedRank | None,
+    second: ObservedRank | None,
+    ended: bool,
+    silent: set[str],
+) -> None:
+    """Any state meets any look: no exception; a second pass adds nothing; an exit is only said
+    when nothing runs and nothing can begin."""
+    ranks = [first] if first else []
+    ranks += [replace(second, rank=1, node_id="local-1")] if second else []
+    done: list[Action] = [End(RUN)] if ended else []
+    after, _ = step(run, ranks, done=done, silent=sorted(silent))
+    again, outcome = step(after, ranks, done=done, silent=sorted(silent))
+    assert again == after or (again.state is RunState.FORGOTTEN and not ranks)
+    if after.exit is not None:
+        assert all(rank.state is not RankState.RUNNING for rank in ranks)
+        assert len(ranks) == 2 or ended
+    assert not (after.state is RunState.RUNNING and Launch(RUN) in outcome.actions)
+
+
+@pytest.mark.parametrize("seconds", [0, 5, 100])
+def test_nothing_wanted_and_nothing_there_is_nothing_to_do(seconds: float) -> None:
+    assert reconcile([], Look(a_listing()), at(seconds), POLICY) == Outcome((), ())

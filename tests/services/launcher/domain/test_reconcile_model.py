@@ -1,0 +1,254 @@
+"""A rule machine: messages, crashes, failing calls and dying ranks in any order, against a model of
+a runtime that does exactly what it is told. The invariants are the launcher's promises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from libs.contracts.ids import RunId
+from libs.contracts.messages import PreemptMode
+from services.launcher.domain.lifecycle import LIVE, Trigger, move
+from services.launcher.domain.model import Listing, ObservedRank, RankState, Run, RunState
+from services.launcher.domain.reconcile import (
+    Action,
+    End,
+    Forget,
+    Launch,
+    Look,
+    Policy,
+    Signal,
+    reconcile,
+)
+from tests.services.launcher.makers import (
+    a_listing,
+    a_spec,
+    at,
+    exited,
+    lost,
+    placements,
+    run_id,
+    seen,
+)
+
+RANKS = 2
+POLICY = Policy(exit_grace=timedelta(seconds=3))
+
+
+class Machine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.0
+        self.rows: dict[RunId, Run] = {}
+        self.said_exited: list[RunId] = []
+        self.said_started: list[RunId] = []
+        # Told to end, and not gone yet.
+        self.dying: set[RunId] = set()
+        # The runtime: what exists, what may not begin any more, every process ever begun.
+        self.ranks: dict[RunId, dict[int, ObservedRank]] = {}
+        self.ended: set[RunId] = set()
+        self.begun: list[tuple[RunId, int]] = []
+        # The launcher's memory.
+        self.look: Look | None = None
+        self.asked: dict[RunId, Action] = {}
+        self.doing: list[Action] = []
+        self.done: set[Action] = set()
+        self.newest = 0
+
+    # What others say
+
+    @precondition(lambda self: len(set(self.said_exited)) == self.newest)
+    @rule(mode=st.sampled_from([PreemptMode.SDK, PreemptMode.SIGNAL, PreemptMode.KILL]))
+    def assign(self, mode: PreemptMode) -> None:
+        """The scheduler assigns the next attempt only after the exit of the last one."""
+        self.newest += 1
+        run = run_id(attempt=self.newest)
+        row = self.rows.get(run, Run("task", self.newest, RunState.TOMBSTONE))
+        state = move(row.state, Trigger.ASSIGNED)
+        spec = a_spec(RANKS, mode=mode)
+        self.rows[run] = replace(row, state=state, spec=spec, placements=placements(RANKS))
+
+    @rule(early=st.booleans(), kill=st.booleans())
+    def request(self, early: bool, kill: bool) -> None:
+        """A kill or a preemption, also before its assignment."""
+        attempt = self.newest + (1 if early else 0)
+        run = run_id(attempt=attempt)
+        row = self.rows.get(run)
+        if row is None:
+            if not early:
+                return
+            row = Run("task", attempt, RunState.TOMBSTONE)
+        if row.state not in (*LIVE, RunState.TOMBSTONE):
+            return
+        now = at(self.seconds)
+        if kill:
+            row = replace(row, kill_requested_at=row.kill_requested_at or now)
+        else:
+            row = replace(row, preempt_requested_at=row.preempt_requested_at or now)
+        self.rows[run] = row
+
+    @precondition(lambda self: any(run.preempt_requested_at for run in self.rows.values()))
+    @rule()
+    def acknowledge(self) -> None:
+        run = run_id(attempt=self.newest)
+        row = self.rows.get(run)
+        if row is not None and row.state in LIVE and row.preempt_requested_at:
+            self.rows[run] = replace(row, acked_at=row.acked_at or at(self.seconds))
+
+    # What happens to processes
+
+    @precondition(lambda self: any(self.ranks.values()))
+    @rule(
+        rank=st.integers(0, RANKS - 1),
+        how=st.sampled_from([exited(0), exited(0, 1), exited(0, 75), exited(0, None, 10), lost(0)]),
+    )
+    def leave(self, rank: int, how: ObservedRank) -> None:
+        ranks = self.ranks.get(run_id(attempt=self.newest), {})
+        if rank in ranks and ranks[rank].state is RankState.RUNNING:
+            ranks[rank] = replace(how, rank=rank, node_id=f"local-{rank}")
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 5.0]))
+    def wait(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    # The launcher
+
+    def take(self) -> None:
+        """Begin to carry out what was asked: decisions may fall in between."""
+        if not self.doing:
+            self.doing, self.asked = list(self.asked.values()), {}
+
+    @rule(fails=st.sets(st.integers(0, 3)), half=st.booleans())
+    def act(self, fails: set[int], half: bool) -> None:
+        """Carry it out (some calls fail, some only half reach), then look."""
+        for number, action in enumerate(self.doing):
+            if number not in fails:
+                self.carry_out(action)
+            elif half and isinstance(action, Launch):
+                self.begin(action.run_id, 0)
+        self.doing = []
+        self.look = Look(self.listing(), frozenset(self.done))
+
+    @precondition(lambda self: self.dying)
+    @rule()
+    def die(self) -> None:
+        """What was told to end is gone at last."""
+        for run in self.dying:
+            for rank, found in self.ranks.get(run, {}).items():
+                if found.state is RankState.RUNNING:
+                    self.ranks[run][rank] = exited(rank, None, 9)
+        self.dying = set()
+
+    @rule(times=st.integers(1, 3))
+    def turn(self, times: int) -> None:
+        """The loops undisturbed."""
+        for _ in range(times):
+            self.take()
+            self.act(fails=set(), half=False)
+            self.decide()
+
+    @rule(take=st.booleans())
+    def decide(self, take: bool = False) -> None:
+        if self.look is None:
+            return
+        outcome = reconcile(list(self.rows.values()), self.look, at(self.seconds), POLICY)
+        for run in outcome.runs:
+            before = self.rows[run.id]
+            if before.started_at is None and run.started_at is not None:
+                self.said_started.append(run.id)
+            if before.exit is None and run.exit is not None:
+                self.said_exited.append(run.id)
+                running = [r for r in self.ranks.get(run.id, {}).values() if not r.exited_at]
+                assert running == [], "said that a run is over, and it runs"
+            if run.state is RunState.FORGOTTEN:
+                del self.rows[run.id]
+            else:
+                self.rows[run.id] = run
+        for action in outcome.actions:
+            self.asked.pop(action.run_id, None)
+            if action not in self.doing:
+                self.asked[action.run_id] = action
+        if take:
+            self.take()
+
+    @rule()
+    def crash(self) -> None:
+        """A launcher dies: rows and processes stay, everything else is gone."""
+        self.look, self.asked, self.doing, self.done = None, {}, [], set()
+
+    # The runtime does as it is told
+
+    def begin(self, run: RunId, rank: int) -> None:
+        ranks = self.ranks.setdefault(run, {})
+        if run not in self.ended and rank not in ranks:
+            ranks[rank] = seen(rank)
+            self.begun.append((run, rank))
+
+    def carry_out(self, action: Action) -> None:
+        run = action.run_id
+        match action:
+            case Launch():
+                for rank in range(RANKS):
+                    self.begin(run, rank)
+            case Signal():
+                self.done.add(action)
+            case End():
+                self.ended.add(run)
+                self.ranks.setdefault(run, {})
+                self.dying.add(run)
+                self.done.add(action)
+            case Forget():
+                found = self.ranks.get(run, {}).values()
+                if any(rank.state is RankState.RUNNING for rank in found):
+                    return
+                self.ranks.pop(run, None)
+                self.ended.discard(run)
+
+    def listing(self) -> Listing:
+        return a_listing({run: list(ranks.values()) for run, ranks in self.ranks.items()})
+
+    # Promises
+
+    @invariant()
+    def every_run_ends_once(self) -> None:
+        assert len(self.said_exited) == len(set(self.said_exited))
+        assert len(self.said_started) == len(set(self.said_started))
+
+    @invariant()
+    def no_process_begins_twice(self) -> None:
+        assert len(self.begun) == len(set(self.begun))
+
+    @invariant()
+    def one_attempt_runs_at_a_time(self) -> None:
+        running = {
+            run
+            for run, ranks in self.ranks.items()
+            if any(rank.state is RankState.RUNNING for rank in ranks.values())
+        }
+        assert len(running) <= 1
+
+    @invariant()
+    def what_is_over_stays_over(self) -> None:
+        for run in self.said_exited:
+            ranks = self.ranks.get(run, {}).values()
+            assert all(rank.state is not RankState.RUNNING for rank in ranks)
+
+    def teardown(self) -> None:
+        """Without faults, a kill ends everything within a few turns, and nothing is left."""
+        self.request(early=False, kill=True)
+        for _ in range(8):
+            self.take()
+            self.die()
+            self.act(fails=set(), half=False)
+            self.decide()
+        live = [run for run in self.rows.values() if run.state is not RunState.TOMBSTONE]
+        assert live == []
+        assert self.ranks == {}
+
+
+Machine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestReconcile = Machine.TestCase

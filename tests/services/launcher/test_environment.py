@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from libs.contracts.messages import Role
+from libs.contracts.run_token import make_run_token
+from services.launcher.domain.model import RunState
+from services.launcher.environment import order_of
+from tests.services.launcher.makers import KEY, a_checkpoint, a_run, a_spec, placements, run_id
+from tests.services.launcher.world import SITE
+
+TOKEN = make_run_token(KEY, run_id())
+
+
+def test_the_whole_environment_of_a_first_attempt() -> None:
+    """Nothing else reaches a task but what the runtime adds: the context's path, the devices."""
+    run = a_run(RunState.ASSIGNED, ranks=2, spec=a_spec(2))
+    run = replace(run, placements=placements(2, gpus=(1, 3)))
+    order = order_of(run, 23_456, SITE)
+    assert [rank.rank for rank in order.ranks] == [0, 1]
+    assert order.ranks[1].env == {
+        "PATH": "/usr/bin:/bin",
+        "HOME": "/home/ada",
+        "USER": "ada",
+        "LANG": "C.UTF-8",
+        "SHIFTWORK_TASK": "task",
+        "SHIFTWORK_ATTEMPT": "1",
+        "SHIFTWORK_NODE": "local-1",
+        "SHIFTWORK_GPUS": "1,3",
+        "SHIFTWORK_RANK": "1",
+        "SHIFTWORK_WORLD_SIZE": "2",
+        "SHIFTWORK_LOCAL_RANK": "0",
+        "SHIFTWORK_ROLE": "worker",
+        "SHIFTWORK_RESUME_FROM": "",
+        "SHIFTWORK_URL": "http://127.0.0.1:8642",
+        "SHIFTWORK_RUN_TOKEN": TOKEN,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "23456",
+        "WORLD_SIZE": "2",
+        "RANK": "1",
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_MASTER_ADDR": "127.0.0.1",
+        "PET_MASTER_PORT": "23456",
+    }
+
+
+def test_what_the_task_asks_for_comes_through_but_not_in_the_platforms_place() -> None:
+    role = Role(name="worker", replicas=1, command=("train",), env={"B": "role", "C": "role"})
+    spec = a_spec().model_copy(
+        update={
+            "roles": (role,),
+            "env": {"A": "task", "B": "task", "HOME": "/h", "SHIFTWORK_RANK": "9", "RANK": "9"},
+            "working_directory": "/data",
+        }
+    )
+    [rank] = order_of(a_run(RunState.ASSIGNED, spec=spec), 1, SITE).ranks
+    wanted = ("A", "B", "C", "HOME", "SHIFTWORK_RANK", "RANK")
+    assert {name: rank.env[name] for name in wanted} == {
+        "A": "task",
+        "B": "role",
+        "C": "role",
+        "HOME": "/h",
+        "SHIFTWORK_RANK": "0",
+        "RANK": "0",
+    }
+    assert rank.argv == ("train",)
+    assert rank.cwd == "/data"
+
+
+def test_cpu_only_is_one_process_per_node() -> None:
+    run = replace(a_run(RunState.ASSIGNED), placements=placements(1, gpus=()))
+    [rank] = order_of(run, 1, SITE).ranks
+    assert (rank.env["PET_NPROC_PER_NODE"], rank.env["SHIFTWORK_GPUS"]) == ("1", "")
+
+
+def test_the_context_and_the_resumed_checkpoint() -> None:
+    spec = a_spec(fence_after_seconds=30.0, cpus=2.0, memory_bytes=1 << 30)
+    run = a_run(RunState.ASSIGNED, spec=spec, resume_from=a_checkpoint(4, step=90, uri="/c/90"))
+    [rank] = order_of(run, 1, SITE).ranks
+    context = json.loads(rank.context)
+    assert context == {
+        "task": "task",
+        "attempt": 1,
+        "node": "local-0",
+        "gpus": [0],
+        "rank": 0,
+        "world_size": 1,
+        "local_rank": 0,
+        "role": "worker",
+        "url": "http://127.0.0.1:8642",
+        "run_token": TOKEN,
+        "resume_from": {"no": 4, "step": 90, "uri": "/c/90", "digest": "", "attempt": 1},
+        "ack_deadline_seconds": 60.0,
+        "fence_after_seconds": 30.0,
+    }
+    assert json.loads(rank.env["SHIFTWORK_RESUME_FROM"]) == context["resume_from"]
+    assert rank.env["SHIFTWORK_FENCE_AFTER_SECONDS"] == "30.0"
+    assert (rank.cpus, rank.memory_bytes) == (2.0, 1 << 30)
+
+
+def test_the_key_is_never_shown() -> None:
+    assert KEY.decode() not in repr(SITE)

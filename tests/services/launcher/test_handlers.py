@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytest_asyncio
+
+from libs.contracts.base import Message
+from libs.contracts.messages import (
+    AckCheckpoint,
+    AckCheckpointReply,
+    CheckpointSaved,
+    ExitKind,
+    InventoryListed,
+    NodeChanged,
+    PreemptMode,
+    Reemit,
+    ReemitReply,
+    RefusalCode,
+    RunExit,
+    RunExited,
+    RunResumed,
+    RunStarted,
+    SetSchedulable,
+    SetSchedulableReply,
+)
+from libs.store.connections import Address, connect
+from libs.store.memory import MemoryDatabase, MemoryStore
+from libs.store.migrate import check, upgrade
+from libs.store.port import Store
+from libs.store.sql import SqlStore
+from libs.store.tables import LEADER
+from services.launcher import store as tables
+from services.launcher.domain.model import CheckpointRow, NodeRow, PastRun, Run, RunState
+from services.launcher.handlers import HANDLERS, Commands
+from services.launcher.main import WIRING
+from services.launcher.tables import TABLES
+from tests.conftest import run_apart
+from tests.services.launcher.makers import (
+    START,
+    a_checkpoint,
+    a_kill,
+    a_node,
+    a_preemption,
+    a_run,
+    a_spec,
+    an_assignment,
+    at,
+)
+
+if TYPE_CHECKING:
+    from tests.harness.postgres import PostgresServer
+
+
+class Clock:
+    seconds = 0.0
+
+    def now(self) -> Any:
+        return at(self.seconds)
+
+
+class Desk:
+    """The leader's transactions over one store."""
+
+    def __init__(self, store: Store, clock: Clock, epoch: int) -> None:
+        self.store, self.clock, self.epoch = store, clock, epoch
+        self.commands = Commands(runtime="fake", reemit_runs_max=10).table()
+
+    async def tell(self, *events: Message) -> None:
+        for event in events:
+            async with self.store.transaction(epoch=self.epoch) as tx:
+                await HANDLERS[type(event)](tx, event)
+
+    async def ask(self, command: Message) -> Any:
+        async with self.store.transaction(epoch=self.epoch) as tx:
+            return await self.commands[type(command)](tx, command)
+
+    async def put(self, *rows: object) -> None:
+        async with self.store.transaction(epoch=self.epoch) as tx:
+            tx.put(*rows)
+
+    async def run(self, attempt: int = 1) -> Run | None:
+        async with self.store.transaction(epoch=self.epoch) as tx:
+            return await tx.get(Run, "task", attempt)
+
+    async def said(self) -> Sequence[Message]:
+        return [envelope.message for _, envelope in await self.store.outgoing(100)]
+
+
+@pytest.fixture(scope="module")
+def address(postgres_server: PostgresServer) -> Address:
+    """A database with the service's schema, for all tests; each empties it first."""
+
+    async def prepare() -> Address:
+        role = await (await postgres_server.database()).role("launcher")
+        made = Address(role.url, role.password)
+        await upgrade(made, TABLES, WIRING.migrations)
+        await upgrade(made, TABLES, WIRING.migrations)
+        assert await check(made, TABLES) == []
+        return made
+
+    return run_apart(prepare())
+
+
+@pytest.fixture(params=["memory", pytest.param("sql", marks=pytest.mark.server)])
+def where(request: pytest.FixtureRequest) -> Address | None:
+    return None if request.param == "memory" else request.getfixturevalue("address")
+
+
+@pytest_asyncio.fixture
+async def desk(where: Address | None) -> AsyncIterator[Desk]:
+    clock, ids = Clock(), itertools.count(1)
+    more: Any = {"clock": clock, "source": "launcher", "new_id": lambda: f"e{next(ids)}"}
+    store: Store
+    if where is None:
+        store = MemoryStore(MemoryDatabase(), TABLES, **more)
+    else:
+        connection = await connect(where)
+        for table in TABLES.metadata.tables.values():
+            if table.name != LEADER:
+                await connection.execute(f'TRUNCATE "{table.schema}"."{table.name}"')
+        await connection.close()
+        store = SqlStore(where, TABLES, **more)
+    leadership = await store.lead()
+    await tables.load(store)
+    yield Desk(store, clock, leadership.epoch)
+    await leadership.release()
+    await store.close()
+
+
+async def test_an_assignment_is_recorded_whole(desk: Desk) -> None:
+    event = an_assignment(ranks=2, resume_from=a_checkpoint(3))
+    await desk.tell(event)
+    run = await desk.run()
+    assert run is not None
+    assert (run.state, run.owner, run.spec) == (RunState.ASSIGNED, "ada", event.spec)
+    assert (run.placements, run.resume_from) == (event.placements, event.resume_from)
+
+
+async def test_a_resumed_run_is_one_too(desk: Desk) -> None:
+    await desk.tell(RunResumed(**dict(an_assignment(2))))
+    run = await desk.run(2)
+    assert run is not None
+    assert run.state is RunState.ASSIGNED
+
+
+async def test_a_repeated_assignment_changes_nothing(desk: Desk) -> None:
+    await desk.tell(an_assignment())
+    running = replace(a_run(), owner="ada")
+    await desk.put(running)
+    await desk.tell(an_assignment())
+    assert await desk.run() == running
+
+
+async def test_an_older_attempt_is_dropped(desk: Desk) -> None:
+    await desk.tell(an_assignment(3))
+    await desk.tell(an_assignment(2), a_kill(2), a_preemption(1))
+    assert await desk.run(2) is None
+    assert await desk.run(1) is None
+
+
+async def test_a_forgotten_attempt_is_dropped(desk: Desk) -> None:
+    await desk.put(past(2))
+    await desk.tell(an_assignment(2), an_assignment(1), a_kill(2), a_preemption(2))
+    assert await desk.run(2) is None
+    await desk.tell(an_assignment(3))
+    assert await desk.run(3) is not None
+
+
+def past(attempt: int) -> PastRun:
+    end = RunExit(attempt=attempt, kind=ExitKind.OK, exited_at=START)
+    return PastRun("task", attempt, (), START, end, a_checkpoint(5), START)
+
+
+async def test_requests_before_their_assignment_are_kept(desk: Desk) -> None:
+    await desk.tell(a_preemption(), a_kill())
+    stone = await desk.run()
+    assert stone is not None
+    assert stone.state is RunState.TOMBSTONE
+    await desk.tell(an_assignment())
+    run = await desk.run()
+    assert run is not None
+    assert run.state is RunState.ASSIGNED
+    assert None not in (run.preempt_requested_at, run.kill_requested_at, run.spec)
+
+
+async def test_the_first_request_stays(desk: Desk) -> None:
+    await desk.tell(an_assignment(), a_preemption(), a_kill())
+    first = await desk.run()
+    desk.clock.seconds = 9
+    await desk.tell(a_preemption(), a_kill())
+    assert await desk.run() == first
+
+
+async def test_requests_for_what_is_over_are_dropped(desk: Desk) -> None:
+    end = RunExit(attempt=1, kind=ExitKind.OK, exited_at=START)
+    over = a_run(RunState.EXITED, exit=end, exited_at=START)
+    await desk.put(over)
+    await desk.tell(a_preemption(), a_kill())
+    assert await desk.run() == over
+
+
+async def test_a_signal_that_is_none_cannot_be_handled(desk: Desk) -> None:
+    spec = a_spec(mode=PreemptMode.SIGNAL, signal="NOPE")
+    with pytest.raises(ValueError, match="NOPE"):
+        await desk.tell(an_assignment(spec=spec))
+    assert await desk.run() is None
+
+
+def ack(step: int = 10, attempt: int = 1) -> AckCheckpoint:
+    return AckCheckpoint(task_id="task", attempt=attempt, step=step, uri=f"/c/{step}", digest="d")
+
+
+async def test_a_checkpoint_is_stored_then_said_then_answered(desk: Desk) -> None:
+    await desk.put(a_run())
+    reply: AckCheckpointReply = await desk.ask(ack())
+    assert reply.checkpoint is not None
+    assert (reply.checkpoint.no, reply.refusal) == (1, None)
+    async with desk.store.transaction() as tx:
+        assert await tx.get(CheckpointRow, "task", 1) == CheckpointRow(
+            "task", 1, 1, reply.checkpoint
+        )
+    said = [CheckpointSaved(task_id="task", attempt=1, checkpoint=reply.checkpoint)]
+    assert await desk.said() == said
+    assert await desk.ask(ack()) == reply
+    assert await desk.said() == said
+
+
+async def test_the_acknowledgement_is_the_first_save_after_the_request(desk: Desk) -> None:
+    await desk.put(a_run())
+    await desk.ask(ack(10))
+    await desk.tell(a_preemption())
+    run = await desk.run()
+    assert run is not None
+    assert run.acked_at is None
+    desk.clock.seconds = 5
+    await desk.ask(ack(11))
+    desk.clock.seconds = 6
+    await desk.ask(ack(12))
+    run = await desk.run()
+    assert run is not None
+    assert run.acked_at == at(5)
+
+
+async def test_numbers_are_the_tasks_and_old_ones_go(desk: Desk) -> None:
+    await desk.put(a_run())
+    for step in range(tables.CHECKPOINTS_KEPT + 5):
+        await desk.ask(ack(step))
+    async with desk.store.transaction() as tx:
+        kept = await tables.newest_checkpoints(tx, "task")
+        assert len(await tx.select(CheckpointRow)) == tables.CHECKPOINTS_KEPT
+    assert kept[0].no == tables.CHECKPOINTS_KEPT + 5
+    end = RunExit(attempt=1, kind=ExitKind.KILLED, exited_at=START)
+    await desk.put(a_run(RunState.EXITED, exit=end))
+    await desk.tell(an_assignment(2))
+    reply: AckCheckpointReply = await desk.ask(ack(1, attempt=2))
+    assert reply.checkpoint is not None
+    assert reply.checkpoint.no == kept[0].no + 1
+    refused: AckCheckpointReply = await desk.ask(ack(999))
+    assert refused.refusal is not None
+    assert refused.refusal.code is RefusalCode.SUPERSEDED
+
+
+async def test_cordon(desk: Desk) -> None:
+    row = NodeRow("local-0", 1, a_node(), removed=False, cordoned=False, changed_at=START)
+    await desk.put(row)
+    reply: SetSchedulableReply = await desk.ask(
+        SetSchedulable(node_id="local-0", schedulable=False)
+    )
+    assert reply.refusal is None
+    await desk.ask(SetSchedulable(node_id="local-0", schedulable=False))
+    [changed] = await desk.said()
+    assert isinstance(changed, NodeChanged)
+    assert (changed.version, changed.node.schedulable) == (2, False)
+    missing: SetSchedulableReply = await desk.ask(SetSchedulable(node_id="x", schedulable=True))
+    assert missing.refusal is not None
+    assert missing.refusal.code is RefusalCode.NOT_FOUND
+    assert missing.refusal.errors[0].field == "node_id"
+
+
+async def test_reemit_says_the_facts_again(desk: Desk) -> None:
+    row = NodeRow("local-0", 4, a_node(), removed=False, cordoned=False, changed_at=START)
+    gone = replace(row, node_id="local-9", removed=True)
+    other = replace(a_run(), task_id="other")
+    await desk.put(row, gone, past(3), other)
+    reply: ReemitReply = await desk.ask(Reemit(service="launcher"))
+    said = await desk.said()
+    assert reply.events == len(said)
+    assert [type(message) for message in said] == [
+        NodeChanged,
+        NodeChanged,
+        InventoryListed,
+        RunStarted,
+        CheckpointSaved,
+        RunExited,
+        RunStarted,
+    ]
+    listed, exited = said[2], said[5]
+    assert isinstance(listed, InventoryListed)
+    assert listed.node_ids == ("local-0",)
+    assert isinstance(exited, RunExited)
+    assert (exited.attempt, exited.checkpoint) == (3, a_checkpoint(5))
+
+
+async def test_pruning(desk: Desk) -> None:
+    stone = Run("stone", 1, RunState.TOMBSTONE, kill_requested_at=START)
+    young = replace(past(1), task_id="young", forgotten_at=at(100))
+    await desk.put(past(1), young, stone, CheckpointRow("task", 5, 1, a_checkpoint(5)))
+    async with desk.store.transaction(epoch=desk.epoch) as tx:
+        assert await tables.prune(tx, at(50), 10) == 2
+    async with desk.store.transaction(epoch=desk.epoch) as tx:
+        assert [row.task_id for row in await tx.select(PastRun)] == ["young"]
+        assert await tx.select(CheckpointRow) == []
+        assert await tx.select(Run) == []

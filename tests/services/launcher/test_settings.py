@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from services.launcher.machine import Gpus, plan_nodes, task_person
+from services.launcher.settings import LauncherSettings
+
+
+def some(tmp_path: Path, **more: Any) -> LauncherSettings:
+    key = tmp_path / "key"
+    key.write_text("k" * 64 + "\n")
+    fixed = {"database_url": "postgresql://x@/y", "nats_url": "nats://x:1"}
+    return LauncherSettings(**{**fixed, "run_token_key_file": key, **more})
+
+
+def test_virtual_nodes_share_the_machine(tmp_path: Path) -> None:
+    plans = plan_nodes(some(tmp_path, virtual_nodes=3, slots_per_node=2), None)
+    assert [plan.node.id for plan in plans] == ["local-0", "local-1", "local-2"]
+    assert {plan.node.gpus for plan in plans} == {2}
+    assert all(plan.devices == () for plan in plans)
+    [whole] = plan_nodes(some(tmp_path), Gpus())
+    assert plans[0].node.cpus == pytest.approx(whole.node.cpus / 3)
+    assert plans[0].node.memory_bytes == whole.node.memory_bytes // 3
+
+
+def test_real_gpus_are_handed_out_by_index(tmp_path: Path) -> None:
+    [plan] = plan_nodes(some(tmp_path, node_labels={"rack": "r1"}), Gpus(4, "H100"))
+    assert plan.devices == ("0", "1", "2", "3")
+    assert (plan.node.gpus, plan.node.gpu_model) == (4, "H100")
+    assert plan.node.labels == {"rack": "r1"}
+
+
+def test_ranges_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="give a range"):
+        some(tmp_path, master_port_first=3000, master_port_last=2000)
+    with pytest.raises(ValidationError, match="after the lease"):
+        some(tmp_path, lease_seconds=10, fence_seconds=5)
+
+
+def test_every_number_has_a_limit() -> None:
+    for name, field in LauncherSettings.model_fields.items():
+        if field.annotation in (int, float):
+            assert field.metadata, name
+
+
+def test_the_key_comes_from_its_file(tmp_path: Path) -> None:
+    assert some(tmp_path).run_token_key() == b"k" * 64
+
+
+def test_the_user_of_tasks() -> None:
+    assert task_person("").user is None
+    with pytest.raises(ValueError, match="no user"):
+        task_person("no-such-user")

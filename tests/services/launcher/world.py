@@ -1,0 +1,218 @@
+"""A launcher on a store and a fake cluster, turned by hand on virtual time; it crashes anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from random import Random
+from typing import Any, TypeVar
+
+from libs.contracts.base import Message
+from libs.contracts.ids import RunId
+from libs.contracts.messages import (
+    AckCheckpoint,
+    AckCheckpointReply,
+    RunExited,
+    RunStarted,
+)
+from libs.service.loop import pause
+from libs.store.memory import MemoryDatabase, MemoryStore
+from libs.store.port import Store, StoreUnavailableError
+from services.launcher.domain.inventory import LeasePolicy
+from services.launcher.domain.ports import PortRange
+from services.launcher.domain.reconcile import Policy
+from services.launcher.environment import Site
+from services.launcher.handlers import HANDLERS, Commands
+from services.launcher.loop import Launcher, Limits
+from services.launcher.runtimes.fake import FakeCluster, FakeRuntime, Script
+from services.launcher.runtimes.port import RunOrder, Runtime
+from services.launcher.tables import TABLES
+from tests.harness.virtual_time import LoopClock
+from tests.services.launcher.makers import KEY, a_node
+
+M = TypeVar("M", bound=Message)
+SITE = Site(
+    url="http://127.0.0.1:8642",
+    token_key=KEY,
+    path="/usr/bin:/bin",
+    home="/home/ada",
+    user="ada",
+    lang="C.UTF-8",
+    master_addr="127.0.0.1",
+)
+
+
+def limits(**more: Any) -> Limits:
+    return Limits(
+        **{
+            "policy": Policy(exit_grace=timedelta(seconds=2)),
+            "leases": LeasePolicy(timedelta(seconds=3), timedelta(seconds=6)),
+            "ports": PortRange(23_000, 23_999),
+            "actions_parallel_max": 8,
+            "retry_first_seconds": 0.1,
+            "retry_most_seconds": 1.0,
+            "past_keep": timedelta(days=30),
+            "prune_tick": timedelta(minutes=10),
+            "prune_rows_max": 100,
+            **more,
+        }
+    )
+
+
+class CrashError(Exception):
+    """The launcher's process is gone."""
+
+
+@dataclass
+class World:
+    """Everything but the launcher survives ``crash``. It is also the platform that programs see."""
+
+    nodes: int = 4
+    clock: LoopClock = field(default_factory=LoopClock)
+    database: MemoryDatabase = field(default_factory=MemoryDatabase)
+    script: Script = field(default_factory=lambda: Script(steps=3, step_seconds=0.5))
+    # Calls of the runtime until a crash, before or after the call took effect.
+    calls_left: int = -1
+    crash_after: bool = False
+    handle: Callable[[], Runtime] | None = None
+    limits: Limits = field(default_factory=limits)
+    epoch: int = 0
+    saved: list[tuple[RunId, int]] = field(default_factory=list)
+    wanted: set[RunId] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.cluster = FakeCluster(
+            [a_node(f"local-{number}") for number in range(self.nodes)],
+            platform=self,
+            script_of=self.script_of,
+            now=self.clock.now,
+            rng=Random(7),
+        )
+        self._ids = itertools.count(1)
+
+    def script_of(self, order: RunOrder) -> Script:
+        del order
+        return self.script
+
+    # As the SDK
+
+    def should_preempt(self, run_id: RunId) -> bool:
+        return run_id in self.wanted
+
+    async def save(self, run_id: RunId, step: int) -> bool:
+        reply = await self.acknowledge(run_id.task_id, run_id.attempt, step)
+        if reply.checkpoint is not None:
+            self.saved.append((run_id, step))
+        return reply.checkpoint is not None
+
+    async def acknowledge(self, task: str, attempt: int, step: int) -> AckCheckpointReply:
+        command = AckCheckpoint(
+            task_id=task, attempt=attempt, step=step, uri=f"/c/{attempt}/{step}"
+        )
+        reply = await self.command(command)
+        assert isinstance(reply, AckCheckpointReply)
+        return reply
+
+    # The launcher
+
+    async def start(self) -> None:
+        """A fresh launcher over what there is."""
+        self.store: Store = MemoryStore(
+            self.database,
+            TABLES,
+            clock=self.clock,
+            source="launcher",
+            new_id=lambda: f"event-{next(self._ids)}",
+        )
+        leadership = await self.store.lead()
+        self.epoch = leadership.epoch
+        runtime = self.handle() if self.handle is not None else FakeRuntime(self.cluster)
+        self.launcher = Launcher(self.store, _Mortal(self, runtime), SITE, self.limits)
+        await self.launcher.on_lead(self.epoch)
+
+    async def restart(self) -> None:
+        """The process died and another one leads."""
+        await self.store.close()
+        await self.start()
+
+    async def tell(self, *events: Message) -> None:
+        for event in events:
+            async with self.store.transaction(epoch=self.epoch) as tx:
+                await HANDLERS[type(event)](tx, event)
+
+    async def command(self, command: Message) -> Message:
+        table = Commands(runtime="fake", reemit_runs_max=100).table()
+        async with self.store.transaction(epoch=self.epoch) as tx:
+            return await table[type(command)](tx, command)
+
+    async def turn(self, times: int = 1) -> None:
+        """Both loops, one after the other; a crash starts a fresh launcher."""
+        for _ in range(times):
+            try:
+                await self.launcher.act(self.epoch)
+                await self.launcher.reconcile(self.epoch)
+            except (CrashError, StoreUnavailableError):
+                await self.restart()
+
+    async def until(self, true: Callable[[], bool], *, seconds: float = 60) -> None:
+        async with asyncio.timeout(seconds):
+            while not true():
+                await self.turn()
+                await pause(0.05)
+
+    async def said(self, kind: type[M], **fields: object) -> list[M]:
+        """Every event of a type that is in the outbox, in order."""
+        return [
+            envelope.message
+            for _, envelope in await self.store.outgoing(10_000)
+            if isinstance(envelope.message, kind)
+            and all(getattr(envelope.message, name) == value for name, value in fields.items())
+        ]
+
+    async def until_exited(self, attempt: int = 1, task: str = "task") -> RunExited:
+        found: Sequence[RunExited] = []
+        async with asyncio.timeout(120):
+            while not found:
+                await self.turn()
+                await pause(0.05)
+                found = await self.said(RunExited, task_id=task, attempt=attempt)
+        assert len(found) == 1
+        return found[0]
+
+    async def until_started(self, attempt: int = 1, task: str = "task") -> RunStarted:
+        found: Sequence[RunStarted] = []
+        async with asyncio.timeout(120):
+            while not found:
+                await self.turn()
+                await pause(0.05)
+                found = await self.said(RunStarted, task_id=task, attempt=attempt)
+        assert len(found) == 1
+        return found[0]
+
+
+class _Mortal:
+    """A runtime in whose calls the launcher can die."""
+
+    def __init__(self, world: World, runtime: Runtime) -> None:
+        self._world, self._runtime = world, runtime
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._runtime, name)
+        if name not in {"launch", "signal", "end", "forget", "fence", "list"}:
+            return found
+
+        async def call(*arguments: Any) -> Any:
+            world = self._world
+            world.calls_left -= 1
+            dies = world.calls_left == 0
+            if dies and not world.crash_after:
+                raise CrashError(name)
+            answer = await found(*arguments)
+            if dies:
+                raise CrashError(name)
+            return answer
+
+        return call

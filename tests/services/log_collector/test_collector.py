@@ -1,0 +1,443 @@
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libs.bus.port import BusUnavailableError
+from libs.contracts.envelope import Envelope
+from libs.store.memory import Fault, MemoryDatabase, Point, no_fault
+from libs.store.port import StoreUnavailableError
+from services.log_collector.archives.files import FileArchive
+from services.log_collector.archives.memory import MemoryArchive
+from services.log_collector.archives.port import Archive, ArchiveError
+from services.log_collector.domain import Address, OutputKey, limit_line
+from services.log_collector.sources.files import FileSource, output_path
+from services.log_collector.sources.memory import MemorySource
+from services.log_collector.sources.port import Ask, Got
+from services.log_collector.store import EntryRow, OutputRow, RunRow
+from tests.services.log_collector.world import (
+    CrashError,
+    CrashingArchive,
+    Hands,
+    World,
+    a_store,
+    at,
+    exited,
+    key_of,
+    settings_with,
+    started,
+)
+
+SMALL = settings_with(
+    read_bytes_max=4096, pass_bytes_max=8192, record_bytes=16_384, record_seconds=1.0
+)
+
+
+async def kept(archive: Archive, rank: int = 0) -> bytes:
+    key = key_of(rank)
+    return await archive.read(key, 0, await archive.size(key))
+
+
+async def test_output_is_copied_recorded_and_completed(world: World, source: MemorySource) -> None:
+    await world.tell(started(2))
+    source.append(key_of(0), b"one\n")
+    await world.step()
+    source.append(key_of(0), b"two\n")
+    source.append(key_of(1), b"\xff\x00half a line")
+    await world.step()
+    assert await kept(world.archive, 0) == b"one\ntwo\n"
+    assert await kept(world.archive, 1) == b"\xff\x00half a line"
+    await world.tell(exited(2))
+    source.append(key_of(1), b" and its end")
+    await world.settle()
+    rows = await world.rows(OutputRow)
+    assert [(row.rank, row.size, row.complete) for row in rows] == [(0, 8, True), (1, 25, True)]
+    assert [row.collected for row in await world.rows(RunRow)] == [True]
+    assert await world.step() is None
+
+
+async def test_a_run_heard_of_only_by_its_exit_is_collected(
+    world: World, source: MemorySource
+) -> None:
+    source.append(key_of(), b"it ran\n")
+    await world.tell(exited(), started())
+    await world.settle()
+    assert await kept(world.archive) == b"it ran\n"
+    assert (await world.rows(OutputRow))[0].complete
+    await world.tell(started(), exited())  # said again: nothing begins anew
+    assert await world.step() is None
+
+
+async def test_an_output_that_never_was_is_complete_and_empty(world: World) -> None:
+    await world.tell(started(), exited())
+    await world.settle()
+    (row,) = await world.rows(OutputRow)
+    assert (row.size, row.complete) == (0, True)
+
+
+async def test_an_idle_collector_writes_nothing(world: World, source: MemorySource) -> None:
+    await world.tell(started())
+    source.append(key_of(), b"x")
+    await world.settle()
+    (before,) = await world.rows(OutputRow)
+    for _ in range(5):
+        world.clock.advance(10)
+        assert await world.step() == 0.1
+    assert await world.rows(OutputRow) == [before]
+
+
+async def test_live_readers_are_told_whole_lines(world: World, source: MemorySource) -> None:
+    await world.tell(started(2))
+    source.append(key_of(1), b"first\nsecond\n" * 10_000)
+    await world.step()
+    told = world.bus.told
+    assert b"".join(chunk.data for chunk in told) == b"first\nsecond\n" * 10_000
+    assert all(len(chunk.data) <= 65_536 and chunk.data.endswith(b"\n") for chunk in told)
+    assert {(chunk.task_id, chunk.attempt, chunk.rank, chunk.role) for chunk in told} == {
+        ("t1", 1, 1, "worker")
+    }
+
+
+async def test_a_burst_tells_its_end_and_keeps_it_all(world: World, source: MemorySource) -> None:
+    await world.tell(started())
+    burst = b"%07d\n" * 125_000 % tuple(range(125_000))
+    source.append(key_of(), burst)
+    await world.settle()
+    assert await kept(world.archive) == burst
+    told = world.bus.told
+    assert sum(len(chunk.data) for chunk in told) == settings_with().live_bytes_max
+    for chunk in told:
+        assert burst[chunk.offset :].startswith(chunk.data)
+
+
+async def test_a_bus_that_is_down_does_not_stop_the_copying(
+    world: World, source: MemorySource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def down(_envelope: Envelope) -> None:
+        raise BusUnavailableError("down")
+
+    monkeypatch.setattr(world.bus, "tell", down)
+    await world.tell(started())
+    source.append(key_of(), b"kept all the same")
+    await world.settle()
+    assert await kept(world.archive) == b"kept all the same"
+
+
+async def test_the_limit_is_marked_and_ends_the_copying(source: MemorySource) -> None:
+    clock, database = Hands(), MemoryDatabase()
+    limited = settings_with(output_bytes_max=1024)
+    world = World(a_store(clock, database), clock, MemoryArchive(), limited, source)
+    await world.lead()
+    await world.tell(started())
+    source.append(key_of(), b"a" * 1000)
+    await world.step()
+    source.append(key_of(), b"b" * 1000)
+    await world.settle()
+    source.append(key_of(), b"c" * 1000)
+    await world.settle()
+    wanted = b"a" * 1000 + b"b" * 24 + limit_line(1024)
+    assert await kept(world.archive) == wanted
+    await world.restart(database)
+    await world.tell(exited())
+    await world.settle()
+    assert await kept(world.archive) == wanted
+    (row,) = await world.rows(OutputRow)
+    assert (row.full, row.complete, row.size) == (True, True, len(wanted))
+
+
+async def test_one_loud_rank_does_not_silence_the_others(source: MemorySource) -> None:
+    clock = Hands()
+    world = World(a_store(clock), clock, MemoryArchive(), SMALL, source)
+    await world.lead()
+    await world.tell(started(4))
+    for _ in range(40):
+        for rank in range(3):
+            source.append(key_of(rank), b"." * 4096)
+        source.append(key_of(3), b"here\n")
+        await world.step()
+    assert len(await kept(world.archive, 3)) >= 5 * 20
+
+
+class Broken(MemorySource):
+    """Cannot be read, until it can."""
+
+    problem = "Permission denied"
+
+    async def read(self, asks: Sequence[Ask], bytes_max: int) -> Sequence[Got | None]:
+        if self.problem:
+            return [Got(problem=self.problem) for _ in asks]
+        return await super().read(asks, bytes_max)
+
+
+async def test_what_cannot_be_read_is_waited_for_but_not_for_ever() -> None:
+    clock, source = Hands(), Broken()
+    world = World(a_store(clock), clock, MemoryArchive(), settings_with(), source)
+    await world.lead()
+    await world.tell(started(), exited())
+    source.append(key_of(), b"late but there")
+    await world.settle()
+    assert not (await world.rows(RunRow))[0].collected
+    source.problem = ""
+    await world.settle()
+    assert (await world.rows(RunRow))[0].collected
+    assert await kept(world.archive) == b"late but there"
+
+    source.problem = "Input/output error"
+    await world.tell(started(attempt=2), exited(attempt=2, seconds=200))
+    await world.settle()
+    assert not (await world.rows(RunRow))[1].collected
+    clock.moment = at(200 + 301)
+    await world.settle()
+    assert (await world.rows(RunRow))[1].collected
+
+
+class FullDisk(MemoryArchive):
+    full = True
+
+    async def write(self, writes: Sequence[object]) -> None:
+        if self.full:
+            raise ArchiveError("[Errno 28] No space left on device")
+        await super().write(writes)  # pyright: ignore[reportArgumentType]
+
+
+async def test_a_full_disk_is_waited_out(source: MemorySource) -> None:
+    clock, archive = Hands(), FullDisk()
+    world = World(a_store(clock), clock, archive, settings_with(), source)
+    await world.lead()
+    await world.tell(started(), exited())
+    source.append(key_of(), b"all of it")
+    assert await world.step() == 5.0
+    assert await world.rows(OutputRow) == []
+    archive.full = False
+    await world.settle()
+    assert await kept(archive) == b"all of it"
+
+
+class SlowDisk(MemoryArchive):
+    def __init__(self) -> None:
+        super().__init__()
+        self.syncing, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def sync(self, keys: Sequence[OutputKey]) -> None:
+        await super().sync(keys)
+        self.syncing.set()
+        await self.go_on.wait()
+
+
+async def test_what_comes_during_a_slow_sync_is_copied_and_recorded_next(
+    source: MemorySource, clock: Hands
+) -> None:
+    archive = SlowDisk()
+    world = World(a_store(clock), clock, archive, settings_with(), source)
+    await world.lead()
+    await world.tell(started())
+    source.append(key_of(), b"before ")
+    await world.run("copy")
+    async with asyncio.TaskGroup() as group:
+        recording = group.create_task(world.run("record"))
+        await archive.syncing.wait()
+        source.append(key_of(), b"during")
+        clock.advance(60)
+        await world.run("copy")
+        assert await kept(archive) == b"before during"
+        await world.tell(exited())
+        await world.run("copy")
+        archive.go_on.set()
+        assert await recording == settings_with().record_seconds
+    assert [(row.size, row.complete) for row in await world.rows(OutputRow)] == [(7, False)]
+    await world.run("record")
+    assert [(row.size, row.complete) for row in await world.rows(OutputRow)] == [(13, True)]
+    assert [row.offset for row in await world.rows(EntryRow)] == [0, 7]
+    assert [row.collected for row in await world.rows(RunRow)] == [True]
+
+
+async def test_a_new_leader_goes_on_where_the_database_says(
+    source: MemorySource, clock: Hands
+) -> None:
+    database, archive = MemoryDatabase(), MemoryArchive()
+    world = World(a_store(clock, database), clock, archive, settings_with(), source)
+    await world.lead()
+    await world.tell(started(2))
+    source.append(key_of(0), b"recorded|")
+    await world.settle()
+    source.append(key_of(0), b"unrecorded")
+    await world.step()
+    await archive.sync([key_of(0)])
+    await world.restart(database)
+    await world.step()
+    source.append(key_of(0), b", and more")
+    await world.settle()
+    assert await kept(archive) == b"recorded|unrecorded, and more"
+
+
+async def test_unrecorded_bytes_stay_if_the_source_is_gone(
+    source: MemorySource, clock: Hands
+) -> None:
+    database, archive = MemoryDatabase(), MemoryArchive()
+    world = World(a_store(clock, database), clock, archive, settings_with(), source)
+    await world.lead()
+    await world.tell(started())
+    source.append(key_of(), b"recorded|")
+    await world.settle()
+    source.append(key_of(), b"the only copy")
+    await world.step()
+    source.outputs.clear()
+    await world.restart(database)
+    await world.tell(exited())
+    await world.settle()
+    assert await kept(archive) == b"recorded|the only copy"
+    (row,) = await world.rows(OutputRow)
+    assert (row.size, row.complete) == (22, True)
+
+
+async def test_what_the_archive_lost_is_read_again(source: MemorySource, clock: Hands) -> None:
+    database, archive = MemoryDatabase(), MemoryArchive()
+    world = World(a_store(clock, database), clock, archive, settings_with(), source)
+    await world.lead()
+    await world.tell(started())
+    source.append(key_of(), b"0123456789")
+    await world.settle()
+    await archive.truncate(key_of(), 4)
+    await world.restart(database)
+    await world.settle()
+    assert await kept(archive) == b"0123456789"
+
+
+# One life of a process: what ranks write while it lives, and after how many points it dies.
+lives = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.integers(0, 1), st.binary(max_size=9000)), max_size=4),
+        st.integers(0, 12),
+        st.sampled_from([None, Point.BEFORE_COMMIT, Point.AFTER_COMMIT]),
+    ),
+    max_size=6,
+)
+
+
+# What becomes of bytes that were not synced: they are there, gone, or zeros.
+@given(lives, st.sampled_from(["process", "power", "torn"]))
+@settings(max_examples=60, deadline=None)
+async def test_no_crash_loses_or_doubles_a_byte(
+    lived: list[tuple[list[tuple[int, bytes]], int, Point | None]], fails: str
+) -> None:
+    clock, database, source = Hands(), MemoryDatabase(), MemorySource()
+    disk = MemoryArchive()
+    archive = CrashingArchive(disk)
+    world = World(a_store(clock, database), clock, archive, SMALL, source)
+    await world.lead()
+    await world.tell(started(2))
+    for written, points, commit in lived:
+        archive.points_left, database.fault = points, fault_at(commit)
+        await life(world, source, written)
+        archive.points_left, database.fault = None, no_fault
+        if fails != "process":
+            disk.crash(torn=fails == "torn")
+        await world.restart(database)
+    await world.tell(exited(2))
+    await world.settle()
+    for rank in range(2):
+        assert await kept(disk, rank) == bytes(source.outputs.get(key_of(rank), b""))
+    rows = await world.rows(OutputRow)
+    assert [(row.rank, row.complete) for row in rows] == [(0, True), (1, True)]
+    assert [row.size for row in rows] == [len(await kept(disk, rank)) for rank in range(2)]
+
+
+def fault_at(commit: Point | None) -> Fault:
+    async def fault(point: Point, _schema: str) -> None:
+        if point is commit:
+            raise StoreUnavailableError("gone")
+
+    return fault
+
+
+async def life(world: World, source: MemorySource, written: list[tuple[int, bytes]]) -> None:
+    """Work until the crash: at a point of the archive, or around a commit."""
+    try:
+        for rank, data in written:
+            source.append(key_of(rank), data)
+            world.clock.advance(0.7)
+            await world.step()
+            await world.step()
+    except (CrashError, StoreUnavailableError):
+        return
+
+
+WRITER = """
+import os, random, sys, time
+rng = random.Random(int(sys.argv[2]))
+fd = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+left = 3_000_000
+while left > 0:
+    data = rng.randbytes(min(left, rng.choice([1, 10, 1000, 65536, 200_000])))
+    os.write(fd, data)
+    left -= len(data)
+    if rng.random() < 0.2:
+        time.sleep(0.002)
+"""
+
+
+async def test_concurrent_writers_are_copied_byte_for_byte_through_restarts(
+    tmp_path: Path,
+) -> None:
+    clock, database, rng = Hands(), MemoryDatabase(), random.Random(5)
+    source, archive = FileSource(tmp_path / "runs"), FileArchive(tmp_path / "logs")
+    settings = settings_with(read_bytes_max=100_000, record_bytes=300_000)
+    world = World(a_store(clock, database), clock, archive, settings, source)
+    await world.lead()
+    await world.tell(started(2))
+    paths = [output_path(tmp_path / "runs", Address(key_of(rank), f"n{rank}")) for rank in (0, 1)]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+    writers = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, str(path), str(rank))
+        for rank, path in enumerate(paths)
+    ]
+    patience = time.monotonic() + 20
+    while any(writer.returncode is None for writer in writers):
+        assert time.monotonic() < patience
+        clock.advance(0.1)
+        await world.step()
+        await asyncio.sleep(0)
+        if rng.random() < 0.1:
+            await world.restart(database)
+    await world.tell(exited(2))
+    await world.settle()
+    for rank, path in enumerate(paths):
+        assert archive.path(key_of(rank)).read_bytes() == path.read_bytes()
+        assert path.stat().st_size == 3_000_000
+    assert all(row.complete for row in await world.rows(OutputRow))
+
+
+async def test_the_index_is_recorded_with_the_bytes(world: World, source: MemorySource) -> None:
+    await world.tell(started())
+    for _ in range(30):
+        source.append(key_of(), b"a line\n")
+        await world.step()
+        world.clock.advance(1)
+    await world.settle()
+    entries = await world.rows(EntryRow)
+    assert [row.offset for row in entries] == [0, 70, 140]
+    assert [row.first_at for row in entries] == [at(0), at(10), at(20)]
+    assert [row.last_at for row in entries] == [at(9), at(19), at(29)]
+
+
+async def test_old_output_is_dropped(world: World, source: MemorySource) -> None:
+    for attempt in (1, 2):
+        source.append(key_of(attempt=attempt), b"bytes")
+    await world.tell(started(), exited(), started(attempt=2))
+    await world.settle()
+    world.clock.advance(91 * 86_400)
+    assert await world.run("drop") is None
+    assert [(row.attempt, row.collected) for row in await world.rows(RunRow)] == [(2, False)]
+    assert [row.attempt for row in await world.rows(OutputRow)] == [2]
+    assert [row.attempt for row in await world.rows(EntryRow)] == [2]
+    assert await world.archive.size(key_of(attempt=1)) == 0
+    assert await world.archive.size(key_of(attempt=2)) == 5

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.log_collector.domain import (
+    Entry,
+    IndexGrain,
+    Pace,
+    index,
+    keep,
+    limit_line,
+    newest,
+    next_look,
+    pieces,
+    start_of_last_lines,
+    start_of_range,
+    start_since,
+)
+from tests.services.log_collector.world import at
+
+# Lines, half lines and bytes that are no text at all.
+outputs = st.lists(st.sampled_from([b"\n", b"a", b"line\n", b"\xff\xfe", b"\r", b"long " * 9])).map(
+    b"".join
+)
+
+
+@given(st.integers(0, 1 << 40), outputs, st.integers(1, 40))
+def test_pieces_are_the_whole_in_order(offset: int, data: bytes, bytes_max: int) -> None:
+    cut = list(pieces(offset, data, bytes_max))
+    assert b"".join(piece for _, piece in cut) == data
+    at_byte = offset
+    for start, piece in cut:
+        assert start == at_byte
+        assert 0 < len(piece) <= bytes_max
+        at_byte += len(piece)
+    for (_, piece), (start, _) in itertools.pairwise(cut):
+        window = data[start - offset - len(piece) :][:bytes_max]
+        assert piece.endswith(b"\n") or b"\n" not in window
+
+
+@given(outputs, st.integers(1, 40))
+def test_a_burst_tells_its_end(data: bytes, bytes_max: int) -> None:
+    start, told = newest(100, data, bytes_max)
+    assert told == data[-bytes_max:]
+    assert start + len(told) == 100 + len(data)
+
+
+@given(st.lists(outputs), st.integers(1, 60))
+def test_an_output_is_kept_up_to_its_limit(parts: list[bytes], bytes_max: int) -> None:
+    kept, full = b"", False
+    for data in parts:
+        if not full:
+            more, full = keep(len(kept), data, bytes_max)
+            kept += more
+    whole = b"".join(parts)
+    if len(whole) <= bytes_max:
+        assert (kept, full) == (whole, False)
+    else:
+        assert (kept, full) == (whole[:bytes_max] + limit_line(bytes_max), True)
+
+
+@given(st.integers(-200, 200), st.integers(0, 100))
+def test_a_range_begins_inside_the_output(offset: int, size: int) -> None:
+    start = start_of_range(offset, size)
+    assert 0 <= start <= size
+    expected = offset if offset >= 0 else size + offset
+    if 0 <= expected <= size:
+        assert start == expected
+
+
+@given(outputs, st.integers(1, 10))
+def test_last_lines_are_what_tail_gives(data: bytes, lines: int) -> None:
+    found = start_of_last_lines(data, lines)
+    whole = data.split(b"\n")
+    if data.endswith(b"\n"):
+        whole.pop()
+    if found is None:
+        assert len(whole) <= lines
+    else:
+        last = whole[-lines:]
+        assert data[found:].removesuffix(b"\n").split(b"\n") == last
+        assert len(whole) > lines
+
+
+GRAIN = IndexGrain(seconds=10, bytes=50)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 30), st.integers(1, 40)), min_size=1, max_size=30),
+    st.floats(-10, 1000),
+)
+def test_since_never_skips_and_is_as_fine_as_the_index(
+    collected: list[tuple[float, int]], since_s: float
+) -> None:
+    entries: dict[int, Entry] = {}
+    history: list[tuple[float, int]] = []  # when, first byte
+    size, now, last = 0, 0.0, None
+    for pause, length in collected:
+        now += pause
+        last = index(last, size, at(now), GRAIN)
+        entries[last.offset] = last
+        history.append((now, size))
+        size += length
+    since = at(since_s)
+    first = min((start for when, start in history if at(when) >= since), default=size)
+    start = start_since(list(entries.values()), since, size)
+    assert start <= first
+    early = [when for when, begin in history if start <= begin < first]
+    assert all(since - at(when) <= timedelta(seconds=GRAIN.seconds) for when in early)
+    # The store gives only the entries around the moment: the answer is the same.
+    before = [entry for entry in entries.values() if entry.first_at <= since]
+    after = [entry for entry in entries.values() if entry.first_at > since]
+    around = before[-1:] + after[:1]
+    assert start_since(around, since, size) == start
+
+
+def test_the_index_stays_coarse() -> None:
+    last, made = None, set[int]()
+    for step in range(1000):
+        last = index(last, step, at(step * 0.01), GRAIN)
+        made.add(last.offset)
+    assert made == set(range(0, 1000, 50))
+
+
+def test_a_clock_that_goes_back_begins_a_new_entry() -> None:
+    first = Entry(0, at(100), at(100))
+    assert index(first, 10, at(50), GRAIN) == Entry(10, at(50), at(50))
+
+
+PACE = Pace(active=0.05, idle_min=0.1, idle_max=1.0, idle_for_each=0.001, linger=2.0)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "more", "quiet", "seconds"),
+    [
+        (0, False, 0.0, None),
+        (5, True, 0.0, 0.0),
+        (5, False, 1.0, 0.05),
+        (5, False, 2.0, 0.1),
+        (500, False, 9.0, 0.5),
+        (5000, False, 9.0, 1.0),
+    ],
+)
+def test_the_pace(outputs: int, more: bool, quiet: float, seconds: float | None) -> None:
+    assert next_look(PACE, outputs=outputs, more=more, quiet_seconds=quiet) == seconds

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import pytest
+
+from libs.contracts.messages import ListLogs, ReadLog, RefusalCode
+from services.log_collector.archives.memory import MemoryArchive
+from services.log_collector.archives.port import ArchiveError
+from services.log_collector.sources.memory import MemorySource
+from tests.services.log_collector.world import World, at, exited, key_of, started
+
+LINES = b"".join(b"line %06d\n" % number for number in range(100_000))  # 12 bytes each
+
+
+def read(**changes: object) -> ReadLog:
+    return ReadLog.model_validate({"task_id": "t1", "attempt": 1} | changes)
+
+
+async def test_a_range_is_read_while_it_grows(world: World, source: MemorySource) -> None:
+    await world.tell(started())
+    source.append(key_of(), b"0123456789")
+    await world.step()
+    whole = await world.ask(read())
+    assert (whole.offset, whole.data, whole.size, whole.complete) == (0, b"0123456789", 10, False)
+    part = await world.ask(read(offset=3, max_bytes=4))
+    assert (part.offset, part.data) == (3, b"3456")
+    tail = await world.ask(read(offset=-3))
+    assert (tail.offset, tail.data) == (7, b"789")
+    beyond = await world.ask(read(offset=99))
+    assert (beyond.offset, beyond.data, beyond.size) == (10, b"", 10)
+    long_ago = await world.ask(read(offset=-99))
+    assert (long_ago.offset, long_ago.data) == (0, b"0123456789")
+
+
+async def test_following_a_log_by_its_offsets_gives_all_of_it(
+    world: World, source: MemorySource
+) -> None:
+    await world.tell(started())
+    source.append(key_of(), LINES)
+    await world.tell(exited())
+    await world.settle()
+    got, more = b"", True
+    while more:
+        reply = await world.ask(read(offset=len(got), max_bytes=400_000))
+        assert len(reply.data) <= 400_000
+        got += reply.data
+        more = not (reply.complete and len(got) == reply.size)
+    assert got == LINES
+
+
+async def test_an_answer_is_bounded(world: World, source: MemorySource) -> None:
+    await world.tell(started())
+    source.append(key_of(), LINES)
+    await world.settle()
+    reply = await world.ask(read(max_bytes=1 << 30))
+    assert len(reply.data) == 524_288
+    assert len(reply.to_json()) < 1_000_000
+
+
+@pytest.mark.parametrize("lines", [1, 7, 20_000, 100_000, 1_000_000])
+async def test_the_last_lines(world: World, source: MemorySource, lines: int) -> None:
+    await world.tell(started())
+    source.append(key_of(), LINES)
+    await world.settle()
+    reply = await world.ask(read(tail_lines=lines))
+    assert reply.offset == max(0, len(LINES) - 12 * lines)
+    assert reply.data == LINES[reply.offset :][:524_288]
+
+
+async def test_since_begins_with_the_entry_of_the_moment(
+    world: World, source: MemorySource
+) -> None:
+    await world.tell(started())
+    for number in range(50):  # one line of 8 bytes each second: entries of ten lines
+        source.append(key_of(), b"%07d\n" % number)
+        await world.step()
+        world.clock.advance(1)
+    for seconds, offset in [(-5, 0), (0, 0), (9, 0), (9.5, 80), (10, 80), (35, 240), (49, 320)]:
+        reply = await world.ask(read(since=at(seconds)))
+        assert reply.offset == offset, seconds
+    later = await world.ask(read(since=at(50)))
+    assert (later.offset, later.data) == (400, b"")
+
+
+async def test_attempt_zero_is_the_newest(world: World, source: MemorySource) -> None:
+    source.append(key_of(attempt=1), b"one")
+    source.append(key_of(attempt=2), b"two")
+    await world.tell(started(attempt=2), started(attempt=1), exited(attempt=1))
+    await world.settle()
+    assert (await world.ask(read(attempt=0))).data == b"two"
+    assert (await world.ask(read(attempt=1))).data == b"one"
+
+
+async def test_what_is_not_known_is_not_found(world: World) -> None:
+    await world.tell(started(2))
+    for query in (read(task_id="t2"), read(attempt=2), read(rank=2), read(rank=-1)):
+        reply = await world.ask(query)
+        assert reply.refusal.code is RefusalCode.NOT_FOUND
+        assert reply.refusal.errors[0].fix
+
+
+async def test_a_disk_that_refuses_is_a_refusal(
+    world: World, source: MemorySource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.tell(started())
+    source.append(key_of(), b"x")
+    await world.step()
+
+    async def refuse(*_: object) -> bytes:
+        raise ArchiveError("I/O error")
+
+    monkeypatch.setattr(MemoryArchive, "read", refuse)
+    assert (await world.ask(read())).refusal.code is RefusalCode.UNAVAILABLE
+
+
+async def test_outputs_are_listed_in_order(world: World, source: MemorySource) -> None:
+    assert (await world.ask(ListLogs(task_id="t1"))).logs == ()
+    await world.tell(started(2, attempt=2), started(1, attempt=1), exited(1, attempt=1))
+    source.append(key_of(0, attempt=1), b"abc")
+    source.append(key_of(1, attempt=2), b"de")
+    await world.step()
+    await world.step()
+    logs = (await world.ask(ListLogs(task_id="t1"))).logs
+    assert [(log.attempt, log.rank, log.size, log.complete) for log in logs] == [
+        (1, 0, 3, True),
+        (2, 0, 0, False),
+        (2, 1, 2, False),
+    ]
+    assert logs[2].placement.node_id == "n1"
+    assert logs[2].role == "worker"
+
+
+async def test_of_very_many_outputs_the_newest_are_listed(world: World) -> None:
+    for attempt in (1, 2, 3):
+        await world.tell(started(2000, attempt=attempt))
+    logs = (await world.ask(ListLogs(task_id="t1"))).logs
+    assert {log.attempt for log in logs} == {2, 3}
+    assert len(logs) == 4000

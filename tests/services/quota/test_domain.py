@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.contracts.messages import Placement, Priority, Quota, RefusalCode, SetQuota, Unit
+from services.quota.domain import Holder, Use, check, group_token, held, scope_of, usage
+from tests.services.quota.world import START
+
+GOOD: dict[str, Any] = {"group": "train", "user": "ann", "unit": Unit.GPUS, "limit": 8}
+
+
+def a_quota(**changes: Any) -> Quota:
+    return Quota(**(GOOD | changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"group": ""},
+        {"user": "", "team": "red"},
+        {"team": "red"},
+        {"user": ""},
+        {"priority": Priority.EXTREME_HIGH},
+        {"limit": 0},
+        {"unit": Unit.NODES},
+    ],
+)
+def test_a_sensible_limit_is_accepted(changes: dict[str, Any]) -> None:
+    assert check(SetQuota(quota=a_quota(**changes))) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value"),
+    [
+        ({"group": "Train"}, "group", "Train"),
+        ({"user": "a/b"}, "user", "a/b"),
+        ({"team": "x" * 64}, "team", "x" * 64),
+        ({"priority": Priority.AUTO}, "priority", "auto"),
+        ({"unit": Unit.UNSPECIFIED}, "unit", ""),
+        ({"limit": -1}, "limit", "-1"),
+        ({"limit": 10**9 + 1}, "limit", "1000000001"),
+    ],
+)
+def test_a_fault_is_named(changes: dict[str, Any], field: str, value: str) -> None:
+    refused = check(SetQuota(quota=a_quota(**changes)))
+    assert refused is not None
+    assert refused.code is RefusalCode.INVALID
+    (error,) = refused.errors
+    assert (error.field, error.value) == (field, value)
+    assert error.message
+    assert error.fix
+
+
+def test_all_faults_are_named_at_once() -> None:
+    refused = check(SetQuota(quota=a_quota(group="A", user="B", limit=-1)))
+    assert refused is not None
+    assert [error.field for error in refused.errors] == ["group", "user", "limit"]
+    assert refused.detail.endswith("(and 2 more)")
+
+
+def test_taking_a_limit_away_needs_no_number() -> None:
+    quota = a_quota(unit=Unit.UNSPECIFIED, limit=-5)
+    assert check(SetQuota(quota=quota, unlimited=True)) is None
+
+
+texts = st.sampled_from(["", "a", "b"])
+scopes = st.builds(
+    Quota, group=texts, user=texts, team=texts, priority=st.sampled_from(list(Priority))
+)
+
+
+@given(scopes, scopes)
+def test_scopes_never_collide(one: Quota, two: Quota) -> None:
+    assert (scope_of(one) == scope_of(two)) == (one == two)
+
+
+def test_a_limit_over_every_group_has_a_subject() -> None:
+    assert group_token(Quota()) == "all"
+    assert group_token(Quota(group="train")) == "train"
+
+
+def test_what_a_gang_holds() -> None:
+    gang = [Placement(rank=0, gpus=(0, 1)), Placement(rank=1, gpus=(3,)), Placement(rank=2)]
+    assert held(gang) == (3, 3)
+
+
+@given(st.floats(-1e6, 1e6), st.integers(0, 64), st.integers(1, 64))
+def test_use_is_time_times_size_and_never_negative(seconds: float, gpus: int, nodes: int) -> None:
+    ended_at = START + timedelta(seconds=seconds)
+    use = Use("t1", 1, gpus, nodes, started_at=START, ended_at=ended_at)
+    entry = usage(use, Holder("ann", "red", "train"))
+    lasted = (entry.ended_at - entry.started_at).total_seconds()
+    assert lasted == max(0.0, (ended_at - START).total_seconds())
+    assert entry.gpu_seconds == lasted * gpus
+    assert entry.node_seconds == lasted * nodes

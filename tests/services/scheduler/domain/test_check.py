@@ -1,0 +1,286 @@
+"""Every fault is planted once in a good plan, and found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from libs.contracts.ids import TaskId
+from libs.contracts.messages import Goal, Placement, Priority, ReasonCode, TaskState
+from services.scheduler.domain.check import check
+from services.scheduler.domain.decide import decide
+from services.scheduler.domain.lifecycle import Trigger
+from services.scheduler.domain.model import (
+    Assign,
+    Decision,
+    Hold,
+    Kill,
+    Move,
+    Plan,
+    PolicySettings,
+    Preempt,
+    Reject,
+    Task,
+)
+from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.violations import Fault
+from services.scheduler.domain.why import reason
+from tests.builders import (
+    a_checkpoint,
+    a_limit,
+    a_node,
+    a_snapshot,
+    a_task,
+    at,
+    preempting,
+    running,
+    starting,
+)
+
+ALL = tuple(range(8))
+WHY = reason(ReasonCode.QUEUED)
+
+
+def the_snapshot(*more: Task, **changes: Any) -> Snapshot:
+    """A gang that fits, a runner that can be preempted, one that waits for its room."""
+    gang = replace(a_task("gang", nodes=2, gpus=2), attempt=1, checkpoint=a_checkpoint(3))
+    tasks = {
+        task.id: task
+        for task in (
+            gang,
+            a_task("waits", gpus=8, priority=Priority.HIGH, owner="bob"),
+            running(a_task("low", priority=Priority.LOW, owner="bob"), {"n2": ALL}, since=0),
+            *more,
+        )
+    }
+    nodes = [
+        a_node("n0", gpus=4, cpus=2.0),
+        a_node("n1", gpus=4, unusable=(3,), cpus=2.0),
+        a_node("n2"),
+        a_node("cordoned", schedulable=False),
+        a_node("other", group="dev"),
+        a_node("plain", gpus=0, cpus=1.0),
+    ]
+    return a_snapshot(tasks.values(), nodes, **changes)
+
+
+def good(snapshot: Snapshot, now: float = 10) -> Plan:
+    plan = decide(snapshot, at(now))
+    assert check(snapshot, plan) == []
+    return plan
+
+
+def changed(plan: Plan, task_id: str, change: Callable[[Any], Decision | None]) -> Plan:
+    """The plan with one task's moving decision changed, or dropped."""
+    decisions = [
+        change(each) if each.task_id == task_id and not isinstance(each, Hold) else each
+        for each in plan.decisions
+    ]
+    return replace(plan, decisions=tuple(each for each in decisions if each is not None))
+
+
+def with_decision(plan: Plan, *decisions: Decision) -> Plan:
+    return replace(plan, decisions=(*plan.decisions, *decisions))
+
+
+def placed(decision: Assign, rank: int, **values: object) -> Assign:
+    """The assignment with one placement changed."""
+    placements = list(decision.placements)
+    placements[rank] = placements[rank].model_copy(update=values)
+    return replace(decision, placements=tuple(placements))
+
+
+@dataclass(frozen=True)
+class Planted:
+    fault: Fault
+    task_id: str
+    change: Callable[[Any], Decision | None]
+
+
+def gang(fault: Fault, change: Callable[[Any], Decision | None]) -> Planted:
+    return Planted(fault, "gang", change)
+
+
+PLANTED = {
+    "attempt skipped": gang(Fault.WRONG_ATTEMPT, lambda d: replace(d, attempt=3)),
+    "attempt again": gang(Fault.WRONG_ATTEMPT, lambda d: replace(d, attempt=1)),
+    "no checkpoint": gang(Fault.WRONG_CHECKPOINT, lambda d: replace(d, resume_from=None)),
+    "old checkpoint": gang(
+        Fault.WRONG_CHECKPOINT, lambda d: replace(d, resume_from=a_checkpoint(2))
+    ),
+    "start deadline passed": gang(Fault.DEADLINE, lambda d: replace(d, start_deadline_at=at(10))),
+    "half a gang": gang(Fault.GANG, lambda d: replace(d, placements=d.placements[:1])),
+    "one node for both": gang(Fault.GANG, lambda d: placed(d, 1, node_id="n0", gpus=(2, 3))),
+    "a GPU less": gang(Fault.GANG, lambda d: placed(d, 1, gpus=(0,))),
+    "a GPU twice": gang(Fault.GANG, lambda d: placed(d, 1, gpus=(0, 0))),
+    "ranks exchanged": gang(Fault.GANG, lambda d: replace(d, placements=d.placements[::-1])),
+    "no such node": gang(Fault.NODE, lambda d: placed(d, 0, node_id="nowhere")),
+    "cordoned node": gang(Fault.NODE, lambda d: placed(d, 0, node_id="cordoned")),
+    "node of another group": gang(Fault.NODE, lambda d: placed(d, 0, node_id="other")),
+    "no such GPU": gang(Fault.GPU, lambda d: placed(d, 0, gpus=(3, 4))),
+    "sick GPU": gang(Fault.GPU, lambda d: placed(d, 1, gpus=(2, 3))),
+    "GPU of a run": gang(Fault.NOT_FREE, lambda d: placed(d, 0, node_id="n2")),
+    "not live": Planted(Fault.WRONG_ATTEMPT, "low", lambda d: replace(d, attempt=2)),
+    "deadline passed": Planted(Fault.DEADLINE, "low", lambda d: replace(d, deadline_at=at(10))),
+    "for an equal": Planted(Fault.VICTIM_NOT_LOWER, "low", lambda d: replace(d, beneficiary="low")),
+    "for nobody": Planted(Fault.VICTIM_NOT_LOWER, "low", lambda d: replace(d, beneficiary="x")),
+    "ack not expired": Planted(
+        Fault.ILLEGAL, "low", lambda d: Kill(d.task_id, 1, WHY, Trigger.ACK_EXPIRED)
+    ),
+    "unknown task": Planted(
+        Fault.UNKNOWN_TASK, "low", lambda d: replace(d, task_id=TaskId("nobody"))
+    ),
+    "started twice": Planted(
+        Fault.ILLEGAL,
+        "low",
+        lambda d: Assign(d.task_id, 2, Priority.LOW, (), at(99), None, WHY),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_found(name: str) -> None:
+    snapshot, planted = the_snapshot(), PLANTED[name]
+    plan = changed(good(snapshot), planted.task_id, planted.change)
+    assert planted.fault in {violation.fault for violation in check(snapshot, plan)}
+
+
+def faults(snapshot: Snapshot, plan: Plan) -> set[Fault]:
+    return {violation.fault for violation in check(snapshot, plan)}
+
+
+def test_another_version() -> None:
+    snapshot = the_snapshot()
+    assert faults(snapshot, replace(good(snapshot), version=99)) == {Fault.STALE}
+
+
+def test_two_decisions_about_one_task() -> None:
+    snapshot = the_snapshot()
+    plan = good(snapshot)
+    preempt = next(each for each in plan.decisions if isinstance(each, Preempt))
+    assert Fault.TWICE in faults(snapshot, with_decision(plan, preempt))
+
+
+def test_one_gpu_for_two_tasks_of_the_plan() -> None:
+    snapshot = the_snapshot(a_task("twin", gpus=2))
+    plan = good(snapshot)
+    first = next(d for d in plan.decisions if isinstance(d, Assign) and d.task_id == "gang")
+    gpus, node = first.placements[0].gpus, first.placements[0].node_id
+    both = changed(plan, "twin", lambda d: placed(d, 0, node_id=node, gpus=gpus))
+    assert faults(snapshot, both) == {Fault.NOT_FREE}
+
+
+def test_a_second_attempt_while_the_first_lives() -> None:
+    torn = replace(starting(a_task("torn", gpus=1), {"n0": (0,)}), state=TaskState.QUEUED)
+    snapshot = the_snapshot(torn)
+    start = Assign(
+        torn.id,
+        2,
+        Priority.NORMAL,
+        (Placement(role="worker", node_id="n0", gpus=(3,)),),
+        at(99),
+        None,
+        WHY,
+    )
+    plan = replace(decide(the_snapshot(), at(10)), decisions=(start,))
+    assert Fault.TWO_LIVE in faults(snapshot, plan)
+
+
+@pytest.mark.parametrize(
+    ("task", "fault"),
+    [
+        (replace(a_task("t", gpus=1), goal=Goal.STOP), Fault.NOT_WANTED),
+        (replace(a_task("t", gpus=1), not_before_at=at(99)), Fault.TOO_EARLY),
+    ],
+)
+def test_a_start_that_must_not_be(task: Task, fault: Fault) -> None:
+    allowed = the_snapshot(replace(task, goal=Goal.RUN, not_before_at=None))
+    assert fault in faults(the_snapshot(task), good(allowed))
+
+
+def test_cpu_places_and_whole_nodes_are_counted() -> None:
+    shared = running(a_task("c1", gpus=0), {"plain": ()})
+    snapshot = the_snapshot(shared)
+    start = Assign(
+        TaskId("waits"),
+        1,
+        Priority.HIGH,
+        (Placement(role="worker", node_id="plain"),),
+        at(99),
+        None,
+        WHY,
+    )
+    for gpus in (0, None):
+        waits = a_task("waits", gpus=gpus, priority=Priority.HIGH)
+        crowded = the_snapshot(shared, waits)
+        plan = replace(good(snapshot), decisions=(start,), explanations={"gang": WHY, "waits": WHY})
+        assert Fault.NOT_FREE in faults(crowded, plan)
+
+
+def test_a_broken_limit() -> None:
+    for limit in (a_limit(3, user="ann"), a_limit(3, team="vision"), a_limit(3), a_limit(0)):
+        plan = good(the_snapshot())
+        found = faults(the_snapshot(limits=[limit]), plan)
+        assert found == {Fault.QUOTA}
+    # Not touched by the plan: a limit that was lowered below what runs stops nobody.
+    assert faults(the_snapshot(limits=[a_limit(0, user="bob")]), good(the_snapshot())) == set()
+
+
+def test_a_protected_victim() -> None:
+    settings = PolicySettings(protected_seconds=60)
+    plan = good(the_snapshot())
+    assert faults(the_snapshot(settings=settings), plan) == {Fault.VICTIM_PROTECTED}
+
+
+def test_a_deadline_said_to_have_passed() -> None:
+    snapshot = the_snapshot(
+        starting(a_task("s", gpus=1), {"n0": (3,)}), preempting(a_task("p", gpus=1), {"n1": (2,)})
+    )
+    plan = good(snapshot)
+    for kill in (
+        Kill(TaskId("s"), 1, WHY, Trigger.START_EXPIRED),
+        Kill(TaskId("p"), 1, WHY, Trigger.ACK_EXPIRED),
+    ):
+        assert faults(snapshot, with_decision(plan, kill)) == {Fault.NOT_EXPIRED}
+
+
+def test_a_drain_that_nobody_asked_for() -> None:
+    kill = Kill(TaskId("s"), 1, reason(ReasonCode.NODE_DRAINED, names={"node": "n0"}))
+    snapshot = the_snapshot(starting(a_task("s", gpus=1), {"n0": (3,)}))
+    assert faults(snapshot, with_decision(good(snapshot), kill)) == {Fault.NOT_DRAINED}
+
+
+def test_a_hasty_rejection() -> None:
+    plan = changed(good(the_snapshot()), "gang", lambda d: Reject(d.task_id, WHY))
+    assert faults(the_snapshot(), plan) == {Fault.HASTY_REJECT}
+    unlisted = the_snapshot(replace(a_task("gang"), accepted=False), listed=False)
+    assert faults(unlisted, plan) == {Fault.HASTY_REJECT}
+
+
+def test_a_queued_task_without_a_reason() -> None:
+    snapshot = the_snapshot()
+    plan = good(snapshot)
+    silent = {key: why for key, why in plan.explanations.items() if key != "waits"}
+    assert faults(snapshot, replace(plan, explanations=silent)) == {Fault.UNEXPLAINED}
+
+
+def test_a_hold_of_a_task_that_runs() -> None:
+    snapshot = the_snapshot()
+    plan = with_decision(good(snapshot), Hold(TaskId("low"), WHY, accepted=True))
+    assert faults(snapshot, plan) == {Fault.ILLEGAL}
+
+
+def test_resume_and_start_in_one_plan_are_legal_but_not_the_other_way_round() -> None:
+    snapshot = the_snapshot(replace(a_task("p", gpus=1), state=TaskState.PAUSED))
+    plan = good(snapshot)
+    assert {type(each) for each in plan.decisions if each.task_id == "p"} == {Move, Assign}
+    backwards = replace(plan, decisions=plan.decisions[::-1])
+    assert Fault.ILLEGAL in faults(snapshot, backwards)
+
+
+def test_every_fault_is_planted_somewhere() -> None:
+    here = __import__("pathlib").Path(__file__).read_text()
+    assert [fault.name for fault in Fault if f"Fault.{fault.name}" not in here] == []

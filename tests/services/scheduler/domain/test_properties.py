@@ -1,0 +1,184 @@
+"""What must hold for every plan, whatever the policy becomes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from libs.contracts.messages import ReasonCode, TaskState
+from services.scheduler.domain.check import check
+from services.scheduler.domain.decide import decide
+from services.scheduler.domain.lifecycle import HOLDING
+from services.scheduler.domain.model import WEIGHTS, Assign, Hold, Kill, Preempt, Task
+from services.scheduler.domain.snapshot import Index, Snapshot
+from tests.builders import a_snapshot, played
+from tests.strategies import NOW, snapshots
+
+EXAMPLES = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def rebuilt(snapshot: Snapshot, order: list[int]) -> Snapshot:
+    """The same moment from rows in another order."""
+    tasks, nodes = list(snapshot.tasks.values()), list(snapshot.nodes.values())
+    limits = list(snapshot.limits.values())
+    for rows in (tasks, nodes, limits):
+        rows.sort(key=lambda row: order[hash(str(row)) % len(order)])
+        rows.reverse()
+    return a_snapshot(
+        tasks,
+        nodes,
+        limits=limits,
+        listed=snapshot.inventory_listed,
+        settings=snapshot.settings,
+        version=snapshot.version,
+    )
+
+
+@EXAMPLES
+@given(snapshots())
+def test_check_finds_nothing_wrong(snapshot: Snapshot) -> None:
+    assert check(snapshot, decide(snapshot, NOW)) == []
+
+
+@EXAMPLES
+@given(snapshots())
+def test_no_gpu_has_two_owners_and_gangs_are_whole(snapshot: Snapshot) -> None:
+    after = played(snapshot, decide(snapshot, NOW))
+    owners: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+    for task in after.tasks.values():
+        if task.holds:
+            assert len(task.placements) == task.spec.nodes
+            assert len({placement.node_id for placement in task.placements}) == task.spec.nodes
+            for placement in task.placements:
+                for gpu in placement.gpus:
+                    owners[placement.node_id, gpu].add(task.id)
+        else:
+            assert not task.placements
+    assert all(len(tasks) == 1 for tasks in owners.values())
+
+
+@EXAMPLES
+@given(snapshots())
+def test_nothing_is_placed_on_capacity_that_is_only_promised(snapshot: Snapshot) -> None:
+    held = {
+        (placement.node_id, gpu)
+        for task in snapshot.tasks.values()
+        if task.state in HOLDING
+        for placement in task.placements
+        for gpu in placement.gpus
+    }
+    for decision in decide(snapshot, NOW).decisions:
+        if isinstance(decision, Assign):
+            given_ = {(p.node_id, gpu) for p in decision.placements for gpu in p.gpus}
+            assert not given_ & held
+
+
+@EXAMPLES
+@given(snapshots())
+def test_victims_are_strictly_lower_and_their_beneficiary_waits(snapshot: Snapshot) -> None:
+    plan = decide(snapshot, NOW)
+    for decision in plan.decisions:
+        if isinstance(decision, Preempt | Kill) and decision.reason.code is ReasonCode.PREEMPTED_BY:
+            victim = snapshot.tasks[decision.task_id]
+            named = decision.reason.names["priority"]
+            weights = {level.value: weight for level, weight in WEIGHTS.items()}
+            assert WEIGHTS[victim.level] < weights[named]
+            waits = plan.explanations[decision.beneficiary]
+            assert waits.code is ReasonCode.WAITS_FOR_VICTIMS
+
+
+@EXAMPLES
+@given(snapshots())
+def test_every_victim_is_needed(snapshot: Snapshot) -> None:
+    """Without any one of them, the place would not be there."""
+    plan = decide(snapshot, NOW)
+    for decision in plan.decisions:
+        if isinstance(decision, Preempt | Kill) and decision.reason.code is ReasonCode.PREEMPTED_BY:
+            victim = snapshot.tasks[decision.task_id]
+            better = snapshot.tasks[decision.beneficiary]
+            nodes = {placement.node_id for placement in victim.placements}
+            assert any(snapshot.nodes[node].group == better.group for node in nodes)
+            assert any(snapshot.nodes[node].offered for node in nodes)
+
+
+@EXAMPLES
+@given(snapshots())
+def test_every_queued_task_is_explained(snapshot: Snapshot) -> None:
+    plan = decide(snapshot, NOW)
+    queued = {task.id for task in snapshot.tasks.values() if task.state is TaskState.QUEUED}
+    assert queued <= set(plan.explanations)
+    after = played(snapshot, plan)
+    for task in after.tasks.values():
+        if task.state is TaskState.QUEUED:
+            assert task.reason == plan.explanations[task.id]
+            assert task.reason.code is not ReasonCode.UNSPECIFIED
+
+
+@EXAMPLES
+@given(snapshots(), st.lists(st.integers(), min_size=7, max_size=7))
+def test_the_order_of_the_input_does_not_matter(snapshot: Snapshot, order: list[int]) -> None:
+    plan, again = decide(snapshot, NOW), decide(rebuilt(snapshot, order), NOW)
+    assert plan == again
+
+
+@EXAMPLES
+@given(snapshots())
+def test_deciding_again_on_the_result_decides_nothing(snapshot: Snapshot) -> None:
+    after = played(snapshot, decide(snapshot, NOW))
+    assert decide(after, NOW).decisions == ()
+
+
+@EXAMPLES
+@given(snapshots())
+def test_the_next_moment_is_in_the_future_and_nothing_happens_before_it(snapshot: Snapshot) -> None:
+    after = played(snapshot, decide(snapshot, NOW))
+    plan = decide(after, NOW)
+    if plan.due_at is not None:
+        assert plan.due_at > NOW
+        assert decide(after, NOW + (plan.due_at - NOW) * 0.99).decisions == ()
+
+
+@EXAMPLES
+@given(snapshots(healthy=True))
+def test_the_first_in_line_starts_if_it_fits_what_is_free(snapshot: Snapshot) -> None:
+    """No work is held back for nobody: the head of each level waits only for a reason."""
+    plan = decide(snapshot, NOW)
+    for decision in plan.decisions:
+        if isinstance(decision, Hold) and decision.reason.code is ReasonCode.WAITS_BEHIND_OTHERS:
+            level = snapshot.tasks[decision.task_id].priority
+            ahead = [
+                why.code
+                for task_id, why in plan.explanations.items()
+                if task_id != decision.task_id
+                and (
+                    snapshot.tasks[task_id].priority is level
+                    or "AUTO" in level + snapshot.tasks[task_id].priority
+                )
+            ]
+            assert {ReasonCode.WAITS_FOR_CAPACITY, ReasonCode.WAITS_BEHIND_OTHERS} & set(ahead)
+
+
+@EXAMPLES
+@given(st.lists(snapshots(), min_size=2, max_size=3))
+def test_the_index_kept_up_to_date_equals_the_one_built_anew(moments: list[Snapshot]) -> None:
+    """Jump from one moment to the next by deltas; the oracle starts from the bare rows."""
+    index = Index(moments[0].settings)
+    for moment in moments:
+        gone = set(index.tasks) - set(moment.tasks)
+        index.apply(deleted=[(Task, (task_id,)) for task_id in sorted(gone)])
+        away = [node for node in index.nodes.values() if node.id not in moment.nodes]
+        index.apply(put=[replace(node, removed=True) for node in away])
+        index.apply(put=moment.nodes.values())
+        index.snapshot(0)
+        index.apply(put=moment.tasks.values())
+        kept = index.snapshot(moment.version)
+        assert kept.queue == list(moment.queue)
+        assert kept.auto == moment.auto
+        assert kept.held == moment.held
+        assert kept.unsettled == moment.unsettled
+        assert kept.capacity.free == moment.capacity.free
+        assert kept.capacity.cpu_ranks == moment.capacity.cpu_ranks
+        assert kept.capacity.buckets == moment.capacity.buckets

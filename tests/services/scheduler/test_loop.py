@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from libs.contracts.messages import (
+    CheckpointSaved,
+    ExitKind,
+    KillRequested,
+    PreemptionRequested,
+    Priority,
+    RunAssigned,
+    RunResumed,
+    TaskState,
+    TaskStateChanged,
+)
+from libs.store.port import NotLeaderError
+from services.scheduler import replay
+from services.scheduler.domain.decide import decide
+from services.scheduler.domain.model import Assign, Plan
+from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.loop import REFUSED, VIOLATIONS, Brain
+from services.scheduler.store import SlotRow
+from tests.builders import (
+    a_checkpoint,
+    a_spec,
+    a_task,
+    at,
+    exited_event,
+    some_nodes,
+    started_event,
+    submitted_event,
+)
+from tests.services.scheduler.world import World, inventory_of, node_changed
+
+
+async def a_world(nodes: int = 1, dumps: Path | None = None) -> World:
+    world = await World(dumps).start()
+    some = some_nodes(nodes)
+    await world.hear(*(node_changed(node) for node in some), inventory_of(*some))
+    return world
+
+
+def refused(why: str) -> float:
+    return REFUSED.labels(why)._value.get()
+
+
+async def test_preempt_save_exit_swap_and_resume() -> None:
+    """The whole hand-over: asked, saved, ended, the newcomer placed, the victim back again."""
+    world = await a_world()
+    await world.hear(submitted_event(a_task("low", priority=Priority.LOW)))
+    await world.settle()
+    await world.hear(started_event(await world.task("low")))
+    world.clock.to(20)
+    await world.hear(submitted_event(a_task("high", priority=Priority.HIGH)))
+    await world.said()
+    await world.settle()
+    asked = [each for each in await world.said() if isinstance(each, PreemptionRequested)]
+    assert [(each.task_id, each.attempt, each.deadline_at) for each in asked] == [
+        ("low", 1, at(80))
+    ]
+
+    saved = CheckpointSaved(task_id="low", attempt=1, checkpoint=a_checkpoint(1))
+    await world.hear(saved)
+    await world.settle()
+    assert not [each for each in await world.said() if isinstance(each, RunAssigned)]
+    low = await world.task("low")
+    await world.hear(exited_event(low, ExitKind.PREEMPTED, now=21, checkpoint=a_checkpoint(1)))
+    await world.settle()
+    said = await world.said()
+    assert [each.task_id for each in said if isinstance(each, RunAssigned)] == ["high"]
+    await world.hear(exited_event(await world.task("high"), now=30))
+    await world.settle()
+    (resumed,) = [each for each in await world.said() if isinstance(each, RunResumed)]
+    assert (resumed.task_id, resumed.attempt, resumed.resume_from) == ("low", 2, a_checkpoint(1))
+
+
+async def test_a_deadline_that_is_missed_ends_in_force_and_a_resume_from_the_last_save() -> None:
+    world = await a_world()
+    await world.hear(submitted_event(a_task("low", priority=Priority.LOW)))
+    await world.settle()
+    await world.hear(started_event(await world.task("low")))
+    await world.hear(CheckpointSaved(task_id="low", attempt=1, checkpoint=a_checkpoint(1)))
+    await world.hear(submitted_event(a_task("high", priority=Priority.HIGH, submitted=1)))
+    await world.settle()
+    await world.said()
+    world.clock.to(59)
+    assert await world.step() == 1.0
+    assert await world.said() == []
+    world.clock.to(60)
+    await world.settle()
+    assert isinstance((await world.said())[0], KillRequested)
+    low = await world.task("low")
+    await world.hear(exited_event(low, ExitKind.KILLED, now=61))
+    low = await world.task("low")
+    assert (low.state, low.checkpoint) == (TaskState.QUEUED, a_checkpoint(1))
+
+
+async def test_nothing_is_decided_while_nothing_changes() -> None:
+    calls: list[datetime] = []
+
+    def counted(snapshot: Snapshot, now: datetime) -> Plan:
+        calls.append(now)
+        return decide(snapshot, now)
+
+    world = await a_world()
+    brain = Brain(world.service.ports, world.settings.policy(), policy_function=counted)
+    await brain.lead(world.epoch)
+    await world.hear(submitted_event(a_task(spec=a_spec(nodes=9))), submitted_event(a_task("b")))
+    while await brain.step(world.epoch) == 0.0:
+        pass
+    rounds = len(calls)
+    for second in range(100):
+        world.clock.to(float(second))
+        assert await brain.step(world.epoch) == 1.0
+    assert len(calls) == rounds
+    world.clock.to(299.5)
+    assert await brain.step(world.epoch) == 0.5, "the start deadline of b"
+    world.clock.to(300)
+    await brain.step(world.epoch)
+    assert len(calls) > rounds
+
+
+async def test_a_bad_plan_is_refused_counted_and_kept_for_replay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def careless(snapshot: Snapshot, now: datetime) -> Plan:
+        plan = decide(snapshot, now)
+        twisted = [
+            replace(each, attempt=each.attempt + 1) if isinstance(each, Assign) else each
+            for each in plan.decisions
+        ]
+        return replace(plan, decisions=tuple(twisted))
+
+    world = await a_world()
+    brain = Brain(
+        world.service.ports,
+        world.settings.policy(),
+        dumps=tmp_path / "dumps",
+        dumps_max=1,
+        policy_function=careless,
+    )
+    await brain.lead(world.epoch)
+    await world.hear(submitted_event(a_task()))
+    await world.said()
+    before, faults = refused("violation"), VIOLATIONS.labels("wrong_attempt")._value.get()
+    for _ in range(3):
+        await brain.step(world.epoch)
+    assert (await world.task("t1")).state is TaskState.QUEUED
+    assert await world.said() == []
+    assert refused("violation") == before + 3
+    assert VIOLATIONS.labels("wrong_attempt")._value.get() == faults + 3
+    (file,) = (tmp_path / "dumps").iterdir()
+    assert "WRONG_ATTEMPT t1" in capsys.readouterr().out
+    assert replay.main([str(file)]) == 0, "the policy itself has nothing wrong with it"
+    assert capsys.readouterr().out == (
+        "assign t1.1 n0[0,1,2,3,4,5,6,7]: has 1 whole node in group default\n"
+    )
+
+
+async def test_the_tables_changed_meanwhile() -> None:
+    world = await a_world()
+    brain = Brain(world.service.ports, world.settings.policy())
+    await brain.lead(world.epoch)
+    await world.hear(submitted_event(a_task()))
+    snapshot = brain.snapshot()
+    plan = decide(snapshot, at(1))
+    await world.hear(submitted_event(a_task("t2")))
+    before = refused("conflict")
+    assert not await brain._commit(plan, world.epoch)
+    assert refused("conflict") == before + 1
+    assert (await world.task("t1")).state is TaskState.QUEUED
+
+
+async def test_the_database_refuses_what_check_did_not_see() -> None:
+    """A slot row that the working set does not know: the plan fails, the tables are believed."""
+    world = await a_world()
+    async with world.store.transaction(epoch=world.epoch) as tx:
+        tx.put(SlotRow("ghost", 1, "n0", 5))
+    await world.hear(submitted_event(a_task()))
+    before = refused("conflict")
+    assert await world.step() == 0.0
+    assert refused("conflict") == before + 1
+    assert (await world.task("t1")).state is TaskState.QUEUED
+    async with world.store.transaction(epoch=world.epoch) as tx:
+        tx.delete(SlotRow, "ghost", 1, "n0", 5)
+    await world.settle()
+    assert (await world.task("t1")).state is TaskState.STARTING
+
+
+async def test_two_schedulers_one_decides() -> None:
+    world = await a_world()
+    await world.hear(submitted_event(a_task()))
+    old_brain, old_epoch = world.service.loops[0], world.epoch
+    await world.leadership.release()
+    old_store = world.store
+    await world.start()
+    assert world.store is not old_store
+    with pytest.raises(NotLeaderError):
+        await old_brain.step(old_epoch)
+    await world.settle()
+    assert (await world.task("t1")).attempt == 1
+    said = [each for each in await world.said() if isinstance(each, RunAssigned)]
+    assert len(said) == 1
+
+
+async def test_a_restart_finds_everything_and_decides_nothing_anew() -> None:
+    world = await a_world(nodes=2)
+    tasks = [a_task(f"t{number}", submitted=number) for number in range(4)]
+    await world.hear(*(submitted_event(task) for task in tasks))
+    await world.settle()
+    await world.said()
+    before = await world.tasks()
+    await world.restart()
+    await world.settle()
+    assert await world.said() == []
+    assert await world.tasks() == before
+
+
+async def test_a_silent_owner_is_told_of_lost_work() -> None:
+    world = await a_world()
+    await world.hear(submitted_event(a_task()))
+    for lost in (1, 2):
+        await world.settle()
+        await world.hear(started_event(await world.task("t1")))
+        await world.hear(exited_event(await world.task("t1"), ExitKind.LOST))
+        told = [each for each in await world.said() if isinstance(each, TaskStateChanged)]
+        assert told[-1].attempts_without_progress == lost
+
+
+async def test_old_decisions_are_pruned_in_pages() -> None:
+    world = await World(prune_rows_max=2, decisions_keep_seconds=100.0).start()
+    await world.hear(*(submitted_event(a_task(f"t{number}")) for number in range(3)))
+    await world.settle()
+    world.clock.to(200)
+    prune = world.service.loops[1]
+    assert await prune.step(world.epoch) == 0.0
+    assert await prune.step(world.epoch) is None
+
+
+def test_a_dump_reads_back_as_it_was_written() -> None:
+    async def dumped() -> tuple[bytes, Snapshot]:
+        world = await a_world(nodes=2)
+        task = a_task(priority=Priority.LOW)
+        await world.hear(submitted_event(task), submitted_event(a_task("w", nodes=2, submitted=1)))
+        await world.settle()
+        await world.hear(started_event(await world.task("t1")))
+        brain = Brain(world.service.ports, world.settings.policy())
+        await brain.lead(world.epoch)
+        snapshot = brain.snapshot()
+        return replay.dump(snapshot, at(5)), snapshot
+
+    data, snapshot = asyncio.run(dumped())
+    read = replay.read_dump(data)
+    again = read.snapshot()
+    assert again.tasks == snapshot.tasks
+    assert again.nodes == snapshot.nodes
+    assert decide(again, at(5)) == decide(snapshot, at(5))
+
+
+def test_a_full_or_broken_dump_folder_stops_nothing(tmp_path: Path) -> None:
+    snapshot = Snapshot.of()
+    assert replay.write_dump(tmp_path, snapshot, at(0), files_max=0) is None
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert replay.write_dump(blocked, snapshot, at(0), files_max=5) is None

@@ -1,0 +1,229 @@
+"""The scheduler's rows in both stores: what is written comes back, and what must not be, cannot."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from libs.contracts.messages import ExitKind, Priority, ReasonCode, TaskState, TaskStateChanged
+from libs.store import migrate
+from libs.store.connections import Address
+from libs.store.memory import MemoryDatabase, MemoryStore
+from libs.store.port import ConflictError, Store
+from libs.store.sql import SqlStore
+from services.scheduler import store
+from services.scheduler.domain import facts
+from services.scheduler.domain.apply import Change
+from services.scheduler.domain.decide import decide
+from services.scheduler.domain.facts import Early
+from services.scheduler.domain.model import Inventory, Limit, Node, PolicySettings, Task
+from services.scheduler.main import WIRING
+from services.scheduler.store import DecisionRow, Ended, SlotRow
+from services.scheduler.tables import TABLES
+from tests.builders import (
+    a_checkpoint,
+    a_limit,
+    a_node,
+    a_snapshot,
+    a_task,
+    at,
+    exited_event,
+    preempting,
+    running,
+    some_nodes,
+)
+
+if TYPE_CHECKING:
+    from tests.harness.postgres import Database
+
+
+class Clock:
+    def now(self) -> object:
+        return at(0)
+
+
+def _ids() -> object:
+    numbers = itertools.count()
+    return lambda: f"e{next(numbers)}"
+
+
+@pytest.fixture
+def memory() -> Store:
+    return MemoryStore(MemoryDatabase(), TABLES, clock=Clock(), source="scheduler", new_id=_ids())
+
+
+@pytest_asyncio.fixture
+async def sql(database: Database) -> AsyncIterator[Store]:
+    role = await database.role("scheduler")
+    address = Address(role.url, role.password)
+    await migrate.upgrade(address, TABLES, WIRING.migrations)
+    made = SqlStore(address, TABLES, clock=Clock(), source="scheduler", new_id=_ids())
+    yield made
+    await made.close()
+
+
+@pytest.fixture(params=["memory", pytest.param("sql", marks=pytest.mark.server)])
+def kept(request: pytest.FixtureRequest) -> Store:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.mark.server
+async def test_the_migrations_make_what_the_tables_say(database: Database) -> None:
+    role = await database.role("scheduler")
+    address = Address(role.url, role.password)
+    for _ in range(2):
+        await migrate.upgrade(address, TABLES, WIRING.migrations)
+    assert await migrate.check(address, TABLES) == []
+    assert Path(WIRING.migrations / "versions" / "0001_pre_create.py").exists()
+
+
+async def test_rows_come_back_as_they_were(kept: Store) -> None:
+    task = replace(
+        preempting(a_task("full", gpus=2), {"n0": (0, 1)}),
+        checkpoint=a_checkpoint(4),
+        exit=exited_event(a_task(), ExitKind.FAILED, attempt=1).exit,
+        end_reason=a_task().reason,
+        not_before_at=at(5),
+    )
+    rows = (
+        a_task("bare"),
+        task,
+        a_node(unusable=(1, 2), cpus=3.5),
+        a_limit(8, user="ann", priority=Priority.HIGH),
+        Inventory("process", ("n0", "n1"), at(1)),
+        Early(task.id, goal_revision=2),
+        SlotRow("full", 1, "n0", 0),
+    )
+    async with kept.transaction() as tx:
+        tx.put(*rows)
+    async with kept.transaction() as tx:
+        assert await tx.get(Task, "full") == task
+        assert await tx.get(Task, "bare") == rows[0]
+        assert await tx.select(Node) == [rows[2]]
+        assert await tx.get(Limit, "", "ann", "", Priority.HIGH) == rows[3]
+        assert await tx.select(Inventory) == [rows[4]]
+        assert await tx.select(Early) == [rows[5]]
+        assert await tx.select(SlotRow) == [rows[6]]
+
+
+async def test_the_database_refuses_a_gpu_with_two_owners(kept: Store) -> None:
+    async with kept.transaction() as tx:
+        tx.put(SlotRow("one", 1, "n0", 3))
+    with pytest.raises(ConflictError):
+        async with kept.transaction() as tx:
+            tx.put(SlotRow("two", 1, "n0", 3))
+    async with kept.transaction() as tx:
+        assert await tx.select(SlotRow) == [SlotRow("one", 1, "n0", 3)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        replace(running(a_task(), {"n0": (0,)}), attempt=7),
+        replace(running(a_task(), {"n0": (0,)}), live_attempt=None),
+        replace(a_task(), attempt=1, live_attempt=1),
+    ],
+)
+async def test_the_database_refuses_a_life_that_cannot_be(kept: Store, wrong: Task) -> None:
+    with pytest.raises(ConflictError):
+        async with kept.transaction() as tx:
+            tx.put(wrong)
+
+
+async def committed(kept: Store, epoch: int, *tasks: Task, nodes: int = 2) -> store.Index:
+    """Decide once on these tasks and commit the plan."""
+    async with kept.transaction(epoch=epoch) as tx:
+        tx.put(*tasks, *some_nodes(nodes), Inventory("process", (), at(0)))
+    index = await store.load(kept, PolicySettings())
+    plan = decide(index.snapshot(1), at(1))
+    async with kept.transaction(epoch=epoch) as tx:
+        await store.commit(tx, plan, version=1)
+    return index
+
+
+async def test_a_plan_is_committed_with_slots_history_and_messages(kept: Store) -> None:
+    epoch = (await kept.lead()).epoch
+    await committed(kept, epoch, a_task("a", gpus=2), a_task("b", gpus=0, submitted=1))
+    async with kept.transaction(epoch=epoch) as tx:
+        assert [(slot.task_id, slot.gpu) for slot in await tx.select(SlotRow)] == [
+            ("a", 0),
+            ("a", 1),
+        ]
+        rows = await tx.select(DecisionRow)
+        assert [(row.task_id, row.kind, row.attempt) for row in rows] == [
+            ("a", "assign", 1),
+            ("b", "assign", 1),
+        ]
+        assert await store.decisions_of(tx, "a", after=rows[0].no, limit=5) == []
+        assert await store.decisions_of(tx, "b", after=0, limit=5) == [rows[1]]
+    sent = [type(envelope.message).__name__ for _, envelope in await kept.outgoing(10)]
+    assert sent == ["RunAssigned", "TaskStateChanged"] * 2
+
+
+async def test_an_exit_gives_the_slots_back_and_an_end_keeps_the_last_word(kept: Store) -> None:
+    epoch = (await kept.lead()).epoch
+    await committed(kept, epoch, a_task("a"), nodes=1)
+    async with kept.transaction(epoch=epoch) as tx:
+        task = await tx.get(Task, "a")
+        assert task is not None
+        assert len(await tx.select(SlotRow)) == 8
+        outcome = facts.on_run_exited(task, exited_event(task, now=9), at(9), PolicySettings())
+        assert isinstance(outcome, Change)
+        store.put_change(tx, task, outcome)
+    async with kept.transaction(epoch=epoch) as tx:
+        assert await tx.select(SlotRow) == []
+        assert await tx.get(Task, "a") is None
+        over = await store.ended(tx, "a")
+        assert over is not None
+        assert over.last.state is TaskState.SUCCEEDED
+        assert over.last.finished_at == at(9)
+        assert await store.ended_newest(tx, 5) == [over]
+    said = [envelope.message for _, envelope in await kept.outgoing(10)][-1]
+    assert isinstance(said, TaskStateChanged)
+    assert said == over.last
+
+
+async def test_a_stale_plan_is_not_committed(kept: Store) -> None:
+    epoch = (await kept.lead()).epoch
+    plan = decide(a_snapshot([a_task("a")], some_nodes(1), version=4), at(1))
+    with pytest.raises(store.StalePlanError):
+        async with kept.transaction(epoch=epoch) as tx:
+            await store.commit(tx, plan, version=5)
+    with pytest.raises(store.StalePlanError):
+        async with kept.transaction(epoch=epoch) as tx:
+            await store.commit(tx, plan, version=4)
+    assert await kept.outgoing(10) == []
+
+
+async def test_old_decisions_are_dropped_a_page_at_a_time(kept: Store) -> None:
+    async with kept.transaction() as tx:
+        for number in range(5):
+            decided_at = at(number * 10 - 100)
+            tx.put(DecisionRow(number, "a", 1, "hold", a_task().reason, decided_at))
+    async with kept.transaction() as tx:
+        assert await store.prune(tx, keep_seconds=75.0, rows_max=2) == 2
+    async with kept.transaction() as tx:
+        assert await store.prune(tx, keep_seconds=75.0, rows_max=2) == 1
+        assert [row.no for row in await tx.select(DecisionRow)] == [3, 4]
+
+
+async def test_what_is_loaded_is_what_was_kept(kept: Store) -> None:
+    epoch = (await kept.lead()).epoch
+    await committed(kept, epoch, a_task("a"), a_task("b", submitted=1), nodes=1)
+    index = await store.load(kept, PolicySettings())
+    snapshot = index.snapshot(1)
+    assert list(snapshot.held) == ["a"]
+    assert [entry.id for entry in snapshot.queue] == ["b"]
+    assert snapshot.queue[0].task.reason.code is ReasonCode.WAITS_FOR_CAPACITY
+    assert snapshot.inventory_listed
+
+
+def test_ended_rows_are_not_in_the_working_set() -> None:
+    assert Ended not in store._RESIDENT
+    assert DecisionRow not in store._RESIDENT

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libs.contracts.messages import (
+    CreateTask,
+    PreemptionPolicy,
+    PreemptMode,
+    Refusal,
+    RefusalCode,
+    RetryPolicy,
+    Role,
+    TaskSpec,
+)
+from services.submit.domain.check import check_fields
+from services.submit.domain.fill import fill_in
+from services.submit.domain.model import Defaults, Facts, Limits
+from services.submit.domain.validate import ERRORS_SHOWN_MAX, check_asker, validate
+from tests.services.submit.specs import TASK_ID, asked, valid_specs
+
+LIMITS = Limits()
+
+
+def filled(spec: TaskSpec) -> TaskSpec:
+    return fill_in(spec, task_id=TASK_ID, defaults=Defaults())
+
+
+def judged(spec: TaskSpec, facts: Facts | None = None) -> TaskSpec | Refusal:
+    return validate(filled(spec), owner="ann", team="", facts=facts or Facts(), limits=LIMITS)
+
+
+@given(valid_specs())
+@settings(max_examples=60, deadline=None)
+def test_a_valid_spec_is_accepted_and_is_a_fixed_point(spec: TaskSpec) -> None:
+    accepted = judged(spec)
+    assert isinstance(accepted, TaskSpec), accepted
+    assert filled(accepted) == accepted
+    assert judged(accepted) == accepted
+    assert accepted.nodes == sum(role.replicas for role in spec.roles)
+    assert TaskSpec.model_validate_json(accepted.to_json()) == accepted
+
+
+def role(**changes: Any) -> tuple[Role, ...]:
+    return (Role(**({"name": "worker", "replicas": 1, "command": ("true",)} | changes)),)
+
+
+def policy(**changes: Any) -> PreemptionPolicy:
+    return PreemptionPolicy(**({"mode": PreemptMode.SDK} | changes))
+
+
+TOO_LONG_COMMAND = ("x" * (LIMITS.command_bytes_max + 1),)
+TOO_MANY_WORDS = ("x",) * (LIMITS.command_arguments_max + 1)
+TOO_MANY_VARIABLES = {f"V{number}": "" for number in range(LIMITS.env_entries_max + 1)}
+TOO_LARGE_VARIABLE = {"V": "x" * LIMITS.env_bytes_max}
+TOO_MANY_LABELS = {f"l{number}": "" for number in range(LIMITS.labels_max + 1)}
+SEVERAL = tuple(Role(name=f"r{n}", replicas=1, command=("true",)) for n in range(33))
+
+# One row for every way in which a field can be wrong: the change, the field named, the value shown.
+FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
+    ("name", {"name": "two words"}, "name", "two words"),
+    ("name too long", {"name": "n" * 64}, "name", "n" * 64),
+    ("name begins wrong", {"name": ".hidden"}, "name", ".hidden"),
+    ("name not ascii", {"name": "tâche"}, "name", "tâche"),
+    ("group", {"group": "Default"}, "group", "Default"),
+    ("no roles", {"roles": ()}, "roles", "0"),
+    ("too many roles", {"roles": SEVERAL}, "roles", "33"),
+    ("role name", {"roles": role(name="Worker")}, "roles[0].name", "Worker"),
+    ("role names", {"roles": role() + role()}, "roles[1].name", "worker"),
+    ("replicas", {"roles": role(replicas=-1)}, "roles[0].replicas", "-1"),
+    ("no command", {"roles": role(command=())}, "roles[0].command", ""),
+    ("empty program", {"roles": role(command=("", "x"))}, "roles[0].command", ""),
+    ("long command", {"roles": role(command=TOO_LONG_COMMAND)}, "roles[0].command", "65537 bytes"),
+    ("many words", {"roles": role(command=TOO_MANY_WORDS)}, "roles[0].command", "1025 arguments"),
+    ("NUL in a word", {"roles": role(command=("a", "b\0"))}, "roles[0].command[1]", ""),
+    ("variable's name", {"env": {"1A": ""}}, "env", "1A"),
+    ("variable's value", {"env": {"A": "\0"}}, "env.A", "(not shown)"),
+    ("ours", {"env": {"SHIFTWORK_URL": "x"}}, "env.SHIFTWORK_URL", "(not shown)"),
+    ("torchrun's", {"env": {"PET_NNODES": "1"}}, "env.PET_NNODES", "(not shown)"),
+    ("the gang's", {"env": {"MASTER_ADDR": "x"}}, "env.MASTER_ADDR", "(not shown)"),
+    (
+        "the devices",
+        {"env": {"CUDA_VISIBLE_DEVICES": "0"}},
+        "env.CUDA_VISIBLE_DEVICES",
+        "(not shown)",
+    ),
+    ("a role's variable", {"roles": role(env={"RANK": "0"})}, "roles[0].env.RANK", "(not shown)"),
+    ("many variables", {"env": TOO_MANY_VARIABLES}, "env", "513 variables"),
+    ("large variables", {"env": TOO_LARGE_VARIABLE}, "env", "65539 bytes"),
+    ("empty label", {"labels": {" ": "x"}}, "labels", " "),
+    ("long label", {"labels": {"k": "v" * 1025}}, "labels", "k"),
+    ("NUL in a label", {"labels": {"k": "\0"}}, "labels", "k"),
+    ("many labels", {"labels": TOO_MANY_LABELS}, "labels", "65 labels"),
+    ("relative path", {"working_directory": "here"}, "working_directory", "here"),
+    ("sum", {"roles": role(replicas=2), "nodes": 3}, "nodes", "3"),
+    ("too many nodes", {"roles": role(replicas=4097)}, "nodes", "4097"),
+    ("negative gpus", {"gpus_per_node": -1}, "gpus_per_node", "-1"),
+    ("too many gpus", {"gpus_per_node": 1025}, "gpus_per_node", "1025"),
+    ("no cpus", {"cpus": 0.0}, "cpus", "0.0"),
+    ("no memory", {"memory_bytes": 0}, "memory_bytes", "0"),
+    ("no time", {"max_run_seconds": 0.0}, "max_run_seconds", "0.0"),
+    ("negative time", {"max_run_seconds": -1.0}, "max_run_seconds", "-1.0"),
+    ("short fence", {"fence_after_seconds": 1.0}, "fence_after_seconds", "1.0"),
+    ("retries", {"retry": RetryPolicy(max_retries=101)}, "retry.max_retries", "101"),
+    ("negative retries", {"retry": RetryPolicy(max_retries=-1)}, "retry.max_retries", "-1"),
+    (
+        "deadline",
+        {"preemption": policy(ack_deadline_seconds=7200.0)},
+        "preemption.ack_deadline_seconds",
+        "7200.0",
+    ),
+    (
+        "signal",
+        {"preemption": policy(mode=PreemptMode.SIGNAL, signal="KILL")},
+        "preemption.signal",
+        "KILL",
+    ),
+    ("signal unused", {"preemption": policy(signal="TERM")}, "preemption.signal", "TERM"),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value"), [row[1:] for row in FAULTS], ids=[row[0] for row in FAULTS]
+)
+def test_a_fault_is_named_with_field_value_and_fix(
+    changes: dict[str, Any], field: str, value: str
+) -> None:
+    refused = judged(asked(**changes))
+    assert isinstance(refused, Refusal)
+    assert refused.code is RefusalCode.INVALID
+    named = {(error.field, error.value) for error in refused.errors}
+    assert (field, value) in named
+    assert all(error.message and error.fix for error in refused.errors)
+
+
+def changed(rows: list[int]) -> tuple[TaskSpec, set[str]]:
+    """A spec with several faults in different fields."""
+    changes: dict[str, Any] = {}
+    fields: set[str] = set()
+    for row in rows:
+        _, change, field, _ = FAULTS[row]
+        if not (changes.keys() & change.keys()) and not {"roles", "nodes"} & change.keys():
+            changes |= change
+            fields.add(field)
+    return asked(**changes), fields
+
+
+@given(st.lists(st.integers(0, len(FAULTS) - 1), min_size=1, max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_all_faults_are_named_at_once(rows: list[int]) -> None:
+    spec, fields = changed(rows)
+    if fields:
+        named = {error.field for error in check_fields(filled(spec), LIMITS)}
+        assert fields <= named
+
+
+SECRET = "hunter2-very-secret"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: asked(env={"RANK": SECRET, "B": SECRET + "\0"}, name="a b"),
+        lambda: asked(roles=role(env={"PET_X": SECRET + "\0"})),
+        lambda: asked(command=(SECRET + "\0", SECRET)),
+        lambda: asked(command=(SECRET * 5000,)),
+    ],
+)
+def test_no_error_shows_a_secret(make: Callable[[], TaskSpec]) -> None:
+    refused = judged(make())
+    assert isinstance(refused, Refusal)
+    assert SECRET not in refused.to_json().decode()
+
+
+def test_the_number_of_errors_is_bounded() -> None:
+    refused = judged(asked(env={f"{number}bad": "" for number in range(400)}))
+    assert isinstance(refused, Refusal)
+    assert len(refused.errors) == ERRORS_SHOWN_MAX
+    assert "(and 399 more)" in refused.detail
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"owner": "Ann"}, "owner"),
+        ({"owner": ""}, "owner"),
+        ({"team": "a.b"}, "team"),
+        ({"client_key": "k" * 256}, "client_key"),
+        ({"client_key": "a\0b"}, "client_key"),
+    ],
+)
+def test_who_asks_is_checked(changes: dict[str, str], field: str) -> None:
+    refused = check_asker(CreateTask(**({"owner": "ann"} | changes), spec=asked()))
+    assert refused is not None
+    assert [error.field for error in refused.errors] == [field]
+    assert check_asker(CreateTask(owner="ann", team="t", client_key="k", spec=asked())) is None
+
+
+def test_a_taken_name_is_a_conflict() -> None:
+    refused = judged(asked(name="mine"), Facts(name_taken_by="tother"))
+    assert isinstance(refused, Refusal)
+    assert refused.code is RefusalCode.CONFLICT
+    assert refused.errors[0].field == "name"
+    both = judged(asked(name="mine", cpus=-1.0), Facts(name_taken_by="tother"))
+    assert isinstance(both, Refusal)
+    assert both.code is RefusalCode.INVALID
+    assert {error.field for error in both.errors} == {"name", "cpus"}

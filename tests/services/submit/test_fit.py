@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from libs.contracts.messages import Priority, Quota, Refusal, TaskSpec, Unit
+from services.submit.domain.fill import fill_in
+from services.submit.domain.fit import demand
+from services.submit.domain.model import Defaults, Facts, Limits, Shape
+from services.submit.domain.validate import validate
+from tests.services.submit.specs import TASK_ID, asked
+
+GIB = 1 << 30
+SHAPES = (
+    Shape("default", gpus=8, cpus=64.0, memory_bytes=512 * GIB, nodes=2),
+    Shape("default", gpus=4, cpus=32.0, memory_bytes=256 * GIB, nodes=3),
+    Shape("cpu", gpus=0, cpus=16.0, memory_bytes=64 * GIB, nodes=4),
+)
+KNOWN = Facts(shapes=SHAPES, inventory_known=True)
+
+
+def refused_fields(spec: TaskSpec, facts: Facts, owner: str = "ann", team: str = "") -> list[str]:
+    filled = fill_in(spec, task_id=TASK_ID, defaults=Defaults())
+    found = validate(filled, owner=owner, team=team, facts=facts, limits=Limits())
+    return [error.field for error in found.errors] if isinstance(found, Refusal) else []
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({"nodes": 5}, []),
+        ({"nodes": 6}, ["nodes"]),
+        ({"nodes": 2, "gpus_per_node": 8}, []),
+        ({"nodes": 3, "gpus_per_node": 8}, ["nodes"]),
+        ({"nodes": 1, "gpus_per_node": 9}, ["gpus_per_node"]),
+        ({"nodes": 5, "gpus_per_node": 0}, []),
+        ({"nodes": 4, "group": "cpu"}, []),
+        ({"nodes": 5, "group": "cpu"}, ["nodes"]),
+        ({"nodes": 1, "group": "cpu", "gpus_per_node": 1}, ["gpus_per_node"]),
+        ({"cpus": 65.0}, ["cpus"]),
+        ({"nodes": 3, "cpus": 64.0}, ["nodes"]),
+        ({"memory_bytes": 513 * GIB}, ["memory_bytes"]),
+        ({"cpus": 65.0, "memory_bytes": 513 * GIB}, ["cpus", "memory_bytes"]),
+        ({"group": "elsewhere"}, ["group"]),
+    ],
+)
+def test_only_what_can_never_fit_is_refused(changes: dict[str, Any], fields: list[str]) -> None:
+    assert refused_fields(asked(**changes), KNOWN) == fields
+    assert refused_fields(asked(**changes), Facts(shapes=SHAPES)) == []
+
+
+def test_unknown_sizes_of_nodes_refuse_nothing() -> None:
+    shape = Shape("default", gpus=1, cpus=0.0, memory_bytes=0, nodes=1)
+    facts = Facts(shapes=(shape,), inventory_known=True)
+    assert refused_fields(asked(cpus=1000.0, memory_bytes=1 << 49), facts) == []
+
+
+def test_the_unknown_group_error_names_the_known_ones() -> None:
+    filled = fill_in(asked(group="gpu"), task_id=TASK_ID, defaults=Defaults())
+    found = validate(filled, owner="ann", team="", facts=KNOWN, limits=Limits())
+    assert isinstance(found, Refusal)
+    assert found.errors[0].value == "gpu"
+    assert found.errors[0].fix == "use one of: cpu, default"
+
+
+def limit(number: int, *, unit: Unit = Unit.GPUS, **changes: Any) -> Quota:
+    return Quota(unit=unit, limit=number, **changes)
+
+
+@pytest.mark.parametrize(
+    ("quota", "changes", "fields"),
+    [
+        (limit(8), {"gpus_per_node": 8}, []),
+        (limit(7), {"gpus_per_node": 8}, ["gpus_per_node"]),
+        (limit(7, group="cpu"), {"gpus_per_node": 8}, []),
+        (limit(7, user="bob"), {"gpus_per_node": 8}, []),
+        (limit(7, user="ann"), {"gpus_per_node": 8}, ["gpus_per_node"]),
+        (limit(7, team="red"), {"gpus_per_node": 8}, ["gpus_per_node"]),
+        (limit(7, team="blue"), {"gpus_per_node": 8}, []),
+        (limit(1, unit=Unit.NODES), {"nodes": 2}, ["nodes"]),
+        (limit(0, priority=Priority.HIGH), {"gpus_per_node": 1}, []),
+        (limit(0, priority=Priority.NORMAL), {"gpus_per_node": 1}, ["gpus_per_node"]),
+        (limit(0), {"gpus_per_node": 0}, []),
+        # Whole nodes: the smallest ones have 4 GPUs.
+        (limit(4), {"nodes": 1}, []),
+        (limit(3), {"nodes": 1}, ["nodes"]),
+        # A group without GPUs is counted in nodes.
+        (limit(2), {"nodes": 3, "group": "cpu"}, ["nodes"]),
+        # Every level has room but one.
+        (limit(0, priority=Priority.NORMAL), {"priority": Priority.AUTO}, []),
+        (limit(0), {"priority": Priority.AUTO}, ["nodes"]),
+    ],
+)
+def test_a_quota_that_can_never_admit_it_refuses(
+    quota: Quota, changes: dict[str, Any], fields: list[str]
+) -> None:
+    facts = Facts(shapes=SHAPES, inventory_known=True, quotas=(quota,))
+    assert refused_fields(asked(**changes), facts, team="red") == fields
+
+
+def test_the_quota_error_has_the_numbers_of_the_tightest_row() -> None:
+    rows = (limit(6), limit(4, user="ann", group="default", priority=Priority.NORMAL))
+    facts = Facts(shapes=SHAPES, inventory_known=True, quotas=rows)
+    filled = fill_in(asked(gpus_per_node=8), task_id=TASK_ID, defaults=Defaults())
+    found = validate(filled, owner="ann", team="", facts=facts, limits=Limits())
+    assert isinstance(found, Refusal)
+    assert found.errors[0].message == (
+        "the task needs 8 GPUs, and the quota of user ann at priority normal in group default is 4"
+    )
+
+
+def test_whole_nodes_count_with_the_smallest_ones() -> None:
+    filled = fill_in(asked(nodes=4), task_id=TASK_ID, defaults=Defaults())
+    assert demand(filled, Unit.GPUS, SHAPES) == 3 * 4 + 8
+    assert demand(filled, Unit.NODES, SHAPES) == 4
+    assert demand(filled, Unit.GPUS, ()) == 0

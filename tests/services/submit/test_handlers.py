@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libs.contracts.ids import is_task_id
+from libs.contracts.messages import (
+    CreateTask,
+    CreateTaskReply,
+    Goal,
+    GoalChanged,
+    InventoryListed,
+    Node,
+    NodeChanged,
+    Priority,
+    PriorityChanged,
+    Quota,
+    QuotaChanged,
+    Reason,
+    Reemit,
+    RefusalCode,
+    SetGoal,
+    SetPriority,
+    TaskState,
+    TaskStateChanged,
+    TaskSubmitted,
+    Unit,
+)
+from libs.store.memory import MemoryDatabase, MemoryStore
+from libs.store.port import ConflictError
+from services.submit.store import InventoryRow, NodeRow, ShapeRow, TaskRow
+from services.submit.tables import TABLES
+from tests.services.submit.specs import asked
+from tests.services.submit.world import Hands, World, a_world, at, numbers
+
+
+def create(key: str = "k1", owner: str = "ann", **changes: Any) -> CreateTask:
+    return CreateTask(client_key=key, owner=owner, team="red", spec=asked(**changes))
+
+
+def moved(task_id: str, state: TaskState, version: int) -> TaskStateChanged:
+    return TaskStateChanged(
+        task_id=task_id, version=version, state=state, reason=Reason(), changed_at=at(1)
+    )
+
+
+def node(node_id: str, *, version: int = 1, removed: bool = False, **changes: Any) -> NodeChanged:
+    fields: dict[str, Any] = {"group": "default", "gpus": 8, "ready": True, "schedulable": True}
+    return NodeChanged(
+        node_id=node_id,
+        version=version,
+        node=Node(id=node_id, **(fields | changes)),
+        removed=removed,
+        changed_at=at(0),
+    )
+
+
+def listed(*node_ids: str, seconds: float = 0.0) -> InventoryListed:
+    return InventoryListed(runtime="process", node_ids=node_ids, listed_at=at(seconds))
+
+
+def limited(limit: int, *, version: int = 1, removed: bool = False, **changes: Any) -> QuotaChanged:
+    quota = Quota(unit=Unit.NODES, limit=limit, **changes)
+    return QuotaChanged(
+        group_token="all", quota=quota, removed=removed, version=version, changed_at=at(0)
+    )
+
+
+async def created(world: World, key: str = "k1", **changes: Any) -> CreateTaskReply:
+    reply = await world.ask(create(key, **changes))
+    assert reply.refusal is None, reply.refusal
+    return reply
+
+
+async def test_a_task_is_stored_and_said_once(world: World) -> None:
+    reply = await created(world, labels={"λ": "ü"}, env={"A": "β"})
+    assert is_task_id(reply.task_id)
+    assert (reply.created, reply.revision, reply.submitted_at) == (True, 1, world.clock.now())
+    (event,) = await world.said()
+    assert event == TaskSubmitted(
+        task_id=reply.task_id,
+        owner="ann",
+        team="red",
+        spec=reply.spec,
+        submitted_at=world.clock.now(),
+        revision=1,
+    )
+    assert event.spec.name == f"train-{reply.task_id[-6:]}"
+    assert event.spec.env == {"A": "β"}
+
+
+async def test_the_same_key_is_the_same_task(world: World) -> None:
+    first = await created(world, nodes=2)
+    await world.said()
+    world.clock.advance(100)
+    again = await created(world, nodes=2)
+    assert again == first.model_copy(update={"created": False})
+    assert await world.said() == []
+    other_owner = await world.ask(create(owner="bob", nodes=2))
+    assert other_owner.created
+    assert other_owner.task_id != first.task_id
+
+
+async def test_the_same_key_is_the_same_task_after_it_has_ended_and_changed(world: World) -> None:
+    first = await created(world)
+    await world.ask(SetPriority(task_id=first.task_id, priority=Priority.LOW))
+    await world.tell(moved(first.task_id, TaskState.SUCCEEDED, 1))
+    again = await created(world)
+    assert (again.task_id, again.created, again.revision) == (first.task_id, False, 2)
+
+
+async def test_the_same_key_with_another_spec_is_a_conflict(world: World) -> None:
+    first = await created(world, env={"SECRET": "one"})
+    await world.said()
+    reply = await world.ask(create(env={"SECRET": "two"}, nodes=2))
+    assert reply.refusal.code is RefusalCode.CONFLICT
+    assert {error.field for error in reply.refusal.errors} == {"env", "nodes"}
+    assert reply.task_id == first.task_id
+    assert "two" not in reply.refusal.to_json().decode()
+    assert await world.said() == []
+
+
+async def test_no_key_is_always_a_new_task(world: World) -> None:
+    first, second = await created(world, key=""), await created(world, key="")
+    assert first.task_id < second.task_id
+    assert len(await world.rows(TaskRow)) == 2
+
+
+async def test_a_refused_task_leaves_nothing(world: World) -> None:
+    reply = await world.ask(create(group="No", cpus=-1.0))
+    assert {error.field for error in reply.refusal.errors} == {"group", "cpus"}
+    assert await world.rows(TaskRow) == []
+    assert await world.said() == []
+    assert (await created(world)).created
+
+
+async def test_live_names_of_an_owner_differ(world: World) -> None:
+    first = await created(world, "k1", name="mine")
+    clash = await world.ask(create("k2", name="mine"))
+    assert clash.refusal.code is RefusalCode.CONFLICT
+    assert first.task_id in clash.refusal.detail
+    assert (await world.ask(create("k3", owner="bob", name="mine"))).created
+    await world.tell(moved(first.task_id, TaskState.STOPPED, 3))
+    assert (await world.ask(create("k2", name="mine"))).created
+
+
+async def test_the_database_holds_names_and_keys_apart(world: World) -> None:
+    """Whatever the handlers overlook, two tasks never share a live name or a key."""
+    first = await created(world, name="mine")
+    (row,) = await world.rows(TaskRow)
+    twins = [
+        {"client_key": "other"},  # the name
+        {"name": "other"},  # the key
+    ]
+    for number, change in enumerate(twins):
+        fields = {name: getattr(row, name) for name in TaskRow.__slots__}
+        twin = TaskRow(**(fields | {"task_id": f"ttwin{'ab'[number]}"} | change))
+        with pytest.raises(ConflictError):
+            async with world.store.transaction() as tx:
+                tx.put(twin)
+    assert [row.task_id for row in await world.rows(TaskRow)] == [first.task_id]
+
+
+async def test_goals_are_said_with_a_growing_revision(world: World) -> None:
+    task = (await created(world)).task_id
+    await world.said()
+    pause = await world.ask(SetGoal(task_id=task, goal=Goal.PAUSE, asked_by="ann"))
+    again = await world.ask(SetGoal(task_id=task, goal=Goal.PAUSE, asked_by="bob"))
+    lower = await world.ask(SetPriority(task_id=task, priority=Priority.LOW, asked_by="root"))
+    run = await world.ask(SetGoal(task_id=task, goal=Goal.RUN, asked_by="ann"))
+    assert [reply.revision for reply in (pause, again, lower, run)] == [2, 2, 3, 4]
+    now = world.clock.now()
+    assert await world.said() == [
+        GoalChanged(task_id=task, goal=Goal.PAUSE, revision=2, changed_by="ann", changed_at=now),
+        PriorityChanged(
+            task_id=task, priority=Priority.LOW, revision=3, changed_by="root", changed_at=now
+        ),
+        GoalChanged(task_id=task, goal=Goal.RUN, revision=4, changed_by="ann", changed_at=now),
+    ]
+
+
+async def test_an_unknown_task_takes_no_wish(world: World) -> None:
+    for wish in (SetGoal(task_id="tx", goal=Goal.STOP), SetPriority(task_id="tx")):
+        reply = await world.ask(wish)
+        assert reply.refusal.code is RefusalCode.NOT_FOUND
+        assert reply.refusal.errors[0].field == "task_id"
+
+
+async def test_an_ended_task_takes_no_wish(world: World) -> None:
+    task = (await created(world)).task_id
+    await world.tell(moved(task, TaskState.FAILED, 5), moved(task, TaskState.RUNNING, 6))
+    await world.said()
+    for wish in (
+        SetGoal(task_id=task, goal=Goal.RUN),
+        SetPriority(task_id=task, priority=Priority.HIGH),
+    ):
+        reply = await world.ask(wish)
+        assert reply.refusal.code is RefusalCode.CONFLICT
+        assert reply.revision == 1
+    assert await world.said() == []
+
+
+async def test_old_news_of_a_task_changes_nothing(world: World) -> None:
+    task = (await created(world)).task_id
+    await world.tell(
+        moved(task, TaskState.RUNNING, 3),
+        moved(task, TaskState.QUEUED, 2),
+        moved(task, TaskState.FAILED, 3),
+        moved("tother", TaskState.FAILED, 1),
+    )
+    (row,) = await world.rows(TaskRow)
+    assert (row.state, row.state_version, row.ended) == (TaskState.RUNNING, 3, False)
+
+
+async def test_sizes_are_judged_once_the_inventory_is_known(world: World) -> None:
+    big = create("big", nodes=3)
+    assert (await world.ask(big)).created
+    await world.tell(listed("n1", "n2"), node("n1"))
+    assert (await world.ask(create("k2", nodes=3))).created  # n2 was listed but not told yet
+    await world.tell(node("n2", ready=False, schedulable=False))
+    reply = await world.ask(create("k3", nodes=3))
+    assert [error.field for error in reply.refusal.errors] == ["nodes"]
+    assert (await world.ask(create("k3", nodes=2))).created
+    await world.tell(node("n2", version=2, removed=True))
+    assert (await world.ask(create("k4", nodes=2))).refusal is not None
+    assert (await world.ask(big)).task_id  # accepted once, accepted for ever
+
+
+async def test_an_unknown_group_is_refused_with_the_known_ones(world: World) -> None:
+    await world.tell(node("n1", group="train"), listed("n1"))
+    reply = await world.ask(create(group="trian"))
+    assert reply.refusal.errors[0].fix == "use one of: train"
+
+
+async def test_quotas_are_heard_in_any_order(world: World) -> None:
+    await world.tell(limited(5, version=3), limited(1, version=2))
+    assert (await world.ask(create("k1", nodes=5))).created
+    assert (await world.ask(create("k2", nodes=6))).refusal is not None
+    await world.tell(limited(5, version=4, removed=True))
+    assert (await world.ask(create("k2", nodes=6))).created
+
+
+async def test_a_priority_without_any_quota_is_refused(world: World) -> None:
+    task = (await created(world)).task_id
+    await world.tell(limited(0, user="ann", priority=Priority.HIGH))
+    reply = await world.ask(SetPriority(task_id=task, priority=Priority.HIGH))
+    assert reply.refusal.code is RefusalCode.INVALID
+    assert "priority high" in reply.refusal.detail
+    assert (await world.ask(SetPriority(task_id=task, priority=Priority.LOW))).revision == 2
+
+
+async def test_reemit_says_the_facts_again(world: World) -> None:
+    first, second = await created(world, "k1"), await created(world, "k2")
+    await world.ask(SetGoal(task_id=first.task_id, goal=Goal.PAUSE, asked_by="ann"))
+    await world.ask(SetPriority(task_id=first.task_id, priority=Priority.LOW, asked_by="ann"))
+    said = await world.said()
+    assert (await world.ask(Reemit(service="submit"))).events == 4
+    again = await world.said()
+    assert sorted(again, key=repr) == sorted(said, key=repr)
+    assert [event.task_id for event in again if isinstance(event, TaskSubmitted)] == [
+        first.task_id,
+        second.task_id,
+    ]
+
+
+# Changes of three nodes, in any order and as often as one likes.
+changes = st.lists(
+    st.builds(
+        node,
+        st.sampled_from(["n1", "n2", "n3"]),
+        version=st.integers(1, 6),
+        removed=st.booleans(),
+        gpus=st.sampled_from([4, 8]),
+        group=st.sampled_from(["a", "b"]),
+    ),
+    max_size=25,
+)
+
+
+@given(changes, st.integers(0, 25))
+@settings(max_examples=40, deadline=None)
+async def test_shapes_are_always_the_count_of_the_nodes(
+    events: list[NodeChanged], listing_at: int
+) -> None:
+    clock = Hands()
+    store = MemoryStore(MemoryDatabase(), TABLES, clock=clock, source="submit", new_id=numbers())
+    world = a_world(store, clock)
+    for number, event in enumerate(events):
+        if number == listing_at:
+            await world.tell(listed("n1", "n2", "n3"))
+        await world.tell(event)
+    nodes = {row.node_id: row for row in await world.rows(NodeRow)}
+    newest: dict[str, NodeChanged] = {}
+    for event in events:
+        if event.node_id not in newest or event.version > newest[event.node_id].version:
+            newest[event.node_id] = event
+    assert {key: row.version for key, row in nodes.items()} == {
+        key: event.version for key, event in newest.items()
+    }
+    counted: dict[tuple[str, int], int] = {}
+    for event in newest.values():
+        if not event.removed:
+            shape = (event.node.group, event.node.gpus)
+            counted[shape] = counted.get(shape, 0) + 1
+    shapes = await world.rows(ShapeRow)
+    assert {(row.group, row.gpus): row.nodes for row in shapes} == counted
+    for row in await world.rows(InventoryRow):
+        assert set(row.missing) == {"n1", "n2", "n3"} - set(nodes)

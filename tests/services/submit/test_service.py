@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from libs.bus.memory import MemoryBus
+from libs.bus.memory_broker import MemoryBroker
+from libs.service.shape import Ports
+from libs.store.memory import MemoryDatabase, MemoryStore
+from services.submit.domain.model import Limits, Rules
+from services.submit.main import WIRING, build
+from services.submit.settings import SubmitSettings
+from services.submit.tables import TABLES
+from tests.services.submit.world import Hands, numbers
+
+SERVERS: dict[str, Any] = {"database_url": "postgresql://submit@/x", "nats_url": "nats://127.0.0.1"}
+
+
+def test_the_settings_are_the_domains_defaults() -> None:
+    assert SubmitSettings(**SERVERS).rules() == Rules(limits=Limits())
+
+
+def test_every_limit_of_the_domain_can_be_set_or_is_generous(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SHIFTWORK_SUBMIT_ACK_DEADLINE_SECONDS_MAX", "90")
+    assert SubmitSettings(**SERVERS).rules().limits.ack_deadline_seconds_max == 90.0
+
+
+def test_a_default_outside_its_bounds_is_refused_at_start() -> None:
+    with pytest.raises(ValidationError, match="default_ack_deadline_seconds 60 is not between"):
+        SubmitSettings(**SERVERS, ack_deadline_seconds_max=30.0)
+
+
+async def test_the_service_is_wired() -> None:
+    clock = Hands()
+    store = MemoryStore(MemoryDatabase(), TABLES, clock=clock, source="submit", new_id=numbers())
+    bus = MemoryBus(MemoryBroker(Random(1)), "submit")
+    service = build(SubmitSettings(**SERVERS), Ports(store=store, bus=bus, clock=clock))
+    assert service.name == WIRING.name == TABLES.schema
+    assert set(service.handlers) == set(WIRING.hears)
+    assert {kind.__name__ for kind in service.commands} == {
+        "CreateTask",
+        "SetGoal",
+        "SetPriority",
+        "Reemit",
+    }

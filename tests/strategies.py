@@ -1,0 +1,146 @@
+"""Hypothesis strategies for snapshots: small clusters, every state, nothing impossible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from hypothesis import strategies as st
+
+from libs.contracts.messages import Goal, PreemptMode, Priority, TaskState, Unit
+from services.scheduler.domain.model import Limit, Node, PolicySettings, Task
+from services.scheduler.domain.place import Capacity, placements_of
+from services.scheduler.domain.snapshot import Snapshot
+from tests.builders import a_checkpoint, a_limit, a_node, a_snapshot, a_spec, a_task, at
+
+T = TypeVar("T")
+Draw = Callable[[st.SearchStrategy[T]], T]
+
+NOW_SECONDS = 1000.0
+NOW = at(NOW_SECONDS)
+SETTINGS = PolicySettings(protected_seconds=10.0)
+PRIORITIES = [Priority.HIGH, Priority.NORMAL, Priority.NORMAL, Priority.LOW, Priority.AUTO]
+GROUPS = ["default", "default", "default", "dev"]
+HELD = [TaskState.STARTING, TaskState.RUNNING, TaskState.PREEMPTING, TaskState.KILLING]
+
+
+@st.composite
+def nodes(draw: Draw, *, healthy: bool = False) -> list[Node]:
+    """One to five nodes of two groups, some of them not offered."""
+    found: list[Node] = []
+    for index in range(draw(st.integers(1, 5))):
+        gpus = draw(st.sampled_from([0, 2, 4, 4, 4]))
+        node = a_node(
+            f"n{index}",
+            gpus=gpus,
+            group=draw(st.sampled_from(GROUPS)),
+            cpus=draw(st.sampled_from([0.0, 1.0, 3.0])),
+        )
+        if not healthy:
+            node = replace(
+                node,
+                ready=draw(st.sampled_from([True, True, True, False])),
+                schedulable=draw(st.sampled_from([True, True, True, False])),
+                draining=draw(st.sampled_from([False, False, False, True])),
+                unusable_gpus=draw(st.sampled_from([(), (), (), (0,)])),
+            )
+        found.append(node)
+    return found
+
+
+@st.composite
+def queued_tasks(draw: Draw, task_id: str) -> Task:
+    """A task that waits, wants something, or is paused."""
+    spec = a_spec(
+        nodes=draw(st.integers(1, 3)),
+        gpus=draw(st.sampled_from([None, None, 0, 1, 2, 4])),
+        group=draw(st.sampled_from(GROUPS)),
+        priority=draw(st.sampled_from(PRIORITIES)),
+        mode=draw(st.sampled_from([PreemptMode.SDK, PreemptMode.SDK, PreemptMode.KILL])),
+        max_run_seconds=draw(st.sampled_from([None, None, 500.0])),
+        retries=1,
+    )
+    task = a_task(
+        task_id,
+        spec=spec,
+        owner=draw(st.sampled_from(["ann", "bob"])),
+        team=draw(st.sampled_from(["vision", "speech"])),
+        submitted=draw(st.sampled_from([0.0, 1.0, 2.0])),
+        accepted=draw(st.booleans()),
+        goal=draw(st.sampled_from([Goal.RUN, Goal.RUN, Goal.RUN, Goal.PAUSE, Goal.STOP])),
+    )
+    attempt = draw(st.sampled_from([0, 0, 2]))
+    return replace(
+        task,
+        attempt=attempt,
+        checkpoint=a_checkpoint(3, attempt=attempt) if attempt else None,
+        state=draw(st.sampled_from([TaskState.QUEUED] * 3 + [TaskState.PAUSED])),
+        not_before_at=draw(st.sampled_from([None, None, at(NOW_SECONDS + 5)])),
+    )
+
+
+def _live(draw: Draw, task: Task, snapshot_nodes: dict[str, Node], room: Capacity) -> Task:
+    """The task with a live run, if there is still room for one."""
+    slots = room.pick(task.shape)
+    if slots is None:
+        return task
+    room.take(slots)
+    state = draw(st.sampled_from(HELD))
+    started = state in (TaskState.RUNNING, TaskState.PREEMPTING)
+    since = draw(st.sampled_from([0.0, 400.0, NOW_SECONDS - 1]))
+    asked = state in (TaskState.PREEMPTING, TaskState.KILLING)
+    auto = task.priority is Priority.AUTO
+    return replace(
+        task,
+        state=state,
+        attempt=task.attempt + 1,
+        live_attempt=task.attempt + 1,
+        level=Priority.NORMAL if auto else task.priority,
+        accepted=True,
+        not_before_at=None,
+        placements=placements_of(slots, task.spec, snapshot_nodes),
+        assigned_at=at(0),
+        start_deadline_at=at(draw(st.sampled_from([900.0, 1300.0]))),
+        run_started_at=at(since) if started else None,
+        ack_deadline_at=at(draw(st.sampled_from([990.0, 1030.0]))) if asked else None,
+        preempted_for=draw(st.sampled_from(["", "t0", "t1"])) if asked else "",
+        start_attempts=draw(st.sampled_from([0, 4])),
+    )
+
+
+@st.composite
+def limits(draw: Draw) -> list[Limit]:
+    """A few quota rows, at most one for each key."""
+    rows = [
+        a_limit(
+            draw(st.integers(0, 12)),
+            user=draw(st.sampled_from(["", "ann"])),
+            team=draw(st.sampled_from(["", "", "vision"])),
+            group=draw(st.sampled_from(["", "default"])),
+            priority=draw(st.sampled_from([Priority.UNSPECIFIED, Priority.HIGH, Priority.NORMAL])),
+            unit=draw(st.sampled_from([Unit.GPUS, Unit.NODES])),
+        )
+        for _ in range(draw(st.integers(0, 3)))
+    ]
+    return list({row.key: row for row in rows}.values())
+
+
+@st.composite
+def snapshots(draw: Draw, *, healthy: bool = False) -> Snapshot:
+    """A consistent moment: held capacity fits, everything else may be anything."""
+    some = draw(nodes(healthy=healthy))
+    by_id: dict[str, Node] = {node.id: node for node in some}
+    room = Capacity((replace(node, unusable_gpus=()) for node in some), SETTINGS)
+    tasks: list[Task] = []
+    for index in range(draw(st.integers(0, 9))):
+        task = draw(queued_tasks(f"t{index}"))
+        tasks.append(_live(draw, task, by_id, room) if draw(st.booleans()) else task)
+    return a_snapshot(
+        tasks,
+        some,
+        limits=draw(limits()),
+        listed=draw(st.sampled_from([True, True, False])),
+        settings=SETTINGS,
+        version=draw(st.integers(1, 5)),
+    )
