@@ -1,0 +1,178 @@
+"""``shiftwork doctor``: what is right, doubtful or wrong on this machine, and the fix.
+
+Reads only: nothing is started or changed. Each check is one row of ``CHECKS``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Literal
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from services.allinone.embedded import nats, postgres
+from services.allinone.embedded.accounts import service_account
+from services.allinone.place import Options, Place
+from services.launcher.gpus import find_gpus
+from services.launcher.runtimes.node import cgroups
+
+FREE_BYTES_MIN = 2 * 2**30
+CLOCK_YEAR_MIN = 2026
+PROBE_SECONDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    level: Literal["ok", "warn", "bad"]
+    what: str
+    fix: str = ""
+
+    def line(self) -> str:
+        """For people."""
+        return f"{self.level:4}  {self.what}" + (f"\n      fix: {self.fix}" if self.fix else "")
+
+    def document(self) -> dict[str, str]:
+        """For scripts."""
+        return asdict(self)
+
+
+def examine(place: Place) -> list[Finding]:
+    """Every finding, in the order of the checks. Never raises for what it is there to find."""
+    findings: list[Finding] = []
+    for check in CHECKS:
+        try:
+            findings += check(place)
+        except Exception as problem:  # noqa: BLE001 - one check that cannot look must not hide the others
+            findings.append(Finding("warn", f"{check.__name__.strip('_')}: {problem}"))
+    return findings
+
+
+def _python(place: Place) -> Iterator[Finding]:
+    del place
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < (3, 11):  # noqa: UP036 - somebody may run it with another interpreter
+        yield Finding("bad", f"Python {version}", "use Python 3.11 or newer")
+    else:
+        yield Finding("ok", f"Python {version}")
+
+
+def _programs(place: Place) -> Iterator[Finding]:
+    del place
+    for name, find in (("nats-server", nats.program), ("PostgreSQL", postgres.programs_folder)):
+        try:
+            yield Finding("ok", f"{name}: {find()}")
+        except LookupError as problem:
+            yield Finding("bad", f"{name}: {problem}", "make setup")
+
+
+def _clock(place: Place) -> Iterator[Finding]:
+    del place
+    year = time.gmtime().tm_year
+    if year < CLOCK_YEAR_MIN:
+        yield Finding("bad", f"the clock says {year}", "set the clock (UTC), then start again")
+
+
+def _folder(place: Place) -> Iterator[Finding]:
+    data = place.data
+    existing = next(path for path in (data, *data.parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        yield Finding("bad", f"{existing} cannot be written", "use another folder: --data DIR")
+        return
+    free = shutil.disk_usage(existing).free
+    level = "ok" if free >= FREE_BYTES_MIN else "warn"
+    fix = "" if level == "ok" else "make room, or use another folder: --data DIR"
+    yield Finding(level, f"data folder {data}: {free / 2**30:.1f} GiB free", fix)
+    if data.exists() and data.stat().st_mode & 0o077:
+        mode = oct(data.stat().st_mode & 0o777)
+        yield Finding("warn", f"{data} is open to others ({mode})", f"chmod 700 {data}")
+
+
+def _users(place: Place) -> Iterator[Finding]:
+    options = place.options() or Options()
+    if os.geteuid() != 0:
+        own = pwd.getpwuid(os.geteuid()).pw_name
+        yield Finding("ok", f"tasks run as {own}, and share the trust of whoever runs `up`")
+        return
+    account = service_account(place.data / "postgres" / "data", options.service_user)
+    yield Finding("ok", f"PostgreSQL runs as {account.name if account else 'root'}")
+    if options.task_user is None:
+        fix = "name an unprivileged user: shiftwork up --task-user NAME"
+        yield Finding("warn", "tasks run as root, with the trust of whoever runs `up`", fix)
+    elif account is not None and account.name == options.task_user:
+        fix = "give tasks a user of their own"
+        yield Finding("bad", f"tasks and the database both run as {account.name}", fix)
+
+
+def _gpus(place: Place) -> Iterator[Finding]:
+    options = place.options() or Options()
+    found = find_gpus()
+    if found.gpus:
+        models = ", ".join(sorted({gpu.model for gpu in found.gpus}))
+        yield Finding("ok", f"{len(found.gpus)} GPUs ({models}), driver {found.driver}")
+        if found.problem:
+            yield Finding("warn", found.problem)
+    elif options.nodes is not None or options.slots is not None:
+        nodes, slots = options.nodes or 1, 1 if options.slots is None else options.slots
+        yield Finding("ok", f"no GPU ({found.problem}); {nodes} virtual nodes x {slots} slots")
+    else:
+        fix = "or declare slots: shiftwork up --nodes N --slots G"
+        yield Finding("warn", f"no GPU ({found.problem}): this machine is one CPU-only node", fix)
+
+
+def _limits(place: Place) -> Iterator[Finding]:
+    del place
+    groups = cgroups.find(f"shiftwork-doctor-{os.getpid()}")
+    try:
+        if not groups.warnings:
+            yield Finding("ok", "CPU and memory limits of tasks: control groups")
+        for warning in groups.warnings:
+            yield Finding("warn", warning, "run `up` where control groups are writable")
+    finally:
+        groups.close()
+
+
+def _running(place: Place) -> Iterator[Finding]:
+    keeper = place.keeper()
+    if keeper is None:
+        yield Finding("ok", "not running: shiftwork up")
+        return
+    try:
+        with urlopen(f"{keeper.url}/readyz", timeout=PROBE_SECONDS) as answer:  # noqa: S310 - our own http URL
+            yield Finding("ok", f"running at {keeper.url}: {answer.read().decode().strip()}")
+    except (URLError, OSError) as problem:
+        said = getattr(problem, "read", lambda: b"")().decode(errors="replace").strip()
+        yield Finding("bad", f"{keeper.url}: {said or problem}", f"see {place.log}")
+
+
+def _parts(place: Place) -> Iterator[Finding]:
+    if not place.is_kept() or not place.status.exists():
+        return
+    for name, part in json.loads(place.status.read_text()).items():
+        restarts = f", {part['restarts']} restarts" if part["restarts"] else ""
+        text = f"{name}: {part['state']} since {part['since']}{restarts}"
+        if part["state"] == "up":
+            yield Finding("warn" if part["restarts"] else "ok", text)
+        else:
+            yield Finding("bad", f"{text}: {part['problem']}", f"see {place.log}")
+
+
+CHECKS: tuple[Callable[[Place], Iterator[Finding]], ...] = (
+    _python,
+    _programs,
+    _clock,
+    _folder,
+    _users,
+    _gpus,
+    _limits,
+    _running,
+    _parts,
+)
