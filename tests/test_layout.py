@@ -66,7 +66,8 @@ def test_functions_stay_small() -> None:
     for path in sources():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                # Without the signature: a command's options are declared there, one a line.
+                lines = (node.end_lineno or node.lineno) - node.body[0].lineno + 1
                 if lines > FUNCTION_LINES_MAX:
                     long.append(f"{path.relative_to(ROOT)}:{node.name} {lines}")
     assert long == []
