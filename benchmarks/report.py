@@ -44,7 +44,7 @@ def machine() -> dict[str, object]:
 
 @dataclass
 class Report:
-    """One benchmark's outcome. ``bounds``: measured key -> the most (or least) that meets the goal."""
+    """One benchmark's outcome; ``at_most`` and ``at_least`` are the goals, by measured key."""
 
     benchmark: str
     title: str

@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from services.launcher.domain import lifecycle as launcher_lifecycle
-from services.scheduler.domain import lifecycle as scheduler_lifecycle
-
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
 from libs.contracts.subjects import filter_of
+from services.launcher.domain import lifecycle as launcher_lifecycle
+from services.scheduler.domain import lifecycle as scheduler_lifecycle
 
 ROOT = Path(__file__).resolve().parent.parent
 GENERATED = ROOT / "docs" / "generated"
@@ -99,7 +98,7 @@ def pages() -> dict[Path, str]:
     """Every generated page with its text."""
     return {
         GENERATED / "lifecycle.md": NOTE
-        + scheduler_lifecycle.render_markdown()
+        + scheduler_lifecycle.render()
         + "\n"
         + launcher_lifecycle.render_markdown(),
         GENERATED / "messages.md": messages_page(),

@@ -46,6 +46,7 @@ class Comments:
 
     @staticmethod
     def of(file: FileDescriptorProto) -> Comments:
+        """Read them from a file's source information."""
         found = {
             tuple(location.path): " ".join(location.leading_comments.split())
             for location in file.source_code_info.location
@@ -93,13 +94,14 @@ def base_type(field: Field, where: str) -> tuple[str, str | None]:
         return "Time", None
     if field.type == Field.TYPE_MESSAGE and not field.type_name.startswith(".google."):
         return short(field.type_name), None
-    raise DialectError(f"{where}.{field.name}: type {field.type_name or field.type} is not in the dialect")
+    kind = field.type_name or field.type
+    raise DialectError(f"{where}.{field.name}: type {kind} is not in the dialect")
 
 
 def field_source(message: DescriptorProto, field: Field) -> str:
     if field.HasField("oneof_index") and not field.proto3_optional:
         raise DialectError(f"{message.name}.{field.name}: oneof is not in the dialect")
-    entries = {f"{nested.name}": nested for nested in message.nested_type if nested.options.map_entry}
+    entries = {each.name: each for each in message.nested_type if each.options.map_entry}
     if field.type == Field.TYPE_MESSAGE and short(field.type_name) in entries:
         key, value = entries[short(field.type_name)].field
         kind = f"Mapping[{base_type(key, message.name)[0]}, {base_type(value, message.name)[0]}]"
@@ -142,7 +144,7 @@ def in_order(messages: list[tuple[DescriptorProto, str]]) -> list[tuple[Descript
     return list(done.values())
 
 
-PRELUDE = '''from __future__ import annotations
+PRELUDE = """from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -151,7 +153,7 @@ import pydantic
 
 from libs.contracts.base import Base64, Int64, Message, Time
 
-'''
+"""
 
 
 def messages_py(files: list[FileDescriptorProto]) -> str:
@@ -172,7 +174,8 @@ def routes(request: plugin_pb2.CodeGeneratorRequest) -> dict[str, object]:
     pool = descriptor_pool.DescriptorPool()
     for file in request.proto_file:
         pool.Add(file)
-    options_class = message_factory.GetMessageClass(pool.FindMessageTypeByName("google.protobuf.MessageOptions"))
+    descriptor = pool.FindMessageTypeByName("google.protobuf.MessageOptions")
+    options_class = message_factory.GetMessageClass(descriptor)
     extension = pool.FindExtensionByName("shiftwork.bus.v1.route")
     found: dict[str, object] = {}
     for file in request.proto_file:
@@ -183,12 +186,12 @@ def routes(request: plugin_pb2.CodeGeneratorRequest) -> dict[str, object]:
     return found
 
 
-REGISTRY_PRELUDE = '''from __future__ import annotations
+REGISTRY_PRELUDE = """from __future__ import annotations
 
 from libs.contracts import messages as m
 from libs.contracts.routes import Kind, Route
 
-'''
+"""
 
 
 def registry_py(request: plugin_pb2.CodeGeneratorRequest) -> str:
@@ -219,8 +222,8 @@ def main() -> None:
         if file.name.startswith("shiftwork/") and file.name != OPTIONS_FILE
     ]
     try:
-        for name, content in (("messages.py", messages_py(ours)), ("registry.py", registry_py(request))):
-            response.file.add(name=name, content=content)
+        response.file.add(name="messages.py", content=messages_py(ours))
+        response.file.add(name="registry.py", content=registry_py(request))
     except DialectError as error:
         response.error = str(error)
     sys.stdout.buffer.write(response.SerializeToString())
