@@ -62,7 +62,11 @@ check: $(STAMP) ## Lint, types, import contracts, proto lint and compatibility, 
 
 .PHONY: test
 test: $(STAMP) ## The whole default suite, with real servers
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+.PHONY: test-slow
+test-slow: $(STAMP) ## The slow tests: real processes, outages, the command line end to end
+	@$(BIN)/python -m pytest -m slow --timeout 600
 
 .PHONY: scenarios
 scenarios: $(STAMP) ## Scheduling scenarios against their committed timelines
