@@ -35,11 +35,11 @@ def set_up_logs(
     form: Literal["json", "console"], level: str, stream: TextIO | None = None
 ) -> None:
     """Configure structlog for this process: JSON lines, or readable ones; on standard error."""
-    stream = stream or sys.stderr
+    out = stream or sys.stderr
     renderer: structlog.types.Processor = (
         structlog.processors.JSONRenderer()
         if form == "json"
-        else structlog.dev.ConsoleRenderer(colors=stream.isatty())
+        else structlog.dev.ConsoleRenderer(colors=out.isatty())
     )
     structlog.configure(
         processors=[
@@ -54,10 +54,10 @@ def set_up_logs(
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
-        logger_factory=structlog.PrintLoggerFactory(file=stream),
+        logger_factory=structlog.PrintLoggerFactory(file=out),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(level=logging.WARNING, stream=stream, format="%(name)s: %(message)s")
+    logging.basicConfig(level=logging.WARNING, stream=out, format="%(name)s: %(message)s")
 
 
 def log(service: str) -> structlog.typing.FilteringBoundLogger:

@@ -28,7 +28,7 @@ from libs.service.loop import pause
 from services.allinone.client import admin_client, items
 from services.allinone.place import Options, Place
 from services.allinone.platform import Platform
-from services.launcher.machine import find_gpus
+from services.launcher.gpus import find_gpus
 from services.launcher.runtimes.ending import end_supervisors
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -73,7 +73,7 @@ async def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="shiftwork-demo-"))
     place = Place(folder / "platform")
     # Virtual nodes where there is no GPU; otherwise this machine as it is.
-    virtual = find_gpus().count == 0
+    virtual = not find_gpus().gpus
     options = Options(port=0, nodes=2, slots=2) if virtual else Options(port=0)
     try:
         place.take()
