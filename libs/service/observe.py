@@ -7,6 +7,7 @@ import sys
 from typing import Literal, TextIO
 
 import structlog
+import structlog.tracebacks
 from prometheus_client import Counter, Gauge, Histogram
 
 HANDLED = Counter("shiftwork_events_handled_total", "Events handled", ["service", "type"])
@@ -39,14 +40,19 @@ def set_up_logs(
     renderer: structlog.types.Processor = (
         structlog.processors.JSONRenderer()
         if form == "json"
-        else structlog.dev.ConsoleRenderer(colors=out.isatty())
+        else structlog.dev.ConsoleRenderer(
+            colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
     )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.dict_tracebacks
+            # Without local variables: they may hold a token or a task's environment.
+            structlog.processors.ExceptionRenderer(
+                structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+            )
             if form == "json"
             else structlog.processors.format_exc_info,
             renderer,

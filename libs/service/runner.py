@@ -72,10 +72,17 @@ class Runner:
     async def _lead_again_and_again(self) -> None:
         backoff = Backoff()
         while True:
+            # In a task of its own: a stop then always reaches this one, even in the very moment
+            # in which a part fails because something is down.
+            term = asyncio.ensure_future(self._lead_once())
             try:
-                await self._lead_once()
+                await asyncio.wait((term,))
+                term.result()
             except* (LeadershipLostError, NotLeaderError, *DOWN) as group:
                 self.log.warning("leadership ended", problem=str(group.exceptions[0]))
+            finally:
+                term.cancel()
+                await asyncio.wait((term,))
             await backoff.wait()
 
     async def _lead_once(self) -> None:

@@ -1,6 +1,7 @@
 """Keep one platform running in this process: signals, messages for people, an orderly end.
 
-``shiftwork up`` calls it in the foreground, ``python -m services.allinone DIR`` in the background.
+``shiftwork up`` calls it in the foreground, ``python -m services.allinone DIR`` in the background,
+``dev`` with a platform whose services are processes.
 SIGTERM and the first Ctrl-C let running tasks save; SIGQUIT and the second Ctrl-C do not wait.
 """
 
@@ -10,7 +11,9 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal, Protocol
 
 import httpx
 import uvloop
@@ -27,14 +30,32 @@ from services.launcher.runtimes.ending import end_supervisors
 CONTEXT = "local"
 
 
+class Kept(Protocol):
+    """A platform that can be kept: ``ready`` is set once it serves at ``url``."""
+
+    ready: asyncio.Event
+    url: str
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        ...
+
+
 def say(text: str) -> None:
     """A line for the person at the terminal."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
-def keep_here(place: Place, options: Options, *, verbose: bool = False) -> int:
-    """Run until told to end; the exit status."""
+def keep_here(
+    place: Place,
+    options: Options,
+    *,
+    verbose: bool = False,
+    form: Literal["json", "console"] = "json",
+    make: Callable[[Place, Options, int], Kept] = Platform,
+) -> int:
+    """Run until told to end; the exit status. ``make(place, options, pid)`` builds the platform."""
     try:
         place.take()
     except KeptByAnotherError as error:
@@ -46,16 +67,15 @@ def keep_here(place: Place, options: Options, *, verbose: bool = False) -> int:
     try:
         place.keep_options(options)
         with place.log.open("a", encoding="utf-8") as log:
-            observe.set_up_logs("json", "info", sys.stderr if verbose else log)
-            return uvloop.run(_keep(place, options))
+            observe.set_up_logs(form, "info", sys.stderr if verbose else log)
+            return uvloop.run(_keep(place, make(place, options, os.getpid())))
     except (ServerError, OSError) as error:
         raise Failure(str(error), where=str(place.data), fix="run `shiftwork doctor`") from error
     finally:
         place.release()
 
 
-async def _keep(place: Place, options: Options) -> int:
-    platform = Platform(place, options, os.getpid())
+async def _keep(place: Place, platform: Kept) -> int:
     asked, now = asyncio.Event(), asyncio.Event()
 
     def interrupted() -> None:
@@ -84,14 +104,14 @@ async def _keep(place: Place, options: Options) -> int:
     return 0
 
 
-def _announce(place: Place, platform: Platform) -> None:
+def _announce(place: Place, platform: Kept) -> None:
     token_file = place.credentials.admin_token_file
     contexts.save(contexts.default_path(), CONTEXT, contexts.Named(platform.url, str(token_file)))
     say(f"Shiftwork is ready at {platform.url}")
     say(f"Administrator's token: {token_file}")
 
 
-async def _leave(place: Place, platform: Platform, now: asyncio.Event) -> None:
+async def _leave(place: Place, platform: Kept, now: asyncio.Event) -> None:
     """Let running tasks save, unless told not to wait."""
     if now.is_set():
         return

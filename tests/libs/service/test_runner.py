@@ -213,3 +213,18 @@ def test_a_part_that_dies_takes_the_service_down() -> None:
         assert caught.group_contains(ZeroDivisionError, depth=2)
 
     virtually(main())
+
+
+def test_a_stop_in_the_moment_of_an_outage_is_a_stop() -> None:
+    async def main() -> None:
+        world = World()
+        runner = world.runner()
+        task = asyncio.ensure_future(runner.run())
+        await until(lambda: runner.epoch is not None)
+        world.database.stop()
+        world.database.cut_leader("quota")
+        task.cancel()
+        done, _ = await asyncio.wait((task,), timeout=60)
+        assert task in done
+
+    virtually(main())
