@@ -82,7 +82,7 @@ class Runner:
                 self.log.warning("leadership ended", problem=str(group.exceptions[0]))
             finally:
                 term.cancel()
-                await asyncio.wait((term,))
+                await asyncio.gather(term, return_exceptions=True)
             await backoff.wait()
 
     async def _lead_once(self) -> None:

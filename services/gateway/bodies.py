@@ -106,6 +106,9 @@ class SchedulableBody(Body):
     """Whether new runs may be placed on the node."""
 
     schedulable: bool
+    drain: bool = Field(
+        default=False, description="with schedulable false: what runs there saves and leaves"
+    )
 
 
 class QuotaBody(Body):

@@ -242,6 +242,7 @@ def node(row: NodeRow, held: Mapping[int, str], tasks: Sequence[str]) -> Json:
         "memory_bytes": told.memory_bytes,
         "labels": dict(told.labels),
         "schedulable": told.schedulable,
+        "draining": told.draining,
         "ready": told.ready,
         "changed_at": moment(row.changed_at),
     }

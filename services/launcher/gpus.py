@@ -82,7 +82,8 @@ def find_gpus(nvml: Nvml | None = None, visible: str | None = None) -> Found:
         return Found((), f"the NVIDIA driver does not list its GPUs ({problem})")
     finally:
         library.nvmlShutdown()
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
+    own = os.environ.get("CUDA_VISIBLE_DEVICES")  # noqa: TID251 - the driver's variable, not a setting
+    wanted = own if visible is None else visible
     return found if wanted is None else _only(found, wanted)
 
 

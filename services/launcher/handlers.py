@@ -125,7 +125,7 @@ async def _known(tx: Tx, command: AckCheckpoint) -> checkpoints.Known:
 
 
 async def set_schedulable(tx: Tx, command: SetSchedulable) -> SetSchedulableReply:
-    """Cordon or uncordon a node: no new run comes to a cordoned one."""
+    """Cordon or uncordon a node: no new run comes to a cordoned one, and a drained one is left."""
     row = await tx.get(NodeRow, command.node_id)
     if row is None or row.removed:
         error = FieldError(
@@ -138,7 +138,7 @@ async def set_schedulable(tx: Tx, command: SetSchedulable) -> SetSchedulableRepl
         return SetSchedulableReply(
             refusal=Refusal(code=RefusalCode.NOT_FOUND, detail=detail, errors=(error,))
         )
-    after = inventory.cordon(row, command.schedulable, tx.now)
+    after = inventory.cordon(row, command.schedulable, tx.now, drain=command.drain)
     if after != row:
         tx.put(after)
         tx.emit(inventory.message(after))

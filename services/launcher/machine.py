@@ -6,59 +6,33 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from libs.contracts.messages import Node
+from services.launcher.gpus import Gpu
 from services.launcher.runtimes.node_client import NodePlan, TaskUser
 from services.launcher.settings import LauncherSettings
 
 REAL_NODE = "local-0"
 
 
-@dataclass(frozen=True, slots=True)
-class Gpus:
-    """The machine's GPUs as NVML lists them."""
-
-    count: int = 0
-    model: str = ""
-    # Why none could be listed, if NVML is there and failed.
-    problem: str = ""
-
-
-def find_gpus() -> Gpus:
-    """Ask NVML; a machine without it has none."""
-    try:
-        import pynvml  # noqa: PLC0415 - only where there may be GPUs
-    except ImportError:
-        return Gpus()
-    try:
-        pynvml.nvmlInit()
-        count = int(pynvml.nvmlDeviceGetCount())
-        model = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)) if count else ""
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        code: object = error.args[0] if error.args else None
-        absent = code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
-        return Gpus(problem="" if absent else f"NVML: {error}")
-    return Gpus(count, model if isinstance(model, str) else model.decode())
-
-
-def plan_nodes(settings: LauncherSettings, gpus: Gpus | None) -> tuple[NodePlan, ...]:
-    """The nodes of this machine; virtual ones share its processors and memory evenly."""
+def plan_nodes(settings: LauncherSettings, gpus: Sequence[Gpu]) -> tuple[NodePlan, ...]:
+    """The nodes of this machine: itself with these GPUs, or virtual ones that share its processors
+    and memory evenly."""
     cpus = float(os.cpu_count() or 1)
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    gpus, count = gpus or Gpus(), settings.virtual_nodes
+    count = settings.virtual_nodes
     if count == 0:
         node = _node(
             settings,
             node_id=REAL_NODE,
-            gpus=gpus.count,
+            gpus=len(gpus),
             cpus=cpus,
             memory_bytes=memory_bytes,
-            gpu_model=gpus.model,
+            gpu_model=gpus[0].model if gpus else "",
         )
-        return (NodePlan(node, tuple(str(index) for index in range(gpus.count))),)
+        return (NodePlan(node, tuple(gpu.uuid for gpu in gpus)),)
     return tuple(
         NodePlan(
             _node(

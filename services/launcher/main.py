@@ -11,9 +11,10 @@ from services.launcher.domain.inventory import LeasePolicy
 from services.launcher.domain.ports import PortRange
 from services.launcher.domain.reconcile import Policy
 from services.launcher.environment import Site
+from services.launcher.gpus import find_gpus
 from services.launcher.handlers import HANDLERS, Commands
 from services.launcher.loop import Launcher, Limits
-from services.launcher.machine import find_gpus, plan_nodes, task_person
+from services.launcher.machine import plan_nodes, task_person
 from services.launcher.runtimes.node_client import Machine
 from services.launcher.runtimes.port import Runtime
 from services.launcher.runtimes.process import ProcessRuntime
@@ -47,9 +48,10 @@ def process_runtime(settings: LauncherSettings) -> ProcessRuntime:
         call_seconds=settings.supervisor_call_seconds,
         idle_seconds=settings.supervisor_idle_seconds,
         listing_seconds=settings.look_tick_seconds,
+        keep_seconds=settings.output_keep_seconds,
     )
     # With virtual nodes, GPUs are not asked for: the slots stand for nothing real.
-    gpus = find_gpus() if settings.virtual_nodes == 0 else None
+    gpus = find_gpus().gpus if settings.virtual_nodes == 0 else ()
     return ProcessRuntime(machine, plan_nodes(settings, gpus))
 
 

@@ -52,6 +52,8 @@ class LauncherSettings(BaseServiceSettings):
     retry_most_seconds: float = Field(default=5.0, gt=0, le=300)
     supervisor_call_seconds: float = Field(default=3.0, gt=0, le=60)
     supervisor_idle_seconds: float = Field(default=30.0, gt=0, le=86_400)
+    # The output files of a forgotten run are kept so long (the log-collector has its own copies).
+    output_keep_seconds: float = Field(default=14 * 86_400.0, gt=0)
     # Ended runs and their checkpoints are remembered so long after the task's last run.
     past_keep_seconds: float = Field(default=30 * 86_400.0, gt=0)
     prune_tick_seconds: float = Field(default=600.0, gt=0)

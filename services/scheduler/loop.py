@@ -95,10 +95,10 @@ class Brain:
         if plan.decisions and not await self._commit(plan, epoch):
             return 0.0
         if not plan.decisions:
-            # After a commit the plan is looked at once more: then this says it is settled.
+            # After a commit this is not so: the next round, at the latest in a tick, confirms it.
             self._decided_version = plan.version
         self._due_at = plan.due_at
-        return 0.0 if plan.decisions else self._until_due(now)
+        return self._until_due(now)
 
     def _until_due(self, now: datetime) -> float:
         """Until the next deadline, but never longer than a tick: a wake-up may get lost."""

@@ -172,7 +172,7 @@ async def until(
     runtime: Runtime, true: Callable[[Listing], bool], *, seconds: float = 8
 ) -> Listing:
     async with asyncio.timeout(seconds):
-        while not true(listing := await runtime.list()):  # noqa: ASYNC110
+        while not true(listing := await runtime.list()):  # noqa: ASYNC110 - hints may be missed
             await asyncio.sleep(0.01)
         return listing
 

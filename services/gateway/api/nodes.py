@@ -15,7 +15,7 @@ from services.gateway.api import shapes
 from services.gateway.api.deps import Caller, Parts, Wanted, answer, answer_page
 from services.gateway.auth import require_admin
 from services.gateway.bodies import SchedulableBody
-from services.gateway.problems import NOT_FOUND, ProblemError
+from services.gateway.problems import NOT_FOUND, ProblemError, invalid
 from services.gateway.rows import NodeRow
 from services.gateway.store import Sort
 
@@ -63,14 +63,21 @@ async def show_node(node_id: str, caller: Caller, parts: Parts) -> Response:
 async def put_schedulable(
     node_id: str, body: SchedulableBody, caller: Caller, parts: Parts
 ) -> Response:
-    """Cordon a node, or uncordon it. What runs there goes on."""
-    async with parts.changing(caller, f"node.schedulable.{body.schedulable}", node_id):
+    """Cordon a node, or uncordon it. What runs there goes on, unless it is drained."""
+    if body.drain and body.schedulable:
+        fix = "give schedulable false with it, or leave it out"
+        raise invalid("drain", True, "is for a node that takes no new runs", fix)
+    done = "drain" if body.drain else f"schedulable.{body.schedulable}"
+    async with parts.changing(caller, f"node.{done}", node_id):
         require_admin(caller, "cordon nodes")
         command = m.SetSchedulable(
-            node_id=node_id, schedulable=body.schedulable, asked_by=caller.user
+            node_id=node_id,
+            schedulable=body.schedulable,
+            drain=body.drain,
+            asked_by=caller.user,
         )
         await parts.commands.ask(command, m.SetSchedulableReply)
-    return answer({"id": node_id, "schedulable": body.schedulable})
+    return answer({"id": node_id, "schedulable": body.schedulable, "draining": body.drain})
 
 
 @router.get("/groups", response_model=shapes.Page)

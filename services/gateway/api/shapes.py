@@ -206,6 +206,7 @@ class Node(TypedDict):
     memory_bytes: int
     labels: dict[str, str]
     schedulable: bool
+    draining: bool
     ready: bool
     changed_at: str
 

@@ -82,21 +82,26 @@ def _renewed(
         )
     silent_since = None if answers else row.silent_since or now
     leased = silent_since is None or (row.node.ready and now < silent_since + policy.lease)
-    node = observed.node.model_copy(update={"schedulable": not row.cordoned, "ready": leased})
+    word = {"schedulable": not row.cordoned, "draining": row.cordoned and row.node.draining}
+    node = observed.node.model_copy(update=word | {"ready": leased})
     after = replace(row, node=node, removed=observed.retired, silent_since=silent_since)
     if (after.node, after.removed) == (row.node, row.removed):
         return after
     return replace(after, version=row.version + 1, changed_at=now)
 
 
-def cordon(row: NodeRow, schedulable: bool, now: datetime) -> NodeRow:
-    """The row after an operator's word; the same row if nothing changes."""
-    if row.cordoned is not schedulable:
+def cordon(row: NodeRow, schedulable: bool, now: datetime, *, drain: bool = False) -> NodeRow:
+    """The row after an operator's word; the same row if nothing changes.
+
+    With ``drain``, what runs on a cordoned node is sent away, too.
+    """
+    draining = drain and not schedulable
+    if row.cordoned is not schedulable and row.node.draining is draining:
         return row
     return replace(
         row,
         cordoned=not schedulable,
-        node=row.node.model_copy(update={"schedulable": schedulable}),
+        node=row.node.model_copy(update={"schedulable": schedulable, "draining": draining}),
         version=row.version + 1,
         changed_at=now,
     )

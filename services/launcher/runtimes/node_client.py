@@ -59,6 +59,8 @@ class Machine:
     listing_seconds: float = 1.0
     # A supervisor with nothing to do and nobody connected leaves after this.
     idle_seconds: float = 30.0
+    # The output of a forgotten run is kept so long after its last byte.
+    keep_seconds: float = 14 * 86_400.0
 
 
 class _Link(asyncio.Protocol):
@@ -186,6 +188,12 @@ class NodeClient:
                 raise RuntimeUnavailableError(f"process {holder.pid} cannot be killed")
             await pause(GONE_POLL_SECONDS)
 
+    def hang_up(self) -> None:
+        """Disconnect; the next call connects anew, with the epoch of then."""
+        if self._link is not None:
+            self._link.close()
+        self._link = None
+
     async def close(self) -> None:
         """Hang up; a supervisor with nothing to run leaves."""
         if self._link is not None and self._link.open:
@@ -193,8 +201,7 @@ class NodeClient:
                 await self._link.call(self.machine.call_seconds, {"op": "stop"})
             except (RuntimeUnavailableError, RuntimeDeniedError) as problem:
                 self.problem = str(problem)
-            self._link.close()
-        self._link = None
+        self.hang_up()
 
     async def _ask(self, link: _Link, request: Mapping[str, Any]) -> dict[str, Any]:
         try:
@@ -263,7 +270,7 @@ class NodeClient:
         for folder in (self.folder.parent, self.folder, self.folder / "runs", work):
             folder.mkdir(mode=0o700, exist_ok=True)
         argv = [sys.executable, "-I", "-S", str(PROGRAM), str(self.folder), str(work)]
-        argv.append(str(self.machine.idle_seconds))
+        argv += [str(self.machine.idle_seconds), str(self.machine.keep_seconds)]
         if user is not None:
             # Ranks of another user pass through to their context file and work folder.
             for folder in (self.folder.parent, self.folder, self.folder / "runs", work):

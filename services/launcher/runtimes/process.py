@@ -28,6 +28,10 @@ from services.launcher.runtimes.port import (
     RuntimeUnavailableError,
 )
 
+# A node says so where tasks' CPU and memory limits, or the clean end of a task that hides, cannot
+# be had; ``ProcessRuntime.warnings`` has the sentences.
+LIMITS_LABEL = "shiftwork.limits"
+
 
 class ProcessRuntime:
     """``port.Runtime`` on this machine."""
@@ -54,8 +58,7 @@ class ProcessRuntime:
                 self._clients[folder.name] = NodeClient(plan, self._machine, retired=True)
         for client in self._clients.values():
             client.epoch, client.hint = epoch, self._hint
-            # The next call says hello with the new epoch.
-            await client.close()
+            client.hang_up()
 
     async def launch(self, order: RunOrder) -> None:
         """See ``port.Runtime``."""
@@ -99,6 +102,11 @@ class ProcessRuntime:
                 continue
             if isinstance(answer, BaseException):
                 raise answer
+            if client.retired and not answer:
+                # Its last run is over and forgotten.
+                await client.close()
+                del self._clients[node_id]
+                continue
             nodes[node_id] = self._node(client, ready=True)
             for run, seen in answer.items():
                 run_id = RunId.parse(run)
@@ -131,7 +139,9 @@ class ProcessRuntime:
         return client
 
     def _node(self, client: NodeClient, *, ready: bool) -> ObservedNode:
-        node = client.plan.node.model_copy(update={"ready": ready})
+        plan = client.plan.node
+        labels = {**plan.labels, **({LIMITS_LABEL: "not-enforced"} if client.warnings else {})}
+        node = plan.model_copy(update={"ready": ready, "labels": labels})
         return ObservedNode(node, problem=client.problem, retired=client.retired)
 
     def _rank(self, rank: RankOrder) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Started by ``node_client.py``, one for each (virtual) node:
 
-    python -I -S supervisor.py NODE_FOLDER WORK_FOLDER IDLE_SECONDS [UID:GID:GID,...]
+    python -I -S supervisor.py NODE_FOLDER WORK_FOLDER IDLE_SECONDS KEEP_SECONDS [UID:GID:GID,...]
 
 It detaches, takes the node folder's lock (a second one leaves at once, content), ends what a dead
 predecessor left, and serves JSON lines on ``NODE_FOLDER/socket``. One launcher commands it: the one
@@ -27,9 +27,10 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import Any, NoReturn
 
-from services.launcher.runtimes.node import cgroups, proc
+from services.launcher.runtimes.node import cgroups, proc, retention
 from services.launcher.runtimes.node.journal import Journal, take_lock
 from services.launcher.runtimes.node.ranks import EndedError, Ranks, RefusedError
 from services.launcher.runtimes.node.spawn import Identity
@@ -39,6 +40,7 @@ LINE_BYTES_MAX = 8 << 20
 CONNECTIONS_MAX = 32
 PR_SET_CHILD_SUBREAPER = 36
 PEER_FORMAT = "3i"
+PRUNE_SECONDS = 600.0
 
 
 class Connection:
@@ -54,10 +56,12 @@ class Connection:
 class Supervisor:
     """The server: everything happens in ``run``, one thing at a time."""
 
-    def __init__(self, folder: str, ranks: Ranks, idle_seconds: float) -> None:
+    def __init__(self, folder: str, ranks: Ranks, idle_seconds: float, keep_seconds: float) -> None:
         self.ranks = ranks
         self.folder = folder
         self.idle_seconds = idle_seconds
+        self.keep_seconds = keep_seconds
+        self.pruned_s = -inf
         self.epoch = 0
         self.leaving = False
         self.selector = selectors.DefaultSelector()
@@ -80,17 +84,33 @@ class Supervisor:
                 self._tell({"event": "changed"})
             if self.connections or self.ranks.running:
                 idle_since = time.monotonic()
+            if time.monotonic() - self.pruned_s >= PRUNE_SECONDS:
+                self._prune()
             idle_s = time.monotonic() - idle_since
             if not self.ranks.running and (self.leaving or idle_s >= self.idle_seconds):
                 return
             wait_s = self.idle_seconds - idle_s if delay_s is None else delay_s
+            wait_s = min(wait_s, PRUNE_SECONDS)
             for key, mask in self.selector.select(max(0.0, wait_s)):
                 key.data(key.fileobj, mask)
 
+    def _prune(self) -> None:
+        """Clear old output away; nothing depends on it."""
+        self.pruned_s = time.monotonic()
+        known = {run for run, _ in self.ranks.table}
+        folder = self.ranks.runs_folder
+        try:
+            for run in retention.old_runs(folder, time.time() - self.keep_seconds):
+                if run not in known:
+                    retention.remove(f"{folder}/{run}")
+        except OSError as error:
+            # No reason to fall over: ranks depend on us.
+            print(f"cannot clear old output away: {error}", file=sys.stderr)  # noqa: T201 - its log
+
     def close(self) -> None:
         """Take the socket and the control groups away; the lock goes with the process."""
-        os.unlink(f"{self.folder}/socket")  # noqa: PTH108 - small imports
         self.ranks.cgroups.close()
+        os.unlink(f"{self.folder}/socket")  # noqa: PTH108 - small imports
 
     def _child_ended(self, *_: object) -> None:
         """The signal's number in the wake pipe is enough."""
@@ -102,7 +122,11 @@ class Supervisor:
         os.read(fd, 4096)
 
     def _accept(self, listener: socket.socket, _mask: int) -> None:
-        sock, _ = listener.accept()
+        try:
+            sock, _ = listener.accept()
+        except OSError as error:
+            print(f"cannot accept: {error}", file=sys.stderr)  # noqa: T201 - its log
+            return
         if len(self.connections) >= CONNECTIONS_MAX or not _is_ours(sock):
             sock.close()
             return
@@ -253,7 +277,7 @@ def _identity(text: str) -> Identity:
 
 
 def _serve_node(arguments: Sequence[str], ready: int) -> None:
-    folder, work_folder, idle_seconds, *user = arguments
+    folder, work_folder, idle_seconds, keep_seconds, *user = arguments
     lock = take_lock(folder, proc.signature(os.getpid()))
     if lock is None:
         os.write(ready, b"+")
@@ -269,7 +293,7 @@ def _serve_node(arguments: Sequence[str], ready: int) -> None:
         now=time.time,
         identity=_identity(user[0]) if user else None,
     )
-    supervisor = Supervisor(folder, ranks, float(idle_seconds))
+    supervisor = Supervisor(folder, ranks, float(idle_seconds), float(keep_seconds))
     os.write(ready, b"+")
     os.close(ready)
     supervisor.run()

@@ -175,6 +175,23 @@ class Capacity:
                     return tuple(sorted(found))
         return None
 
+    def fits(self, shape: Shape) -> bool:
+        """True if ``pick`` would find a place; counting rules most cases out at once."""
+        return self._enough(shape) and self.pick(shape) is not None
+
+    def _enough(self, shape: Shape) -> bool:
+        """False if there are too few nodes with so many free GPUs, whatever else they are."""
+        sizes = self.sizes.get(shape.group, ())
+        if shape.gpus == 0:
+            return True
+        counts = [
+            sum(map(len, self.buckets[shape.group, size][shape.gpus or max(1, size) :]))
+            for size in sizes
+            if shape.gpus is None or size >= shape.gpus
+        ]
+        found = max(counts, default=0) if shape.gpus is None else sum(counts)
+        return found >= shape.nodes
+
     def _passes(self, node_id: str, shape: Shape, allowed: Allowed | None) -> bool:
         return (allowed is None or allowed(node_id)) and roomy(self.nodes[node_id], shape)
 

@@ -101,7 +101,7 @@ def _make(round_: Round, entry: Waiting) -> tuple[Slot, ...] | None:
         if _may_go(round_, task):
             trial.give(slots_of(task))
             removed.append(task)
-            fits = trial.pick(entry.shape) is not None
+            fits = trial.fits(entry.shape)
             if fits:
                 break
     if not fits:
@@ -109,7 +109,7 @@ def _make(round_: Round, entry: Waiting) -> tuple[Slot, ...] | None:
     victims: list[Task] = []
     for task in reversed(removed):
         trial.take(slots_of(task))
-        if trial.pick(entry.shape) is None:
+        if not trial.fits(entry.shape):
             trial.give(slots_of(task))
             victims.append(task)
     why = reason(ReasonCode.PREEMPTED_BY, names={"task": entry.id, "priority": entry.level.value})

@@ -51,10 +51,12 @@ async def test_nodes_come_in_pages(world: World, ann: httpx.AsyncClient) -> None
 async def test_cordon(world: World, admin: httpx.AsyncClient) -> None:
     world.others.nodes = {"n0"}
     told = await admin.put("/v1/nodes/n0/schedulable", json={"schedulable": False})
-    assert (told.status_code, told.json()) == (200, {"id": "n0", "schedulable": False})
+    assert told.status_code == 200
+    assert told.json() == {"id": "n0", "schedulable": False, "draining": False}
     asked = world.others.asked[-1]
     assert isinstance(asked, m.SetSchedulable)
     assert (asked.node_id, asked.schedulable, asked.asked_by) == ("n0", False, "admin")
+    assert not asked.drain
     told = await admin.put("/v1/nodes/n9/schedulable", json={"schedulable": True})
     assert told.status_code == 404
     assert told.json()["errors"][0] == {
@@ -65,6 +67,19 @@ async def test_cordon(world: World, admin: httpx.AsyncClient) -> None:
     }
     told = await admin.put("/v1/nodes/n0/schedulable", json={"schedulable": "perhaps"})
     assert told.json()["errors"][0]["fix"] == "give true or false"
+
+
+async def test_drain(world: World, admin: httpx.AsyncClient) -> None:
+    world.others.nodes = {"n0"}
+    drain = {"schedulable": False, "drain": True}
+    told = await admin.put("/v1/nodes/n0/schedulable", json=drain)
+    assert told.json() == {"id": "n0", "schedulable": False, "draining": True}
+    asked = world.others.asked[-1]
+    assert isinstance(asked, m.SetSchedulable)
+    assert (asked.schedulable, asked.drain) == (False, True)
+    told = await admin.put("/v1/nodes/n0/schedulable", json={"schedulable": True, "drain": True})
+    assert (told.status_code, told.json()["errors"][0]["field"]) == (422, "drain")
+    assert world.others.asked[-1] is asked
 
 
 async def test_a_quota_is_set_listed_and_taken_away(world: World, admin: httpx.AsyncClient) -> None:

@@ -281,6 +281,15 @@ async def test_cordon(desk: Desk) -> None:
     assert missing.refusal.errors[0].field == "node_id"
 
 
+async def test_drain(desk: Desk) -> None:
+    row = NodeRow("local-0", 1, a_node(), removed=False, cordoned=False, changed_at=START)
+    await desk.put(row)
+    await desk.ask(SetSchedulable(node_id="local-0", schedulable=False, drain=True))
+    [changed] = await desk.said()
+    assert isinstance(changed, NodeChanged)
+    assert (changed.node.schedulable, changed.node.draining) == (False, True)
+
+
 async def test_reemit_says_the_facts_again(desk: Desk) -> None:
     row = NodeRow("local-0", 4, a_node(), removed=False, cordoned=False, changed_at=START)
     gone = replace(row, node_id="local-9", removed=True)

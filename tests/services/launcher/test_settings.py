@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from services.launcher.machine import Gpus, plan_nodes, task_person
+from services.launcher.gpus import Gpu
+from services.launcher.machine import plan_nodes, task_person
 from services.launcher.settings import LauncherSettings
 
 
@@ -18,19 +19,20 @@ def some(tmp_path: Path, **more: Any) -> LauncherSettings:
 
 
 def test_virtual_nodes_share_the_machine(tmp_path: Path) -> None:
-    plans = plan_nodes(some(tmp_path, virtual_nodes=3, slots_per_node=2), None)
+    plans = plan_nodes(some(tmp_path, virtual_nodes=3, slots_per_node=2), ())
     assert [plan.node.id for plan in plans] == ["local-0", "local-1", "local-2"]
     assert {plan.node.gpus for plan in plans} == {2}
     assert all(plan.devices == () for plan in plans)
-    [whole] = plan_nodes(some(tmp_path), Gpus())
+    [whole] = plan_nodes(some(tmp_path), ())
     assert plans[0].node.cpus == pytest.approx(whole.node.cpus / 3)
     assert plans[0].node.memory_bytes == whole.node.memory_bytes // 3
 
 
-def test_real_gpus_are_handed_out_by_index(tmp_path: Path) -> None:
-    [plan] = plan_nodes(some(tmp_path, node_labels={"rack": "r1"}), Gpus(4, "H100"))
-    assert plan.devices == ("0", "1", "2", "3")
-    assert (plan.node.gpus, plan.node.gpu_model) == (4, "H100")
+def test_real_gpus_are_handed_out_by_their_names(tmp_path: Path) -> None:
+    gpus = [Gpu(index, f"GPU-{index}", "H100", 80 << 30) for index in range(2)]
+    [plan] = plan_nodes(some(tmp_path, node_labels={"rack": "r1"}), gpus)
+    assert plan.devices == ("GPU-0", "GPU-1")
+    assert (plan.node.gpus, plan.node.gpu_model) == (2, "H100")
     assert plan.node.labels == {"rack": "r1"}
 
 

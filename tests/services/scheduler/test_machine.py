@@ -1,5 +1,5 @@
-"""A rule machine: submit, goals, time, starts, saves, exits, lost nodes, restarts; every event late,
-doubled or out of order. The naive model keeps only what really happened on the nodes.
+"""A rule machine: submit, goals, time, starts, saves, exits, lost nodes, restarts; every event
+late, doubled or out of order. The naive model keeps only what really happened on the nodes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tests.services.scheduler.world import World, inventory_of, node_changed
 NODES = (a_node("n0", gpus=2), a_node("n1", gpus=2), a_node("n2", gpus=4))
 TASKS_MAX = 8
 LEVELS = [Priority.HIGH, Priority.NORMAL, Priority.LOW, Priority.AUTO]
-ENDS = [ExitKind.OK, ExitKind.PREEMPTED, ExitKind.KILLED, ExitKind.LOST, ExitKind.FAILED]
+ENDS = [ExitKind.LOST, ExitKind.PREEMPTED, ExitKind.KILLED, ExitKind.FAILED, ExitKind.OK]
 
 
 @dataclass
@@ -161,19 +161,18 @@ class Machine(RuleBasedStateMachine):
 
     # The nodes.
 
-    def _pick(self, data: st.DataObject) -> tuple[str, Run] | None:
-        if not self.model.live:
-            return None
+    def _pick(self, data: st.DataObject) -> tuple[str, Run]:
         task_id = data.draw(st.sampled_from(sorted(self.model.live)))
         return task_id, self.model.live[task_id]
 
+    @precondition(lambda self: self.model.live)
     @rule(data=st.data())
     def start(self, data: st.DataObject) -> None:
-        picked = self._pick(data)
-        if picked is not None and not picked[1].started:
-            self._start(*picked)
+        self._start(*self._pick(data))
 
     def _start(self, task_id: str, run: Run) -> None:
+        if run.started:
+            return
         run.started = True
         self.wire.append(
             RunStarted(
@@ -184,28 +183,28 @@ class Machine(RuleBasedStateMachine):
             )
         )
 
-    @rule(data=st.data())
-    def save(self, data: st.DataObject) -> None:
-        picked = self._pick(data)
-        if picked is not None and picked[1].started:
-            task_id, run = picked
-            before = self.model.checkpoints.get(task_id)
-            checkpoint = Checkpoint(
-                no=(before.no if before else 0) + 1,
-                attempt=run.asked.attempt,
-                saved_at=at(self.seconds),
-            )
-            self.model.checkpoints[task_id] = checkpoint
-            event = CheckpointSaved(
-                task_id=task_id, attempt=run.asked.attempt, checkpoint=checkpoint
-            )
-            self.wire.append(event)
+    @precondition(lambda self: self.model.live)
+    @rule(data=st.data(), late=st.booleans(), then=st.sampled_from([None, *ENDS]))
+    def save(self, data: st.DataObject, late: bool, then: ExitKind | None) -> None:
+        """Save, with the news on its way for long; the run may end at once."""
+        task_id, run = self._pick(data)
+        self._start(task_id, run)
+        before = self.model.checkpoints.get(task_id)
+        checkpoint = Checkpoint(
+            no=(before.no if before else 0) + 1,
+            attempt=run.asked.attempt,
+            saved_at=at(self.seconds),
+        )
+        self.model.checkpoints[task_id] = checkpoint
+        event = CheckpointSaved(task_id=task_id, attempt=run.asked.attempt, checkpoint=checkpoint)
+        (self.late if late else self.wire).append(event)
+        if then is not None:
+            self._end(task_id, then)
 
+    @precondition(lambda self: self.model.live)
     @rule(data=st.data(), kind=st.sampled_from(ENDS))
     def end(self, data: st.DataObject, kind: ExitKind) -> None:
-        picked = self._pick(data)
-        if picked is not None:
-            self._end(picked[0], kind)
+        self._end(self._pick(data)[0], kind)
 
     def _end(self, task_id: str, kind: ExitKind) -> None:
         run = self.model.live.pop(task_id)
@@ -270,8 +269,7 @@ class Machine(RuleBasedStateMachine):
         self._deliver(batch)
         self.tick(1.0)
         for task_id, run in sorted(self.model.live.items()):
-            if not run.started:
-                self._start(task_id, run)
+            self._start(task_id, run)
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 20.0, 61.0, 301.0]))
     def tick(self, seconds: float) -> None:
@@ -331,14 +329,12 @@ class Machine(RuleBasedStateMachine):
     def _heal(self) -> None:
         for node_id in self.nodes:
             self._node(node_id)
-        for task_id, goal in self.model.goals.items():
-            if goal is Goal.PAUSE and self.model.states.get(task_id) not in TERMINAL:
-                self.model.goals[task_id] = Goal.RUN
-                revision = self._revision(task_id)
-                resume = GoalChanged(
-                    task_id=task_id, goal=Goal.RUN, revision=revision, changed_at=at(0)
-                )
-                self.wire.append(resume)
+        paused = [t for t, goal in sorted(self.model.goals.items()) if goal is Goal.PAUSE]
+        for task_id in paused:
+            revision = self._revision(task_id)
+            self.wire.append(
+                GoalChanged(task_id=task_id, goal=Goal.RUN, revision=revision, changed_at=at(0))
+            )
         self.wire += self.late
         never = {
             task_id
@@ -346,26 +342,30 @@ class Machine(RuleBasedStateMachine):
             if goal is Goal.STOP and task_id not in self.model.attempts
         }
         for number in range(40):
-            if self.wire:
-                self.deliver(backwards=number == 0)
-            if number in (2, 5):
-                # Everything once more, the newest first: old news changes nothing.
-                self.do(self.world.hear(*self.history[::-1]))
-            self.tick(10.0)
-            for task_id, run in sorted(self.model.live.items()):
-                if run.told_to_go:
-                    self._end(task_id, ExitKind.KILLED if run.killed else ExitKind.PREEMPTED)
-                elif not run.started:
-                    self._start(task_id, run)
-                elif number % 3 == 0:
-                    self._end(task_id, ExitKind.OK)
-            self.no_gpu_has_two_runs()
-            self.no_plan_was_refused()
+            self._obey(number)
         assert not never & set(self.model.attempts), "a stopped task was started"
         assert self.do(self.world.tasks()) == {}
         assert {task: s for task, s in self.model.states.items() if s not in TERMINAL} == {}
         assert set(self.model.states) == set(self.model.goals), "a task was lost"
         assert self.do(self._slots()) == []
+
+    def _obey(self, number: int) -> None:
+        """One round in which everything arrives and every run does as it is told."""
+        if self.wire:
+            self.deliver(backwards=number == 0)
+        if number in (2, 5):
+            # Everything once more, the newest first: old news changes nothing.
+            self.do(self.world.hear(*self.history[::-1]))
+        self.tick(10.0)
+        for task_id, run in sorted(self.model.live.items()):
+            if run.told_to_go:
+                self._end(task_id, ExitKind.KILLED if run.killed else ExitKind.PREEMPTED)
+            elif not run.started:
+                self._start(task_id, run)
+            elif number % 3 == 0:
+                self._end(task_id, ExitKind.OK)
+        self.no_gpu_has_two_runs()
+        self.no_plan_was_refused()
 
     async def _slots(self) -> list[SlotRow]:
         async with self.world.store.transaction() as tx:
@@ -374,7 +374,7 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(
-    max_examples=25,
+    max_examples=60,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -80,7 +79,6 @@ async def test_the_migrations_make_what_the_tables_say(database: Database) -> No
     for _ in range(2):
         await migrate.upgrade(address, TABLES, WIRING.migrations)
     assert await migrate.check(address, TABLES) == []
-    assert Path(WIRING.migrations / "versions" / "0001_pre_create.py").exists()
 
 
 async def test_rows_come_back_as_they_were(kept: Store) -> None:

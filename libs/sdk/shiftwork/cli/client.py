@@ -90,6 +90,10 @@ class Api:
         """Create something that knows no keys: sent once."""
         return self._json("POST", path, body, tries_max=1)
 
+    def patch(self, path: str, body: Json) -> Json:
+        """Change some fields; doing it twice is doing it once."""
+        return self._json("PATCH", path, body)
+
     def delete(self, path: str) -> Json:
         """Take something away."""
         return self._json("DELETE", path)

@@ -81,6 +81,8 @@ def refused(problem: Mapping[str, Any], status: int, where: str) -> Failure:
             fixes.append(f"{field}: {error['fix']}" if field else str(error["fix"]))
     if not fixes and status in _FIXES:
         fixes.append(_FIXES[status])
+    if not fixes and status == 404 and "/v1/tasks" in where:  # noqa: PLR2004 - Not Found
+        fixes.append("`shiftwork ls --all` lists the tasks there are")
     told.setdefault("status", status)
     told.setdefault("title", "The server refused")
     told.setdefault("detail", detail)
@@ -90,6 +92,5 @@ def refused(problem: Mapping[str, Any], status: int, where: str) -> Failure:
 _FIXES = {
     401: "give a valid token with --token, SHIFTWORK_TOKEN or a context",
     403: "ask an administrator, or use another token",
-    404: "`shiftwork ls --all` lists the tasks there are",
     503: "a part of the platform does not answer now: try again, or run `shiftwork doctor`",
 }

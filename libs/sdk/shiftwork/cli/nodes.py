@@ -1,4 +1,4 @@
-"""``shiftwork nodes`` and ``shiftwork node cordon|uncordon``."""
+"""``shiftwork nodes``, ``node cordon|uncordon|drain`` and ``group ls``."""
 
 from typing import Any, Dict, List
 
@@ -14,7 +14,11 @@ def register(app: session.App) -> None:
     one = session.App(name="node", help="One node.", no_args_is_help=True)
     one.command("cordon")(cordon)
     one.command("uncordon")(uncordon)
+    one.command("drain")(drain)
     app.add_typer(one)
+    group = session.App(name="group", help="Groups of nodes.", no_args_is_help=True)
+    group.command("ls")(groups)
+    app.add_typer(group)
 
 
 def nodes() -> None:
@@ -48,23 +52,53 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.0f} GiB" if size else ""
 
 
+def groups() -> None:
+    """List the groups of nodes, with what they have and what is free of it."""
+    now = session.current()
+    found = now.api().get("/v1/groups")
+    if now.json:
+        render.document(found)
+        return
+    render.table(
+        ("GROUP", "READY/NODES", "FREE/GPUS"),
+        [
+            [
+                one["name"],
+                f"{one['ready_nodes']}/{one['nodes']}",
+                f"{one['free_gpus']}/{one['gpus']}",
+            ]
+            for one in found["items"]
+        ],
+        "no groups yet",
+    )
+
+
 _NODE = typer.Argument(..., metavar="NODE")
 
 
 def cordon(node: str = _NODE) -> None:
     """Place nothing more on a node; what runs there goes on."""
-    _schedulable(node, schedulable=False)
+    _schedulable(node, {"schedulable": False}, f"{node} is cordoned")
 
 
 def uncordon(node: str = _NODE) -> None:
     """Place runs on a node again."""
-    _schedulable(node, schedulable=True)
+    _schedulable(node, {"schedulable": True}, f"{node} is schedulable again")
 
 
-def _schedulable(node: str, *, schedulable: bool) -> None:
+def drain(node: str = _NODE) -> None:
+    """Place nothing more on a node; what runs there saves a checkpoint and leaves."""
+    _schedulable(
+        node,
+        {"schedulable": False, "drain": True},
+        f"{node} is being drained; `shiftwork nodes` shows what is still there",
+    )
+
+
+def _schedulable(node: str, body: Dict[str, bool], text: str) -> None:
     now = session.current()
-    told = now.api().put(f"/v1/nodes/{part(node)}/schedulable", {"schedulable": schedulable})
+    told = now.api().put(f"/v1/nodes/{part(node)}/schedulable", body)
     if now.json:
         render.document(told)
     else:
-        render.note(f"{node} is {'schedulable again' if schedulable else 'cordoned'}")
+        render.note(text)

@@ -1,24 +1,32 @@
-"""``shiftwork user add|ls`` and ``shiftwork token create|ls|revoke``: who may use the platform."""
+"""``shiftwork user``, ``team`` and ``token``: who may use the platform."""
 
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 import typer
 
 from shiftwork.cli import parse, render, session
 from shiftwork.cli.client import part
+from shiftwork.cli.failures import usage
 
 
 def register(app: session.App) -> None:
     """Add the commands."""
     user = session.App(name="user", help="People and programs.", no_args_is_help=True)
     user.command("add")(user_add)
+    user.command("set")(user_set)
     user.command("ls")(user_ls)
     app.add_typer(user)
+    team = session.App(name="team", help="Teams of users.", no_args_is_help=True)
+    team.command("add")(team_add)
+    team.command("ls")(team_ls)
+    team.command("rm")(team_rm)
+    app.add_typer(team)
     token = session.App(name="token", help="Bearer tokens.", no_args_is_help=True)
     token.command("create")(token_create)
     token.command("ls")(token_ls)
     token.command("revoke")(token_revoke)
     app.add_typer(token)
+    app.command("whoami")(whoami)
 
 
 def user_add(
@@ -36,6 +44,33 @@ def user_add(
         render.document(told)
     else:
         render.note(f"{name} is there; `shiftwork token create --user {name}` makes a token")
+
+
+def user_set(
+    name: str = typer.Argument(..., metavar="NAME"),
+    team: Optional[str] = typer.Option(None, "--team", help='"": in no team.'),
+    admin: Optional[bool] = typer.Option(None, "--admin/--member", help="Another role."),
+    disabled: Optional[bool] = typer.Option(
+        None, "--disable/--enable", help="Refuse, or accept again, every token of the user."
+    ),
+) -> None:
+    """Change a user's team or role, or shut the user out. Tasks that run go on."""
+    body: Dict[str, Any] = {}
+    if team is not None:
+        body["team"] = team
+    if admin is not None:
+        body["role"] = "admin" if admin else "member"
+    if disabled is not None:
+        body["disabled"] = disabled
+    if not body:
+        raise usage("there is nothing to change", fix="give --team, --admin, --disable or another")
+    now = session.current()
+    told = now.api().patch(f"/v1/users/{part(name)}", body)
+    if now.json:
+        render.document(told)
+    else:
+        state = ", disabled" if told.get("disabled") else ""
+        render.note(f"{name}: {told['role']}, team {told.get('team') or 'none'}{state}")
 
 
 def user_ls() -> None:
@@ -58,6 +93,55 @@ def user_ls() -> None:
             for one in found["items"]
         ],
         "no users",
+    )
+
+
+def team_add(name: str = typer.Argument(..., metavar="NAME")) -> None:
+    """Add a team."""
+    now = session.current()
+    told = now.api().create("/v1/teams", {"name": name})
+    if now.json:
+        render.document(told)
+    else:
+        render.note(f"team {name} is there; `shiftwork user set USER --team {name}` fills it")
+
+
+def team_ls() -> None:
+    """List the teams."""
+    now = session.current()
+    found = now.api().items("/v1/teams")
+    if now.json:
+        render.document(found)
+        return
+    rows = [[one["name"], render.moment(one.get("created_at"))] for one in found["items"]]
+    render.table(("NAME", "SINCE"), rows, "no teams")
+
+
+def team_rm(name: str = typer.Argument(..., metavar="NAME")) -> None:
+    """Remove a team that has no users."""
+    now = session.current()
+    now.api().delete(f"/v1/teams/{part(name)}")
+    if now.json:
+        render.document({"name": name, "removed": True})
+    else:
+        render.note(f"team {name} is removed")
+
+
+def whoami() -> None:
+    """Say whose token is used, and at which server."""
+    now = session.current()
+    api = now.api()
+    told = api.get("/v1/whoami")
+    if now.json:
+        render.document(told)
+        return
+    render.facts(
+        [
+            ("user", told["user"]),
+            ("role", told["role"]),
+            ("team", told.get("team") or ""),
+            ("server", api.url),
+        ]
     )
 
 

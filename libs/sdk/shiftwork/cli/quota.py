@@ -4,7 +4,7 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
-from shiftwork.cli import parse, render, session
+from shiftwork.cli import parse, render, session, timeline
 from shiftwork.cli.failures import usage
 
 
@@ -77,5 +77,5 @@ def set_limit(
     if now.json:
         render.document(told)
     else:
-        limit = "unlimited" if unlimited else f"at most {body['limit']} {body['unit']}"
-        render.note(f"{user or team or 'everybody'} in {group or 'every group'}: {limit}")
+        said = "no limit" if unlimited else timeline.limit(body)
+        render.note(f"quota of {timeline.scope(body)}: {said}")

@@ -32,6 +32,7 @@ STYLES = {
     "rejected": "bold red",
     "ready": "green",
     "cordoned": "yellow",
+    "draining": "yellow",
     "lost": "bold red",
 }
 _STEPS = ((60.0, "s", 1.0), (3600.0, "m", 60.0), (86_400.0, "h", 3600.0))

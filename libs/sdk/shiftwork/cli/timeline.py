@@ -54,17 +54,40 @@ def _node(data: Data) -> str:
 
 
 def node_state(node: Data) -> str:
-    """``ready``, ``cordoned`` or ``lost``."""
+    """``ready``, ``cordoned``, ``draining`` or ``lost``."""
     if not node.get("ready"):
         return "lost"
+    if node.get("draining"):
+        return "draining"
     return "ready" if node.get("schedulable") else "cordoned"
+
+
+def scope(quota: Data) -> str:
+    """Whom and what a limit is about: ``team vision in group default at priority high``."""
+    whose = quota.get("user") or (f"team {quota['team']}" if quota.get("team") else "every user")
+    where = f"group {quota['group']}" if quota.get("group") else "every group"
+    level = quota.get("priority")
+    return f"{whose} in {where}" + (f" at priority {level}" if level not in _ANY else "")
+
+
+_ANY = (None, "", "unspecified")
+
+
+def limit(quota: Data) -> str:
+    """``at most 4 GPUs``."""
+    unit = "GPUs" if quota.get("unit") == "gpus" else quota.get("unit")
+    return f"at most {quota.get('limit')} {unit}"
 
 
 def _quota(data: Data) -> str:
     quota = parse.fields(data.get("quota"))
-    limit = "unlimited" if data.get("removed") else f"{quota.get('limit')} {quota.get('unit')}"
-    whose = quota.get("user") or quota.get("team") or "everybody"
-    return f"quota of {whose} in {quota.get('group') or 'every group'}: {limit}"
+    said = "no limit" if data.get("removed") else limit(quota)
+    return f"quota of {scope(quota)}: {said}, by {data.get('changed_by')}"
+
+
+def _usage(data: Data) -> str:
+    gpus, nodes = data.get("gpu_seconds") or 0, data.get("node_seconds") or 0
+    return f"used {gpus:.0f} GPU-seconds, {nodes:.0f} node-seconds, for {data.get('owner')}"
 
 
 SENTENCES: Mapping[str, Callable[[Data], str]] = {
@@ -83,6 +106,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "run.exited": _exited,
     "node.changed": _node,
     "quota.changed": _quota,
+    "quota.usage": _usage,
 }
 
 

@@ -67,7 +67,7 @@ class Cgroups:
         try:
             with open(f"{self.unified}/{rank}/cgroup.events", encoding="ascii") as file:  # noqa: PTH123 - as above
                 return "populated 1" in file.read()
-        except FileNotFoundError:
+        except OSError:
             return None
 
     def ran_out_of_memory(self, rank: str) -> bool:

@@ -211,12 +211,14 @@ class Ranks:
         )
         name = f"{run}.{number}"
         groups = self.cgroups.create(name, order["cpus"], order["memory_bytes"])
-        gated = spawn(program, self._warning(order))
+        # The version 2 group, if there is one, is the first.
+        group = groups[0] if self.cgroups.unified else ""
+        gated = spawn(program, cgroup=group, warning=self._warning(order))
         seen = proc.stat(gated.pid)
         assert seen is not None, "an unreaped child has an entry in /proc"
         rank = Rank(run, number, gated.pid, seen.ticks, self.boot, context, self.now())
         try:
-            self.cgroups.join(groups, gated.pid)
+            self.cgroups.join(groups[1:] if gated.joined else groups, gated.pid)
         except OSError:
             self._abandon([(rank, gated)])
             raise

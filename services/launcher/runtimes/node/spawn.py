@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from services.launcher.runtimes.node.clone import fork_into
+
 NOT_FOUND_CODE, NOT_RUN_CODE = 127, 126
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -43,6 +45,8 @@ class Gated:
 
     pid: int
     gate: int
+    # Whether it is in its control group already.
+    joined: bool
 
     def open(self) -> None:
         """Let it run; a child that is gone already is found by its exit."""
@@ -54,16 +58,20 @@ class Gated:
             os.close(self.gate)
 
 
-def spawn(program: Program, warning: str = "") -> Gated:
+def spawn(program: Program, *, cgroup: str = "", warning: str = "") -> Gated:
     """Fork a child in a session of its own that waits for its gate. OSError if there is none.
-    The warning, if any, is the first line of its output."""
+    It begins in the version 2 control group, where there is one and the kernel can do that. The
+    warning, if any, is the first line of its output."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     output = os.open(program.output, flags, 0o600)
+    if program.identity is not None:
+        # Theirs, so that they can open it again as /dev/stdout; its folder stays ours.
+        os.fchown(output, program.identity.uid, program.identity.gid)
     if warning:
         os.write(output, f"shiftwork: {warning}\n".encode())
     reader, gate = os.pipe()
     try:
-        pid = os.fork()
+        pid, joined = _fork(cgroup)
         if pid == 0:
             _become(program, reader, gate, output)
     except OSError:
@@ -72,7 +80,17 @@ def spawn(program: Program, warning: str = "") -> Gated:
     finally:
         os.close(reader)
         os.close(output)
-    return Gated(pid, gate)
+    return Gated(pid, gate, joined)
+
+
+def _fork(cgroup: str) -> tuple[int, bool]:
+    if cgroup:
+        try:
+            return fork_into(cgroup), True
+        except OSError:
+            # An older kernel: it is moved there afterwards.
+            return os.fork(), False
+    return os.fork(), False
 
 
 def _become(program: Program, reader: int, gate: int, output: int) -> NoReturn:

@@ -101,6 +101,24 @@ def test_cordon_survives_what_the_runtime_says() -> None:
     assert not book.rows["local-0"].node.schedulable
 
 
+def test_a_drained_node_stays_so_until_an_operator_says_otherwise() -> None:
+    book = Book()
+    book.look(0, a_listing(nodes=1))
+    row = cordon(book.rows["local-0"], schedulable=False, now=at(1), drain=True)
+    assert (row.version, row.node.schedulable, row.node.draining) == (2, False, True)
+    assert cordon(row, schedulable=False, now=at(2), drain=True) == row
+    book.rows["local-0"] = row
+    assert book.look(3, a_listing(nodes=1)).rows == ()
+    cordoned = cordon(row, schedulable=False, now=at(4))
+    assert (cordoned.version, cordoned.node.schedulable, cordoned.node.draining) == (
+        3,
+        False,
+        False,
+    )
+    opened = cordon(row, schedulable=True, now=at(4), drain=True)
+    assert (opened.version, opened.node.schedulable, opened.node.draining) == (3, True, False)
+
+
 def test_the_row_says_what_the_event_says() -> None:
     book = Book()
     book.look(0, a_listing(nodes=1))

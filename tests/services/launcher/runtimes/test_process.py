@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pwd
+import shutil
 import signal
 import stat
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -15,8 +18,8 @@ import pytest
 import pytest_asyncio
 
 from services.launcher.domain.model import Listing, ObservedRank, RankState
-from services.launcher.runtimes.node import cgroups, proc
-from services.launcher.runtimes.node_client import Machine, NodePlan
+from services.launcher.runtimes.node import cgroups, proc, retention
+from services.launcher.runtimes.node_client import Machine, NodePlan, TaskUser
 from services.launcher.runtimes.port import RuntimeUnavailableError
 from services.launcher.runtimes.process import ProcessRuntime
 from tests.services.launcher.makers import a_node, an_order, run_id
@@ -60,7 +63,7 @@ class Box:
 
     async def started(self, word: str = "ready") -> None:
         async with asyncio.timeout(5):
-            while word not in self.output():  # noqa: ASYNC110
+            while word not in self.output():  # noqa: ASYNC110 - files and processes set no events
                 await asyncio.sleep(0.01)
 
     async def sh(self, script: str, **more: object) -> None:
@@ -169,7 +172,7 @@ async def test_no_secret_in_the_process_list(box: Box) -> None:
     await box.started()
     for one in proc.everyone():
         try:
-            line = Path(f"/proc/{one.pid}/cmdline").read_bytes()  # noqa: ASYNC240
+            line = Path(f"/proc/{one.pid}/cmdline").read_bytes()  # noqa: ASYNC240 - /proc does not block
         except OSError:
             continue
         assert b"srt_secret" not in line
@@ -286,7 +289,8 @@ from services.launcher.runtimes.node.ranks import Ranks
 
 folder, order = sys.argv[1], json.loads(sys.argv[2])
 supervisor._become_subreaper()
-ranks = Ranks(folder + "/runs", folder + "/work", Journal(folder), cgroups.Cgroups("none"), time.time)
+places = (folder + "/runs", folder + "/work")
+ranks = Ranks(*places, Journal(folder), cgroups.Cgroups("none"), time.time)
 ranks.launch("task.1", [order])
 ranks.launch("other.1", [{**order, "rank": 1, "argv": ["sleep", "300"]}])
 def wait(until):
@@ -329,6 +333,78 @@ async def test_without_control_groups_too(tmp_path: Path) -> None:
     assert "limits of this task are not enforced" in text
     assert len(pids(text)) == 4
     assert [pid for pid in pids(text) if alive(pid)] == []
+
+
+DIES_BEFORE_THE_RECORD = """
+import json, os, signal, sys, time
+from services.launcher.runtimes.node import cgroups
+from services.launcher.runtimes.node.journal import Journal
+from services.launcher.runtimes.node.ranks import Ranks
+
+folder, order = sys.argv[1], json.loads(sys.argv[2])
+places = (folder + "/runs", folder + "/work")
+ranks = Ranks(*places, Journal(folder), cgroups.Cgroups("none"), time.time)
+Journal.append = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+ranks.launch("task.1", [order, {**order, "rank": 1}])
+"""
+
+
+async def test_a_start_that_was_never_recorded_never_happened(tmp_path: Path) -> None:
+    for name in ("runs", "work"):
+        (tmp_path / name).mkdir()
+    order = {
+        "rank": 0,
+        "argv": ["sh", "-c", f"echo x >> {tmp_path}/mark; exec sleep 300"],
+        "env": {"PATH": os.defpath},
+        "cwd": "/",
+        "context": "{}",
+        "cpus": None,
+        "memory_bytes": None,
+    }
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", DIES_BEFORE_THE_RECORD, str(tmp_path), json.dumps(order)
+    )
+    assert await child.wait() == -signal.SIGKILL
+    await asyncio.sleep(0.3)
+    assert [path for path in tmp_path.iterdir() if path.name == "mark"] == []  # noqa: ASYNC240 - small
+    marker = f"{tmp_path}".encode()
+    left = [one.pid for one in proc.everyone() if one.alive and one.pgrp == child.pid]
+    assert left == []
+    assert [one for one in proc.everyone() if one.alive and marker in cmdline(one.pid)] == []
+
+
+def cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can run tasks as another user")
+async def test_another_user_for_tasks() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="swu-"))
+    folder.chmod(0o711)  # noqa: ASYNC240 - a local folder
+    nobody = pwd.getpwnam("nobody")
+    box = Box(folder / "machine")
+    (folder / "machine").mkdir(mode=0o711)
+    machine = Machine(
+        folder / "machine", user=TaskUser(nobody.pw_uid, nobody.pw_gid), idle_seconds=1.0
+    )
+    box.runtime = ProcessRuntime(machine, [NodePlan(a_node())])
+    try:
+        await box.lead()
+        await box.sh(
+            "id -u; id -G; cat $SHIFTWORK_CONTEXT; echo; touch here && echo wrote >>/dev/stdout;"
+            f"cat {folder}/machine/nodes/local-0/journal; touch {box.rank_folder}/x; echo end",
+            context='{"a": 1}',
+        )
+        assert (await box.over()).code == 0
+        lines = box.output().splitlines()
+        assert lines[:4] == [str(nobody.pw_uid), str(nobody.pw_gid), '{"a": 1}', "wrote"]
+        assert sum("Permission denied" in line for line in lines) == 2
+        await box.clear()
+    finally:
+        shutil.rmtree(folder)
 
 
 async def test_a_launch_that_cannot_be_recorded_starts_nothing(box: Box) -> None:
@@ -436,7 +512,7 @@ async def test_one_supervisor_for_a_node(box: Box) -> None:
     serving = [
         one.pid
         for one in proc.everyone()
-        if one.alive and name in Path(f"/proc/{one.pid}/cmdline").read_bytes()  # noqa: ASYNC240
+        if one.alive and name in Path(f"/proc/{one.pid}/cmdline").read_bytes()  # noqa: ASYNC240 - /proc does not block
     ]
     assert serving == [holder.pid]
 
@@ -446,7 +522,7 @@ async def test_an_idle_supervisor_leaves(box: Box) -> None:
     pid = box.supervisor.pid
     await box.runtime.close()
     async with asyncio.timeout(5):
-        while alive(pid):  # noqa: ASYNC110
+        while alive(pid):  # noqa: ASYNC110 - files and processes set no events
             await asyncio.sleep(0.02)
     assert not (box.folder / "nodes/local-0/socket").exists()
 
@@ -462,8 +538,30 @@ async def test_a_node_no_longer_configured_finishes_what_it_runs(box: Box) -> No
     assert listing.nodes["local-0"].retired
     assert RUN in listing.runs
     await smaller.end(RUN, HERE)
+    async with asyncio.timeout(5):
+        while (await smaller.list()).runs[RUN].ranks[0].state is RankState.RUNNING:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.01)
+    await smaller.forget(RUN, HERE)
+    assert set((await smaller.list()).nodes) == {"another"}
     await smaller.close()
     box.epoch = 6
+
+
+def test_old_output_is_cleared_away_and_links_are_not_followed(tmp_path: Path) -> None:
+    runs, outside = tmp_path / "runs", tmp_path / "outside"
+    for name in ("old.1/0", "young.1/0"):
+        (runs / name).mkdir(parents=True)
+        (runs / name / "output.log").write_text("x")
+    outside.mkdir()
+    (outside / "precious").write_text("x")
+    (runs / "old.1/link").symlink_to(outside)
+    for path in (*(runs / "old.1").rglob("*"), runs / "old.1"):
+        os.utime(path, (1000, 1000), follow_symlinks=False)
+    assert retention.old_runs(str(runs), before=2000) == ["old.1"]
+    retention.remove(str(runs / "old.1"))
+    assert [path.name for path in runs.iterdir()] == ["young.1"]
+    assert (outside / "precious").exists()
+    assert retention.old_runs(str(tmp_path / "absent"), before=2000) == []
 
 
 # Limits

@@ -101,6 +101,22 @@ def test_groups_and_limits_of_nodes_are_filters() -> None:
     assert capacity.pick(a_shape(group="nowhere")) is None
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "b", "c", "d"]), st.integers(0, 15)), max_size=6),
+    st.integers(1, 4),
+    st.sampled_from([None, 0, 1, 2, 4]),
+)
+def test_fits_says_whether_there_is_a_pick(
+    taken: list[tuple[str, int]], nodes: int, gpus: int | None
+) -> None:
+    capacity = a_capacity(
+        a_node("a", gpus=4), a_node("b", gpus=2), a_node("c", gpus=4, cpus=1), a_node("d", gpus=0)
+    )
+    capacity.take(Slot(node_id, mask) for node_id, mask in taken)
+    shape = a_shape(nodes=nodes, gpus=gpus)
+    assert capacity.fits(shape) == (capacity.pick(shape) is not None)
+
+
 @given(st.lists(st.tuples(st.sampled_from(["n0", "n1", "n2"]), st.integers(1, 255)), max_size=12))
 def test_taking_and_giving_back_leaves_no_trace(moves: list[tuple[str, int]]) -> None:
     nodes = [a_node("n0"), a_node("n1", unusable=(3,)), a_node("n2")]

@@ -1,0 +1,129 @@
+"""``make dev``: embedded servers, and every service as a process of its own.
+
+What services say comes to the terminal under their names. Kill any of them: it is started again
+and the others go on. Ctrl-C lets running tasks save, then ends everything, like ``up``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from shiftwork.cli.failures import Failure
+
+from services.allinone.composition import WIRINGS
+from services.allinone.embedded.credentials import ensure_credentials
+from services.allinone.keep import keep_here
+from services.allinone.keeper import Board
+from services.allinone.machine import Machine
+from services.allinone.place import Keeper, Options, Place, default_data
+from services.allinone.servers import Servers
+from services.allinone.service_processes import ServiceProcesses, Tell, free_port
+from services.launcher.gpus import find_gpus
+
+NAME_COLUMNS = max(len(wiring.name) for wiring in WIRINGS) + 2
+VIRTUAL_NODES, SLOTS_PER_NODE = 2, 2
+
+
+def show(name: str, line: str) -> None:
+    """One line of a service, for the person at the terminal."""
+    sys.stdout.write(f"{name:{NAME_COLUMNS}}| {line}\n")
+    sys.stdout.flush()
+
+
+@dataclass
+class Dev:
+    """One machine's platform, each part a process. ``run`` until cancelled."""
+
+    place: Place
+    options: Options
+    pid: int
+    tell: Tell = show
+    durable: bool = True
+    # More settings for the services, as environment variables.
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    url: str = ""
+
+    def __post_init__(self) -> None:
+        self.servers = Servers(self.place, self.options, durable=self.durable)
+        self._processes: ServiceProcesses | None = None
+
+    @property
+    def processes(self) -> ServiceProcesses:
+        """The services' processes; known once it is ready."""
+        assert self._processes is not None, "run() first"
+        return self._processes
+
+    async def run(self) -> None:
+        """Start everything and keep it up. Raises ServerError or OSError if it cannot start.
+
+        The folder must be taken (``Place.take``); ends services and servers when cancelled.
+        """
+        ensure_credentials(self.place.data)
+        try:
+            await self._start()
+        finally:
+            await self.servers.stop()
+
+    async def _start(self) -> None:
+        await self.servers.start_postgres()
+        await self.servers.start_nats(WIRINGS)
+        await self.servers.migrate()
+        options = replace(self.options, port=self.options.port or free_port())
+        self.url = f"http://{options.host}:{options.port}"
+        machine = Machine(
+            place=self.place,
+            options=options,
+            nats_url=self.servers.nats.url,
+            database_urls=self.servers.database_urls(),
+            url=self.url,
+        )
+        board = Board(self.place.status)
+        self._processes = ServiceProcesses(machine, board, self.tell, self.settings)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.servers.keep(board), name="servers")
+            group.create_task(self._processes.keep(), name="services")
+            self.place.tell(Keeper(self.pid, self.url))
+            # The first step of the tasks above adds the processes.
+            await asyncio.sleep(0)
+            await self._processes.until_ready()
+            for name, index in self._processes.instances():
+                port = self._processes.port(name, index)
+                self.tell("dev", f"{name}: http://127.0.0.1:{port}/metrics")
+            self.place.tell(Keeper(self.pid, self.url, ready=True))
+            self.ready.set()
+
+
+def main(
+    data: Annotated[Path | None, typer.Option(help="Data folder.", show_default=False)] = None,
+    port: Annotated[int | None, typer.Option(help="HTTP port (0: a free one).")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Virtual nodes.")] = None,
+    slots: Annotated[int | None, typer.Option(min=0, help="Slots on each virtual node.")] = None,
+) -> None:
+    """Every service as a process of its own, on embedded NATS and PostgreSQL, until Ctrl-C."""
+    place = Place(data or default_data().with_name("shiftwork-dev"))
+    known = place.options() or Options()
+    if nodes is None and slots is None and known.nodes is None and not find_gpus().gpus:
+        nodes, slots = VIRTUAL_NODES, SLOTS_PER_NODE
+    options = replace(
+        known,
+        port=known.port if port is None else port,
+        nodes=known.nodes if nodes is None else nodes,
+        slots=known.slots if slots is None else slots,
+    )
+    try:
+        code = keep_here(place, options, verbose=True, form="console", make=Dev)
+    except Failure as failure:
+        sys.stderr.write(f"{failure.what} ({failure.where}): {failure.fix}\n")
+        code = failure.code
+    raise typer.Exit(code)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,213 @@
+"""The whole service as it is wired, with real processes; its neighbours are played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+from typing import TypeVar
+
+import pytest
+import pytest_asyncio
+
+from libs.bus.memory import MemoryBus
+from libs.bus.memory_broker import MemoryBroker
+from libs.bus.port import BusUnavailableError
+from libs.contracts.base import Message
+from libs.contracts.envelope import Envelope
+from libs.contracts.messages import (
+    AckCheckpoint,
+    AckCheckpointReply,
+    ExitKind,
+    NodeChanged,
+    PreemptMode,
+    RunExited,
+    RunStarted,
+)
+from libs.contracts.run_token import verify_run_token
+from libs.service.clock import SystemClock
+from libs.service.runner import Runner
+from libs.service.shape import Ports
+from libs.store.memory import MemoryStore
+from libs.store.memory_database import MemoryDatabase
+from services.launcher.main import WIRING, build
+from services.launcher.settings import LauncherSettings
+from services.launcher.tables import TABLES
+from tests.services.launcher.makers import (
+    KEY,
+    a_kill,
+    a_preemption,
+    a_spec,
+    an_assignment,
+    run_id,
+)
+
+M = TypeVar("M", bound=Message)
+
+
+class Platform:
+    """Bus and database in memory, and what the launcher said so far."""
+
+    def __init__(self, folder: Path) -> None:
+        key = folder / "key"
+        key.write_text(KEY.decode())
+        self.settings = LauncherSettings(
+            database_url="postgresql://x@/y",
+            nats_url="nats://x:1",
+            data_folder=folder / "machine",
+            virtual_nodes=2,
+            run_token_key_file=key,
+            supervisor_idle_seconds=1,
+            exit_grace_seconds=0.5,
+        )
+        self.broker = MemoryBroker(Random(1))
+        self.database = MemoryDatabase()
+        self.scheduler = MemoryBus(self.broker, "scheduler")
+        self.gateway = MemoryBus(self.broker, "gateway", [RunStarted, RunExited, NodeChanged])
+        self.ids = itertools.count(1)
+        self.heard: list[Message] = []
+        self.running: asyncio.Task[None] | None = None
+        self.consumer = self.gateway.consumer()
+
+    @property
+    def output(self) -> Path:
+        return self.settings.data_folder / "nodes/local-0/runs/task.1/0/output.log"
+
+    def start(self) -> None:
+        """A launcher's process."""
+        store = MemoryStore(
+            self.database,
+            TABLES,
+            clock=SystemClock(),
+            source="launcher",
+            new_id=lambda: f"id-{next(self.ids)}",
+        )
+        ports = Ports(store, MemoryBus(self.broker, "launcher", WIRING.hears), SystemClock())
+        runner = Runner(build(self.settings, ports), self.settings)
+        self.running = asyncio.ensure_future(runner.run())
+
+    async def stop(self) -> None:
+        assert self.running is not None
+        self.running.cancel()
+        await asyncio.wait([self.running])
+
+    async def tell(self, event: Message) -> None:
+        now = SystemClock().now()
+        await self.scheduler.publish([Envelope(f"s{next(self.ids)}", "scheduler", now, event)])
+
+    async def ack(self, step: int, attempt: int = 1) -> AckCheckpointReply:
+        command = AckCheckpoint(task_id="task", attempt=attempt, step=step, uri=f"/c/{step}")
+        async with asyncio.timeout(5):
+            while True:
+                try:
+                    reply = await self.gateway.request(command, timeout_s=1)
+                except BusUnavailableError:
+                    # Nobody leads yet.
+                    continue
+                assert isinstance(reply, AckCheckpointReply)
+                return reply
+
+    async def hears(self, kind: type[M], count: int = 1) -> M:
+        """Wait until a type was said so often; the last one."""
+        async with asyncio.timeout(10):
+            while True:
+                found = [message for message in self.heard if isinstance(message, kind)]
+                if len(found) >= count:
+                    return found[-1]
+                for delivery in await self.consumer.fetch(100, 0.2):
+                    assert delivery.envelope is not None
+                    self.heard.append(delivery.envelope.message)
+                    await delivery.ack()
+
+    async def prints(self, word: str) -> None:
+        async with asyncio.timeout(5):
+            while not self.output.exists() or word not in self.output.read_text():  # noqa: ASYNC110 - a file
+                await asyncio.sleep(0.01)
+
+
+@pytest_asyncio.fixture
+async def platform(tmp_path: Path) -> AsyncIterator[Platform]:
+    made = Platform(tmp_path)
+    made.start()
+    await made.hears(NodeChanged, 2)
+    yield made
+    await made.stop()
+
+
+def sh(script: str, ranks: int = 1, mode: PreemptMode = PreemptMode.SDK) -> Message:
+    spec = a_spec(ranks, command=("sh", "-c", script), mode=mode)
+    return an_assignment(spec=spec, ranks=ranks)
+
+
+async def test_a_gang_runs_to_its_end(platform: Platform) -> None:
+    await platform.tell(sh("echo rank $RANK of $WORLD_SIZE at $MASTER_PORT", ranks=2))
+    started = await platform.hears(RunStarted)
+    exited = await platform.hears(RunExited)
+    assert len(started.placements) == 2
+    assert exited.exit.kind is ExitKind.OK
+    assert "rank 0 of 2 at 2" in platform.output.read_text()
+
+
+async def test_the_task_gets_a_token_that_the_gateway_knows(platform: Platform) -> None:
+    await platform.tell(sh("echo $SHIFTWORK_RUN_TOKEN"))
+    await platform.hears(RunExited)
+    assert verify_run_token(KEY, platform.output.read_text().strip()) == run_id()
+
+
+async def test_the_platforms_python_finds_the_sdk(platform: Platform) -> None:
+    await platform.tell(sh("python -c 'import shiftwork; print(shiftwork.__name__)'"))
+    exited = await platform.hears(RunExited)
+    if exited.exit.kind is not ExitKind.OK:
+        pytest.skip("the SDK is not installed beside this interpreter")
+    assert platform.output.read_text().strip() == "shiftwork"
+
+
+async def test_preempted_by_acknowledgement(platform: Platform) -> None:
+    await platform.tell(sh("echo ready; exec sleep 300"))
+    await platform.hears(RunStarted)
+    await platform.prints("ready")
+    await platform.tell(a_preemption())
+    await asyncio.sleep(0.1)
+    reply = await platform.ack(7)
+    assert reply.checkpoint is not None
+    exited = await platform.hears(RunExited)
+    assert (exited.exit.kind, exited.checkpoint) == (ExitKind.PREEMPTED, reply.checkpoint)
+    late = await platform.ack(8)
+    assert late.refusal is not None
+
+
+async def test_preempted_by_signal(platform: Platform) -> None:
+    script = "trap 'exit 75' USR1; echo ready; while :; do sleep 0.01; done"
+    await platform.tell(sh(script, mode=PreemptMode.SIGNAL))
+    await platform.hears(RunStarted)
+    await platform.prints("ready")
+    await platform.tell(a_preemption())
+    exited = await platform.hears(RunExited)
+    assert (exited.exit.kind, exited.exit.ranks[0].code) == (ExitKind.PREEMPTED, 75)
+
+
+async def test_a_launcher_that_dies_loses_nothing(platform: Platform) -> None:
+    await platform.tell(sh("echo ready; sleep 0.5; echo more; exec sleep 300"))
+    await platform.hears(RunStarted)
+    await platform.prints("ready")
+    await platform.stop()
+    await asyncio.sleep(0.6)
+    await platform.tell(a_kill())
+    platform.start()
+    exited = await platform.hears(RunExited)
+    assert exited.exit.kind is ExitKind.KILLED
+    assert platform.output.read_text() == "ready\nmore\n"
+    assert [type(message) for message in platform.heard].count(RunStarted) == 1
+
+
+async def test_what_ended_while_nobody_looked_is_said(platform: Platform) -> None:
+    await platform.tell(sh("echo ready; sleep 0.2; exit 4"))
+    await platform.hears(RunStarted)
+    await platform.stop()
+    await asyncio.sleep(0.4)
+    platform.start()
+    exited = await platform.hears(RunExited)
+    assert (exited.exit.kind, exited.exit.ranks[0].code) == (ExitKind.FAILED, 4)
+    assert exited.exit.detail == "rank 0 ended with code 4"
