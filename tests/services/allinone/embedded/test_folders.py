@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,11 +29,11 @@ def test_the_limit_of_a_sockets_path() -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = tmp_path / "t"
-    place.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(place))
-    return place
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    # Short, because a socket's path is: pytest's own folders may be too deep already.
+    with tempfile.TemporaryDirectory(prefix="t") as folder:
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        yield Path(folder)
 
 
 def test_the_temporary_folder_is_recorded_and_found_again(tmp_path: Path, place: Path) -> None:
