@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from shiftwork.cli import render, session
+from shiftwork.cli import contexts, render, session
 from shiftwork.cli.failures import Failure
 
-from services.allinone.place import Keeper, Options, Place, default_data
+from services.allinone.place import CONTEXT, Keeper, Options, Place, default_data
 
 DETACH_SECONDS_MAX = 120.0
 DOWN_SECONDS_MAX = 4 * 3600.0
@@ -124,8 +124,11 @@ def _serves(keeper: Keeper) -> bool:
 
 
 def _report(place: Place, keeper: Keeper) -> None:
+    """Say where it is, and make it the current context: that may have been another's meanwhile."""
+    token_file = str(place.credentials.admin_token_file)
+    contexts.save(contexts.default_path(), CONTEXT, contexts.Named(keeper.url, token_file))
     found = {"url": keeper.url, "pid": keeper.pid, "data": str(place.data)}
-    found["admin_token_file"] = str(place.credentials.admin_token_file)
+    found["admin_token_file"] = token_file
     if session.current().json:
         render.document(found)
     else:
@@ -143,7 +146,7 @@ def down(
     place = Place(data or default_data())
     keeper = place.keeper()
     if keeper is None and not place.is_kept():
-        render.note("not running")
+        render.note(f"nothing runs on {place.data} (another folder: --data DIR)")
         return
     if keeper is None:
         raise Failure("it is just starting", where=str(place.data), fix="try again in a moment")
@@ -153,6 +156,9 @@ def down(
         if time.monotonic() > ends_at:
             raise Failure("it does not end", where=str(place.log), fix="`shiftwork down --now`")
         time.sleep(LOOK_SECONDS)
+    while Path(f"/proc/{keeper.pid}/fd").exists() and time.monotonic() < ends_at:
+        # The folder is free; the process itself is gone in a moment, too.
+        time.sleep(LOOK_SECONDS / 10)
     render.note("stopped")
 
 

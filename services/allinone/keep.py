@@ -22,12 +22,10 @@ from shiftwork.cli.failures import Failure
 
 from libs.service import observe
 from services.allinone.embedded.processes import ServerError
-from services.allinone.place import KeptByAnotherError, Options, Place
+from services.allinone.place import CONTEXT, KeptByAnotherError, Options, Place
 from services.allinone.platform import Platform
 from services.allinone.stopping import drain, reopen
 from services.launcher.runtimes.ending import end_supervisors
-
-CONTEXT = "local"
 
 
 class Kept(Protocol):

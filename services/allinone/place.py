@@ -15,6 +15,8 @@ from pathlib import Path
 from services.allinone.embedded.credentials import Credentials, private_folder, write_private
 
 DEFAULT_PORT = 8642
+# The name under which the command line knows this machine's platform.
+CONTEXT = "local"
 
 
 def default_data() -> Path:
