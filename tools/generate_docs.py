@@ -1,4 +1,4 @@
-"""Generated pages of docs/generated: lifecycle tables and the message table. `make gen` writes.
+"""Generated pages of docs/generated: lifecycle, messages and settings. `make gen` writes.
 
 The sources are the very tables that the code runs on, so a page cannot lie.
 """
@@ -11,8 +11,11 @@ from pathlib import Path
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
 from libs.contracts.subjects import filter_of
+from libs.service.settings import BaseServiceSettings
+from services.allinone.composition import WIRINGS
 from services.launcher.domain import lifecycle as launcher_lifecycle
 from services.scheduler.domain import lifecycle as scheduler_lifecycle
+from tools.settings_tables import settings_table
 
 ROOT = Path(__file__).resolve().parent.parent
 GENERATED = ROOT / "docs" / "generated"
@@ -94,6 +97,28 @@ def asyncapi_page() -> str:
     return json.dumps(page, indent=1, sort_keys=False) + "\n"
 
 
+def settings_page() -> str:
+    """Every environment variable of every service."""
+    lines = [
+        "# Settings",
+        "",
+        "Every service is told what it needs by environment variables, checked when it starts.",
+        "`shiftwork up` gives its services what is needed on one machine; this page is for running",
+        "a service by itself: `python -m services.NAME`. A list or a table is written as JSON.",
+        "",
+        "## Every service",
+        "",
+        "The name begins with the service's own prefix, such as `SHIFTWORK_SUBMIT_`.",
+        "",
+        *settings_table(BaseServiceSettings, "…"),
+    ]
+    for wiring in WIRINGS:
+        prefix = str(wiring.settings.model_config.get("env_prefix", ""))
+        rows = settings_table(wiring.settings, prefix)
+        lines += ["", f"## {wiring.name}", "", *rows]
+    return NOTE + "\n".join(lines) + "\n"
+
+
 def pages() -> dict[Path, str]:
     """Every generated page with its text."""
     return {
@@ -102,6 +127,7 @@ def pages() -> dict[Path, str]:
         + "\n"
         + launcher_lifecycle.render_markdown(),
         GENERATED / "messages.md": messages_page(),
+        GENERATED / "settings.md": settings_page(),
         GENERATED / "asyncapi.json": asyncapi_page(),
     }
 

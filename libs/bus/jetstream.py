@@ -40,6 +40,8 @@ from libs.contracts.subjects import dead_letter_subject, subject_of
 
 CONFLICT = "409"
 DENIED = "403"
+NO_MESSAGES = "404"
+PULL_EXPIRED = "408"
 REASON_CHARACTERS_MAX = 2_000
 # Headers of our own that a dead letter keeps; the others are the server's.
 KEPT_HEADERS = re.compile(r"ce-.*|traceparent|content-type")
@@ -84,7 +86,11 @@ class _JetStreamDelivery:
 
 
 class _JetStreamConsumer:
-    """Pulls from the service's durable. One fetch at a time."""
+    """Pulls from the service's durable. One fetch at a time.
+
+    A pull that waits stays open across fetches: while events come one by one, each is pushed to us
+    at once and none costs a request.
+    """
 
     def __init__(self, bus: JetStreamBus, client: ServerClient, spec: ConsumerSpec) -> None:
         self._bus, self._client, self._spec = bus, client, spec
@@ -94,8 +100,14 @@ class _JetStreamConsumer:
         self._arrived: deque[Msg] = deque()
         self._pulls = itertools.count(1)
         self._pull = ""
-        # How the server ended the present pull: a status and its description.
+        # What the present pull may still bring; 0: there is none.
+        self._left = 0
+        # When the server has to have ended the present pull, in the event loop's seconds.
+        self._ends_at = 0.0
+        # How the server ended the last pull: a status and its description.
         self._end: tuple[str, str] | None = None
+        # The server said that nothing is there, and nothing came since but through a pull.
+        self._drained = False
         self._changed = asyncio.Event()
 
     async def fetch(self, messages_max: int, wait_s: float) -> Sequence[Delivery]:
@@ -103,32 +115,41 @@ class _JetStreamConsumer:
             raise BusUnavailableError("the bus server is not connected")
         if self._subscription is None:
             self._subscription = await self._client.subscribe(f"{self._inbox}.*", cb=self._receive)
-        # What is there; if there is nothing, wait for one and then take what came with it.
-        at_once: dict[str, object] = {"batch": messages_max, "no_wait": True}
-        patience_s = self._bus.config.reply_timeout_s
-        if not self._arrived:
-            await self._ask(at_once, messages_max, patience_s)
-        if not self._arrived:
-            await self._ask({"batch": 1, "expires": _nanoseconds(wait_s)}, 1, wait_s + patience_s)
-            if self._arrived and messages_max > 1:
-                await self._ask(at_once | {"batch": messages_max - 1}, messages_max, patience_s)
+        until = asyncio.get_running_loop().time() + wait_s
+        if not (self._arrived or self._left or self._drained):
+            # What is there; only if that is nothing, a pull is left open for what will come.
+            await self._ask({"no_wait": True}, messages_max, 0.0)
+            while self._left:
+                await self._hear(self._ends_at)
+        while not self._arrived and (left_s := until - asyncio.get_running_loop().time()) > 0:
+            if not self._left:
+                await self._ask({"expires": _nanoseconds(left_s)}, messages_max, left_s)
+            await self._hear(until)
         count = min(messages_max, len(self._arrived))
         return [_JetStreamDelivery(self._bus, self._arrived.popleft()) for _ in range(count)]
 
-    async def _ask(self, request: dict[str, object], enough: int, patience_s: float) -> None:
-        """One pull: until ``enough`` messages are here or the server says that that was all."""
+    async def _ask(self, request: dict[str, object], messages_max: int, open_s: float) -> None:
+        """Begin a pull."""
         self._pull, self._end = f"{self._inbox}.{next(self._pulls)}", None
+        self._left, self._drained = messages_max, False
+        patience_s = self._bus.config.reply_timeout_s
+        self._ends_at = asyncio.get_running_loop().time() + open_s + patience_s
+        body = json.dumps({"batch": messages_max, **request}).encode()
         try:
-            await self._client.publish(self._next, json.dumps(request).encode(), self._pull)
-            async with asyncio.timeout(patience_s):
-                while len(self._arrived) < enough and self._end is None:
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            self._end = (NO_RESPONDERS, "the server does not answer")
+            await self._client.publish(self._next, body, self._pull)
         except (nats.errors.Error, OSError) as error:
-            self._end = (NO_RESPONDERS, str(error))
-        if self._arrived or self._end is None:
+            self._over(NO_RESPONDERS, str(error))
+
+    async def _hear(self, until: float) -> None:
+        """Until something comes, the pull ends, or this moment. Raises how the pull ended badly."""
+        self._changed.clear()
+        if self._left:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._changed.wait()
+        if self._left and asyncio.get_running_loop().time() >= self._ends_at:
+            self._over(NO_RESPONDERS, "the server does not answer")
+        if self._arrived or self._left or self._end is None:
             return
         code, description = self._end
         if code == DENIED:
@@ -141,26 +162,37 @@ class _JetStreamConsumer:
         found = status(message)
         if found is None:
             self._arrived.append(message)
+            self._left = max(0, self._left - 1)
+            self._changed.set()
         elif message.subject == self._pull:
             said = (message.headers or {}).get("Description", "")
-            self._end = (found, "it does not exist (yet)" if found == NO_RESPONDERS else said)
+            self._over(found, "it does not exist (yet)" if found == NO_RESPONDERS else said)
+
+    def _over(self, code: str, description: str) -> None:
+        """The present pull brings nothing more."""
+        self._left, self._end = 0, (code, description)
+        self._drained = code in (NO_MESSAGES, PULL_EXPIRED)
         self._changed.set()
 
     def lost(self) -> None:
         """The connection is gone; a pull under way will not be answered."""
-        self._end = (NO_RESPONDERS, "the connection was lost")
-        self._changed.set()
+        self._over(NO_RESPONDERS, "the connection was lost")
 
     def deny(self, subject: str) -> None:
         """The server (which names it in lower case) does not let us say this subject."""
         if subject == self._next.lower():
-            self._end = (DENIED, "")
-            self._changed.set()
+            self._over(DENIED, "")
 
-    async def give_back(self) -> None:
-        """Let messages that arrived and were never fetched be delivered again at once."""
-        while self._arrived:
-            await self._client.publish(self._arrived.popleft().reply, b"-NAK")
+    async def release(self) -> None:
+        """End the open pull; messages that arrived and were never fetched come again at once."""
+        subscription, self._subscription = self._subscription, None
+        self._over("", "")
+        with contextlib.suppress(nats.errors.Error, OSError):
+            if subscription is not None:
+                # The server drops a pull that nobody listens to.
+                await subscription.unsubscribe()
+            while self._arrived:
+                await self._client.publish(self._arrived.popleft().reply, b"-NAK")
 
 
 class JetStreamBus:
@@ -318,7 +350,7 @@ class JetStreamBus:
             async with asyncio.timeout(self.config.close_timeout_s):
                 if self._client.is_connected:
                     if self._consumer is not None:
-                        await self._consumer.give_back()
+                        await self._consumer.release()
                     await self._client.flush()
         self._lost()
         await self._client.close()

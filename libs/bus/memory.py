@@ -93,6 +93,9 @@ class _MemoryConsumer:
             )
             self._bus.check_open()
 
+    async def release(self) -> None:
+        """Nothing is kept here between fetches."""
+
 
 class MemoryBus:
     """``libs.bus.port.Bus`` of one process of one service."""

@@ -137,7 +137,8 @@ class MemoryBroker:
         self._stream: list[Stored] = []
         self._known: dict[str, float] = {}
         self._durables: dict[str, Durable] = {}
-        self._waiting: set[asyncio.Event] = set()
+        # In the order in which they came: a set's order would differ from run to run.
+        self._waiting: dict[asyncio.Event, None] = {}
 
     # What a test does to it
 
@@ -195,14 +196,14 @@ class MemoryBroker:
     async def wait(self, service: str, until: float) -> None:
         """Until something changes or the time comes; BusUnavailableError if the server goes."""
         start, event = self.starts, asyncio.Event()
-        self._waiting.add(event)
+        self._waiting[event] = None
         try:
             async with asyncio.timeout_at(until):
                 await event.wait()
         except TimeoutError:
             pass
         finally:
-            self._waiting.discard(event)
+            self._waiting.pop(event, None)
         self._check(service, start)
 
     def changed(self) -> None:

@@ -67,6 +67,10 @@ class Consumer(Protocol):
         empty after ``wait_s``. BusUnavailableError while there is no server."""
         ...
 
+    async def release(self) -> None:
+        """Ask for no more; what was not fetched goes to whoever fetches next. Raises nothing."""
+        ...
+
 
 class Bus(Protocol):
     """A service's connection, under that service's own credentials."""

@@ -46,7 +46,7 @@ class ConsumerSpec:
 
     durable: str
     filters: tuple[str, ...]
-    ack_wait_s: float = 30.0
+    ack_wait_s: float = 10.0
     max_ack_pending: int = 2_000
     stream: str = EVENTS
 

@@ -327,6 +327,7 @@ class AckCheckpoint(Message):
     step: Int64 = 0
     uri: str = ""
     digest: str = ""
+    preempt_requested: bool = False
 
 
 class AckCheckpointReply(Message):

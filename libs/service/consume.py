@@ -17,7 +17,7 @@ from libs.bus.port import BusError, Consumer, Delivery
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
 from libs.service import observe
-from libs.service.loop import Backoff, Wake
+from libs.service.loop import Backoff, Wake, pause
 from libs.service.shape import Service
 from libs.store.port import ConflictError, NotLeaderError, StoreUnavailableError
 
@@ -35,6 +35,7 @@ class Consumption:
     wakes: Sequence[Wake]
     batch_messages_max: int
     fetch_wait_s: float
+    batch_gap_s: float = 0.0
     waiting: bool = False
 
     def __post_init__(self) -> None:
@@ -42,6 +43,13 @@ class Consumption:
 
     async def run(self, consumer: Consumer) -> None:
         """Consume until cancelled or no longer leading; wait out what is down."""
+        try:
+            await self._consume(consumer)
+        finally:
+            # The next leader may be another process: nothing may wait here for a time-out.
+            await consumer.release()
+
+    async def _consume(self, consumer: Consumer) -> None:
         backoff = Backoff()
         while True:
             try:
@@ -49,6 +57,8 @@ class Consumption:
                 await self.settle(deliveries)
                 self.waiting = False
                 backoff.reset()
+                if deliveries and self.batch_gap_s:
+                    await pause(self.batch_gap_s)
             except TRANSIENT as problem:
                 if not self.waiting:
                     self.log.warning("consumer waits", problem=str(problem))

@@ -52,6 +52,8 @@ class Runner:
         """Can it do its work now, and if not, why."""
         if not self.service.ports.bus.connected:
             return False, "the bus is not connected"
+        if not self.service.ports.store.connected:
+            return False, "the database is not connected"
         if self.relay.waiting:
             return False, "the outbox cannot be published"
         if self.consumption is not None and self.consumption.waiting:
@@ -111,6 +113,7 @@ class Runner:
             wakes=wakes,
             batch_messages_max=settings.batch_messages_max,
             fetch_wait_s=settings.fetch_wait_seconds,
+            batch_gap_s=settings.batch_gap_seconds,
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(_until_lost(lost), name=f"{name}:leadership")

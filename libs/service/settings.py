@@ -35,6 +35,8 @@ class BaseServiceSettings(BaseSettings):
     migrate: bool = False
 
     batch_messages_max: int = Field(default=256, ge=1, le=4096)
+    # A pause after each batch of events, so that what comes one by one is handled together.
+    batch_gap_seconds: float = Field(default=0.0, ge=0, le=1)
     fetch_wait_seconds: float = Field(default=5.0, gt=0, le=60)
     command_timeout_seconds: float = Field(default=10.0, gt=0, le=120)
     relay_rows_max: int = Field(default=256, ge=1, le=4096)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from libs.store.connections import BROKEN, Address, Connection, connect, meaning
@@ -94,23 +95,30 @@ class Campaign:
     probe_s: float
 
 
-async def lead(campaign: Campaign, closing: asyncio.Event) -> SqlLeadership:
+async def lead(
+    campaign: Campaign, closing: asyncio.Event, connected: Callable[[bool], None]
+) -> SqlLeadership:
     """Wait for the lock, then raise the epoch. Polls, so that it can be cancelled and outlives a
-    restart of the server. StoreUnavailableError only once ``closing`` is set.
+    restart of the server; ``connected`` hears whether there is one. StoreUnavailableError only
+    once ``closing`` is set.
     """
     while True:
         try:
-            return await _attempt(campaign, closing)
+            return await _attempt(campaign, closing, connected)
         except Exception as error:
             known = meaning(error, closed=True)
             if not isinstance(known, StoreUnavailableError):
                 raise
+        connected(False)
         await pause(closing, campaign.poll_s)
 
 
-async def _attempt(campaign: Campaign, closing: asyncio.Event) -> SqlLeadership:
+async def _attempt(
+    campaign: Campaign, closing: asyncio.Event, connected: Callable[[bool], None]
+) -> SqlLeadership:
     """One connection's try; the driver's errors."""
     connection = await connect(campaign.address)
+    connected(True)
     try:
         number = lock_number("leader", campaign.schema)
         while not await connection.fetchval("SELECT pg_try_advisory_lock($1)", number):

@@ -104,9 +104,11 @@ class _MemorySession:
         self._entered += fresh
         return set(fresh)
 
-    async def append(self, envelopes: Sequence[Envelope]) -> None:
-        """For the outbox, at the commit."""
+    async def conclude(self, batch: Batch | None, envelopes: Sequence[Envelope]) -> None:
+        """The last writes; the events go into the outbox at the commit."""
         self._alive()
+        if batch is not None:
+            await self.write(batch)
         self._appended = envelopes
 
     async def commit(self) -> None:
@@ -182,6 +184,11 @@ class MemoryStore(StoreCore):
     def _fence(self, epoch: int | None) -> None:
         if epoch is not None and epoch != self._schema.epoch:
             raise NotLeaderError(f"epoch {epoch} of {self._schema.name} is over")
+
+    @property
+    def connected(self) -> bool:
+        """False while the database is down."""
+        return not self._database.down
 
     async def _lead(self) -> Leadership:
         schema = self._schema

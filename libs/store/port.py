@@ -149,6 +149,11 @@ class Store(Protocol):
         StoreUnavailableError; a unique conflict may only show on leaving."""
         ...
 
+    @property
+    def connected(self) -> bool:
+        """False while the database is out of reach, as far as leading or standing by shows it."""
+        ...
+
     async def lead(self) -> Leadership:
         """Wait until this process leads the service (one at a time), with a higher epoch."""
         ...

@@ -1,7 +1,7 @@
 """The store on PostgreSQL: asyncpg under ``StoreCore``.
 
-Built by ``services/*/main.py``'s caller with the service's own role. A transaction costs BEGIN, the
-leader's fence, one round trip per table written, one for inbox and outbox each, and COMMIT.
+Built by ``services/*/main.py``'s caller with the service's own role. A leader's transaction
+costs four round trips and one per read: BEGIN with the fence, the inbox, all its writes, COMMIT.
 """
 
 from __future__ import annotations
@@ -27,13 +27,36 @@ T = TypeVar("T")
 PRUNE_ROWS_MAX = 10_000
 
 
+class _Versions:
+    """The version that the leader's row has, while this process alone can have changed it."""
+
+    def __init__(self) -> None:
+        self._known: tuple[int, int] | None = None
+
+    def of(self, epoch: int) -> int | None:
+        """The stored version under this epoch, if it is certain."""
+        return self._known[1] if self._known is not None and self._known[0] == epoch else None
+
+    def note(self, epoch: int, version: int) -> None:
+        """A leader's transaction committed."""
+        self._known = (epoch, version)
+
+    def forget(self) -> None:
+        """It is not certain any more."""
+        self._known = None
+
+
 class _SqlSession:
     """One transaction on one connection of the pool."""
 
-    def __init__(self, pool: Pool, connection: Connection, schema: str) -> None:
+    def __init__(
+        self, pool: Pool, connection: Connection, schema: str, versions: _Versions
+    ) -> None:
         self._pool = pool
         self._connection = connection
         self._schema = schema
+        self._versions = versions
+        self._epoch = 0
         self.version = 0
 
     async def begin(self, epoch: int | None) -> None:
@@ -42,10 +65,26 @@ class _SqlSession:
             # Snapshot isolation: a row that another process changed after we read it refuses ours.
             await self._run(self._connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ"))
             return
-        await self._run(self._connection.execute("BEGIN"))
+        leader, self._epoch = quoted(self._schema, LEADER), epoch
+        known = self._versions.of(epoch)
+        if known is not None:
+            # Numbers of ours, so that both go in one round trip, which cannot take arguments.
+            status = await self._run(
+                self._connection.execute(
+                    f"BEGIN; UPDATE {leader} SET version = {known + 1:d}"  # noqa: S608 - our names
+                    f" WHERE id = 1 AND epoch = {epoch:d} AND version = {known:d}"
+                )
+            )
+            if _count(status) == 1:
+                self.version = known + 1
+                return
+            # Another leader, or a version that we did not expect: the row says which.
+            self._versions.forget()
+        else:
+            await self._run(self._connection.execute("BEGIN"))
         version = await self._run(
             self._connection.fetchval(
-                f"UPDATE {quoted(self._schema, LEADER)} SET version = version + 1"  # noqa: S608 - our names
+                f"UPDATE {leader} SET version = version + 1"  # noqa: S608 - our names
                 " WHERE id = 1 AND epoch = $1 RETURNING version",
                 epoch,
             )
@@ -84,13 +123,24 @@ class _SqlSession:
         return [statements.row_of(shape, record) for record in records]
 
     async def write(self, batch: Batch) -> None:
-        """One statement per table for deletions and one for rows."""
-        for shape, keys in batch.deletes:
-            text, arguments = statements.delete(shape, keys)
-            await self._run(self._connection.fetch(text, *arguments))
-        for shape, rows in batch.puts:
-            text, arguments = statements.upsert(shape, rows)
-            await self._run(self._connection.fetch(text, *arguments))
+        """Deletions and rows; one statement, or two where a table has both."""
+        await self._carry_out(batch, ())
+
+    async def conclude(self, batch: Batch | None, envelopes: Sequence[Envelope]) -> None:
+        """The last writes; events go into the outbox in this order."""
+        events = [self._appending(envelopes)] if envelopes else []
+        await self._carry_out(batch or Batch((), ()), events)
+
+    async def _carry_out(self, batch: Batch, more: Sequence[statements.Statement]) -> None:
+        put = {shape for shape, _ in batch.puts}
+        # A row may take over what a deleted one of its table had, so that one has to be gone.
+        first = [statements.delete(*item) for item in batch.deletes if item[0] in put]
+        rest = [statements.delete(*item) for item in batch.deletes if item[0] not in put]
+        rest += [statements.upsert(*item) for item in batch.puts]
+        for parts in (first, [*rest, *more]):
+            if parts:
+                text, arguments = statements.together(parts)
+                await self._run(self._connection.fetch(text, *arguments))
 
     async def enter(self, event_ids: Sequence[str], now: datetime) -> set[str]:
         """Insert into the inbox; returns the new ones."""
@@ -105,34 +155,38 @@ class _SqlSession:
         )
         return {record[0] for record in found}
 
-    async def append(self, envelopes: Sequence[Envelope]) -> None:
-        """Insert into the outbox, in this order."""
-        await self._run(
-            self._connection.fetch(
-                f"INSERT INTO {quoted(self._schema, OUTBOX)}"  # noqa: S608 - our names
-                " (event_id, type, source, subject, time, traceparent, body, created_at)"
-                " SELECT *, $8::timestamptz FROM unnest($1::text[], $2::text[], $3::text[],"
-                " $4::text[], $5::timestamptz[], $6::text[], $7::text[])",
-                [each.id for each in envelopes],
-                [ROUTES[type(each.message)].type_name for each in envelopes],
-                [each.source for each in envelopes],
-                [each.subject for each in envelopes],
-                [each.time for each in envelopes],
-                [each.traceparent for each in envelopes],
-                [each.body().decode() for each in envelopes],
-                envelopes[0].time,
-            )
+    def _appending(self, envelopes: Sequence[Envelope]) -> statements.Statement:
+        text = (
+            f"INSERT INTO {quoted(self._schema, OUTBOX)}"  # noqa: S608 - our names
+            " (event_id, type, source, subject, time, traceparent, body, created_at)"
+            " SELECT *, $8::timestamptz FROM unnest($1::text[], $2::text[], $3::text[],"
+            " $4::text[], $5::timestamptz[], $6::text[], $7::text[])"
         )
+        return text, [
+            [each.id for each in envelopes],
+            [ROUTES[type(each.message)].type_name for each in envelopes],
+            [each.source for each in envelopes],
+            [each.subject for each in envelopes],
+            [each.time for each in envelopes],
+            [each.traceparent for each in envelopes],
+            [each.body().decode() for each in envelopes],
+            envelopes[0].time,
+        ]
 
     async def commit(self) -> None:
         """Commit, and give the connection back."""
         done = False
+        if self.version:
+            # Until the answer is here, nobody knows the version that is stored.
+            self._versions.forget()
         try:
             status = await self._run(self._connection.execute("COMMIT"))
             # COMMIT of a transaction that failed before is answered with ROLLBACK.
             done = status == "COMMIT"
             if not done:
                 raise AssertionError(f"COMMIT was answered with {status}")
+            if self.version:
+                self._versions.note(self._epoch, self.version)
         finally:
             self._pool.release(self._connection, sound=done)
 
@@ -178,11 +232,14 @@ class SqlStore(StoreCore):
         )
         self._leaderships: list[SqlLeadership] = []
         self._closing = asyncio.Event()
+        self._connected = False
         self._outbox = quoted(tables.schema, OUTBOX)
         self._bus_server = ""
+        self._versions = _Versions()
 
     async def _begin(self, epoch: int | None) -> Session:
-        session = _SqlSession(self._pool, await self._pool.acquire(), self._tables.schema)
+        connection = await self._pool.acquire()
+        session = _SqlSession(self._pool, connection, self._tables.schema, self._versions)
         try:
             await session.begin(epoch)
         except BaseException:
@@ -190,8 +247,16 @@ class SqlStore(StoreCore):
             raise
         return session
 
+    @property
+    def connected(self) -> bool:
+        """False while the database does not answer the connection that leads or stands by."""
+        return self._connected
+
+    def _tell_connected(self, connected: bool) -> None:
+        self._connected = connected
+
     async def _lead(self) -> Leadership:
-        leadership = await lead(self._campaign, self._closing)
+        leadership = await lead(self._campaign, self._closing, self._tell_connected)
         self._leaderships = [leadership]
         return leadership
 

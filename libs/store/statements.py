@@ -7,6 +7,7 @@ for any number of rows. Values are always arguments; names come from the table d
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -146,6 +147,29 @@ def _condition(column: Column, where: Where, argument: Callable[[object, str], s
         case _:
             places = [argument(column.encoded(value), column.sql_type)]
     return _CONDITIONS[where.op].format(*places, name=quoted(column.name))
+
+
+_ARGUMENT = re.compile(r"\$(\d+)")
+
+
+@cache
+def _together_text(texts: tuple[str, ...], counts: tuple[int, ...]) -> str:
+    """One statement that carries out several, none of which sees what another writes."""
+    found, before = list[str](), 0
+    for number, (text, count) in enumerate(zip(texts, counts, strict=True)):
+        moved = _ARGUMENT.sub(lambda place: f"${int(place[1]) + before}", text)  # noqa: B023 - called at once
+        found.append(f"s{number} AS ({moved})")
+        before += count
+    return f"WITH {', '.join(found)} SELECT 1"
+
+
+def together(parts: Sequence[Statement]) -> Statement:
+    """Several writes, each to a table of its own, as one statement: one round trip."""
+    if len(parts) == 1:
+        return parts[0]
+    texts = tuple(text for text, _ in parts)
+    counts = tuple(len(arguments) for _, arguments in parts)
+    return _together_text(texts, counts), [each for _, some in parts for each in some]
 
 
 def row_of(shape: Shape, record: Any) -> Row:  # noqa: ANN401 - the driver's record

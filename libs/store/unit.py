@@ -69,8 +69,8 @@ class Session(Protocol):
         """Insert into the inbox; returns the new ones."""
         ...
 
-    async def append(self, envelopes: Sequence[Envelope]) -> None:
-        """Insert into the outbox, in this order."""
+    async def conclude(self, batch: Batch | None, envelopes: Sequence[Envelope]) -> None:
+        """The last writes before the commit; events go into the outbox in this order."""
         ...
 
     async def commit(self) -> None:
@@ -224,9 +224,9 @@ class Unit:
         if self._failure is not None:
             # The body swallowed the error, but the database has forgotten the transaction.
             raise self._failure
-        await self._flush()
-        if self._emitted:
-            await self._guard(self._session.append(self._emitted))
+        batch = self._overlay.take()
+        if batch is not None or self._emitted:
+            await self._guard(self._session.conclude(batch, self._emitted))
         if not (self._overlay.writes or self._emitted or self._entered):
             return None
         return Landed(self.version, self._overlay.writes, bool(self._emitted))

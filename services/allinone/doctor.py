@@ -91,7 +91,7 @@ def _folder(place: Place) -> Iterator[Finding]:
     level = "ok" if free >= FREE_BYTES_MIN else "warn"
     fix = "" if level == "ok" else "make room, or use another folder: --data DIR"
     yield Finding(level, f"data folder {data}: {free / 2**30:.1f} GiB free", fix)
-    if data.exists() and data.stat().st_mode & 0o077:
+    if data.exists() and data.stat().st_mode & 0o066:
         mode = oct(data.stat().st_mode & 0o777)
         yield Finding("warn", f"{data} is open to others ({mode})", f"chmod 700 {data}")
 

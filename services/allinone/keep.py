@@ -64,6 +64,8 @@ def keep_here(
         ) from error
     try:
         place.keep_options(options)
+        if options.task_user is not None:
+            place.let_tasks_pass()
         with place.log.open("a", encoding="utf-8") as log:
             observe.set_up_logs(form, "info", sys.stderr if verbose else log)
             return uvloop.run(_keep(place, make(place, options, os.getpid())))

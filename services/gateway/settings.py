@@ -21,6 +21,9 @@ class GatewaySettings(BaseServiceSettings):
     # The key that run tokens are signed with; the launcher reads the same file.
     run_token_key_file: Path | None = None
 
+    # What comes within so short a time is projected in one transaction.
+    batch_gap_seconds: float = Field(default=0.01, ge=0, le=1)
+
     # Requests and answers.
     body_bytes_max: int = Field(default=1_048_576, ge=1024)
     batch_bytes_max: int = Field(default=8_388_608, ge=1024)

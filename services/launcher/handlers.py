@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from libs.contracts.base import Message
 from libs.contracts.messages import (
@@ -69,8 +70,9 @@ async def on_run_assigned(tx: Tx, event: RunAssigned | RunResumed) -> None:
 async def on_preemption_requested(tx: Tx, event: PreemptionRequested) -> None:
     """Record that the run is asked to hand over; the first request stays."""
     run = await _requested(tx, event.task_id, event.attempt)
-    if run is not None and run.preempt_requested_at is None:
-        tx.put(replace(run, preempt_requested_at=tx.now, preempt_deadline_at=event.deadline_at))
+    if run is not None and run.preempt_deadline_at is None:
+        asked_at = run.preempt_requested_at or tx.now
+        tx.put(replace(run, preempt_requested_at=asked_at, preempt_deadline_at=event.deadline_at))
 
 
 async def on_kill_requested(tx: Tx, event: KillRequested) -> None:
@@ -100,7 +102,7 @@ HANDLERS: Mapping[type[Message], Handler] = {
 
 async def ack_checkpoint(tx: Tx, command: AckCheckpoint) -> AckCheckpointReply:
     """Store a checkpoint of the live attempt; the reply comes after the commit."""
-    known = await _known(tx, command)
+    known = _as_told(await _known(tx, command), command, tx.now)
     verdict = checkpoints.judge(command, known, tx.now)
     if verdict.stored is None:
         return AckCheckpointReply(refusal=verdict.refusal, checkpoint=verdict.repeated)
@@ -111,6 +113,15 @@ async def ack_checkpoint(tx: Tx, command: AckCheckpoint) -> AckCheckpointReply:
         tx.put(replace(run, acked_at=tx.now))
     tx.emit(_saved(command.task_id, verdict.stored))
     return AckCheckpointReply(checkpoint=verdict.stored)
+
+
+def _as_told(known: checkpoints.Known, command: AckCheckpoint, now: datetime) -> checkpoints.Known:
+    """The request to hand over may reach the run, by way of the gateway, before it reaches us: the
+    run's answer to it says so, or its clean exit would look like the end of its work."""
+    run = known.run
+    if not command.preempt_requested or run is None or run.preempt_requested_at is not None:
+        return known
+    return replace(known, run=replace(run, preempt_requested_at=now))
 
 
 async def _known(tx: Tx, command: AckCheckpoint) -> checkpoints.Known:
@@ -164,13 +175,16 @@ class Commands:
         """Say the inventory again, and of every remembered run how it started and ended."""
         rows = await store.nodes(tx)
         events: list[Message] = [inventory.message(row) for row in rows]
-        events.append(
-            InventoryListed(
-                runtime=self.runtime,
-                node_ids=tuple(row.node_id for row in rows if not row.removed),
-                listed_at=tx.now,
+        if rows:
+            # Before the first look at the runtime nothing is known, which is not the same as
+            # knowing of no node: a full list without nodes has tasks rejected for good.
+            events.append(
+                InventoryListed(
+                    runtime=self.runtime,
+                    node_ids=tuple(row.node_id for row in rows if not row.removed),
+                    listed_at=tx.now,
+                )
             )
-        )
         for past in await store.newest_past_runs(tx, self.reemit_runs_max):
             events += _told(
                 Run(

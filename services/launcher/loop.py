@@ -147,6 +147,9 @@ class Launcher:
         # Only now is it true: before the commit, nothing was said.
         self._told_nodes = _nodes_in_service(look.listing)
         self._forget_done(after)
+        # A failure is remembered while the action is wanted, and says when to try it again.
+        wanted = set(outcome.actions)
+        self._failed = {each: when for each, when in self._failed.items() if each in wanted}
         self._fences |= set(stock.fence)
         for action in outcome.actions:
             self._ask(action, after, look, ports)
@@ -237,7 +240,8 @@ class Launcher:
     def _due_seconds(self, due: Iterable[datetime | None], now: datetime) -> float | None:
         seconds = [(at - now).total_seconds() for at in due if at is not None]
         loop_now = asyncio.get_running_loop().time()
-        seconds += [at - loop_now for _, at in self._failed.values()]
+        # What is due already is under way: waiting for it would be a busy loop.
+        seconds += [at - loop_now for _, at in self._failed.values() if at > loop_now]
         return max(0.0, min(seconds)) if seconds else None
 
     # Acting

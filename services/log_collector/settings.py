@@ -18,6 +18,9 @@ class LogCollectorSettings(BaseServiceSettings):
         frozen=True, extra="ignore", env_prefix="SHIFTWORK_LOG_COLLECTOR_"
     )
 
+    # Nothing waits for what is noted here: many events, one transaction.
+    batch_gap_seconds: float = Field(default=0.02, ge=0, le=1)
+
     # Where the supervisors of the nodes put the ranks' output, and where it is kept.
     runs_dir: Path
     logs_dir: Path

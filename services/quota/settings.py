@@ -13,5 +13,8 @@ class QuotaSettings(BaseServiceSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore", env_prefix="SHIFTWORK_QUOTA_")
 
+    # Nothing waits for what is noted here: many events, one transaction.
+    batch_gap_seconds: float = Field(default=0.1, ge=0, le=1)
+
     # How many entries of the ledger, newest first, a reemit says again.
     reemit_runs_max: int = Field(default=20_000, ge=0)

@@ -10,6 +10,7 @@ from libs.service.wiring import Wiring
 from services.submit.handlers import HANDLERS, Commands, MakeId
 from services.submit.ids import TimeSortedIds
 from services.submit.settings import SubmitSettings
+from services.submit.store import InventoryRow, ShapeRow
 from services.submit.tables import TABLES
 
 
@@ -20,11 +21,17 @@ def build(settings: SubmitSettings, ports: Ports, *, make_id: MakeId | None = No
         make_id=make_id or TimeSortedIds(secrets.randbits),
         reemit_tasks_max=settings.reemit_tasks_max,
     )
+
+    async def on_lead(_epoch: int) -> None:
+        """What every new task is compared with is small: keep it in memory."""
+        await ports.store.make_resident(InventoryRow, ShapeRow)
+
     return Service(
         name="submit",
         ports=ports,
         handlers=HANDLERS,
         commands=commands.table(),
+        on_lead=on_lead,
     )
 
 

@@ -14,6 +14,9 @@ class SubmitSettings(BaseServiceSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore", env_prefix="SHIFTWORK_SUBMIT_")
 
+    # Nothing waits for what is noted here: many events, one transaction.
+    batch_gap_seconds: float = Field(default=0.05, ge=0, le=1)
+
     # What an empty field of a spec becomes.
     default_group: str = "default"
     default_ack_deadline_seconds: float = Field(default=60.0, gt=0)

@@ -105,12 +105,15 @@ async def _look(parts: Context, run: RunId) -> Standing:
 @router.post("/run/checkpoints", status_code=201, response_model=shapes.Checkpoint)
 async def save_checkpoint(body: CheckpointBody, run: CallingRun, parts: Parts) -> Response:
     """A checkpoint is durable. 201: the platform has stored that; 409: this attempt is over."""
+    # What this run may have been told: the launcher may hear of it later than the run does.
+    told = await _look(parts, run)
     command = m.AckCheckpoint(
         task_id=run.task_id,
         attempt=run.attempt,
         step=body.step,
         uri=body.uri,
         digest=body.digest,
+        preempt_requested=told.preempt,
     )
     reply = await parts.commands.ask(command, m.AckCheckpointReply)
     return answer(views.checkpoint(reply.checkpoint), 201)

@@ -75,8 +75,8 @@ _ANY = (None, "", "unspecified")
 
 def limit(quota: Data) -> str:
     """``at most 4 GPUs``."""
-    unit = "GPUs" if quota.get("unit") == "gpus" else quota.get("unit")
-    return f"at most {quota.get('limit')} {unit}"
+    unit = "GPU" if quota.get("unit") == "gpus" else "node"
+    return f"at most {quota.get('limit')} {unit}" + ("" if quota.get("limit") == 1 else "s")
 
 
 def _quota(data: Data) -> str:

@@ -96,7 +96,7 @@ class CliServer:
             def answer(self) -> None:
                 outer._answer(self)
 
-            do_GET = do_PUT = do_POST = do_DELETE = answer  # noqa: N815 - the base class's names
+            do_GET = do_PUT = do_POST = do_PATCH = do_DELETE = answer  # noqa: N815 - the base class's names
 
         class Server(ThreadingHTTPServer):
             daemon_threads = True
@@ -189,6 +189,10 @@ class CliServer:
                 and e["position"] > max(0, int(query.get("from", "0")))
             ],
             "users": [{"name": "ada", "role": "admin", "team": "lab", "created_at": NOW}],
+            "teams": [{"name": "lab", "created_at": NOW}],
+            "groups": [
+                {"name": "default", "nodes": 2, "ready_nodes": 1, "gpus": 4, "free_gpus": 3}
+            ],
         }
         if method == "GET" and len(words) == 1 and words[0] in lists:
             return 200, {"items": lists[words[0]], "next_cursor": None}
@@ -205,9 +209,13 @@ class CliServer:
             return 200, {"version": 7}
         if (method, words) == ("POST", ["users"]):
             return 201, {**body, "created_at": NOW}
+        if (method, words) == ("POST", ["teams"]):
+            return 201, {**body, "created_at": NOW}
+        if (method, words[0]) == ("PATCH", "users"):
+            return 200, {"name": words[1], "role": "admin", "team": None, **body}
         if (method, words) == ("POST", ["tokens"]):
             return 201, {"id": "k1", "user": body["user"], "token": "swt_fresh"}
-        if method == "DELETE" and words[0] == "tokens":
+        if method == "DELETE" and words[0] in ("tokens", "teams"):
             return 204, None
         return problem(404, "not-found", f"no route {'/'.join(words)}")
 

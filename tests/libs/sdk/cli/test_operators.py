@@ -30,25 +30,32 @@ def test_nodes(shiftwork: Shiftwork, server: CliServer) -> None:
         {"id": "local-0", **node},
         {"id": "local-1", **node, "schedulable": False},
         {"id": "local-2", **node, "ready": False},
+        {"id": "local-3", **node, "schedulable": False, "draining": True},
     ]
     rows = [line.split() for line in shiftwork("nodes").out.splitlines()[1:]]
     assert rows[0] == ["local-0", "default", "ready", "1/2", "4", "8", "GiB", "ta"]
-    assert [row[2] for row in rows] == ["ready", "cordoned", "lost"]
-    assert len(shiftwork("nodes", "--json").json["items"]) == 3
+    assert [row[2] for row in rows] == ["ready", "cordoned", "lost", "draining"]
+    assert len(shiftwork("nodes", "--json").json["items"]) == 4
 
 
-@pytest.mark.parametrize(("verb", "schedulable"), [("cordon", False), ("uncordon", True)])
-def test_cordon(shiftwork: Shiftwork, server: CliServer, verb: str, schedulable: bool) -> None:
+@pytest.mark.parametrize(
+    ("verb", "body"),
+    [
+        ("cordon", {"schedulable": False}),
+        ("uncordon", {"schedulable": True}),
+        ("drain", {"schedulable": False, "drain": True}),
+    ],
+)
+def test_cordon(shiftwork: Shiftwork, server: CliServer, verb: str, body: dict[str, bool]) -> None:
     assert shiftwork("node", verb, "local-0").code == 0
-    asked = server.asked("PUT", "/v1/nodes/local-0/schedulable")
-    assert asked.body == {"schedulable": schedulable}
+    assert server.asked("PUT", "/v1/nodes/local-0/schedulable").body == body
 
 
 def test_quota_set(shiftwork: Shiftwork, server: CliServer) -> None:
     line = "quota set --user bob --priority high --group default --gpus 4"
     done = shiftwork(*line.split())
     assert (done.code, done.out) == (0, "")
-    assert "bob in default: at most 4 gpus" in done.err
+    assert "quota of bob in group default at priority high: at most 4 GPUs" in done.err
     assert server.asked("PUT", "/v1/quotas").body == {
         "group": "default",
         "user": "bob",
@@ -96,3 +103,20 @@ def test_users_and_tokens(shiftwork: Shiftwork, server: CliServer) -> None:
     server.tokens = [{"id": "k1", "user": "ada", "created_at": NOW}]
     assert "k1" in shiftwork("token", "ls").out
     assert shiftwork("token", "revoke", "k1", "--json").json == {"id": "k1", "revoked": True}
+
+
+def test_teams(shiftwork: Shiftwork, server: CliServer) -> None:
+    assert shiftwork("team", "add", "lab").code == 0
+    assert server.asked("POST", "/v1/teams").body == {"name": "lab"}
+    assert "lab" in shiftwork("team", "ls").out
+    assert shiftwork("user", "set", "ada", "--team", "lab", "--member", "--disable").code == 0
+    asked = server.asked("PATCH", "/v1/users/ada")
+    assert asked.body == {"team": "lab", "role": "member", "disabled": True}
+    assert shiftwork("user", "set", "ada").code == 2
+    assert shiftwork("team", "rm", "lab", "--json").json == {"name": "lab", "removed": True}
+    assert server.asked("DELETE", "/v1/teams/lab").body is None
+
+
+def test_groups_and_whoami(shiftwork: Shiftwork) -> None:
+    assert shiftwork("group", "ls").out.splitlines()[1].split() == ["default", "1/2", "3/4"]
+    assert shiftwork("whoami").out.splitlines()[0].split() == ["user", "ada"]
