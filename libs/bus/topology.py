@@ -46,7 +46,9 @@ class ConsumerSpec:
 
     durable: str
     filters: tuple[str, ...]
-    ack_wait_s: float = 10.0
+    # What a leader that was killed had been given waits so long for its successor. Longer than any
+    # batch takes; what comes again too early is in the inbox already.
+    ack_wait_s: float = 3.0
     max_ack_pending: int = 2_000
     stream: str = EVENTS
 

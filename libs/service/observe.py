@@ -32,9 +32,7 @@ STEP_SECONDS = Histogram(
 RETRIES = Counter("shiftwork_retries_total", "Waits for a database or bus", ["service", "part"])
 
 
-def set_up_logs(
-    form: Literal["json", "console"], level: str, stream: TextIO | None = None
-) -> None:
+def set_up_logs(form: Literal["json", "console"], level: str, stream: TextIO | None = None) -> None:
     """Configure structlog for this process: JSON lines, or readable ones; on standard error."""
     out = stream or sys.stderr
     renderer: structlog.types.Processor = (

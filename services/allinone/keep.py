@@ -8,6 +8,7 @@ SIGTERM and the first Ctrl-C let running tasks save; SIGQUIT and the second Ctrl
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -15,16 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, Protocol
 
-import httpx
 import uvloop
 from shiftwork.cli import contexts
 from shiftwork.cli.failures import Failure
 
 from libs.service import observe
+from libs.service.run import collect_rarely
 from services.allinone.embedded.processes import ServerError
 from services.allinone.place import CONTEXT, KeptByAnotherError, Options, Place
 from services.allinone.platform import Platform
-from services.allinone.stopping import drain, reopen
 from services.launcher.runtimes.ending import end_supervisors
 
 
@@ -89,12 +89,18 @@ async def _keep(place: Place, platform: Kept) -> int:
     loop.add_signal_handler(signal.SIGINT, interrupted)
     loop.add_signal_handler(signal.SIGTERM, asked.set)
     loop.add_signal_handler(signal.SIGQUIT, at_once)
+    # What a start makes stays; looking for garbage in it only makes the start longer.
+    gc.disable()
     running = asyncio.ensure_future(platform.run())
     try:
         await _first(running, platform.ready, asked)
+        collect_rarely()
         if platform.ready.is_set():
             _announce(place, platform)
-            await reopen(place, platform.url)
+            if place.drained.exists():
+                from services.allinone.stopping import reopen  # noqa: PLC0415 - slow to import
+
+                await reopen(place, platform.url)
             await _first(running, asked)
             if not running.done():
                 await _leave(place, platform, now)
@@ -115,6 +121,10 @@ async def _leave(place: Place, platform: Kept, now: asyncio.Event) -> None:
     """Let running tasks save, unless told not to wait."""
     if now.is_set():
         return
+    import httpx  # noqa: PLC0415 - slow to import, and only a stop needs it
+
+    from services.allinone.stopping import drain  # noqa: PLC0415
+
     say("stopping (Ctrl-C again: do not wait for running tasks)")
     saving = asyncio.ensure_future(drain(place, platform.url, say))
     hurried = asyncio.ensure_future(now.wait())

@@ -167,7 +167,7 @@ def show(task: str = _TASK) -> None:
         ]
     )
     lost = found.get("attempts_without_progress") or 0
-    if lost > 1 and found["state"] in LIVE:
+    if lost > 1 and found["state"] != "succeeded":
         render.warning(f"{lost} attempts in a row ended without a newer checkpoint")
     runs = api.get(f"/v1/tasks/{part(found['id'])}/runs")["items"]
     if runs:

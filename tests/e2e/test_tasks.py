@@ -1,0 +1,213 @@
+"""Tasks by the real program: submitted, found, followed, stopped; and how commands fail."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import TRAINING, Shiftwork
+
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(120)]
+
+TASK_FIELDS = {
+    *("id", "name", "owner", "group", "priority", "labels", "roles", "nodes", "gpus_per_node"),
+    *("goal", "state", "reason", "attempt", "submitted_at", "started_at", "finished_at"),
+    *("checkpoint", "exit", "revision", "observed_revision"),
+}
+LONG = ("--gpus-per-node", "1", "--preempt", "kill", "--", "sleep", "600")
+
+
+def test_following_a_task_shows_its_life_and_takes_its_exit_code(shiftwork: Shiftwork) -> None:
+    line = "echo out; echo err >&2; exit 7"
+    done = shiftwork("submit", "--name", "seven", "-f", "--", "sh", "-c", line)
+    assert done.code == 7
+    task, *output = done.out.splitlines()
+    assert output == ["out", "err"]
+    for word in ("submitted by admin", "assigned to local-", "started on local-", "code 7"):
+        assert word in done.err
+    assert shiftwork("wait", task).code == 7
+    assert shiftwork("submit", "-f", "--", "true").code == 0
+
+
+def test_a_task_in_json(shiftwork: Shiftwork) -> None:
+    label, env = ("--label", "team=vision"), ("--env", "A=b=c")
+    submitted = shiftwork.good(
+        *("--json", "submit", "--name", "document", *label, *env, "--nodes", "2"),
+        *("--gpus-per-node", "1", "--priority", "high", "--max-run-time", "1h", "--", "true"),
+    ).json
+    assert set(submitted) >= TASK_FIELDS
+    shiftwork.good("wait", "document")
+    task = shiftwork.task("document")
+    assert set(task) >= TASK_FIELDS
+    expected: dict[str, Any] = {
+        "id": submitted["id"],
+        "owner": "admin",
+        "group": "default",
+        "priority": "high",
+        "labels": {"team": "vision"},
+        "nodes": 2,
+        "gpus_per_node": 1,
+        "goal": "run",
+        "state": "succeeded",
+        "attempt": 1,
+        "checkpoint": None,
+        "max_run_seconds": 3600.0,
+    }
+    assert {name: task[name] for name in expected} == expected
+    assert (task["roles"][0]["replicas"], task["roles"][0]["command"]) == (2, ["true"])
+    assert {"code", "text"} <= set(task["reason"])
+    assert (task["exit"]["kind"], task["exit"]["code"]) == ("ok", 0)
+    assert task["observed_revision"] == task["revision"] == 1
+    assert task["submitted_at"].endswith("Z")
+    assert task["submitted_at"] <= task["started_at"] <= task["finished_at"]
+    listed = shiftwork.good("ls", "--all", "--json").json["items"]
+    assert next(each for each in listed if each["id"] == task["id"]) == task
+
+
+def test_a_task_is_found_by_id_prefix_and_name(shiftwork: Shiftwork) -> None:
+    first = shiftwork.submit("--name", "found", "--", "true")
+    shiftwork.good("wait", first)
+    second = shiftwork.submit("--name", "found", *LONG)
+    assert shiftwork.task(first)["id"] == first
+    assert shiftwork.task(second[:-1])["id"] == second
+    assert shiftwork.task("found")["id"] == second
+    again = shiftwork("submit", "--name", "found", *LONG)
+    assert (again.code, second in again.err) == (1, True)
+    shiftwork.good("stop", "found")
+    shiftwork("wait", second)
+    assert shiftwork.task("found")["id"] == second
+    ambiguous = shiftwork("show", "t")
+    assert (ambiguous.code, "write more of the id" in ambiguous.err) == (1, True)
+
+
+def test_how_commands_fail(shiftwork: Shiftwork) -> None:
+    for usage in (
+        ("frobnicate",),
+        ("submit",),
+        ("submit", "true"),
+        ("submit", "--priority", "huge", "--", "true"),
+        ("submit", "--max-run-time", "4w", "--", "true"),
+        ("ls", "--state", "asleep"),
+        ("quota", "set"),
+        ("ls", "--context", "nowhere"),
+    ):
+        done = shiftwork(*usage)
+        assert (done.code, done.out) == (2, ""), usage
+        assert done.err.startswith("error: "), usage
+    for refused in (
+        ("show", "nothing-here"),
+        ("node", "cordon", "local-9"),
+        ("--token", "x", "ls"),
+    ):
+        done = shiftwork(*refused)
+        assert (done.code, done.out) == (1, ""), refused
+        assert {"error:", "where:", "fix:"} <= set(done.err.split()), refused
+    assert shiftwork("--url", "http://127.0.0.1:1", "ls").code == 3
+
+    problem = shiftwork("--json", "submit", "--nodes", "9", "--", "true").problem
+    assert (problem["status"], problem["errors"][0]["field"]) == (422, "nodes")
+    assert set(problem) >= {"type", "title", "status", "detail", "errors"}
+    assert set(problem["errors"][0]) == {"field", "value", "message", "fix"}
+    problem = shiftwork("--json", "--url", "http://127.0.0.1:1", "ls").problem
+    assert problem["type"] == "unreachable"
+
+
+def test_a_key_makes_one_task(shiftwork: Shiftwork) -> None:
+    line = ("--key", "once", "--name", "keyed")
+    task = shiftwork.submit(*line, "--", "true")
+    assert shiftwork.submit(*line, "--", "true") == task
+    other = shiftwork("submit", *line, "--", "false")
+    assert (other.code, other.out) == (1, "")
+
+
+def test_ctrl_c_leaves_a_followed_task_alone(shiftwork: Shiftwork) -> None:
+    process = shiftwork.start("submit", "--name", "left", "-f", *LONG)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if " running" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "left goes on" in err
+    assert shiftwork.task("left")["state"] == "running"
+
+
+def test_output_of_a_gang(shiftwork: Shiftwork) -> None:
+    line = "echo first of $RANK; echo last of $RANK in $WORLD_SIZE"
+    options = ("--name", "spoken", "--nodes", "2", "--gpus-per-node", "1")
+    done = shiftwork("submit", *options, "-f", "--", "sh", "-c", line)
+    expected = [
+        f"[{rank}] {word}"
+        for rank in (0, 1)
+        for word in (f"first of {rank}", f"last of {rank} in 2")
+    ]
+    assert sorted(done.out.splitlines()[1:]) == expected
+    assert sorted(shiftwork.good("logs", "spoken").out.splitlines()) == expected
+    assert sorted(shiftwork.good("logs", "spoken", "-f").out.splitlines()) == expected
+    one = shiftwork.good("logs", "spoken", "--rank", "1").out
+    assert one == "first of 1\nlast of 1 in 2\n"
+    assert shiftwork.good("logs", "spoken", "--rank", "1", "--tail", "1").out == "last of 1 in 2\n"
+    found = shiftwork.good("logs", "spoken", "--search", "last.*1 in", "--json").records
+    assert [(each["rank"], each["text"]) for each in found] == [(1, "last of 1 in 2")]
+    assert shiftwork.good("logs", "spoken", "--attempt", "2").out == ""
+    assert shiftwork("logs", "spoken", "--search", "(").code == 2
+
+
+def test_events_of_a_task(shiftwork: Shiftwork) -> None:
+    task = shiftwork.submit("--name", "told", "--", "true")
+    shiftwork.good("wait", task)
+    events = shiftwork.good("events", task, "--json").json["items"]
+    types = [event["type"] for event in events]
+    for earlier, later in (("task.submitted", "run.assigned"), ("run.started", "run.exited")):
+        assert types.index(earlier) < types.index(later)
+    assert types[-1] in ("task.state_changed", "quota.usage")
+    positions = [event["position"] for event in events]
+    assert positions == sorted(set(positions))
+    rest = shiftwork.good("events", task, "--from", str(positions[2]), "--json").json["items"]
+    assert rest[: len(events) - 3] == events[3:]
+    only = shiftwork.good("events", "--type", "run.exited", "--from", "0", "--json").json["items"]
+    assert {event["type"] for event in only} == {"run.exited"}
+    text = shiftwork.good("events", task).out
+    assert "exited, ok" in text
+    assert "for admin" in text
+
+
+def test_goals_and_priority(shiftwork: Shiftwork) -> None:
+    line = ("--name", "goals", "--gpus-per-node", "1", "--priority", "low")
+    task = shiftwork.submit(*line, "--", "python", "-c", TRAINING)
+    shiftwork.wait(task, "running")
+    assert shiftwork.good("pause", "goals", "--json").json["revision"] == 2
+    shiftwork.wait(task, "paused")
+    paused = shiftwork.task(task)
+    assert paused["checkpoint"]["step"] > 0
+    assert "paused" in shiftwork.good("explain", task).out
+    shiftwork.good("resume", "goals")
+    shiftwork.wait(task, "running")
+    assert shiftwork.good("priority", "goals", "very-high", "--json").json["revision"] == 4
+    resumed = shiftwork.task(task)
+    assert (resumed["attempt"], resumed["priority"], resumed["revision"]) == (2, "very_high", 4)
+    said = shiftwork.good("events", task).out
+    assert f"from step {paused['checkpoint']['step']}" in said
+    shiftwork.good("stop", "goals")
+    shiftwork("wait", task)
+    assert shiftwork.task(task)["state"] == "stopped"
+    assert shiftwork("resume", task).code == 1
+    waited = shiftwork("wait", task, "--for", "running")
+    assert (waited.code, waited.out) == (1, "stopped\n")
+
+
+def test_a_task_from_a_file(shiftwork: Shiftwork) -> None:
+    file = shiftwork.home / "task.yaml"
+    file.write_text(
+        "name: written\ngpus_per_node: 0\nenv: {GREETING: hello}\n"
+        "command: [sh, -c, 'echo $GREETING']\n"
+    )
+    done = shiftwork("submit", "--file", str(file), "-f")
+    assert (done.code, done.out.splitlines()[1:]) == (0, ["hello"])
+    assert shiftwork("submit", "--file", str(file), "--name", "other").code == 2
+    file.write_text("name: written\nnode: 2\ncommand: ['true']\n")
+    refused = shiftwork("submit", "--file", str(file))
+    assert (refused.code, "node" in refused.err) == (1, True)
