@@ -15,9 +15,11 @@ from libs.contracts.messages import (
     ExplainReply,
     LogInfo,
     Placement,
+    Priority,
     Reason,
     RunExit,
     TaskSpec,
+    Unit,
 )
 from libs.contracts.reasons import render
 from services.gateway.rows import (
@@ -35,13 +37,17 @@ from services.gateway.words import moment, word
 
 Json = dict[str, Any]
 SIGNALLED = 128
+_WORDS = {each.value: word(each) for kind in (Unit, Priority) for each in kind}
 
 
 def reason(told: Reason | None) -> Json | None:
     """``{code, text, …}``: the numbers and names stand beside the sentence made of them."""
     if told is None:
         return None
-    return {**told.names, **told.numbers, "code": word(told.code), "text": render(told)}
+    # Enums travel by their full names; only HTTP has the short lower-case ones.
+    names = {key: _WORDS.get(value, value) for key, value in told.names.items()}
+    numbers = {key: int(n) if n.is_integer() else n for key, n in told.numbers.items()}
+    return {**names, **numbers, "code": word(told.code), "text": render(told)}
 
 
 def checkpoint(saved: Checkpoint | None) -> Json | None:

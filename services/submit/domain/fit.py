@@ -48,12 +48,12 @@ def check_quota(spec: TaskSpec, owner: str, team: str, facts: Facts) -> Iterator
     broken = [_broken(rows, level, spec, facts) for level in levels]
     if broken and all(broken):
         row, asked = next(found for found in broken if found)
-        unit = "GPUs" if row.unit is Unit.GPUS else "nodes"
+        unit = "GPU" if row.unit is Unit.GPUS else "node"
         yield problem(
             "nodes" if row.unit is Unit.NODES or not spec.gpus_per_node else "gpus_per_node",
             spec.nodes if row.unit is Unit.NODES else asked,
-            f"the task needs {asked} {unit}, and the quota of {_holder(row)} is {row.limit}",
-            f"ask for at most {row.limit} {unit}, choose another priority or group, "
+            f"the task needs {_count(asked, unit)}, and the quota of {_holder(row)} is {row.limit}",
+            f"ask for at most {_count(row.limit, unit)}, choose another priority or group, "
             "or ask an administrator for more",
         )
 
@@ -143,3 +143,8 @@ def _holder(row: Quota) -> str:
 
 def _plural(count: int) -> str:
     return "node" if count == 1 else "nodes"
+
+
+def _count(number: int, unit: str) -> str:
+    """``1 GPU``, ``2 GPUs``."""
+    return f"{number} {unit}" + ("" if number == 1 else "s")
