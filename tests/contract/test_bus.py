@@ -273,6 +273,20 @@ async def test_a_second_process_gets_what_the_first_left_and_nothing_else(world:
     assert ids(await second.consumer().fetch(10, WAIT_S)) == ["t-3"]
 
 
+async def test_who_releases_its_consumer_keeps_nothing_from_the_next(world: World) -> None:
+    submit, first = await world.bus("submit"), await world.bus("scheduler")
+    assert await first.consumer().fetch(10, 0.2) == []
+    await first.consumer().release()
+    await submit.publish([goal(1), goal(2)])
+    second = await world.bus("scheduler")
+    got = await fetch_all(second.consumer(), 2)
+    assert ids(got) == ["t-1", "t-2"]
+    assert {each.deliveries for each in got} == {1}
+    await ack_all(got)
+    await submit.publish([goal(3)])
+    assert ids(await first.consumer().fetch(10, WAIT_S)) == ["t-3"]
+
+
 async def test_nak_asks_for_it_again_after_the_delay(world: World) -> None:
     submit, scheduler = await world.bus("submit"), await world.bus("scheduler")
     await submit.publish([goal(1)])

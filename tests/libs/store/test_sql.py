@@ -18,6 +18,7 @@ from libs.store.sql import SqlStore
 from tests.libs.store.example import (
     TABLES,
     Hands,
+    Job,
     Slot,
     a_job,
     an_event,
@@ -320,4 +321,61 @@ async def test_a_commit_whose_answer_was_lost_is_found_out(role: Role, wire: Wir
         stored = await tx.select(Slot)
     assert {(slot.node, slot.index) for slot in stored} == set(store.resident(Slot))
     assert [delta.put[0].index for delta in seen] == [0, 2, 3, 5]
+    await store.close()
+
+
+async def test_each_leaders_transaction_has_the_next_version_whatever_came_between(
+    store: SqlStore, role: Role
+) -> None:
+    leadership = await store.lead()
+    seen: list[int] = []
+    for number in range(3):
+        async with store.transaction(epoch=leadership.epoch) as tx:
+            seen.append(tx.version)
+            tx.put(a_job(f"j{number}"))
+    with pytest.raises(ConflictError):  # noqa: PT012 - it is raised on leaving
+        async with store.transaction(epoch=leadership.epoch) as tx:
+            seen.append(tx.version)
+            tx.put(a_job("j8", client_key="k"), a_job("j9", client_key="k"))
+    # Somebody else's write to the row makes what this process knows of it wrong.
+    connection = await connect(Address(role.url, role.password))
+    await connection.execute("UPDATE thing.leader SET version = version + 10")
+    async with store.transaction(epoch=leadership.epoch) as tx:
+        seen.append(tx.version)
+        tx.put(a_job("j4"))
+    await connection.execute("UPDATE thing.leader SET epoch = epoch + 1")
+    await connection.close()
+    with pytest.raises(NotLeaderError):
+        async with store.transaction(epoch=leadership.epoch) as tx:
+            tx.put(a_job("j5"))
+    assert seen == [1, 2, 3, 4, 14]
+
+
+async def test_what_a_deleted_row_had_is_free_for_another_in_the_same_transaction(
+    store: SqlStore,
+) -> None:
+    leadership = await store.lead()
+    async with store.transaction(epoch=leadership.epoch) as tx:
+        tx.put(a_job("old", client_key="k"))
+    async with store.transaction(epoch=leadership.epoch) as tx:
+        tx.put(a_job("new", client_key="k"), Slot("n1", 0, "new"))
+        tx.delete(Job, "old")
+        tx.emit(an_event())
+    async with store.transaction() as tx:
+        assert [job.job_id for job in await tx.select(Job)] == ["new"]
+        assert await tx.get(Slot, "n1", 0) == Slot("n1", 0, "new")
+    assert len(await store.outgoing(10)) == 1
+
+
+async def test_only_the_mark_of_a_published_event_does_not_wait_for_the_disk(role: Role) -> None:
+    store = store_at(role.url, role.password, connections_max=1)
+    async with store._pool.use() as connection:
+        await connection.execute("SET synchronous_commit = on")
+    async with store.transaction() as tx:
+        tx.emit(an_event())
+    rows = await store.outgoing(10)
+    await store.published([row_id for row_id, _ in rows])
+    assert await store.outgoing(10) == []
+    async with store._pool.use() as connection:
+        assert await connection.fetchval("SHOW synchronous_commit") == "on"
     await store.close()

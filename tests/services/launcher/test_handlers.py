@@ -290,6 +290,13 @@ async def test_drain(desk: Desk) -> None:
     assert (changed.node.schedulable, changed.node.draining) == (False, True)
 
 
+async def test_before_the_first_look_a_reemit_does_not_say_that_there_are_no_nodes(
+    desk: Desk,
+) -> None:
+    reply: ReemitReply = await desk.ask(Reemit(service="launcher"))
+    assert (reply.events, await desk.said()) == (0, [])
+
+
 async def test_reemit_says_the_facts_again(desk: Desk) -> None:
     row = NodeRow("local-0", 4, a_node(), removed=False, cordoned=False, changed_at=START)
     gone = replace(row, node_id="local-9", removed=True)

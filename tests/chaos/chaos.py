@@ -1,0 +1,290 @@
+"""One chaos run: a real platform, real tasks, kill -9 of everything, healing, and the judgment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from libs.bus.connection import Credentials as BusCredentials
+from libs.service import observe
+from services.allinone.client import admin_client, items
+from services.allinone.dev import Dev
+from services.allinone.embedded.credentials import NATS_ADMIN
+from services.allinone.place import Options, Place
+from services.launcher.runtimes.ending import end_supervisors
+from tests.chaos import judges
+from tests.chaos.faults import Faults, schedule
+from tests.chaos.workload import KINDS, Workload
+from tests.harness.checkers import LIVENESS, SAFETY, History, verdict
+
+ENDED = frozenset(("succeeded", "failed", "stopped", "rejected"))
+# Shorter waits than in production, so that a short run sees many retries.
+SETTINGS = {
+    "SHIFTWORK_SCHEDULER_RETRY_DELAY_SECONDS": "0.5",
+    "SHIFTWORK_SCHEDULER_RETRY_DELAY_SECONDS_MAX": "2",
+}
+SETTLE_SECONDS_MAX = 60.0
+PROGRESS_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of it."""
+
+    seed: int
+    seconds: float
+    nodes: int = 3
+    slots: int = 2
+    pause_seconds: tuple[float, float] = (0.5, 4.0)
+    heal_seconds_max: float = 180.0
+    two_schedulers: bool = True
+
+
+@dataclass
+class Report:
+    """What came out of it."""
+
+    complaints: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+@contextlib.asynccontextmanager
+async def running(dev: Dev) -> AsyncIterator[None]:
+    """The platform runs inside the context; it has ended behind it, its supervisors too."""
+    dev.place.take()
+    task = asyncio.ensure_future(dev.run())
+    try:
+        ready = asyncio.ensure_future(dev.ready.wait())
+        await asyncio.wait((task, ready), return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if task.done():
+            task.result()
+        yield
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.to_thread(end_supervisors, dev.place.machine)
+        dev.place.release()
+
+
+@contextlib.contextmanager
+def scratch(prefix: str, *, keep_if: Callable[[], bool] = lambda: False) -> Iterator[Path]:
+    """A folder of its own, removed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield folder
+    finally:
+        if not keep_if():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class Chaos:
+    """One run in one folder."""
+
+    def __init__(self, plan: Plan, folder: Path, tell: Callable[[str], None]) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.tell = tell
+        self.report = Report()
+        self.log = (folder / "services.log").open("a", encoding="utf-8", buffering=1)
+        options = Options(port=0, nodes=plan.nodes, slots=plan.slots)
+        self.dev = Dev(
+            Place(folder / "platform"),
+            options,
+            os.getpid(),
+            tell=lambda name, line: void(self.log.write(f"{name} | {line}\n")),
+            settings=SETTINGS,
+        )
+
+    async def run(self) -> Report:
+        """Everything; the complaints are in the report."""
+        observe.set_up_logs("console", "info", self.log)
+        async with running(self.dev):
+            if self.plan.two_schedulers:
+                self.dev.processes.add("scheduler")
+                await self.dev.processes.until_ready()
+            self.tell(f"ready at {self.dev.url}, folder {self.folder}")
+            async with admin_client(self.dev.place, self.dev.url) as client:
+                workload = Workload(self.plan.seed, client, self.folder)
+                await self._storm(client, workload)
+                if await self._heal(client, workload):
+                    await self._judge(client, workload)
+        self.complain(
+            f"left behind: {process.pid} {' '.join(process.cmdline())[:200]}"
+            for process in judges.living_processes(str(self.folder))
+        )
+        self.log.close()
+        return self.report
+
+    def complain(self, texts: Any) -> None:
+        self.report.complaints.extend(texts)
+
+    async def _storm(self, client: httpx.AsyncClient, workload: Workload) -> None:
+        """Submit and kill until the time is over."""
+        faults = Faults(self.dev, self.tell)
+        self.report.faults = faults.done
+        states: Counter[str] = Counter()
+
+        async def alive() -> int:
+            with contextlib.suppress(httpx.HTTPError):
+                listed = await items(client, "/v1/tasks", all="false")
+                states.clear()
+                states.update(task["state"] for task in listed)
+            return states.total()
+
+        async def progress() -> None:
+            while True:
+                await asyncio.sleep(PROGRESS_SECONDS)
+                now = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+                self.tell(
+                    f"{time.monotonic() - faults.began:7.2f} s  {len(faults.done)} faults, "
+                    f"{len(workload.accepted)} tasks accepted, {workload.retries} retries; {now}"
+                )
+
+        following = schedule(self.plan.seed, self.plan.pause_seconds)
+        most = 2 * self.plan.nodes * self.plan.slots
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.plan.seconds), asyncio.TaskGroup() as group:
+                group.create_task(workload.run(alive, most))
+                group.create_task(faults.run(following))
+                group.create_task(progress())
+        self.complain(workload.problems)
+
+    async def _heal(self, client: httpx.AsyncClient, workload: Workload) -> bool:
+        """Nothing dies any more: every task must end by itself, and in time."""
+        began = time.monotonic()
+        self.tell(f"healing: waiting for {len(workload.accepted)} tasks to end")
+        living: list[dict[str, Any]] = [{}]
+        shown = began
+        while living:
+            if time.monotonic() - began > self.plan.heal_seconds_max:
+                self.complain(
+                    f"{task.get('id')} {task.get('name')} still {task.get('state')} after "
+                    f"{self.plan.heal_seconds_max:g} s: {task.get('reason')}"
+                    for task in living
+                )
+                return False
+            await asyncio.sleep(0.25)
+            with contextlib.suppress(httpx.HTTPError):
+                known = {task["id"]: task for task in await items(client, "/v1/tasks")}
+                living = [task for task in known.values() if task["state"] not in ENDED]
+                living += [{"id": lost} for lost in workload.accepted.keys() - known.keys()]
+            if time.monotonic() - shown > PROGRESS_SECONDS:
+                shown = time.monotonic()
+                self.tell(f"{len(living)} tasks live")
+        self.tell(f"all ended {time.monotonic() - began:.1f} s after the last fault")
+        return True
+
+    async def _judge(self, client: httpx.AsyncClient, workload: Workload) -> None:
+        secrets = self.dev.place.credentials
+        admin = BusCredentials(NATS_ADMIN, secrets.nats_password(NATS_ADMIN))
+        url = self.dev.servers.nats.url
+        lived = judges.lives(workload.records)
+        told = await self._settled(admin, lived, workload)
+        history = judges.history_of(told, lived, set(workload.accepted))
+        self.complain(verdict(history, (*SAFETY, *LIVENESS)))
+        self.complain(judges.acknowledged_steps_are_kept(lived))
+        self.complain(judges.processes_were_announced(history, lived))
+        self.complain(await judges.dead_letters(url, admin))
+        self.complain(await self._event_log(client, history))
+        for life in lived:
+            self.complain(judges.output_is_complete(life, await self._output(client, life)))
+        for task in await items(client, "/v1/tasks"):
+            self.complain(_as_expected(task, workload))
+        self.complain(
+            f"a task's process lives on: {process.pid} {' '.join(process.cmdline())[:200]}"
+            for process in judges.living_processes(str(workload.records))
+        )
+        self.report.counts = {
+            "faults": len(self.report.faults),
+            "tasks": len(workload.accepted),
+            "client retries": workload.retries,
+            "processes": len(lived),
+            "acknowledged checkpoints": len(history.acks),
+            "events": len(history.envelopes),
+        }
+
+    async def _settled(
+        self, admin: BusCredentials, lived: list[judges.Life], workload: Workload
+    ) -> list[Any]:
+        """The events, once every end has been told to the bus."""
+        ends_at = time.monotonic() + SETTLE_SECONDS_MAX
+        while True:
+            told = await judges.envelopes(self.dev.servers.nats.url, admin)
+            history = judges.history_of(told, lived, set(workload.accepted))
+            if not verdict(history, LIVENESS) or time.monotonic() > ends_at:
+                return told
+            await asyncio.sleep(0.5)
+
+    async def _event_log(self, client: httpx.AsyncClient, history: History) -> list[str]:
+        """What is wrong with the event log, once what was in flight has come again."""
+        began = time.monotonic()
+        while True:
+            log: list[Any] = await items(client, "/v1/events", limit=1000)
+            problems = list(judges.event_log_is_complete(history, log))
+            waited = time.monotonic() - began
+            if not problems or waited > SETTLE_SECONDS_MAX:
+                self.tell(f"event log of {len(log)} judged after {waited:.1f} s")
+                return problems
+            await asyncio.sleep(0.5)
+
+    async def _output(self, client: httpx.AsyncClient, life: judges.Life) -> bytes:
+        """A rank's whole kept output, once the platform says it is complete."""
+        span = life.span
+        path = f"/v1/tasks/{span.task_id}/logs"
+        ends_at = time.monotonic() + SETTLE_SECONDS_MAX
+        while True:
+            wanted: dict[str, int] = {"attempt": span.attempt, "rank": span.rank, "offset": 0}
+            answer = await client.get(path, params=wanted | {"limit_bytes": 1 << 20})
+            complete = answer.headers.get("x-shiftwork-complete") == "true"
+            if answer.is_success and (complete or time.monotonic() > ends_at):
+                if not complete:
+                    self.complain([f"output of {span} is not complete"])
+                return answer.content
+            if time.monotonic() > ends_at:
+                self.complain([f"output of {span}: {answer.status_code} {answer.text[:200]}"])
+                return b""
+            await asyncio.sleep(0.2)
+
+
+def _as_expected(task: dict[str, Any], workload: Workload) -> list[str]:
+    known = workload.accepted.get(task["id"])
+    if known is None:
+        # Submitted by a request whose answer was cut off by the end of the storm.
+        return []
+    wanted = KINDS[known.kind].ends
+    if task["state"] == wanted:
+        return []
+    return [f"{task['id']} ({known.key}) {task['state']}, not {wanted}: {task['reason']}"]
+
+
+def void(_: object) -> None:
+    return
+
+
+async def play(plan: Plan, tell: Callable[[str], None]) -> Report:
+    """A run in a folder of its own, which stays if there are complaints."""
+    report: list[Report] = []
+    with scratch("swc-", keep_if=lambda: not report or bool(report[0].complaints)) as folder:
+        report.append(await Chaos(plan, folder, tell).run())
+    return report[0]
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

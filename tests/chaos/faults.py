@@ -1,0 +1,110 @@
+"""What the chaos tests do to the platform: kill -9 and stalls of every part, by a schedule."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from services.allinone.composition import WIRINGS
+from services.allinone.dev import Dev
+from services.launcher.runtimes.node import proc
+
+SERVERS = ("nats", "postgresql")
+# Every part comes once before any comes twice.
+PARTS = (*(wiring.name for wiring in WIRINGS), *SERVERS, "supervisor")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that happens to one part. ``stall_seconds``: stopped and continued, not killed."""
+
+    after_seconds: float
+    parts: tuple[str, ...]
+    index: int
+    stall_seconds: float = 0.0
+
+
+def schedule(seed: int, pause_seconds: tuple[float, float]) -> Callable[[], Fault]:
+    """The endless schedule of a seed, one fault for each call."""
+    chance = random.Random(f"faults {seed}")
+    round_of: list[str] = []
+
+    def draw() -> str:
+        if not round_of:
+            round_of.extend(chance.sample(PARTS, len(PARTS)))
+        return round_of.pop()
+
+    def following() -> Fault:
+        count = 2 if chance.random() < 0.2 else 1
+        parts = tuple(dict.fromkeys(draw() for _ in range(count)))
+        stall = chance.uniform(0.5, 7.0) if chance.random() < 0.2 else 0.0
+        return Fault(chance.uniform(*pause_seconds), parts, chance.randrange(1 << 16), stall)
+
+    return following
+
+
+@dataclass
+class Faults:
+    """Carries faults out on one platform and remembers them."""
+
+    dev: Dev
+    tell: Callable[[str], None]
+    done: list[str] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+
+    async def run(self, following: Callable[[], Fault]) -> None:
+        """One fault after another, until cancelled; whatever is stopped then goes on."""
+        stopped: set[int] = set()
+        try:
+            while True:
+                fault = following()
+                await asyncio.sleep(fault.after_seconds)
+                pids = {part: self._pid(part, fault.index) for part in fault.parts}
+                for part, pid in pids.items():
+                    await self._strike(part, pid, fault, stopped)
+        finally:
+            for pid in stopped:
+                _signal(pid, signal.SIGCONT)
+
+    async def _strike(self, part: str, pid: int, fault: Fault, stopped: set[int]) -> None:
+        stalls = fault.stall_seconds > 0 and part not in SERVERS
+        what = f"stall {fault.stall_seconds:.1f} s" if stalls else "kill -9"
+        self.done.append(
+            f"{time.monotonic() - self.began:7.2f} s  {what} {part} "
+            + (str(pid) if pid else "(down already)")
+        )
+        self.tell(self.done[-1])
+        if not pid:
+            return
+        if stalls:
+            stopped.add(pid)
+            _signal(pid, signal.SIGSTOP)
+            await asyncio.sleep(fault.stall_seconds)
+            _signal(pid, signal.SIGCONT)
+            stopped.discard(pid)
+        else:
+            _signal(pid, signal.SIGKILL)
+
+    def _pid(self, part: str, index: int) -> int:
+        """The process to strike now; 0 if it is down."""
+        if part in SERVERS:
+            server = self.dev.servers.nats if part == "nats" else self.dev.servers.postgres
+            return server.child.pid if server.child is not None and server.alive else 0
+        if part == "supervisor":
+            locks = sorted((self.dev.place.machine / "nodes").glob("*/lock"))
+            holder = proc.by_signature(locks[index % len(locks)].read_text()) if locks else None
+            return holder.pid if holder is not None else 0
+        own = [number for name, number in self.dev.processes.instances() if name == part]
+        return self.dev.processes.pid(part, own[index % len(own)])
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,176 @@
+"""What was true, as recorded by the tasks and kept by the platform; and judges of it.
+
+Spans are bounded from inside: a process certainly lived from its first recorded line to its last.
+So an overlap that a judge reports did happen; one that is shorter than a step goes unnoticed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nats
+import psutil
+
+from libs.bus.connection import Credentials
+from libs.bus.topology import DEAD_LETTERS, EVENTS
+from libs.contracts import messages as m
+from libs.contracts.envelope import Envelope
+from tests.harness.checkers import Ack, History, Span
+
+FETCH_MESSAGES = 500
+
+
+@dataclass
+class Life:
+    """One rank's process, by its own record."""
+
+    span: Span
+    pid: int
+    resumed_step: int
+    acked_steps: list[int] = field(default_factory=list)
+    lines: int = 0
+
+
+def lives(records: Path) -> list[Life]:
+    """Every process that wrote a record."""
+    found: dict[tuple[str, int, int, int], Life] = {}
+    for path in sorted(records.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            said: dict[str, Any] = json.loads(line)
+            key = (said["task"], said["attempt"], said["rank"], said["pid"])
+            if said["t"] == "start":
+                who = (said["task"], said["attempt"], said["rank"], said["node"])
+                span = Span(*who, tuple(said["gpus"]), said["at"], said["at"])
+                found[key] = Life(span, said["pid"], said["step"])
+                continue
+            life = found[key]
+            life.span = _until(life.span, said["at"])
+            life.lines = said.get("lines", life.lines)
+            if said["t"] == "ack":
+                life.acked_steps.append(said["step"])
+    return list(found.values())
+
+
+def _until(span: Span, at: float) -> Span:
+    who = (span.task_id, span.attempt, span.rank, span.node_id)
+    return Span(*who, span.gpus, span.start, at)
+
+
+async def read_stream(
+    url: str, admin: Credentials, name: str
+) -> list[tuple[dict[str, str], bytes]]:
+    """Every message of a stream, in its order."""
+    client = await nats.connect(url, user=admin.user, password=admin.password)
+    try:
+        jetstream = client.jetstream()
+        left = (await jetstream.stream_info(name)).state.messages
+        found: list[tuple[dict[str, str], bytes]] = []
+        if not left:
+            return found
+        consumer = await jetstream.pull_subscribe(">", stream=name)
+        while len(found) < left:
+            for message in await consumer.fetch(FETCH_MESSAGES, timeout=10):
+                found.append((dict(message.headers or {}), message.data))
+                await message.ack()
+        return found
+    finally:
+        await client.close()
+
+
+async def envelopes(url: str, admin: Credentials) -> list[Envelope]:
+    """Every event in the order of the stream, duplicates included."""
+    return [Envelope.decode(*message) for message in await read_stream(url, admin, EVENTS)]
+
+
+async def dead_letters(url: str, admin: Credentials) -> Iterator[str]:
+    """No message may be set apart as hopeless: nothing but deaths happened here."""
+    found = await read_stream(url, admin, DEAD_LETTERS)
+    return iter([f"dead letter: {headers} {body[:200]!r}" for headers, body in found])
+
+
+def history_of(told: list[Envelope], lived: list[Life], accepted: set[str]) -> History:
+    """For the judges of the simulation."""
+    history = History(told, [life.span for life in lived], [], set(accepted))
+    numbers: dict[tuple[str, int, int], int] = {}
+    for event in history.of(m.CheckpointSaved):
+        saved = event.checkpoint
+        key = (event.task_id, event.attempt, saved.step)
+        numbers[key] = min(saved.no, numbers.get(key, saved.no))
+    for life in lived:
+        for step in life.acked_steps:
+            key = (life.span.task_id, life.span.attempt, step)
+            # Acknowledged but never told: a number that no resume can reach, so judged as lost.
+            history.acks.append(Ack(key[0], key[1], numbers.get(key, 1 << 62), step))
+    return history
+
+
+def acknowledged_steps_are_kept(lived: list[Life]) -> Iterator[str]:
+    """A process resumes at or behind every step acknowledged to an earlier attempt."""
+    acked: dict[str, dict[int, int]] = defaultdict(dict)
+    for life in lived:
+        if life.acked_steps:
+            steps = acked[life.span.task_id]
+            attempt = life.span.attempt
+            steps[attempt] = max(steps.get(attempt, 0), *life.acked_steps)
+    for life in lived:
+        for attempt, step in acked[life.span.task_id].items():
+            if attempt < life.span.attempt and life.resumed_step < step:
+                yield (
+                    f"{life.span.task_id}.{life.span.attempt} began at step {life.resumed_step}, "
+                    f"though attempt {attempt} had step {step} acknowledged"
+                )
+
+
+def processes_were_announced(history: History, lived: list[Life]) -> Iterator[str]:
+    """Every process belongs to a run that was announced, on the nodes and GPUs it was given."""
+    given: dict[tuple[str, int, int], tuple[str, tuple[int, ...]]] = {}
+    for event in history.of(m.RunAssigned, m.RunResumed):
+        for place in event.placements:
+            given[event.task_id, event.attempt, place.rank] = (place.node_id, tuple(place.gpus))
+    for life in lived:
+        span = life.span
+        where = given.get((span.task_id, span.attempt, span.rank))
+        if where != (span.node_id, span.gpus):
+            yield f"{span} ran on {span.node_id}/{span.gpus}, but was given {where}"
+
+
+def output_is_complete(life: Life, kept: bytes) -> Iterator[str]:
+    """Every recorded line of a rank's output was kept: once, whole, in order."""
+    span = life.span
+    who = f"{span.task_id} {span.attempt} {span.rank}"
+    lines = [line for line in kept.decode().splitlines() if line.startswith("chaos ")]
+    for number, line in enumerate(lines, 1):
+        if not line.startswith(f"chaos {who} {number} x") or not line.endswith("x" * 80):
+            yield f"output of {who}: line {number} is {line!r}"
+            return
+    if len(lines) < life.lines:
+        yield f"output of {who}: {len(lines)} of {life.lines} lines were kept"
+
+
+def event_log_is_complete(history: History, log: list[Mapping[str, Any]]) -> Iterator[str]:
+    """The gateway's log has no gap, and every end of a run that the bus carried."""
+    positions = [int(event["position"]) for event in log]
+    if positions != list(range(1, len(positions) + 1)):
+        yield f"the event log has gaps or repetitions: {positions[:20]}..."
+    for kind, name in ((m.RunExited, "run.exited"), (m.RunAssigned, "run.assigned")):
+        told = sorted((event.task_id, event.attempt) for event in history.of(kind))
+        kept = sorted((e["task"], e["attempt"]) for e in log if e["type"] == name)
+        if told != kept:
+            missing, extra = Counter(told) - Counter(kept), Counter(kept) - Counter(told)
+            yield f"{name}: the event log lacks {[*missing]} and has too many of {[*extra]}"
+
+
+def living_processes(marker: str) -> Iterator[psutil.Process]:
+    """Processes with ``marker`` in their command line, this one and its parents excepted."""
+    own = {process.pid for process in (psutil.Process(), *psutil.Process().parents())}
+    for process in psutil.process_iter():
+        try:
+            if process.pid not in own and any(marker in word for word in process.cmdline()):
+                yield process
+        except psutil.Error:
+            continue

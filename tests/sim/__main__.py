@@ -1,0 +1,77 @@
+"""``python -m tests.sim --worlds N [--seed n] [--verbose]``: the simulation as a program.
+
+Without a seed the worlds are new ones each time. Exit status 1 and the seed if one is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+
+from tests.sim.swarm import Tally, one, run
+
+SECONDS_MAX = 600.0
+SEEDS = 1 << 40
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    parser.add_argument("--worlds", type=int, default=1000, help="how many (default %(default)s)")
+    parser.add_argument("--seed", type=int, help="only the world of this seed")
+    parser.add_argument("--first", type=int, help="the first of several seeds in a row")
+    parser.add_argument("--verbose", action="store_true", help="tell what happened in the world")
+    arguments = parser.parse_args()
+    if arguments.seed is not None:
+        return _only(arguments.seed, verbose=arguments.verbose)
+    first = secrets.randbelow(SEEDS) if arguments.first is None else arguments.first
+    print(f"{arguments.worlds} worlds, seeds {first} to {first + arguments.worlds - 1}", flush=True)
+    tally = run(
+        range(first, first + arguments.worlds), seconds_max=SECONDS_MAX, progress=_progress
+    )
+    print(f"\r{tally}")
+    if tally.failed is not None:
+        _report(tally.failed, verbose=arguments.verbose)
+        return 1
+    if tally.worlds < arguments.worlds:
+        print(f"stopped after {SECONDS_MAX:.0f} s: {arguments.worlds - tally.worlds} were not run")
+    print("nothing is wrong")
+    return 0
+
+
+def _only(seed: int, *, verbose: bool) -> int:
+    outcome = one(seed)
+    if verbose and not outcome.complaints:
+        print(*outcome.lines, sep="\n")
+    print(
+        f"world {seed}: {outcome.tasks} tasks, {outcome.runs} runs, {outcome.events} events, "
+        f"{outcome.virtual_seconds:.0f} simulated seconds, history {outcome.digest}"
+    )
+    if outcome.complaints:
+        _report(outcome, verbose=verbose)
+        return 1
+    print("nothing is wrong")
+    return 0
+
+
+def _progress(tally: Tally) -> None:
+    if sys.stdout.isatty():
+        print(f"\r{tally}", end="", flush=True)
+    elif tally.worlds % 100 == 0:
+        print(tally, flush=True)
+
+
+def _report(outcome: object, *, verbose: bool) -> None:
+    complaints, seed = outcome.complaints, outcome.seed  # type: ignore[attr-defined]
+    print(f"\nWRONG in the world of seed {seed}:")
+    for text in complaints[:20]:
+        print(f"  {text}")
+    if len(complaints) > 20:
+        print(f"  and {len(complaints) - 20} more")
+    print(f"\nreproduce: python -m tests.sim --seed {seed} --verbose   (or: make sim SEED={seed})")
+    if verbose:
+        print(*outcome.lines, sep="\n")  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

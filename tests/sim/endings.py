@@ -1,0 +1,244 @@
+"""The end of a world: has everything ended, and does everything agree?
+
+What crossed the bus and what the processes did is judged by ``tests.harness.checkers``; here are
+the judges of tables, of projections and of what the programs computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from libs.contracts import messages as m
+from libs.store.tables import Tables
+from services.gateway import rows as gateway
+from services.gateway.tables import TABLES as GATEWAY
+from services.launcher.domain import model as launcher
+from services.launcher.tables import TABLES as LAUNCHER
+from services.log_collector import store as logs
+from services.log_collector.tables import TABLES as LOGS
+from services.quota import store as quota
+from services.quota.tables import TABLES as QUOTA
+from services.scheduler import store as scheduler
+from services.scheduler.domain.model import Limit, Task
+from services.scheduler.domain.model import Node as SchedulerNode
+from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.tables import TABLES as SCHEDULER
+from services.submit.store import TaskRow as SubmittedRow
+from services.submit.tables import TABLES as SUBMIT
+from tests.harness.checkers import ENDED, LIVENESS, SAFETY, verdict
+from tests.sim.programs import computed
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+def rows(world: World, tables: Tables, kind: type[Any]) -> list[Any]:
+    """What one service keeps."""
+    return list(world.database.schema(tables.schema).table(tables.shape(kind)).rows.values())
+
+
+def unfinished(world: World) -> list[str]:
+    """What is still under way; empty when the world is over."""
+    return [text for part in _UNFINISHED for text in part(world)]
+
+
+def _tasks(world: World) -> Iterator[str]:
+    ended = {row.task_id for row in rows(world, SCHEDULER, scheduler.Ended)}
+    for task in rows(world, SCHEDULER, Task):
+        yield f"task {task.id} is {task.state} since its version {task.version}"
+    for task_id in world.accepted:
+        if task_id not in ended:
+            yield f"task {task_id} was accepted and has not ended"
+
+
+def _queues(world: World) -> Iterator[str]:
+    for name, durable in world.broker._durables.items():
+        left = len(durable.pending) + len(durable.echoes)
+        left += len(world.broker._stream) - durable.position
+        if left:
+            yield f"{name} has {left} events to hear"
+    for name in sorted(world.database._schemas):
+        left = len(world.database.schema(name).unpublished)
+        if left:
+            yield f"{name} has {left} events to say"
+
+
+def _runs(world: World) -> Iterator[str]:
+    for run in rows(world, LAUNCHER, launcher.Run):
+        if run.state is not launcher.RunState.TOMBSTONE:
+            yield f"run {run.id} is {run.state} at the launcher"
+    for run_id in world.cluster.runs:
+        yield f"run {run_id} is kept by the runtime"
+    for run in rows(world, LOGS, logs.RunRow):
+        if not run.collected:
+            yield f"the output of {run.task_id}.{run.attempt} is not collected"
+
+
+_UNFINISHED: tuple[Callable[[World], Iterator[str]], ...] = (_tasks, _queues, _runs)
+
+
+def judge(world: World) -> None:
+    """Every complaint of every judge."""
+    for text in verdict(world.history(), (*SAFETY, *LIVENESS)):
+        world.complain(text)
+    for part in JUDGES:
+        for text in part(world):
+            world.complain(f"{part.__name__}: {text}")
+
+
+def nothing_was_dead_lettered(world: World) -> Iterator[str]:
+    """No event of ours is one that its receiver cannot handle."""
+    for letter in world.broker.dead_letters:
+        yield f"{letter.subject}: {letter.reason}"
+
+
+def all_capacity_is_free(world: World) -> Iterator[str]:
+    """Nothing is held when nothing runs: in the tables and in the leader's memory."""
+    for slot in rows(world, SCHEDULER, scheduler.SlotRow):
+        yield f"slot {slot.node_id}/{slot.gpu} is held by {slot.task_id}.{slot.attempt}"
+    for lease in rows(world, LAUNCHER, launcher.PortLease):
+        yield f"port {lease.port} is leased to {lease.task_id}.{lease.attempt}"
+    kinds = (Task, SchedulerNode, Limit)
+    kept = [row for kind in kinds for row in rows(world, SCHEDULER, kind)]
+    for process in world.of("scheduler"):
+        brain = process.service.loops[0].step.__self__  # type: ignore[attr-defined]
+        if not process.alive or world.database.schema("scheduler").leader is None:
+            continue
+        if process.store._leaderships and not process.store._leaderships[-1]._gone.is_set():
+            held = brain.snapshot()
+            truth = Snapshot.of(
+                tasks=[row for row in kept if isinstance(row, Task)],
+                nodes=[row for row in kept if isinstance(row, SchedulerNode)],
+                settings=held.settings,
+            )
+            if held.capacity.free != truth.capacity.free or held.held or held.queue:
+                yield f"the leader believes {held.capacity.free}, it is {truth.capacity.free}"
+
+
+def projections_agree(world: World) -> Iterator[str]:
+    """Gateway and submit say of each task what the scheduler says."""
+    shown = {row.task_id: row for row in rows(world, GATEWAY, gateway.TaskRow)}
+    submitted = {row.task_id: row for row in rows(world, SUBMIT, SubmittedRow)}
+    for ended in rows(world, SCHEDULER, scheduler.Ended):
+        last, row = ended.last, shown.get(ended.task_id)
+        state = last.state.name.lower()
+        if row is None or (row.state, row.state_version, row.attempt, row.observed_revision) != (
+            state,
+            last.version,
+            last.attempt,
+            last.observed_revision,
+        ):
+            yield f"{ended.task_id} ended as {state} v{last.version}, the gateway shows {row}"
+        known = submitted.get(ended.task_id)
+        if known is None or not known.ended or known.state is not last.state:
+            yield f"{ended.task_id} ended as {state}, submit keeps {known}"
+        if row is not None and known is not None:
+            if (row.revision, row.goal) != (known.revision, known.goal.name.lower()):
+                yield f"{row.task_id}: the gateway shows revision {row.revision} and {row.goal}"
+            if last.observed_revision != known.revision and known.state not in ENDED:
+                yield f"{row.task_id}: revision {known.revision} was never observed"
+    for run in rows(world, GATEWAY, gateway.RunRow):
+        if run.live or (run.assigned_at is not None and run.exit is None):
+            yield f"the gateway shows {run.task_id}.{run.attempt} as live"
+
+
+def nodes_and_limits_agree(world: World) -> Iterator[str]:
+    """Everybody knows the nodes as the launcher and the limits as quota has them."""
+    truth = {row.node_id: row.version for row in rows(world, LAUNCHER, launcher.NodeRow)}
+    for name, known in (
+        ("gateway", {r.node_id: r.version for r in rows(world, GATEWAY, gateway.NodeRow)}),
+        ("scheduler", {r.id: r.version for r in rows(world, SCHEDULER, SchedulerNode)}),
+    ):
+        if known != truth:
+            yield f"the launcher has nodes {truth}, {name} has {known}"
+    limits = {row.version: row.limit for row in rows(world, QUOTA, quota.QuotaRow)}
+    heard = {row.version: row.limit for row in rows(world, SCHEDULER, Limit)}
+    if limits != heard:
+        yield f"quota has {limits}, the scheduler {heard}"
+
+
+def the_ledger_is_complete(world: World) -> Iterator[str]:
+    """Each run that started has its use entered once."""
+    history = world.history()
+    started = {(e.task_id, e.attempt) for e in history.of(m.RunStarted)}
+    used: dict[tuple[str, int], set[float]] = {}
+    for event in history.of(m.UsageRecorded):
+        used.setdefault((event.task_id, event.attempt), set()).add(event.gpu_seconds)
+    for key in sorted(started - used.keys()):
+        yield f"the use of {key[0]}.{key[1]} was never entered"
+    for key in sorted(used.keys() - started):
+        yield f"use of {key[0]}.{key[1]} was entered, which never started"
+    for key, amounts in used.items():
+        if len(amounts) > 1:
+            yield f"the use of {key[0]}.{key[1]} was entered as {sorted(amounts)}"
+
+
+def the_event_log_is_whole(world: World) -> Iterator[str]:
+    """Positions have no gap and no fact is missing or there twice."""
+    kept = sorted(rows(world, GATEWAY, gateway.EventRow), key=lambda row: row.position)
+    if [row.position for row in kept] != list(range(1, len(kept) + 1)):
+        yield f"positions have gaps: {len(kept)} rows up to {kept[-1].position}"
+    facts: set[str] = set()
+    for row in kept:
+        if row.fact in facts:
+            yield f"{row.fact} is there twice"
+        facts.add(row.fact)
+    for event in world.history().of(m.TaskStateChanged):
+        if f"task.state_changed/{event.task_id}/{event.version}" not in facts:
+            yield f"version {event.version} of {event.task_id} is missing"
+
+
+def output_is_kept(world: World) -> Iterator[str]:
+    """Every byte that a rank wrote is kept."""
+    for key, data in world.source.outputs.items():
+        kept = bytes(world.archive._written.get(key, b""))
+        if kept != bytes(data):
+            yield f"{key}: {len(kept)} of {len(data)} bytes are kept"
+
+
+def one_submission_is_one_task(world: World) -> Iterator[str]:
+    """The same client key never makes two tasks."""
+    by_name: dict[tuple[str, str], set[str]] = {}
+    for event in world.history().of(m.TaskSubmitted):
+        by_name.setdefault((event.owner, event.spec.name), set()).add(event.task_id)
+    for name, ids in by_name.items():
+        if len(ids) > 1:
+            yield f"{name} became {sorted(ids)}"
+
+
+def programs_computed_the_same(world: World) -> Iterator[str]:
+    """A task that succeeded has done each of its steps, once, as if never interrupted."""
+    for ended in rows(world, SCHEDULER, scheduler.Ended):
+        if ended.last.state is not m.TaskState.SUCCEEDED:
+            continue
+        job = world.accepted.get(ended.task_id)
+        result = world.cluster.results.get((ended.task_id, ended.last.attempt))
+        if job is not None and result != computed(job.program.steps):
+            yield f"{ended.task_id}.{ended.last.attempt} succeeded with the result {result}"
+
+
+JUDGES: tuple[Callable[[World], Iterable[str]], ...] = (
+    nothing_was_dead_lettered,
+    all_capacity_is_free,
+    projections_agree,
+    nodes_and_limits_agree,
+    the_ledger_is_complete,
+    the_event_log_is_whole,
+    output_is_kept,
+    one_submission_is_one_task,
+    programs_computed_the_same,
+)
+
+
+def story(world: World) -> Iterator[str]:
+    """What happened, for ``--verbose``: strikes and logs, then the events of affected tasks."""
+    yield from world.notes
+    text = " ".join(world.complaints)
+    affected = {task_id for task_id in world.accepted if task_id in text}
+    seen: set[str] = set()
+    for envelope in world.broker.history:
+        task_id = getattr(envelope.message, "task_id", "")
+        if task_id in affected and envelope.id not in seen:
+            seen.add(envelope.id)
+            yield f"{envelope.time:%H:%M:%S.%f} {envelope.id} {envelope.message!r}"[:600]

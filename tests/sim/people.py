@@ -1,0 +1,153 @@
+"""The people of a world: they submit, change their minds, set limits and cordon nodes.
+
+They speak as the gateway does for them, and repeat what was not answered, with the same key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from libs.bus.port import BusError
+from libs.contracts.base import Message
+from libs.contracts.messages import (
+    CreateTask,
+    CreateTaskReply,
+    Goal,
+    PreemptionPolicy,
+    PreemptMode,
+    Priority,
+    Quota,
+    RefusalCode,
+    RetryPolicy,
+    Role,
+    SetGoal,
+    SetPriority,
+    SetQuota,
+    SetSchedulable,
+    TaskSpec,
+    Unit,
+)
+from libs.service.loop import pause
+from tests.sim.plan import Job
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+ASK_SECONDS = 2.0
+ASK_AGAIN_SECONDS = 0.7
+GOALS = {"pause": Goal.PAUSE, "run": Goal.RUN, "stop": Goal.STOP}
+LEVELS = ("AUTO", "LOW", "NORMAL", "HIGH", "EXTREME_HIGH", "IDLE", "VERY_HIGH")
+
+
+def spec_of(job: Job) -> TaskSpec:
+    """What the person writes."""
+    signal = "USR1" if job.mode is PreemptMode.SIGNAL else ""
+    return TaskSpec(
+        name=job.name,
+        group="default",
+        priority=job.priority,
+        roles=(Role(name="worker", replicas=job.nodes, command=("python", "train.py")),),
+        gpus_per_node=job.gpus,
+        env={"JOB": job.name},
+        retry=RetryPolicy(max_retries=job.retries),
+        preemption=PreemptionPolicy(
+            mode=job.mode, signal=signal, ack_deadline_seconds=job.ack_deadline_seconds
+        ),
+        max_run_seconds=job.max_run_seconds,
+    )
+
+
+class People:
+    """Everybody who uses the platform in one world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        # By the job's name: the id that the platform gave it, the last goal that was asked for.
+        self.ids: dict[str, str] = {}
+        self.goals: dict[str, Goal] = {}
+        self.refused: dict[str, str] = {}
+        self.limited: dict[tuple[str, str, Priority], None] = {}
+
+    async def live(self) -> None:
+        """Everything that is planned; returns when all of it was answered."""
+        async with asyncio.TaskGroup() as group:
+            for job in self.world.plan.jobs:
+                group.create_task(self._job(job))
+            for order in self.world.plan.orders:
+                group.create_task(self._order(*order))
+
+    async def settle(self) -> None:
+        """Take back whatever could keep a task from ending."""
+        for user, team, level in self.limited:
+            await self._limit(user, team, level, None)
+        for node in sorted(self.world.cluster.nodes):
+            await self.insist(SetSchedulable(node_id=node, schedulable=True, asked_by="root"))
+        for name, task_id in self.ids.items():
+            if self.goals.get(name) is Goal.PAUSE:
+                await self.insist(SetGoal(task_id=task_id, goal=Goal.RUN, asked_by="root"))
+
+    async def insist(self, command: Message) -> Message:
+        """Ask until there is an answer."""
+        while True:
+            try:
+                reply = await self.world.ask(command, ASK_SECONDS)
+            except BusError:
+                await pause(ASK_AGAIN_SECONDS)
+                continue
+            refusal = getattr(reply, "refusal", None)
+            if refusal is None or refusal.code is not RefusalCode.UNAVAILABLE:
+                return reply
+            await pause(ASK_AGAIN_SECONDS)
+
+    async def _job(self, job: Job) -> None:
+        await pause(job.at)
+        command = CreateTask(
+            client_key=f"key-{job.name}", owner=job.owner, team=job.team, spec=spec_of(job)
+        )
+        replies = await asyncio.gather(*(self.insist(command) for _ in range(job.copies)))
+        for reply in replies:
+            assert isinstance(reply, CreateTaskReply), "the declared reply"
+            if reply.refusal is not None:
+                self.refused[job.name] = reply.refusal.detail
+                continue
+            known = self.ids.setdefault(job.name, reply.task_id)
+            if known != reply.task_id:
+                self.world.complain(f"{job.name} became two tasks: {known}, {reply.task_id}")
+            self.world.accepted[reply.task_id] = job
+        if job.name in self.ids:
+            await self._wishes(job, self.ids[job.name])
+
+    async def _wishes(self, job: Job, task_id: str) -> None:
+        passed = 0.0
+        for after, wish in sorted(job.wishes):
+            await pause(after - passed)
+            passed = after
+            if wish in GOALS:
+                self.goals[job.name] = GOALS[wish]
+                command = SetGoal(task_id=task_id, goal=GOALS[wish], asked_by=job.owner)
+                await self.insist(command)
+            else:
+                level = Priority(wish)
+                await self.insist(SetPriority(task_id=task_id, priority=level, asked_by="root"))
+
+    async def _order(self, at: float, kind: str, target: str, number: int) -> None:
+        await pause(at)
+        if kind in {"cordon", "drain", "uncordon"}:
+            drain = {"drain": True} if kind == "drain" else {}
+            command = SetSchedulable(
+                node_id=target, schedulable=kind == "uncordon", asked_by="root", **drain
+            )
+            await self.insist(command)
+            return
+        user = "" if kind == "limit team" else target
+        team = "red" if kind == "limit team" else ""
+        level = Priority.UNSPECIFIED
+        if kind == "limit level":
+            level = Priority(f"PRIORITY_{LEVELS[number % len(LEVELS)]}")
+        await self._limit(user, team, level, None if kind == "unlimit" else number)
+
+    async def _limit(self, user: str, team: str, level: Priority, limit: int | None) -> None:
+        self.limited[user, team, level] = None
+        quota = Quota(user=user, team=team, priority=level, unit=Unit.GPUS, limit=limit or 0)
+        await self.insist(SetQuota(quota=quota, unlimited=limit is None, asked_by="root"))

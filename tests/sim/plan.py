@@ -1,0 +1,302 @@
+"""What happens in one world, all of it drawn from the seed before anything runs.
+
+Swarm testing: each kind of fault is on or off in a world, and how likely it is differs from world
+to world, so that rare combinations are not drowned by the average of everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+
+from libs.bus.memory_broker import Faults
+from libs.contracts.messages import PreemptMode, Priority
+from libs.store.memory_database import Point
+from services.allinone.composition import WIRINGS
+
+SERVICES = tuple(wiring.name for wiring in WIRINGS)
+# Who can be asked to say its facts again, as a gateway with an empty read model does.
+OWNERS = ("submit", "scheduler", "launcher", "quota")
+RATES = (
+    "lose_delivery",
+    "duplicate_delivery",
+    "delay_delivery",
+    "reorder",
+    "lose_ack",
+    "fail_publish",
+    "lose_request",
+    "lose_reply",
+    "lose_telemetry",
+)
+LEVELS = (0.01, 0.05, 0.15, 0.3)
+POINT_RATES = (0.002, 0.01, 0.03)
+PRIORITIES = tuple(each for each in Priority if each is not Priority.UNSPECIFIED)
+FORGET_SECONDS_MAX = 30.0
+CLOCK_JUMP_SECONDS_MAX = 60.0
+START_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Strike:
+    """One thing that goes wrong at one moment (seconds after the start)."""
+
+    at: float
+    kind: str
+    target: str = ""
+    seconds: float = 0.0
+    extra: float = 0.0
+
+
+@dataclass(frozen=True)
+class Program:
+    """How one task's training behaves; ``steps`` are what it has to do in all."""
+
+    steps: int
+    step_seconds: float
+    save_every: int
+    save_seconds: float
+    # What it does when asked to hand over: see ``programs.WAYS``.
+    way: str
+    # In these attempts one rank ends with code 1 at that step of the attempt.
+    fails: Mapping[int, int]
+    failing_rank: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """One task of one person, and what the person changes their mind about."""
+
+    at: float
+    name: str
+    owner: str
+    team: str
+    priority: Priority
+    nodes: int
+    gpus: int | None
+    retries: int
+    mode: PreemptMode
+    ack_deadline_seconds: float
+    max_run_seconds: float | None
+    # The client sends it so many times at once, with the same key.
+    copies: int
+    # (seconds after the submission, pause | run | stop | a priority)
+    wishes: tuple[tuple[float, str], ...]
+    program: Program
+
+
+@dataclass(frozen=True)
+class Points:
+    """What goes wrong where a process meets its database or its runtime (probabilities)."""
+
+    fail: Mapping[Point, float]
+    crash: Mapping[Point, float]
+    slow: float
+    slow_seconds_max: float
+    runtime_crash: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One world."""
+
+    seed: int
+    nodes: int
+    gpus: int
+    jobs: tuple[Job, ...]
+    # (at, kind, user or node, number): limits and operators' words
+    orders: tuple[tuple[float, str, str, int], ...]
+    faults: Faults
+    points: Points
+    runtime_failure: float
+    strikes: tuple[Strike, ...]
+    processes: Mapping[str, int]
+    fault_seconds: float
+    settings: Mapping[str, Mapping[str, object]]
+    ack_wait_seconds: float
+
+
+def draw(seed: int) -> Plan:
+    """The world of a seed."""
+    rng = Random(f"world {seed}")
+    nodes, gpus = rng.randint(1, 4), rng.choice([1, 2, 2, 4])
+    fault_seconds = rng.uniform(30, 120)
+    jobs = tuple(_job(rng, number, nodes, gpus, fault_seconds) for number in range(_jobs(rng)))
+    return Plan(
+        seed=seed,
+        nodes=nodes,
+        gpus=gpus,
+        jobs=jobs,
+        orders=_orders(rng, nodes, fault_seconds),
+        faults=_faults(rng),
+        points=_points(rng),
+        runtime_failure=rng.choice(LEVELS) if rng.random() < 0.4 else 0.0,
+        strikes=_strikes(rng, nodes, fault_seconds),
+        processes={name: _processes(rng, name) for name in SERVICES},
+        fault_seconds=fault_seconds,
+        settings=_settings(rng),
+        ack_wait_seconds=rng.choice([2.0, 5.0, 30.0]),
+    )
+
+
+def _jobs(rng: Random) -> int:
+    return rng.choice([1, 3, 6, 10, 16])
+
+
+def _processes(rng: Random, name: str) -> int:
+    return 2 if rng.random() < (0.4 if name in {"scheduler", "launcher"} else 0.15) else 1
+
+
+def _program(rng: Random) -> Program:
+    fails: dict[int, int] = {}
+    if rng.random() < 0.25:
+        fails = {attempt: rng.randint(0, 6) for attempt in rng.sample(range(1, 5), rng.randint(1, 3))}
+    return Program(
+        steps=rng.randint(1, 30),
+        step_seconds=rng.choice([0.1, 0.5, 1.0, 3.0]),
+        save_every=rng.choice([0, 1, 3, 5]),
+        save_seconds=rng.choice([0.0, 0.2, 1.5]),
+        way=rng.choice(
+            ["exit 75"] * 4 + ["exit 0"] * 3 + ["exit 1", "ignore", "hang", "late", "no ack", "stay"]
+        ),
+        fails=fails,
+        failing_rank=rng.randint(0, 3),
+    )
+
+
+def _job(rng: Random, number: int, nodes: int, gpus: int, fault_seconds: float) -> Job:
+    asked_nodes = rng.choice([1, 1, 1, min(2, nodes), min(3, nodes)])
+    wishes = ()
+    if rng.random() < 0.4:
+        words = ["pause", "run", "stop", *(priority.value for priority in PRIORITIES)]
+        weights = [5, 5, 2, *([1] * len(PRIORITIES))]
+        wishes = tuple(
+            (rng.uniform(0, 40), rng.choices(words, weights)[0]) for _ in range(rng.randint(1, 3))
+        )
+    return Job(
+        at=rng.uniform(0, fault_seconds * 0.7),
+        name=f"job-{number}",
+        owner=rng.choice(["ada", "ada", "bob", "eve"]),
+        team=rng.choice(["red", "blue"]),
+        priority=rng.choice(PRIORITIES),
+        nodes=asked_nodes if rng.random() < 0.97 else nodes + 1,
+        gpus=rng.choice([None, 0, 1, 1, gpus, gpus, max(1, gpus // 2)]),
+        retries=rng.choice([0, 0, 1, 3]),
+        mode=rng.choice([PreemptMode.SDK] * 5 + [PreemptMode.SIGNAL, PreemptMode.KILL]),
+        ack_deadline_seconds=rng.choice([1.0, 3.0, 10.0, 30.0]),
+        max_run_seconds=rng.choice([None, None, None, None, None, 20.0]),
+        copies=rng.choice([1, 1, 1, 2]),
+        wishes=wishes,
+        program=_program(rng),
+    )
+
+
+def _orders(
+    rng: Random, nodes: int, fault_seconds: float
+) -> tuple[tuple[float, str, str, int], ...]:
+    found: list[tuple[float, str, str, int]] = []
+    if rng.random() < 0.4:
+        for _ in range(rng.randint(1, 4)):
+            kind = rng.choice(["limit user", "limit user", "limit team", "limit level", "unlimit"])
+            target = rng.choice(["ada", "bob", "eve"])
+            found.append((rng.uniform(0, fault_seconds), kind, target, rng.randint(0, 6)))
+    if rng.random() < 0.3:
+        for _ in range(rng.randint(1, 3)):
+            kind = rng.choice(["cordon", "drain", "uncordon"])
+            node = f"node-{rng.randrange(nodes)}"
+            found.append((rng.uniform(0, fault_seconds), kind, node, 0))
+    return tuple(sorted(found))
+
+
+def _faults(rng: Random) -> Faults:
+    rates = {name: rng.choice(LEVELS) if rng.random() < 0.45 else 0.0 for name in RATES}
+    return Faults(
+        **rates,
+        delay_s_max=rng.choice([0.5, 5.0, 20.0]),
+        latency_s_max=rng.choice([0.0, 0.01, 0.3]),
+    )
+
+
+def _points(rng: Random) -> Points:
+    def some(share: float) -> dict[Point, float]:
+        if rng.random() > share:
+            return dict.fromkeys(Point, 0.0)
+        return {p: rng.choice(POINT_RATES) if rng.random() < 0.5 else 0.0 for p in Point}
+
+    return Points(
+        fail=some(0.5),
+        crash=some(0.5),
+        slow=rng.choice([0.01, 0.1]) if rng.random() < 0.4 else 0.0,
+        slow_seconds_max=rng.choice([0.1, 3.0]),
+        runtime_crash=rng.choice([0.01, 0.05]) if rng.random() < 0.3 else 0.0,
+    )
+
+
+def _strikes(rng: Random, nodes: int, fault_seconds: float) -> tuple[Strike, ...]:
+    def service() -> str:
+        return rng.choice(SERVICES)
+
+    def node() -> str:
+        return f"node-{rng.randrange(nodes)}"
+
+    # kind: (whom it strikes, seconds at most, most of them in a world)
+    kinds = {
+        "crash": (service, 8.0, 6),
+        "crash all": (str, 5.0, 1),
+        "partition": (service, 20.0, 3),
+        "bus restarts": (str, 0.0, 3),
+        "bus stops": (str, 15.0, 2),
+        "database stops": (str, 15.0, 2),
+        "leader cut": (service, 0.0, 4),
+        "clock jumps": (service, 0.0, 2),
+        "node off": (node, 40.0, 2),
+        "node silent": (node, 40.0, 3),
+        "supervisor dies": (node, 0.0, 3),
+        "facts again": (lambda: rng.choice(OWNERS), 0.0, 2),
+    }
+    found: list[Strike] = []
+    for kind, (whom, seconds_max, most) in kinds.items():
+        if rng.random() < 0.4:
+            for _ in range(rng.randint(1, most)):
+                at = rng.uniform(START_SECONDS, fault_seconds)
+                forget = rng.choice([0.0, rng.uniform(0, FORGET_SECONDS_MAX)])
+                jump = rng.uniform(-CLOCK_JUMP_SECONDS_MAX, CLOCK_JUMP_SECONDS_MAX)
+                extra = jump if kind == "clock jumps" else forget
+                found.append(Strike(at, kind, whom(), rng.uniform(0, seconds_max), extra))
+    return tuple(sorted(found, key=lambda strike: strike.at))
+
+
+def _settings(rng: Random) -> Mapping[str, Mapping[str, object]]:
+    """Small times, so that deadlines matter; sizes of pages that sometimes split everything."""
+    common = {
+        "batch_messages_max": rng.choice([1, 3, 256]),
+        "relay_rows_max": rng.choice([1, 4, 256]),
+        "command_timeout_seconds": 2.0,
+    }
+    own: dict[str, dict[str, object]] = {
+        "scheduler": {
+            "start_deadline_seconds": rng.choice([8.0, 30.0]),
+            "start_attempts_max": 30,
+            "protected_seconds": rng.choice([0.0, 0.0, 5.0]),
+            "retry_delay_seconds": 1.0,
+            "retry_delay_seconds_max": 8.0,
+            "stop_ack_seconds_max": 5.0,
+        },
+        "launcher": {
+            "exit_grace_seconds": rng.choice([0.5, 2.0, 10.0]),
+            "lease_seconds": 3.0,
+            "fence_seconds": rng.choice([4.0, 10.0]),
+        },
+        # Looking seldom keeps a world cheap; what is looked at is the same.
+        "log_collector": {
+            "active_seconds": 1.0,
+            "idle_seconds_min": 2.0,
+            "idle_seconds_max": 4.0,
+        },
+        "gateway": {
+            "poll_seconds": 2.0,
+            "poll_leading_seconds": 10.0,
+            "rebuild_tick_seconds": 5.0,
+        },
+    }
+    return {name: common | own.get(name, {}) for name in SERVICES}

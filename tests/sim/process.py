@@ -1,0 +1,178 @@
+"""One process of one service: the real build on memory adapters, mortal at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from libs.bus.memory import MemoryBus
+from libs.service.loop import pause
+from libs.service.runner import Runner
+from libs.service.shape import Ports, Service
+from libs.service.wiring import Wiring
+from libs.store.memory import MemoryStore
+from libs.store.memory_database import Point, Schema
+from libs.store.port import StoreUnavailableError
+from services.gateway.auth import Mint
+from services.launcher.runtimes.fake import FakeCluster, FakeRuntime
+from services.submit.ids import TimeSortedIds
+from tests.harness.virtual_time import LoopClock
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+class Process:
+    """Starts, crashes and starts again; what outlives it is in the world."""
+
+    def __init__(self, world: World, wiring: Wiring, number: int) -> None:
+        self.world = world
+        self.wiring = wiring
+        self.name = wiring.name
+        self.number = number
+        self.rng = Random(f"{world.plan.seed} {wiring.name} {number}")
+        self.clock = LoopClock()
+        self.starts = 0
+        self.task: asyncio.Task[None] | None = None
+        self.alive = False
+
+    def start(self) -> None:
+        """A fresh process over what is kept."""
+        if self.alive:
+            return
+        self.starts += 1
+        self.alive = True
+        ids = itertools.count(1)
+        prefix = f"{self.name}-{self.number}.{self.starts}"
+        self.store = self.world.store_of(
+            _Reach(self),
+            self.wiring.tables,
+            clock=self.clock,
+            source=self.name,
+            new_id=lambda: f"{prefix}-{next(ids)}",
+        )
+        self.bus = MemoryBus(self.world.broker, self.name, tuple(self.wiring.hears))
+        settings = self.world.settings[self.name]
+        ports = Ports(self.store, self.bus, self.clock)
+        self.service: Service = self.wiring.build(settings, ports, **self._replacements())
+        runner = Runner(self.service, settings)
+        self.task = asyncio.get_running_loop().create_task(self._run(runner, self.starts))
+
+    async def _run(self, runner: Runner, start: int) -> None:
+        try:
+            await runner.run()
+        except asyncio.CancelledError:
+            if self.alive and self.starts == start:
+                raise
+        except BaseException as problem:  # noqa: BLE001 - whatever it is, it is a finding
+            if self.alive and self.starts == start:
+                self.world.complain(f"process {self.name} died by itself: {_causes(problem)}")
+                self.crash()
+
+    def crash(self) -> None:
+        """Dead at this moment: what it still tries to do fails."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.store.crash()
+        self.bus._closed = True
+        self.world.broker.changed()
+        assert self.task is not None, "it was started"
+        self.task.cancel()
+        self.world.revive(self)
+
+    async def meet(self, point: Point) -> None:
+        """What may happen at this place of a transaction or of the relay."""
+        points = self.world.points
+        if points is None:
+            return
+        if self.rng.random() < points.slow:
+            await pause(self.rng.uniform(0, points.slow_seconds_max))
+        if self.rng.random() < points.crash[point]:
+            self.world.note(f"{self.name} crashes at {point.value}")
+            await self.die()
+        if self.rng.random() < points.fail[point]:
+            raise StoreUnavailableError(f"the simulation: {point.value}")
+
+    async def die(self) -> None:
+        """Crash in the middle of something; never returns."""
+        self.crash()
+        # The process's own tasks are cancelled here; nobody else may wait for a dead process.
+        await pause(0.01)
+        raise StoreUnavailableError("the process is dead")
+
+    def _replacements(self) -> dict[str, Any]:
+        world, numbers = self.world, itertools.count(1)
+        found: dict[str, Callable[[], dict[str, Any]]] = {
+            "submit": lambda: {"make_id": TimeSortedIds(self.rng.getrandbits)},
+            "launcher": lambda: {"runtime": MortalRuntime(world.cluster, self)},
+            "log_collector": lambda: {"source": world.source, "archive": world.archive},
+            "gateway": lambda: {
+                "mint": Mint(
+                    secret=lambda: f"secret-{next(numbers)}", id=lambda: f"id-{next(numbers)}"
+                )
+            },
+        }
+        return found.get(self.name, dict)()
+
+
+def _causes(problem: BaseException) -> str:
+    if isinstance(problem, BaseExceptionGroup):
+        return "; ".join(_causes(each) for each in problem.exceptions)
+    return repr(problem)
+
+
+class _Reach:
+    """The database as one process reaches it."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._database = process.world.database
+
+    @property
+    def down(self) -> bool:
+        return self._database.down
+
+    @property
+    def starts(self) -> int:
+        return self._database.starts
+
+    def schema(self, name: str) -> Schema:
+        return self._database.schema(name)
+
+    async def reach(self, point: Point, schema: str) -> None:
+        await self._database.reach(point, schema)
+        await self._process.meet(point)
+
+
+class MortalRuntime(FakeRuntime):
+    """In whose calls its launcher can die, before or after they took effect."""
+
+    def __init__(self, cluster: FakeCluster, process: Process) -> None:
+        super().__init__(cluster)
+        self._process = process
+        self._start = process.starts
+
+    async def _call(self, node_ids: Any, effect: Callable[[], None]) -> None:
+        await self._maybe_die()
+        await super()._call(node_ids, partial(self._alone, effect))
+        await self._maybe_die()
+
+    def _alone(self, effect: Callable[[], None]) -> None:
+        """A dead process does nothing more."""
+        if self._process.alive and self._process.starts == self._start:
+            effect()
+
+    async def _maybe_die(self) -> None:
+        process, points = self._process, self._process.world.points
+        if points is not None and process.rng.random() < points.runtime_crash:
+            process.world.note("launcher crashes in a call of the runtime")
+            await process.die()
+
+
+StoreFactory = Callable[..., MemoryStore]
+Handler = Callable[[], Awaitable[None]]

@@ -1,0 +1,245 @@
+"""The training programs of a world, on a cluster in memory, and what they compute.
+
+A program's state is a chain of digests, one link for each step: a step lost or done twice shows in
+the last link. Checkpoints lie in storage that survives everything; the platform only knows where.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+from libs.bus.port import BusError
+from libs.contracts.messages import (
+    AckCheckpoint,
+    AckCheckpointReply,
+    PreemptMode,
+    RefusalCode,
+)
+from libs.service.loop import pause
+from services.launcher.runtimes.fake import (
+    PREEMPTED_CODE,
+    SUPERSEDED_CODE,
+    FakeCluster,
+    FakeRank,
+    FakeRun,
+    Script,
+)
+from services.launcher.runtimes.port import RunOrder
+from services.log_collector.domain import OutputKey
+from tests.harness.checkers import Ack, Span
+from tests.sim.plan import Job
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+# What a program does when it is asked to hand over.
+WAYS = {
+    "exit 75": "saves, then leaves with the reserved code",
+    "exit 0": "saves, then simply returns",
+    "exit 1": "saves, then falls over its own feet",
+    "late": "saves when its deadline is long over",
+    "no ack": "leaves with the reserved code and saves nothing",
+    "stay": "saves, then goes on",
+    "ignore": "goes on",
+    "hang": "does nothing any more, and never leaves",
+}
+ASK_SECONDS = 2.0
+ASK_AGAIN_SECONDS = 0.4
+FIRST_LINK = "begin"
+
+
+def link(state: str, step: int) -> str:
+    """The state after one more step."""
+    return hashlib.sha256(f"{state}/{step}".encode()).hexdigest()[:16]
+
+
+def computed(steps: int) -> str:
+    """The state of a program that was never interrupted."""
+    state = FIRST_LINK
+    for step in range(steps):
+        state = link(state, step)
+    return state
+
+
+class SimCluster(FakeCluster):
+    """Machines that remember every process that ever was, and play the jobs' programs."""
+
+    def __init__(self, world: World, nodes: list) -> None:
+        super().__init__(
+            nodes,
+            platform=self,
+            script_of=lambda order: Script(),
+            now=world.true_clock.now,
+            rng=Random(f"cluster {world.plan.seed}"),
+        )
+        self.world = world
+        self.processes: list[tuple[FakeRun, FakeRank]] = []
+        # (task, attempt) -> the state in which every rank left with 0
+        self.results: dict[tuple[str, int], str] = {}
+        self._plays: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            while True:
+                run, order = await self._to_play.get()
+                run.played = group.create_task(_Play(self, run, order).run())
+
+    def launch(self, order: RunOrder) -> None:
+        """Start what can be reached; the program begins when the whole gang is there."""
+        run = self.runs.setdefault(order.run_id, FakeRun(order.run_id))
+        for rank in order.ranks:
+            if rank.rank not in run.ranks:
+                run.ranks[rank.rank] = FakeRank(rank, self.now())
+                self.starts.append((order.run_id, rank.rank))
+                self.processes.append((run, run.ranks[rank.rank]))
+            run.world_size = json.loads(rank.context)["world_size"]
+        if run.played is None and run.ranks and len(run.ranks) == run.world_size:
+            whole = RunOrder(order.run_id, tuple(rank.order for rank in run.ranks.values()))
+            self._to_play.put_nowait((run, whole))
+        self.changed()
+
+    def spans(self) -> list[Span]:
+        """Every process as it truly was."""
+        return [
+            Span(
+                task_id=run.run_id.task_id,
+                attempt=run.run_id.attempt,
+                rank=rank.order.rank,
+                node_id=rank.order.node_id,
+                gpus=rank.order.gpus,
+                start=rank.started_at.timestamp(),
+                end=rank.exited_at.timestamp() if rank.exited_at else None,
+            )
+            for run, rank in self.processes
+        ]
+
+
+class _Play:
+    """One gang's program from its start to its end; rank 0 saves."""
+
+    def __init__(self, cluster: SimCluster, run: FakeRun, order: RunOrder) -> None:
+        self.cluster, self.run_, self.world = cluster, run, cluster.world
+        self.task_id, self.attempt = run.run_id.task_id, run.run_id.attempt
+        self.job: Job = self.world.jobs[order.ranks[0].env["JOB"]]
+        self.program = self.job.program
+        self.rng = Random(f"{self.world.plan.seed} {self.job.name} {self.attempt}")
+        self.answered = False
+        self.step, self.state = self._begin(order)
+        self.first_step = self.step
+
+    def _begin(self, order: RunOrder) -> tuple[int, str]:
+        saved = json.loads(order.ranks[0].context).get("resume_from")
+        if saved is None:
+            promised = self.world.acked_step(self.task_id)
+            if promised is not None:
+                self.world.complain(f"{self.run_.run_id} starts anew although {promised} was saved")
+            return 0, FIRST_LINK
+        step, state = self.world.storage[saved["uri"]]
+        if (step, state) != (saved["step"], saved["digest"]):
+            self.world.complain(f"{self.run_.run_id} was given a wrong checkpoint: {saved}")
+        return step, state
+
+    def together(self) -> bool:
+        """Whether every rank lives: a gang computes together or not at all."""
+        return all(rank.running for rank in self.run_.ranks.values())
+
+    async def run(self) -> None:
+        program = self.program
+        while self.step < program.steps:
+            await pause(program.step_seconds)
+            if not self.together():
+                return
+            if program.fails.get(self.attempt) == self.step - self.first_step:
+                self._fail()
+                return
+            self.state = link(self.state, self.step)
+            self.step += 1
+            self._print()
+            if await self._hand_over():
+                return
+            if program.save_every and self.step % program.save_every == 0:
+                if not await self._save():
+                    return
+        self.cluster.results[self.task_id, self.attempt] = self.state
+        await self._leave(0)
+
+    async def _hand_over(self) -> bool:
+        """True if the program has left, or can do no more."""
+        way = self.program.way
+        if self.answered or way == "ignore" or not self._asked():
+            return False
+        self.answered = True
+        if way == "hang":
+            return True
+        if way == "no ack":
+            await self._leave(PREEMPTED_CODE)
+            return True
+        if way == "late":
+            await pause(self.job.ack_deadline_seconds * 2)
+        if not await self._save():
+            return True
+        if way == "stay":
+            return False
+        await self._leave({"exit 0": 0, "exit 1": 1}.get(way, PREEMPTED_CODE))
+        return True
+
+    def _asked(self) -> bool:
+        if self.job.mode is PreemptMode.SIGNAL:
+            return any(rank.signals for rank in self.run_.ranks.values())
+        return self.world.should_preempt(self.task_id, self.attempt)
+
+    def _fail(self) -> None:
+        ranks = sorted(self.run_.ranks)
+        rank = self.run_.ranks[ranks[self.program.failing_rank % len(ranks)]]
+        rank.exited_at, rank.code = self.cluster.now(), 1
+        self.cluster.changed()
+
+    def _print(self) -> None:
+        for number, rank in sorted(self.run_.ranks.items()):
+            if rank.running:
+                key = OutputKey(self.task_id, self.attempt, number)
+                self.world.source.append(key, b"step %d\n" % self.step)
+
+    async def _save(self) -> bool:
+        """Write a checkpoint and have it acknowledged; False if the program is over."""
+        await pause(self.program.save_seconds)
+        uri = f"/checkpoints/{self.task_id}/{self.attempt}/{self.step}"
+        self.world.storage[uri] = (self.step, self.state)
+        command = AckCheckpoint(
+            task_id=self.task_id,
+            attempt=self.attempt,
+            step=self.step,
+            uri=uri,
+            digest=self.state,
+        )
+        while self.together():
+            try:
+                # The gateway adds what it has told the run, at each try.
+                told = self.world.should_preempt(self.task_id, self.attempt)
+                asked = command.model_copy(update={"preempt_requested": told})
+                reply = await self.world.ask(asked, ASK_SECONDS)
+            except BusError:
+                await pause(ASK_AGAIN_SECONDS)
+                continue
+            assert isinstance(reply, AckCheckpointReply), "the declared reply"
+            if self.run_.ranks[0].running and reply.checkpoint is not None:
+                saved = reply.checkpoint
+                self.world.acks.append(Ack(self.task_id, self.attempt, saved.no, saved.step))
+                return self.together()
+            code = reply.refusal.code if reply.refusal is not None else None
+            if code is RefusalCode.SUPERSEDED:
+                await self._leave(SUPERSEDED_CODE)
+                return False
+            if reply.refusal is not None and code is not RefusalCode.UNAVAILABLE:
+                self.world.complain(f"{self.run_.run_id} could not save: {reply.refusal.detail}")
+            await pause(ASK_AGAIN_SECONDS)
+        return False
+
+    async def _leave(self, code: int) -> None:
+        ending: Callable[[FakeRank], tuple[int | None, int | None]] = lambda _: (code, None)
+        await self.cluster._leave(self.run_, ending)

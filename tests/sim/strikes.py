@@ -1,0 +1,121 @@
+"""What can go wrong at one moment, by name, and how everything is healed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from libs.contracts.messages import Reemit
+from tests.sim.plan import Strike
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+def _later(world: World, seconds: float, effect: Callable[[], None]) -> None:
+    """After a while, unless everything was healed before."""
+
+    def unless_healed() -> None:
+        if not world.healed:
+            effect()
+
+    asyncio.get_running_loop().call_later(seconds, unless_healed)
+
+
+def _crash(world: World, strike: Strike) -> None:
+    for process in world.of(strike.target):
+        process.crash()
+    if strike.target == "log_collector" and strike.extra:
+        # The host died with it: what was not synced is gone.
+        world.archive.crash(torn=strike.extra > 10)
+
+
+def _crash_all(world: World, strike: Strike) -> None:
+    for process in world.processes:
+        process.crash()
+
+
+def _partition(world: World, strike: Strike) -> None:
+    world.broker.partition(strike.target)
+    _later(world, strike.seconds, lambda: world.broker.heal(strike.target))
+
+
+def _bus_restarts(world: World, strike: Strike) -> None:
+    if world.broker.running:
+        world.broker.restart(strike.extra)
+
+
+def _bus_stops(world: World, strike: Strike) -> None:
+    def start() -> None:
+        if not world.broker.running:
+            world.broker.start(strike.extra)
+
+    world.broker.stop()
+    _later(world, strike.seconds, start)
+
+
+def _database_stops(world: World, strike: Strike) -> None:
+    world.database.stop()
+    _later(world, strike.seconds, world.database.start)
+
+
+def _leader_cut(world: World, strike: Strike) -> None:
+    world.database.cut_leader(strike.target)
+
+
+def _clock_jumps(world: World, strike: Strike) -> None:
+    for process in world.of(strike.target):
+        process.clock.skew_seconds += strike.extra
+
+
+def _node_off(world: World, strike: Strike) -> None:
+    world.cluster.power_off(strike.target)
+    _later(world, strike.seconds, lambda: world.cluster.heal(strike.target))
+
+
+def _node_silent(world: World, strike: Strike) -> None:
+    world.cluster.silence(strike.target)
+    _later(world, strike.seconds, lambda: world.cluster.heal(strike.target))
+
+
+def _supervisor_dies(world: World, strike: Strike) -> None:
+    world.cluster.lose_ranks(strike.target)
+    world.cluster.changed()
+
+
+def _facts_again(world: World, strike: Strike) -> None:
+    """Old facts under new ids: no inbox knows them, each service has to."""
+    world.aside(world.people.insist(Reemit(service=strike.target)))
+
+
+STRIKES: dict[str, Callable[[World, Strike], None]] = {
+    "crash": _crash,
+    "crash all": _crash_all,
+    "partition": _partition,
+    "bus restarts": _bus_restarts,
+    "bus stops": _bus_stops,
+    "database stops": _database_stops,
+    "leader cut": _leader_cut,
+    "clock jumps": _clock_jumps,
+    "node off": _node_off,
+    "node silent": _node_silent,
+    "supervisor dies": _supervisor_dies,
+    "facts again": _facts_again,
+}
+
+
+def strike(world: World, what: Strike) -> None:
+    """Let it happen now."""
+    world.note(f"strike: {what.kind} {what.target} ({what.seconds:.1f} s, {what.extra:.1f})")
+    STRIKES[what.kind](world, what)
+
+
+def heal_all(world: World) -> None:
+    """Everything works again from now on. Clocks stay as they are; the dead are being restarted."""
+    world.database.start()
+    if not world.broker.running:
+        world.broker.start()
+    world.broker.heal()
+    for node in sorted(world.cluster.nodes):
+        world.cluster.heal(node)

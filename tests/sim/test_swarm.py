@@ -1,0 +1,70 @@
+"""New worlds in each run of the suite, for a bounded time; and the simulation's own promises."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+
+import pytest
+
+from libs.store.memory_database import Point
+from tests.sim.plan import RATES, SERVICES, draw
+from tests.sim.strikes import STRIKES
+from tests.sim.swarm import run
+from tests.sim.world import run_world
+
+SEEDS = 1 << 40
+WORLDS, SECONDS_MAX = 60, 20.0
+ONE_WORLD = "from tests.sim.world import run_world; print(run_world({seed}).digest)"
+
+
+def test_new_worlds_are_right() -> None:
+    first = secrets.randbelow(SEEDS)
+    print(f"seeds {first} to {first + WORLDS - 1}")
+    tally = run(range(first, first + WORLDS), seconds_max=SECONDS_MAX)
+    failed = tally.failed
+    assert failed is None, (
+        f"{failed.complaints[:5]}; reproduce: make sim SEED={failed.seed}, or python -m tests.sim"
+        f" --seed {failed.seed} --verbose"
+    )
+    assert tally.worlds > 0
+    assert tally.runs > 0
+
+
+@pytest.mark.parametrize("seed", [2, 40])
+def test_a_seed_is_one_history(seed: int) -> None:
+    here = run_world(seed).digest
+    for hash_seed in ("0", "1"):
+        there = subprocess.run(
+            [sys.executable, "-c", ONE_WORLD.format(seed=seed)],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert there.stdout.strip() == here
+
+
+def test_different_seeds_are_different_worlds() -> None:
+    assert len({run_world(seed).digest for seed in range(5)}) == 5
+
+
+def test_every_kind_of_fault_is_on_in_some_worlds_and_off_in_others() -> None:
+    plans = [draw(seed) for seed in range(200)]
+    switches = {
+        **{name: [getattr(plan.faults, name) > 0 for plan in plans] for name in RATES},
+        **{k: [any(s.kind == k for s in plan.strikes) for plan in plans] for k in STRIKES},
+        **{f"two {s}": [plan.processes[s] > 1 for plan in plans] for s in SERVICES},
+        **{f"fail {p}": [plan.points.fail[p] > 0 for plan in plans] for p in Point},
+        **{f"crash {p}": [plan.points.crash[p] > 0 for plan in plans] for p in Point},
+    }
+    for name, seen in switches.items():
+        assert set(seen) == {True, False}, name
+
+
+def test_a_plan_is_drawn_from_the_seed_alone() -> None:
+    assert repr(draw(7)) == repr(draw(7))
+    assert json.dumps(sorted(draw(7).settings)) == json.dumps(sorted(SERVICES))

@@ -1,0 +1,261 @@
+"""One world: every service's real build on memory adapters, in one loop of virtual time.
+
+First a phase with faults in which nothing may ever be wrong, then everything is healed and
+everything has to end within a bound of virtual time. ``endings.py`` judges what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from libs.bus.memory_broker import Faults, MemoryBroker
+from libs.bus.port import BusUnavailableError
+from libs.contracts.base import Message
+from libs.contracts.messages import Node
+from libs.service.loop import pause
+from libs.service.settings import BaseServiceSettings
+from libs.store.memory import MemoryStore
+from libs.store.memory_database import MemoryDatabase
+from services.allinone.composition import WIRINGS
+from services.gateway.rows import RunRow
+from services.gateway.tables import TABLES as GATEWAY
+from services.launcher import loop as launcher_loop
+from services.log_collector.archives.memory import MemoryArchive
+from services.log_collector.sources.memory import MemorySource
+from tests.harness.checkers import Ack, History
+from tests.harness.virtual_time import LoopClock
+from tests.sim import endings, strikes
+from tests.sim.people import People
+from tests.sim.plan import Job, Plan, Points, draw
+from tests.sim.process import Process
+from tests.sim.programs import SimCluster
+from tests.sim.quiet import quiet
+from tests.sim.virtual import virtually
+
+LIVENESS_SECONDS_MAX = 1_500.0
+RESTART_SECONDS_MAX = 4.0
+COMPLAINTS_MAX = 100
+HEALTHY = Faults(latency_s_max=0.01)
+# Any text will do as the key of the run tokens: here nobody checks them.
+KEY_FILE = Path(__file__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one world."""
+
+    seed: int
+    complaints: tuple[str, ...]
+    digest: str
+    events: int
+    tasks: int
+    runs: int
+    virtual_seconds: float
+    lines: tuple[str, ...] = field(repr=False, default=())
+
+
+class World:
+    """Everything that outlives the processes, and the processes."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.rng = Random(f"fate {plan.seed}")
+        self.true_clock = LoopClock()
+        self.jobs: Mapping[str, Job] = {job.name: job for job in plan.jobs}
+        # While faults happen: what goes wrong at which point of a process.
+        self.points: Points | None = None
+        self.complaints: list[str] = []
+        self.notes: list[str] = []
+        self.accepted: dict[str, Job] = {}
+        self.acks: list[Ack] = []
+        self.storage: dict[str, tuple[int, str]] = {}
+        self.source, self.archive = MemorySource(), MemoryArchive()
+        self.database = MemoryDatabase()
+        self.broker = MemoryBroker(
+            Random(f"bus {plan.seed}"), HEALTHY, ack_wait_s=plan.ack_wait_seconds
+        )
+        self.settings = {wiring.name: _settings(plan, wiring) for wiring in WIRINGS}
+        self.cluster = SimCluster(self, [_node(plan, number) for number in range(plan.nodes)])
+        self.processes = [
+            Process(self, wiring, number)
+            for wiring in WIRINGS
+            for number in range(plan.processes[wiring.name])
+        ]
+        self.people = People(self)
+        self.healed = False
+        self._aside: list[asyncio.Task[object]] = []
+
+    # For the parts of the simulation
+
+    def store_of(self, reach: object, tables: object, **more: object) -> MemoryStore:
+        """A process's handle on its schema (planted defects give another one)."""
+        return MemoryStore(reach, tables, **more)  # type: ignore[arg-type]
+
+    def complain(self, text: str) -> None:
+        """Something is wrong for certain."""
+        if len(self.complaints) < COMPLAINTS_MAX:
+            self.complaints.append(text)
+            self.note(f"WRONG: {text}")
+
+    def note(self, text: str) -> None:
+        """For the record that ``--verbose`` prints."""
+        self.notes.append(f"{asyncio.get_running_loop().time():10.3f}  {text}")
+
+    def of(self, name: str) -> list[Process]:
+        """A service's processes."""
+        return [process for process in self.processes if process.name == name]
+
+    def revive(self, process: Process) -> None:
+        """Somebody restarts a dead process after a while."""
+        seconds = self.rng.uniform(0.05, RESTART_SECONDS_MAX)
+        asyncio.get_running_loop().call_later(seconds, process.start)
+
+    def aside(self, work: Coroutine[Any, Any, object]) -> None:
+        """Do something beside; it is awaited before the world may end."""
+        self._aside.append(asyncio.get_running_loop().create_task(work))
+
+    async def ask(self, command: Message, timeout_s: float) -> Message:
+        """Ask as the gateway does for somebody; BusUnavailableError if no answer came back."""
+        alive = [process for process in self.of("gateway") if process.alive]
+        if not alive:
+            raise BusUnavailableError("no gateway")
+        gateway = self.rng.choice(alive)
+        start = gateway.starts
+        reply = await gateway.bus.request(command, timeout_s=timeout_s)
+        if not gateway.alive or gateway.starts != start:
+            raise BusUnavailableError("the gateway died before it answered")
+        return reply
+
+    def should_preempt(self, task_id: str, attempt: int) -> bool:
+        """What the gateway's long-poll would tell the run."""
+        if not any(process.alive for process in self.of("gateway")):
+            return False
+        shape = GATEWAY.shape(RunRow)
+        run = self.database.schema("gateway").table(shape).rows.get((task_id, attempt))
+        return run is not None and run.preempt_requested_at is not None  # type: ignore[attr-defined]
+
+    def acked_step(self, task_id: str) -> int | None:
+        """The last step that the platform acknowledged to the task."""
+        acks = [ack for ack in self.acks if ack.task_id == task_id]
+        return max(acks, key=lambda ack: ack.no).step if acks else None
+
+    def history(self) -> History:
+        """What the judges judge."""
+        return History(
+            envelopes=list(self.broker.history),
+            spans=self.cluster.spans(),
+            acks=self.acks,
+            accepted=set(self.accepted),
+        )
+
+    # The two phases
+
+    async def run(self) -> None:
+        """From the start to the verdict; complaints are collected."""
+        async with asyncio.TaskGroup() as group:
+            played = group.create_task(self.cluster.run())
+            for process in self.processes:
+                process.start()
+            lives = group.create_task(self.people.live())
+            await self._with_faults()
+            await self._healthy(lives)
+            lives.cancel()
+            played.cancel()
+        endings.judge(self)
+
+    async def _with_faults(self) -> None:
+        begin = asyncio.get_running_loop().time()
+        self.points = self.plan.points
+        self.broker.faults = self.plan.faults
+        self.cluster.failure_rate = self.plan.runtime_failure
+        for strike in self.plan.strikes:
+            await pause(max(0.0, begin + strike.at - asyncio.get_running_loop().time()))
+            strikes.strike(self, strike)
+        await pause(max(0.0, begin + self.plan.fault_seconds - asyncio.get_running_loop().time()))
+
+    async def _healthy(self, lives: asyncio.Task[None]) -> None:
+        self.note("everything is healed")
+        self.healed = True
+        self.points = None
+        self.broker.faults = HEALTHY
+        self.cluster.failure_rate = 0.0
+        strikes.heal_all(self)
+        try:
+            async with asyncio.timeout(LIVENESS_SECONDS_MAX):
+                await asyncio.wait([lives, *self._aside])
+                await self.people.settle()
+                while endings.unfinished(self):  # noqa: ASYNC110 - on virtual time
+                    await pause(2.0)
+        except TimeoutError:
+            for text in endings.unfinished(self)[:8]:
+                self.complain(f"liveness: {text}")
+
+    def digest(self) -> str:
+        """A fingerprint of everything that happened, and when."""
+        found = hashlib.sha256()
+        for envelope in self.broker.history:
+            found.update(f"{envelope.id} {envelope.time.isoformat()} ".encode())
+            found.update(envelope.message.to_json())
+        found.update(repr((self.cluster.spans(), self.acks)).encode())
+        return found.hexdigest()[:16]
+
+
+def _settings(plan: Plan, wiring) -> BaseServiceSettings:
+    own: dict[str, object] = {
+        "launcher": {"run_token_key_file": KEY_FILE},
+        "log_collector": {"runs_dir": Path("/nowhere"), "logs_dir": Path("/nowhere")},
+    }.get(wiring.name, {})
+    return wiring.settings(
+        database_url="-", nats_url="-", **{**plan.settings[wiring.name], **own}
+    )
+
+
+def _node(plan: Plan, number: int) -> Node:
+    return Node(
+        id=f"node-{number}",
+        group="default",
+        gpus=plan.gpus,
+        cpus=8.0,
+        memory_bytes=64 << 30,
+        schedulable=True,
+        ready=True,
+    )
+
+
+def run_world(
+    seed: int, world_type: type[World] = World, bend: Callable[[Plan], Plan] = lambda plan: plan
+) -> Outcome:
+    """Run the world of a seed from its beginning to its verdict; ``bend`` may change its plan."""
+    plan = bend(draw(seed))
+    made: list[World] = []
+
+    async def main() -> float:
+        world = world_type(plan)
+        made.append(world)
+        begin = asyncio.get_running_loop().time()
+        await world.run()
+        return asyncio.get_running_loop().time() - begin
+
+    free, launcher_loop.is_free = launcher_loop.is_free, lambda _: True
+    try:
+        with quiet(made):
+            seconds = virtually(main())
+    finally:
+        launcher_loop.is_free = free
+    world = made[0]
+    return Outcome(
+        seed=seed,
+        complaints=tuple(world.complaints),
+        digest=world.digest(),
+        events=len(world.broker.history),
+        tasks=len(world.accepted),
+        runs=len({(run.run_id) for run, _ in world.cluster.processes}),
+        virtual_seconds=seconds,
+        lines=tuple(endings.story(world)),
+    )
