@@ -7,6 +7,7 @@ from libs.store.tables import LEADER, VERSION_TABLE
 from tests.integration.stage import on_stage, until
 
 
+@pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.timeout(120)
 async def test_a_gateway_without_its_rows_asks_for_the_facts_again() -> None:

@@ -70,6 +70,7 @@ async def test_the_second_scheduler_decides_when_the_leader_is_killed() -> None:
             await store.close()
 
 
+@pytest.mark.slow
 async def test_a_leader_that_stalls_is_fenced_off_when_it_wakes() -> None:
     async with on_stage() as stage:
         await second_scheduler(stage)

@@ -12,7 +12,7 @@ from tests.chaos import judges
 from tests.harness.checkers import LIVENESS, verdict
 from tests.integration.stage import Stage, held_down, on_stage, until
 
-pytestmark = [pytest.mark.server]
+pytestmark = [pytest.mark.slow, pytest.mark.server]
 
 
 async def ready(stage: Stage) -> bool:
@@ -82,8 +82,8 @@ async def test_the_last_seconds_of_nats_are_lost() -> None:
 async def outage(seconds: float) -> None:
     """PostgreSQL is down for so long while tasks run, are submitted and want to save."""
     async with on_stage() as stage:
-        steps = str(int((seconds + 3) / 0.05))
-        long = await stage.submit("long", "--steps", steps, "--save-every", "20")
+        # Its first save waits for the end of the outage.
+        long = await stage.submit("long", "--steps", "200", "--save-every", "20")
         short = await stage.submit("short", "--steps", "60")
         await stage.until_state(long, "running")
         await stage.until_state(short, "running")
@@ -120,7 +120,6 @@ async def test_postgresql_is_down_for_ten_seconds() -> None:
     await outage(10.0)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_postgresql_is_down_for_two_minutes() -> None:
     await outage(120.0)

@@ -21,7 +21,7 @@ import pytest
 from tests.chaos import judges
 from tests.integration.stage import TASK, scratch
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(180)]
 PROGRAM = Path(sys.executable).with_name("shiftwork")
 
 

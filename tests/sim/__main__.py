@@ -26,9 +26,7 @@ def main() -> int:
         return _only(arguments.seed, verbose=arguments.verbose)
     first = secrets.randbelow(SEEDS) if arguments.first is None else arguments.first
     print(f"{arguments.worlds} worlds, seeds {first} to {first + arguments.worlds - 1}", flush=True)
-    tally = run(
-        range(first, first + arguments.worlds), seconds_max=SECONDS_MAX, progress=_progress
-    )
+    tally = run(range(first, first + arguments.worlds), seconds_max=SECONDS_MAX, progress=_progress)
     print(f"\r{tally}")
     if tally.failed is not None:
         _report(tally.failed, verbose=arguments.verbose)

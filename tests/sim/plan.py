@@ -150,14 +150,18 @@ def _processes(rng: Random, name: str) -> int:
 def _program(rng: Random) -> Program:
     fails: dict[int, int] = {}
     if rng.random() < 0.25:
-        fails = {attempt: rng.randint(0, 6) for attempt in rng.sample(range(1, 5), rng.randint(1, 3))}
+        fails = {
+            attempt: rng.randint(0, 6) for attempt in rng.sample(range(1, 5), rng.randint(1, 3))
+        }
     return Program(
         steps=rng.randint(1, 30),
         step_seconds=rng.choice([0.1, 0.5, 1.0, 3.0]),
         save_every=rng.choice([0, 1, 3, 5]),
         save_seconds=rng.choice([0.0, 0.2, 1.5]),
         way=rng.choice(
-            ["exit 75"] * 4 + ["exit 0"] * 3 + ["exit 1", "ignore", "hang", "late", "no ack", "stay"]
+            ["exit 75"] * 4
+            + ["exit 0"] * 3
+            + ["exit 1", "ignore", "hang", "late", "no ack", "stay"]
         ),
         fails=fails,
         failing_rank=rng.randint(0, 3),

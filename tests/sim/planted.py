@@ -15,6 +15,7 @@ from typing import Any
 
 from libs.contracts.envelope import Envelope
 from libs.contracts.messages import AckCheckpoint, PreemptMode
+from libs.service.consume import Consumption
 from libs.service.loop import pause
 from libs.service.runner import DOWN, Runner
 from libs.store import memory
@@ -23,8 +24,8 @@ from libs.store.port import NotLeaderError
 from services.scheduler import handlers as scheduler_handlers
 from services.scheduler import loop as scheduler_loop
 from services.scheduler import store as scheduler_store
-from services.scheduler.domain.lifecycle import Trigger
 from services.scheduler.domain import model
+from services.scheduler.domain.lifecycle import Trigger
 from services.scheduler.domain.model import Kill, Preempt
 from services.scheduler.domain.place import Capacity
 from tests.sim.plan import Plan, Strike
@@ -153,7 +154,9 @@ def hanging_programs(plan: Plan) -> Plan:
         replace(job, mode=PreemptMode.SDK, program=replace(job.program, way="hang", steps=40))
         for job in plan.jobs
     )
-    strikes = tuple(Strike(at=5.0 * number, kind="crash", target="scheduler") for number in range(20))
+    strikes = tuple(
+        Strike(at=5.0 * number, kind="crash", target="scheduler") for number in range(20)
+    )
     return replace(plan, jobs=jobs, strikes=strikes)
 
 
@@ -187,8 +190,6 @@ def inbox_apart() -> contextlib.AbstractContextManager[None]:
 
 def ack_before_commit() -> contextlib.AbstractContextManager[None]:
     """Deliveries are acknowledged, then recorded."""
-    from libs.service.consume import Consumption
-
     honest = Consumption._record
 
     async def record(self: Any, deliveries: Any) -> None:

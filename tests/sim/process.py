@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ from libs.service.loop import pause
 from libs.service.runner import Runner
 from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring
-from libs.store.memory import MemoryStore
 from libs.store.memory_database import Point, Schema
 from libs.store.port import StoreUnavailableError
 from services.gateway.auth import Mint
@@ -172,7 +171,3 @@ class MortalRuntime(FakeRuntime):
         if points is not None and process.rng.random() < points.runtime_crash:
             process.world.note("launcher crashes in a call of the runtime")
             await process.die()
-
-
-StoreFactory = Callable[..., MemoryStore]
-Handler = Callable[[], Awaitable[None]]

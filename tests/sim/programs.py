@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -73,7 +72,7 @@ class SimCluster(FakeCluster):
         super().__init__(
             nodes,
             platform=self,
-            script_of=lambda order: Script(),
+            script_of=lambda _: Script(),
             now=world.true_clock.now,
             rng=Random(f"cluster {world.plan.seed}"),
         )
@@ -162,9 +161,9 @@ class _Play:
             self._print()
             if await self._hand_over():
                 return
-            if program.save_every and self.step % program.save_every == 0:
-                if not await self._save():
-                    return
+            due = program.save_every and self.step % program.save_every == 0
+            if due and not await self._save():
+                return
         self.cluster.results[self.task_id, self.attempt] = self.state
         await self._leave(0)
 
@@ -241,5 +240,4 @@ class _Play:
         return False
 
     async def _leave(self, code: int) -> None:
-        ending: Callable[[FakeRank], tuple[int | None, int | None]] = lambda _: (code, None)
-        await self.cluster._leave(self.run_, ending)
+        await self.cluster._leave(self.run_, lambda _: (code, None))

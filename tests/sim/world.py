@@ -20,6 +20,7 @@ from libs.contracts.base import Message
 from libs.contracts.messages import Node
 from libs.service.loop import pause
 from libs.service.settings import BaseServiceSettings
+from libs.service.wiring import Wiring
 from libs.store.memory import MemoryStore
 from libs.store.memory_database import MemoryDatabase
 from services.allinone.composition import WIRINGS
@@ -41,9 +42,14 @@ from tests.sim.virtual import virtually
 LIVENESS_SECONDS_MAX = 1_500.0
 RESTART_SECONDS_MAX = 4.0
 COMPLAINTS_MAX = 100
+EVENTS_MAX = 4_000
 HEALTHY = Faults(latency_s_max=0.01)
 # Any text will do as the key of the run tokens: here nobody checks them.
 KEY_FILE = Path(__file__)
+
+
+class StormError(Exception):
+    """The world does not come to rest."""
 
 
 @dataclass(frozen=True)
@@ -158,16 +164,25 @@ class World:
 
     async def run(self) -> None:
         """From the start to the verdict; complaints are collected."""
-        async with asyncio.TaskGroup() as group:
-            played = group.create_task(self.cluster.run())
-            for process in self.processes:
-                process.start()
-            lives = group.create_task(self.people.live())
-            await self._with_faults()
-            await self._healthy(lives)
-            lives.cancel()
-            played.cancel()
+        try:
+            async with asyncio.TaskGroup() as group:
+                beside = [group.create_task(self.cluster.run()), group.create_task(self._guard())]
+                for process in self.processes:
+                    process.start()
+                lives = group.create_task(self.people.live())
+                await self._with_faults()
+                await self._healthy(lives)
+                for task in (lives, *beside):
+                    task.cancel()
+        except* StormError:
+            self.complain(f"more than {EVENTS_MAX} events: something repeats itself without end")
         endings.judge(self)
+
+    async def _guard(self) -> None:
+        """No world needs a tenth of these events."""
+        while len(self.broker.history) < EVENTS_MAX:
+            await pause(0.5)
+        raise StormError
 
     async def _with_faults(self) -> None:
         begin = asyncio.get_running_loop().time()
@@ -190,7 +205,7 @@ class World:
             async with asyncio.timeout(LIVENESS_SECONDS_MAX):
                 await asyncio.wait([lives, *self._aside])
                 await self.people.settle()
-                while endings.unfinished(self):  # noqa: ASYNC110 - on virtual time
+                while endings.unfinished(self):
                     await pause(2.0)
         except TimeoutError:
             for text in endings.unfinished(self)[:8]:
@@ -206,14 +221,12 @@ class World:
         return found.hexdigest()[:16]
 
 
-def _settings(plan: Plan, wiring) -> BaseServiceSettings:
+def _settings(plan: Plan, wiring: Wiring) -> BaseServiceSettings:
     own: dict[str, object] = {
         "launcher": {"run_token_key_file": KEY_FILE},
         "log_collector": {"runs_dir": Path("/nowhere"), "logs_dir": Path("/nowhere")},
     }.get(wiring.name, {})
-    return wiring.settings(
-        database_url="-", nats_url="-", **{**plan.settings[wiring.name], **own}
-    )
+    return wiring.settings(database_url="-", nats_url="-", **{**plan.settings[wiring.name], **own})
 
 
 def _node(plan: Plan, number: int) -> Node:
