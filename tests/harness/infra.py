@@ -37,9 +37,8 @@ def skip_without_own_users(infra: Infra) -> None:
 
 
 def need_containers() -> None:
-    from docker.errors import DockerException
-
     from docker import from_env
+    from docker.errors import DockerException
 
     try:
         client = from_env()

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from random import Random
 from typing import Any
 
@@ -17,6 +18,7 @@ from libs.contracts.envelope import Envelope
 from libs.contracts.messages import AckCheckpoint, PreemptMode
 from libs.service.consume import Consumption
 from libs.service.loop import pause
+from libs.service.relay import Relay
 from libs.service.runner import DOWN, Runner
 from libs.store import memory
 from libs.store.memory import MemoryStore
@@ -186,6 +188,20 @@ def inbox_apart() -> contextlib.AbstractContextManager[None]:
         honest(self, undo=undo)
 
     return replaced((memory._MemorySession, "_close", close))
+
+
+def mark_before_publishing() -> contextlib.AbstractContextManager[None]:
+    """The relay marks what it is about to publish."""
+
+    async def once(self: Relay) -> int:
+        ports = self.service.ports
+        await ports.store.meet_bus_server(ports.bus.server_id, timedelta(minutes=10))
+        rows = await ports.store.outgoing(self.settings.relay_rows_max)
+        await ports.store.published([row_id for row_id, _ in rows])
+        await ports.bus.publish([envelope for _, envelope in rows])
+        return len(rows)
+
+    return replaced((Relay, "once", once))
 
 
 def ack_before_commit() -> contextlib.AbstractContextManager[None]:

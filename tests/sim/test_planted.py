@@ -48,6 +48,13 @@ DEFECTS = {
         30,
     ),
     "inbox apart": (planted.inbox_apart, World, as_drawn, "the_event_log_is_whole", 30),
+    "mark before publishing": (
+        planted.mark_before_publishing,
+        World,
+        as_drawn,
+        "no_task_is_lost",
+        30,
+    ),
     "ack before commit": (planted.ack_before_commit, World, as_drawn, "no_task_is_lost", 20),
     "timers for rows": (
         planted.deadlines_in_memory,

@@ -245,6 +245,18 @@ async def test_the_acknowledgement_is_the_first_save_after_the_request(desk: Des
     assert run.acked_at == at(5)
 
 
+async def test_a_run_may_answer_a_request_before_the_launcher_hears_of_it(desk: Desk) -> None:
+    await desk.put(a_run())
+    desk.clock.seconds = 5
+    await desk.ask(ack(10).model_copy(update={"preempt_requested": True}))
+    desk.clock.seconds = 6
+    await desk.tell(a_preemption())
+    run = await desk.run()
+    assert run is not None
+    assert (run.preempt_requested_at, run.acked_at) == (at(5), at(5))
+    assert run.preempt_deadline_at == a_preemption().deadline_at
+
+
 async def test_numbers_are_the_tasks_and_old_ones_go(desk: Desk) -> None:
     await desk.put(a_run())
     for step in range(tables.CHECKPOINTS_KEPT + 5):

@@ -245,6 +245,21 @@ async def test_calls_that_fail_are_tried_again(world: World) -> None:
     assert len(world.cluster.starts) == len(set(world.cluster.starts)) == 8
 
 
+@in_a_world()
+async def test_a_failed_action_that_is_no_longer_wanted_is_not_due_for_ever(world: World) -> None:
+    world.cluster.failure_rate = 1.0
+    await world.tell(an_assignment())
+    await world.turn(4)
+    assert world.launcher._failed
+    world.cluster.failure_rate = 0.0
+    await world.tell(a_kill())
+    await world.until_exited()
+    await world.turn(4)
+    await pause(10)
+    asked = await world.launcher.reconcile(world.epoch)
+    assert asked is None or asked > 0
+
+
 @in_a_world(script=ENDLESS)
 async def test_what_nobody_knows_is_ended(world: World) -> None:
     await world.tell(an_assignment(ranks=2))
