@@ -271,6 +271,7 @@ async def wide(http: Http, stage: Platform, nodes: int, rounds: int) -> Found:
         worked = running - newcomer.submitted + max(again) - ended
         found.cycles_per_s.append(nodes / worked)
         found.preemptions += nodes
+    await stop(http, tasks)
     return found
 
 

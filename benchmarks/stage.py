@@ -27,8 +27,6 @@ READY_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 30.0
 ANSWER_SECONDS_MAX = 60.0
 IDLE_SECONDS_MAX = 2.0
-# What the platform's processes are: everything that works in its folder or names it, but not
-# what tasks run.
 Json = dict[str, Any]
 ENDED = {"succeeded", "failed", "stopped", "rejected"}
 
@@ -105,10 +103,14 @@ class Platform:
             process.send_signal(signal.SIGQUIT)
         try:
             process.communicate(timeout=STOP_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        except subprocess.TimeoutExpired as error:
+            for pid in self.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             process.communicate()
-        self._process = None
+            raise BenchmarkError(f"it did not end within {STOP_SECONDS_MAX:g} s") from error
+        finally:
+            self._process = None
 
     def processes(self) -> dict[int, str]:
         """The platform's own processes (servers, services, supervisors) and what each is."""

@@ -9,9 +9,10 @@ once instead of by a timeout.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from ssl import SSLContext
 
@@ -63,6 +64,17 @@ class BusConfig:
     listen_max: int = 1_000
 
 
+@contextlib.contextmanager
+def _heeding_cancellation() -> Generator[None]:
+    """The library swallows a cancellation while it writes, and Python 3.11's ``wait_for`` one that
+    comes together with the answer; the task would go on for ever."""
+    task = asyncio.current_task()
+    asked_before = task.cancelling() if task else 0
+    yield
+    if task and task.cancelling() > asked_before:
+        raise asyncio.CancelledError
+
+
 class ServerClient(Client):
     """A client that no error of the server ends for good: it connects again instead.
 
@@ -72,16 +84,14 @@ class ServerClient(Client):
 
     async def flush(self, timeout: int = 10) -> None:  # noqa: ASYNC109 - the library's signature
         """Return when the server has seen everything said so far; ``timeout`` in seconds."""
-        await super().flush(timeout)
-        await super().flush(timeout)
+        for _ in range(2):
+            with _heeding_cancellation():
+                await super().flush(timeout)
 
     async def _flush_pending(self, force_flush: bool = False) -> None:
-        """Write what waits. The library swallows a cancellation here; it must not be lost."""
-        task = asyncio.current_task()
-        asked_before = task.cancelling() if task else 0
-        await super()._flush_pending(force_flush)
-        if task and task.cancelling() > asked_before:
-            raise asyncio.CancelledError
+        """Write what waits."""
+        with _heeding_cancellation():
+            await super()._flush_pending(force_flush)
 
     async def _process_err(self, err_msg: str) -> None:
         if REFUSED.search(err_msg) or "stale connection" in err_msg:

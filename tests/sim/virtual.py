@@ -16,8 +16,12 @@ from tests.harness.virtual_time import START_SECONDS
 T = TypeVar("T")
 
 
+# No moment of a right world takes a hundredth of these turns of the loop.
+TURNS_MAX = 50_000
+
+
 class StuckError(Exception):
-    """Every task waits for something that no timer will bring."""
+    """Time does not pass: every task waits for nothing, or one never does."""
 
 
 class NumberedTask(asyncio.Task[Any]):
@@ -39,6 +43,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._passed = START_SECONDS
+        self._turns = 0
         super().__init__()
         self._selector.select = self._pass_time  # type: ignore[method-assign]
         numbers = itertools.count(1)
@@ -54,6 +59,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             raise StuckError("every task waits, and no timer is set")
         if timeout > 0:
             self._passed = max(self._passed, self._scheduled[0]._when)
+            self._turns = 0
+        self._turns += 1
+        if self._turns > TURNS_MAX:
+            self._turns = 0
+            raise StuckError(f"something turns without pause at {self._passed:.3f}")
         return []
 
 

@@ -33,8 +33,10 @@ def end_supervisors(folder: Path) -> None:
     nodes = [lock.parent for lock in sorted((folder / "nodes").glob("*/lock"))]
     for node in nodes:
         _signal(node, signal.SIGTERM)
+    # They leave side by side: the patience is for all of them together.
+    ends_at = time.monotonic() + LEAVE_SECONDS
     for node in nodes:
-        if not _free(node, LEAVE_SECONDS):
+        if not _free(node, max(0.0, ends_at - time.monotonic())):
             _signal(node, signal.SIGKILL)
             _clear(node, folder / "work")
         if not _free(node, CLEAR_SECONDS):

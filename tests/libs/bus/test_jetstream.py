@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import structlog.testing
+from nats.aio.client import Client
 
 from libs.bus.connection import BusConfig, Credentials, ServerClient, open_client
 from libs.bus.jetstream import JetStreamBus, connect
@@ -309,6 +310,22 @@ async def test_a_message_for_a_fetch_that_was_given_up_waits_for_the_next(world:
     (one,) = await quota.consumer().fetch(10, 5.0)
     assert (one.envelope, one.deliveries) == (goal(1), 1)
     assert time.monotonic() - start < 1
+
+
+async def test_a_cancellation_that_the_library_swallows_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def swallowing(_client: Client, _timeout: int = 10) -> None:
+        # What wait_for of Python 3.11 does when the answer comes together with the cancellation.
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(10)
+
+    monkeypatch.setattr(Client, "flush", swallowing)
+    flushing = asyncio.ensure_future(ServerClient().flush())
+    await asyncio.sleep(0)
+    flushing.cancel()
+    await asyncio.wait([flushing], timeout=2)
+    assert flushing.cancelled()
 
 
 async def test_closing_gives_back_what_was_never_fetched(world: World) -> None:

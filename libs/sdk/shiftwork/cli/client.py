@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any, Iterator, Mapping, cast
@@ -61,6 +62,8 @@ class Api:
     def __init__(self, url: str, token: str) -> None:
         self.url = url.rstrip("/")
         self._token = token
+        # Set when nobody wants what this one reads any more: a reader does not begin again.
+        self.unwanted = threading.Event()
         try:
             self._client = Client(self.url, token)
         except ValueError as error:

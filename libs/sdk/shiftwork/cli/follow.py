@@ -81,7 +81,8 @@ def changes(api: Api, task_id: str, until: float | None = None) -> Iterator[dict
         left = LOOK_SECONDS if until is None else until - time.monotonic()
         if left <= 0:
             return
-        time.sleep(min(AGAIN_SECONDS, left))
+        if api.unwanted.wait(min(AGAIN_SECONDS, left)):
+            return
 
 
 class Line(NamedTuple):
@@ -154,7 +155,8 @@ def output(api: Api, task_id: str, query: Mapping[str, Any]) -> Iterator[dict[st
             patience.lost(failure)
         except Stopped:
             pass
-        time.sleep(AGAIN_SECONDS)
+        if api.unwanted.wait(AGAIN_SECONDS):
+            return
 
 
 def events(api: Api, query: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -173,7 +175,8 @@ def events(api: Api, query: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             patience.lost(failure)
         except Stopped:
             pass
-        time.sleep(AGAIN_SECONDS)
+        if api.unwanted.wait(AGAIN_SECONDS):
+            return
 
 
 def to_the_end(api: Api, task: dict[str, Any]) -> int:
@@ -206,9 +209,17 @@ class _Follower:
         self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(QUEUED_MAX)
         self._ranks = max(1, int(task.get("nodes") or 1))
         self._output_done = False
+        self._readers: list[Api] = []
 
     def run(self) -> dict[str, Any]:
         """Until the task has ended and its output is shown."""
+        try:
+            return self._run()
+        finally:
+            for reader in self._readers:
+                reader.unwanted.set()
+
+    def _run(self) -> dict[str, Any]:
         task_id = self._task["id"]
         self._read("event", lambda api: events(api, {"task": task_id, "from": 0}))
         self._read("output", lambda api: output(api, task_id, {}))
@@ -254,10 +265,14 @@ class _Follower:
         self._show_output(self._lines.rest())
 
     def _read(self, kind: str, source: Callable[[Api], Iterator[Any]]) -> None:
+        api = self._api.another()
+        self._readers.append(api)
+
         def read() -> None:
-            api = self._api.another()
             try:
                 for value in source(api):
+                    if api.unwanted.is_set():
+                        return
                     self._queue.put((kind, value))
             except Failure as failure:
                 self._queue.put(("failed", failure))

@@ -263,7 +263,7 @@ def test_interrupting_leaves_the_task_running(home: Path, server: CliServer) -> 
     assert process.stdout is not None
     assert [process.stdout.readline(), process.stdout.readline()] == ["taaaaa\n", "working\n"]
     process.send_signal(signal.SIGINT)
-    _out, err = process.communicate(timeout=10)
+    _out, err = process.communicate(timeout=40)
     assert process.returncode == 130
     assert "goes on" in err
     assert "shiftwork logs taaaaa -f" in err
@@ -287,7 +287,7 @@ def test_a_terminal_gets_a_progress_line_beside_the_output(home: Path, server: C
         while piece := os.read(terminal, 65_536):
             drawn += piece
     os.close(terminal)
-    out, _ = process.communicate(timeout=10)
+    out, _ = process.communicate(timeout=40)
     assert process.returncode == 0
     assert out.splitlines()[-2:] == [b"step 3", b"done"]
     assert b"asked to leave by 10:01:00.000" in drawn
