@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
@@ -45,6 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Before pytest-socket reads its options: this machine only, and unix sockets."""
+    # Started in the background of a script, we inherit an ignored SIGINT, and so would the programs
+    # whose Ctrl-C is tested.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Asked for the current loop where there is none, asyncio makes one that nobody closes.
     asyncio.set_event_loop(None)
     config.option.allow_unix_socket = True

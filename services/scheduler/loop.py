@@ -32,6 +32,8 @@ QUEUED = Gauge("shiftwork_scheduler_queue_length", "Tasks that wait")
 DECIDE_SECONDS = Histogram("shiftwork_scheduler_decide_seconds", "Duration of one decision round")
 
 Decide = Callable[[Snapshot, datetime], Plan]
+# After a plan that the tables refused: they were loaded anew; a refusal that stays must not spin.
+CONFLICT_PAUSE_SECONDS = 0.05
 
 
 class Brain:
@@ -93,7 +95,7 @@ class Brain:
         if plan.decisions and not self._sound(snapshot, plan):
             return None
         if plan.decisions and not await self._commit(plan, epoch):
-            return 0.0
+            return CONFLICT_PAUSE_SECONDS
         if not plan.decisions:
             # After a commit this is not so: the next round, at the latest in a tick, confirms it.
             self._decided_version = plan.version

@@ -11,7 +11,7 @@ import sys
 
 from tests.sim.swarm import Tally, one, run
 
-SECONDS_MAX = 600.0
+SECONDS_MAX = 570.0
 SEEDS = 1 << 40
 
 

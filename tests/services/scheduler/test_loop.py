@@ -23,7 +23,7 @@ from services.scheduler import replay
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.model import Assign, Plan
 from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.loop import REFUSED, VIOLATIONS, Brain
+from services.scheduler.loop import CONFLICT_PAUSE_SECONDS, REFUSED, VIOLATIONS, Brain
 from services.scheduler.store import SlotRow
 from tests.builders import (
     a_checkpoint,
@@ -184,7 +184,8 @@ async def test_the_database_refuses_what_check_did_not_see() -> None:
         tx.put(SlotRow("ghost", 1, "n0", 5))
     await world.hear(submitted_event(a_task()))
     before = refused("conflict")
-    assert await world.step() == 0.0
+    # Soon again, but not without a pause: a refusal that stays must not spin.
+    assert await world.step() == CONFLICT_PAUSE_SECONDS
     assert refused("conflict") == before + 1
     assert (await world.task("t1")).state is TaskState.QUEUED
     async with world.store.transaction(epoch=world.epoch) as tx:
