@@ -103,6 +103,8 @@ async def test_the_same_key_is_the_same_task(world: World, ann: httpx.AsyncClien
     again = await ann.post("/v1/tasks", json=NEW, headers=key)
     assert (first.status_code, again.status_code) == (201, 200)
     assert first.json()["id"] == again.json()["id"]
+    # Submit's own fact first: only then does the next one heard have to be the scheduler's.
+    await until_async(lambda: world.reached(1))
     await world.heard(state(first.json()["id"], m.TaskState.RUNNING, 5, attempt=1))
     later = await ann.post("/v1/tasks", json=NEW, headers=key)
     assert later.status_code == 200
