@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 import pytest_asyncio
+import structlog
 
 from tests.harness.infra import Infra
 
@@ -182,3 +183,10 @@ async def nats(
 ) -> NatsServer:
     """A fresh NATS server whose only user is the administrator."""
     return await nats_start({})
+
+
+@pytest.fixture(autouse=True)
+def _logs_end_with_their_test() -> Iterator[None]:
+    """What a test sets up for logs writes to that test's captured output, which is then closed."""
+    yield
+    structlog.reset_defaults()

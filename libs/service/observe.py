@@ -59,7 +59,8 @@ def set_up_logs(form: Literal["json", "console"], level: str, stream: TextIO | N
             logging.getLevelNamesMapping()[level.upper()]
         ),
         logger_factory=structlog.PrintLoggerFactory(file=out),
-        cache_logger_on_first_use=True,
+        # Module-level loggers outlive a set-up (a test, a second `up` in one process): look it up.
+        cache_logger_on_first_use=False,
     )
     logging.basicConfig(level=logging.WARNING, stream=out, format="%(name)s: %(message)s")
 
