@@ -40,6 +40,10 @@ from services.launcher.runtimes.port import (
     RuntimeUnavailableError,
 )
 
+# Timers may end early by the clock's error. Asking for the rest would ask for a pause that ends at
+# once, again and again while anything else keeps the event loop busy.
+PAUSE_SECONDS_MIN = 0.001
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -242,7 +246,7 @@ class Launcher:
         loop_now = asyncio.get_running_loop().time()
         # What is due already is under way: waiting for it would be a busy loop.
         seconds += [at - loop_now for _, at in self._failed.values() if at > loop_now]
-        return max(0.0, min(seconds)) if seconds else None
+        return max(PAUSE_SECONDS_MIN, min(seconds)) if seconds else None
 
     # Acting
 

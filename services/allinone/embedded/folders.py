@@ -109,12 +109,19 @@ def reachable_programs(
         raise LookupError(f"{programs / probe} does not exist: make setup")
     if account is None or can_run(account, [programs / probe, "--version"]):
         return programs
-    copy = temporary.path() / "programs"
+    # The wheel's own libraries lie beside its package and are found from the programs by a
+    # relative path: the copy has the same shape.
+    package = programs.parent
+    libraries = package.with_name(f"{package.name}.libs")
+    place = temporary.path() / "programs"
+    copy = place / package.name / programs.name
     if not can_run(account, [copy / probe, "--version"]):
-        shutil.rmtree(copy, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
         # ``include`` is for compilers; nothing here needs it.
         shutil.copytree(programs, copy, symlinks=True, ignore=shutil.ignore_patterns("include"))
-        for path in (copy, *copy.rglob("*")):
+        if libraries.is_dir():
+            shutil.copytree(libraries, place / libraries.name, symlinks=True)
+        for path in (place, *place.rglob("*")):
             if not path.is_symlink():
                 path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
     if not can_run(account, [copy / probe, "--version"]):

@@ -215,7 +215,7 @@ class Postgres:
         temporary = TemporaryFolder(self._home / "temporary-folder", account)
         near = self._data / "run"
         where = near if socket_fits(near) else temporary.path() / "socket"
-        programs = reachable_programs(programs_folder(), account, temporary, probe="bin/postgres")
+        programs = reachable_programs(programs_folder(), account, temporary, probe="bin/initdb")
         return _Plan(account, programs / "bin", owned_folder(where, account))
 
     def _make_cluster(self, plan: _Plan) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from datetime import timedelta
@@ -24,6 +25,7 @@ from libs.store.memory_database import Point
 from libs.store.port import StoreUnavailableError
 from services.launcher.domain.model import PastRun, PortLease, Run, RunState
 from services.launcher.domain.ports import PortRange
+from services.launcher.loop import PAUSE_SECONDS_MIN
 from services.launcher.runtimes.fake import Script
 from tests.harness.virtual_time import virtually
 from tests.services.launcher.makers import (
@@ -258,6 +260,26 @@ async def test_a_failed_action_that_is_no_longer_wanted_is_not_due_for_ever(worl
     await pause(10)
     asked = await world.launcher.reconcile(world.epoch)
     assert asked is None or asked > 0
+
+
+@in_a_world()
+async def test_a_timer_that_ended_a_hair_early_is_followed_by_a_pause(world: World) -> None:
+    world.cluster.failure_rate = 1.0
+    await world.tell(an_assignment())
+    await world.turn(4)
+    [(launch, (count, _))] = world.launcher._failed.items()
+    world.cluster.failure_rate = 0.0
+    now = asyncio.get_running_loop().time()
+    world.launcher._failed[launch] = (count, math.nextafter(now, math.inf))
+    asked = await world.launcher.reconcile(world.epoch)
+    # Less than the clock's error would be no pause, and the loop would turn as fast as it can.
+    assert asked is not None
+    assert asked >= PAUSE_SECONDS_MIN
+    await world.turn()
+    assert world.cluster.starts == []
+    await pause(asked)
+    await world.turn(2)
+    assert world.cluster.starts == [(RUN, 0)]
 
 
 @in_a_world(script=ENDLESS)

@@ -15,7 +15,7 @@ from services.allinone.embedded.accounts import (
     run_once,
     service_account,
 )
-from services.allinone.embedded.folders import TemporaryFolder, socket_fits
+from services.allinone.embedded.folders import TemporaryFolder, reachable_programs, socket_fits
 
 NOBODY = Account(65534, 65534, "nobody")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="about running as root")
@@ -77,6 +77,48 @@ def test_a_place_that_the_other_user_cannot_enter_is_not_taken(tmp_path: Path, p
         assert stat.S_IMODE(made.path().stat().st_mode) == 0o711
     finally:
         made.remove()
+
+
+# Finds what it needs as the wheel's programs do: beside its package.
+TOOL = """#!/bin/sh
+exec cat "$(dirname "$0")/../../../wheel.libs/words"
+"""
+
+
+@needs_root
+def test_programs_are_copied_with_their_libraries_for_a_user_who_cannot_reach_them(
+    tmp_path: Path,
+) -> None:
+    closed = tmp_path / "closed"
+    programs = closed / "wheel" / "install"
+    (programs / "bin").mkdir(parents=True)
+    (programs / "include").mkdir()
+    (closed / "wheel.libs").mkdir()
+    (closed / "wheel.libs" / "words").write_text("version 1")
+    (programs / "bin" / "tool").write_text(TOOL)
+    (programs / "bin" / "tool").chmod(0o700)
+    closed.chmod(0o700)
+    temporary = TemporaryFolder(tmp_path / "record", NOBODY)
+    # Root itself needs no copy.
+    assert reachable_programs(programs, None, temporary, probe="bin/tool") == programs
+    assert not (tmp_path / "record").exists()
+    try:
+        copy = reachable_programs(programs, NOBODY, temporary, probe="bin/tool")
+        assert copy.is_relative_to(temporary.path())
+        run_once([copy / "bin" / "tool"], NOBODY)
+        assert not (copy / "include").exists()
+        # Half a copy, as a kill may leave it, is made anew.
+        (copy.parents[1] / "wheel.libs" / "words").unlink()
+        assert reachable_programs(programs, NOBODY, temporary, probe="bin/tool") == copy
+        run_once([copy / "bin" / "tool"], NOBODY)
+        with pytest.raises(LookupError, match="nothing"):
+            reachable_programs(programs, NOBODY, temporary, probe="bin/nothing")
+        (programs / "bin" / "tool").write_text("#!/bin/sh\nexit 1\n")
+        (copy / "bin" / "tool").unlink()
+        with pytest.raises(PermissionError, match="nobody can run"):
+            reachable_programs(programs, NOBODY, temporary, probe="bin/tool")
+    finally:
+        temporary.remove()
 
 
 @needs_root

@@ -17,8 +17,15 @@ import psutil
 import pytest
 
 from libs.store import roles
+from services.allinone.embedded import postgres
+from services.allinone.embedded.accounts import Account, can_run
 from services.allinone.embedded.credentials import ensure_credentials
-from services.allinone.embedded.postgres import DATABASE, Postgres, PostgresOptions
+from services.allinone.embedded.postgres import (
+    DATABASE,
+    Postgres,
+    PostgresOptions,
+    programs_folder,
+)
 from services.allinone.embedded.processes import ServerError
 from tests.harness.postgres import Database, PostgresServer, StartPostgres, copy_of_pristine
 
@@ -306,8 +313,7 @@ async def test_root_under_a_closed_home_changes_no_rights(
     home.mkdir(mode=0o700)
     copy_of_pristine(pristine_postgres, data)
     # The programs, too, lie where only root can go.
-    programs = home / "programs"
-    copy_of_pristine(wheel(), programs)
+    programs = copy_of_wheel(home)
     server = Postgres(data, ensure_credentials(data), QUICK)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("services.allinone.embedded.postgres.programs_folder", lambda: programs)
@@ -327,10 +333,46 @@ async def test_root_under_a_closed_home_changes_no_rights(
         server.remove_temporary()
 
 
-def wheel() -> Path:
-    from services.allinone.embedded.postgres import programs_folder
+@needs_root
+async def test_root_makes_a_cluster_with_programs_that_only_root_can_reach(tmp_path: Path) -> None:
+    """From nothing: ``initdb``, unlike the server, needs libraries beside its package."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    programs = copy_of_wheel(home)
+    server = Postgres(home / "sw", ensure_credentials(home / "sw"), QUICK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("services.allinone.embedded.postgres.programs_folder", lambda: programs)
+        await server.start()
+        used = Path(psutil.Process(server.child.pid).exe()).parent
+        try:
+            await server.prepare()
+            assert not used.is_relative_to(home)
+            assert used.parent.name == programs.name
+            assert (used / "initdb").stat().st_mode & 0o777 == 0o755
+            # The copy is made once.
+            made_at = (used / "initdb").stat().st_ctime_ns
+            await server.stop()
+            await server.start()
+            assert Path(psutil.Process(server.child.pid).exe()).parent == used
+            assert (used / "initdb").stat().st_ctime_ns == made_at
+            assert await server.healthy() == ""
+        finally:
+            await server.stop()
+            server.remove_temporary()
+    assert not used.exists()
+    assert (home / "sw" / "postgres" / "data" / "PG_VERSION").read_text() == "18\n"
 
-    return programs_folder()
+
+def copy_of_wheel(place: Path) -> Path:
+    """PostgreSQL's programs below a folder, with their libraries where they look for them."""
+    programs = programs_folder()
+    package = programs.parent
+    (place / package.name).mkdir()
+    copy_of_pristine(programs, place / package.name / programs.name)
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.is_dir():
+        copy_of_pristine(libraries, place / libraries.name)
+    return place / package.name / programs.name
 
 
 @needs_root
@@ -350,10 +392,16 @@ def test_an_ordinary_user_runs_its_own() -> None:
         home = Path(folder) / "home"
         home.mkdir(mode=0o700)
         os.chown(home, 65534, 65534)
+        programs = programs_folder()
+        nobody = Account(65534, 65534, "nobody")
+        if not can_run(nobody, [programs / "bin" / "initdb", "--version"]):
+            # This environment is closed to others: an ordinary user has one of its own.
+            Path(folder, "wheels").mkdir()
+            programs = copy_of_wheel(Path(folder, "wheels"))
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
-            as_ordinary_user(home / "sw", writer)
+            as_ordinary_user(home / "sw", programs, writer)
         os.close(writer)
         with os.fdopen(reader) as words:
             said = words.read()
@@ -362,9 +410,10 @@ def test_an_ordinary_user_runs_its_own() -> None:
         assert (home / "sw" / "postgres" / "data").stat().st_uid == 65534
 
 
-def as_ordinary_user(data: Path, writer: int) -> None:
+def as_ordinary_user(data: Path, programs: Path, writer: int) -> None:
     """In a child process: become nobody, start, look, stop, tell; never returns."""
     status = 1
+    postgres.programs_folder = lambda: programs
     try:
         os.setgroups([])
         os.setgid(65534)

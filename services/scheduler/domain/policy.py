@@ -1,0 +1,108 @@
+"""How one node group is shared: the values of a policy file, as the domain reads them.
+
+Parsed and validated in ``services/scheduler/policies.py``; a ``GroupPolicy`` is also a row that
+``store.py`` keeps. What a group's policy does not say, ``PolicySettings`` says for all groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from libs.contracts.messages import Priority
+
+
+@dataclass(frozen=True, slots=True)
+class Demotion:
+    """A task at ``level`` counts at ``to`` once it ran so long."""
+
+    level: Priority
+    to: Priority
+    after_seconds: float
+
+
+# From the HAI Platform's documented rule.
+DEMOTIONS: tuple[Demotion, ...] = (Demotion(Priority.ABOVE_NORMAL, Priority.NORMAL, 1800.0),)
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualCluster:
+    """Nodes guaranteed to teams and users; what they leave idle is lent.
+
+    ``nodes`` is a number of node equivalents: 0.5 is half of a node's GPUs. ``parent`` names the
+    virtual cluster that this one is a part of: within it, it borrows before others do.
+    """
+
+    name: str
+    nodes: float
+    parent: str = ""
+    teams: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    # The most it may hold, borrowed nodes included; None: as much as is there.
+    nodes_max: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Weights between users (default 1); a user of a team has the team's weight unless named."""
+
+    users: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    teams: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+    def of(self, owner: str, team: str) -> float:
+        """The weight of a user."""
+        return self.users.get(owner, self.teams.get(team, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Timeshare:
+    """The numbers of the ``timeshare`` discipline; seconds unless said otherwise."""
+
+    # How often a waiting task may take the nodes of a running one of its own level.
+    pass_seconds: float = 60.0
+    # What a preemption costs a task whose own cost was not measured yet.
+    restart_seconds: float = 60.0
+    # Part of the pool's capacity that may be spent on preemptions inside a level.
+    budget_share: float = 0.018
+    # Part of the pool's capacity that may be granted to those without service for long.
+    grant_share: float = 0.03
+    grant_after_seconds: float = 86_400.0
+    slice_seconds_min: float = 3600.0
+    slice_share: float = 0.6
+    hold_seconds: float = 8 * 3600.0
+    # The users' own run time limits are read as estimates.
+    use_limits: bool = True
+    # A user's flood beyond a day of the whole pool yields while others wait.
+    flood_guard: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The numbers of the ``rotation`` discipline; seconds."""
+
+    first_slice_seconds: float = 900.0
+    slice_seconds: float = 14_400.0
+    half_life_seconds: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPolicy:
+    """How one node group is shared."""
+
+    group: str
+    version: int = 0
+    # The name of a discipline.
+    policy: str = "timeshare"
+    timeshare: Timeshare = field(default_factory=Timeshare)
+    rotation: Rotation = field(default_factory=Rotation)
+    demotions: tuple[Demotion, ...] = DEMOTIONS
+    shares: Shares = field(default_factory=Shares)
+    virtual_clusters: tuple[VirtualCluster, ...] = ()
+    # A run is not preempted before it ran so long; None: what PolicySettings says.
+    protected_seconds: float | None = None
+    # Node labels from the largest domain to the smallest.
+    topology: tuple[str, ...] = ("zone", "spine", "leaf")
+    # How many gangs may span more than one of the largest domains at once.
+    cross_zone_gangs_max: int = 1
+    removed: bool = False
