@@ -31,6 +31,7 @@ from benchmarks.stage import (
     parts,
     platform,
     ready_nodes,
+    up,
     writes_its_time,
     written_times,
 )
@@ -137,7 +138,7 @@ async def main() -> None:
         Phase("gang", GANG, asked.gang_rate, asked.seconds),
     ]
     bare = await chain.measure(asked.chains // 2, 1)
-    with platform(NODES, SLOTS) as stage:
+    with platform(up(NODES, SLOTS)) as stage:
         stage.start()
         found = await measured(stage, phases)
     again = await chain.measure(asked.chains // 2, 1)

@@ -33,6 +33,7 @@ from benchmarks.stage import (
     now_s,
     platform,
     ready_nodes,
+    up,
     writes_its_time,
     written_times,
 )
@@ -74,7 +75,7 @@ async def first_task(stage: Platform, began: float) -> float:
 
 async def starts() -> Starts:
     """One empty folder, started twice."""
-    with platform(NODES, SLOTS) as stage:
+    with platform(up(NODES, SLOTS)) as stage:
         began = now_s()
         first = stage.start()
         task = await first_task(stage, began)
@@ -137,7 +138,7 @@ async def queue_length(http: Http) -> int:
 
 async def memory(count: int, report: Report) -> None:
     """Idle, then with a full queue behind tasks that hold every node."""
-    with platform(NODES, SLOTS) as stage:
+    with platform(up(NODES, SLOTS)) as stage:
         stage.start()
         http = Http(stage.url, stage.token)
         await ready_nodes(http, NODES)

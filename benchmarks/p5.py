@@ -34,6 +34,7 @@ from benchmarks.stage import (
     now_s,
     platform,
     ready_nodes,
+    up,
     seconds,
     written_times,
 )
@@ -295,14 +296,14 @@ async def main() -> None:
         at_least={"cycles_per_s": 50.0},
     )
     bare = await chain.measure(40, NARROW)
-    with platform(NARROW, 1) as stage:
+    with platform(up(NARROW, 1)) as stage:
         stage.start()
         http = Http(stage.url, stage.token)
         await ready_nodes(http, NARROW)
         late = await silent(http, stage)
         found = await sdk(http, stage, asked.rounds)
         http.close()
-    with platform(asked.wide, 1) as stage:
+    with platform(up(asked.wide, 1)) as stage:
         stage.start()
         http = Http(stage.url, stage.token)
         await ready_nodes(http, asked.wide)

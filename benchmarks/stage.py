@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,17 +43,10 @@ def now_s() -> float:
 class Platform:
     """One ``shiftwork up`` on one folder."""
 
-    def __init__(self, folder: Path, nodes: int, slots: int) -> None:
+    def __init__(self, folder: Path, command: Sequence[str]) -> None:
         self.folder = folder
         self.data = folder / "platform"
-        self._command = [
-            *(sys.executable, "-m", "services.allinone.command"),
-            *("up", "--data", str(self.data), "--port", "0"),
-            *("--nodes", str(nodes), "--slots", str(slots)),
-        ]
-        script = Path(sys.executable).with_name("shiftwork")
-        if script.exists():
-            self._command[:3] = [str(script)]
+        self._command = [*command, "--data", str(self.data)]
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
 
@@ -154,11 +147,25 @@ def _kind(words: str) -> str:
     return "postgres" if "postgres" in words.replace("/postgres/", "/") else "services"
 
 
+def up(nodes: int, slots: int) -> list[str]:
+    """``shiftwork up`` with virtual nodes."""
+    script = Path(sys.executable).with_name("shiftwork")
+    program = [sys.executable, "-m", "services.allinone.command"]
+    options = ["--port", "0", "--nodes", str(nodes), "--slots", str(slots)]
+    return [*([str(script)] if script.exists() else program), "up", *options]
+
+
+def up_on_fake_nodes(groups: Mapping[str, int]) -> list[str]:
+    """The same on nodes that are not there: one GPU each, so many in each group."""
+    told = [word for group, nodes in groups.items() for word in ("--group", f"{group}={nodes}")]
+    return [sys.executable, "-m", "benchmarks.fake_platform", *told]
+
+
 @contextlib.contextmanager
-def platform(nodes: int, slots: int) -> Generator[Platform]:
+def platform(command: Sequence[str]) -> Generator[Platform]:
     """A platform that runs while the context is open; its folder goes with it."""
     folder = Path(tempfile.mkdtemp(prefix="shiftwork-bench-"))
-    made = Platform(folder, nodes, slots)
+    made = Platform(folder, command)
     try:
         yield made
     finally:

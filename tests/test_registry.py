@@ -75,6 +75,7 @@ def test_subjects_and_owners_are_as_published() -> None:
         "RunExited": "launcher evt.run.{task_id}.exited",
         "NodeChanged": "launcher evt.node.{node_id}.changed",
         "InventoryListed": "launcher evt.inventory.{runtime}.listed",
+        "PolicyChanged": "scheduler evt.policy.{group}.changed",
         "QuotaChanged": "quota evt.quota.{group_token}.changed",
         "UsageRecorded": "quota evt.quota.{group}.usage",
         "LogChunk": "log_collector log.{task_id}.{attempt}.{rank}",

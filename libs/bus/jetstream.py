@@ -38,6 +38,7 @@ from libs.contracts.envelope import Envelope, UndecodableError
 from libs.contracts.messages import Refusal, RefusalCode
 from libs.contracts.subjects import dead_letter_subject, subject_of
 
+ACK = b"+ACK"
 CONFLICT = "409"
 DENIED = "403"
 NO_MESSAGES = "404"
@@ -66,7 +67,12 @@ class _JetStreamDelivery:
         return self._message.metadata.num_delivered
 
     async def ack(self) -> None:
-        await self._settle(b"+ACK")
+        await self._settle(ACK)
+
+    @property
+    def settles(self) -> str:
+        """The subject that settles it."""
+        return self._message.reply
 
     async def nak(self, delay_s: float) -> None:
         await self._settle(b"-NAK " + json.dumps({"delay": _nanoseconds(delay_s)}).encode())
@@ -182,6 +188,22 @@ class _JetStreamConsumer:
         """The server (which names it in lower case) does not let us say this subject."""
         if subject == self._next.lower():
             self._over(DENIED, "")
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        """The server takes what one connection says in its order: when the last one is noted, so
+        are those before it, and none of them needs an answer of its own."""
+        if not deliveries:
+            return
+        if not self._client.is_connected:
+            raise BusUnavailableError("the bus server is not connected")
+        *others, last = deliveries
+        try:
+            for each in others:
+                assert isinstance(each, _JetStreamDelivery), "a consumer settles its own"
+                await self._client.publish(each.settles, ACK)
+        except (nats.errors.Error, OSError) as error:
+            raise BusUnavailableError(f"not settled: {error}") from error
+        await last.ack()
 
     async def release(self) -> None:
         """End the open pull; messages that arrived and were never fetched come again at once."""

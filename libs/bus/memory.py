@@ -93,6 +93,11 @@ class _MemoryConsumer:
             )
             self._bus.check_open()
 
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        """One by one: some may be settled when one is lost."""
+        for each in deliveries:
+            await each.ack()
+
     async def release(self) -> None:
         """Nothing is kept here between fetches."""
 

@@ -67,6 +67,11 @@ class Consumer(Protocol):
         empty after ``wait_s``. BusUnavailableError while there is no server."""
         ...
 
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        """Settle several of this consumer's; returns when the server has noted all of them.
+        BusUnavailableError if it could not; some may then be settled."""
+        ...
+
     async def release(self) -> None:
         """Ask for no more; what was not fetched goes to whoever fetches next. Raises nothing."""
         ...

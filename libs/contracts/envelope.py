@@ -7,8 +7,9 @@ Attributes travel as NATS headers ``ce-id ce-source ce-type ce-time ce-subject``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 
 from pydantic import ValidationError
 
@@ -17,6 +18,17 @@ from libs.contracts.registry import ROUTES
 from libs.contracts.subjects import subject_of
 
 TYPES: dict[str, type[Message]] = {route.type_name: message for message, route in ROUTES.items()}
+
+
+# As many as may be on their way to several services of one process.
+DECODED_MAX = 1024
+
+
+@lru_cache(maxsize=DECODED_MAX)
+def _message(kind: type[Message], body: bytes) -> Message:
+    """A body's value. Values are frozen: the services of one process, and a redelivery, share
+    one."""
+    return kind.model_validate_json(body)
 
 
 class UndecodableError(Exception):
@@ -32,6 +44,8 @@ class Envelope:
     time: datetime
     message: Message
     traceparent: str = ""
+    # The body, once somebody asked for it: it is stored and then published.
+    _body: bytes = field(default=b"", init=False, repr=False, compare=False)
 
     @property
     def subject(self) -> str:
@@ -53,7 +67,9 @@ class Envelope:
 
     def body(self) -> bytes:
         """The message as JSON."""
-        return self.message.to_json()
+        if not self._body:
+            object.__setattr__(self, "_body", self.message.to_json())
+        return self._body
 
     @staticmethod
     def decode(headers: Mapping[str, str], body: bytes) -> Envelope:
@@ -64,7 +80,7 @@ class Envelope:
                 id=headers["ce-id"],
                 source=headers["ce-source"],
                 time=datetime.fromisoformat(headers["ce-time"]),
-                message=kind.model_validate_json(body),
+                message=_message(kind, bytes(body)),
                 traceparent=headers.get("traceparent", ""),
             )
         except KeyError as error:

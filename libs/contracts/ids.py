@@ -24,6 +24,28 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
+LABEL_KEY_RULE = "1 to 253 of letters, digits, - _ . and /, a letter or digit at both ends"
+LABEL_VALUE_RULE = "at most 63 of letters, digits, - _ and ., a letter or digit at both ends"
+_LABEL_KEY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_./]{0,251}[A-Za-z0-9])?")
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+
+
+def is_label_key(text: str) -> bool:
+    """True if ``text`` can be the key of a node's label or taint: ``LABEL_KEY_RULE``."""
+    return _LABEL_KEY.fullmatch(text) is not None
+
+
+def is_label_value(text: str) -> bool:
+    """True if ``text`` can be the value of a node's label: ``LABEL_VALUE_RULE``, or empty."""
+    return _LABEL_VALUE.fullmatch(text) is not None
+
+
+def is_taint(text: str) -> bool:
+    """True if ``text`` is a node's taint: ``key``, or ``key=value`` with a value."""
+    key, sign, value = text.partition("=")
+    return is_label_key(key) and (not sign or (bool(value) and is_label_value(value)))
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class RunId:
     """One attempt of one task, written ``<task>.<attempt>``; derived, never random."""

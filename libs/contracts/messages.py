@@ -10,6 +10,15 @@ import pydantic
 from libs.contracts.base import Base64, Int64, Message, Time
 
 
+class PolicySource(StrEnum):
+    """PolicySource says where a group's policy comes from."""
+
+    UNSPECIFIED = "POLICY_SOURCE_UNSPECIFIED"
+    DEFAULT = "POLICY_SOURCE_DEFAULT"
+    FILE = "POLICY_SOURCE_FILE"
+    COMMAND = "POLICY_SOURCE_COMMAND"
+
+
 class Priority(StrEnum):
     """Priority is a task's level. The weights (0 to 50) are policy; these numbers are only
     names."""
@@ -90,6 +99,13 @@ class ReasonCode(StrEnum):
     NEVER_FITS = "REASON_CODE_NEVER_FITS"
     QUEUED = "REASON_CODE_QUEUED"
     NODE_DRAINED = "REASON_CODE_NODE_DRAINED"
+    WAITS_FOR_VIRTUAL_CLUSTER = "REASON_CODE_WAITS_FOR_VIRTUAL_CLUSTER"
+    RECLAIMED_BY = "REASON_CODE_RECLAIMED_BY"
+    TURN_OF = "REASON_CODE_TURN_OF"
+    SLICE_OVER = "REASON_CODE_SLICE_OVER"
+    LEVEL_SANK = "REASON_CODE_LEVEL_SANK"
+    QUOTA_NEVER_FITS = "REASON_CODE_QUOTA_NEVER_FITS"
+    GRANTED = "REASON_CODE_GRANTED"
 
 
 class ExitKind(StrEnum):
@@ -121,6 +137,27 @@ class RefusalCode(StrEnum):
     FORBIDDEN = "REFUSAL_CODE_FORBIDDEN"
     SUPERSEDED = "REFUSAL_CODE_SUPERSEDED"
     UNAVAILABLE = "REFUSAL_CODE_UNAVAILABLE"
+
+
+class PolicyRecord(Message):
+    """PolicyRecord is how one node group is shared."""
+
+    group: str = ""
+    policy: str = ""
+    document: str = ""
+    version: Int64 = 0
+    source: PolicySource = PolicySource.UNSPECIFIED
+    changed_by: str = ""
+    changed_at: Time | None = None
+
+
+class PolicyChanged(Message):
+    """PolicyChanged: how a group is shared was set, changed, or is left to the defaults again."""
+
+    group: str = ""
+    policy: PolicyRecord
+    version: Int64 = 0
+    changed_at: Time
 
 
 class Reason(Message):
@@ -172,6 +209,8 @@ class TaskSpec(Message):
     cpus: float | None = None
     memory_bytes: Int64 | None = None
     nodes: int = 0
+    node_selector: Mapping[str, str] = pydantic.Field(default_factory=dict)
+    tolerations: tuple[str, ...] = ()
 
 
 class Checkpoint(Message):
@@ -289,6 +328,21 @@ class CreateTaskReply(Message):
     spec: TaskSpec | None = None
 
 
+class CreateTasks(Message):
+    """CreateTasks asks for several new tasks, stored together; each is accepted or refused by
+    itself."""
+
+    tasks: tuple[CreateTask, ...] = ()
+
+
+class CreateTasksReply(Message):
+    """CreateTasksReply answers for each task, in their order; a refusal here is one of all of
+    them."""
+
+    refusal: Refusal | None = None
+    replies: tuple[CreateTaskReply, ...] = ()
+
+
 class SetGoal(Message):
     """SetGoal asks that a task run, pause or stop."""
 
@@ -351,6 +405,25 @@ class SetSchedulableReply(Message):
     """SetSchedulableReply says it is stored."""
 
     refusal: Refusal | None = None
+
+
+class SetNodeMarks(Message):
+    """SetNodeMarks changes the labels and taints that operators gave a node."""
+
+    node_id: str = ""
+    labels: Mapping[str, str] = pydantic.Field(default_factory=dict)
+    unlabel: tuple[str, ...] = ()
+    taints: tuple[str, ...] = ()
+    untaint: tuple[str, ...] = ()
+    asked_by: str = ""
+
+
+class SetNodeMarksReply(Message):
+    """SetNodeMarksReply says it is stored, and what the node has now."""
+
+    refusal: Refusal | None = None
+    labels: Mapping[str, str] = pydantic.Field(default_factory=dict)
+    taints: tuple[str, ...] = ()
 
 
 class SetQuota(Message):
@@ -473,6 +546,102 @@ class ListLogsReply(Message):
     logs: tuple[LogInfo, ...] = ()
 
 
+class SetPolicy(Message):
+    """SetPolicy says how node groups are shared from now on."""
+
+    document: str = ""
+    group: str = ""
+    asked_by: str = ""
+
+
+class SetPolicyReply(Message):
+    """SetPolicyReply says it is stored."""
+
+    refusal: Refusal | None = None
+    versions: Mapping[str, Int64] = pydantic.Field(default_factory=dict)
+    changed: tuple[str, ...] = ()
+    warnings: tuple[FieldError, ...] = ()
+
+
+class ListPolicies(Message):
+    """ListPolicies asks how node groups are shared, those without a policy of their own
+    included."""
+
+    group: str = ""
+    after: str = ""
+    limit: int = 0
+
+
+class ListPoliciesReply(Message):
+    """ListPoliciesReply is one page, in the order of the groups' names."""
+
+    refusal: Refusal | None = None
+    policies: tuple[PolicyRecord, ...] = ()
+    more: bool = False
+
+
+class DryRunPolicy(Message):
+    """DryRunPolicy asks what would be decided at this moment if node groups were shared
+    otherwise."""
+
+    document: str = ""
+    group: str = ""
+    limit: int = 0
+
+
+class Verdict(Message):
+    """Verdict is what is decided about one task in one round."""
+
+    kind: str = ""
+    reason: Reason | None = None
+    beneficiary: str = ""
+
+
+class PolicyEffect(Message):
+    """PolicyEffect is one task about which something else would be decided."""
+
+    task_id: str = ""
+    name: str = ""
+    owner: str = ""
+    group: str = ""
+    state: TaskState = TaskState.UNSPECIFIED
+    nodes: int = 0
+    now: Verdict
+    then: Verdict
+
+
+class PolicyRound(Message):
+    """PolicyRound is what one round does to one node group."""
+
+    starts: int = 0
+    promised: int = 0
+    preemptions: int = 0
+    waiting: int = 0
+    gpus_held: Int64 = 0
+    gpus_handed_over: Int64 = 0
+    gpu_seconds_at_risk: float = 0.0
+
+
+class PolicyOutlook(Message):
+    """PolicyOutlook compares the rounds of one group."""
+
+    group: str = ""
+    now: PolicyRound
+    then: PolicyRound
+
+
+class DryRunPolicyReply(Message):
+    """DryRunPolicyReply compares a round under the present policies with one under the new
+    ones."""
+
+    refusal: Refusal | None = None
+    effects: tuple[PolicyEffect, ...] = ()
+    more: int = 0
+    outlooks: tuple[PolicyOutlook, ...] = ()
+    warnings: tuple[FieldError, ...] = ()
+    decided_at: Time | None = None
+
+
 class LogChunk(Message):
     """LogChunk is a piece of one rank's output, whole lines where possible."""
 
@@ -499,6 +668,7 @@ class Node(Message):
     gpu_model: str = ""
     unusable_gpus: tuple[int, ...] = ()
     draining: bool = False
+    taints: tuple[str, ...] = ()
 
 
 class NodeChanged(Message):

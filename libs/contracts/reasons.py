@@ -166,6 +166,49 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         lambda said: f"leaves node {said.name('node')}, which is being drained",
         "leaves a node that is being drained",
     ),
+    ReasonCode.WAITS_FOR_VIRTUAL_CLUSTER: (
+        lambda said: (
+            f"waits for virtual cluster {said.name('cluster')}: it may hold"
+            f" {said.count('limit', 'node')} at once, this needs {said.number('need')}"
+        ),
+        "waits for its virtual cluster, which holds the most that it may",
+    ),
+    ReasonCode.RECLAIMED_BY: (
+        lambda said: (
+            f"ran on nodes borrowed from virtual cluster {said.name('cluster')}, which takes them"
+            f" back for task {said.name('task')}"
+        ),
+        "ran on borrowed nodes, which their virtual cluster takes back",
+    ),
+    ReasonCode.TURN_OF: (
+        lambda said: (
+            f"it is the turn of task {said.name('task')} of the same level"
+            f" ({said.priority('priority')})"
+        ),
+        "it is another task's turn",
+    ),
+    ReasonCode.SLICE_OVER: (
+        lambda said: f"its slice is over after {said.number('seconds')} s; it runs on",
+        "its slice is over; it runs on",
+    ),
+    ReasonCode.LEVEL_SANK: (
+        lambda said: (
+            f"ran {said.number('seconds')} s at level {said.priority('priority')} and counts as"
+            f" {said.priority('to')} from here on"
+        ),
+        "counts at a lower level from here on",
+    ),
+    ReasonCode.QUOTA_NEVER_FITS: (
+        lambda said: (
+            f"needs {said.number('need')}, more than the {said.number('limit')} that"
+            f" {said.name('whose')} ever allows"
+        ),
+        "needs more than its quota ever allows",
+    ),
+    ReasonCode.GRANTED: (
+        lambda said: f"went without service for {said.number('seconds')} s and is next",
+        "went without service for long and is next",
+    ),
     ReasonCode.NEVER_FITS: (
         lambda said: f"no nodes of group {said.name('group')} could ever hold {said.size()}",
         "no known nodes could ever hold it",

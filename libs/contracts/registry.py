@@ -6,6 +6,13 @@ from libs.contracts import messages as m
 from libs.contracts.routes import Kind, Route
 
 ROUTES: dict[type[m.Message], Route] = {
+    m.PolicyChanged: Route(
+        type_name="shiftwork.policy.v1.PolicyChanged",
+        subject="evt.policy.{group}.changed",
+        owner="scheduler",
+        kind=Kind.EVENT,
+        reply=None,
+    ),
     m.QuotaChanged: Route(
         type_name="shiftwork.quota.v1.QuotaChanged",
         subject="evt.quota.{group_token}.changed",
@@ -29,6 +36,20 @@ ROUTES: dict[type[m.Message], Route] = {
     ),
     m.CreateTaskReply: Route(
         type_name="shiftwork.command.v1.CreateTaskReply",
+        subject="",
+        owner="submit",
+        kind=Kind.REPLY,
+        reply=None,
+    ),
+    m.CreateTasks: Route(
+        type_name="shiftwork.command.v1.CreateTasks",
+        subject="cmd.submit.create_tasks",
+        owner="submit",
+        kind=Kind.COMMAND,
+        reply=m.CreateTasksReply,
+    ),
+    m.CreateTasksReply: Route(
+        type_name="shiftwork.command.v1.CreateTasksReply",
         subject="",
         owner="submit",
         kind=Kind.REPLY,
@@ -85,6 +106,20 @@ ROUTES: dict[type[m.Message], Route] = {
     ),
     m.SetSchedulableReply: Route(
         type_name="shiftwork.command.v1.SetSchedulableReply",
+        subject="",
+        owner="launcher",
+        kind=Kind.REPLY,
+        reply=None,
+    ),
+    m.SetNodeMarks: Route(
+        type_name="shiftwork.command.v1.SetNodeMarks",
+        subject="cmd.launcher.set_node_marks",
+        owner="launcher",
+        kind=Kind.COMMAND,
+        reply=m.SetNodeMarksReply,
+    ),
+    m.SetNodeMarksReply: Route(
+        type_name="shiftwork.command.v1.SetNodeMarksReply",
         subject="",
         owner="launcher",
         kind=Kind.REPLY,
@@ -171,6 +206,48 @@ ROUTES: dict[type[m.Message], Route] = {
         type_name="shiftwork.command.v1.ListLogsReply",
         subject="",
         owner="log_collector",
+        kind=Kind.REPLY,
+        reply=None,
+    ),
+    m.SetPolicy: Route(
+        type_name="shiftwork.command.v1.SetPolicy",
+        subject="cmd.scheduler.set_policy",
+        owner="scheduler",
+        kind=Kind.COMMAND,
+        reply=m.SetPolicyReply,
+    ),
+    m.SetPolicyReply: Route(
+        type_name="shiftwork.command.v1.SetPolicyReply",
+        subject="",
+        owner="scheduler",
+        kind=Kind.REPLY,
+        reply=None,
+    ),
+    m.ListPolicies: Route(
+        type_name="shiftwork.command.v1.ListPolicies",
+        subject="cmd.scheduler.list_policies",
+        owner="scheduler",
+        kind=Kind.COMMAND,
+        reply=m.ListPoliciesReply,
+    ),
+    m.ListPoliciesReply: Route(
+        type_name="shiftwork.command.v1.ListPoliciesReply",
+        subject="",
+        owner="scheduler",
+        kind=Kind.REPLY,
+        reply=None,
+    ),
+    m.DryRunPolicy: Route(
+        type_name="shiftwork.command.v1.DryRunPolicy",
+        subject="cmd.scheduler.dry_run_policy",
+        owner="scheduler",
+        kind=Kind.COMMAND,
+        reply=m.DryRunPolicyReply,
+    ),
+    m.DryRunPolicyReply: Route(
+        type_name="shiftwork.command.v1.DryRunPolicyReply",
+        subject="",
+        owner="scheduler",
         kind=Kind.REPLY,
         reply=None,
     ),

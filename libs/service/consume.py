@@ -8,18 +8,20 @@ after it means redelivery, which the inbox answers.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from libs.bus.port import BusError, Consumer, Delivery
+from libs.contracts.base import Message
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
 from libs.service import observe
 from libs.service.loop import Backoff, Wake, pause
 from libs.service.shape import Service
-from libs.store.port import ConflictError, NotLeaderError, StoreUnavailableError
+from libs.store.port import ConflictError, NotLeaderError, StoreUnavailableError, Tx
 
 TRANSIENT = (StoreUnavailableError, BusError)
 CONFLICT_TRIES = 3
@@ -54,7 +56,7 @@ class Consumption:
         while True:
             try:
                 deliveries = await consumer.fetch(self.batch_messages_max, self.fetch_wait_s)
-                await self.settle(deliveries)
+                await self.settle(consumer, deliveries)
                 self.waiting = False
                 backoff.reset()
                 if deliveries and self.batch_gap_s:
@@ -66,7 +68,7 @@ class Consumption:
                 observe.RETRIES.labels(self.service.name, "consumer").inc()
                 await backoff.wait()
 
-    async def settle(self, deliveries: Sequence[Delivery]) -> None:
+    async def settle(self, consumer: Consumer, deliveries: Sequence[Delivery]) -> None:
         """Handle a batch and acknowledge it; a message that cannot be handled is set apart."""
         good = [delivery for delivery in deliveries if delivery.envelope is not None]
         for bad in deliveries:
@@ -81,7 +83,7 @@ class Consumption:
         except Exception as problem:  # noqa: BLE001 - one bad message must not stop the others
             await self._one_by_one(good, problem)
             return
-        await asyncio.gather(*(delivery.ack() for delivery in good))
+        await consumer.ack(good)
 
     async def _record(self, deliveries: Sequence[Delivery]) -> None:
         name = self.service.name
@@ -89,6 +91,7 @@ class Consumption:
         async with self.turn, self.service.ports.store.transaction(epoch=self.epoch) as tx:
             envelopes = [d.envelope for d in deliveries if d.envelope is not None]
             unseen = await tx.unseen([envelope.id for envelope in envelopes])
+            await self._read_ahead(tx, [each.message for each in envelopes if each.id in unseen])
             for envelope in envelopes:
                 if envelope.id not in unseen:
                     observe.DUPLICATES.labels(name).inc()
@@ -99,11 +102,23 @@ class Consumption:
                     with structlog.contextvars.bound_contextvars(event=envelope.id):
                         await handler(tx, envelope.message)
                     handled.append(type(envelope.message).__name__)
-        for kind in handled:
-            observe.HANDLED.labels(name, kind).inc()
+        for kind, count in Counter(handled).items():
+            observe.HANDLED.labels(name, kind).inc(count)
         if handled:
             for wake in self.wakes:
                 wake.set()
+
+    async def _read_ahead(self, tx: Tx, messages: Sequence[Message]) -> None:
+        """Read what the handlers will ask for, one query for each kind of rows."""
+        wanted: dict[type[object], list[tuple[object, ...]]] = {}
+        for message in messages:
+            reads = self.service.reads.get(type(message))
+            for kind, *key in reads(message) if reads else ():
+                wanted.setdefault(kind, []).append(tuple(key))
+        for kind, keys in wanted.items():
+            await tx.load(kind, *keys)
+        if self.service.prepare is not None:
+            await self.service.prepare(tx, messages)
 
     async def _one_by_one(self, deliveries: Sequence[Delivery], first: Exception) -> None:
         """Find the message that broke the batch; conflicts get a few more tries."""

@@ -7,6 +7,7 @@ because a slower transaction may commit a lower id later.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -27,14 +28,20 @@ class Relay:
     waiting: bool = False
     # Nothing is dropped before the bus server was asked whether it still has it.
     met: bool = False
+    # When the database was last asked what is unpublished, in the event loop's seconds.
+    looked_at: float | None = None
 
     async def run(self) -> None:
-        """Publish until cancelled; wait out what is down, losing nothing."""
+        """Publish until cancelled; wait out what is down, losing nothing.
+
+        What this process commits is published from memory. The database is looked into first of
+        all, after every problem, and once a tick: there is what others committed.
+        """
         store, backoff = self.service.ports.store, Backoff()
         wake = Wake.of(store.outbox_changed)
         while True:
             try:
-                sent = await self.once()
+                sent = await self.once(look=self._is_look_due())
                 self.waiting = False
                 backoff.reset()
                 if sent < self.settings.relay_rows_max:
@@ -42,11 +49,15 @@ class Relay:
             except (StoreUnavailableError, BusError) as problem:
                 if not self.waiting:
                     observe.log(self.service.name).warning("relay waits", problem=str(problem))
-                self.waiting = True
+                self.waiting, self.looked_at = True, None
                 observe.RETRIES.labels(self.service.name, "relay").inc()
                 await backoff.wait()
 
-    async def once(self) -> int:
+    def _is_look_due(self) -> bool:
+        tick, now = self.settings.relay_tick_seconds, asyncio.get_running_loop().time()
+        return self.looked_at is None or now - self.looked_at >= tick
+
+    async def once(self, *, look: bool = True) -> int:
         """Publish one page of the outbox; returns how many events."""
         ports, name = self.service.ports, self.service.name
         again = await ports.store.meet_bus_server(
@@ -54,8 +65,13 @@ class Relay:
         )
         self.met = True
         if again:
+            look = True
             observe.REPUBLISHED.labels(name).inc(again)
-        rows = await ports.store.outgoing(self.settings.relay_rows_max)
+        rows = await ports.store.outgoing(self.settings.relay_rows_max, look=look)
+        if look:
+            # A full page is not all: the next one looks as well.
+            full = len(rows) == self.settings.relay_rows_max
+            self.looked_at = None if full else asyncio.get_running_loop().time()
         observe.OUTBOX_WAITING.labels(name).set(len(rows))
         if rows:
             await ports.bus.publish([envelope for _, envelope in rows])

@@ -6,7 +6,7 @@ same build serves production, ``shiftwork up``, ``make dev`` and the determinist
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,8 @@ from libs.store.port import Store, Tx
 
 # A handler records one event's facts in the transaction; it cannot reach bus or runtime.
 Handler = Callable[[Tx, Any], Awaitable[None]]
+# Which rows a handler will ask for, each as (kind, *key): read for a whole batch at once.
+Reads = Callable[[Any], Iterable[tuple[Any, ...]]]
 # A command handler records and answers; refusing is an answer, not an exception.
 CommandHandler = Callable[[Tx, Any], Awaitable[Message]]
 Asgi = Callable[..., Awaitable[None]]
@@ -40,6 +42,10 @@ class Service:
     ports: Ports
     handlers: Mapping[type[Message], Handler]
     commands: Mapping[type[Message], CommandHandler]
+    # By event: the rows that its handler gets by their keys, as far as the event tells them.
+    reads: Mapping[type[Message], Reads] = field(default_factory=dict[type[Message], Reads])
+    # What a batch's handlers have to know beside that: read for all of them at once.
+    prepare: Callable[[Tx, Sequence[Message]], Awaitable[None]] | None = None
     loops: Sequence[Loop] = ()
     # Answer commands on the leader only (the working set is there), or on every process.
     commands_on_leader_only: bool = True

@@ -56,6 +56,7 @@ class _MemorySession:
         self._appended: Sequence[Envelope] = ()
         self._open = True
         self.version = 0 if epoch is None else schema.version + 1
+        self.outbox_ids: list[int] = []
 
     def _alive(self) -> None:
         self._handle_alive()
@@ -68,6 +69,12 @@ class _MemorySession:
         """One row."""
         self._alive()
         return self._schema.table(shape).rows.get(key)
+
+    async def load(self, shape: Shape, keys: Sequence[Key]) -> list[Row]:
+        """Those of these rows that are there."""
+        self._alive()
+        rows = self._schema.table(shape).rows
+        return [rows[key] for key in keys if key in rows]
 
     async def select(
         self,
@@ -124,6 +131,7 @@ class _MemorySession:
             schema.outbox_id += 1
             schema.outbox[schema.outbox_id] = Sent(envelope)
             schema.unpublished[schema.outbox_id] = None
+            self.outbox_ids.append(schema.outbox_id)
         if self._epoch is not None:
             schema.version = self.version
         self._close(undo=False)
@@ -222,14 +230,14 @@ class MemoryStore(StoreCore):
         finally:
             self._schema.waiting.remove(waiter)
 
-    async def outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
+    async def _look_outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
         """Unpublished events, oldest first."""
         self._alive()
         await self._database.reach(Point.OUTGOING, self._schema.name)
         ids = sorted(self._schema.unpublished)[:limit]
         return [(each, self._schema.outbox[each].envelope) for each in ids]
 
-    async def published(self, row_ids: Sequence[int]) -> None:
+    async def _mark_published(self, row_ids: Sequence[int]) -> None:
         """Mark events of the outbox as published."""
         self._alive()
         await self._database.reach(Point.PUBLISHED, self._schema.name)

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from libs.contracts.base import Message
 from libs.contracts.envelope import Envelope
@@ -73,6 +73,11 @@ class Tx(Protocol):
         """The row with this primary key, or None."""
         ...
 
+    async def load(self, kind: type[object], *keys: tuple[object, ...]) -> None:
+        """Read the rows with these primary keys at once: afterwards ``get`` has them, or that
+        there are none, without asking again."""
+        ...
+
     async def select(
         self,
         kind: type[R],
@@ -98,6 +103,11 @@ class Tx(Protocol):
 
     async def unseen(self, event_ids: Sequence[str]) -> set[str]:
         """Enter event ids in the inbox; returns those that were not there before."""
+        ...
+
+    @property
+    def memo(self) -> dict[str, Any]:
+        """For what a service has found out for the rest of this transaction; kept nowhere."""
         ...
 
     @property
@@ -172,8 +182,10 @@ class Store(Protocol):
         Never change it; it is the table."""
         ...
 
-    async def outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
-        """Unpublished events of the outbox with their row ids, oldest first."""
+    async def outgoing(self, limit: int, *, look: bool = True) -> list[tuple[int, Envelope]]:
+        """Unpublished events of the outbox with their row ids, oldest first. Without ``look`` those
+        that this process has committed since it looked for the first time, from memory: what
+        others committed, or what nobody knows the outcome of, shows at the next look."""
         ...
 
     async def published(self, row_ids: Sequence[int]) -> None:

@@ -58,6 +58,7 @@ class _SqlSession:
         self._versions = versions
         self._epoch = 0
         self.version = 0
+        self.outbox_ids: Sequence[int] = ()
 
     async def begin(self, epoch: int | None) -> None:
         """Start; with an epoch, take the leader's row, which keeps every other leader out."""
@@ -109,6 +110,12 @@ class _SqlSession:
         record = await self._run(self._connection.fetchrow(text, *arguments))
         return None if record is None else statements.row_of(shape, record)
 
+    async def load(self, shape: Shape, keys: Sequence[Key]) -> list[Row]:
+        """Those of these rows that are there."""
+        text, arguments = statements.load(shape, keys)
+        records = await self._run(self._connection.fetch(text, *arguments))
+        return [statements.row_of(shape, record) for record in records]
+
     async def select(
         self,
         shape: Shape,
@@ -129,18 +136,24 @@ class _SqlSession:
     async def conclude(self, batch: Batch | None, envelopes: Sequence[Envelope]) -> None:
         """The last writes; events go into the outbox in this order."""
         events = [self._appending(envelopes)] if envelopes else []
-        await self._carry_out(batch or Batch((), ()), events)
+        found = await self._carry_out(batch or Batch((), ()), events)
+        if events:
+            # Numbered in the order in which they were given.
+            self.outbox_ids = sorted(record[0] for record in found)
 
-    async def _carry_out(self, batch: Batch, more: Sequence[statements.Statement]) -> None:
+    async def _carry_out(self, batch: Batch, more: Sequence[statements.Statement]) -> Sequence[Any]:
+        """Write; returns what the last of the statements has to tell."""
         put = {shape for shape, _ in batch.puts}
         # A row may take over what a deleted one of its table had, so that one has to be gone.
         first = [statements.delete(*item) for item in batch.deletes if item[0] in put]
         rest = [statements.delete(*item) for item in batch.deletes if item[0] not in put]
         rest += [statements.upsert(*item) for item in batch.puts]
+        found: Sequence[Any] = ()
         for parts in (first, [*rest, *more]):
             if parts:
                 text, arguments = statements.together(parts)
-                await self._run(self._connection.fetch(text, *arguments))
+                found = await self._run(self._connection.fetch(text, *arguments))
+        return found
 
     async def enter(self, event_ids: Sequence[str], now: datetime) -> set[str]:
         """Insert into the inbox; returns the new ones."""
@@ -160,7 +173,7 @@ class _SqlSession:
             f"INSERT INTO {quoted(self._schema, OUTBOX)}"  # noqa: S608 - our names
             " (event_id, type, source, subject, time, traceparent, body, created_at)"
             " SELECT *, $8::timestamptz FROM unnest($1::text[], $2::text[], $3::text[],"
-            " $4::text[], $5::timestamptz[], $6::text[], $7::text[])"
+            " $4::text[], $5::timestamptz[], $6::text[], $7::text[]) RETURNING id"
         )
         return text, [
             [each.id for each in envelopes],
@@ -260,7 +273,7 @@ class SqlStore(StoreCore):
         self._leaderships = [leadership]
         return leadership
 
-    async def outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
+    async def _look_outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
         """Unpublished events, oldest first. A scan for NULLs and never a moving id: a slower
         transaction with a lower id would be skipped."""
         async with self._pool.use() as connection:
@@ -271,7 +284,7 @@ class SqlStore(StoreCore):
             )
         return [(record[0], _envelope(record)) for record in records]
 
-    async def published(self, row_ids: Sequence[int]) -> None:
+    async def _mark_published(self, row_ids: Sequence[int]) -> None:
         """Mark events of the outbox as published, without a wait for the disk: a mark that a
         crash takes back is an event said twice, which the bus and the inboxes notice.
         """

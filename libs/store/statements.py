@@ -65,8 +65,13 @@ def _delete_text(shape: Shape) -> str:
 
 def delete(shape: Shape, keys: Sequence[Key]) -> Statement:
     """Delete the rows with these keys."""
+    return _delete_text(shape), _key_arrays(shape, keys)
+
+
+def _key_arrays(shape: Shape, keys: Sequence[Key]) -> list[object]:
+    """Keys as one array for each of their columns."""
     parts = [shape.key_parts(key) for key in keys]
-    return _delete_text(shape), [
+    return [
         [shape.column(name).encoded(part[place]) for part in parts]
         for place, name in enumerate(shape.key)
     ]
@@ -85,6 +90,20 @@ def get(shape: Shape, key: Key) -> Statement:
     """One row by its key."""
     parts = zip(shape.key, shape.key_parts(key), strict=True)
     return _get_text(shape), [shape.column(name).encoded(part) for name, part in parts]
+
+
+@cache
+def _load_text(shape: Shape) -> str:
+    key = [shape.column(name) for name in shape.key]
+    return (
+        f"SELECT {_names(shape.columns)} FROM {_table(shape)} WHERE ({_names(key)})"  # noqa: S608 - declared names only
+        f" IN (SELECT * FROM unnest({_arrays(key)}))"
+    )
+
+
+def load(shape: Shape, keys: Sequence[Key]) -> Statement:
+    """The rows with these keys."""
+    return _load_text(shape), _key_arrays(shape, keys)
 
 
 def select(
@@ -154,13 +173,15 @@ _ARGUMENT = re.compile(r"\$(\d+)")
 
 @cache
 def _together_text(texts: tuple[str, ...], counts: tuple[int, ...]) -> str:
-    """One statement that carries out several, none of which sees what another writes."""
+    """One statement that carries out several, none of which sees what another writes. It tells
+    what the last of them returns."""
     found, before = list[str](), 0
     for number, (text, count) in enumerate(zip(texts, counts, strict=True)):
         moved = _ARGUMENT.sub(lambda place: f"${int(place[1]) + before}", text)  # noqa: B023 - called at once
         found.append(f"s{number} AS ({moved})")
         before += count
-    return f"WITH {', '.join(found)} SELECT 1"
+    told = f"SELECT * FROM s{len(texts) - 1}" if " RETURNING " in texts[-1] else "SELECT 1"
+    return f"WITH {', '.join(found)} {told}"
 
 
 def together(parts: Sequence[Statement]) -> Statement:

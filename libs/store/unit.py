@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Any, Protocol, TypeVar, cast
 
 from libs.contracts.base import Message
@@ -33,6 +34,8 @@ from libs.store.rows import Batch, Key, Overlay, Row, Shape, checked, select
 from libs.store.tables import Tables, open_tables
 
 R = TypeVar("R")
+# More than these wait in the database alone.
+FRESH_EVENTS_MAX = 8192
 
 
 class Clock(Protocol):
@@ -48,6 +51,10 @@ class Session(Protocol):
 
     async def get(self, shape: Shape, key: Key) -> Row | None:
         """One row."""
+        ...
+
+    async def load(self, shape: Shape, keys: Sequence[Key]) -> list[Row]:
+        """Those of these rows that are there, in any order."""
         ...
 
     async def select(
@@ -86,6 +93,11 @@ class Session(Protocol):
         """The leader's version that this transaction will have; 0 for others."""
         ...
 
+    @property
+    def outbox_ids(self) -> Sequence[int]:
+        """The rows of the events in the outbox, in their order; known after the commit."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Landed:
@@ -93,7 +105,7 @@ class Landed:
 
     version: int
     writes: Mapping[Shape, Mapping[Key, Row | None]]
-    emitted: bool
+    emitted: Sequence[Envelope]
 
     def delta(self) -> Delta:
         """For the observers."""
@@ -137,6 +149,7 @@ class Unit:
         self._emitted: list[Envelope] = []
         self._entered = False
         self._failure: Exception | None = None
+        self.memo: dict[str, Any] = {}
 
     @property
     def now(self) -> datetime:
@@ -160,6 +173,23 @@ class Unit:
         if (shape, wanted) not in self._read:
             self._read[shape, wanted] = await self._guard(self._session.get(shape, wanted))
         return self._read[shape, wanted]
+
+    async def load(self, kind: type[object], *keys: tuple[object, ...]) -> None:
+        """Read the rows with these primary keys at once, for ``get``."""
+        shape = self._tables.shape(kind)
+        if shape in self._residents:
+            return
+        written = self._overlay.writes.get(shape, {})
+        wanted = [
+            key
+            for key in dict.fromkeys(map(shape.key_from, keys))
+            if key not in written and (shape, key) not in self._read
+        ]
+        if not wanted:
+            return
+        rows = await self._guard(self._session.load(shape, wanted))
+        self._read |= dict.fromkeys((shape, key) for key in wanted)
+        self._read |= {(shape, shape.key_of(row)): row for row in rows}
 
     async def select(
         self,
@@ -229,7 +259,7 @@ class Unit:
             await self._guard(self._session.conclude(batch, self._emitted))
         if not (self._overlay.writes or self._emitted or self._entered):
             return None
-        return Landed(self.version, self._overlay.writes, bool(self._emitted))
+        return Landed(self.version, self._overlay.writes, self._emitted)
 
     async def _flush(self) -> None:
         batch = self._overlay.take()
@@ -264,6 +294,11 @@ class StoreCore:
         self._observers: list[Observer] = []
         self._residents: dict[Shape, dict[Key, Row]] = {}
         self._outbox_changed = asyncio.Event()
+        # Events of our own commits that are not published yet, by their rows in the outbox; kept
+        # from the first look on. What does not fit, or may have landed, is found by a look.
+        self._fresh: dict[int, Envelope] = {}
+        self._relays = False
+        self._look_due = False
         # Leader's transactions take turns here: they land in memory in the order of the commits.
         self._turn = asyncio.Lock()
         self._turn_of: asyncio.Task[Any] | None = None
@@ -277,6 +312,42 @@ class StoreCore:
     async def _lead(self) -> Leadership:
         """Wait for the leadership."""
         raise NotImplementedError
+
+    async def _look_outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
+        """Unpublished events, oldest first, from the database."""
+        raise NotImplementedError
+
+    async def _mark_published(self, row_ids: Sequence[int]) -> None:
+        """Mark events of the outbox as published, in the database."""
+        raise NotImplementedError
+
+    async def outgoing(self, limit: int, *, look: bool = True) -> list[tuple[int, Envelope]]:
+        """Unpublished events, oldest first; see the port."""
+        if not look and self._relays and not self._look_due:
+            return list(islice(self._fresh.items(), limit))
+        # From before the looking on: what commits meanwhile is found, kept, or both.
+        self._relays, self._look_due = True, False
+        try:
+            return await self._look_outgoing(limit)
+        except BaseException:
+            self._look_due = True
+            raise
+
+    async def published(self, row_ids: Sequence[int]) -> None:
+        """Mark events of the outbox as published."""
+        await self._mark_published(row_ids)
+        for row_id in row_ids:
+            self._fresh.pop(row_id, None)
+
+    def _keep_fresh(self, landed: Landed, row_ids: Sequence[int]) -> None:
+        """Remember what was just put in the outbox, while there is room."""
+        if not self._relays:
+            return
+        if len(row_ids) != len(landed.emitted) or len(self._fresh) > FRESH_EVENTS_MAX:
+            self._fresh.clear()
+            self._look_due = True
+        else:
+            self._fresh |= zip(row_ids, landed.emitted, strict=True)
 
     @property
     def outbox_changed(self) -> asyncio.Event:
@@ -326,8 +397,10 @@ class StoreCore:
         except BaseException:
             if epoch is not None:
                 self._doubt = landed
+            # It may have landed, and then its events wait.
+            self._look_due = True
             raise
-        self._land(landed)
+        self._land(landed, session.outbox_ids)
 
     def _settle(self, version: int) -> None:
         """Find out what became of a commit without an answer: each commit counts one version.
@@ -340,10 +413,10 @@ class StoreCore:
             return
         self._doubt = None
         if version > doubt.version:
-            self._land(doubt)
+            self._land(doubt, ())
             raise StoreUnavailableError("an earlier transaction did commit; begin again after it")
 
-    def _land(self, landed: Landed) -> None:
+    def _land(self, landed: Landed, row_ids: Sequence[int]) -> None:
         """Apply a committed transaction to memory and tell the observers."""
         for shape, rows in landed.writes.items():
             table = self._residents.get(shape)
@@ -355,6 +428,7 @@ class StoreCore:
                 else:
                     table[key] = row
         if landed.emitted:
+            self._keep_fresh(landed, row_ids)
             self._outbox_changed.set()
         if self._observers and landed.writes:
             delta = landed.delta()
@@ -366,6 +440,8 @@ class StoreCore:
         leadership = await self._lead()
         self._residents = {}
         self._doubt = None
+        self._fresh.clear()
+        self._look_due = True
         return leadership
 
     async def make_resident(self, *kinds: type[object]) -> None:

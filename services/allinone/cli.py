@@ -40,6 +40,9 @@ def up(  # noqa: PLR0917 - a command: every parameter is an option by name
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Virtual nodes.")] = None,
     slots: Annotated[int | None, typer.Option(min=0, help="Slots on each virtual node.")] = None,
+    nodes_file: Annotated[
+        Path | None, typer.Option(help="Groups, labels and taints of the nodes.", exists=True)
+    ] = None,
     task_user: Annotated[str | None, typer.Option(help="Run tasks as this user (root).")] = None,
     service_user: Annotated[
         str | None, typer.Option(help="Run PostgreSQL as this user (root).")
@@ -57,6 +60,7 @@ def up(  # noqa: PLR0917 - a command: every parameter is an option by name
         "host": host,
         "nodes": nodes,
         "slots": slots,
+        "nodes_file": None if nodes_file is None else str(nodes_file.absolute()),
         "task_user": task_user,
         "service_user": service_user,
     }

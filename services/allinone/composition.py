@@ -45,6 +45,8 @@ def _launcher(machine: Machine) -> dict[str, str]:
     if options.nodes is not None or options.slots is not None:
         own["virtual_nodes"] = str(options.nodes or 1)
         own["slots_per_node"] = str(1 if options.slots is None else options.slots)
+    if options.nodes_file:
+        own["nodes_file"] = options.nodes_file
     if options.task_user:
         own["task_user"] = options.task_user
     return own

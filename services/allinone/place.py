@@ -36,6 +36,8 @@ class Options:
     # Virtual nodes and slots on each; None: this machine as one node with its GPUs.
     nodes: int | None = None
     slots: int | None = None
+    # Groups, labels and taints of the nodes.
+    nodes_file: str | None = None
     # As whom root runs tasks (a user's name), and PostgreSQL.
     task_user: str | None = None
     service_user: str | None = None

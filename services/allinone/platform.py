@@ -7,6 +7,7 @@ others go on; a stop first asks running tasks to save (``stopping.py``).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -32,6 +33,8 @@ class Platform:
     pid: int
     # False only for throw-away data: no write is forced to the disk.
     durable: bool = True
+    # Instead of the platform's own services (a benchmark's machines that are not there).
+    wirings: Callable[[], Sequence[Wiring]] | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
 
@@ -56,7 +59,7 @@ class Platform:
         starting = asyncio.create_task(servers.start_postgres())
         try:
             # Importing the services takes as long as starting PostgreSQL: side by side.
-            wirings = await asyncio.to_thread(_wirings)
+            wirings = await asyncio.to_thread(self.wirings or _wirings)
             await servers.start_nats(wirings)
         except BaseException:
             starting.cancel()
@@ -137,7 +140,7 @@ class Platform:
             self._runners.pop(wiring.name, None)
 
 
-def _wirings() -> tuple[Wiring, ...]:
+def _wirings() -> Sequence[Wiring]:
     from services.allinone.composition import WIRINGS  # noqa: PLC0415 - slow to import: in a thread
 
     return WIRINGS

@@ -76,6 +76,14 @@ class TaskBody(Body):
     fence_after_seconds: Seconds | None = None
     cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     memory_bytes: Big | None = None
+    node_selector: dict[str, str] = Field(
+        default_factory=dict, description="labels that its nodes must have"
+    )
+    tolerations: list[Text] = Field(
+        default_factory=list,
+        max_length=1000,
+        description="taints of nodes that it does not mind: key, or key=value",
+    )
 
 
 class BatchTaskBody(TaskBody):
@@ -109,6 +117,22 @@ class SchedulableBody(Body):
     drain: bool = Field(
         default=False, description="with schedulable false: what runs there saves and leaves"
     )
+
+
+class LabelsBody(Body):
+    """What to change of a node's labels; the others stay."""
+
+    set: dict[str, Text] = Field(default_factory=dict, max_length=1000)
+    remove: list[Text] = Field(default_factory=list, max_length=1000, description="keys")
+
+
+class TaintsBody(Body):
+    """What to change of a node's taints; the others stay."""
+
+    set: list[Text] = Field(
+        default_factory=list, max_length=1000, description="key or key=value, one for each key"
+    )
+    remove: list[Text] = Field(default_factory=list, max_length=1000, description="keys")
 
 
 class QuotaBody(Body):

@@ -10,7 +10,7 @@ from libs.contracts.base import Message
 from services.gateway.auth import Identity
 from services.gateway.bodies import QuotaBody, TaskBody
 from services.gateway.handlers import with_submission
-from services.gateway.problems import UNAVAILABLE, ProblemError, refused
+from services.gateway.problems import UNAVAILABLE, ProblemError, invalid, refused
 from services.gateway.rows import AcceptedRow
 from services.gateway.words import GOALS, MODES, PRIORITIES, UNITS
 
@@ -38,12 +38,18 @@ class Commands:
         assert isinstance(reply, reply_type), f"{type(reply).__name__} is no {reply_type.__name__}"
         refusal: m.Refusal | None = getattr(reply, "refusal", None)
         if refusal is not None:
-            raise refused(refusal, self._retry_after_seconds)
+            raise self.refused(refusal)
         return reply
+
+    def refused(self, refusal: m.Refusal) -> ProblemError:
+        """An owner's refusal as a problem."""
+        return refused(refusal, self._retry_after_seconds)
 
 
 def create_task(body: TaskBody, identity: Identity, key: str) -> m.CreateTask:
     """The command for a new task. What is left out stays empty: submit fills it in."""
+    if body.command and body.roles:
+        raise invalid("command", "", "stands beside roles", "give command or roles, not both")
     roles = [
         m.Role(name=role.name, replicas=role.replicas, command=tuple(role.command), env=role.env)
         for role in body.roles
@@ -69,6 +75,8 @@ def create_task(body: TaskBody, identity: Identity, key: str) -> m.CreateTask:
         fence_after_seconds=body.fence_after_seconds,
         cpus=body.cpus,
         memory_bytes=body.memory_bytes,
+        node_selector=body.node_selector,
+        tolerations=tuple(body.tolerations),
         nodes=body.nodes,
     )
     return m.CreateTask(client_key=key, owner=identity.user, team=identity.team, spec=spec)

@@ -7,7 +7,7 @@ positions have no gaps; a fact that is said again (an owner was asked to) enters
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +43,13 @@ FACTS: Mapping[type[Message], Fact] = {
     m.RunExited: Fact("exit.exited_at", ("task_id", "attempt")),
     m.NodeChanged: Fact("changed_at", ("node_id", "version")),
     m.QuotaChanged: Fact("changed_at", ("version",)),
+    m.PolicyChanged: Fact("changed_at", ("group", "version")),
     m.UsageRecorded: Fact("ended_at", ("task_id", "attempt")),
 }
+
+
+# Kept by the event log alone.
+NEVER_NEWS = frozenset({m.UsageRecorded, m.PolicyChanged})
 
 
 def type_name(kind: type[Message]) -> str:
@@ -57,14 +62,39 @@ def type_name(kind: type[Message]) -> str:
 TYPES: Mapping[str, type[Message]] = {type_name(kind): kind for kind in FACTS}
 
 
+_NAMES: Mapping[type[Message], str] = {kind: name for name, kind in TYPES.items()}
+_KNOWN = "facts known in the event log"
+
+
+def _key(message: Message) -> str:
+    """The fact's natural key."""
+    kind = type(message)
+    return "/".join([_NAMES[kind], *(str(_read(message, field)) for field in FACTS[kind].key)])
+
+
+async def read_ahead(tx: Tx, messages: Sequence[Message]) -> None:
+    """Look once which of a batch's facts that tell the read model nothing were here before."""
+    keys = sorted({_key(message) for message in messages if type(message) in NEVER_NEWS})
+    if keys:
+        rows = await tx.select(EventRow, Where("fact", Op.IN, keys))
+        tx.memo[_KNOWN] = dict.fromkeys(keys, False) | dict.fromkeys((r.fact for r in rows), True)
+
+
+async def _was_here(tx: Tx, key: str) -> bool:
+    """True if the fact is in the log."""
+    found = tx.memo.setdefault(_KNOWN, {}).get(key)
+    if found is None:
+        return bool(await tx.select(EventRow, Where("fact", Op.EQ, key), limit=1))
+    return bool(found)
+
+
 async def append(tx: Tx, message: Message, *, is_news: bool) -> None:
     """Enter a fact. What told the read model nothing new may have been here before: look."""
     kind = type(message)
-    fact = FACTS[kind]
-    name = type_name(kind)
-    key = "/".join([name, *(str(_read(message, field)) for field in fact.key)])
-    if not is_news and await tx.select(EventRow, Where("fact", Op.EQ, key), limit=1):
+    fact, name, key = FACTS[kind], _NAMES[kind], _key(message)
+    if not is_news and await _was_here(tx, key):
         return
+    tx.memo.setdefault(_KNOWN, {})[key] = True
     ends = await store.head(tx)
     position = ends.position + 1
     tx.put(

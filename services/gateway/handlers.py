@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from libs.contracts import messages as m
 from libs.contracts.base import Message
-from libs.service.shape import Handler
+from libs.service.shape import Handler, Reads
 from libs.store.port import Tx
 from services.gateway import eventlog
 from services.gateway.rows import AcceptedRow, NodeRow, QuotaRow, RunRow, TaskRow
@@ -262,6 +262,12 @@ async def on_quota_changed(tx: Tx, event: m.QuotaChanged) -> bool:
     return True
 
 
+async def on_policy_changed(tx: Tx, event: m.PolicyChanged) -> bool:
+    """Only the event log keeps it: who asks for policies is answered by the scheduler."""
+    del tx, event
+    return False
+
+
 async def on_usage_recorded(tx: Tx, event: m.UsageRecorded) -> bool:
     """Only the event log keeps it; it may have been here before."""
     del tx, event
@@ -277,6 +283,32 @@ def _logged(record: Callable[[Tx, E], Awaitable[bool]]) -> Handler:
     return handler
 
 
+def _task_of(event: Any) -> list[tuple[Any, ...]]:  # noqa: ANN401 - any event about a task
+    return [(TaskRow, event.task_id)]
+
+
+def _run_of(event: Any) -> list[tuple[Any, ...]]:  # noqa: ANN401 - any event about a run
+    return [(TaskRow, event.task_id), (RunRow, event.task_id, event.attempt)]
+
+
+READS: Mapping[type[Message], Reads] = {
+    **dict.fromkeys(
+        (m.TaskSubmitted, m.GoalChanged, m.PriorityChanged, m.TaskStateChanged), _task_of
+    ),
+    **dict.fromkeys(
+        (
+            m.RunAssigned,
+            m.RunResumed,
+            m.PreemptionRequested,
+            m.KillRequested,
+            m.RunStarted,
+            m.CheckpointSaved,
+            m.RunExited,
+        ),
+        _run_of,
+    ),
+    m.NodeChanged: lambda event: [(NodeRow, event.node_id)],
+}
 HANDLERS: Mapping[type[Message], Handler] = {
     m.TaskSubmitted: _logged(on_task_submitted),
     m.GoalChanged: _logged(on_goal_changed),
@@ -291,5 +323,6 @@ HANDLERS: Mapping[type[Message], Handler] = {
     m.RunExited: _logged(on_run_exited),
     m.NodeChanged: _logged(on_node_changed),
     m.QuotaChanged: _logged(on_quota_changed),
+    m.PolicyChanged: _logged(on_policy_changed),
     m.UsageRecorded: _logged(on_usage_recorded),
 }

@@ -11,11 +11,12 @@ from libs.service.clock import Clock
 from libs.service.loop import Loop
 from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring
+from services.gateway import eventlog
 from services.gateway.api.app import create_app
 from services.gateway.api.deps import Context
 from services.gateway.auth import Authenticator, Mint, ensure_first_admin
 from services.gateway.commands import Commands
-from services.gateway.handlers import HANDLERS
+from services.gateway.handlers import HANDLERS, READS
 from services.gateway.live import Gate, Live
 from services.gateway.loop import Housekeeping, Rebuild
 from services.gateway.rows import EventHeadRow
@@ -89,6 +90,8 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         name="gateway",
         ports=ports,
         handlers=HANDLERS,
+        reads=READS,
+        prepare=eventlog.read_ahead,
         commands={},
         loops=(
             Loop(
@@ -121,11 +124,16 @@ WIRING = Wiring(
     hears=tuple(HANDLERS),
     asks=(
         m.CreateTask,
+        m.CreateTasks,
         m.SetGoal,
         m.SetPriority,
         m.AckCheckpoint,
         m.SetSchedulable,
+        m.SetNodeMarks,
         m.SetQuota,
+        m.SetPolicy,
+        m.ListPolicies,
+        m.DryRunPolicy,
         m.Explain,
         m.Decisions,
         m.ReadLog,

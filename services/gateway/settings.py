@@ -28,7 +28,10 @@ class GatewaySettings(BaseServiceSettings):
     body_bytes_max: int = Field(default=1_048_576, ge=1024)
     batch_bytes_max: int = Field(default=8_388_608, ge=1024)
     batch_tasks_max: int = Field(default=1000, ge=1, le=10_000)
-    batch_in_flight_max: int = Field(default=32, ge=1, le=1000)
+    # A batch goes to submit in pieces, so many at once, each below the bus's payload limit.
+    batch_piece_tasks: int = Field(default=250, ge=1, le=1000)
+    batch_piece_bytes: int = Field(default=262_144, ge=1024, le=400_000)
+    batch_in_flight_max: int = Field(default=4, ge=1, le=1000)
     page_default: int = Field(default=100, ge=1, le=1000)
     page_max: int = Field(default=1000, ge=1, le=1000)
     retry_after_seconds: int = Field(default=1, ge=1, le=60)

@@ -150,11 +150,13 @@ async def task_page(tx: Tx, where: Sequence[Where], sort: Sort, paging: Paging) 
     return cut(rows, sort, paging.limit)
 
 
-async def accept(tx: Tx, row: AcceptedRow) -> None:
-    """Note a task that submit has stored, unless its event was here already."""
-    projected = await tx.get(TaskRow, row.task_id)
-    if projected is None or projected.submitted_at is None:
-        tx.put(row)
+async def accept(tx: Tx, rows: Sequence[AcceptedRow]) -> None:
+    """Note tasks that submit has stored, unless their events were here already."""
+    await tx.load(TaskRow, *((row.task_id,) for row in rows))
+    for row in rows:
+        projected = await tx.get(TaskRow, row.task_id)
+        if projected is None or projected.submitted_at is None:
+            tx.put(row)
 
 
 async def runs(tx: Tx, task_id: str, after_attempt: int, limit: int) -> list[RunRow]:

@@ -147,6 +147,8 @@ def _spec(spec: TaskSpec | None, *, secrets: bool) -> Json:
         "fence_after_seconds": spec.fence_after_seconds,
         "cpus": spec.cpus,
         "memory_bytes": spec.memory_bytes,
+        "node_selector": dict(spec.node_selector),
+        "tolerations": list(spec.tolerations),
     }
     return found | ({"env": dict(spec.env)} if secrets else {})
 
@@ -247,6 +249,7 @@ def node(row: NodeRow, held: Mapping[int, str], tasks: Sequence[str]) -> Json:
         "cpus": told.cpus,
         "memory_bytes": told.memory_bytes,
         "labels": dict(told.labels),
+        "taints": list(told.taints),
         "schedulable": told.schedulable,
         "draining": told.draining,
         "ready": told.ready,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from libs.contracts.base import Message
 from libs.contracts.messages import (
@@ -29,15 +30,17 @@ from libs.contracts.messages import (
     RunExited,
     RunResumed,
     RunStarted,
+    SetNodeMarks,
+    SetNodeMarksReply,
     SetSchedulable,
     SetSchedulableReply,
 )
-from libs.service.shape import CommandHandler, Handler
+from libs.service.shape import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.launcher import store
-from services.launcher.domain import checkpoints, exits, inventory
+from services.launcher.domain import checkpoints, exits, inventory, marks
 from services.launcher.domain.lifecycle import LIVE, Trigger, move
-from services.launcher.domain.model import NodeRow, Run, RunState
+from services.launcher.domain.model import NodeRow, PastRun, Run, RunState
 
 
 async def on_run_assigned(tx: Tx, event: RunAssigned | RunResumed) -> None:
@@ -92,6 +95,15 @@ async def _requested(tx: Tx, task_id: str, attempt: int) -> Run | None:
     return Run(task_id, attempt, RunState.TOMBSTONE)
 
 
+def _past_of(
+    event: RunAssigned | RunResumed | PreemptionRequested | KillRequested,
+) -> list[tuple[Any, ...]]:
+    return [(PastRun, event.task_id)]
+
+
+READS: Mapping[type[Message], Reads] = dict.fromkeys(
+    (RunAssigned, RunResumed, PreemptionRequested, KillRequested), _past_of
+)
 HANDLERS: Mapping[type[Message], Handler] = {
     RunAssigned: on_run_assigned,
     RunResumed: on_run_assigned,
@@ -139,21 +151,37 @@ async def set_schedulable(tx: Tx, command: SetSchedulable) -> SetSchedulableRepl
     """Cordon or uncordon a node: no new run comes to a cordoned one, and a drained one is left."""
     row = await tx.get(NodeRow, command.node_id)
     if row is None or row.removed:
-        error = FieldError(
-            field="node_id",
-            value=command.node_id,
-            message="is no node of the inventory",
-            fix="see `shiftwork nodes`",
-        )
-        detail = f"there is no node {command.node_id}"
-        return SetSchedulableReply(
-            refusal=Refusal(code=RefusalCode.NOT_FOUND, detail=detail, errors=(error,))
-        )
+        return SetSchedulableReply(refusal=_no_node(command.node_id))
     after = inventory.cordon(row, command.schedulable, tx.now, drain=command.drain)
     if after != row:
         tx.put(after)
         tx.emit(inventory.message(after))
     return SetSchedulableReply()
+
+
+async def set_node_marks(tx: Tx, command: SetNodeMarks) -> SetNodeMarksReply:
+    """Change the labels and taints that operators gave a node; what runs there goes on."""
+    row = await tx.get(NodeRow, command.node_id)
+    if row is None or row.removed:
+        return SetNodeMarksReply(refusal=_no_node(command.node_id))
+    after = marks.marked(row, command, tx.now)
+    if isinstance(after, Refusal):
+        return SetNodeMarksReply(refusal=after)
+    if after != row:
+        tx.put(after)
+        tx.emit(inventory.message(after))
+    return SetNodeMarksReply(labels=after.node.labels, taints=after.node.taints)
+
+
+def _no_node(node_id: str) -> Refusal:
+    error = FieldError(
+        field="node_id",
+        value=node_id,
+        message="is no node of the inventory",
+        fix="see `shiftwork nodes`",
+    )
+    detail = f"there is no node {node_id}"
+    return Refusal(code=RefusalCode.NOT_FOUND, detail=detail, errors=(error,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +196,7 @@ class Commands:
         return {
             AckCheckpoint: ack_checkpoint,
             SetSchedulable: set_schedulable,
+            SetNodeMarks: set_node_marks,
             Reemit: self.reemit,
         }
 

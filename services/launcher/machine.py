@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from libs.contracts.messages import Node
+from services.launcher.domain.marks import by_key
 from services.launcher.gpus import Gpu
+from services.launcher.nodes_file import NodeWords, read_nodes_file
 from services.launcher.runtimes.node_client import NodePlan, TaskUser
 from services.launcher.settings import LauncherSettings
 
@@ -26,6 +28,7 @@ def plan_nodes(settings: LauncherSettings, gpus: Sequence[Gpu]) -> tuple[NodePla
     if count == 0:
         node = _node(
             settings,
+            _words(settings, (REAL_NODE,)).get(REAL_NODE),
             node_id=REAL_NODE,
             gpus=len(gpus),
             cpus=cpus,
@@ -33,23 +36,32 @@ def plan_nodes(settings: LauncherSettings, gpus: Sequence[Gpu]) -> tuple[NodePla
             gpu_model=gpus[0].model if gpus else "",
         )
         return (NodePlan(node, tuple(gpu.uuid for gpu in gpus)),)
+    ids = [f"local-{index}" for index in range(count)]
+    words = _words(settings, ids)
     return tuple(
         NodePlan(
             _node(
                 settings,
-                node_id=f"local-{index}",
+                words.get(node_id),
+                node_id=node_id,
                 gpus=settings.slots_per_node,
                 cpus=cpus / count,
                 memory_bytes=memory_bytes // count,
                 gpu_model="virtual" if settings.slots_per_node else "",
             )
         )
-        for index in range(count)
+        for node_id in ids
     )
+
+
+def _words(settings: LauncherSettings, node_ids: Sequence[str]) -> Mapping[str, NodeWords]:
+    path = settings.nodes_file
+    return read_nodes_file(path, node_ids) if path is not None else {}
 
 
 def _node(
     settings: LauncherSettings,
+    words: NodeWords | None,
     *,
     node_id: str,
     gpus: int,
@@ -57,14 +69,16 @@ def _node(
     memory_bytes: int,
     gpu_model: str,
 ) -> Node:
-    labels: Mapping[str, str] = settings.node_labels
+    own = words or NodeWords()
+    taints = {**by_key(settings.node_taints), **by_key(own.taints)}
     return Node(
         id=node_id,
-        group=settings.node_group,
+        group=own.group or settings.node_group,
         gpus=gpus,
         cpus=cpus,
         memory_bytes=memory_bytes,
-        labels=labels,
+        labels={**settings.node_labels, **own.labels},
+        taints=tuple(sorted(taints.values())),
         schedulable=True,
         ready=True,
         gpu_model=gpu_model,

@@ -12,7 +12,7 @@ from services.launcher.domain.ports import PortRange
 from services.launcher.domain.reconcile import Policy
 from services.launcher.environment import Site
 from services.launcher.gpus import find_gpus
-from services.launcher.handlers import HANDLERS, Commands
+from services.launcher.handlers import HANDLERS, READS, Commands
 from services.launcher.loop import Launcher, Limits
 from services.launcher.machine import plan_nodes, task_person
 from services.launcher.runtimes.node_client import Machine
@@ -33,6 +33,7 @@ def build(settings: LauncherSettings, ports: Ports, *, runtime: Runtime | None =
         name="launcher",
         ports=ports,
         handlers=HANDLERS,
+        reads=READS,
         commands=commands.table(),
         loops=launcher.loops(settings.look_tick_seconds, settings.reconcile_tick_seconds),
         on_lead=launcher.on_lead,

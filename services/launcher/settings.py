@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import BaseServiceSettings
+from services.launcher.nodes_file import check_labels, check_taints
 
 
 class LauncherSettings(BaseServiceSettings):
@@ -24,7 +25,11 @@ class LauncherSettings(BaseServiceSettings):
     virtual_nodes: int = Field(default=0, ge=0, le=4096)
     slots_per_node: int = Field(default=2, ge=0, le=1024)
     node_group: str = Field(default="default", pattern=r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+    # Of every node of this machine; ``nodes_file`` says what differs between them, in YAML or JSON:
+    # local-0: {group: dev, labels: {zone: a, leaf: a1}, taints: [reserved=vision]}
     node_labels: dict[str, str] = Field(default_factory=dict)
+    node_taints: tuple[str, ...] = ()
+    nodes_file: Path | None = None
 
     # What tasks are told. The gateway as they reach it:
     task_url: str = "http://127.0.0.1:8642"
@@ -69,6 +74,8 @@ class LauncherSettings(BaseServiceSettings):
             )
         if self.fence_seconds < self.lease_seconds:
             raise ValueError("fence_seconds is below lease_seconds; a fence comes after the lease")
+        check_labels(self.node_labels)
+        check_taints(self.node_taints)
         return self
 
     def run_token_key(self) -> bytes:

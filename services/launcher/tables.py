@@ -103,6 +103,8 @@ class InventoryNode(Base, table=True):
     cordoned: bool
     changed_at: datetime = time_column()
     silent_since: datetime | None = time_column()
+    labels: dict[str, str] = json_column(dict[str, str])
+    taints: tuple[str, ...] = json_column(tuple[str, ...])
 
 
 TABLES = Tables(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from libs.contracts.base import Message
 from libs.contracts.messages import (
@@ -22,7 +23,7 @@ from libs.contracts.messages import (
     RunExited,
     RunStarted,
 )
-from libs.service.shape import CommandHandler, Handler
+from libs.service.shape import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.log_collector import domain, store
 from services.log_collector.archives.port import Archive, ArchiveError
@@ -51,6 +52,11 @@ async def on_run_exited(tx: Tx, event: RunExited) -> None:
         tx.put(replace(row, exited_at=event.exit.exited_at))
 
 
+def _row_of(event: RunStarted | RunExited) -> list[tuple[Any, ...]]:
+    return [(RunRow, event.task_id, event.attempt)]
+
+
+READS: Mapping[type[Message], Reads] = {RunStarted: _row_of, RunExited: _row_of}
 HANDLERS: Mapping[type[Message], Handler] = {
     RunStarted: on_run_started,
     RunExited: on_run_exited,

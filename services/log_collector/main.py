@@ -11,7 +11,7 @@ from libs.service.wiring import Wiring
 from services.log_collector.archives.files import FileArchive
 from services.log_collector.archives.port import Archive
 from services.log_collector.collector import Collector
-from services.log_collector.handlers import HANDLERS, Queries
+from services.log_collector.handlers import HANDLERS, READS, Queries
 from services.log_collector.loop import Dropping, copy_loop, drop_loop, record_loop
 from services.log_collector.recorder import Recorder
 from services.log_collector.settings import LogCollectorSettings
@@ -63,6 +63,7 @@ def build(
         name=SERVICE,
         ports=ports,
         handlers=HANDLERS,
+        reads=READS,
         commands=queries.table(),
         loops=(
             copy_loop(ports.store, collector),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from libs.contracts.base import Message
 from libs.contracts.messages import (
@@ -22,7 +23,7 @@ from libs.contracts.messages import (
     TaskStateChanged,
     Unit,
 )
-from libs.service.shape import CommandHandler, Handler
+from libs.service.shape import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.quota import store
 from services.quota.domain import Holder, Use, check, group_token, held, scope_of, usage
@@ -105,6 +106,15 @@ async def on_task_state_changed(tx: Tx, event: TaskStateChanged) -> None:
         await _enter(tx, row, task)
 
 
+def _rows_of(event: RunStarted | RunExited) -> list[tuple[Any, ...]]:
+    return [(RunRow, event.task_id, event.attempt), (TaskRow, event.task_id)]
+
+
+READS: Mapping[type[Message], Reads] = {
+    RunStarted: _rows_of,
+    RunExited: _rows_of,
+    TaskStateChanged: lambda event: [(TaskRow, event.task_id)],
+}
 HANDLERS: Mapping[type[Message], Handler] = {
     RunStarted: on_run_started,
     RunExited: on_run_exited,

@@ -33,6 +33,7 @@ from services.scheduler.domain.explain import explain
 from services.scheduler.domain.model import Task
 from services.scheduler.domain.outgoing import FIRST_ATTEMPT, state_changed
 from services.scheduler.loop import Brain
+from services.scheduler.policy_commands import changed
 
 
 def unknown(task_id: str) -> Refusal:
@@ -125,13 +126,14 @@ class Commands:
         )
 
     async def reemit(self, tx: Tx, _command: Reemit) -> ReemitReply:
-        """Say every task's state and live assignment again, and the last words of ended tasks."""
+        """Say again: every task's state and live assignment, ended tasks' last words, policies."""
         events: list[Message] = [
             row.last for row in await store.ended_newest(tx, self.reemit_tasks_max)
         ]
         for task in await store.tasks_of(tx):
             events.append(state_changed(task, task.state, tx.now))
             events += live_run(task, tx.now)
+        events += [changed(row) for row in await store.policies_of(tx)]
         for event in events:
             tx.emit(event)
         return ReemitReply(events=len(events))

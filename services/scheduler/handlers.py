@@ -23,7 +23,7 @@ from libs.contracts.messages import (
     RunStarted,
     TaskSubmitted,
 )
-from libs.service.shape import Handler
+from libs.service.shape import Handler, Reads
 from libs.store.port import Tx
 from services.scheduler import store
 from services.scheduler.domain import facts
@@ -141,6 +141,8 @@ async def on_node_changed(tx: Tx, event: NodeChanged) -> None:
             unusable_gpus=node.unusable_gpus,
             draining=node.draining,
             removed=event.removed,
+            labels=tuple(sorted(node.labels.items())),
+            taints=tuple(sorted(node.taints)),
         )
     )
 
@@ -174,6 +176,12 @@ async def on_quota_changed(tx: Tx, event: QuotaChanged) -> None:
             removed=event.removed,
         )
     )
+
+
+READS: Mapping[type[Message], Reads] = {
+    # Whether it has ended is asked of every task that is not in the working set yet.
+    TaskSubmitted: lambda event: [(store.Ended, event.task_id)],
+}
 
 
 def handlers(policy: PolicySettings) -> Mapping[type[Message], Handler]:

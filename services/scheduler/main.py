@@ -8,8 +8,10 @@ from libs.service.loop import Loop
 from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring
 from services.scheduler.commands import Commands
-from services.scheduler.handlers import HANDLERS, handlers
+from services.scheduler.domain.decide import decide
+from services.scheduler.handlers import HANDLERS, READS, handlers
 from services.scheduler.loop import Brain
+from services.scheduler.policy_commands import PolicyCommands, use_file
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.tables import TABLES
 
@@ -31,11 +33,28 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
         decisions_page_max=settings.decisions_page_max,
         reemit_tasks_max=settings.reemit_tasks_max,
     )
+    of_file = {each.group: each for each in settings.policies()}
+    policies = PolicyCommands(
+        of_file=of_file,
+        default_policy=policy.policy,
+        document_bytes_max=settings.policy_document_bytes_max,
+        effects_max=settings.dry_run_effects_max,
+        page_max=settings.policies_page_max,
+        snapshot_with=getattr(brain, "snapshot_with", None),
+        decide=decide,
+    )
+
+    async def on_lead(epoch: int) -> None:
+        """The working set, and what the policy file says."""
+        await brain.lead(epoch)
+        await use_file(ports.store, of_file, epoch)
+
     return Service(
         name="scheduler",
         ports=ports,
         handlers=handlers(policy),
-        commands=commands.table(),
+        reads=READS,
+        commands={**commands.table(), **policies.table()},
         loops=(
             Loop("decide", brain.step, tick_seconds=settings.tick_seconds, exclusive=True),
             Loop(
@@ -46,7 +65,7 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
                 wake_on_commit=False,
             ),
         ),
-        on_lead=brain.lead,
+        on_lead=on_lead,
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.contracts.messages import Priority
 from libs.service.settings import BaseServiceSettings
 from services.scheduler.domain.model import PolicySettings
+from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.policies import load_file
 
 
 class SchedulerSettings(BaseServiceSettings):
@@ -36,6 +38,13 @@ class SchedulerSettings(BaseServiceSettings):
     # From so many attempts in a row without a newer checkpoint, the owner is warned.
     no_progress_attempts: int = Field(default=3, ge=1)
 
+    # The policies of groups for which no command set one (docs/policies.md); none: the defaults.
+    policy_file: Path | None = None
+    policy_document_bytes_max: int = Field(default=262_144, ge=1024, le=262_144)
+    # Groups on one page of policies, and tasks that one dry run names.
+    policies_page_max: int = Field(default=500, ge=1, le=1000)
+    dry_run_effects_max: int = Field(default=200, ge=1, le=1000)
+
     # How often a round is made when nothing woke the loop.
     tick_seconds: float = Field(default=1.0, gt=0, le=60)
     # Where snapshots of refused plans are written, at most so many; none: not written.
@@ -47,6 +56,20 @@ class SchedulerSettings(BaseServiceSettings):
     decisions_page_max: int = Field(default=500, ge=1, le=5000)
     # How many ended tasks, newest first, a reemit says again.
     reemit_tasks_max: int = Field(default=20_000, ge=1)
+
+    @field_validator("policy_file")
+    @classmethod
+    def _readable(cls, path: Path | None) -> Path | None:
+        """Refuse to start with a policy file that is wrong; the error lists all of it."""
+        if path is not None:
+            load_file(path)
+        return path
+
+    def policies(self) -> tuple[GroupPolicy, ...]:
+        """The policies of the file, read now."""
+        if self.policy_file is None:
+            return ()
+        return load_file(self.policy_file, default_policy=self.policy().policy)
 
     def policy(self) -> PolicySettings:
         """The numbers as the domain takes them."""

@@ -6,6 +6,7 @@ ended leaves the working set: only the last that was said of it is kept.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -17,12 +18,13 @@ from services.scheduler.domain.facts import Early
 from services.scheduler.domain.lifecycle import TERMINAL
 from services.scheduler.domain.model import Inventory, Limit, Node, Plan, PolicySettings, Task
 from services.scheduler.domain.outgoing import state_changed
+from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.snapshot import Index
 
 WHOLE_NODE = -1
 # Decisions of one plan are numbered within the transaction's number.
 DECISIONS_OF_A_PLAN_MAX = 1_000_000
-_RESIDENT = (Task, Node, Limit, Inventory, Early)
+_RESIDENT = (Task, Node, Limit, Inventory, Early, GroupPolicy)
 
 
 class StalePlanError(Exception):
@@ -145,6 +147,17 @@ async def decisions_of(tx: Tx, task_id: str, *, after: int, limit: int) -> list[
 async def tasks_of(tx: Tx) -> list[Task]:
     """Every task that has not ended, oldest first."""
     return await tx.select(Task, order_by=[Order("submitted_at")])
+
+
+async def policies_of(tx: Tx) -> list[GroupPolicy]:
+    """Every group's policy, those taken away included, by the groups' names."""
+    return await tx.select(GroupPolicy, order_by=[Order("group")])
+
+
+async def nodes_of_groups(tx: Tx) -> dict[str, float]:
+    """How many nodes are known of each group: lost and cordoned ones count, removed ones do not."""
+    nodes = await tx.select(Node, Where("removed", Op.EQ, value=False))
+    return {name: float(count) for name, count in Counter(node.group for node in nodes).items()}
 
 
 async def ended_newest(tx: Tx, limit: int) -> list[Ended]:

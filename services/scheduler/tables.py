@@ -27,6 +27,14 @@ from libs.store.tables import Tables, rule, table_base
 from services.scheduler.domain import model
 from services.scheduler.domain.facts import Early
 from services.scheduler.domain.lifecycle import HOLDING
+from services.scheduler.domain.policy import (
+    Demotion,
+    GroupPolicy,
+    Rotation,
+    Shares,
+    Timeshare,
+    VirtualCluster,
+)
 from services.scheduler.store import DecisionRow, Ended, SlotRow
 
 SCHEMA = "scheduler"
@@ -108,6 +116,8 @@ class Node(Base, table=True):
     unusable_gpus: tuple[int, ...] = json_column(tuple[int, ...])
     draining: bool
     removed: bool
+    labels: tuple[tuple[str, str], ...] = json_column(tuple[tuple[str, str], ...])
+    taints: tuple[str, ...] = json_column(tuple[str, ...])
 
 
 class Limit(Base, table=True):
@@ -129,6 +139,26 @@ class Inventory(Base, table=True):
     runtime: str = key_column()
     node_ids: tuple[str, ...] = json_column(tuple[str, ...])
     listed_at: datetime = time_column()
+
+
+class Policy(Base, table=True):
+    """``GroupPolicy``: how a node group is shared. A group without a row has the defaults."""
+
+    group: str = key_column()
+    version: int
+    policy: str
+    timeshare: Timeshare = json_column(Timeshare)
+    rotation: Rotation = json_column(Rotation)
+    demotions: tuple[Demotion, ...] = json_column(tuple[Demotion, ...])
+    shares: Shares = json_column(Shares)
+    virtual_clusters: tuple[VirtualCluster, ...] = json_column(tuple[VirtualCluster, ...])
+    protected_seconds: float | None
+    topology: tuple[str, ...] = json_column(tuple[str, ...])
+    cross_zone_gangs_max: int
+    removed: bool
+    from_file: bool
+    changed_by: str
+    changed_at: datetime | None = time_column()
 
 
 class EarlyFact(Base, table=True):
@@ -169,6 +199,7 @@ TABLES = Tables(
         model.Node: Node,
         model.Limit: Limit,
         model.Inventory: Inventory,
+        GroupPolicy: Policy,
         Early: EarlyFact,
         Ended: EndedTask,
         DecisionRow: Decision,

@@ -5,7 +5,7 @@ Wired in ``main.py``. Commands answer with a refusal, never with an exception; e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -13,6 +13,8 @@ from libs.contracts.base import Message
 from libs.contracts.messages import (
     CreateTask,
     CreateTaskReply,
+    CreateTasks,
+    CreateTasksReply,
     Goal,
     GoalChanged,
     InventoryListed,
@@ -32,15 +34,15 @@ from libs.contracts.messages import (
     TaskStateChanged,
     TaskSubmitted,
 )
-from libs.service.shape import CommandHandler, Handler
+from libs.service.shape import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.submit import store
 from services.submit.domain.fill import fill_in
 from services.submit.domain.fit import check_quota
 from services.submit.domain.goals import Change, judge_goal, judge_priority, unknown
-from services.submit.domain.model import TERMINAL_STATES, Rules
+from services.submit.domain.model import TERMINAL_STATES, Rules, problem
 from services.submit.domain.validate import check_asker, check_same, refusal, validate
-from services.submit.store import TaskRow
+from services.submit.store import Draft, Known, NodeRow, TaskRow
 
 MakeId = Callable[[datetime], str]
 
@@ -52,11 +54,13 @@ class Commands:
     rules: Rules
     make_id: MakeId
     reemit_tasks_max: int
+    create_tasks_max: int
 
     def table(self) -> Mapping[type[Message], CommandHandler]:
         """Which command is answered by which function."""
         return {
             CreateTask: self.create_task,
+            CreateTasks: self.create_tasks,
             SetGoal: set_goal,
             SetPriority: set_priority,
             Reemit: self.reemit,
@@ -64,18 +68,51 @@ class Commands:
 
     async def create_task(self, tx: Tx, command: CreateTask) -> CreateTaskReply:
         """Store a valid task and say so; the same client key again is the same task again."""
-        unfit = check_asker(command)
-        if unfit is not None:
-            return CreateTaskReply(refusal=unfit)
-        if command.client_key:
-            before = await store.task_by_key(tx, command.owner, command.client_key)
-            if before is not None:
-                return _made_before(before, command.spec)
-        task_id = self.make_id(tx.now)
+        return (await self._create(tx, (command,)))[0]
+
+    async def create_tasks(self, tx: Tx, command: CreateTasks) -> CreateTasksReply:
+        """The same for several, in their order, as if they came one after the other."""
+        if len(command.tasks) > self.create_tasks_max:
+            fault = problem(
+                "tasks",
+                len(command.tasks),
+                f"are more than {self.create_tasks_max}",
+                "send several commands",
+            )
+            return CreateTasksReply(refusal=refusal(RefusalCode.INVALID, fault))
+        return CreateTasksReply(replies=tuple(await self._create(tx, command.tasks)))
+
+    async def _create(self, tx: Tx, commands: Sequence[CreateTask]) -> list[CreateTaskReply]:
+        """Read what is known of all of them, then judge one after the other."""
+        drafts = [self._draft(command, tx.now) for command in commands]
+        known = await store.known_for(tx, [each for each in drafts if not each.unfit])
+        replies: list[CreateTaskReply] = []
+        for draft in drafts:
+            reply, row = self._judge(draft, known, tx.now)
+            if row is not None:
+                known.add(row)
+                tx.put(row)
+                tx.emit(_submitted(row))
+            replies.append(reply)
+        return replies
+
+    def _draft(self, command: CreateTask, now: datetime) -> Draft:
+        """A command with its defaults, and with an id in case that it makes a task."""
+        task_id = self.make_id(now)
         filled = fill_in(command.spec, task_id=task_id, defaults=self.rules.defaults)
-        facts = await store.facts_for(
-            tx, owner=command.owner, team=command.team, group=filled.group, name=filled.name
-        )
+        return Draft(command, check_asker(command), task_id, filled)
+
+    def _judge(
+        self, draft: Draft, known: Known, now: datetime
+    ) -> tuple[CreateTaskReply, TaskRow | None]:
+        """The answer, and the new task if it makes one."""
+        command, filled = draft.command, draft.filled
+        if draft.unfit is not None:
+            return CreateTaskReply(refusal=draft.unfit), None
+        before = known.made_before(command)
+        if before is not None:
+            return _made_before(before, command.spec), None
+        facts = known.facts(draft)
         spec = validate(
             filled,
             owner=command.owner,
@@ -84,17 +121,16 @@ class Commands:
             limits=self.rules.limits,
         )
         if isinstance(spec, Refusal):
-            return CreateTaskReply(refusal=spec)
-        row = _new_task(tx.now, task_id, command, spec)
-        tx.put(row)
-        tx.emit(_submitted(row))
-        return CreateTaskReply(
-            task_id=task_id,
+            return CreateTaskReply(refusal=spec), None
+        row = _new_task(now, draft.task_id, command, spec)
+        reply = CreateTaskReply(
+            task_id=row.task_id,
             created=True,
             revision=row.revision,
             submitted_at=row.submitted_at,
             spec=spec,
         )
+        return reply, row
 
     async def reemit(self, tx: Tx, _command: Reemit) -> ReemitReply:
         """Say the newest tasks again, each with the goal and priority it has now."""
@@ -137,9 +173,7 @@ async def set_priority(tx: Tx, command: SetPriority) -> SetPriorityReply:
         return SetPriorityReply(refusal=unknown(command.task_id))
     verdict = judge_priority(command.priority, current=row.priority, state=row.state)
     if verdict is Change.APPLY:
-        facts = await store.facts_for(
-            tx, owner=row.owner, team=row.team, group=row.spec.group, name=""
-        )
+        facts = await store.facts_for(tx, owner=row.owner, team=row.team, group=row.spec.group)
         spec = row.spec.model_copy(update={"priority": command.priority})
         faults = [*check_quota(spec, row.owner, row.team, facts)]
         verdict = refusal(RefusalCode.INVALID, *faults) if faults else verdict
@@ -190,6 +224,10 @@ async def on_quota_changed(tx: Tx, event: QuotaChanged) -> None:
     await store.record_quota(tx, event.quota, version=event.version, removed=event.removed)
 
 
+READS: Mapping[type[Message], Reads] = {
+    TaskStateChanged: lambda event: [(TaskRow, event.task_id)],
+    NodeChanged: lambda event: [(NodeRow, event.node_id)],
+}
 HANDLERS: Mapping[type[Message], Handler] = {
     TaskStateChanged: on_task_state_changed,
     NodeChanged: on_node_changed,

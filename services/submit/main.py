@@ -7,7 +7,7 @@ from pathlib import Path
 
 from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring
-from services.submit.handlers import HANDLERS, Commands, MakeId
+from services.submit.handlers import HANDLERS, READS, Commands, MakeId
 from services.submit.ids import TimeSortedIds
 from services.submit.settings import SubmitSettings
 from services.submit.store import InventoryRow, ShapeRow
@@ -19,6 +19,7 @@ def build(settings: SubmitSettings, ports: Ports, *, make_id: MakeId | None = No
     commands = Commands(
         rules=settings.rules(),
         make_id=make_id or TimeSortedIds(secrets.randbits),
+        create_tasks_max=settings.create_tasks_max,
         reemit_tasks_max=settings.reemit_tasks_max,
     )
 
@@ -30,6 +31,7 @@ def build(settings: SubmitSettings, ports: Ports, *, make_id: MakeId | None = No
         name="submit",
         ports=ports,
         handlers=HANDLERS,
+        reads=READS,
         commands=commands.table(),
         on_lead=on_lead,
     )

@@ -34,9 +34,13 @@ class SubmitSettings(BaseServiceSettings):
     env_bytes_max: int = Field(default=65_536, ge=0)
     labels_max: int = Field(default=64, ge=0)
     label_characters_max: int = Field(default=1024, ge=1)
+    selector_max: int = Field(default=32, ge=0)
+    tolerations_max: int = Field(default=32, ge=0)
     spec_bytes_max: int = Field(default=262_144, ge=1024, le=524_288)
     retries_max: int = Field(default=100, ge=0)
 
+    # How many tasks one command may ask for.
+    create_tasks_max: int = Field(default=1000, ge=1, le=10_000)
     # How many tasks, newest first, a reemit says again.
     reemit_tasks_max: int = Field(default=20_000, ge=1)
 
@@ -67,6 +71,8 @@ class SubmitSettings(BaseServiceSettings):
                 env_bytes_max=self.env_bytes_max,
                 labels_max=self.labels_max,
                 label_characters_max=self.label_characters_max,
+                selector_max=self.selector_max,
+                tolerations_max=self.tolerations_max,
                 spec_bytes_max=self.spec_bytes_max,
                 retries_max=self.retries_max,
                 ack_deadline_seconds_min=self.ack_deadline_seconds_min,

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
-from libs.contracts.messages import Goal, Node, Priority, Quota, TaskSpec, TaskState, Unit
+from libs.contracts.messages import (
+    CreateTask,
+    Goal,
+    Node,
+    Priority,
+    Quota,
+    Refusal,
+    TaskSpec,
+    TaskState,
+    Unit,
+)
 from libs.store.port import Op, Order, Tx, Where
 from services.submit.domain.model import Facts, Shape
 
@@ -91,27 +101,69 @@ class QuotaRow:
     limit: int
 
 
-async def task_by_key(tx: Tx, owner: str, client_key: str) -> TaskRow | None:
-    """The task that this owner made with this key."""
-    rows = await tx.select(
-        TaskRow,
-        Where("owner", Op.EQ, owner),
-        Where("client_key", Op.EQ, client_key),
-        limit=1,
-    )
-    return rows[0] if rows else None
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A task that somebody asks for: with its defaults, not judged yet."""
+
+    command: CreateTask
+    # Why it is refused whatever it asks for.
+    unfit: Refusal | None
+    task_id: str
+    filled: TaskSpec
+
+    @property
+    def scope(self) -> tuple[str, str, str]:
+        """What the facts about it depend on: owner, team, group."""
+        return self.command.owner, self.command.team, self.filled.group
 
 
-async def live_task_named(tx: Tx, owner: str, name: str) -> str:
-    """The id of the owner's task of that name that has not ended; empty if there is none."""
-    rows = await tx.select(
-        TaskRow,
-        Where("owner", Op.EQ, owner),
-        Where("name", Op.EQ, name),
-        Where("ended", Op.EQ, value=False),
-        limit=1,
-    )
-    return rows[0].task_id if rows else ""
+@dataclass(slots=True)
+class Known:
+    """What is known of several drafts, the tasks that they have made so far included."""
+
+    by_key: dict[tuple[str, str], TaskRow]
+    # The live tasks' ids by owner and name.
+    live: dict[tuple[str, str], str]
+    by_scope: dict[tuple[str, str, str], Facts]
+
+    def made_before(self, command: CreateTask) -> TaskRow | None:
+        """The task that this owner made with this key; an empty key never made one."""
+        return self.by_key.get((command.owner, command.client_key)) if command.client_key else None
+
+    def facts(self, draft: Draft) -> Facts:
+        """Everything heard that matters for it."""
+        taken_by = self.live.get((draft.command.owner, draft.filled.name), "")
+        return replace(self.by_scope[draft.scope], name_taken_by=taken_by)
+
+    def add(self, row: TaskRow) -> None:
+        """A task was made."""
+        self.live[row.owner, row.name] = row.task_id
+        if row.client_key:
+            self.by_key[row.owner, row.client_key] = row
+
+
+async def known_for(tx: Tx, drafts: Sequence[Draft]) -> Known:
+    """What is known of these drafts: two queries for each owner, few for each scope."""
+    found = Known({}, {}, {})
+    for owner in dict.fromkeys(each.command.owner for each in drafts):
+        own = [each for each in drafts if each.command.owner == owner]
+        if keys := {each.command.client_key for each in own if each.command.client_key}:
+            wanted = (Where("owner", Op.EQ, owner), Where("client_key", Op.IN, sorted(keys)))
+            rows = await tx.select(TaskRow, *wanted)
+            found.by_key |= {(owner, row.client_key or ""): row for row in rows}
+        if names := {each.filled.name for each in own if each.filled.name}:
+            rows = await tx.select(
+                TaskRow,
+                Where("owner", Op.EQ, owner),
+                Where("name", Op.IN, sorted(names)),
+                Where("ended", Op.EQ, value=False),
+            )
+            found.live |= {(owner, row.name): row.task_id for row in rows}
+    for draft in drafts:
+        if draft.scope not in found.by_scope:
+            owner, team, group = draft.scope
+            found.by_scope[draft.scope] = await facts_for(tx, owner=owner, team=team, group=group)
+    return found
 
 
 async def newest_tasks(tx: Tx, limit: int) -> Sequence[TaskRow]:
@@ -120,8 +172,8 @@ async def newest_tasks(tx: Tx, limit: int) -> Sequence[TaskRow]:
     return rows[::-1]
 
 
-async def facts_for(tx: Tx, *, owner: str, team: str, group: str, name: str) -> Facts:
-    """Everything heard that matters for one spec. An empty ``name`` is not looked for."""
+async def facts_for(tx: Tx, *, owner: str, team: str, group: str) -> Facts:
+    """Everything heard that matters for the specs of one scope, but for their names."""
     inventories = await tx.select(InventoryRow)
     shapes = await tx.select(ShapeRow)
     quotas = await tx.select(
@@ -137,7 +189,6 @@ async def facts_for(tx: Tx, *, owner: str, team: str, group: str, name: str) -> 
         ),
         inventory_known=any(not row.missing for row in inventories),
         quotas=tuple(_quota(row) for row in quotas),
-        name_taken_by=await live_task_named(tx, owner, name) if name else "",
     )
 
 

@@ -33,7 +33,8 @@ from services.scheduler.domain.check import check
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.lifecycle import TERMINAL
 from services.scheduler.domain.model import Assign, Decision, Inventory, PolicySettings, Task
-from services.scheduler.domain.snapshot import Index
+from services.scheduler.domain.index import Index
+from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import (
     START,
     a_checkpoint,
@@ -100,9 +101,11 @@ class Stage:
 
     def rounds(self) -> None:
         for _ in range(ROUNDS_MAX):
-            snapshot = self.index.snapshot(0)
+            snapshot = Snapshot.view(self.index)
             plan = decide(snapshot, at(self.seconds))
-            assert check(snapshot, plan) == []
+            assert check(snapshot, plan, deep=True) == []
+            self.index.settle(plan)
+            self.index.apply(put=plan.books)
             self.due = None if plan.due_at is None else (plan.due_at - START).total_seconds()
             if not plan.decisions:
                 return

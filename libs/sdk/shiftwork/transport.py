@@ -70,6 +70,7 @@ class Client:
     ) -> Answer:
         """Ask once and read the whole answer. Raises Unreachable; never follows a redirect.
 
+        Bytes are sent as they are, with the caller's content type; anything else as JSON.
         A kept connection that the server has closed meanwhile is replaced once: nothing of the
         request was answered then.
         """
@@ -138,7 +139,9 @@ class Client:
         if self._token:
             sent["authorization"] = f"Bearer {self._token}"
         data = None
-        if body is not None:
+        if isinstance(body, bytes):
+            data = body
+        elif body is not None:
             data = json.dumps(body, allow_nan=False).encode()
             sent["content-type"] = "application/json"
         connection.request(method, self._prefix + path, body=data, headers=sent)

@@ -18,6 +18,7 @@ from services.gateway.api import (
     logs,
     nodes,
     people,
+    policies,
     quotas,
     runs,
     shapes,
@@ -60,7 +61,7 @@ def create_app(parts: Context) -> Guard:
         responses={"4XX": {"model": shapes.Problem}, "5XX": {"model": shapes.Problem}},
     )
     app.state.gateway = parts
-    for module in (tasks, logs, events, nodes, quotas, people, runs):
+    for module in (tasks, logs, events, nodes, quotas, policies, people, runs):
         app.include_router(module.router, prefix="/v1")
     app.add_api_route(
         "/docs", lambda: HTMLResponse(docs.page(app.openapi())), include_in_schema=False

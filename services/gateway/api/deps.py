@@ -27,6 +27,15 @@ from services.gateway.settings import GatewaySettings
 from services.gateway.store import Page, Paging
 
 
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """One entry of the audit trail; ``outcome`` is ``done`` or the kind of the refusal."""
+
+    target: str
+    outcome: str = "done"
+    detail: str = ""
+
+
 @dataclass(frozen=True)
 class Context:
     """The gateway's parts, as the routes see them."""
@@ -59,18 +68,31 @@ class Context:
     async def _audit(
         self, identity: Identity, action: str, change: Change, *, outcome: str, detail: str
     ) -> None:
+        await self.audit(
+            identity, action, [Audited(change.target, outcome, detail)], accepted=change.rows
+        )
+
+    async def audit(
+        self,
+        identity: Identity,
+        action: str,
+        entries: Sequence[Audited],
+        *,
+        accepted: Sequence[AcceptedRow] = (),
+    ) -> None:
+        """Enter changes in the audit trail, together with the tasks that they made."""
         async with self.store.transaction() as tx:
-            for row in change.rows:
-                await rows_of.accept(tx, row)
-            audit(
-                tx,
-                self.mint,
-                identity,
-                action=action,
-                target=change.target,
-                outcome=outcome,
-                detail=detail,
-            )
+            await rows_of.accept(tx, accepted)
+            for entry in entries:
+                audit(
+                    tx,
+                    self.mint,
+                    identity,
+                    action=action,
+                    target=entry.target,
+                    outcome=entry.outcome,
+                    detail=entry.detail,
+                )
 
 
 class Change:

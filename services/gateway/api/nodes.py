@@ -12,9 +12,9 @@ from libs.store.port import Op, Where
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import shapes
-from services.gateway.api.deps import Caller, Parts, Wanted, answer, answer_page
-from services.gateway.auth import require_admin
-from services.gateway.bodies import SchedulableBody
+from services.gateway.api.deps import Caller, Context, Parts, Wanted, answer, answer_page
+from services.gateway.auth import Identity, require_admin
+from services.gateway.bodies import LabelsBody, SchedulableBody, TaintsBody
 from services.gateway.problems import NOT_FOUND, ProblemError, invalid
 from services.gateway.rows import NodeRow
 from services.gateway.store import Sort
@@ -78,6 +78,37 @@ async def put_schedulable(
         )
         await parts.commands.ask(command, m.SetSchedulableReply)
     return answer({"id": node_id, "schedulable": body.schedulable, "draining": body.drain})
+
+
+@router.put("/nodes/{node_id}/labels", response_model=shapes.NodeMarks)
+async def put_labels(node_id: str, body: LabelsBody, caller: Caller, parts: Parts) -> Response:
+    """Set and remove labels of a node: tasks select them, and the topology is made of them."""
+    command = m.SetNodeMarks(
+        node_id=node_id, labels=body.set, unlabel=tuple(body.remove), asked_by=caller.user
+    )
+    return await _marked(command, "node.labels", caller, parts)
+
+
+@router.put("/nodes/{node_id}/taints", response_model=shapes.NodeMarks)
+async def put_taints(node_id: str, body: TaintsBody, caller: Caller, parts: Parts) -> Response:
+    """Set and remove taints of a node: new runs come from tasks only that tolerate every one."""
+    command = m.SetNodeMarks(
+        node_id=node_id,
+        taints=tuple(body.set),
+        untaint=tuple(body.remove),
+        asked_by=caller.user,
+    )
+    return await _marked(command, "node.taints", caller, parts)
+
+
+async def _marked(
+    command: m.SetNodeMarks, action: str, caller: Identity, parts: Context
+) -> Response:
+    async with parts.changing(caller, action, command.node_id):
+        require_admin(caller, "label and taint nodes")
+        reply = await parts.commands.ask(command, m.SetNodeMarksReply)
+    marks = {"labels": dict(reply.labels), "taints": list(reply.taints)}
+    return answer({"id": command.node_id, **marks})
 
 
 @router.get("/groups", response_model=shapes.Page)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query
@@ -12,7 +11,7 @@ from libs.contracts import messages as m
 from libs.store.port import Op, Where
 from services.gateway import store as rows_of
 from services.gateway import views
-from services.gateway.api import shapes
+from services.gateway.api import batches, shapes
 from services.gateway.api.deps import (
     Caller,
     Context,
@@ -70,26 +69,12 @@ async def submit_batch(body: BatchBody, caller: Caller, parts: Parts) -> Respons
     most = parts.settings.batch_tasks_max
     if len(body.tasks) > most:
         raise invalid("tasks", len(body.tasks), f"are more than {most}", "send several batches")
-    slots = asyncio.Semaphore(parts.settings.batch_in_flight_max)
-
-    async def one(task: TaskBody, key: str) -> dict[str, Any]:
-        async with slots:
-            try:
-                created, row = await _submit(parts, caller, task, key)
-            except ProblemError as problem:
-                return {"status": problem.kind.status, "problem": problem.document()}
-        return {"status": 201 if created else 200, "task": views.task(row, secrets=True)}
-
-    async with asyncio.TaskGroup() as group:
-        parts_of = [group.create_task(one(each, each.idempotency_key)) for each in body.tasks]
-    return answer({"items": [part.result() for part in parts_of], "next_cursor": None})
+    return answer({"items": await batches.submit(parts, caller, body.tasks), "next_cursor": None})
 
 
 async def _submit(
     parts: Context, caller: Identity, body: TaskBody, key: str
 ) -> tuple[bool, TaskRow]:
-    if body.command and body.roles:
-        raise invalid("command", "", "stands beside roles", "give command or roles, not both")
     command = create_task(body, caller, key or parts.mint.id())
     async with parts.changing(caller, "task.submit", body.name) as change:
         reply = await parts.commands.ask(command, m.CreateTaskReply)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from libs.contracts.messages import NodeChanged
+from services.launcher.domain.marks import joined
 from services.launcher.domain.model import Listing, NodeRow, ObservedNode
 
 
@@ -71,10 +72,11 @@ def _renewed(
 ) -> NodeRow:
     answers = observed.node.ready
     if row is None:
+        own = {"schedulable": True, **joined(observed.node, {}, ())}
         return NodeRow(
             node_id=observed.node.id,
             version=1,
-            node=observed.node.model_copy(update={"schedulable": True}),
+            node=observed.node.model_copy(update=own),
             removed=False,
             cordoned=False,
             changed_at=now,
@@ -83,7 +85,8 @@ def _renewed(
     silent_since = None if answers else row.silent_since or now
     leased = silent_since is None or (row.node.ready and now < silent_since + policy.lease)
     word = {"schedulable": not row.cordoned, "draining": row.cordoned and row.node.draining}
-    node = observed.node.model_copy(update=word | {"ready": leased})
+    marks = joined(observed.node, row.labels, row.taints)
+    node = observed.node.model_copy(update={**word, **marks, "ready": leased})
     after = replace(row, node=node, removed=observed.retired, silent_since=silent_since)
     if (after.node, after.removed) == (row.node, row.removed):
         return after

@@ -125,6 +125,9 @@ class NodeRow:
     changed_at: datetime
     # Since when the node does not answer; None while it does.
     silent_since: datetime | None = None
+    # What operators gave it, beside what the runtime says; ``node`` has both.
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    taints: tuple[str, ...] = ()
 
 
 class RankState(StrEnum):

@@ -11,15 +11,17 @@ from datetime import datetime
 from typing import Any
 
 from libs.contracts.base import Message
-from libs.contracts.messages import Reason
+from libs.contracts.messages import Priority, Reason
 from services.scheduler.domain.lifecycle import TRANSITIONS, Trigger
 from services.scheduler.domain.model import (
     Assign,
     Decision,
     Hold,
     Kill,
+    Mark,
     Move,
     Preempt,
+    Reject,
     Task,
 )
 from services.scheduler.domain.outgoing import run_message, state_changed
@@ -42,6 +44,9 @@ def moved(task: Task, trigger: Trigger, why: Reason, **changes: Any) -> Task:  #
 def applied(task: Task, decision: Decision, now: datetime) -> Change:
     """The task after a decision, with the messages that tell it."""
     after = _after(task, decision, now)
+    if isinstance(decision, Mark) and after.level is task.level:
+        # Only the scheduler's own notes changed.
+        return Change(after)
     told = state_changed(after, task.state, now)
     return Change(after, (*run_message(after, decision, now), told))
 
@@ -53,6 +58,17 @@ def _after(task: Task, decision: Decision, now: datetime) -> Task:
             version=task.version + 1,
             reason=decision.reason,
             accepted=task.accepted or decision.accepted,
+            marks=task.marks if decision.marks is None else decision.marks,
+            promised=task.promised if decision.promised is None else decision.promised,
+            level=task.level if decision.level is None else decision.level,
+        )
+    if isinstance(decision, Mark):
+        sinks = decision.level is not Priority.UNSPECIFIED
+        return replace(
+            task,
+            version=task.version + sinks,
+            marks=decision.marks,
+            level=decision.level if sinks else task.level,
         )
     return moved(task, decision.trigger, decision.reason, **_changes(task, decision, now))
 
@@ -69,12 +85,15 @@ def _changes(task: Task, decision: Decision, now: datetime) -> dict[str, Any]:
             "assigned_at": now,
             "start_deadline_at": decision.start_deadline_at,
             "not_before_at": None,
+            "promised": (),
+            "marks": decision.marks,
             "began_from_checkpoint": task.checkpoint.no if task.checkpoint else 0,
         }
     if isinstance(decision, Preempt):
         return {
             "ack_deadline_at": decision.deadline_at,
             "preempted_for": decision.beneficiary,
+            "preempt_requested_at": now,
             "end_reason": decision.end_reason or task.end_reason,
         }
     if isinstance(decision, Kill):
@@ -85,5 +104,7 @@ def _changes(task: Task, decision: Decision, now: datetime) -> dict[str, Any]:
         }
     if isinstance(decision, Move) and decision.trigger is Trigger.RESUME:
         # The owner asks anew: patience with starts and retries begins anew.
-        return {"start_attempts": 0, "not_before_at": None}
+        return {"start_attempts": 0, "not_before_at": None, "unserved_since": now}
+    if isinstance(decision, Move | Reject):
+        return {"promised": ()}
     return {}

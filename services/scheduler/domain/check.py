@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
 
 from libs.contracts.messages import Goal, Placement, Priority, ReasonCode
-from services.scheduler.domain.conserve import limits_broken, taken_twice
-from services.scheduler.domain.lifecycle import QUEUED, RUNNING, TRANSITIONS, Trigger
+from services.scheduler.domain.conserve import clusters_broken, limits_broken, taken_twice
+from services.scheduler.domain.entitled import TAKING, wrong_victim
+from services.scheduler.domain.lifecycle import QUEUED, TRANSITIONS, Trigger
 from services.scheduler.domain.model import (
     WEIGHTS,
     Assign,
     Hold,
     Kill,
+    Mark,
     Move,
     Plan,
     Preempt,
@@ -29,18 +30,21 @@ from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.domain.violations import Fault, Violation
 
 
-def check(snapshot: Snapshot, plan: Plan) -> list[Violation]:
-    """Everything that is wrong with the plan; empty if it may be committed."""
+def check(snapshot: Snapshot, plan: Plan, *, deep: bool = False) -> list[Violation]:
+    """Everything that is wrong with the plan; empty if it may be committed.
+
+    Looks at what the plan touches; ``deep`` counts everything anew from the bare rows instead of
+    trusting the index about who is where (tests, simulation and replay do).
+    """
     found = list(_general(snapshot, plan))
-    tasks = dict(snapshot.tasks)
+    moved: dict[str, Task] = {}
     for decision in plan.decisions:
-        task = tasks.get(decision.task_id)
+        task = moved.get(decision.task_id) or snapshot.tasks.get(decision.task_id)
         if task is None:
             found.append(Violation(Fault.UNKNOWN_TASK, decision.task_id))
             continue
-        if isinstance(decision, Hold):
-            if task.state is not QUEUED:
-                found.append(Violation(Fault.ILLEGAL, task.id, f"hold of {task.state}"))
+        if isinstance(decision, Hold | Mark):
+            found += _noted(task, decision)
             continue
         to = TRANSITIONS.get((task.state, decision.trigger))
         if to is None or to is task.state:
@@ -51,12 +55,29 @@ def check(snapshot: Snapshot, plan: Plan) -> list[Violation]:
             found += _assign(snapshot, plan, task, decision)
         elif isinstance(decision, Preempt | Kill):
             found += _hand_over(snapshot, plan, task, decision)
-        elif isinstance(decision, Reject) and (task.accepted or not snapshot.inventory_listed):
+        elif isinstance(decision, Reject) and (
+            task.accepted
+            or (decision.reason.code is ReasonCode.NEVER_FITS and not snapshot.inventory_listed)
+        ):
             found.append(Violation(Fault.HASTY_REJECT, task.id))
-        tasks[task.id] = replace(task, state=to)
-    found += taken_twice(snapshot, plan)
-    found += limits_broken(snapshot, plan)
+        moved[task.id] = replace(task, state=to)
+    found += taken_twice(snapshot, plan, deep=deep)
+    found += limits_broken(snapshot, plan, deep=deep)
+    found += clusters_broken(snapshot, plan)
     return found
+
+
+def _noted(task: Task, decision: Hold | Mark) -> Iterator[Violation]:
+    """A note leaves the task where it is."""
+    if isinstance(decision, Hold):
+        if task.state is not QUEUED:
+            yield Violation(Fault.ILLEGAL, task.id, f"hold of {task.state}")
+    elif task.state is not QUEUED and not task.holds:
+        yield Violation(Fault.ILLEGAL, task.id, f"mark of {task.state}")
+    elif decision.level is not Priority.UNSPECIFIED and (
+        WEIGHTS[decision.level] >= WEIGHTS[task.level]
+    ):
+        yield Violation(Fault.LEVEL_ROSE, task.id, f"{task.level} to {decision.level}")
 
 
 def _general(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
@@ -67,15 +88,17 @@ def _general(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
         decision.task_id
         for decision in plan.decisions
         # Resume and start in one plan are two steps of one task, in this order.
-        if not isinstance(decision, Hold)
+        if not isinstance(decision, Hold | Mark)
         and not (isinstance(decision, Move) and decision.trigger is Trigger.RESUME)
     )
     for task_id, count in moves.items():
         if count > 1:
             yield Violation(Fault.TWICE, task_id)
-    for task in snapshot.tasks.values():
-        if task.state is QUEUED and task.id not in plan.explanations:
-            yield Violation(Fault.UNEXPLAINED, task.id)
+    for group in plan.looks:
+        pool = snapshot.pools[group]
+        for task_id in (*pool.fresh, *pool.arrived):
+            if task_id not in plan.explanations and snapshot.tasks[task_id].state is QUEUED:
+                yield Violation(Fault.UNEXPLAINED, task_id)
 
 
 def _assign(snapshot: Snapshot, plan: Plan, task: Task, decision: Assign) -> Iterator[Violation]:
@@ -139,22 +162,5 @@ def _hand_over(
         on = [snapshot.nodes.get(placement.node_id) for placement in task.placements]
         if not any(node is not None and node.draining for node in on):
             yield Violation(Fault.NOT_DRAINED, task.id)
-    if decision.reason.code is ReasonCode.PREEMPTED_BY:
-        yield from _victim(snapshot, plan, task, decision)
-
-
-def _victim(
-    snapshot: Snapshot, plan: Plan, task: Task, decision: Preempt | Kill
-) -> Iterator[Violation]:
-    better = snapshot.tasks.get(decision.beneficiary)
-    # What AUTO came to for the waiting task is written in the reason; else its priority counts.
-    named = decision.reason.names.get("priority", "")
-    level = better.priority if better else Priority.UNSPECIFIED
-    if better and level in (Priority.AUTO, Priority.UNSPECIFIED) and named:
-        level = Priority(named)
-    if better is None or WEIGHTS[task.level] >= WEIGHTS[level]:
-        yield Violation(Fault.VICTIM_NOT_LOWER, task.id, f"for {decision.beneficiary}")
-    protected = timedelta(seconds=snapshot.settings.protected_seconds)
-    started = task.run_started_at
-    if task.state is RUNNING and started and started + protected > plan.decided_at:
-        yield Violation(Fault.VICTIM_PROTECTED, task.id)
+    if decision.reason.code in TAKING:
+        yield from wrong_victim(snapshot, plan, task, decision)

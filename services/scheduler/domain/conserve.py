@@ -5,11 +5,12 @@ Counts from the bare rows: what every live run holds, and what the plan gives.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 
 from libs.contracts.messages import Placement, Priority, Unit
-from services.scheduler.domain.model import Assign, Limit, Plan, Task
+from services.scheduler.domain.lifecycle import LEAVING
+from services.scheduler.domain.model import Assign, Hold, Kill, Limit, Plan, Preempt, Task
 from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.domain.violations import Fault, Violation
 
@@ -51,19 +52,93 @@ class _Owners:
             yield f"{node_id} is given whole and shared"
 
 
-def taken_twice(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
+def taken_twice(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Violation]:
     """Every unit has one owner; a run that is leaving still owns what it has."""
     owners = _Owners(snapshot)
-    for task in snapshot.tasks.values():
-        if task.holds:
-            for placement in task.placements:
+    starts = [each for each in plan.decisions if isinstance(each, Assign)]
+    promises = [each for each in plan.decisions if isinstance(each, Hold) and each.promised]
+    given = [each.placements for each in starts] + [each.promised or () for each in promises]
+    nodes = {placement.node_id for placements in given for placement in placements}
+    for task in _holders(snapshot, nodes, deep=deep):
+        for placement in task.placements:
+            if placement.node_id in nodes:
                 # Two holders of one GPU in the tables are no fault of this plan.
                 owners.enter(task, placement)
-    for decision in plan.decisions:
+    for decision in starts:
         task = snapshot.tasks.get(decision.task_id)
-        if isinstance(decision, Assign) and task is not None:
-            for placement in decision.placements:
-                yield from owners.enter(task, placement)
+        for placement in decision.placements if task is not None else ():
+            yield from owners.enter(task, placement)  # type: ignore[arg-type]  # not None
+    yield from _promised_twice(snapshot, plan, promises, starts)
+
+
+def _holders(snapshot: Snapshot, nodes: set[str], *, deep: bool) -> list[Task]:
+    """The runs on these nodes: as the index says, or by a look at every task."""
+    if deep:
+        return [task for task in snapshot.tasks.values() if task.holds]
+    there = {task_id for node in nodes for task_id in snapshot.index.holders.get(node, ())}
+    return [snapshot.tasks[task_id] for task_id in sorted(there)]
+
+
+def _promised_twice(
+    snapshot: Snapshot, plan: Plan, promises: list[Hold], starts: list[Assign]
+) -> Iterator[Violation]:
+    """A unit is promised to one task, and only if it is free or its owner is on the way out."""
+    released = {
+        each.task_id
+        for each in plan.decisions
+        if (isinstance(each, Hold) and each.promised is not None) or isinstance(each, Assign)
+    }
+    kept: dict[tuple[str, int], str] = {}
+    for pool in snapshot.pools.values() if promises or starts else ():
+        for task in pool.promised.values():
+            if task.id not in released:
+                kept.update(((p.node_id, gpu), task.id) for p in task.promised for gpu in p.gpus)
+    for decision in starts:
+        for placement in decision.placements:
+            for gpu in placement.gpus:
+                owner = kept.setdefault((placement.node_id, gpu), decision.task_id)
+                if owner != decision.task_id:
+                    yield Violation(Fault.PROMISED, decision.task_id, f"{owner} is promised it")
+    told = {each.task_id for each in plan.decisions if isinstance(each, Preempt | Kill)}
+    for decision in promises:
+        for placement in decision.promised or ():
+            stays = _stays(snapshot, placement, told)
+            for gpu in placement.gpus:
+                owner = kept.setdefault((placement.node_id, gpu), decision.task_id)
+                if owner != decision.task_id:
+                    yield Violation(Fault.PROMISED, decision.task_id, f"{owner} is promised it")
+                if gpu in stays:
+                    yield Violation(Fault.PROMISED, decision.task_id, f"{stays[gpu]} stays")
+
+
+def _stays(snapshot: Snapshot, placement: Placement, told: set[str]) -> dict[int, str]:
+    """GPUs of the node whose owner is not on the way out."""
+    found: dict[int, str] = {}
+    for task_id in snapshot.index.holders.get(placement.node_id, ()):
+        task = snapshot.tasks[task_id]
+        if task.state not in LEAVING and task_id not in told:
+            for each in task.placements:
+                if each.node_id == placement.node_id:
+                    found.update(dict.fromkeys(each.gpus, task_id))
+    return found
+
+
+def clusters_broken(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
+    """No virtual cluster is given more than the most it may hold."""
+    for group in plan.looks:
+        pool = snapshot.pools[group]
+        if not pool.clusters:
+            continue
+        held = pool.clusters.fork()
+        for decision in plan.decisions:
+            task = snapshot.tasks.get(decision.task_id)
+            if task is None or task.group != group or task.promised:
+                continue
+            if isinstance(decision, Assign):
+                full = held.full(held.of(task), pool.size(task))
+                held.charge(held.of(task), pool.size(task))
+                if full is not None:
+                    yield Violation(Fault.CLUSTER, task.id, full.name)
 
 
 def _applies(limit: Limit, task: Task, level: Priority) -> bool:
@@ -78,7 +153,7 @@ def _applies(limit: Limit, task: Task, level: Priority) -> bool:
     )
 
 
-def limits_broken(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
+def limits_broken(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Violation]:
     """No limit that applies to a start is passed by what is held and given."""
     starts: list[tuple[Task, Priority, tuple[Placement, ...]]] = [
         (snapshot.tasks[decision.task_id], decision.level, decision.placements)
@@ -87,24 +162,39 @@ def limits_broken(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
     ]
     if not starts or not snapshot.limits:
         return
-    holding = [(t, t.level, t.placements) for t in snapshot.tasks.values() if t.holds]
     for limit in snapshot.limits.values():
-        touched = {
-            "" if limit.user or limit.team else task.owner
-            for task, level, placements in starts
-            if _applies(limit, task, level) and _amount(limit, placements)
-        }
-        if not touched:
-            continue
-        held: defaultdict[str, int] = defaultdict(int)
-        for task, level, placements in (*holding, *starts):
-            if _applies(limit, task, level):
-                subject = "" if limit.user or limit.team else task.owner
-                held[subject] += _amount(limit, placements)
-        for subject in sorted(touched):
-            if held[subject] > limit.limit:
-                detail = f"{held[subject]} of {limit.limit} for {limit.key} {subject}".rstrip()
+        mine = [start for start in starts if _applies(limit, start[0], start[1])]
+        for subject in sorted({_subject(limit, task) for task, _, _ in mine}):
+            own = [start for start in mine if _subject(limit, start[0]) == subject]
+            more = sum(_amount(limit, placements) for _, _, placements in own)
+            if not more:
+                continue
+            held = _held(snapshot, limit, own[0][0], deep=deep)
+            if held + more > limit.limit:
+                detail = f"{held + more} of {limit.limit} for {limit.key} {subject}".rstrip()
                 yield Violation(Fault.QUOTA, detail=detail)
+
+
+def _subject(limit: Limit, task: Task) -> str:
+    return "" if limit.user or limit.team else task.owner
+
+
+def _held(snapshot: Snapshot, limit: Limit, task: Task, *, deep: bool) -> int:
+    """What the subject holds under a limit, promises to others apart."""
+    subject = _subject(limit, task)
+    if not deep:
+        promised = sum(
+            _amount(limit, each.promised)
+            for pool in snapshot.pools.values()
+            for each in pool.promised.values()
+            if _applies(limit, each, each.level) and _subject(limit, each) == subject
+        )
+        return snapshot.index.ledger.held(limit, task) - promised
+    return sum(
+        _amount(limit, each.placements)
+        for each in snapshot.tasks.values()
+        if each.holds and _applies(limit, each, each.level) and _subject(limit, each) == subject
+    )
 
 
 def _amount(limit: Limit, placements: tuple[Placement, ...]) -> int:

@@ -1,43 +1,22 @@
-"""Deadlines are columns: this compares them with ``now`` and says what has expired.
+"""Deadlines are columns; ``moments.py`` knows when each comes. This says what then happens.
 
-First step of ``decide``. What is not expired yet sets the moment of the next round.
+First step of ``decide``.
 """
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-
 from libs.contracts.messages import ReasonCode
 from services.scheduler.domain.handover import tell_to_go
-from services.scheduler.domain.lifecycle import PREEMPTING, RUNNING, STARTING, Trigger
+from services.scheduler.domain.lifecycle import PREEMPTING, STARTING, Trigger
 from services.scheduler.domain.model import Kill, Task
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.why import reason
 
 
-def expires_at(task: Task) -> datetime | None:
-    """When the task's live run expires in its present state: start, ack or run time; or never."""
-    if task.state is STARTING:
-        return task.start_deadline_at
-    if task.state is PREEMPTING:
-        return task.ack_deadline_at
-    run_seconds_max = task.spec.max_run_seconds
-    if task.state is RUNNING and run_seconds_max is not None and task.run_started_at is not None:
-        return task.run_started_at + timedelta(seconds=run_seconds_max - task.run_seconds)
-    return None
-
-
-def expire(round_: Round) -> None:
+def expire(round_: Round, task_ids: list[str]) -> None:
     """Decide about every live run whose time is up."""
-    expired: list[Task] = []
-    for task in round_.snapshot.held.values():
-        moment = expires_at(task)
-        if moment is not None and moment <= round_.now:
-            expired.append(task)
-        else:
-            round_.wake_at(moment)
-    for task in sorted(expired, key=lambda each: each.id):
-        _expire(round_, task)
+    for task_id in sorted(task_ids):
+        _expire(round_, round_.index.tasks[task_id])
 
 
 def _expire(round_: Round, task: Task) -> None:

@@ -21,10 +21,9 @@ def drained_node(task: Task, draining: frozenset[str]) -> str | None:
 
 def drain(round_: Round) -> None:
     """Tell the runs on draining nodes to go, whole gangs at once."""
-    draining = round_.snapshot.totals.draining
-    if not draining:
-        return
-    for task in sorted(round_.snapshot.held.values(), key=lambda each: each.id):
+    draining = round_.totals.draining
+    there = {task_id for node_id in draining for task_id in round_.index.holders.get(node_id, ())}
+    for task in (round_.index.tasks[task_id] for task_id in sorted(there)):
         node_id = drained_node(task, draining)
         if node_id is not None and task.state not in LEAVING and task.id not in round_.moved:
             tell_to_go(round_, task, reason(ReasonCode.NODE_DRAINED, names={"node": node_id}))

@@ -16,6 +16,7 @@ from libs.contracts.ids import TaskId
 from libs.contracts.messages import (
     Checkpoint,
     CheckpointSaved,
+    ExitKind,
     Goal,
     GoalChanged,
     Priority,
@@ -46,6 +47,8 @@ class Drop(Enum):
     DUPLICATE = "duplicate"
 
 
+# No hand-over counts for more: the longest deadline, and a start.
+MOVE_SECONDS_MAX = 7200.0
 Outcome: TypeAlias = Change | Drop
 
 
@@ -90,6 +93,7 @@ def on_submitted(event: TaskSubmitted, early: Early | None, now: datetime) -> Ch
         goal_revision=max(event.revision, early.goal_revision),
         priority_revision=max(event.revision, early.priority_revision),
         version=1,
+        expected_seconds=event.spec.max_run_seconds,
     )
     return Change(task, (state_changed(task, TaskState.UNSPECIFIED, now),))
 
@@ -183,8 +187,11 @@ def on_run_exited(task: Task, event: RunExited, now: datetime, settings: PolicyS
         run_started_at=None,
         ack_deadline_at=None,
         preempted_for="",
+        preempt_requested_at=None,
         end_reason=None,
         exit=event.exit,
+        unserved_since=now,
+        move_seconds=_move_seconds(task, event),
         checkpoint=checkpoint,
         run_seconds=task.run_seconds + _run_seconds(task, event),
         attempts_without_progress=_without_progress(task, event, checkpoint),
@@ -198,6 +205,18 @@ def _run_seconds(task: Task, event: RunExited) -> float:
     if task.run_started_at is None:
         return 0.0
     return max(0.0, (event.exit.exited_at - task.run_started_at).total_seconds())
+
+
+def _move_seconds(task: Task, event: RunExited) -> float | None:
+    """What being moved costs this task: its start and its hand-over, as last measured."""
+    if event.exit.kind is not ExitKind.PREEMPTED or task.preempt_requested_at is None:
+        return task.move_seconds
+    seconds = (event.exit.exited_at - task.preempt_requested_at).total_seconds()
+    if task.run_started_at is not None and task.assigned_at is not None:
+        seconds += (task.run_started_at - task.assigned_at).total_seconds()
+    measured = min(max(0.0, seconds), MOVE_SECONDS_MAX)
+    # One slow disk on one day is not the task's nature.
+    return measured if task.move_seconds is None else (task.move_seconds + measured) / 2
 
 
 def _without_progress(task: Task, event: RunExited, checkpoint: Checkpoint | None) -> int:

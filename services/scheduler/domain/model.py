@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
@@ -27,6 +28,7 @@ from libs.contracts.messages import (
     Unit,
 )
 from services.scheduler.domain.lifecycle import HOLDING, Trigger
+from services.scheduler.domain.marks import UNMARKED, Marks, PoolBook
 from services.scheduler.domain.why import reason
 
 WEIGHTS: Mapping[Priority, int] = MappingProxyType(
@@ -45,6 +47,9 @@ WEIGHTS: Mapping[Priority, int] = MappingProxyType(
 )
 
 
+SHAPES_KEPT_MAX = 65_536
+
+
 class Shape(NamedTuple):
     """What a task asks of the cluster; tasks of one shape are interchangeable for placement."""
 
@@ -54,6 +59,24 @@ class Shape(NamedTuple):
     gpus: int | None
     cpus: float
     memory_bytes: int
+    # Labels its nodes must have, and taints it does not mind (``key`` or ``key=value``).
+    selector: tuple[tuple[str, str], ...] = ()
+    tolerations: tuple[str, ...] = ()
+
+
+@lru_cache(maxsize=SHAPES_KEPT_MAX)
+def _shape(
+    group: str, nodes: int, gpus: int | None, cpus: float, memory_bytes: int
+) -> Shape:
+    """Equal shapes are one object, so that comparing them is cheap."""
+    return Shape(group, nodes, gpus, cpus, memory_bytes)
+
+
+def shape_of(spec: TaskSpec) -> Shape:
+    """What a task of this specification asks of the cluster."""
+    return _shape(
+        spec.group, spec.nodes, spec.gpus_per_node, spec.cpus or 0.0, spec.memory_bytes or 0
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +112,15 @@ class Task:
     ack_deadline_at: datetime | None = None
     # The task this run was asked to make room for; empty: none.
     preempted_for: str = ""
+    preempt_requested_at: datetime | None = None
+    # What is kept for it until all of it is observed free; taken for everybody else.
+    promised: tuple[Placement, ...] = ()
+    marks: Marks = UNMARKED
+    # What it may be expected to run in all: the owner's limit; None: nobody knows.
+    expected_seconds: float | None = None
+    # Since when it goes without service, and what being moved costs it, if it ever was (seconds).
+    unserved_since: datetime | None = None
+    move_seconds: float | None = None
     # Why the task as a whole is being ended; None while it is not.
     end_reason: Reason | None = None
     # Over all attempts.
@@ -111,10 +143,7 @@ class Task:
     @property
     def shape(self) -> Shape:
         """What it asks of the cluster."""
-        spec = self.spec
-        return Shape(
-            spec.group, spec.nodes, spec.gpus_per_node, spec.cpus or 0.0, spec.memory_bytes or 0
-        )
+        return shape_of(self.spec)
 
     @property
     def holds(self) -> bool:
@@ -149,6 +178,9 @@ class Node:
     # What runs here is asked to save and leave.
     draining: bool = False
     removed: bool = False
+    labels: tuple[tuple[str, str], ...] = ()
+    # ``key`` or ``key=value``: no new runs but those that tolerate it.
+    taints: tuple[str, ...] = ()
 
     @property
     def offered(self) -> bool:
@@ -195,6 +227,8 @@ class Inventory:
 class PolicySettings:
     """The numbers of the policy; seconds unless said otherwise."""
 
+    # The discipline of groups without a policy of their own.
+    policy: str = "timeshare"
     start_deadline_seconds: float = 300.0
     start_attempts_max: int = 5
     # A run is not preempted before it ran so long.
@@ -224,6 +258,7 @@ class Assign:
     start_deadline_at: datetime
     resume_from: Checkpoint | None
     reason: Reason
+    marks: Marks = UNMARKED
     kind: str = field(default="assign", init=False)
     trigger: Trigger = field(default=Trigger.ASSIGN, init=False)
 
@@ -282,10 +317,33 @@ class Hold:
     task_id: TaskId
     reason: Reason
     accepted: bool
+    marks: Marks | None = None
+    # What is kept for it from now on, and the level it counts at then; None: as before.
+    promised: tuple[Placement, ...] | None = None
+    level: Priority | None = None
     kind: str = field(default="hold", init=False)
 
 
-Decision: TypeAlias = Assign | Preempt | Kill | Reject | Move | Hold
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Note a new place in the order for a run: its slice ended, or its level sinks."""
+
+    task_id: TaskId
+    reason: Reason
+    marks: Marks
+    level: Priority = Priority.UNSPECIFIED
+    kind: str = field(default="mark", init=False)
+
+
+Decision: TypeAlias = Assign | Preempt | Kill | Reject | Move | Hold | Mark
+
+
+class Look(NamedTuple):
+    """What a round noted of a pool it looked at."""
+
+    # When time alone makes the next look necessary; and the last pass over its runs.
+    due_at: datetime | None
+    passed_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +353,10 @@ class Plan:
     version: int
     decided_at: datetime
     decisions: tuple[Decision, ...]
-    # A reason for every task that was queued when the plan was made.
+    # The reason for each queued task that was looked at.
     explanations: Mapping[str, Reason]
+    books: tuple[PoolBook, ...] = ()
+    # The pools that were looked at.
+    looks: Mapping[str, Look] = field(default_factory=lambda: MappingProxyType({}))
     # The next moment at which time alone changes the answer; None: never.
     due_at: datetime | None = None

@@ -1,8 +1,9 @@
-"""Where gangs fit: filters, then rankers, over nodes kept in buckets by their free GPUs.
+"""Where gangs fit: filters, then rankers, over sets of nodes by their free GPUs.
 
 A gang goes all or nothing, each rank on a node of its own. Partly used nodes are filled first, so
 that whole nodes stay whole for those who need them. CPU-only ranks take no GPU; a node holds as
 many as it has CPUs. A node without GPUs counts as one unit: whole, or shared by CPU-only ranks.
+A gang of several nodes lies in the smallest domain of the network that holds it (``topology.py``).
 
 ``Capacity`` is the one mutable structure of the domain: ``snapshot.py`` keeps one up to date,
 ``decide`` works on copies. Cost of a pick follows the gang, not the cluster.
@@ -10,16 +11,33 @@ many as it has CPUs. A node without GPUs counts as one unit: whole, or shared by
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from libs.contracts.messages import Placement, TaskSpec
+from services.scheduler.domain.fleet import Fleet, cpu_ranks_max, usable_mask, width
+from services.scheduler.domain.masks import first, gpus_of, joined, lowest, mask_of, places
 from services.scheduler.domain.model import Node, PolicySettings, Shape, Task
+from services.scheduler.domain.stock import Stock
+from services.scheduler.domain.topology import LEVELS, Area, Topology, areas
 
-# Groups' nodes of one GPU count.
-Pool: TypeAlias = tuple[str, int]
+# What others reckon with, too, is to be had here.
+__all__ = (
+    "Capacity",
+    "Slot",
+    "Topology",
+    "contested",
+    "cpu_ranks_max",
+    "placements_of",
+    "slots_of",
+    "usable_mask",
+    "width",
+)
+
 Allowed: TypeAlias = Callable[[str], bool]
+
+# Group and place.
+_Spot: TypeAlias = tuple[str, int]
 
 
 class Slot(NamedTuple):
@@ -29,233 +47,244 @@ class Slot(NamedTuple):
     mask: int
 
 
-def mask_of(gpus: Iterable[int]) -> int:
-    """The bit mask of GPU indices."""
-    mask = 0
-    for gpu in gpus:
-        mask |= 1 << gpu
-    return mask
-
-
-def gpus_of(mask: int) -> tuple[int, ...]:
-    """The GPU indices of a bit mask, ascending."""
-    return tuple(index for index in range(mask.bit_length()) if mask >> index & 1)
-
-
-def lowest(mask: int, count: int) -> int:
-    """The mask of the ``count`` lowest bits of ``mask``."""
-    kept = 0
-    for _ in range(count):
-        bit = mask & -mask
-        kept |= bit
-        mask ^= bit
-    return kept
-
-
-def width(node: Node) -> int:
-    """Units of a node: its GPUs; a node without GPUs is one unit."""
-    return max(1, node.gpus)
-
-
-def usable_mask(node: Node) -> int:
-    """The units of a node that may be used at all."""
-    return ((1 << width(node)) - 1) & ~mask_of(node.unusable_gpus if node.gpus else ())
-
-
 def slots_of(task: Task) -> tuple[Slot, ...]:
-    """What a task's live run takes; a whole node without GPUs shows no GPU but takes its unit."""
+    """What a task's live run takes, or what is promised to it while it waits.
+
+    A whole node without GPUs shows no GPU but takes its unit.
+    """
     cpu_only = task.spec.gpus_per_node == 0
     return tuple(
         Slot(placement.node_id, 0 if cpu_only else mask_of(placement.gpus) or 1)
-        for placement in task.placements
-    )
-
-
-def cpu_ranks_max(node: Node, settings: PolicySettings) -> int:
-    """How many CPU-only ranks a node holds."""
-    return max(1, int(node.cpus)) if node.cpus > 0 else settings.cpu_ranks_per_node
-
-
-def roomy(node: Node, shape: Shape) -> bool:
-    """True if one rank's CPU and memory limits are within the node (unknown counts as enough)."""
-    return (node.cpus <= 0 or shape.cpus <= node.cpus) and (
-        node.memory_bytes <= 0 or shape.memory_bytes <= node.memory_bytes
+        for placement in task.placements or task.promised
     )
 
 
 class Capacity:
-    """What is free on the offered nodes, changed by ``take`` and ``give``."""
+    """What is free on the offered nodes, changed by ``take`` and ``give``.
 
-    def __init__(self, nodes: Iterable[Node], settings: PolicySettings) -> None:
+    ``levels`` names each group's topology: node labels from the largest domain to the smallest.
+    """
+
+    __slots__ = ("_own", "nodes", "settings", "spots", "stocks")
+
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        settings: PolicySettings,
+        levels: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self.settings = settings
         self.nodes: Mapping[str, Node] = {str(node.id): node for node in nodes}
-        self.free: dict[str, int] = {}
-        self.cpu_ranks: dict[str, int] = {}
-        # Node ids by free units, each bucket sorted, so that every pick is deterministic.
-        self.buckets: dict[Pool, list[list[str]]] = {}
-        # GPU counts of each group's nodes, largest first; 0 only where there is nothing else.
-        self.sizes: dict[str, list[int]] = {}
-        for node_id in sorted(self.nodes):
-            node = self.nodes[node_id]
-            pool = (node.group, node.gpus)
-            if pool not in self.buckets:
-                self.buckets[pool] = [[] for _ in range(width(node) + 1)]
-                self.sizes.setdefault(node.group, []).append(node.gpus)
-            self.free[node_id] = usable_mask(node)
-            self.cpu_ranks[node_id] = 0
-            self.buckets[pool][self.free[node_id].bit_count()].append(node_id)
-        for sizes in self.sizes.values():
-            sizes.sort(reverse=True)
+        groups: dict[str, list[Node]] = {}
+        for node in self.nodes.values():
+            groups.setdefault(node.group, []).append(node)
+        named = levels or {}
+        self.stocks = {
+            group: Stock.of(Fleet(members, settings, named.get(group, LEVELS)))
+            for group, members in groups.items()
+        }
+        self.spots: dict[str, _Spot] = {
+            node_id: (group, place)
+            for group, stock in self.stocks.items()
+            for place, node_id in enumerate(stock.fleet.ids)
+        }
+        # Groups whose stock no other capacity shares: the others' are copied before a change.
+        self._own = set(groups)
 
     def copy(self) -> Capacity:
-        """An independent copy that shares what never changes."""
+        """An independent copy; a group is copied when it changes first, here or there.
+
+        Either may be changed at any time, and be copied in its turn.
+        """
         twin = Capacity.__new__(Capacity)
-        twin.settings, twin.nodes, twin.sizes = self.settings, self.nodes, self.sizes
-        twin.free = dict(self.free)
-        twin.cpu_ranks = dict(self.cpu_ranks)
-        twin.buckets = {
-            pool: [list(bucket) for bucket in buckets] for pool, buckets in self.buckets.items()
-        }
+        twin.settings, twin.nodes, twin.spots = self.settings, self.nodes, self.spots
+        twin.stocks = self.stocks.copy()
+        twin._own = set()  # noqa: SLF001 - its own kind
+        self._own.clear()
         return twin
+
+    def _owned(self, group: str) -> Stock:
+        if group not in self._own:
+            self.stocks[group] = self.stocks[group].copy()
+            self._own.add(group)
+        return self.stocks[group]
+
+    @property
+    def free(self) -> Mapping[str, int]:
+        """The free units of each node, as a mask; a view."""
+        return _Free(self.spots, self.stocks)
 
     def take(self, slots: Iterable[Slot]) -> None:
         """Take slots; what is not offered or not free is passed over."""
         for node_id, mask in slots:
-            if node_id in self.free:
+            spot = self.spots.get(node_id)
+            if spot is not None:
+                stock = self._owned(spot[0])
                 if mask:
-                    self._set_free(node_id, self.free[node_id] & ~mask)
+                    stock.set_free(spot[1], stock.free(spot[1]) & ~mask)
                 else:
-                    self.cpu_ranks[node_id] += 1
+                    stock.add_ranks(spot[1], 1)
 
     def give(self, slots: Iterable[Slot]) -> None:
         """Give slots back; what is not offered or not usable stays so."""
         for node_id, mask in slots:
-            node = self.nodes.get(node_id)
-            if node is not None:
+            spot = self.spots.get(node_id)
+            if spot is not None:
+                group, place = spot
+                stock = self._owned(group)
                 if mask:
-                    self._set_free(node_id, self.free[node_id] | (mask & usable_mask(node)))
+                    usable = mask & stock.fleet.usable[place]
+                    stock.set_free(place, stock.free(place) | usable)
                 else:
-                    self.cpu_ranks[node_id] -= 1
+                    stock.add_ranks(place, -1)
 
     def covers(self, slot: Slot) -> bool:
         """True if this slot is free now."""
-        node = self.nodes.get(slot.node_id)
-        if node is None:
+        spot = self.spots.get(slot.node_id)
+        if spot is None:
             return False
+        stock = self.stocks[spot[0]]
         if slot.mask:
-            return self.free[slot.node_id] & slot.mask == slot.mask
-        return self._cpu_places(node) > 0
+            return stock.free(spot[1]) & slot.mask == slot.mask
+        return stock.holds_cpu_rank(spot[1])
 
-    def _set_free(self, node_id: str, mask: int) -> None:
-        before, after = self.free[node_id].bit_count(), mask.bit_count()
-        self.free[node_id] = mask
-        if before != after:
-            node = self.nodes[node_id]
-            buckets = self.buckets[node.group, node.gpus]
-            bucket = buckets[before]
-            del bucket[bisect_left(bucket, node_id)]
-            insort(buckets[after], node_id)
+    def units(self, group: str) -> float:
+        """Node equivalents of a group that may be used: a node counts by its usable GPUs."""
+        stock = self.stocks.get(group)
+        return stock.fleet.units if stock else 0.0
 
-    def _cpu_places(self, node: Node) -> int:
-        if not node.gpus and not self.free[node.id]:
-            return 0
-        return cpu_ranks_max(node, self.settings) - self.cpu_ranks[node.id]
+    def free_units(self, group: str) -> float:
+        """Node equivalents that are free: whole nodes count 1, partly free ones their share."""
+        stock = self.stocks.get(group)
+        return stock.units() if stock else 0.0
 
-    def pick(self, shape: Shape, allowed: Allowed | None = None) -> tuple[Slot, ...] | None:
-        """Slots for a whole gang, by node id, or None; ``allowed`` narrows the nodes."""
-        if shape.gpus is None:
-            return self._pick_whole(shape, allowed)
-        if shape.gpus == 0:
-            return self._pick_cpu(shape, allowed)
-        found: list[Slot] = []
-        for node_id in self._partly_used_first(shape.group, shape.gpus):
-            if self._passes(node_id, shape, allowed):
-                found.append(Slot(node_id, lowest(self.free[node_id], shape.gpus)))
-                if len(found) == shape.nodes:
-                    return tuple(sorted(found))
+    def pick(
+        self,
+        shape: Shape,
+        allowed: Allowed | None = None,
+        *,
+        topology: Topology | None = None,
+    ) -> tuple[Slot, ...] | None:
+        """Slots for a whole gang in the order of its ranks, or None.
+
+        ``allowed`` narrows the nodes. With ``topology`` a gang of several nodes lies in the
+        smallest domain that holds it. Ranks follow the nodes' domains (largest first), then ids.
+        """
+        stock = self.stocks.get(shape.group)
+        if stock is None or not stock.possible(shape):
+            return None
+        suiting = stock.fleet.suiting(shape)
+        for way in stock.ways(shape):
+            sets = way if suiting is None else [each & suiting for each in way]
+            if allowed is not None:
+                sets = [_narrowed(stock, each, allowed) for each in sets]
+            found = _found(stock, sets, shape, topology)
+            if found is not None:
+                return tuple(_slot(stock, place, shape) for place in sorted(found))
         return None
 
-    def fits(self, shape: Shape) -> bool:
-        """True if ``pick`` would find a place; counting rules most cases out at once."""
-        return self._enough(shape) and self.pick(shape) is not None
-
-    def _enough(self, shape: Shape) -> bool:
-        """False if there are too few nodes with so many free GPUs, whatever else they are."""
-        sizes = self.sizes.get(shape.group, ())
-        if shape.gpus == 0:
+    def fits(self, shape: Shape, *, topology: Topology | None = None) -> bool:
+        """True if ``pick`` would find a place; found by counting."""
+        stock = self.stocks.get(shape.group)
+        if stock is None or not stock.possible(shape):
+            return False
+        if topology is not None and not topology.cross_zone_allowed:
+            return self.pick(shape, topology=topology) is not None
+        suiting = stock.fleet.suiting(shape)
+        if suiting is None and shape.gpus:
             return True
-        counts = [
-            sum(map(len, self.buckets[shape.group, size][shape.gpus or max(1, size) :]))
-            for size in sizes
-            if shape.gpus is None or size >= shape.gpus
-        ]
-        found = max(counts, default=0) if shape.gpus is None else sum(counts)
-        return found >= shape.nodes
-
-    def _passes(self, node_id: str, shape: Shape, allowed: Allowed | None) -> bool:
-        return (allowed is None or allowed(node_id)) and roomy(self.nodes[node_id], shape)
-
-    def _partly_used_first(self, group: str, gpus: int) -> Iterator[str]:
-        """Nodes with so many free GPUs, those with the least over first, then by id."""
-        sizes = [size for size in self.sizes.get(group, ()) if size >= gpus]
-        for count in range(gpus, max(sizes, default=0) + 1):
-            for size in reversed(sizes):
-                if count <= size:
-                    yield from self.buckets[group, size][count]
-
-    def _pick_whole(self, shape: Shape, allowed: Allowed | None) -> tuple[Slot, ...] | None:
-        """All nodes of one gang have the same number of GPUs; the largest kind is tried first."""
-        for size in self.whole_sizes(shape.group):
-            found: list[Slot] = []
-            for node_id in self.buckets[shape.group, size][max(1, size)]:
-                if (size or not self.cpu_ranks[node_id]) and self._passes(node_id, shape, allowed):
-                    found.append(Slot(node_id, self.free[node_id]))
-                    if len(found) == shape.nodes:
-                        return tuple(found)
-        return None
+        for way in stock.ways(shape):
+            free = joined(way)
+            if (free if suiting is None else free & suiting).bit_count() >= shape.nodes:
+                return True
+        return False
 
     def whole_sizes(self, group: str) -> list[int]:
         """GPU counts a whole-node gang may get; nodes without GPUs only where none has any."""
-        sizes = self.sizes.get(group, [])
-        return [size for size in sizes if size] or sizes
-
-    def _pick_cpu(self, shape: Shape, allowed: Allowed | None) -> tuple[Slot, ...] | None:
-        """Nodes without GPUs first, the fullest of them; then GPU nodes, the emptiest."""
-        ranked: list[tuple[int, int, str]] = []
-        for size in self.sizes.get(shape.group, ()):
-            for bucket in self.buckets[shape.group, size]:
-                for node_id in bucket:
-                    node, used = self.nodes[node_id], self.cpu_ranks[node_id]
-                    if self._cpu_places(node) > 0 and self._passes(node_id, shape, allowed):
-                        ranked.append((1, used, node_id) if size else (0, -used, node_id))
-        if len(ranked) < shape.nodes:
-            return None
-        chosen = sorted(ranked)[: shape.nodes]
-        return tuple(sorted(Slot(node_id, 0) for _, _, node_id in chosen))
+        stock = self.stocks.get(group)
+        return list(stock.fleet.whole_sizes) if stock else []
 
     def eligible(self, shape: Shape) -> frozenset[str]:
         """What this shape competes for: nodes that could hold one rank if they were empty.
 
         CPU-only ranks and GPU ranks do not compete for a GPU node; the name tells them apart.
         """
+        stock = self.stocks.get(shape.group)
+        if stock is None:
+            return frozenset()
+        fleet = stock.fleet
+        suiting = fleet.suiting(shape)
         found: set[str] = set()
-        for size in self.sizes.get(shape.group, ()):
-            if shape.gpus is None and size not in self.whole_sizes(shape.group):
+        for place, node in enumerate(fleet.nodes):
+            if suiting is not None and not suiting >> place & 1:
                 continue
-            if shape.gpus and size < shape.gpus:
+            if shape.gpus is None and node.gpus not in fleet.whole_sizes:
                 continue
-            for bucket in self.buckets[shape.group, size]:
-                found.update(
-                    contested(node_id, size, shape)
-                    for node_id in bucket
-                    if roomy(self.nodes[node_id], shape) and self._usable(node_id, shape)
-                )
+            wanted = width(node) if shape.gpus is None else shape.gpus
+            if usable_mask(node).bit_count() >= wanted and node.gpus >= (shape.gpus or 0):
+                found.add(contested(fleet.ids[place], node.gpus, shape))
         return frozenset(found)
 
-    def _usable(self, node_id: str, shape: Shape) -> bool:
-        node = self.nodes[node_id]
-        wanted = width(node) if shape.gpus is None else shape.gpus
-        return usable_mask(node).bit_count() >= wanted
+
+class _Free(Mapping[str, int]):
+    """Free units by node."""
+
+    def __init__(self, spots: Mapping[str, _Spot], stocks: Mapping[str, Stock]) -> None:
+        self.spots = spots
+        self.stocks = stocks
+
+    def __getitem__(self, node_id: str) -> int:
+        group, place = self.spots[node_id]
+        return self.stocks[group].free(place)
+
+    def __contains__(self, node_id: object) -> bool:
+        return node_id in self.spots
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.spots)
+
+    def __len__(self) -> int:
+        return len(self.spots)
+
+
+def _narrowed(stock: Stock, free: int, allowed: Allowed) -> int:
+    return mask_of(place for place in places(free) if allowed(stock.fleet.ids[place]))
+
+
+def _found(
+    stock: Stock, sets: list[int], shape: Shape, topology: Topology | None
+) -> list[int] | None:
+    """Places for all ranks of a gang out of these sets, the first ones first."""
+    domains = stock.fleet.domains
+    if topology is None or domains is None or shape.nodes == 1:
+        return _taken(sets, shape.nodes)
+    free = joined(sets)
+    chosen = areas(domains, free, shape.nodes, cross_zone_allowed=topology.cross_zone_allowed)
+    if chosen is None:
+        return None
+    return [place for area in chosen for place in _from_area(sets, area)]
+
+
+def _from_area(sets: list[int], area: Area) -> list[int]:
+    found = _taken([each & area.places for each in sets], area.wanted)
+    assert found is not None, "an area has what is wanted of it"
+    return found
+
+
+def _taken(sets: Iterable[int], wanted: int) -> list[int] | None:
+    found: list[int] = []
+    for each in sets:
+        found += first(each, wanted - len(found))
+        if len(found) == wanted:
+            return found
+    return None
+
+
+def _slot(stock: Stock, place: int, shape: Shape) -> Slot:
+    if shape.gpus == 0:
+        return Slot(stock.fleet.ids[place], 0)
+    free = stock.free(place)
+    return Slot(stock.fleet.ids[place], free if shape.gpus is None else lowest(free, shape.gpus))
 
 
 def contested(node_id: str, gpus: int, shape: Shape) -> str:
@@ -266,7 +295,7 @@ def contested(node_id: str, gpus: int, shape: Shape) -> str:
 def placements_of(
     slots: tuple[Slot, ...], spec: TaskSpec, nodes: Mapping[str, Node]
 ) -> tuple[Placement, ...]:
-    """Give the slots to the ranks: roles in their order, replicas in theirs."""
+    """Give the slots to the ranks in their order: roles in theirs, replicas in theirs."""
     replicas = [(role.name, index) for role in spec.roles for index in range(role.replicas)]
     assert len(replicas) == len(slots), "submit makes nodes the sum of the replicas"
     return tuple(

@@ -7,8 +7,8 @@ Parsed and validated in ``services/scheduler/policies.py``; a ``GroupPolicy`` is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from libs.contracts.messages import Priority
 
@@ -47,8 +47,8 @@ class VirtualCluster:
 class Shares:
     """Weights between users (default 1); a user of a team has the team's weight unless named."""
 
-    users: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    teams: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    users: Mapping[str, float] = field(default_factory=dict[str, float])
+    teams: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def of(self, owner: str, team: str) -> float:
         """The weight of a user."""
@@ -105,4 +105,16 @@ class GroupPolicy:
     topology: tuple[str, ...] = ("zone", "spine", "leaf")
     # How many gangs may span more than one of the largest domains at once.
     cross_zone_gangs_max: int = 1
+    # Taken away: the group has no policy of its own again. Kept for its version.
     removed: bool = False
+    # True if the scheduler's policy file says so, False if a command did.
+    from_file: bool = False
+    changed_by: str = ""
+    changed_at: datetime | None = None
+
+    def same_rules(self, other: GroupPolicy) -> bool:
+        """True if both say the same, whoever set them and when."""
+        return self._rules() == other._rules()
+
+    def _rules(self) -> GroupPolicy:
+        return replace(self, version=0, from_file=False, changed_by="", changed_at=None)

@@ -38,8 +38,14 @@ class Excess(NamedTuple):
 
 
 def held_need(task: Task) -> Need:
-    """What a task's live run holds."""
-    return Need(task.held_gpus, len(task.placements))
+    """What a task's live run holds, or what is promised to it."""
+    placements = task.placements or task.promised
+    return Need(sum(len(placement.gpus) for placement in placements), len(placements))
+
+
+def minus(need: Need) -> Need:
+    """What giving it back counts."""
+    return Need(-need.gpus, -need.nodes)
 
 
 def _account(limit: Limit, task: Task) -> Account:
@@ -48,15 +54,21 @@ def _account(limit: Limit, task: Task) -> Account:
 
 
 class Ledger:
-    """Limits and what is held of them; charged while a plan is made."""
+    """Limits, and what is held of them. A fork counts on without touching what it came from."""
 
-    def __init__(self, limits: Mapping[LimitKey, Limit], held: Iterable[Task]) -> None:
+    def __init__(self, limits: Mapping[LimitKey, Limit], held: Iterable[Task] = ()) -> None:
         self._limits = limits
-        self._matching: dict[LimitKey, tuple[Limit, ...]] = {}
+        self._matching: dict[tuple[str, str, str, Priority], tuple[Limit, ...]] = {}
         self._held: dict[Account, int] = {}
-        if limits:
-            for task in held:
-                self.charge(task, task.level, held_need(task))
+        self._base: Ledger | None = None
+        for task in held:
+            self.charge(task, task.level, held_need(task))
+
+    def fork(self) -> Ledger:
+        """A ledger that begins with what this one holds; O(1)."""
+        twin = Ledger(self._limits)
+        twin._matching, twin._base = self._matching, self
+        return twin
 
     def rows(self, task: Task, level: Priority) -> tuple[Limit, ...]:
         """The rows that apply to a task at a level."""
@@ -78,14 +90,18 @@ class Ledger:
         return found
 
     def charge(self, task: Task, level: Priority, need: Need) -> None:
-        """Count what a task gets."""
+        """Count what a task gets; a negative need is what it gives back."""
         for row in self.rows(task, level):
             account = _account(row, task)
             self._held[account] = self._held.get(account, 0) + need.of(row.unit)
 
+    def _of(self, account: Account) -> int:
+        own = self._held.get(account, 0)
+        return own if self._base is None else own + self._base._of(account)
+
     def held(self, limit: Limit, task: Task) -> int:
         """What the limit's subject holds, seen from a task it applies to."""
-        return self._held.get(_account(limit, task), 0)
+        return self._of(_account(limit, task))
 
     def excess(self, task: Task, level: Priority, need: Need) -> Excess | None:
         """The smallest limit that ``need`` more would break, or None."""

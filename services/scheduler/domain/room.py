@@ -1,118 +1,168 @@
 """Room for a waiting task: what is coming free anyway, else the least that must be asked to go.
 
-Victims are of strictly lower weight, past their protected minimum (or not started yet, with
-nothing to lose), the cheapest first: lowest level, then least work since the last checkpoint.
-They are removed until the gang fits; then, in reverse, each that is not needed is spared.
+Who may be asked: runs that are covered less by a guarantee than the task would be (``clusters.py``),
+and runs of strictly lower weight that are covered no better; past their protected minimum, or not
+started yet. Promises to lower tasks are taken first: that costs nothing. Runs are added from the
+lowest level and the cheapest on (node-seconds since the last checkpoint, and what being moved
+costs) until the gang fits; then, in reverse, each that is not needed is spared.
 """
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Iterator
 
-from libs.contracts.messages import ReasonCode
+from libs.contracts.messages import Reason, ReasonCode
+from services.scheduler.domain.clusters import UNCOVERED, Depth
 from services.scheduler.domain.handover import tell_to_go
-from services.scheduler.domain.lifecycle import LEAVING, RUNNING
-from services.scheduler.domain.model import WEIGHTS, PolicySettings, Task
-from services.scheduler.domain.order import Waiting
-from services.scheduler.domain.place import Slot, slots_of
-from services.scheduler.domain.round import Candidate, Round
+from services.scheduler.domain.model import WEIGHTS, Task
+from services.scheduler.domain.moments import protected_until
+from services.scheduler.domain.order import Entry
+from services.scheduler.domain.place import Capacity, Slot, slots_of
+from services.scheduler.domain.pool import Pool, saved_until
+from services.scheduler.domain.round import Round
 from services.scheduler.domain.why import reason
 
 
-def protected_until(task: Task, settings: PolicySettings) -> datetime | None:
-    """Until when the run may not be preempted; None if it is not protected."""
-    if task.state is not RUNNING or task.run_started_at is None:
+def move_cost(pool: Pool, task: Task, now: float) -> float:
+    """What sending a run away costs now, in node-seconds: unsaved work, and being moved."""
+    return pool.size(task) * (max(0.0, now - saved_until(task)) + pool.move_seconds(task))
+
+
+def find(round_: Round, pool: Pool, entry: Entry) -> tuple[Slot, ...] | None:
+    """Slots for the task among what is free, coming, or can be made to come; asks who must go."""
+    slots = coming_anyway(round_, pool, entry)
+    if slots is None and _could(round_, pool, entry):
+        slots = _make(round_, pool, entry)
+    return slots
+
+
+def coming_anyway(round_: Round, pool: Pool, entry: Entry) -> tuple[Slot, ...] | None:
+    """A place in what leaving runs set free and nobody is promised."""
+    coming = round_.coming(pool)
+    if not coming:
         return None
-    return task.run_started_at + timedelta(seconds=settings.protected_seconds)
+    trial = round_.free.copy()
+    trial.give(coming)
+    return pick(round_, pool, entry, trial)
 
 
-def lost_work(task: Task, now: datetime) -> float:
-    """Work since the last checkpoint, in GPU-seconds (node-seconds without GPUs)."""
-    if task.state is not RUNNING or task.run_started_at is None:
-        return 0.0
-    since = task.run_started_at
-    if task.checkpoint is not None and task.checkpoint.attempt == task.attempt:
-        since = max(since, task.checkpoint.saved_at)
-    return max(0.0, (now - since).total_seconds()) * (task.held_gpus or len(task.placements))
+def pick(round_: Round, pool: Pool, entry: Entry, capacity: Capacity) -> tuple[Slot, ...] | None:
+    """A place for a gang as the pool's topology wants it."""
+    return capacity.pick(entry.shape, None, topology=round_.topology(pool))
 
 
-def promise(round_: Round, entry: Waiting) -> bool:
-    """Keep a place for the task among what is free, coming, or can be made to come."""
-    slots = _coming_anyway(round_, entry)
-    if slots is None:
-        slots = _make(round_, entry)
-    if slots is not None:
-        round_.promise(slots)
-    return slots is not None
+def _could(round_: Round, pool: Pool, entry: Entry) -> bool:
+    """False if not even all lower runs together would be enough; counts only."""
+    if pool.clusters:
+        return True
+    weight = entry.weight
+    promised = any(WEIGHTS[task.level] < weight for task in pool.promised.values())
+    return promised or pool.lower_units(weight) > 0
 
 
-def _coming_anyway(round_: Round, entry: Waiting) -> tuple[Slot, ...] | None:
-    """A place in what leaving runs set free: those asked for this task first, then nobody's, all.
-
-    In this order, so that a task does not take what others' victims were asked for while its own
-    are enough.
-    """
-    for beneficiaries in ((entry.id,), (entry.id, "")):
-        own = [t for each in beneficiaries for t in round_.leaving_for.get(each, ())]
-        if own:
-            capacity = round_.free.copy()
-            for slot in (slot for task in own for slot in slots_of(task)):
-                if slot.mask and slot.node_id in round_.coming.free:
-                    left = slot.mask & round_.coming.free[slot.node_id]
-                    capacity.give((Slot(slot.node_id, left),) if left else ())
-                elif round_.coming.covers(slot):
-                    capacity.give((slot,))
-            slots = capacity.pick(entry.shape)
-            if slots is not None:
-                return slots
-    return round_.coming.pick(entry.shape) if round_.leaving_for else None
-
-
-def candidates(round_: Round) -> list[Candidate]:
-    """All runs that could be asked to go, cheapest first; sorted once per round."""
-    if round_.candidates is None:
-        round_.candidates = sorted(
-            Candidate(WEIGHTS[task.level], lost_work(task, round_.now), task.id, task)
-            for task in round_.snapshot.held.values()
-            if task.state not in LEAVING
-        )
-    return round_.candidates
-
-
-def _may_go(round_: Round, task: Task) -> bool:
-    until = protected_until(task, round_.settings)
-    if until is not None and until > round_.now:
-        round_.wake_at(until)
-        return False
-    return True
-
-
-def _make(round_: Round, entry: Waiting) -> tuple[Slot, ...] | None:
+def _make(round_: Round, pool: Pool, entry: Entry) -> tuple[Slot, ...] | None:
     """Ask the least to go that lets the gang fit; None, and nobody asked, if all is not enough."""
-    trial = round_.coming.copy()
-    removed: list[Task] = []
+    trial = round_.free.copy()
+    trial.give(round_.coming(pool))
+    taken: list[Task] = []
     fits = False
-    for candidate in candidates(round_):
-        task = candidate.task
-        if candidate.weight >= -entry.minus_weight:
-            break
-        if task.group != entry.shape.group or task.id in round_.moved:
-            continue
-        if _may_go(round_, task):
-            trial.give(slots_of(task))
-            removed.append(task)
-            fits = trial.fits(entry.shape)
+    for task in _candidates(round_, pool, entry):
+        trial.give(slots_of(task))
+        taken.append(task)
+        if trial.fits(entry.shape):
+            fits = pick(round_, pool, entry, trial) is not None
             if fits:
                 break
     if not fits:
         return None
+    victims = spare(round_, pool, entry, trial, taken)
+    cluster = pool.clusters.of(entry.task) if pool.clusters else ""
+    send(round_, victims, entry, _why(entry, cluster))
+    return pick(round_, pool, entry, trial)
+
+
+def spare(
+    round_: Round, pool: Pool, entry: Entry, trial: Capacity, taken: list[Task]
+) -> list[Task]:
+    """Of the runs taken, last first, leave those alone that are not needed; ``trial`` follows."""
     victims: list[Task] = []
-    for task in reversed(removed):
-        trial.take(slots_of(task))
-        if not trial.fits(entry.shape):
-            trial.give(slots_of(task))
+    for task in reversed(taken):
+        slots = slots_of(task)
+        trial.take(slots)
+        if not trial.fits(entry.shape) or pick(round_, pool, entry, trial) is None:
+            trial.give(slots)
             victims.append(task)
-    why = reason(ReasonCode.PREEMPTED_BY, names={"task": entry.id, "priority": entry.level.value})
+    return victims
+
+
+def send(round_: Round, victims: Iterable[Task], entry: Entry, why: Reason) -> None:
+    """Ask runs to go and take promises back, for a task."""
     for task in sorted(victims, key=lambda each: each.id):
-        tell_to_go(round_, task, why, beneficiary=entry.id)
-    return trial.pick(entry.shape)
+        if task.promised:
+            round_.release(task)
+        else:
+            tell_to_go(round_, task, why, beneficiary=entry.id)
+
+
+def _why(entry: Entry, cluster: str) -> Reason:
+    names = {"task": entry.id, "priority": entry.level.value}
+    if entry.depth < UNCOVERED:
+        return reason(ReasonCode.RECLAIMED_BY, names={**names, "cluster": cluster})
+    return reason(ReasonCode.PREEMPTED_BY, names=names)
+
+
+def may_go(round_: Round, pool: Pool, task: Task) -> bool:
+    """True if a run may be asked to go at all now."""
+    if task.id in round_.moved:
+        return False
+    until = protected_until(task, pool.protected_seconds)
+    return until is None or until <= round_.now
+
+
+def _candidates(round_: Round, pool: Pool, entry: Entry) -> Iterator[Task]:
+    """Promises and runs that may be taken for the task, cheapest first."""
+    tasks = round_.index.tasks
+    if pool.clusters:
+        yield from _less_covered(round_, pool, entry)
+        return
+    for weight in sorted({*pool.costs, *(WEIGHTS[t.level] for t in pool.promised.values())}):
+        if weight >= entry.weight:
+            return
+        for task in _promised(round_, pool):
+            if WEIGHTS[task.level] == weight:
+                yield task
+        for _, task_id in pool.cheapest(weight, round_.seconds):
+            if may_go(round_, pool, tasks[task_id]):
+                yield tasks[task_id]
+
+
+def _promised(round_: Round, pool: Pool) -> list[Task]:
+    return [
+        task
+        for task_id, task in sorted(pool.promised.items())
+        if task_id not in round_.released and task_id not in round_.moved
+    ]
+
+
+def outranks(entry: Entry, cluster: str, task: Task, depth: Depth, of: str) -> bool:
+    """True if the waiting task may take what ``task`` has, given how both are covered."""
+    lower = WEIGHTS[task.level] < entry.weight
+    if cluster and of == cluster:
+        return lower
+    return depth > entry.depth or (depth == entry.depth and lower)
+
+
+def _less_covered(round_: Round, pool: Pool, entry: Entry) -> Iterator[Task]:
+    tasks, clusters = round_.index.tasks, pool.clusters
+    own = clusters.of(entry.task)
+    runs = [tasks[task_id] for row in pool.running.values() for _, task_id in row]
+    runs += _promised(round_, pool)
+    depths = round_.coverage(pool)
+    found = [
+        (-depths[task.id], WEIGHTS[task.level], move_cost(pool, task, round_.seconds), task.id)
+        for task in runs
+        if outranks(entry, own, task, depths[task.id], clusters.of(task))
+        and (task.promised or may_go(round_, pool, task))
+    ]
+    for *_, task_id in sorted(found):
+        yield tasks[task_id]

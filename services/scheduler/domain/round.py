@@ -1,32 +1,38 @@
-"""The scratch pad of one round of ``decide``: what is free, promised, decided and explained so far.
+"""The scratch pad of one round of ``decide``: what is free, counted, decided and explained so far.
 
-Two capacities move along: ``free`` is observed free and not promised to anybody yet; ``coming``
-adds what leaving runs will set free. An assignment takes from both; a promise takes from
-``coming``, and from ``free`` what is there already, so that nobody slips in between.
+It works on cheap copies, so that the index is as it was when the round is over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import NamedTuple
 
-from libs.contracts.messages import Reason, ReasonCode
+from libs.contracts.messages import Priority, Reason, ReasonCode
+from services.scheduler.domain.clusters import Clusters, Depth
 from services.scheduler.domain.lifecycle import LEAVING
-from services.scheduler.domain.model import Assign, Decision, Hold, Kill, Preempt, Shape, Task
-from services.scheduler.domain.place import Slot, slots_of
-from services.scheduler.domain.quota import Ledger, Need
+from services.scheduler.domain.marks import Marks, PoolBook
+from services.scheduler.domain.model import (
+    Assign,
+    Decision,
+    Hold,
+    Kill,
+    Look,
+    Mark,
+    Preempt,
+    Shape,
+    Task,
+)
+from services.scheduler.domain.place import Slot, placements_of, slots_of
+from services.scheduler.domain.pool import Pool
+from services.scheduler.domain.quota import Need, held_need, minus
 from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.topology import Topology
 from services.scheduler.domain.why import reason, same
 
 
-class Candidate(NamedTuple):
-    """A run that might be asked to go, in the order of asking (ids are unique)."""
-
-    weight: int
-    lost: float
-    id: str
-    task: Task
+ANYWHERE = Topology()
 
 
 class Round:
@@ -34,65 +40,181 @@ class Round:
 
     def __init__(self, snapshot: Snapshot, now: datetime) -> None:
         self.snapshot = snapshot
+        self.index = snapshot.index
         self.settings = snapshot.settings
+        self.totals = snapshot.totals
         self.now = now
+        self.seconds = now.timestamp()
+        # Observed free and promised to nobody; and what limits and virtual clusters count.
         self.free = snapshot.capacity.copy()
-        self.coming = snapshot.capacity.copy()
-        self.ledger = Ledger(snapshot.limits, snapshot.held.values())
+        self.ledger = self.index.ledger.fork()
         self.decisions: list[Decision] = []
         self.explanations: dict[str, Reason] = {}
-        # Tasks that got a decision which moves them.
+        self.books: dict[str, PoolBook] = {}
+        self.looks: dict[str, Look] = {}
+        # Tasks that got a decision which moves them; marks and owners' tags made in this round.
         self.moved: set[str] = set()
-        # Runs on their way out, by the task they make room for (empty: nobody's).
-        self.leaving_for: dict[str, list[Task]] = {}
-        # By weight: what waiting tasks of that level hold free for themselves.
-        self.held_back: dict[int, set[str]] = {}
-        # Level and shape of tasks that found no place: the next of the kind need not look.
-        self.stuck: set[tuple[int, Shape]] = set()
-        # Runs that could be asked to go, cheapest first; made by ``room.py`` when needed.
-        self.candidates: list[Candidate] | None = None
-        self.due_at: datetime | None = None
+        # Waiting tasks that got a place or a promise in this round.
+        self.served: set[str] = set()
+        self.marks: dict[str, Marks] = {}
+        self.finishes: dict[tuple[str, str], float] = {}
+        # Runs told to go in this round whose nodes nobody was promised, by pool; and the bits that
+        # were promised in this round.
+        self.told: dict[str, list[Task]] = {}
+        self.kept: dict[str, int] = {}
+        # Promises taken from tasks in this round.
+        self.released: set[str] = set()
+        # Runs begun in this round, by pool, as they will be.
+        self.started: dict[str, list[Task]] = {}
+        self.displaced: dict[str, list[Task]] = {}
+        # Gangs that cross their pool's largest domains, started in this round.
+        self.crossed: dict[str, int] = {}
+        self._remarked: set[str] = set()
+        self._clusters: dict[str, Clusters] = {}
+        self._coverage: dict[str, dict[str, Depth]] = {}
         self._waits: dict[tuple[ReasonCode, Shape], Reason] = {}
-        for task in snapshot.held.values():
-            if task.state in LEAVING:
-                self._sees_leaving(task, task.preempted_for)
+        self.due_at: datetime | None = None
 
-    def _sees_leaving(self, task: Task, beneficiary: str) -> None:
-        self.leaving_for.setdefault(beneficiary, []).append(task)
-        self.coming.give(slots_of(task))
+    def clusters(self, pool: Pool) -> Clusters:
+        """What the pool's virtual clusters hold, with what this round gave."""
+        found = self._clusters.get(pool.group)
+        if found is None:
+            found = self._clusters[pool.group] = pool.clusters.fork()
+        return found
+
+    def coverage(self, pool: Pool) -> dict[str, Depth]:
+        """How each run (and promise) of the pool is covered by guarantees; counted once."""
+        found = self._coverage.get(pool.group)
+        if found is None:
+            ids = [task_id for row in pool.running.values() for _, task_id in row]
+            runs = [self.index.tasks[task_id] for task_id in (*ids, *pool.leaving, *pool.promised)]
+            found = self._coverage[pool.group] = pool.clusters.coverage(runs, pool.sizes)
+        return found
+
+    def topology(self, pool: Pool) -> Topology | None:
+        """Whether one more gang may cross the pool's largest domains; None: it has no domains."""
+        if pool.group not in self.totals.zoned:
+            return ANYWHERE
+        crossing = self.index.crossing(pool.group) + self.crossed.get(pool.group, 0)
+        return Topology(cross_zone_allowed=crossing < pool.policy.cross_zone_gangs_max)
+
+    def release(self, task: Task) -> None:
+        """Take back what was promised to a waiting task; it is looked at again in this round."""
+        self.released.add(task.id)
+        self.displaced.setdefault(task.group, []).append(task)
+        for slot in slots_of(task):
+            if slot.mask:
+                held = 0
+                for mask in self.index.holders.get(slot.node_id, {}).values():
+                    held |= mask
+                if slot.mask & ~held:
+                    self.free.give((Slot(slot.node_id, slot.mask & ~held),))
+            else:
+                self.free.give((slot,))
+        self.charge(task, task.level, minus(held_need(task)), -self.index.pools[task.group].size(task))
+
+    def book(self, pool: Pool) -> PoolBook:
+        """The pool's accounts, with what this round spent."""
+        return self.books.get(pool.group, pool.book)
+
+    def marks_of(self, task: Task) -> Marks:
+        """A task's marks, with what this round noted."""
+        return self.marks.get(task.id, task.marks)
 
     def decide(self, decision: Decision) -> None:
         """Note a decision that moves a task; a run told to go counts as leaving from here on."""
         self.decisions.append(decision)
         self.moved.add(decision.task_id)
         if isinstance(decision, Preempt | Kill):
-            task = self.snapshot.tasks[decision.task_id]
+            task = self.index.tasks[decision.task_id]
             if task.state not in LEAVING:
-                self._sees_leaving(task, decision.beneficiary)
+                self.told.setdefault(task.group, []).append(task)
 
-    def explain(self, task: Task, why: Reason, *, accepted: bool = True) -> None:
-        """Note why a queued task waits on; a decision of its own if that is news."""
+    def remark(self, mark: Mark) -> None:
+        """Note a run's new place in the order; the pool is as it was until this is committed."""
+        self.decisions.append(mark)
+        self.marks[mark.task_id] = mark.marks
+        self._remarked.add(mark.task_id)
+
+    def explain(
+        self,
+        task: Task,
+        why: Reason,
+        *,
+        accepted: bool = True,
+        promised: tuple[Slot, ...] | None = None,
+        level: Priority | None = None,
+    ) -> None:
+        """Note why a queued task waits on; a decision of its own if something about it is news."""
         self.explanations[task.id] = why
-        if not same(task.reason, why) or (accepted and not task.accepted):
-            self.decisions.append(Hold(task.id, why, accepted or task.accepted))
+        if promised:
+            self.served.add(task.id)
+        marks = None if task.id in self._remarked else self.marks.get(task.id)
+        kept = () if task.id in self.released else None
+        if promised is not None:
+            kept = placements_of(promised, task.spec, self.index.nodes) if promised else ()
+        news = (
+            not same(task.reason, why)
+            or (accepted and not task.accepted)
+            or marks is not None
+            or (kept is not None and kept != task.promised)
+        )
+        if news:
+            self.decisions.append(
+                Hold(task.id, why, accepted or task.accepted, marks, kept, level)
+            )
 
-    def assign(self, task: Task, slots: tuple[Slot, ...], decision: Assign) -> None:
-        """Note an assignment, take its slots and count them."""
+    def assign(self, task: Task, decision: Assign, size: float, *, counted: bool) -> None:
+        """Note an assignment; ``counted`` if its nodes were promised to it before."""
         self.decisions.append(decision)
         self.explanations[task.id] = decision.reason
-        self.free.take(slots)
-        self.coming.take(slots)
-        gpus = sum(len(placement.gpus) for placement in decision.placements)
-        self.ledger.charge(task, decision.level, Need(gpus, len(decision.placements)))
+        self.moved.add(task.id)
+        self.served.add(task.id)
+        begun = replace(task, placements=decision.placements, promised=())
+        self.started.setdefault(task.group, []).append(begun)
+        if not counted:
+            self._count(task, decision.level, len(decision.placements), size, decision)
 
-    def promise(self, slots: Iterable[Slot]) -> None:
-        """Keep slots, free or coming, for a task that waits for their rest."""
+    def _count(
+        self, task: Task, level: Priority, nodes: int, size: float, decision: Assign
+    ) -> None:
+        gpus = sum(len(placement.gpus) for placement in decision.placements)
+        self.charge(task, level, Need(gpus, nodes), size)
+
+    def charge(self, task: Task, level: Priority, need: Need, size: float) -> None:
+        """Count what a task gets or is promised."""
+        self.ledger.charge(task, level, need)
+        pool = self.index.pools[task.group]
+        if pool.clusters:
+            self.clusters(pool).charge(pool.clusters.of(task), size)
+
+    def keep(self, slots: Iterable[Slot]) -> None:
+        """Keep slots, free or coming free, for a task that waits for the rest of them."""
         for slot in slots:
-            self.coming.take((slot,))
             if slot.mask:
-                self.free.take((Slot(slot.node_id, slot.mask & self.free.free[slot.node_id]),))
-            elif self.free.covers(slot):
+                self.kept[slot.node_id] = self.kept.get(slot.node_id, 0) | slot.mask
+                free = slot.mask & self.free.free.get(slot.node_id, 0)
+                if free:
+                    self.free.take((Slot(slot.node_id, free),))
+            else:
+                # Places for CPU-only ranks are counted: one that is still held counts twice.
                 self.free.take((slot,))
+
+    def coming(self, pool: Pool) -> list[Slot]:
+        """What runs on their way out will set free and nobody is promised."""
+        found: list[Slot] = []
+        leaving = [*pool.leaving.values(), *self.told.get(pool.group, ())]
+        for task in leaving:
+            for slot in slots_of(task):
+                if not slot.mask:
+                    found.append(slot)
+                    continue
+                kept = self.kept.get(slot.node_id, 0)
+                for owner, mask in self.index.keepers.get(slot.node_id, {}).items():
+                    kept |= 0 if owner in self.released else mask
+                if slot.mask & ~kept:
+                    found.append(Slot(slot.node_id, slot.mask & ~kept))
+        return found
 
     def waits(self, code: ReasonCode, shape: Shape) -> Reason:
         """The reason for waiting with this size; made once per round and shape."""
@@ -115,3 +237,5 @@ class Round:
     def after(self, seconds: float) -> datetime:
         """The moment so many seconds from now."""
         return self.now + timedelta(seconds=seconds)
+
+

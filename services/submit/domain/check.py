@@ -9,7 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from libs.contracts.ids import is_name
+from libs.contracts.ids import (
+    LABEL_KEY_RULE,
+    LABEL_VALUE_RULE,
+    is_label_key,
+    is_label_value,
+    is_name,
+    is_taint,
+)
 from libs.contracts.messages import FieldError, PreemptMode, Role, TaskSpec
 from services.submit.domain.model import Limits, problem
 
@@ -186,6 +193,34 @@ def _labels(spec: TaskSpec, limits: Limits) -> Errors:
             )
 
 
+def _nodes_wanted(spec: TaskSpec, limits: Limits) -> Errors:
+    """Which nodes it may go to: the labels they must have, the taints it does not mind."""
+    if len(spec.node_selector) > limits.selector_max:
+        yield problem(
+            "node_selector",
+            f"{len(spec.node_selector)} labels",
+            f"a task selects at most {limits.selector_max} labels",
+            "remove some",
+        )
+    for key, value in spec.node_selector.items():
+        if not is_label_key(key):
+            yield problem("node_selector", key, "is not a label's key", f"use {LABEL_KEY_RULE}")
+        elif not is_label_value(value):
+            fix = f"use {LABEL_VALUE_RULE}"
+            yield problem(f"node_selector.{key}", value, "is not a label's value", fix)
+    if len(spec.tolerations) > limits.tolerations_max:
+        yield problem(
+            "tolerations",
+            f"{len(spec.tolerations)} taints",
+            f"a task tolerates at most {limits.tolerations_max} taints",
+            "remove some; a key alone tolerates all of its values",
+        )
+    for index, taint in enumerate(spec.tolerations):
+        if not is_taint(taint):
+            fix = f"write KEY or KEY=VALUE; a key is {LABEL_KEY_RULE}"
+            yield problem(f"tolerations[{index}]", taint, "is not a taint", fix)
+
+
 def _working_directory(spec: TaskSpec, limits: Limits) -> Errors:
     path = spec.working_directory
     too_long = len(path) > limits.path_characters_max
@@ -303,6 +338,7 @@ CHECKS: tuple[Callable[[TaskSpec, Limits], Errors], ...] = (
     _roles,
     _task_environment,
     _labels,
+    _nodes_wanted,
     _working_directory,
     _sizes,
     _times,

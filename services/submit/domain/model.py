@@ -66,6 +66,9 @@ class Limits:
     env_bytes_max: int = 65_536
     labels_max: int = 64
     label_characters_max: int = 1024
+    # Labels that are selected, and taints that are tolerated.
+    selector_max: int = 32
+    tolerations_max: int = 32
     path_characters_max: int = 4096
     spec_bytes_max: int = 262_144
     retries_max: int = 100

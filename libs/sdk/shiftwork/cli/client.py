@@ -93,6 +93,10 @@ class Api:
         """Create something that knows no keys: sent once."""
         return self._json("POST", path, body, tries_max=1)
 
+    def send_file(self, method: str, path: str, data: bytes, kind: str) -> Json:
+        """Send a file as it is, of this content type; doing it twice is doing it once."""
+        return self._json(method, path, data, {"content-type": kind})
+
     def patch(self, path: str, body: Json) -> Json:
         """Change some fields; doing it twice is doing it once."""
         return self._json("PATCH", path, body)

@@ -15,6 +15,7 @@ from shiftwork.cli import (
     logs,
     nodes,
     people,
+    policy,
     quota,
     render,
     session,
@@ -33,7 +34,7 @@ app = session.App(
     pretty_exceptions_enable=False,
 )
 
-for noun in (submit, tasks, logs, events, nodes, quota, people, shell):
+for noun in (submit, tasks, logs, events, nodes, quota, policy, people, shell):
     noun.register(app)
 
 

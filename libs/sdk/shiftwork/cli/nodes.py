@@ -1,10 +1,10 @@
-"""``shiftwork nodes``, ``node cordon|uncordon|drain`` and ``group ls``."""
+"""``shiftwork nodes``, ``node cordon|uncordon|drain|label|taint`` and ``group ls``."""
 
 from typing import Any, Dict, List
 
 import typer
 
-from shiftwork.cli import render, session, timeline
+from shiftwork.cli import parse, render, session, timeline
 from shiftwork.cli.client import part
 
 
@@ -15,6 +15,8 @@ def register(app: session.App) -> None:
     one.command("cordon")(cordon)
     one.command("uncordon")(uncordon)
     one.command("drain")(drain)
+    one.command("label")(label)
+    one.command("taint")(taint)
     app.add_typer(one)
     group = session.App(name="group", help="Groups of nodes.", no_args_is_help=True)
     group.command("ls")(groups)
@@ -29,7 +31,18 @@ def nodes() -> None:
         render.document(found)
         return
     render.table(
-        ("NODE", "GROUP", "STATE", "FREE/GPUS", "MODEL", "CPUS", "MEMORY", "TASKS"),
+        (
+            "NODE",
+            "GROUP",
+            "STATE",
+            "FREE/GPUS",
+            "MODEL",
+            "CPUS",
+            "MEMORY",
+            "TASKS",
+            "LABELS",
+            "TAINTS",
+        ),
         [_row(node) for node in found["items"]],
         "no nodes yet",
     )
@@ -45,6 +58,8 @@ def _row(node: Dict[str, Any]) -> List[str]:
         f"{node['cpus']:g}" if node.get("cpus") else "",
         _gib(node.get("memory_bytes") or 0),
         " ".join(node.get("tasks") or []),
+        render.labels(parse.fields(node.get("labels"))),
+        " ".join(parse.listed(node.get("taints"))),
     ]
 
 
@@ -102,3 +117,45 @@ def _schedulable(node: str, body: Dict[str, bool], text: str) -> None:
         render.document(told)
     else:
         render.note(text)
+
+
+def label(
+    node: str = _NODE,
+    labels: List[str] = typer.Argument(
+        ..., metavar="K=V ... | K ...", help="Labels to set; with --remove, their keys."
+    ),
+    remove: bool = typer.Option(False, "--remove", help="Take these labels away."),
+) -> None:
+    """Label a node: tasks select labels, and zone, spine and leaf are its place in the network."""
+    body: Dict[str, Any] = (
+        {"remove": [text.partition("=")[0] for text in labels]}
+        if remove
+        else {"set": parse.pairs(labels, "K=V")}
+    )
+    _mark(node, "labels", body)
+
+
+def taint(
+    node: str = _NODE,
+    taints: List[str] = typer.Argument(
+        ..., metavar="KEY[=VALUE] ...", help="Taints to set, one for each key."
+    ),
+    remove: bool = typer.Option(False, "--remove", help="Take these taints away."),
+) -> None:
+    """Taint a node: new runs come from tasks only that tolerate it; what runs there goes on."""
+    told = parse.taints(taints, "KEY[=VALUE]")
+    body: Dict[str, Any] = (
+        {"remove": [text.partition("=")[0] for text in told]} if remove else {"set": told}
+    )
+    _mark(node, "taints", body)
+
+
+def _mark(node: str, kind: str, body: Dict[str, Any]) -> None:
+    now = session.current()
+    told = now.api().put(f"/v1/nodes/{part(node)}/{kind}", body)
+    if now.json:
+        render.document(told)
+        return
+    labels = render.labels(parse.fields(told.get("labels"))) or "none"
+    taints = " ".join(parse.listed(told.get("taints"))) or "none"
+    render.note(f"{node} has labels {labels}, taints {taints}")

@@ -57,6 +57,16 @@ def pairs(texts: list[str], option: str) -> dict[str, str]:
     return found
 
 
+def taints(texts: list[str], option: str) -> list[str]:
+    """``KEY`` or ``KEY=VALUE``, each as it is."""
+    for text in texts:
+        key, sign, value = text.partition("=")
+        if not key or (sign and not value):
+            fix = f"write {option} KEY or {option} KEY=VALUE"
+            raise usage(f"{text!r} is not KEY or KEY=VALUE", where=option, fix=fix)
+    return list(texts)
+
+
 def priority(text: str, option: str) -> str:
     """A level in the API's spelling; ``very-high`` and ``VERY_HIGH`` are understood."""
     word = text.strip().lower().replace("-", "_")

@@ -41,6 +41,12 @@ def submit(
         "", "--workdir", help="Left out: here, if the server is on this machine."
     ),
     label: Optional[List[str]] = typer.Option(None, "--label", metavar="K=V", help="Repeatable."),
+    node_selector: Optional[List[str]] = typer.Option(
+        None, "--node-selector", metavar="K=V", help="A label its nodes must have; repeatable."
+    ),
+    tolerate: Optional[List[str]] = typer.Option(
+        None, "--tolerate", metavar="KEY[=VALUE]", help="A taint it does not mind; repeatable."
+    ),
     ack_deadline: str = typer.Option(
         "", "--ack-deadline", help="Time to save a checkpoint when preempted; 60s."
     ),
@@ -73,6 +79,8 @@ def submit(
         "--env": env,
         "--workdir": workdir,
         "--label": label,
+        "--node-selector": node_selector,
+        "--tolerate": tolerate,
         "--ack-deadline": ack_deadline,
         "--preempt": preempt,
         "--fence-after": fence_after,
@@ -151,6 +159,8 @@ FIELDS: Dict[str, Tuple[str, Callable[..., Any]]] = {
     "--priority": ("priority", parse.priority),
     "--env": ("env", parse.pairs),
     "--label": ("labels", parse.pairs),
+    "--node-selector": ("node_selector", parse.pairs),
+    "--tolerate": ("tolerations", parse.taints),
     "--workdir": ("working_directory", _directory),
     "--retries": ("retry", _retries),
     "--max-run-time": ("max_run_seconds", parse.duration),

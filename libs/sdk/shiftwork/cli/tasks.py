@@ -156,6 +156,8 @@ def show(task: str = _TASK) -> None:
             ("group", found["group"]),
             ("size", size(found)),
             ("labels", render.labels(parse.fields(found.get("labels")))),
+            ("on nodes with", render.labels(parse.fields(found.get("node_selector")))),
+            ("tolerates", " ".join(parse.listed(found.get("tolerations")))),
             ("command", _commands(found)),
             ("directory", found.get("working_directory") or ""),
             ("attempt", str(found["attempt"] or "")),

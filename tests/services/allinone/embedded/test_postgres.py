@@ -297,10 +297,13 @@ async def test_a_cluster_half_made_is_made_anew(tmp_path: Path) -> None:
     half.mkdir(parents=True)
     (half / "PG_VERSION").write_text("18")
     server = Postgres(tmp_path / "sw", ensure_credentials(tmp_path / "sw"), QUICK)
-    await server.start()
-    await server.prepare()
-    assert await server.healthy() == ""
-    await server.stop()
+    try:
+        await server.start()
+        await server.prepare()
+        assert await server.healthy() == ""
+    finally:
+        await server.stop()
+        server.remove_temporary()
     assert not half.exists()
 
 

@@ -1,20 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.messages import Role
+from services.scheduler.domain.fleet import usable_mask
+from services.scheduler.domain.masks import gpus_of, mask_of
 from services.scheduler.domain.model import Node, PolicySettings, Shape
 from services.scheduler.domain.place import (
     Capacity,
     Slot,
-    gpus_of,
-    lowest,
-    mask_of,
     placements_of,
     slots_of,
-    usable_mask,
 )
 from tests.builders import a_node, a_spec, a_task, running, some_nodes
 
@@ -26,17 +26,6 @@ def a_shape(nodes: int = 1, gpus: int | None = None, **more: object) -> Shape:
 
 def a_capacity(*nodes: Node) -> Capacity:
     return Capacity(nodes, PolicySettings())
-
-
-@given(st.sets(st.integers(0, 70)))
-def test_masks_and_indices_are_the_same(gpus: set[int]) -> None:
-    assert gpus_of(mask_of(gpus)) == tuple(sorted(gpus))
-
-
-@given(st.integers(0, 2**16 - 1), st.integers(0, 16))
-def test_lowest_keeps_the_lowest_bits(mask: int, count: int) -> None:
-    count = min(count, mask.bit_count())
-    assert gpus_of(lowest(mask, count)) == gpus_of(mask)[:count]
 
 
 def test_partly_used_nodes_are_filled_first() -> None:
@@ -133,14 +122,80 @@ def test_taking_and_giving_back_leaves_no_trace(moves: list[tuple[str, int]]) ->
         assert capacity.free[node.id] == usable_mask(node) & ~held
     capacity.give(taken)
     assert capacity.free == fresh.free
-    assert capacity.buckets == fresh.buckets
+    assert capacity.free_units("default") == fresh.free_units("default")
     if taken:
         assert twin.free != fresh.free, "a copy is independent"
 
 
+def test_a_whole_small_node_stays_whole_while_a_partly_used_large_one_fits() -> None:
+    capacity = a_capacity(a_node("a", gpus=2), a_node("b", gpus=8))
+    capacity.take([Slot("b", mask_of({0}))])
+    assert capacity.pick(a_shape(gpus=2)) == (Slot("b", mask_of({1, 2})),)
+
+
+@given(st.lists(st.integers(0, 255), min_size=1, max_size=6), st.integers(1, 3), st.integers(1, 8))
+def test_whole_nodes_stay_whole_while_partly_used_ones_fit(
+    taken: list[int], nodes: int, gpus: int
+) -> None:
+    capacity = a_capacity(*some_nodes(len(taken)))
+    capacity.take(Slot(f"n{index}", mask) for index, mask in enumerate(taken))
+    slots = capacity.pick(a_shape(nodes=nodes, gpus=gpus))
+    counts = [8 - mask.bit_count() for mask in taken]
+    partly = sum(gpus <= count < 8 for count in counts)
+    if slots is None:
+        assert sum(count >= gpus for count in counts) < nodes
+        return
+    whole = [slot for slot in slots if capacity.free[slot.node_id] == 255]
+    assert len(whole) == max(0, nodes - partly)
+    spared = sorted(count for count in counts if gpus <= count < 8)
+    used = sorted(capacity.free[s.node_id].bit_count() for s in slots if s not in whole)
+    assert used == spared[: len(used)], "those with the least to spare"
+
+
+def test_units_are_node_equivalents() -> None:
+    capacity = a_capacity(
+        a_node("a"), a_node("b", unusable=(0, 1)), a_node("c", gpus=0, cpus=4), a_node("d", gpus=2)
+    )
+    assert capacity.units("default") == capacity.free_units("default") == 3.75
+    assert capacity.units("nowhere") == capacity.free_units("nowhere") == 0
+    capacity.take([Slot("a", 15), Slot("b", mask_of({2})), Slot("c", 0), Slot("d", 3)])
+    assert capacity.free_units("default") == 0.5 + 5 / 8 + 0.75
+    assert capacity.units("default") == 3.75
+
+
+def test_selected_labels_and_tolerated_taints() -> None:
+    labelled = replace(a_node("a"), labels=(("disk", "nvme"), ("gen", "h100")))
+    tainted = replace(a_node("b"), taints=("reserved=vision", "flaky"))
+    capacity = a_capacity(labelled, tainted)
+    assert capacity.pick(a_shape()) == (Slot("a", 255),)
+    assert capacity.pick(a_shape(nodes=2)) is None
+    assert not capacity.fits(a_shape(nodes=2))
+    assert capacity.fits(a_shape(nodes=2, tolerations=("reserved", "flaky")))
+    assert capacity.fits(a_shape(nodes=2, tolerations=("reserved=vision", "flaky")))
+    assert not capacity.fits(a_shape(nodes=2, tolerations=("reserved=nlp", "flaky")))
+    assert capacity.fits(a_shape(selector=(("disk", "nvme"),)))
+    assert capacity.fits(a_shape(selector=(("disk", "nvme"), ("gen", "h100"))))
+    assert not capacity.fits(a_shape(selector=(("disk", "hdd"),)))
+    assert capacity.eligible(a_shape()) == {"a"}
+    assert capacity.eligible(a_shape(tolerations=("reserved", "flaky"))) == {"a", "b"}
+
+
+def test_copies_are_independent_in_every_direction() -> None:
+    base = a_capacity(*some_nodes(3))
+    copy = base.copy()
+    base.take([Slot("n0", 255)])
+    copy.take([Slot("n1", 255)])
+    grandchild = copy.copy()
+    copy.take([Slot("n2", 1)])
+    grandchild.take([Slot("n2", 2)])
+    assert dict(base.free) == {"n0": 0, "n1": 255, "n2": 255}
+    assert dict(copy.free) == {"n0": 255, "n1": 0, "n2": 254}
+    assert dict(grandchild.free) == {"n0": 255, "n1": 0, "n2": 253}
+
+
 def test_ranks_follow_the_roles() -> None:
     roles = (Role(name="chief", replicas=1), Role(name="worker", replicas=2))
-    nodes = {node.id: node for node in some_nodes(3)}
+    nodes = {str(node.id): node for node in some_nodes(3)}
     slots = tuple(Slot(f"n{index}", 3) for index in range(3))
     placements = placements_of(slots, a_spec(roles=roles, gpus=2), nodes)
     assert [(p.rank, p.role, p.role_index, p.node_id, p.gpus) for p in placements] == [

@@ -1,0 +1,332 @@
+"""P2: Kueue's public generators through the whole durable stack, on nodes that are not there.
+
+    python -m benchmarks.p2 --trace kueue_baseline_15000.csv.gz [--workloads 1000]
+
+The trace (columns ``submit_time_s, duration_s, units, cohort, cluster_queue, priority, cls``) is
+submitted in an open loop: what is due within one step goes, queue by queue, as one batch over the
+HTTP gateway, each queue by its own user and team, whether or not earlier workloads have run.
+A cohort is a node group with as many one-GPU nodes as its queues may use; a workload of so many
+units is a gang of so many nodes. Everything is stored, said and heard as always; only the runs
+themselves are timers. The floor is what any policy needs: the work divided by the nodes, and the
+time of the last submission with its run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import gzip
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import uvloop
+
+from benchmarks.fake_nodes import DURATION
+from benchmarks.report import Report, percentile
+from benchmarks.stage import (
+    BenchmarkError,
+    Http,
+    Platform,
+    now_s,
+    parts,
+    platform,
+    ready_nodes,
+    up_on_fake_nodes,
+)
+from services.allinone.embedded.credentials import Credentials
+from services.allinone.embedded.postgres import DATABASE, POSTGRES_SUPERUSER, SOCKET_NAME, Postgres
+
+QUEUE_UNITS = 20
+LEVELS = {"50": "low", "100": "normal", "200": "high"}
+LOOK_SECONDS = 0.25
+AGAIN_SECONDS = 0.5
+# Every submitted workload with its run, by the read model; columns in the order of ``Life``.
+LIVES = """
+SELECT t.name, t.state, t.submitted_at, r.assigned_at, r.started_at,
+       (r.exit->>'exited_at')::timestamptz
+FROM gateway.task t LEFT JOIN gateway.run r ON r.task_id = t.task_id AND r.attempt = t.attempt
+WHERE t.submitted_at IS NOT NULL
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One line of the trace, with its place in it."""
+
+    name: str
+    submit_s: float
+    duration_s: float
+    units: int
+    cohort: str
+    queue: str
+    level: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What became of a workload, in seconds since 1970."""
+
+    state: str
+    submitted: float
+    assigned: float
+    started: float
+    exited: float
+
+
+def read(trace: Path, count: int) -> list[Workload]:
+    """The first so many workloads (0: all), in the order of their submission."""
+    with gzip.open(trace, "rt", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    return [
+        Workload(
+            name=f"w{number}",
+            submit_s=float(row["submit_time_s"]),
+            duration_s=float(row["duration_s"]),
+            units=int(row["units"]),
+            cohort=row["cohort"],
+            queue=row["cluster_queue"],
+            level=LEVELS[row["priority"]],
+            kind=row["cls"],
+        )
+        for number, row in enumerate(rows[: count or None])
+    ]
+
+
+def groups_of(trace: Path) -> dict[str, int]:
+    """Each cohort with its nodes: the quota of all its queues."""
+    queues: dict[str, set[str]] = defaultdict(set)
+    for workload in read(trace, 0):
+        queues[workload.cohort].add(workload.queue)
+    return {cohort: QUEUE_UNITS * len(found) for cohort, found in sorted(queues.items())}
+
+
+async def people(http: Http, queues: Sequence[str], url: str) -> dict[str, Http]:
+    """A team and a user of each queue's name, with the user's own connections."""
+    found: dict[str, Http] = {}
+    for queue in queues:
+        await _made(http, "/v1/teams", name=queue)
+        await _made(http, "/v1/users", name=queue, team=queue)
+        token = (await _made(http, "/v1/tokens", user=queue))["token"]
+        found[queue] = Http(url, token)
+    return found
+
+
+async def _made(http: Http, path: str, **fields: str) -> Any:  # noqa: ANN401 - any JSON
+    status, found = await http.call("POST", path, fields)
+    if status != 201:
+        raise BenchmarkError(f"POST {path}: {status} {found}")
+    return found
+
+
+@dataclass
+class Load:
+    """The open loop: what is due in one step, as one batch for each queue."""
+
+    users: dict[str, Http]
+    step_s: float
+    # By workload: when it was due; by batch: how late it was sent and how long its answer took.
+    due: dict[str, float]
+    late: list[float]
+    answered: list[float]
+    # Workloads that were sent again, because the platform asked for that.
+    again: int = 0
+
+    async def run(self, workloads: Sequence[Workload]) -> None:
+        """Submit everything."""
+        steps: dict[int, dict[str, list[Workload]]] = defaultdict(lambda: defaultdict(list))
+        for each in workloads:
+            steps[int(each.submit_s / self.step_s)][each.queue].append(each)
+        begin = now_s() + 0.5 - workloads[0].submit_s
+        async with asyncio.TaskGroup() as group:
+            for step, queues in sorted(steps.items()):
+                # A step is sent at its end, when all of it is due.
+                at = begin + (step + 1) * self.step_s
+                await asyncio.sleep(max(0.0, at - now_s()))
+                for queue, batch in queues.items():
+                    for each in batch:
+                        self.due[each.name] = begin + each.submit_s
+                    group.create_task(self._submit(queue, batch, at))
+
+    async def _submit(self, queue: str, batch: Sequence[Workload], at: float) -> None:
+        sent = now_s()
+        self.late.append(sent - at)
+        while batch:
+            status, found = await self.users[queue].call(
+                "POST", "/v1/tasks:batch", {"tasks": [_body(each) for each in batch]}
+            )
+            if status != 200:
+                raise BenchmarkError(f"{queue}: {status} {found}")
+            answers = [(each["status"], each) for each in found["items"]]
+            if bad := [each for status, each in answers if status not in (200, 201, 503)]:
+                raise BenchmarkError(f"{queue}: {bad[0]}")
+            # As any client does, with the same key: nothing is made twice.
+            batch = [
+                each for each, (status, _) in zip(batch, answers, strict=True) if status == 503
+            ]
+            if batch:
+                self.again += len(batch)
+                await asyncio.sleep(AGAIN_SECONDS)
+        self.answered.append(now_s() - sent)
+
+
+def _body(workload: Workload) -> dict[str, object]:
+    return {
+        "name": workload.name,
+        "group": workload.cohort,
+        "priority": workload.level,
+        "nodes": workload.units,
+        "gpus_per_node": 1,
+        "command": ["/bin/true"],
+        "env": {DURATION: str(workload.duration_s)},
+        "idempotency_key": workload.name,
+    }
+
+
+async def until_ended(http: Http, *, seconds: float, began: float) -> float:
+    """Wait until no task is left that has not ended; returns when that was seen."""
+    while True:
+        left = (await http.get("/v1/tasks?all=false&limit=1"))["items"]
+        if not left:
+            return now_s()
+        if now_s() - began > seconds:
+            raise BenchmarkError(f"after {seconds:g} s not all have ended: {left[0]}")
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def lives(stage: Platform) -> dict[str, Life]:
+    """What the read model's tables say of every workload."""
+    (socket,) = stage.data.rglob(SOCKET_NAME)
+    database: Any = await asyncpg.connect(
+        f"postgresql://{POSTGRES_SUPERUSER}@/{DATABASE}?host={socket.parent}",
+        password=Postgres(stage.data, Credentials(stage.data)).admin_password,
+    )
+    try:
+        return {
+            name: Life(state, *(_seconds(at) for at in times))
+            for name, state, *times in await database.fetch(LIVES)
+        }
+    finally:
+        await database.close()
+
+
+def _seconds(at: datetime | None) -> float:
+    return at.timestamp() if at is not None else float("nan")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run of the trace through a platform."""
+
+    load: Load
+    lives: dict[str, Life]
+    seen_ended: float
+    cpu_s: dict[str, float]
+    pss_mib: dict[str, float]
+
+
+async def measured(
+    stage: Platform, workloads: list[Workload], groups: dict[str, int], step_s: float
+) -> Outcome:
+    """Submit the trace, wait for its end, read what happened."""
+    http = Http(stage.url, stage.token)
+    users: dict[str, Http] = {}
+    try:
+        await ready_nodes(http, sum(groups.values()))
+        users = await people(http, sorted({each.queue for each in workloads}), stage.url)
+        load = Load(users, step_s, {}, [], [])
+        before, began = stage.cpu_seconds(), now_s()
+        await load.run(workloads)
+        seen = await until_ended(http, seconds=60 + 3 * workloads[-1].submit_s + 600, began=began)
+        used, memory = parts(before, stage.cpu_seconds()), stage.pss_mib()
+        return Outcome(load, await lives(stage), seen, used, memory)
+    finally:
+        http.close()
+        for each in users.values():
+            each.close()
+
+
+def tell(
+    report: Report, workloads: Sequence[Workload], outcome: Outcome, groups: dict[str, int]
+) -> None:
+    """Work the figures out."""
+    due, lives = outcome.load.due, outcome.lives
+    bad = [each.name for each in workloads if lives[each.name].state != "succeeded"]
+    if bad:
+        raise BenchmarkError(f"{len(bad)} workloads did not succeed, such as {bad[0]}")
+    units, begin = sum(groups.values()), min(due.values())
+    wall = max(lives[each.name].exited for each in workloads) - begin
+    work = sum(each.units * each.duration_s for each in workloads)
+    held = sum(
+        each.units * (lives[each.name].exited - lives[each.name].assigned) for each in workloads
+    )
+    measured = report.measured
+    measured["wall_s"] = round(wall, 2)
+    measured["seen_ended_s"] = round(outcome.seen_ended - begin, 2)
+    measured["workloads_per_s"] = round(len(workloads) / wall, 1)
+    measured["use_percent"] = round(100 * work / (units * wall), 1)
+    measured["held_percent"] = round(100 * held / (units * wall), 1)
+    for kind in ("small", "medium", "large"):
+        of_kind = [each for each in workloads if each.kind == kind]
+        waits = [lives[each.name].assigned - due[each.name] for each in of_kind]
+        if waits:
+            measured[f"admission_{kind}_mean_s"] = round(statistics.mean(waits), 3)
+            measured[f"admission_{kind}_p99_s"] = round(percentile(waits, 0.99), 3)
+        around = [
+            lives[each.name].exited - lives[each.name].assigned - each.duration_s
+            for each in of_kind
+        ]
+        if around:
+            measured[f"start_and_end_{kind}_mean_ms"] = round(1000 * statistics.mean(around), 1)
+    measured["batch_answered_p50_ms"] = round(1000 * percentile(outcome.load.answered, 0.5), 1)
+    measured["batch_answered_p99_ms"] = round(1000 * percentile(outcome.load.answered, 0.99), 1)
+    measured["batch_sent_late_p99_ms"] = round(1000 * percentile(outcome.load.late, 0.99), 1)
+    measured["sent_again"] = outcome.load.again
+    for kind, used in sorted(outcome.cpu_s.items()):
+        measured[f"cpu_{kind}_s"] = round(used, 1)
+        measured[f"cpu_{kind}_ms_each"] = round(1000 * used / len(workloads), 2)
+    for kind, size in sorted(outcome.pss_mib.items()):
+        measured[f"pss_{kind}_mib"] = round(size)
+    report.floor["work_over_nodes_s"] = round(work / units, 2)
+    ends = [each.submit_s + each.duration_s for each in workloads]
+    report.floor["wall_s"] = round(max(work / units, max(ends) - workloads[0].submit_s), 2)
+
+
+async def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trace", type=Path, help="the trace's file (.csv.gz)")
+    parser.add_argument("--workloads", type=int, default=0, help="only the first so many")
+    parser.add_argument("--step", type=float, default=0.25, help="seconds of one batch")
+    asked = parser.parse_args()
+    whole = not asked.workloads
+    report = Report(
+        "p2",
+        f"{asked.workloads or 'all'} workloads of {asked.trace.name if asked.trace else 'no trace'}",
+        at_most={
+            "wall_s": 75.0,
+            "admission_large_mean_s": 18.3,
+            "admission_medium_mean_s": 56.5,
+            "admission_small_mean_s": 113.5,
+        }
+        if whole
+        else {},
+        at_least={"use_percent": 88.0} if whole else {},
+    )
+    if asked.trace is not None:
+        workloads, groups = read(asked.trace, asked.workloads), groups_of(asked.trace)
+        with platform(up_on_fake_nodes(groups)) as stage:
+            stage.start()
+            tell(report, workloads, await measured(stage, workloads, groups, asked.step), groups)
+    report.publish()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

@@ -1,0 +1,251 @@
+"""``shiftwork policy show|set|unset|dry-run``: how node groups are shared."""
+
+import json
+import re
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Dict, Generator, Iterator, List, Optional
+
+import typer
+
+from shiftwork.cli import parse, render, session
+from shiftwork.cli.client import part
+from shiftwork.cli.failures import Failure, usage
+
+FILE_BYTES_MAX = 262_144
+CONTENT_TYPE = "application/yaml"
+# What YAML reads as the very same text without quotes.
+_BARE = re.compile(r"[a-zA-Z][-a-zA-Z0-9_./]*|\d+(\.\d+)?[smhd]")
+_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
+
+
+def register(app: session.App) -> None:
+    """Add the commands."""
+    policy = session.App(name="policy", help="How node groups are shared.", no_args_is_help=True)
+    policy.command("show")(show)
+    policy.command("set")(set_file)
+    policy.command("unset")(unset)
+    policy.command("dry-run")(dry_run)
+    app.add_typer(policy)
+
+
+_FILE = typer.Argument(..., metavar="FILE", help="A policy file, YAML or JSON; - reads it here.")
+
+
+def show(
+    group: Optional[str] = typer.Argument(None, metavar="[GROUP]", help="Left out: every group."),
+) -> None:
+    """List how the groups are shared; of one group, its policy file with every key."""
+    now = session.current()
+    if group is not None:
+        _show_one(now, now.api().get(f"/v1/policies/{part(group)}"))
+        return
+    found = now.api().items("/v1/policies")
+    if now.json:
+        render.document(found)
+        return
+    render.table(
+        ("GROUP", "POLICY", "SOURCE", "VERSION", "VIRTUAL CLUSTERS", "SET BY", "SINCE"),
+        [_row(policy) for policy in found["items"]],
+        "no node groups yet",
+    )
+
+
+def _row(policy: Dict[str, Any]) -> List[str]:
+    return [
+        policy["group"],
+        policy["policy"],
+        policy["source"],
+        str(policy["version"]),
+        str(len(policy["document"].get("virtual_clusters") or [])),
+        policy.get("changed_by") or "",
+        render.ago(policy.get("changed_at")),
+    ]
+
+
+def _show_one(now: session.Session, policy: Dict[str, Any]) -> None:
+    if now.json:
+        render.document(policy)
+        return
+    who = f", set by {policy['changed_by']}" if policy.get("changed_by") else ""
+    when = f" {render.ago(policy.get('changed_at'))}" if policy.get("changed_at") else ""
+    render.note(f"# version {policy['version']} ({policy['source']}){who}{when}")
+    for text in yaml_lines({"groups": {policy["group"]: policy["document"]}}):
+        render.line(text)
+
+
+def set_file(file: str = _FILE) -> None:
+    """Set the policies of a file: all of it or nothing. Groups that it does not name stay."""
+    now = session.current()
+    data = _read(file)
+    with _refusals_in(file):
+        told = now.api().send_file("PUT", "/v1/policies", data, CONTENT_TYPE)
+    _told(now, told)
+
+
+def unset(group: str = typer.Argument(..., metavar="GROUP")) -> None:
+    """Take away what was set for a group: it has the policy file's policy, or the defaults."""
+    now = session.current()
+    _told(now, now.api().delete(f"/v1/policies/{part(group)}"))
+
+
+def _told(now: session.Session, told: Dict[str, Any]) -> None:
+    _warn(told)
+    if now.json:
+        render.document(told)
+        return
+    for group, version in sorted(told["versions"].items()):
+        news = "" if group in told["changed"] else ", unchanged"
+        render.note(f"{group}: version {version}{news}")
+
+
+def dry_run(
+    file: str = _FILE,
+    limit: Optional[int] = typer.Option(
+        None, "--limit", min=1, max=1000, help="Name so many tasks."
+    ),
+) -> None:
+    """Show what would be decided at this moment under the policies of a file."""
+    now = session.current()
+    data = _read(file)
+    path = "/v1/policies:dry-run" + (f"?limit={limit}" if limit else "")
+    with _refusals_in(file):
+        told = now.api().send_file("POST", path, data, CONTENT_TYPE)
+    _warn(told)
+    if now.json:
+        render.document(told)
+        return
+    render.table(
+        ("TASK", "NAME", "OWNER", "GROUP", "NODES", "STATE", "NOW", "THEN"),
+        [_effect(effect) for effect in told["effects"]],
+        "nothing would be decided otherwise at this moment",
+    )
+    if told["more"]:
+        render.note(f"and {told['more']} tasks more; --limit N names them")
+    changed = [each for each in told["outlooks"] if each["now"] != each["then"]]
+    if changed:
+        render.line("")
+        render.table(
+            ("GROUP", *(name for name, _ in _SUMS)),
+            [_outlook(each) for each in changed],
+            "",
+        )
+
+
+_SUMS = (
+    ("START NOW", "starts"),
+    ("START LATER", "promised"),
+    ("PREEMPTED", "preemptions"),
+    ("WAIT", "waiting"),
+    ("GPUS HELD", "gpus_held"),
+    ("GPUS HANDED OVER", "gpus_handed_over"),
+    ("GPU TIME AT RISK", "gpu_seconds_at_risk"),
+)
+
+
+def _outlook(each: Dict[str, Any]) -> List[str]:
+    cells = [each["group"]]
+    for _, name in _SUMS:
+        before, after = each["now"][name], each["then"][name]
+        if name.endswith("_at_risk"):
+            before, after = render.span(before), render.span(after)
+        cells.append(str(before) if before == after else f"{before} -> {after}")
+    return cells
+
+
+def _effect(effect: Dict[str, Any]) -> List[str]:
+    return [
+        effect["task"],
+        effect["name"],
+        effect["owner"],
+        effect["group"],
+        str(effect["nodes"]),
+        effect["state"],
+        _verdict(effect["now"]),
+        _verdict(effect["then"]),
+    ]
+
+
+def _verdict(verdict: Optional[Dict[str, Any]]) -> str:
+    if verdict is None:
+        return "as it is"
+    reason = parse.fields(verdict.get("reason"))
+    text = str(reason.get("text") or reason.get("code") or "")
+    return f"{verdict['decision']}: {text}" if text else str(verdict["decision"])
+
+
+def _warn(told: Dict[str, Any]) -> None:
+    for each in told["warnings"]:
+        render.warning(f"{each['field']}: {each['message']}; {each['fix']}")
+
+
+def _read(file: str) -> bytes:
+    try:
+        if file == "-":
+            data = sys.stdin.buffer.read(FILE_BYTES_MAX + 1)
+        else:
+            with Path(file).open("rb") as opened:
+                data = opened.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise usage(f"the file cannot be read: {error.strerror}", where=file) from error
+    if len(data) > FILE_BYTES_MAX:
+        raise usage(
+            f"the file is larger than {FILE_BYTES_MAX} bytes",
+            where=file,
+            fix="set a few groups at a time",
+        )
+    return data
+
+
+@contextmanager
+def _refusals_in(file: str) -> Generator[None, None, None]:
+    """Tell every error of a file, not only the first."""
+    try:
+        yield
+    except Failure as failure:
+        errors = [parse.fields(each) for each in parse.listed(failure.problem.get("errors"))]
+        if len(errors) < 2:  # noqa: PLR2004 - one is told well enough
+            raise
+        lines = [f"{each.get('field')}: {_value(each)}{each.get('message')}" for each in errors]
+        fixes = [f"{line}; {each.get('fix')}" for line, each in zip(lines, errors)]
+        raise Failure(
+            failure.what,
+            where=file,
+            fix="\n         ".join(fixes),
+            code=failure.code,
+            problem=failure.problem,
+        ) from None
+
+
+def _value(error: Dict[str, Any]) -> str:
+    return f"{error['value']!r} " if error.get("value") else ""
+
+
+def yaml_lines(value: object, indent: str = "") -> Iterator[str]:
+    """Plain values as YAML, block style: what ``policy set`` reads as the same values."""
+    for key, below in parse.fields(value).items():
+        yield from _entry(f"{indent}{_scalar(key)}:", below, indent + "  ")
+    for below in parse.listed(value):
+        lines = list(yaml_lines(below)) if parse.fields(below) else [_scalar(below)]
+        yield f"{indent}- {lines[0]}"
+        yield from (f"{indent}  {line}" for line in lines[1:])
+
+
+def _entry(head: str, value: object, indent: str) -> Iterator[str]:
+    """A key with what is below it: behind it, or indented under it."""
+    items = parse.listed(value)
+    if parse.fields(value) or any(parse.fields(each) for each in items):
+        yield head
+        yield from yaml_lines(value, indent)
+    elif isinstance(value, list):
+        yield f"{head} [{', '.join(_scalar(each) for each in items)}]"
+    else:
+        yield f"{head} {_scalar(value)}"
+
+
+def _scalar(value: object) -> str:
+    """JSON is YAML; words that mean nothing else stand without quotes."""
+    if isinstance(value, str) and _BARE.fullmatch(value) and value.lower() not in _WORDS:
+        return value
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,130 @@
+"""Policies: how each node group is shared. The scheduler owns them and answers for them.
+
+A body is a policy file as people write it, YAML or JSON: it goes to the scheduler as it is, so
+that errors name its own paths and lines.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
+
+from libs.contracts import messages as m
+from services.gateway import policy_views as views
+from services.gateway.api import shapes
+from services.gateway.api.deps import Caller, Parts, Wanted, answer
+from services.gateway.auth import require_admin
+from services.gateway.problems import MALFORMED, ProblemError, invalid
+from services.gateway.store import After, Sort
+from services.gateway.words import moment
+
+router = APIRouter(tags=["policies"])
+BY_GROUP = Sort("group", False, "group", False)
+BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"type": "object"}},
+            "application/yaml": {"schema": {"type": "string"}},
+        },
+    }
+}
+
+
+async def policy_text(request: Request) -> str:
+    """The body as text; how long it may be is the guard's and the scheduler's to say."""
+    try:
+        text = (await request.body()).decode()
+    except UnicodeDecodeError:
+        raise ProblemError(MALFORMED, "the body is not UTF-8; send YAML or JSON") from None
+    if not text.strip():
+        raise invalid("document", None, "is empty", "send a policy file, YAML or JSON")
+    return text
+
+
+Document = Annotated[str, Depends(policy_text)]
+
+
+@router.get("/policies", response_model=shapes.PolicyPage)
+async def list_policies(caller: Caller, parts: Parts, paging: Wanted) -> Response:
+    """How each node group is shared, those without a policy of their own included."""
+    del caller
+    after = str(After.read(paging.cursor, BY_GROUP).key) if paging.cursor else ""
+    command = m.ListPolicies(after=after, limit=paging.limit)
+    reply = await parts.commands.ask(command, m.ListPoliciesReply)
+    cursor = None
+    if reply.more and reply.policies:
+        last = reply.policies[-1].group
+        cursor = After(last, last).write(BY_GROUP)
+    items = [views.policy(each) for each in reply.policies]
+    return answer({"items": items, "next_cursor": cursor})
+
+
+@router.get("/policies/{group}", response_model=shapes.Policy)
+async def show_policy(group: str, caller: Caller, parts: Parts) -> Response:
+    """How one node group is shared."""
+    del caller
+    reply = await parts.commands.ask(m.ListPolicies(group=group), m.ListPoliciesReply)
+    return answer(views.policy(reply.policies[0]))
+
+
+@router.put("/policies", response_model=shapes.PolicySet, openapi_extra=BODY)
+async def put_policies(document: Document, caller: Caller, parts: Parts) -> Response:
+    """Set the policies of a file: all of it or nothing. Groups that it does not name stay."""
+    return await _set(document, "", caller, parts)
+
+
+@router.put("/policies/{group}", response_model=shapes.PolicySet, openapi_extra=BODY)
+async def put_policy(group: str, document: Document, caller: Caller, parts: Parts) -> Response:
+    """Set one group's policy. What the document leaves out has its default."""
+    return await _set(document, group, caller, parts)
+
+
+@router.delete("/policies/{group}", response_model=shapes.PolicySet)
+async def delete_policy(group: str, caller: Caller, parts: Parts) -> Response:
+    """Take away what was set for a group: it has the policy file's, or the defaults."""
+    return await _set(json.dumps({"groups": {group: None}}), "", caller, parts, "policy.take_away")
+
+
+async def _set(
+    document: str, group: str, caller: Caller, parts: Parts, action: str = "policy.set"
+) -> Response:
+    async with parts.changing(caller, action, f"group={group or '*'}") as change:
+        require_admin(caller, "set policies")
+        command = m.SetPolicy(document=document, group=group, asked_by=caller.user)
+        reply = await parts.commands.ask(command, m.SetPolicyReply)
+        change.detail = "changed: " + (", ".join(reply.changed)[:200] or "nothing")
+    return answer(
+        {
+            "versions": reply.versions,
+            "changed": list(reply.changed),
+            "warnings": [each.model_dump() for each in reply.warnings],
+        }
+    )
+
+
+@router.post("/policies:dry-run", response_model=shapes.PolicyDryRun, openapi_extra=BODY)
+async def dry_run(
+    document: Document,
+    caller: Caller,
+    parts: Parts,
+    *,
+    group: Annotated[str, Query(max_length=63, description="the document is its alone")] = "",
+    limit: Annotated[int | None, Query(ge=1, le=1000, description="tasks to name")] = None,
+) -> Response:
+    """What would be decided at this moment under these policies. Nothing is changed."""
+    require_admin(caller, "try policies")
+    command = m.DryRunPolicy(document=document, group=group, limit=limit or 0)
+    reply = await parts.commands.ask(command, m.DryRunPolicyReply)
+    return answer(
+        {
+            "effects": [views.policy_effect(each) for each in reply.effects],
+            "more": reply.more,
+            "outlooks": [views.policy_outlook(each) for each in reply.outlooks],
+            "warnings": [each.model_dump() for each in reply.warnings],
+            "decided_at": moment(reply.decided_at),
+        }
+    )

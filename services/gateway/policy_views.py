@@ -1,0 +1,51 @@
+"""Policies and dry runs as the JSON that people and programs see. Called by ``api/policies.py``."""
+
+from __future__ import annotations
+
+import json
+
+from libs.contracts.messages import PolicyEffect, PolicyOutlook, PolicyRecord, Verdict
+from services.gateway.views import Json, plain, reason
+from services.gateway.words import moment, word
+
+
+def policy(told: PolicyRecord) -> Json:
+    """How a node group is shared."""
+    return {
+        "group": told.group,
+        "policy": told.policy,
+        "document": json.loads(told.document),
+        "version": told.version,
+        "source": word(told.source),
+        "changed_by": told.changed_by or None,
+        "changed_at": moment(told.changed_at),
+    }
+
+
+def policy_effect(effect: PolicyEffect) -> Json:
+    """What would be decided otherwise about one task."""
+    return {
+        "task": effect.task_id,
+        "name": effect.name,
+        "owner": effect.owner,
+        "group": effect.group,
+        "state": word(effect.state),
+        "nodes": effect.nodes,
+        "now": _verdict(effect.now),
+        "then": _verdict(effect.then),
+    }
+
+
+def _verdict(said: Verdict) -> Json | None:
+    if not said.kind:
+        return None
+    return {
+        "decision": said.kind,
+        "reason": reason(said.reason),
+        "beneficiary": said.beneficiary or None,
+    }
+
+
+def policy_outlook(outlook: PolicyOutlook) -> Json:
+    """What one round does to a group, now and under other policies."""
+    return {"group": outlook.group, "now": plain(outlook.now), "then": plain(outlook.then)}

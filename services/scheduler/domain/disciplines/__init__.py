@@ -1,0 +1,14 @@
+"""The disciplines by the names that policy files use. Read by ``pool.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from services.scheduler.domain.disciplines.arrival import BACKFILL, EASY, FIFO
+from services.scheduler.domain.disciplines.base import Discipline
+from services.scheduler.domain.disciplines.timeshare import TIMESHARE
+
+DISCIPLINES: Mapping[str, Discipline] = MappingProxyType(
+    {each.name: each for each in (FIFO, BACKFILL, EASY, TIMESHARE)}
+)

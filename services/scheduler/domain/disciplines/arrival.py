@@ -1,0 +1,53 @@
+"""First come, first served: ``fifo`` lets nobody pass, ``backfill`` whoever fits what is free, and
+``easy`` whoever does not delay the first in line.
+
+None of them takes nodes from a run of the same level.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from services.scheduler.domain.disciplines.base import Filling
+from services.scheduler.domain.marks import Marks
+from services.scheduler.domain.model import Task
+
+if TYPE_CHECKING:
+    from services.scheduler.domain.pool import Pool
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """The order of submission; a task that was preempted keeps its place."""
+
+    name: str
+    filling: Filling
+    preempts: bool = False
+    pays: bool = False
+
+    def waiting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+        """Its submission."""
+        del pool, now, finish
+        return Marks(policy=self.name, key=task.submitted_at.timestamp())
+
+    def starting(self, pool: Pool, task: Task, now: datetime) -> Marks:
+        """As it waited."""
+        del pool, now
+        return replace(task.marks, waiting=False)
+
+    def slice_over(self, pool: Pool, task: Task, now: datetime) -> Marks:
+        """Nothing changes; there are no slices."""
+        del pool, now
+        return replace(task.marks, rekey_at=None)
+
+    def lead(self, now: datetime) -> float:
+        """Keys of waiting and running tasks are of one kind."""
+        del now
+        return 0.0
+
+
+FIFO = Arrival("fifo", Filling.STRICT)
+BACKFILL = Arrival("backfill", Filling.GREEDY)
+EASY = Arrival("easy", Filling.RESERVE)

@@ -1,0 +1,128 @@
+"""``timeshare``: one key per task, of what it has had, how long it may still run, and its size.
+
+key = submission + tag + scale x delay. ``timeshare/`` has the mathematics, this knows the rows.
+The key is made at arrival, at each return to the queue and at the end of each slice, and stands
+still in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from services.scheduler.domain.disciplines.base import Filling
+from services.scheduler.domain.marks import Marks
+from services.scheduler.domain.model import Task
+from services.scheduler.domain.timeshare.history import Features
+from services.scheduler.domain.timeshare.rule import (
+    RuleSettings,
+    delay,
+    hold_seconds,
+    slice_seconds,
+)
+
+if TYPE_CHECKING:
+    from services.scheduler.domain.pool import Pool
+
+RULE = RuleSettings()
+# A submission that claims to be older than this when it is first seen counts as this old.
+OLDEST_SECONDS = 7 * 86_400.0
+
+
+def features_of(pool: Pool, task: Task) -> Features:
+    """What the predictor may know of a task."""
+    size = pool.size(task)
+    limit = task.expected_seconds if pool.policy.timeshare.use_limits else None
+    return Features(task.owner, size, size / max(pool.units, size, 1e-9), limit)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeShare:
+    """The discipline that is used where nothing else is set."""
+
+    name: str = "timeshare"
+    filling: Filling = Filling.GREEDY
+    preempts: bool = True
+    pays: bool = True
+
+    def waiting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+        """Its place by what it has had so far; the tag is made once."""
+        old = task.marks
+        if old.policy == self.name:
+            base, tag, user_finish = _base(old, task), old.tag, old.user_finish
+        else:
+            base = max(task.submitted_at.timestamp(), now.timestamp() - OLDEST_SECONDS)
+            tag, user_finish = _tag(pool, task, now.timestamp(), finish)
+        return Marks(
+            policy=self.name,
+            key=base + tag,
+            scaled=_delay(pool, task, task.run_seconds),
+            base=base,
+            tag=tag,
+            user_finish=user_finish,
+            counted_seconds=max(old.counted_seconds, task.run_seconds),
+        )
+
+    def starting(self, pool: Pool, task: Task, now: datetime) -> Marks:
+        """Its slice begins; a big gang is held, because assembling it cost much."""
+        marks, numbers = task.marks, pool.policy.timeshare
+        restart = pool.move_seconds(task)
+        length = slice_seconds(numbers, task.run_seconds)
+        if marks.granted:
+            length = RULE.grant_seconds + (restart if task.attempt else 0.0)
+        held = hold_seconds(
+            RULE,
+            numbers,
+            share=pool.size(task) / max(pool.units, 1e-9),
+            age_seconds=max(0.0, now.timestamp() - _base(marks, task)),
+            restart_seconds=restart,
+        )
+        return replace(
+            marks,
+            waiting=False,
+            rekey_at=now + timedelta(seconds=length),
+            held_until=now + timedelta(seconds=held) if held else None,
+        )
+
+    def slice_over(self, pool: Pool, task: Task, now: datetime) -> Marks:
+        """A new place by what it has had now."""
+        attained = pool.attained(task, now)
+        marks = task.marks
+        base = _base(marks, task)
+        return replace(
+            marks,
+            key=base + marks.tag,
+            scaled=_delay(pool, task, attained),
+            granted=False,
+            counted_seconds=max(marks.counted_seconds, attained),
+            rekey_at=now + timedelta(seconds=slice_seconds(pool.policy.timeshare, attained)),
+        )
+
+    def lead(self, now: datetime) -> float:
+        """Waiting and running tasks have keys of one kind."""
+        del now
+        return 0.0
+
+
+def _base(marks: Marks, task: Task) -> float:
+    return marks.base or task.submitted_at.timestamp()
+
+
+def _delay(pool: Pool, task: Task, attained: float) -> float:
+    features = features_of(pool, task)
+    index = pool.history.index(features, attained)
+    return delay(RULE, features.share, attained, index)
+
+
+def _tag(pool: Pool, task: Task, now: float, finish: float) -> tuple[float, float]:
+    """How far the owner's earlier tasks set this one back, and where the next one begins."""
+    latest = now + RULE.tag_seconds_max
+    start = min(max(now, finish), latest)
+    share = pool.size(task) / max(pool.units, 1e-9)
+    weight = max(pool.policy.shares.of(task.owner, task.team), 1e-6)
+    served = pool.history.mean_seconds * share * max(1, len(pool.owners)) / weight
+    return start - now, min(start + served, latest)
+
+
+TIMESHARE = TimeShare()

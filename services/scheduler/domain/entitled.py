@@ -1,0 +1,93 @@
+"""Who may take nodes from whom: the part of ``check`` about victims.
+
+Works from the rows: levels, order keys and guarantees are compared anew, not taken from ``decide``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+from libs.contracts.messages import Priority, ReasonCode
+from services.scheduler.domain.clusters import UNCOVERED, Clusters
+from services.scheduler.domain.lifecycle import RUNNING
+from services.scheduler.domain.model import WEIGHTS, Hold, Kill, Mark, Plan, Preempt, Task
+from services.scheduler.domain.order import is_auto
+from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.violations import Fault, Violation
+
+# Reasons for which a run makes room for another task.
+TAKING = frozenset({ReasonCode.PREEMPTED_BY, ReasonCode.RECLAIMED_BY, ReasonCode.TURN_OF})
+
+
+def wrong_victim(
+    snapshot: Snapshot, plan: Plan, task: Task, decision: Preempt | Kill
+) -> Iterator[Violation]:
+    """A victim needs a beneficiary that waits, is promised its nodes, and is more entitled."""
+    better = snapshot.tasks.get(decision.beneficiary)
+    kept = [
+        each
+        for each in plan.decisions
+        if isinstance(each, Hold) and each.task_id == decision.beneficiary and each.promised
+    ]
+    if better is None or not kept:
+        yield Violation(Fault.NO_BENEFICIARY, task.id, decision.beneficiary)
+        return
+    level = _level(snapshot, better, decision)
+    code = decision.reason.code
+    if code is ReasonCode.PREEMPTED_BY and WEIGHTS[task.level] >= WEIGHTS[level]:
+        if not _covered_less(snapshot, task, better):
+            yield Violation(Fault.VICTIM_NOT_LOWER, task.id, f"for {better.id}")
+    elif code is ReasonCode.RECLAIMED_BY:
+        lower = WEIGHTS[task.level] < WEIGHTS[level]
+        if not _covered_less(snapshot, task, better) and not lower:
+            yield Violation(Fault.VICTIM_NOT_LOWER, task.id, f"covered as {better.id} is")
+    elif code is ReasonCode.TURN_OF:
+        yield from _turn(snapshot, plan, task, better, level)
+    pool = snapshot.pools[task.group]
+    protected = timedelta(seconds=pool.protected_seconds)
+    started = task.run_started_at
+    if task.state is RUNNING and started and started + protected > plan.decided_at:
+        yield Violation(Fault.VICTIM_PROTECTED, task.id)
+
+
+def _level(snapshot: Snapshot, better: Task, decision: Preempt | Kill) -> Priority:
+    """The level the waiting task counts at; what AUTO came to is written in the reason."""
+    named = decision.reason.names.get("priority", "")
+    if is_auto(better) and named:
+        return Priority(named)
+    return snapshot.pools[better.group].level(better)
+
+
+def _covered_less(snapshot: Snapshot, task: Task, better: Task) -> bool:
+    """True if a guarantee covers the waiting task and the run's virtual cluster is beyond its."""
+    pool = snapshot.pools[task.group]
+    clusters = Clusters(pool.policy)
+    runs = [each for each in snapshot.tasks.values() if each.group == pool.group]
+    runs = [each for each in runs if each.holds or each.promised]
+    for each in runs:
+        clusters.charge(clusters.of(each), pool.size(each))
+    depth = clusters.depth(clusters.of(better), pool.size(better))
+    return depth < UNCOVERED and clusters.coverage(runs, pool.sizes)[task.id] > depth
+
+
+def _turn(
+    snapshot: Snapshot, plan: Plan, task: Task, better: Task, level: Priority
+) -> Iterator[Violation]:
+    pool = snapshot.pools[task.group]
+    if not pool.discipline.preempts:
+        yield Violation(Fault.NO_TURNS, task.id, pool.discipline.name)
+    if task.level is not level:
+        yield Violation(Fault.VICTIM_NOT_LOWER, task.id, f"{task.level} is not {level}")
+    noted = {
+        each.task_id: each.marks
+        for each in plan.decisions
+        if isinstance(each, Hold | Mark) and each.marks is not None
+    }
+    marks = noted.get(task.id, task.marks)
+    lead = pool.discipline.lead(plan.decided_at)
+    ahead = pool.key(noted.get(better.id, better.marks)) + lead
+    if (pool.key(marks), task.id) <= (ahead, better.id):
+        yield Violation(Fault.VICTIM_NOT_LATER, task.id, f"before {better.id}")
+    if marks.held_until is not None and marks.held_until > plan.decided_at:
+        yield Violation(Fault.VICTIM_PROTECTED, task.id, "held")

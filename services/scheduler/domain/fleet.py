@@ -1,0 +1,111 @@
+"""What never changes of a group's nodes while they stay as they are: order, sizes, filters.
+
+``place.py`` numbers the nodes of a group in the order of their domains, then ids: the *places*.
+Sets of places are integers (``masks.py``). A fleet is shared by a capacity and all its copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from services.scheduler.domain.masks import mask_of, span
+from services.scheduler.domain.model import Node, PolicySettings, Shape
+from services.scheduler.domain.topology import address, tree
+
+# Answers kept of which nodes suit a shape; beyond it they are found anew.
+_ANSWERS_MAX = 4096
+
+
+def width(node: Node) -> int:
+    """Units of a node: its GPUs; a node without GPUs is one unit."""
+    return max(1, node.gpus)
+
+
+def usable_mask(node: Node) -> int:
+    """The units of a node that may be used at all."""
+    return ((1 << width(node)) - 1) & ~mask_of(node.unusable_gpus if node.gpus else ())
+
+
+def cpu_ranks_max(node: Node, settings: PolicySettings) -> int:
+    """How many CPU-only ranks a node holds."""
+    return max(1, int(node.cpus)) if node.cpus > 0 else settings.cpu_ranks_per_node
+
+
+def tolerated(taints: Iterable[str], tolerations: Sequence[str]) -> bool:
+    """True if every taint is tolerated: by name and value, or by its name whatever the value."""
+    return all(taint in tolerations or taint.partition("=")[0] in tolerations for taint in taints)
+
+
+def selected(node: Node, selector: Iterable[tuple[str, str]]) -> bool:
+    """True if the node has all these labels."""
+    return set(selector) <= set(node.labels)
+
+
+def roomy(node: Node, shape: Shape) -> bool:
+    """True if one rank may lie on this node were it empty, whatever GPUs it asks for.
+
+    CPU and memory limits are within the node's (unknown counts as enough), its labels are those
+    that are selected, its taints are tolerated.
+    """
+    return (
+        (node.cpus <= 0 or shape.cpus <= node.cpus)
+        and (node.memory_bytes <= 0 or shape.memory_bytes <= node.memory_bytes)
+        and selected(node, shape.selector)
+        and tolerated(node.taints, shape.tolerations)
+    )
+
+
+class Fleet:
+    """The nodes of one group."""
+
+    def __init__(
+        self, nodes: Iterable[Node], settings: PolicySettings, levels: Sequence[str]
+    ) -> None:
+        addressed = sorted(((address(node, levels), str(node.id), node) for node in nodes), key=_by)
+        self.nodes = tuple(node for _, _, node in addressed)
+        self.ids = tuple(node_id for _, node_id, _ in addressed)
+        self.domains = tree([each for each, _, _ in addressed])
+        self.usable = [usable_mask(node) for node in self.nodes]
+        self.cpu_ranks_max = [cpu_ranks_max(node, settings) for node in self.nodes]
+        # GPU counts of the nodes, largest first, and the places of the nodes with so many.
+        self.sizes: tuple[int, ...] = tuple(sorted({n.gpus for n in self.nodes}, reverse=True))
+        self.of_size = {
+            size: mask_of(place for place, node in enumerate(self.nodes) if node.gpus == size)
+            for size in self.sizes
+        }
+        # GPU counts a whole-node gang may get; nodes without GPUs only where none has any.
+        self.whole_sizes: tuple[int, ...] = tuple(s for s in self.sizes if s) or self.sizes
+        # Node equivalents that may be used at all.
+        self.units = sum(
+            usable.bit_count() / width(node)
+            for usable, node in zip(self.usable, self.nodes, strict=True)
+        )
+        # What a shape may ask for without any node being too small for it.
+        self._cpus_sure = min((n.cpus for n in self.nodes if n.cpus > 0), default=float("inf"))
+        self._memory_sure = min(
+            (n.memory_bytes for n in self.nodes if n.memory_bytes > 0), default=float("inf")
+        )
+        self._tainted = any(node.taints for node in self.nodes)
+        self._answers: dict[tuple[object, ...], int] = {}
+
+    def suiting(self, shape: Shape) -> int | None:
+        """The places of the nodes that are ``roomy``; None: all."""
+        if (
+            not shape.selector
+            and not self._tainted
+            and shape.cpus <= self._cpus_sure
+            and shape.memory_bytes <= self._memory_sure
+        ):
+            return None
+        key = shape[3:]
+        found = self._answers.get(key)
+        if found is None:
+            if len(self._answers) >= _ANSWERS_MAX:
+                self._answers.clear()
+            found = mask_of(place for place, node in enumerate(self.nodes) if roomy(node, shape))
+            self._answers[key] = found
+        return None if found == span(0, len(self.nodes)) else found
+
+
+def _by(entry: tuple[tuple[str, ...], str, Node]) -> tuple[tuple[str, ...], str]:
+    return entry[:2]

@@ -1,0 +1,325 @@
+"""The rows and the indexes over them, kept up to date change by change.
+
+``loop.py`` and the policy lab feed it every committed change; ``decide`` reads it through
+``Snapshot``. What a round has looked at is settled by ``settle``: the next one looks only at what
+changed since. Built from the bare rows, everything is still to be looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from services.scheduler.domain.lifecycle import GOALS, LEAVING, QUEUED, TERMINAL
+from services.scheduler.domain.marks import Ended, PoolBook
+from services.scheduler.domain.model import (
+    Inventory,
+    Limit,
+    LimitKey,
+    Node,
+    Plan,
+    PolicySettings,
+    Task,
+)
+from services.scheduler.domain.moments import Moments, moments_of
+from services.scheduler.domain.place import Capacity, Slot, cpu_ranks_max, slots_of, usable_mask
+from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.pool import Pool
+from services.scheduler.domain.quota import Ledger, held_need, minus
+from services.scheduler.domain.topology import crosses_zone
+from services.scheduler.domain.totals import Totals
+
+
+class Index:
+    """The mutable working set of the leader."""
+
+    def __init__(self, settings: PolicySettings) -> None:
+        self.settings = settings
+        self.tasks: dict[str, Task] = {}
+        self.nodes: dict[str, Node] = {}
+        self.limits: dict[LimitKey, Limit] = {}
+        self.inventories: dict[str, Inventory] = {}
+        self.policies: dict[str, GroupPolicy] = {}
+        self.books: dict[str, PoolBook] = {}
+        self.pools: dict[str, Pool] = {}
+        self.held: dict[str, Task] = {}
+        self.unsettled: set[str] = set()
+        self.moments = Moments()
+        self.ledger = Ledger(self.limits)
+        self.totals = Totals((), settings)
+        self.capacity = Capacity((), settings)
+        # Who has which bits of a node, and which bits are kept for somebody.
+        self.holders: dict[str, dict[str, int]] = {}
+        self.keepers: dict[str, dict[str, int]] = {}
+        self.settled_at: datetime | None = None
+        self._crossing: dict[str, set[str]] = {}
+        self._nodes_stale = False
+        self._limits_stale = False
+
+    def apply(
+        self,
+        put: Iterable[object] = (),
+        deleted: Iterable[tuple[type[object], tuple[object, ...]]] = (),
+    ) -> bool:
+        """Take over committed rows; returns True if any of them concerns scheduling."""
+        rows = list(put)
+        new = {row.id: row for row in rows if isinstance(row, Task)}
+        gone = [str(key[0]) for kind, key in deleted if kind is Task]
+        # All that leaves, leaves first: what one run gave back, another may have taken.
+        changed = [(self.tasks.pop(task_id, None), new.get(task_id)) for task_id in (*gone, *new)]
+        ended = {row.task_id: row for row in rows if isinstance(row, Ended)}
+        for old, after in changed:
+            if old is not None:
+                self.pools[old.group].observe(old, after, ended.get(old.id))
+                self._leave(old, after)
+        concerned = bool(gone) or bool(new)
+        for row in rows:
+            if not isinstance(row, Task):
+                concerned = self._put(row) or concerned
+        for old, after in changed:
+            if after is not None and after.state not in TERMINAL:
+                self.tasks[after.id] = after
+                self._enter(after, old)
+            elif old is not None:
+                self.pools[old.group].gone(old.owner)
+        return concerned
+
+    def _put(self, row: object) -> bool:
+        if isinstance(row, Node):
+            self.nodes[row.id] = row
+            self._nodes_stale = True
+        elif isinstance(row, Limit):
+            self.limits[row.key] = row
+            self._limits_stale = True
+        elif isinstance(row, Inventory):
+            self.inventories[row.runtime] = row
+            self._widen()
+        elif isinstance(row, GroupPolicy):
+            self.policies[row.group] = row
+            self._nodes_stale = True
+            self._rebuild(row.group)
+        elif isinstance(row, PoolBook):
+            self.books[row.group] = row
+            if row.group in self.pools:
+                pool = self.pools[row.group]
+                pool.rescale(row, [self.tasks[task_id] for task_id in pool.sizes])
+        else:
+            return False
+        return True
+
+    def _widen(self) -> None:
+        for pool in self.pools.values():
+            pool.wide = pool.nodes_changed = True
+
+    def pool(self, group: str) -> Pool:
+        """The pool of a group, made when it is first named."""
+        found = self.pools.get(group)
+        if found is None:
+            policy = self.policies.get(group)
+            if policy is None or policy.removed:
+                policy = GroupPolicy(group, policy=self.settings.policy)
+            found = Pool(group, policy, self.settings, width=self.totals.width(group))
+            found.units = self.totals.units(group)
+            found.book = self.books.get(group, found.book)
+            found.limited = bool(self.limits)
+            self.pools[group] = found
+        return found
+
+    def _rebuild(self, group: str) -> None:
+        """Make a pool anew from its tasks: its policy or the size of its nodes changed."""
+        old = self.pools.pop(group, None)
+        if old is None:
+            return
+        new = self.pool(group)
+        new.finishes = old.finishes
+        for task_id in old.sizes:
+            task = self.tasks[task_id]
+            for moment in moments_of(task, old.policy, old.protected_seconds):
+                self.moments.remove(moment)
+            for moment in moments_of(task, new.policy, new.protected_seconds):
+                self.moments.add(moment)
+            new.enter(task)
+
+    # Tasks.
+
+    def _leave(self, old: Task, after: Task | None) -> None:
+        pool = self.pools[old.group]
+        for moment in moments_of(old, pool.policy, pool.protected_seconds):
+            self.moments.remove(moment)
+        self.unsettled.discard(old.id)
+        pool.arrived.pop(old.id, None)
+        pool.leave(old)
+        if old.holds:
+            self.held.pop(old.id, None)
+        if (old.placements or old.promised) and not _keeps(old, after):
+            self._take_back(old)
+            pool.wide = True
+
+    def _enter(self, task: Task, old: Task | None) -> None:
+        pool = self.pool(task.group)
+        pool.enter(task)
+        for moment in moments_of(task, pool.policy, pool.protected_seconds):
+            self.moments.add(moment)
+        if GOALS[task.goal, task.state] is not None:
+            self.unsettled.add(task.id)
+        if task.holds:
+            self.held[task.id] = task
+        elif task.state is QUEUED and not task.promised and (old is None or not _waits_alike(old, task)):
+            pool.arrived[task.id] = task
+        if (task.placements or task.promised) and (old is None or not _keeps(task, old)):
+            self._give(task)
+        if task.state in LEAVING and (old is None or old.state not in LEAVING):
+            # What it has is coming free: somebody may be promised it.
+            pool.wide = pool.wide or not task.preempted_for
+
+    def _give(self, task: Task) -> None:
+        """The task has (or is promised) its slots."""
+        owners = self.holders if task.placements else self.keepers
+        for slot in slots_of(task):
+            owners.setdefault(slot.node_id, {})[task.id] = slot.mask
+            self._sync(slot, 1)
+        self.ledger.charge(task, task.level, held_need(task))
+        if task.group in self.totals.zoned and len(task.placements or task.promised) > 1:
+            self._note_crossing(task)
+
+    def _note_crossing(self, task: Task) -> None:
+        ranks = task.placements or task.promised
+        if crosses_zone(ranks, self.nodes, self.totals.levels(task.group)):
+            self._crossing.setdefault(task.group, set()).add(task.id)
+
+    def crossing(self, group: str) -> int:
+        """How many gangs lie in more than one of the largest domains now."""
+        return len(self._crossing.get(group, ()))
+
+    def _take_back(self, task: Task) -> None:
+        if self._crossing:
+            self._crossing.get(task.group, set()).discard(task.id)
+        owners = self.holders if task.placements else self.keepers
+        for slot in slots_of(task):
+            del owners[slot.node_id][task.id]
+            if not owners[slot.node_id]:
+                del owners[slot.node_id]
+            self._sync(slot, -1)
+        self.ledger.charge(task, task.level, minus(held_need(task)))
+
+    def _sync(self, slot: Slot, cpu_ranks: int) -> None:
+        """Make the free bits of a node what its holders and keepers leave."""
+        node_id = slot.node_id
+        if self._nodes_stale or node_id not in self.capacity.free:
+            return
+        if not slot.mask:
+            (self.capacity.take if cpu_ranks > 0 else self.capacity.give)((slot,))
+            return
+        taken = self.taken(node_id) & slot.mask
+        have = self.capacity.free[node_id] & slot.mask
+        want = slot.mask & ~taken
+        if have & ~want:
+            self.capacity.take((Slot(node_id, have & ~want),))
+        if want & ~have:
+            self.capacity.give((Slot(node_id, want & ~have),))
+
+    def taken(self, node_id: str) -> int:
+        """The bits of a node that somebody has or is promised."""
+        mask = 0
+        for owners in (self.holders.get(node_id), self.keepers.get(node_id)):
+            if owners:
+                for each in owners.values():
+                    mask |= each
+        return mask
+
+    def ripe(self, task: Task) -> bool:
+        """True if all that is promised to a task is observed free, on nodes that take new runs."""
+        for node_id, mask in slots_of(task):
+            node = self.capacity.nodes.get(node_id)
+            if node is None:
+                return False
+            held = self.holders.get(node_id, {})
+            if mask and any(mask & each for each in held.values()):
+                return False
+            if not mask or not node.gpus:
+                ranks = sum(not each for each in held.values())
+                if ranks >= (1 if mask else cpu_ranks_max(node, self.settings)):
+                    return False
+                if not node.gpus and any(held.values()):
+                    return False
+        return True
+
+    def broken(self, task: Task) -> bool:
+        """True if something that is promised to a task can no longer be had."""
+        return any(
+            node_id not in self.capacity.nodes
+            or mask & ~usable_mask(self.capacity.nodes[node_id])
+            for node_id, mask in slots_of(task)
+        )
+
+    # Nodes and limits change rarely: what depends on them is built anew.
+
+    def refresh(self) -> None:
+        """Bring everything up to date; ``Snapshot`` calls it before each look."""
+        if self._nodes_stale:
+            levels = {group: policy.topology for group, policy in self.policies.items()}
+            self.totals = Totals(self.nodes.values(), self.settings, levels)
+            self.capacity = self.totals.offered.copy()
+            self._nodes_stale = False
+            for owners in (self.holders, self.keepers):
+                for node_id, masks in owners.items():
+                    self.capacity.take(Slot(node_id, mask) for mask in masks.values())
+            self._crossing.clear()
+            for task in self.tasks.values() if self.totals.zoned else ():
+                if task.group in self.totals.zoned and len(task.placements or task.promised) > 1:
+                    self._note_crossing(task)
+            for group, pool in list(self.pools.items()):
+                pool.units = self.totals.units(group)
+                if pool.width != self.totals.width(group):
+                    self._rebuild(group)
+            self._widen()
+        if self._limits_stale:
+            self._limits_stale = False
+            self.ledger = Ledger(self.limits)
+            for task in self.tasks.values():
+                if task.placements or task.promised:
+                    self.ledger.charge(task, task.level, held_need(task))
+            for group, pool in list(self.pools.items()):
+                if pool.limited != bool(self.limits):
+                    self._rebuild(group)
+            self._widen()
+
+    def listed(self) -> bool:
+        """True once every runtime's full list of nodes was heard, and all of them are known."""
+        return bool(self.inventories) and all(
+            node_id in self.nodes
+            for inventory in self.inventories.values()
+            for node_id in inventory.node_ids
+        )
+
+    def settle(self, plan: Plan) -> None:
+        """The plan was decided on all there was: the next looks at what changes from here on."""
+        self.settled_at = plan.decided_at
+        for group, look in plan.looks.items():
+            pool = self.pools[group]
+            pool.arrived.clear()
+            pool.wide = pool.nodes_changed = False
+            pool.due_at = look.due_at
+            pool.passed_at = look.passed_at
+
+
+def _keeps(one: Task, other: Task | None) -> bool:
+    """True if both have the same nodes and count for the same limits."""
+    return (
+        other is not None
+        and other.state not in TERMINAL
+        and one.placements is other.placements
+        and one.promised is other.promised
+        and one.level is other.level
+    )
+
+
+def _waits_alike(old: Task, new: Task) -> bool:
+    """True if nothing about a waiting task changed that a round looks at."""
+    return (
+        old.state is new.state
+        and old.priority is new.priority
+        and old.marks is new.marks
+        and old.not_before_at == new.not_before_at
+        and not old.promised
+    )

@@ -1,0 +1,111 @@
+"""The waiting tasks of one pool, in order, kept so that a look at them costs what could move.
+
+Tasks that are alike for the scheduler (same level, same shape, same limits) form a queue; the
+queues of one level and shape form a row, sorted by their heads. If the head of a row finds no
+place, none behind it does, so a round looks at heads, however long the queues are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+from services.scheduler.domain.model import Shape
+
+# The order key in seconds, and the id, which makes it unique.
+Key: TypeAlias = tuple[float, str]
+# Whose limits count: (virtual cluster, owner, team); all empty where nothing is limited.
+Who: TypeAlias = tuple[str, str, str]
+NOBODY: Who = ("", "", "")
+# In place of a level's weight: the scheduler chooses the level.
+AUTO = -1
+
+
+class QueueName(NamedTuple):
+    """What the tasks of a queue have in common."""
+
+    weight: int
+    shape: Shape
+    who: Who
+
+
+class Queue:
+    """Waiting tasks that only their keys tell apart; sorted."""
+
+    __slots__ = ("keys", "name")
+
+    def __init__(self, name: QueueName) -> None:
+        self.name = name
+        self.keys: list[Key] = []
+
+
+# A queue with the key of its head in front.
+Head: TypeAlias = tuple[float, str, Queue]
+
+
+class Lanes:
+    """All queues of a pool."""
+
+    def __init__(self) -> None:
+        self._queues: dict[QueueName, Queue] = {}
+        # By weight, then shape: the heads of the queues, sorted.
+        self.rows: dict[int, dict[Shape, list[Head]]] = {}
+        self.length = 0
+
+    def add(self, name: QueueName, key: Key) -> None:
+        """Put a task where its key says."""
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = Queue(name)
+        keys = queue.keys
+        if keys and keys[0] < key:
+            insort(keys, key)
+        else:
+            self._unhead(queue)
+            keys.insert(0, key)
+            self._head(queue)
+        self.length += 1
+
+    def remove(self, name: QueueName, key: Key) -> None:
+        """Take a task out."""
+        queue = self._queues[name]
+        keys = queue.keys
+        self.length -= 1
+        if keys[0] == key:
+            self._unhead(queue)
+            del keys[0]
+            self._head(queue)
+            if not keys:
+                del self._queues[name]
+        else:
+            place = bisect_left(keys, key)
+            assert keys[place] == key, "a queue is sorted by unique keys"
+            del keys[place]
+
+    def _head(self, queue: Queue) -> None:
+        if queue.keys:
+            row = self.rows.setdefault(queue.name.weight, {}).setdefault(queue.name.shape, [])
+            insort(row, (*queue.keys[0], queue))
+
+    def _unhead(self, queue: Queue) -> None:
+        if not queue.keys:
+            return
+        rows = self.rows[queue.name.weight]
+        row = rows[queue.name.shape]
+        place = bisect_left(row, queue.keys[0])  # type: ignore[arg-type]  # the first two decide
+        assert row[place][2] is queue, "a row is sorted by unique heads"
+        del row[place]
+        if not row:
+            del rows[queue.name.shape]
+            if not rows:
+                del self.rows[queue.name.weight]
+
+    def weights(self) -> list[int]:
+        """The weights at which somebody waits, highest first; AUTO's are not among them."""
+        return sorted((weight for weight in self.rows if weight != AUTO), reverse=True)
+
+    def __iter__(self) -> Iterator[tuple[QueueName, Key]]:
+        for name, queue in self._queues.items():
+            for key in queue.keys:
+                yield name, key

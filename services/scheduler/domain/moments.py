@@ -1,0 +1,125 @@
+"""Every moment at which time alone changes something about a task, in one sorted list.
+
+``index.py`` keeps it; ``decide`` takes what has come since the last round that settled.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import NamedTuple
+
+from services.scheduler.domain.lifecycle import PREEMPTING, QUEUED, RUNNING, STARTING
+from services.scheduler.domain.model import Task
+from services.scheduler.domain.policy import GroupPolicy
+
+
+class Kind(str, Enum):
+    """What comes due."""
+
+    EXPIRES = "expires"
+    RETRIES = "retries"
+    REKEYS = "rekeys"
+    SINKS = "sinks"
+    # From here on the run may be preempted.
+    OPENS = "opens"
+
+
+class Moment(NamedTuple):
+    """When, whose, what; seconds since the epoch."""
+
+    at: float
+    task_id: str
+    kind: Kind
+
+
+def expires_at(task: Task) -> datetime | None:
+    """When the task's live run expires in its present state: start, ack or run time; or never."""
+    if task.state is STARTING:
+        return task.start_deadline_at
+    if task.state is PREEMPTING:
+        return task.ack_deadline_at
+    run_seconds_max = task.spec.max_run_seconds
+    if task.state is RUNNING and run_seconds_max is not None and task.run_started_at is not None:
+        return task.run_started_at + timedelta(seconds=run_seconds_max - task.run_seconds)
+    return None
+
+
+def sinks_at(task: Task, policy: GroupPolicy) -> datetime | None:
+    """When a running task has been at its level as long as it may; or never."""
+    if task.state is not RUNNING or task.run_started_at is None:
+        return None
+    for demotion in policy.demotions:
+        if demotion.level is task.level:
+            left = demotion.after_seconds - task.run_seconds
+            return task.run_started_at + timedelta(seconds=max(0.0, left))
+    return None
+
+
+def protected_until(task: Task, protected_seconds: float) -> datetime | None:
+    """Until when the run may not be preempted at all; None if it is not protected."""
+    if task.state is not RUNNING or task.run_started_at is None or protected_seconds <= 0:
+        return None
+    return task.run_started_at + timedelta(seconds=protected_seconds)
+
+
+def moments_of(task: Task, policy: GroupPolicy, protected_seconds: float) -> Iterator[Moment]:
+    """The moments of one task, in the state it is in."""
+    if task.state is QUEUED:
+        if task.not_before_at is not None:
+            yield Moment(task.not_before_at.timestamp(), task.id, Kind.RETRIES)
+        return
+    if not task.holds:
+        return
+    pairs = (
+        (expires_at(task), Kind.EXPIRES),
+        (sinks_at(task, policy), Kind.SINKS),
+        (protected_until(task, protected_seconds), Kind.OPENS),
+    )
+    for at, kind in pairs:
+        if at is not None:
+            yield Moment(at.timestamp(), task.id, kind)
+    if task.state is RUNNING:
+        marks = task.marks
+        if marks.rekey_at is not None:
+            yield Moment(marks.rekey_at.timestamp(), task.id, Kind.REKEYS)
+        if marks.held_until is not None:
+            yield Moment(marks.held_until.timestamp(), task.id, Kind.OPENS)
+
+
+class Moments:
+    """All of them, sorted."""
+
+    def __init__(self) -> None:
+        self._all: list[Moment] = []
+
+    def add(self, moment: Moment) -> None:
+        """Put one in."""
+        insort(self._all, moment)
+
+    def remove(self, moment: Moment) -> None:
+        """Take one out."""
+        place = bisect_left(self._all, moment)
+        assert self._all[place] == moment, "what was put in is there"
+        del self._all[place]
+
+    def between(self, after: float | None, until: float) -> list[Moment]:
+        """Those after one moment (None: from the beginning), up to another and with it."""
+        start = 0 if after is None else bisect_right(self._all, after, key=_at)
+        return self._all[start : bisect_right(self._all, until, key=_at)]
+
+    def next_after(self, moment: float) -> datetime | None:
+        """When the next one comes."""
+        place = bisect_right(self._all, moment, key=_at)
+        if place == len(self._all):
+            return None
+        return datetime.fromtimestamp(self._all[place].at, UTC)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+
+def _at(moment: Moment) -> float:
+    return moment.at

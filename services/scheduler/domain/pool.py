@@ -1,0 +1,285 @@
+"""One pool (node group): its waiting tasks, its runs, and what its discipline keeps count of.
+
+``index.py`` feeds it the changes of rows; ``decide`` reads it. Whatever it holds can be made again
+from the rows, which is what a new leader does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from heapq import heapify, heappop, heapreplace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import datetime
+from typing import TypeAlias
+
+from libs.contracts.messages import Priority
+from services.scheduler.domain.clusters import Clusters
+from services.scheduler.domain.disciplines import DISCIPLINES
+from services.scheduler.domain.disciplines.timeshare import features_of
+from services.scheduler.domain.lanes import AUTO, NOBODY, Key, Lanes, QueueName, Who
+from services.scheduler.domain.lifecycle import LEAVING, PAUSED, QUEUED, RUNNING
+from services.scheduler.domain.marks import Ended, Marks, PoolBook
+from services.scheduler.domain.model import WEIGHTS, PolicySettings, Shape, Task
+from services.scheduler.domain.order import is_auto
+from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.timeshare.history import History
+
+# (minus the moment up to which nothing would be lost, the run's id): the cheapest run first.
+Cost: TypeAlias = tuple[float, str]
+
+
+def units_of(shape: Shape, width: int) -> float:
+    """The node equivalents of a gang, on nodes with ``width`` GPUs (1: nodes without)."""
+    if shape.gpus is None:
+        return float(shape.nodes)
+    return shape.nodes * max(shape.gpus, SLIVER) / max(1, width)
+
+
+# CPU-only ranks count as this part of a GPU, so that no task is of no size.
+SLIVER = 0.0625
+
+
+def saved_until(task: Task) -> float:
+    """Up to when a run's work is safe; what it did since would be lost with it."""
+    began = task.run_started_at or task.assigned_at or task.submitted_at
+    if task.checkpoint is not None and task.checkpoint.attempt == task.attempt:
+        began = max(began, task.checkpoint.saved_at)
+    return began.timestamp()
+
+
+class Pool:
+    """The mutable index over one group's rows."""
+
+    def __init__(
+        self, group: str, policy: GroupPolicy, settings: PolicySettings, *, width: int = 1
+    ) -> None:
+        self.group = group
+        self.policy = policy
+        self.settings = settings
+        self.discipline = DISCIPLINES[policy.policy]
+        # GPUs of the largest node, and node equivalents that are offered.
+        self.width = max(1, width)
+        self.units = 0.0
+        self.book = PoolBook(group)
+        self.clusters = Clusters(policy)
+        self.limited = False
+        self.history = History()
+        self.lanes = Lanes()
+        # Queued tasks without valid marks; those that are promised nodes; runs on their way out.
+        self.fresh: dict[str, Task] = {}
+        self.promised: dict[str, Task] = {}
+        self.leaving: dict[str, Task] = {}
+        # Runs that could be asked to go, by weight: by key; by size and cost; and their sizes' sum.
+        self.running: dict[int, list[Key]] = {}
+        self.costs: dict[int, dict[float, list[Cost]]] = {}
+        self.held_units: dict[int, float] = {}
+        self.sizes: dict[str, float] = {}
+        # Live tasks: Σ size, Σ size x submission; by owner, how many and the end of their tags.
+        self.live_units = 0.0
+        self.live_moments = 0.0
+        self.owners: dict[str, int] = {}
+        self.finishes: dict[str, float] = {}
+        # Waiting tasks, the longest without service first.
+        self.unserved: list[Key] = []
+        # What the next round has to look at, and when time alone makes it look.
+        self.arrived: dict[str, Task] = {}
+        self.wide = True
+        self.nodes_changed = True
+        self.due_at: datetime | None = None
+        self.passed_at: datetime | None = None
+
+    @property
+    def protected_seconds(self) -> float:
+        """How long a run is left alone by everybody."""
+        own = self.policy.protected_seconds
+        return self.settings.protected_seconds if own is None else own
+
+    def size(self, task: Task) -> float:
+        """Node equivalents of a task."""
+        found = self.sizes.get(task.id)
+        return units_of(task.shape, self.width) if found is None else found
+
+    def key(self, marks: Marks) -> float:
+        """The order key at the present scale."""
+        return marks.key + self.book.scale * marks.scaled
+
+    def who(self, task: Task) -> Who:
+        """Whose limits count for a task."""
+        cluster = self.clusters.of(task) if self.clusters else ""
+        if self.limited:
+            return cluster, task.owner, task.team
+        return (cluster, "", "") if cluster else NOBODY
+
+    def level(self, task: Task) -> Priority:
+        """The level a task that waits counts at: its own, or what it sank to by running."""
+        level = task.priority
+        for demotion in self.policy.demotions:
+            if demotion.level is level and task.run_seconds >= demotion.after_seconds:
+                level = demotion.to
+        return level
+
+    def attained(self, task: Task, now: datetime) -> float:
+        """Seconds a task has run in all."""
+        running = 0.0
+        if task.run_started_at is not None:
+            running = max(0.0, (now - task.run_started_at).total_seconds())
+        return task.run_seconds + running
+
+    def name(self, task: Task) -> QueueName:
+        """The queue a waiting task belongs to."""
+        weight = AUTO if is_auto(task) else WEIGHTS[self.level(task)]
+        return QueueName(weight, task.shape, self.who(task))
+
+    def marked(self, task: Task) -> bool:
+        """True if a queued task has marks of this discipline."""
+        return task.marks.policy == self.discipline.name and task.marks.waiting
+
+    # Changes of rows.
+
+    def observe(self, old: Task, new: Task | None, ended: Ended | None) -> None:
+        """Learn from a change: how long tasks run, and what being moved costs."""
+        counted = old.marks.counted_seconds
+        if ended is not None and ended.run_seconds > 0:
+            if ended.by_itself:
+                self.history.ended(features_of(self, old), ended.run_seconds, counted)
+            else:
+                self.history.outlived(features_of(self, old), counted, ended.run_seconds)
+        elif new is not None and new.marks.counted_seconds > counted:
+            self.history.outlived(features_of(self, old), counted, new.marks.counted_seconds)
+
+    def enter(self, task: Task) -> None:
+        """A task as it is from now on."""
+        size = self.sizes[task.id] = units_of(task.shape, self.width)
+        self.live_units += size
+        self.live_moments += size * task.submitted_at.timestamp()
+        self.owners[task.owner] = self.owners.get(task.owner, 0) + 1
+        finish = task.marks.user_finish
+        if finish > self.finishes.get(task.owner, 0.0):
+            self.finishes[task.owner] = finish
+        if task.state is QUEUED:
+            self._wait(task)
+        elif task.state in LEAVING:
+            self.leaving[task.id] = task
+        elif task.holds:
+            self._run(task, size)
+        if self.clusters and (task.holds or task.promised):
+            self.clusters.charge(self.clusters.of(task), size)
+
+    def leave(self, task: Task) -> None:
+        """Forget a task as it was until now."""
+        size = self.sizes.pop(task.id)
+        self.live_units -= size
+        self.live_moments -= size * task.submitted_at.timestamp()
+        self.owners[task.owner] -= 1
+        if not self.owners[task.owner]:
+            del self.owners[task.owner]
+        if task.state is QUEUED:
+            self._unwait(task)
+        elif task.state in LEAVING:
+            del self.leaving[task.id]
+        elif task.holds:
+            self._unrun(task, size)
+        if self.clusters and (task.holds or task.promised):
+            self.clusters.charge(self.clusters.of(task), -size)
+
+    def gone(self, owner: str) -> None:
+        """After a change: an owner without live tasks begins anew."""
+        if owner not in self.owners:
+            self.finishes.pop(owner, None)
+
+    def _unserved_key(self, task: Task) -> Key:
+        return (task.unserved_since or task.submitted_at).timestamp(), task.id
+
+    def _wait(self, task: Task) -> None:
+        insort(self.unserved, self._unserved_key(task))
+        if task.promised:
+            self.promised[task.id] = task
+        elif self.marked(task):
+            self.lanes.add(self.name(task), (self.key(task.marks), task.id))
+        else:
+            self.fresh[task.id] = task
+
+    def _unwait(self, task: Task) -> None:
+        _remove(self.unserved, self._unserved_key(task))
+        if task.promised:
+            del self.promised[task.id]
+        elif self.marked(task):
+            self.lanes.remove(self.name(task), (self.key(task.marks), task.id))
+        else:
+            del self.fresh[task.id]
+
+    def _run(self, task: Task, size: float) -> None:
+        weight = WEIGHTS[task.level]
+        insort(self.running.setdefault(weight, []), (self.key(task.marks), task.id))
+        self.held_units[weight] = self.held_units.get(weight, 0.0) + size
+        insort(self.costs.setdefault(weight, {}).setdefault(size, []), self._cost(task))
+
+    def _unrun(self, task: Task, size: float) -> None:
+        weight = WEIGHTS[task.level]
+        _remove(self.running[weight], (self.key(task.marks), task.id))
+        costs = self.costs[weight][size]
+        _remove(costs, self._cost(task))
+        if not costs:
+            del self.costs[weight][size]
+        if self.running[weight]:
+            self.held_units[weight] -= size
+        else:
+            del self.running[weight], self.costs[weight], self.held_units[weight]
+
+    def move_seconds(self, task: Task) -> float:
+        """What being moved costs a task: as measured, else as the policy assumes."""
+        measured = task.move_seconds
+        return self.policy.timeshare.restart_seconds if measured is None else measured
+
+    def _cost(self, task: Task) -> Cost:
+        """Smaller = cheaper for runs of one size, at every moment alike."""
+        return self.move_seconds(task) - saved_until(task), task.id
+
+    def rescale(self, book: PoolBook, tasks: Iterable[Task]) -> None:
+        """Take a new book over; if the scale changed, everything is put where it belongs now."""
+        if book.scale == self.book.scale:
+            self.book = book
+            return
+        kept = [task for task in tasks if task.id in self.sizes]
+        for task in kept:
+            self.leave(task)
+        self.book = book
+        for task in kept:
+            self.enter(task)
+
+    def live(self) -> bool:
+        """True if anything waits or runs here."""
+        return bool(self.sizes)
+
+    def waiting_count(self) -> int:
+        """How many tasks wait."""
+        return len(self.unserved)
+
+    def lower_units(self, weight: int) -> float:
+        """Node equivalents held by runs of lower levels that could be asked to go."""
+        return sum(held for level, held in self.held_units.items() if level < weight)
+
+    def cheapest(self, weight: int, now: float) -> Iterator[tuple[float, str]]:
+        """The runs of one level with what losing them costs (node-seconds), cheapest first."""
+        heap: list[tuple[float, str, float, int]] = []
+        by_size = self.costs.get(weight, {})
+        for size, costs in by_size.items():
+            base, task_id = costs[0]
+            heap.append((size * (base + now), task_id, size, 0))
+        heapify(heap)
+        while heap:
+            cost, task_id, size, place = heap[0]
+            yield max(0.0, cost), task_id
+            costs = by_size[size]
+            if place + 1 < len(costs):
+                base, next_id = costs[place + 1]
+                heapreplace(heap, (size * (base + now), next_id, size, place + 1))
+            else:
+                heappop(heap)
+
+
+def _remove(row: list[tuple[float, str]], key: tuple[float, str]) -> None:
+    place = bisect_left(row, key)
+    assert row[place] == key, "what was put in is there"
+    del row[place]

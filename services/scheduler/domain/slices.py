@@ -1,0 +1,91 @@
+"""What time does to the order: marks are made, slices end, levels sink, the load is sampled.
+
+``share.py`` calls this before it looks at who waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from libs.contracts.messages import ReasonCode
+from services.scheduler.domain.marks import Marks
+from services.scheduler.domain.model import Mark, Task
+from services.scheduler.domain.moments import Kind, Moment
+from services.scheduler.domain.pool import Pool
+from services.scheduler.domain.round import Round
+from services.scheduler.domain.timeshare.rule import Load, RuleSettings, sampled, scale
+from services.scheduler.domain.why import reason
+
+RULE = RuleSettings()
+
+
+def mark_waiting(round_: Round, pool: Pool, task: Task) -> None:
+    """Give a task that arrived, or is back, its place in the order."""
+    finish = round_.finishes.get((pool.group, task.owner), pool.finishes.get(task.owner, 0.0))
+    marks = pool.discipline.waiting(pool, task, round_.now, finish)
+    round_.marks[task.id] = marks
+    if marks.user_finish > finish:
+        round_.finishes[pool.group, task.owner] = marks.user_finish
+
+
+def mark_starting(round_: Round, pool: Pool, task: Task) -> Marks:
+    """The marks of a run that begins."""
+    marks = round_.marks.get(task.id)
+    if marks is not None:
+        task = replace(task, marks=marks)
+    return pool.discipline.starting(pool, task, round_.now)
+
+
+def tend(round_: Round, pool: Pool, moments: list[Moment]) -> None:
+    """Runs whose slice is over get a new place in the order; levels sink."""
+    for moment in moments:
+        task = round_.index.tasks[moment.task_id]
+        if task.id in round_.moved:
+            continue
+        if moment.kind is Kind.REKEYS:
+            _slice_over(round_, pool, task)
+        elif moment.kind is Kind.SINKS:
+            _sink(round_, pool, task)
+
+
+def _slice_over(round_: Round, pool: Pool, task: Task) -> None:
+    marks = pool.discipline.slice_over(pool, task, round_.now)
+    why = reason(ReasonCode.SLICE_OVER, seconds=round(pool.attained(task, round_.now)))
+    round_.remark(Mark(task.id, why, marks))
+
+
+def _sink(round_: Round, pool: Pool, task: Task) -> None:
+    for demotion in pool.policy.demotions:
+        if demotion.level is task.level:
+            names = {"priority": task.level.value, "to": demotion.to.value}
+            why = reason(ReasonCode.LEVEL_SANK, names=names, seconds=demotion.after_seconds)
+            marks = round_.marks_of(task)
+            round_.remark(Mark(task.id, why, marks, demotion.to))
+            return
+
+
+def sample(round_: Round, pool: Pool) -> None:
+    """Note the load every half hour, if the discipline wants to know it."""
+    if not pool.discipline.pays or not pool.live():
+        return
+    book = round_.book(pool)
+    if book.sampled_at is None:
+        round_.books[pool.group] = replace(book, sampled_at=round_.now)
+        return
+    began = book.sampled_at.timestamp()
+    if abs(round_.seconds - began) < RULE.sample_seconds:
+        return
+    age = round_.seconds - pool.live_moments / pool.live_units
+    load = sampled(RULE, Load(book.load, began), age, round_.seconds)
+    round_.books[pool.group] = replace(
+        book, load=load.mean_age_seconds, scale=scale(RULE, load), sampled_at=round_.now
+    )
+
+
+def next_sample(round_: Round, pool: Pool) -> datetime | None:
+    """When the load is noted next."""
+    at = round_.book(pool).sampled_at
+    if at is None or not pool.discipline.pays or not pool.live():
+        return None
+    return at + timedelta(seconds=RULE.sample_seconds)

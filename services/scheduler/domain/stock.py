@@ -1,0 +1,165 @@
+"""What is free in one group now, in sets of places; ``place.py`` keeps one for each group.
+
+Nodes lie in a set by their size and free GPUs, so a gang is ruled out by counting and found by
+joining sets. A copy costs next to nothing and is as independent as it looks: sets are integers,
+and the free GPUs of the nodes lie in small chunks that are replaced and never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from services.scheduler.domain.fleet import Fleet
+from services.scheduler.domain.masks import span
+from services.scheduler.domain.model import Shape
+
+_BITS = 6
+_LOW = (1 << _BITS) - 1
+
+
+@dataclass(slots=True)
+class Stock:
+    """Free GPUs and CPU-only ranks of one group's nodes, by place."""
+
+    fleet: Fleet
+    # By place, in chunks that are never changed: the free units, the number of CPU-only ranks.
+    masks: list[list[int]]
+    ranks: list[list[int]]
+    # Places and their number by size and number of free units.
+    sets: dict[int, list[int]]
+    counts: dict[int, list[int]]
+    # Places by number of CPU-only ranks, and those that hold no more of them.
+    used: dict[int, int]
+    cpu_full: int = 0
+    # How many ranks lie on nodes without GPUs, by how many such a node holds.
+    shared: dict[int, int] = field(default_factory=dict[int, int])
+
+    @staticmethod
+    def of(fleet: Fleet) -> Stock:
+        """Everything usable is free."""
+        sets = {size: [0] * (max(1, size) + 1) for size in fleet.sizes}
+        for place, (node, usable) in enumerate(zip(fleet.nodes, fleet.usable, strict=True)):
+            sets[node.gpus][usable.bit_count()] |= 1 << place
+        return Stock(
+            fleet=fleet,
+            masks=_chunks(fleet.usable),
+            ranks=_chunks([0] * len(fleet.usable)),
+            sets=sets,
+            counts={size: [each.bit_count() for each in own] for size, own in sets.items()},
+            used={0: span(0, len(fleet.nodes))},
+        )
+
+    def copy(self) -> Stock:
+        """An independent copy."""
+        return Stock(
+            self.fleet,
+            self.masks.copy(),
+            self.ranks.copy(),
+            {size: own.copy() for size, own in self.sets.items()},
+            {size: own.copy() for size, own in self.counts.items()},
+            self.used.copy(),
+            self.cpu_full,
+            self.shared.copy(),
+        )
+
+    def free(self, place: int) -> int:
+        """The free units of a node."""
+        return self.masks[place >> _BITS][place & _LOW]
+
+    def set_free(self, place: int, mask: int) -> None:
+        """Say which units of a node are free."""
+        index = place >> _BITS
+        chunk = self.masks[index].copy()
+        before = chunk[place & _LOW].bit_count()
+        chunk[place & _LOW] = mask
+        self.masks[index] = chunk
+        after = mask.bit_count()
+        if before != after:
+            size = self.fleet.nodes[place].gpus
+            bit = 1 << place
+            sets, counts = self.sets[size], self.counts[size]
+            sets[before] ^= bit
+            sets[after] ^= bit
+            counts[before] -= 1
+            counts[after] += 1
+
+    def add_ranks(self, place: int, more: int) -> None:
+        """Count CPU-only ranks on a node; ``more`` may be negative."""
+        index = place >> _BITS
+        chunk = self.ranks[index].copy()
+        before = chunk[place & _LOW]
+        after = chunk[place & _LOW] = before + more
+        self.ranks[index] = chunk
+        bit = 1 << place
+        self.used[before] ^= bit
+        if not self.used[before]:
+            del self.used[before]
+        self.used[after] = self.used.get(after, 0) | bit
+        most = self.fleet.cpu_ranks_max[place]
+        self.cpu_full = self.cpu_full | bit if after >= most else self.cpu_full & ~bit
+        if not self.fleet.nodes[place].gpus:
+            self.shared[most] = self.shared.get(most, 0) + more
+
+    def units(self) -> float:
+        """Free node equivalents; a node without GPUs is shared by its CPU-only ranks."""
+        free = sum(
+            count * number / max(1, size)
+            for size, counts in self.counts.items()
+            for count, number in enumerate(counts)
+        )
+        return free - sum(ranks / most for most, ranks in self.shared.items())
+
+    def holds_cpu_rank(self, place: int) -> bool:
+        """True if one more CPU-only rank may lie on this node."""
+        return bool(self._cpu_places() >> place & 1)
+
+    def _cpu_places(self) -> int:
+        """Where one more CPU-only rank may lie."""
+        taken = self.sets[0][0] if 0 in self.sets else 0
+        return span(0, len(self.fleet.nodes)) & ~(self.cpu_full | taken)
+
+    def possible(self, shape: Shape) -> bool:
+        """False if there are too few nodes with so many free GPUs, whatever else they are."""
+        if shape.gpus is None:
+            return any(self.counts[size][-1] >= shape.nodes for size in self.fleet.whole_sizes)
+        if shape.gpus == 0:
+            return len(self.fleet.nodes) >= shape.nodes
+        found = sum(sum(counts[shape.gpus :]) for size, counts in self.counts.items() if size)
+        return found >= shape.nodes
+
+    def ways(self, shape: Shape) -> Iterator[list[int]]:
+        """Ways to place a gang, best first: each the sets to take its nodes from, in this order.
+
+        All nodes of a whole-node gang have the same number of GPUs; the largest kind comes first.
+        """
+        if shape.gpus is None:
+            for size in self.fleet.whole_sizes:
+                whole = self.sets[size][-1]
+                yield [whole if size else whole & self.used.get(0, 0)]
+        else:
+            yield list(self._for_gpus(shape.gpus) if shape.gpus else self._for_cpus())
+
+    def _for_gpus(self, gpus: int) -> Iterator[int]:
+        """Partly used nodes before whole ones, so that these stay whole; least to spare first."""
+        sizes = [size for size in reversed(self.fleet.sizes) if size >= gpus]
+        for free in range(gpus, max(sizes, default=0)):
+            for size in sizes:
+                if free < size and self.counts[size][free]:
+                    yield self.sets[size][free]
+        for size in sizes:
+            yield self.sets[size][size]
+
+    def _for_cpus(self) -> Iterator[int]:
+        """Nodes without GPUs first, the fullest of them; then GPU nodes, the emptiest."""
+        places = self._cpu_places()
+        plain = self.fleet.of_size.get(0, 0)
+        for used in sorted(self.used, reverse=True):
+            yield self.used[used] & places & plain
+        for used in sorted(self.used):
+            yield self.used[used] & places & ~plain
+
+
+def _chunks(values: list[int]) -> list[list[int]]:
+    step = 1 << _BITS
+    return [values[start : start + step] for start in range(0, len(values), step)]

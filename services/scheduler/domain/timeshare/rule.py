@@ -1,0 +1,284 @@
+"""The rule of the timeshare discipline in numbers: delay, slice, hold, load scale, tags, accounts.
+
+The smallest key runs first: key = submit + tag + s * delay. ``delay`` orders by what a task has
+had and how long it may still run, ``Tags`` keeps users from flooding each other, ``s`` is the
+pool's load scale, and accounts bound what preemptions and grants may cost. All of it is pure but
+for ``Tags``; called by the timeshare discipline at arrivals, slice ends and passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import floor, log2
+
+from services.scheduler.domain.policy import Timeshare
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSettings:
+    """The deeper numbers of the rule; those people may set per group are in ``Timeshare``.
+
+    Seconds unless said otherwise; a share is a part of the pool.
+    """
+
+    # What a task has had weighs so much in the delay, what is predicted the rest.
+    attained_part: float = 0.2
+    # How far a second of either sets a gang of ``reference_share`` back.
+    delay_factor: float = 30.0
+    # Bigger gangs are set back more, by this power of their share, between the two shares.
+    size_power: float = 0.3
+    reference_share: float = 0.0625
+    share_min: float = 0.006
+    share_max: float = 0.125
+    # A gang of a quarter of the pool yields only to tasks submitted at most so long after it;
+    # others in proportion to their size.
+    delay_seconds_max: float = 3e6
+    # From this share on a gang is big: held after a start, and served from the whole budget.
+    big_share: float = 0.25
+    # A hold grows with age, between these factors, and is 1 times its setting at this age.
+    hold_age_seconds: float = 86_400.0
+    hold_factor_min: float = 0.25
+    hold_factor_max: float = 2.0
+    # But at least so many restart costs.
+    hold_restarts_min: float = 60.0
+    # How often the load is sampled, and the half-life of its mean.
+    sample_seconds: float = 1800.0
+    load_half_life_seconds: float = 43_200.0
+    # The mean age of live work from which on delays grow with the load; the steps per octave.
+    load_seconds: float = 2.5e5
+    scale_steps: float = 2.0
+    # A user's own tasks set their next ones back by at most so much.
+    tag_seconds_max: float = 3 * 86_400.0
+    # The budget of preemptions holds at most so many restarts of the whole pool; the last so many
+    # are for big gangs and granted tasks.
+    budget_restarts_max: float = 4.0
+    budget_restarts_reserved: float = 1.0
+    # The length of a grant, and how many of the whole pool's the account holds.
+    grant_seconds: float = 3600.0
+    grants_max: float = 1.5
+    # The flood guard: a user's backlog of so many seconds of the whole pool is a flood; then the
+    # user holds at most ``flood_part`` of the pool per flood, and never less than the minimum.
+    flood_seconds: float = 86_400.0
+    flood_part: float = 0.25
+    flood_share_min: float = 0.05
+
+    def __post_init__(self) -> None:
+        """Numbers that cannot be meant are refused."""
+        for name in ("reference_share", "share_min", "hold_age_seconds", "load_half_life_seconds"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}: above 0")
+        if self.load_seconds <= 0 or self.scale_steps <= 0 or self.flood_seconds <= 0:
+            raise ValueError("load_seconds, scale_steps and flood_seconds: above 0")
+        if not self.share_min <= self.share_max or self.budget_restarts_reserved < 0:
+            raise ValueError("share_max: at least share_min; budget_restarts_reserved: at least 0")
+        if self.budget_restarts_max <= self.budget_restarts_reserved:
+            raise ValueError("budget_restarts_max: above budget_restarts_reserved")
+
+
+def delay(settings: RuleSettings, share: float, attained_seconds: float, index: float) -> float:
+    """How far a task is set back at a load scale of 1; the scale multiplies it. Seconds."""
+    part = settings.attained_part
+    expected = part * attained_seconds + (1.0 - part) * index
+    bounded = min(max(share, settings.share_min), settings.share_max)
+    factor = settings.delay_factor * (bounded / settings.reference_share) ** settings.size_power
+    longest = settings.delay_seconds_max * settings.big_share / max(share, 1e-9)
+    return min(factor * expected, longest)
+
+
+def is_big(settings: RuleSettings, share: float) -> bool:
+    """Whether assembling the gang costs many preemptions."""
+    return share >= settings.big_share
+
+
+def slice_seconds(numbers: Timeshare, attained_seconds: float) -> float:
+    """How long a task runs before its key is made anew."""
+    return max(numbers.slice_seconds_min, numbers.slice_share * attained_seconds)
+
+
+def hold_seconds(
+    settings: RuleSettings,
+    numbers: Timeshare,
+    *,
+    share: float,
+    age_seconds: float,
+    restart_seconds: float,
+) -> float:
+    """How long after a start a task is not preempted inside its level; 0 unless it is big."""
+    if not is_big(settings, share):
+        return 0.0
+    age = age_seconds / settings.hold_age_seconds
+    factor = min(max(age, settings.hold_factor_min), settings.hold_factor_max)
+    least = settings.hold_restarts_min * restart_seconds
+    return restart_seconds + max(numbers.hold_seconds * factor, least)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The mean age of live work in a pool, smoothed, and when it was sampled."""
+
+    mean_age_seconds: float
+    sampled_at: float
+
+
+def sample_due(settings: RuleSettings, load: Load, now: float) -> bool:
+    """Whether the load is to be sampled; also after a clock went far back."""
+    return abs(now - load.sampled_at) >= settings.sample_seconds
+
+
+def sampled(settings: RuleSettings, load: Load, age_seconds: float, now: float) -> Load:
+    """The load after one more look: ``age_seconds`` is the mean age of the live nodes asked for.
+
+    That is sum(q * age) / sum(q) over live tasks, 0 where there is none.
+    """
+    elapsed = max(now - load.sampled_at, 0.0)
+    kept = 0.5 ** (elapsed / settings.load_half_life_seconds)
+    return Load(kept * load.mean_age_seconds + (1.0 - kept) * max(age_seconds, 0.0), now)
+
+
+def scale(settings: RuleSettings, load: Load) -> float:
+    """The load scale: 1, or in steps more, where work waits for so long that ageing rules alone."""
+    over = max(load.mean_age_seconds / settings.load_seconds, 1.0)
+    return 2.0 ** (floor(settings.scale_steps * log2(over) + 0.5) / settings.scale_steps)
+
+
+@dataclass(slots=True)
+class _Tagged:
+    live: int
+    # When what the user submitted so far would be served at their share; what the next waits for.
+    finish: float
+
+
+class Tags:
+    """Fairness between users: who submits much at once waits for their own share of the pool."""
+
+    def __init__(self, settings: RuleSettings) -> None:
+        self._settings = settings
+        # Users with live tasks.
+        self._users: dict[str, _Tagged] = {}
+
+    def __len__(self) -> int:
+        """How many users have live tasks."""
+        return len(self._users)
+
+    def arrived(
+        self, user: str, now: float, *, share: float, mean_seconds: float, weight: float = 1.0
+    ) -> float:
+        """A user submitted a task of a share of the pool; its tag, in seconds.
+
+        ``weight`` is the user's share against the others' 1.
+        """
+        tagged = self._users.get(user)
+        if tagged is None:
+            tagged = self._users[user] = _Tagged(0, now)
+        tagged.live += 1
+        latest = now + self._settings.tag_seconds_max
+        # A clock that went back leaves no longer tag behind than the rule allows.
+        start = min(max(now, tagged.finish), latest)
+        served = mean_seconds * share * len(self._users) / max(weight, 1e-6)
+        tagged.finish = min(start + served, latest)
+        return start - now
+
+    def restored(self, user: str, finish: float | None = None) -> None:
+        """A live task is known again after a restart; ``finish`` as ``finishes`` said it."""
+        tagged = self._users.setdefault(user, _Tagged(0, 0.0))
+        tagged.live += 1
+        tagged.finish = max(tagged.finish, finish or 0.0)
+
+    def left(self, user: str) -> None:
+        """A task of a user is no longer live; with the last one what they owed is forgotten."""
+        tagged = self._users.get(user)
+        if tagged is not None:
+            tagged.live -= 1
+            if tagged.live <= 0:
+                del self._users[user]
+
+    def finishes(self) -> Mapping[str, float]:
+        """What is kept of each user, for ``restored``."""
+        return {user: tagged.finish for user, tagged in self._users.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Node-seconds that may be spent, and when they were counted."""
+
+    tokens: float
+    counted_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How an account fills: node-seconds per second, and at most; the last part is reserved."""
+
+    rate: float
+    ceiling: float
+    reserved: float = 0.0
+
+    def opened(self, now: float) -> Account:
+        """A full account."""
+        return Account(self.ceiling, now)
+
+    def accrued(self, account: Account, now: float) -> Account:
+        """The account now; time that ran backwards adds nothing."""
+        elapsed = max(now - account.counted_at, 0.0)
+        return Account(min(account.tokens + self.rate * elapsed, self.ceiling), now)
+
+    def covers(self, account: Account, cost: float, *, entitled: bool = True) -> bool:
+        """Whether a cost can be paid from an account counted now.
+
+        What costs more than a full account is paid from a full one and leaves a debt: it is
+        late, never impossible. Only the entitled may use the reserved part.
+        """
+        kept = 0.0 if entitled else self.reserved
+        # Tokens are sums of many small steps.
+        slack = 1e-9 * self.ceiling
+        return account.tokens - kept + slack >= min(cost, self.ceiling - kept)
+
+    def covered_at(self, account: Account, cost: float, *, entitled: bool = True) -> float | None:
+        """When the cost can be paid if nothing else is; None: never, nothing accrues."""
+        kept = 0.0 if entitled else self.reserved
+        missing = min(cost, self.ceiling - kept) + kept - account.tokens
+        if missing <= 0.0:
+            return account.counted_at
+        return account.counted_at + missing / self.rate if self.rate > 0.0 else None
+
+
+def spent(account: Account, cost: float) -> Account:
+    """The account after paying."""
+    return Account(account.tokens - cost, account.counted_at)
+
+
+def preemption_budget(
+    settings: RuleSettings, numbers: Timeshare, nodes: float, restart_seconds: float
+) -> Budget:
+    """What preemptions inside a level may cost a pool: victims' restarts and lost work.
+
+    ``restart_seconds`` is what a restart usually costs here.
+    """
+    pool = nodes * restart_seconds
+    return Budget(
+        numbers.budget_share * nodes,
+        settings.budget_restarts_max * pool,
+        settings.budget_restarts_reserved * pool,
+    )
+
+
+def grant_budget(settings: RuleSettings, numbers: Timeshare, nodes: float) -> Budget:
+    """What may be granted to those without service for long."""
+    return Budget(numbers.grant_share * nodes, settings.grants_max * nodes * settings.grant_seconds)
+
+
+def grant_cost(settings: RuleSettings, size: float, restart_seconds: float) -> float:
+    """What a grant takes from the account: the gang's nodes for its length, and the restart."""
+    return size * (settings.grant_seconds + restart_seconds)
+
+
+def flood_share(settings: RuleSettings, backlog_seconds: float) -> float:
+    """The share a user may hold while others want it, for a backlog in seconds of the whole pool.
+
+    The backlog is sum(q) * mean duration / N over the user's live tasks. 1 where it is no flood.
+    """
+    if backlog_seconds <= settings.flood_seconds:
+        return 1.0
+    part = settings.flood_part * settings.flood_seconds / backlog_seconds
+    return min(max(part, settings.flood_share_min), 1.0)

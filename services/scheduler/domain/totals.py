@@ -1,0 +1,99 @@
+"""What the nodes could hold if they were empty; each question is answered once per shape.
+
+Made anew by ``index.py`` when nodes change, which is rare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from services.scheduler.domain.model import Node, PolicySettings, Shape
+from services.scheduler.domain.place import Capacity, width
+from services.scheduler.domain.quota import Need
+from services.scheduler.domain.topology import LEVELS
+
+
+class Totals:
+    """The nodes of one moment, empty."""
+
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        settings: PolicySettings,
+        levels: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        standing = [node for node in nodes if not node.removed]
+        # Lost and cordoned nodes and sick GPUs may come back, so they count as known.
+        self.known = Capacity((replace(node, unusable_gpus=()) for node in standing), settings)
+        offered = (node for node in standing if node.offered)
+        self.offered = Capacity(offered, settings, levels)
+        self._levels = levels or {}
+        # Groups with more than one of the largest domains.
+        zones: dict[str, set[str]] = {}
+        for node in standing:
+            label = self.levels(node.group)[:1]
+            zones.setdefault(node.group, set()).update(
+                value for key, value in node.labels if [key] == list(label)
+            )
+        self.zoned = frozenset(group for group, names in zones.items() if len(names) > 1)
+        # Nodes whose runs are asked to leave.
+        self.draining = frozenset(str(node.id) for node in standing if node.draining)
+        self._widths: dict[str, int] = {}
+        for node in standing:
+            self._widths[node.group] = max(self._widths.get(node.group, 1), width(node))
+        self._fits_known: dict[Shape, bool] = {}
+        self._fits_now: dict[Shape, bool] = {}
+        self._needs: dict[Shape, Need] = {}
+        self._eligible: dict[Shape, frozenset[str]] = {}
+        self._covers: dict[tuple[Shape, Shape], bool] = {}
+
+    def width(self, group: str) -> int:
+        """GPUs of the largest node of a group; at least 1."""
+        return self._widths.get(group, 1)
+
+    def units(self, group: str) -> float:
+        """Node equivalents that a group offers."""
+        return self.offered.units(group)
+
+    def levels(self, group: str) -> Sequence[str]:
+        """The labels of a group's domains, the largest first."""
+        return self._levels.get(group, LEVELS)
+
+    def fits_known(self, shape: Shape) -> bool:
+        """True if the whole known inventory, empty, could hold the gang."""
+        if shape not in self._fits_known:
+            self._fits_known[shape] = self.known.pick(shape) is not None
+        return self._fits_known[shape]
+
+    def fits_now(self, shape: Shape) -> bool:
+        """True if the nodes that are ready and not cordoned, empty, could hold the gang."""
+        if shape not in self._fits_now:
+            self._fits_now[shape] = self.offered.pick(shape) is not None
+        return self._fits_now[shape]
+
+    def need(self, shape: Shape) -> Need:
+        """What the gang takes of a limit; whole nodes count as the largest kind that it fits."""
+        if shape not in self._needs:
+            gpus = shape.gpus
+            if gpus is None:
+                slots = self.offered.pick(shape) or self.known.pick(shape) or ()
+                sizes = [self.known.nodes[slot.node_id].gpus for slot in slots]
+                gpus = max(sizes, default=0)
+            self._needs[shape] = Need(gpus * shape.nodes, shape.nodes)
+        return self._needs[shape]
+
+    def eligible(self, shape: Shape) -> frozenset[str]:
+        """What the shape competes for among the offered nodes."""
+        # However many nodes it wants, the nodes are the same.
+        one = shape._replace(nodes=1)
+        if one not in self._eligible:
+            self._eligible[one] = self.offered.eligible(one)
+        return self._eligible[one]
+
+    def competes(self, later: Shape, earlier: Shape) -> bool:
+        """True if every node that ``later`` could use is one that ``earlier`` could use."""
+        key = (later, earlier)
+        if key not in self._covers:
+            self._covers[key] = self.eligible(later) <= self.eligible(earlier)
+        return self._covers[key]

@@ -1,0 +1,116 @@
+"""Why a task cannot start whatever others do: its retry time, its size, its limits."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from libs.contracts.messages import Priority, Reason, ReasonCode
+from services.scheduler.domain.lifecycle import QUEUED
+from services.scheduler.domain.model import Reject, Task
+from services.scheduler.domain.order import Entry, Outcome
+from services.scheduler.domain.pool import Pool
+from services.scheduler.domain.quota import Excess, Need
+from services.scheduler.domain.round import Round
+from services.scheduler.domain.why import reason
+
+
+def retry_later(task: Task, now: datetime) -> bool:
+    """A retry waits its time; a task that its owner resumed does not."""
+    until = task.not_before_at
+    return task.state is QUEUED and until is not None and until > now
+
+
+def waits_by_itself(round_: Round, pool: Pool, entry: Entry) -> Outcome | None:
+    """What stops the task, with the reason noted; None: nothing but others."""
+    task, shape, totals = entry.task, entry.shape, round_.totals
+    if retry_later(task, round_.now):
+        round_.explain(task, _retry_reason(task), accepted=task.accepted)
+        return Outcome.ASIDE
+    if not totals.fits_known(shape):
+        _too_big(round_, entry)
+        return Outcome.ASIDE
+    if not totals.fits_now(shape):
+        round_.explain(task, round_.waits(ReasonCode.CLUSTER_TOO_SMALL_NOW, shape))
+        return Outcome.ASIDE
+    return _limited(round_, pool, entry)
+
+
+def _limited(round_: Round, pool: Pool, entry: Entry) -> Outcome | None:
+    task = entry.task
+    need = round_.totals.need(entry.shape)
+    excess = round_.ledger.excess(task, entry.level, need)
+    if excess is not None:
+        never = need.of(excess.limit.unit) > excess.limit.limit
+        _waits_for(round_, task, quota_reason(excess, need), never=never)
+        return Outcome.ASIDE if never else Outcome.LIMITED
+    if entry.cluster:
+        size = pool.size(task)
+        full = round_.clusters(pool).full(entry.cluster, size)
+        if full is not None and full.nodes_max is not None:
+            names = {"cluster": full.name}
+            code = ReasonCode.WAITS_FOR_VIRTUAL_CLUSTER
+            why = reason(code, names=names, limit=full.nodes_max, need=size)
+            _waits_for(round_, task, why, never=size > full.nodes_max)
+            return Outcome.ASIDE if size > full.nodes_max else Outcome.LIMITED
+    return None
+
+
+def _waits_for(round_: Round, task: Task, why: Reason, *, never: bool) -> None:
+    """It waits for a limit; one that it never fits refuses a task that never was accepted."""
+    if never and not task.accepted and task.state is QUEUED:
+        names = {"whose": _whose(why)}
+        numbers = why.numbers
+        refusal = reason(
+            ReasonCode.QUOTA_NEVER_FITS, names=names, need=numbers["need"], limit=numbers["limit"]
+        )
+        round_.decide(Reject(task.id, refusal))
+        round_.explanations[task.id] = refusal
+    else:
+        round_.explain(task, why)
+
+
+def _whose(why: Reason) -> str:
+    names = why.names
+    if "cluster" in names:
+        return f"virtual cluster {names['cluster']}"
+    who = [f"{kind} {names[kind]}" for kind in ("user", "team", "group") if names.get(kind)]
+    return "the quota of " + (" in ".join(who) or "each user")
+
+
+def _too_big(round_: Round, entry: Entry) -> None:
+    """No known nodes could hold it: rejected if that is certain and always was so."""
+    task, shape = entry.task, entry.shape
+    if task.accepted:
+        round_.explain(task, round_.waits(ReasonCode.CLUSTER_TOO_SMALL_NOW, shape))
+    elif round_.snapshot.inventory_listed:
+        why = round_.waits(ReasonCode.NEVER_FITS, shape)
+        round_.decide(Reject(task.id, why))
+        round_.explanations[task.id] = why
+    else:
+        why = round_.waits(ReasonCode.WAITS_FOR_INVENTORY, shape)
+        round_.explain(task, why, accepted=False)
+
+
+def _retry_reason(task: Task) -> Reason:
+    assert task.not_before_at is not None, "only a task that is to wait is asked"
+    return reason(
+        ReasonCode.WAITS_FOR_RETRY,
+        names={"at": task.not_before_at.isoformat(timespec="seconds")},
+        retry=task.retries_used,
+        retries_max=task.spec.retry.max_retries,
+    )
+
+
+def quota_reason(excess: Excess, need: Need) -> Reason:
+    """Which limit binds, and what the task would take of it."""
+    limit = excess.limit
+    names = {
+        "group": limit.group,
+        "user": limit.user,
+        "team": limit.team,
+        "priority": "" if limit.priority is Priority.UNSPECIFIED else limit.priority.value,
+        "unit": limit.unit.value,
+    }
+    return reason(
+        ReasonCode.WAITS_FOR_QUOTA, names=names, limit=limit.limit, need=need.of(limit.unit)
+    )

@@ -1,0 +1,1 @@
+"""Traces of any kind, read into one workload: ``load.load`` is the way in."""

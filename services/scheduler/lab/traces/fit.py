@@ -1,0 +1,237 @@
+"""Fits the rows of a trace to a cluster and counts what is left out.
+
+Bad lines are counted, the first of them told with their numbers, and the trace is refused when
+they are more than a few. Lines out of order are sorted. Called by ``load.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import ceil
+
+from libs.contracts.messages import Priority
+from services.scheduler.domain.policy import VirtualCluster
+from services.scheduler.lab.errors import LabError
+from services.scheduler.lab.traces.levels import level_table
+from services.scheduler.lab.traces.row import Left, Parsed, Row
+from services.scheduler.lab.workload import (
+    DEFAULT_GROUP,
+    Cluster,
+    Job,
+    Workload,
+    fitting_nodes,
+    uniform,
+)
+
+ROWS_MAX = 10_000_000
+TOLD_MAX = 20
+BAD_SHARE_MAX = 0.01
+BAD_ALWAYS_ALLOWED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a trace is fitted to.
+
+    Attributes:
+        nodes: nodes of the cluster; None: what the cluster file or the trace itself says.
+        gpus_per_node: GPUs on each of ``nodes``.
+        cluster: from a cluster file; then ``nodes`` and ``gpus_per_node`` are not used.
+        bad_share_max: the part of lines that may be bad; ten always may.
+        limit: only so many jobs, the first by submission.
+    """
+
+    nodes: int | None = None
+    gpus_per_node: int = 8
+    cluster: Cluster | None = None
+    bad_share_max: float = BAD_SHARE_MAX
+    limit: int | None = None
+    format: str = ""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was read and what of it was left out; only the first bad lines are kept."""
+
+    where: str
+    lines: int = 0
+    bad: int = 0
+    meant: int = 0
+    told: list[Left] | None = None
+
+    def leave(self, left: Left) -> None:
+        """Count a line that becomes no job."""
+        if not left.bad:
+            self.meant += 1
+            return
+        self.bad += 1
+        self.told = self.told or []
+        if len(self.told) < TOLD_MAX:
+            self.told.append(left)
+
+    def sentences(self) -> list[str]:
+        """The bad lines for people, the first of them one by one."""
+        found = [f"{self.where}:{left.line}: {left.what}" for left in self.told or ()]
+        if self.bad > len(found):
+            found.append(f"… and {self.bad - len(found)} more")
+        return found
+
+    def check(self, share_max: float) -> None:
+        """Raise LabError if too many lines were bad."""
+        most = max(BAD_ALWAYS_ALLOWED, share_max * self.lines)
+        if self.bad > most:
+            raise LabError(
+                "\n  ".join(
+                    (
+                        f"{self.bad} of {self.lines} lines are bad (limit {most:g})",
+                        *self.sentences(),
+                    )
+                ),
+                where=self.where,
+                fix="mend them, give more --nodes if gangs are too large, or raise --bad-rows",
+            )
+
+
+def fit(name: str, parsed: Parsed, request: Request, tally: Tally) -> Workload:
+    """The jobs that fit, by submission, and the cluster they run on. Raises LabError."""
+    cluster = request.cluster or _own_cluster(parsed, request, tally.where)
+    rows: list[Row] = []
+    unsorted = rounded = 0
+    latest = 0.0
+    sizes = Sizes(cluster)
+    for each in parsed.rows:
+        tally.lines += 1
+        if tally.lines > ROWS_MAX:
+            raise LabError(
+                f"it has more than {ROWS_MAX} lines", where=tally.where, fix="give a part of it"
+            )
+        fitted = each if isinstance(each, Left) else sizes.fitted(each)
+        if isinstance(fitted, Left):
+            tally.leave(fitted)
+            continue
+        unsorted += fitted.submit_s < latest
+        rounded += fitted.rounded
+        latest = max(latest, fitted.submit_s)
+        rows.append(fitted)
+    tally.check(request.bad_share_max)
+    if not rows:
+        raise LabError("it holds no job", where=tally.where, fix="give a trace with jobs")
+    rows.sort(key=lambda row: row.submit_s)
+    notes = list(parsed.notes)
+    if tally.bad:
+        notes.append(f"{tally.bad} of {tally.lines} lines are bad and left out:")
+        notes += tally.sentences()
+    if tally.meant:
+        notes.append(f"{tally.meant} lines are no ended jobs and left out")
+    if unsorted and not _expanded(parsed):
+        notes.append(f"{unsorted} lines are out of order: sorted by submission")
+    if rounded:
+        notes.append(f"{rounded} jobs used a part of a GPU: counted as a whole one")
+    left_out = len(rows) - request.limit if request.limit else 0
+    jobs = _jobs(rows[: request.limit] if request.limit else rows, notes)
+    if left_out > 0:
+        notes.append(f"only the first {len(jobs)} jobs: {left_out} later ones are left out")
+    return Workload(name, jobs, cluster, skipped=tally.bad + tally.meant, notes=tuple(notes))
+
+
+def _expanded(parsed: Parsed) -> bool:
+    """True for what came out of a generator, queue after queue."""
+    return bool(parsed.virtual_clusters)
+
+
+def _jobs(rows: list[Row], notes: list[str]) -> list[Job]:
+    numbers = {row.priority for row in rows if not isinstance(row.priority, Priority)}
+    levels = level_table(numbers, notes)
+    zero = rows[0].submit_s
+    return [
+        Job(
+            number=place,
+            submit_s=row.submit_s - zero,
+            duration_s=row.duration_s,
+            nodes=row.nodes or 1,
+            gpus_per_node=row.gpus_per_node,
+            user=row.user,
+            team=row.team,
+            priority=levels.get(row.priority, Priority.NORMAL)
+            if not isinstance(row.priority, Priority)
+            else row.priority,
+            requested_s=row.requested_s,
+            group=row.group,
+        )
+        for place, row in enumerate(rows)
+    ]
+
+
+@dataclass(slots=True)
+class Sizes:
+    """What each size of a trace becomes on one cluster; looked up once for each size."""
+
+    cluster: Cluster
+    known: dict[tuple[str, int | None, int | None, int | None], Row | str] = field(
+        default_factory=dict[tuple[str, int | None, int | None, int | None], Row | str]
+    )
+
+    def fitted(self, row: Row) -> Row | Left:
+        """The row with the nodes, GPUs on each and group it has here, or why it cannot run."""
+        size = (row.group, row.nodes, row.gpus, row.gpus_per_node)
+        found = self.known.get(size)
+        if found is None:
+            found = self.known[size] = self._fit(row)
+        if isinstance(found, str):
+            return Left(row.line, found)
+        return replace(row, nodes=found.nodes, gpus_per_node=found.gpus_per_node, group=found.group)
+
+    def _fit(self, row: Row) -> Row | str:
+        groups = self.cluster.groups
+        group = groups[0] if len(groups) == 1 else self.cluster.group(row.group or DEFAULT_GROUP)
+        if group is None:
+            names = ", ".join(each.name for each in groups)
+            return f"group is {row.group!r}: the cluster has {names}"
+        nodes, gpus = _shape(row, group.gpus_per_node)
+        offered = fitting_nodes(group.nodes, gpus)
+        if nodes > offered:
+            kind = "whole nodes" if gpus is None else f"nodes with {gpus} GPUs"
+            return f"a gang of {nodes} {kind}: group {group.name} has {offered}"
+        return replace(row, nodes=nodes, gpus_per_node=gpus, group=group.name)
+
+
+def _shape(row: Row, most: int) -> tuple[int, int | None]:
+    """Nodes, and GPUs on each: None for whole nodes.
+
+    GPUs alone: up to a node's GPUs are taken on one node, more take whole nodes. Nodes alone are
+    whole ones. With both, nodes count; they are whole unless the GPUs come to less on each.
+    """
+    if row.nodes is None:
+        gpus = row.gpus or 0
+        if gpus >= most > 0:
+            return ceil(gpus / most), None
+        return 1, gpus
+    if row.gpus_per_node is not None or row.gpus is None:
+        return row.nodes, None if row.gpus_per_node == most else row.gpus_per_node
+    each = ceil(row.gpus / row.nodes)
+    return row.nodes, None if each >= most else each
+
+
+def _own_cluster(parsed: Parsed, request: Request, where: str) -> Cluster:
+    """The cluster that ``--nodes`` or the trace itself says."""
+    nodes = request.nodes or parsed.nodes
+    if nodes is None:
+        raise LabError("how large the cluster is, is not known", where=where, fix="--nodes N")
+    clusters = parsed.virtual_clusters
+    guaranteed = sum(each.nodes for each in clusters if not _has_parts(each, clusters))
+    if parsed.even:
+        part = int(nodes / guaranteed) if guaranteed else 0
+        clusters = (
+            tuple(replace(each, nodes=each.nodes * part) for each in clusters) if part else ()
+        )
+    elif guaranteed > nodes:
+        raise LabError(
+            f"its queues are guaranteed {guaranteed:g} nodes: --nodes is {nodes}",
+            where=where,
+            fix=f"--nodes {ceil(guaranteed)}",
+        )
+    return Cluster((uniform(DEFAULT_GROUP, nodes, request.gpus_per_node, clusters),))
+
+
+def _has_parts(each: VirtualCluster, clusters: tuple[VirtualCluster, ...]) -> bool:
+    return any(other.parent == each.name for other in clusters)

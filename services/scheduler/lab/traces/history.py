@@ -1,0 +1,166 @@
+"""The platform's own history: tasks as ``shiftwork ls --all --json`` and ``GET /v1/tasks`` give.
+
+One JSON object a line, an array, or the answer's ``{"items": […]}``. Tasks that have not ended, or
+never ran, say nothing of how long they work and are left out. ``finished_at - started_at`` counts
+the time a preempted task waited in between as work, so a task's ``run_seconds`` or its ``runs``
+(as ``GET /v1/tasks/{id}/runs`` gives them) are used where the file has them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from itertools import chain
+from typing import Any, cast
+
+from services.scheduler.lab.errors import LabError
+from services.scheduler.lab.traces import row as rows
+from services.scheduler.lab.traces.row import BadRowError, Left, Parsed, Row
+
+# A document that is one JSON value is read whole.
+DOCUMENT_BYTES_MAX = 512 * 1024 * 1024
+ENDED = frozenset({"succeeded", "failed", "stopped"})
+
+
+def parse(lines: Iterable[str], where: str) -> Parsed:
+    """Read a history. Raises LabError if it is no JSON of tasks at all."""
+    numbered = enumerate(lines, start=1)
+    first = next(((line, text) for line, text in numbered if text.strip()), (1, ""))
+    found = Parsed(iter(()))
+    whole = _document(first, numbered, where)
+    tasks = _each_line(chain([first], numbered)) if whole is None else _numbered(whole)
+    found.rows = _rows(tasks, found.notes)
+    return found
+
+
+def _document(
+    first: tuple[int, str], rest: Iterator[tuple[int, str]], where: str
+) -> list[Any] | None:
+    """All tasks, where the file is one JSON value over its lines; None where each line is one."""
+    text = first[1].strip()
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        if not text.startswith(("{", "[")):
+            raise LabError(
+                "it is no JSON", where=f"{where}:{first[0]}", fix="give one task a line"
+            ) from None
+        if text.startswith("{") and text.endswith("}"):
+            return None  # one broken line of many
+        value = _loads(_joined(text, rest, where), where)
+    if isinstance(value, list):
+        return cast("list[Any]", value)
+    items: Any = cast("dict[str, Any]", value).get("items") if isinstance(value, dict) else None
+    return cast("list[Any]", items) if isinstance(items, list) else None
+
+
+def _joined(text: str, rest: Iterator[tuple[int, str]], where: str) -> str:
+    parts, size = [text], len(text)
+    for _, more in rest:
+        parts.append(more)
+        size += len(more)
+        if size > DOCUMENT_BYTES_MAX:
+            raise LabError("one JSON value is too large", where=where, fix="give one task a line")
+    return "\n".join(parts)
+
+
+def _loads(text: str, where: str) -> Any:  # noqa: ANN401 - any JSON
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise LabError(f"it is no JSON: {error}", where=where, fix="give one task a line") from None
+
+
+def _numbered(tasks: list[Any]) -> Iterator[tuple[int, Any]]:
+    return enumerate(tasks, start=1)
+
+
+def _each_line(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Any]]:
+    for line, text in numbered:
+        if text.strip():
+            try:
+                yield line, json.loads(text)
+            except (ValueError, RecursionError):
+                yield line, None
+
+
+def _rows(tasks: Iterable[tuple[int, Any]], notes: list[str]) -> Iterator[Row | Left]:
+    stretched = 0
+    for line, value in tasks:
+        if not isinstance(value, dict):
+            yield Left(line, "it is no JSON object of a task")
+            continue
+        task = cast("dict[str, Any]", value)
+        if task.get("state", "succeeded") not in ENDED or not task.get("started_at"):
+            yield Left(line, "the task has not ended, or never ran", bad=False)
+            continue
+        try:
+            row, exact = _task(line, task)
+        except BadRowError as bad:
+            yield Left(line, str(bad))
+            continue
+        stretched += not exact
+        yield row
+    if stretched:
+        notes.append(
+            f"{stretched} tasks were interrupted: their work is counted from first start to end, "
+            "with the time they waited in between (add run_seconds to count it exactly)"
+        )
+
+
+def _task(line: int, task: dict[str, Any]) -> tuple[Row, bool]:
+    submitted = _moment(task, "submitted_at")
+    worked, exact = _worked(task)
+    gpus = task.get("gpus_per_node")
+    most = task.get("max_run_seconds")
+    row = Row(
+        line=line,
+        submit_s=rows.number(str(submitted), "submitted_at", rows.SUBMIT_S_MAX),
+        duration_s=rows.number(str(worked), "its running time", rows.DURATION_S_MAX),
+        nodes=rows.count(str(task.get("nodes")), "nodes", 1),
+        gpus_per_node=None if gpus is None else rows.count(str(gpus), "gpus_per_node", 0),
+        user=_name(task, "owner"),
+        team=_name(task, "team"),
+        priority=rows.priority(str(task.get("priority") or "")),
+        requested_s=None if most is None else rows.limit(str(most), "max_run_seconds"),
+        group=_name(task, "group"),
+    )
+    return row, exact
+
+
+def _worked(task: dict[str, Any]) -> tuple[float, bool]:
+    """Seconds it ran, and whether that is exact."""
+    told = task.get("run_seconds")
+    if isinstance(told, (int, float)):
+        return float(told), True
+    runs: Any = task.get("runs")
+    if isinstance(runs, list) and runs:
+        total = 0.0
+        for each in cast("list[Any]", runs):
+            run = cast("dict[str, Any]", each) if isinstance(each, dict) else {}
+            ended: Any = run.get("exit") or {}
+            if run.get("started_at") and isinstance(ended, dict):
+                total += _moment(cast("dict[str, Any]", ended), "exited_at") - _moment(
+                    run, "started_at"
+                )
+        return total, True
+    span = _moment(task, "finished_at") - _moment(task, "started_at")
+    attempt = task.get("attempt")
+    return span, not (isinstance(attempt, int) and attempt > 1)
+
+
+def _moment(task: dict[str, Any], name: str) -> float:
+    text = task.get(name)
+    try:
+        at = datetime.fromisoformat(str(text))
+    except ValueError:
+        raise BadRowError(f"{name} is {rows.shown(text)}: write an RFC 3339 time") from None
+    if at.tzinfo is None:
+        raise BadRowError(f"{name} is {rows.shown(text)}: it has no time zone; add Z")
+    return at.timestamp()
+
+
+def _name(task: dict[str, Any], name: str) -> str:
+    return sys.intern(rows.name_of(str(task.get(name) or ""), name))

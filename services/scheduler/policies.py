@@ -1,0 +1,383 @@
+"""Policy files: read, validated, and written back. Pure.
+
+Called at start (the policy file in the settings) and by the commands of ``policy_commands.py``.
+``parse`` finds everything that is wrong, not only the first; a group that is ``null`` is to lose
+what was set for it. What a document leaves out has its default, not what was set before.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from libs.contracts.messages import FieldError
+from services.scheduler import policy_fields as f
+from services.scheduler.domain.model import WEIGHTS
+from services.scheduler.domain.policy import (
+    Demotion,
+    GroupPolicy,
+    Rotation,
+    Shares,
+    Timeshare,
+    VirtualCluster,
+)
+from services.scheduler.policy_fields import DAY, Faults, Field, at
+from services.scheduler.policy_text import DOCUMENT_BYTES_MAX, PolicyTextError, read_document
+
+# The disciplines that production may use.
+POLICIES = ("timeshare", "rotation", "fifo", "backfill", "easy", "las")
+GROUPS_MAX = 1000
+CLUSTERS_MAX = 1000
+MEMBERS_MAX = 10_000
+TREE_DEPTH_MAX = 16
+TOPOLOGY_MAX = 8
+NODES_MAX = 1_000_000
+YEAR = 365 * DAY
+# Sums of fractions of nodes carry rounding errors.
+ALMOST = 1e-6
+
+_LONG = f.duration(0.0, YEAR)
+_SOME = f.duration(1.0, YEAR)
+_PART = f.number(0.0, 1.0)
+
+TIMESHARE: Mapping[str, Field] = {
+    "pass": Field("pass_seconds", f.duration(1.0, DAY), f.duration_text),
+    "restart": Field("restart_seconds", f.duration(0.0, 7 * DAY), f.duration_text),
+    "budget_share": Field("budget_share", _PART),
+    "grant_share": Field("grant_share", _PART),
+    "grant_after": Field("grant_after_seconds", _SOME, f.duration_text),
+    "slice_min": Field("slice_seconds_min", _SOME, f.duration_text),
+    "slice_share": Field("slice_share", f.number(0.0, 100.0)),
+    "hold": Field("hold_seconds", _LONG, f.duration_text),
+    "use_limits": Field("use_limits", f.flag),
+    "flood_guard": Field("flood_guard", f.flag),
+}
+ROTATION: Mapping[str, Field] = {
+    "first_slice": Field("first_slice_seconds", _SOME, f.duration_text),
+    "slice": Field("slice_seconds", _SOME, f.duration_text),
+    "half_life": Field("half_life_seconds", _SOME, f.duration_text),
+}
+DEMOTION: Mapping[str, Field] = {
+    "level": Field("level", f.level, f.level_text),
+    "to": Field("to", f.level, f.level_text),
+    "after": Field("after_seconds", _SOME, f.duration_text),
+}
+_WEIGHTS = f.weights(0.001, 1000.0, MEMBERS_MAX)
+SHARES: Mapping[str, Field] = {
+    "users": Field("users", _WEIGHTS, lambda found: {k: f.plain_number(found[k]) for k in found}),
+    "teams": Field("teams", _WEIGHTS, lambda found: {k: f.plain_number(found[k]) for k in found}),
+}
+_NODES = f.number(0.0, NODES_MAX)
+_MEMBERS = f.distinct(f.name, MEMBERS_MAX)
+CLUSTER: Mapping[str, Field] = {
+    "name": Field("name", f.name),
+    "parent": Field("parent", f.name),
+    "teams": Field("teams", _MEMBERS, f.listed),
+    "users": Field("users", _MEMBERS, f.listed),
+    "nodes": Field("nodes", _NODES, f.plain_number),
+    "nodes_max": Field("nodes_max", _NODES, f.plain_number),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What a document says. With errors, the policies are not to be used."""
+
+    policies: tuple[GroupPolicy, ...] = ()
+    # Groups that lose what was set for them.
+    taken_away: tuple[str, ...] = ()
+    errors: tuple[FieldError, ...] = ()
+    warnings: tuple[FieldError, ...] = ()
+    # Errors beyond those listed.
+    errors_more: int = 0
+
+
+class PolicyFileError(ValueError):
+    """A policy file that cannot be used; the text lists everything that is wrong with it."""
+
+
+def parse(
+    text: str,
+    *,
+    group: str = "",
+    capacity: Mapping[str, float] | None = None,
+    default_policy: str = "timeshare",
+    bytes_max: int = DOCUMENT_BYTES_MAX,
+) -> Parsed:
+    """Read a document, of many groups or (with ``group``) of that one alone.
+
+    ``capacity`` is the number of known nodes by group; None: not known, nothing is held to it.
+    """
+    try:
+        document = read_document(text, bytes_max=bytes_max)
+    except PolicyTextError as problem:
+        return Parsed(errors=(problem.error,))
+    if group:
+        own: object = {} if document is None else document
+        document = {"groups": {group: own}}
+    return validate(document, capacity=capacity, default_policy=default_policy)
+
+
+def validate(
+    document: object,
+    *,
+    capacity: Mapping[str, float] | None = None,
+    default_policy: str = "timeshare",
+) -> Parsed:
+    """The same from plain values."""
+    faults, policies, gone = Faults(), list[GroupPolicy](), list[str]()
+    for key, value in _groups(document, faults).items():
+        path = at("groups", key)
+        name = f.name(key, path, faults)
+        if name is None:
+            continue
+        if capacity is not None and name not in capacity:
+            fix = "correct the name, or add the nodes; `shiftwork group ls` lists those known"
+            faults.warn(path, name, "is a group without known nodes", fix)
+        if value is None:
+            gone.append(name)
+            continue
+        policies.append(_group(name, value, path, default_policy, faults))
+        _fits(policies[-1], capacity or {}, faults)
+    return Parsed(
+        tuple(policies), tuple(gone), tuple(faults.errors), tuple(faults.warnings), faults.more
+    )
+
+
+def _groups(document: object, faults: Faults) -> dict[object, object]:
+    """What stands under ``groups``, the one key of a document."""
+    top = f.mapping(document, "document", faults)
+    for key in top:
+        if key != "groups":
+            faults.add(f.shown(key), top[key], "is no key here", f.closest(key, ("groups",)))
+    if top.get("groups") is None and not faults.errors:
+        faults.add("groups", None, "is missing", "write groups: {NAME: {policy: timeshare}}")
+    groups = f.mapping(top.get("groups"), "groups", faults)
+    if len(groups) <= GROUPS_MAX:
+        return groups
+    faults.add("groups", None, f"has {len(groups)} groups", f"give at most {GROUPS_MAX}")
+    return {}
+
+
+def _group(name: str, value: object, path: str, default_policy: str, faults: Faults) -> GroupPolicy:
+    found = f.section(value, path, GROUP, faults)
+    policy = replace(GroupPolicy(name, policy=default_policy), **found)
+    rotation = policy.rotation
+    if rotation.first_slice_seconds > rotation.slice_seconds:
+        fix = "give at most what slice says"
+        first = f.duration_text(rotation.first_slice_seconds)
+        faults.add(f"{path}.rotation.first_slice", first, "is longer than slice", fix)
+    return policy
+
+
+def _demotions(value: object, path: str, faults: Faults) -> tuple[Demotion, ...]:
+    """Each level once, and always downwards, so that no chain of them comes back."""
+    found: list[Demotion] = []
+    for number, each in enumerate(f.listing(value, path, len(f.LEVELS), faults)):
+        below = at(path, number)
+        given = f.section(each, below, DEMOTION, faults)
+        missing = [key for key in DEMOTION if DEMOTION[key].attribute not in given]
+        if missing:
+            _missing(each, below, missing, faults)
+            continue
+        one = Demotion(**given)
+        if WEIGHTS[one.to] >= WEIGHTS[one.level]:
+            fix = f"give a level below {f.level_text(one.level)}"
+            faults.add(f"{below}.to", f.level_text(one.to), "is not a lower level", fix)
+        if any(other.level is one.level for other in found):
+            level = f.level_text(one.level)
+            faults.add(f"{below}.level", level, "is there twice", "keep one of them")
+        found.append(one)
+    return tuple(found)
+
+
+def _missing(value: object, path: str, missing: Sequence[str], faults: Faults) -> None:
+    """Name the keys that were not given at all; a wrong value has its own fault already."""
+    if value is not None and not isinstance(value, dict):
+        return
+    given = cast("dict[object, object]", value or {})
+    for key in missing:
+        if given.get(key) is None:
+            faults.add(f"{path}.{key}", None, "is missing", "give it")
+
+
+def _clusters(value: object, path: str, faults: Faults) -> tuple[VirtualCluster, ...]:
+    found: list[VirtualCluster] = []
+    places: list[str] = []
+    unsized: set[str] = set()
+    for number, each in enumerate(f.listing(value, path, CLUSTERS_MAX, faults)):
+        below = at(path, number)
+        given = f.section(each, below, CLUSTER, faults)
+        if "name" not in given:
+            _missing(each, below, ("name",), faults)
+            continue
+        if "nodes" not in given:
+            unsized.add(given["name"])
+        given.setdefault("nodes", 0.0)
+        found.append(VirtualCluster(**given))
+        places.append(below)
+    _named_once(found, places, faults)
+    if not _is_tree(found, places, faults):
+        return tuple(found)
+    return _sized(found, places, unsized, faults)
+
+
+def _named_once(clusters: Sequence[VirtualCluster], places: list[str], faults: Faults) -> None:
+    """Each name, and each team and user of the group, in one place only."""
+    seen: dict[tuple[str, str], str] = {}
+    for one, path in zip(clusters, places, strict=True):
+        entries = [("name", one.name, f"{path}.name")]
+        entries += [("team", each, f"{path}.teams") for each in one.teams]
+        entries += [("user", each, f"{path}.users") for each in one.users]
+        for kind, name, place in entries:
+            before = seen.setdefault((kind, name), path)
+            if before is not path:
+                message = "is the name of two" if kind == "name" else "is in two virtual clusters"
+                faults.add(place, name, message, f"the other one is {before}: keep one of them")
+
+
+def _is_tree(clusters: Sequence[VirtualCluster], places: list[str], faults: Faults) -> bool:
+    """Every parent is there, and going up from anywhere comes to an end soon."""
+    parents = {one.name: one.parent for one in clusters}
+    sound = len(parents) == len(clusters)
+    for one, path in zip(clusters, places, strict=True):
+        if one.parent and one.parent not in parents:
+            fix = f.closest(one.parent, parents.keys() - {one.name})
+            faults.add(f"{path}.parent", one.parent, "is no virtual cluster of this group", fix)
+            sound = False
+            continue
+        above, line = one.parent, [one.name]
+        while above and above not in line and len(line) <= TREE_DEPTH_MAX:
+            line.append(above)
+            above = parents.get(above, "")
+        if above == one.name:
+            circle = " > ".join([*line, one.name])
+            message = f"is a cycle of parents: {circle}"
+            faults.add(f"{path}.parent", one.parent, message, "let one of them have no parent")
+            sound = False
+        elif above:
+            # A cycle further up is told where it is; without one, the tree is too deep.
+            if above not in line:
+                fix = f"nest at most {TREE_DEPTH_MAX} virtual clusters"
+                faults.add(f"{path}.parent", one.parent, "lies too deep", fix)
+            sound = False
+    return sound
+
+
+def _sized(
+    clusters: Sequence[VirtualCluster], places: list[str], unsized: set[str], faults: Faults
+) -> tuple[VirtualCluster, ...]:
+    """Guarantees: a part's are within its parent's; left out, a parent's are its parts'."""
+    parts: defaultdict[str, list[str]] = defaultdict(list)
+    for one in clusters:
+        if one.parent:
+            parts[one.parent].append(one.name)
+    nodes = {one.name: one.nodes for one in clusters}
+
+    def settle(name: str) -> float:
+        if name in unsized and parts[name]:
+            nodes[name] = sum(settle(part) for part in parts[name])
+        return nodes[name]
+
+    found = [replace(one, nodes=settle(one.name)) for one in clusters]
+    for one, path in zip(found, places, strict=True):
+        inside = sum(nodes[part] for part in parts[one.name])
+        if one.name in unsized and not parts[one.name]:
+            fix = "give the nodes that are guaranteed; 0 if none are"
+            faults.add(f"{path}.nodes", None, "is missing", fix)
+        if inside > one.nodes + ALMOST:
+            message = f"is less than its parts are guaranteed, {inside:g}"
+            fix = "give more, or give the parts less"
+            faults.add(f"{path}.nodes", f.plain_number(one.nodes), message, fix)
+        if one.nodes_max is not None and one.nodes_max + ALMOST < one.nodes:
+            message = f"is less than the guaranteed {one.nodes:g} nodes"
+            fix = "give as many or more, or leave it out"
+            faults.add(f"{path}.nodes_max", f.plain_number(one.nodes_max), message, fix)
+        if not (one.teams or one.users or parts[one.name]):
+            faults.warn(path, one.name, "has nobody in it", "name teams or users, or leave it out")
+    return tuple(found)
+
+
+def _fits(policy: GroupPolicy, capacity: Mapping[str, float], faults: Faults) -> None:
+    """The guarantees of a group are no more than its known nodes."""
+    known = capacity.get(policy.group)
+    given = sum(one.nodes for one in policy.virtual_clusters if not one.parent)
+    if known is not None and given > known + ALMOST:
+        message = f"guarantees {given:g} nodes of {known:g} that are known in the group"
+        path = f"groups.{policy.group}.virtual_clusters"
+        faults.add(path, f.plain_number(given), message, "give less, or add the nodes first")
+
+
+def overcommitted(policy: GroupPolicy, capacity: Mapping[str, float]) -> str:
+    """What to say of guarantees beyond the known nodes; empty if there are none such."""
+    faults = Faults()
+    _fits(policy, capacity, faults)
+    return "; ".join(f"{error.field}: {error.message}" for error in faults.errors)
+
+
+def _shares(value: object, path: str, faults: Faults) -> Shares:
+    return Shares(**f.section(value, path, SHARES, faults))
+
+
+def _timeshare(value: object, path: str, faults: Faults) -> Timeshare:
+    return Timeshare(**f.section(value, path, TIMESHARE, faults))
+
+
+def _rotation(value: object, path: str, faults: Faults) -> Rotation:
+    return Rotation(**f.section(value, path, ROTATION, faults))
+
+
+def _cluster_document(one: VirtualCluster) -> dict[str, object]:
+    every = f.written(one, CLUSTER)
+    return {key: every[key] for key in every if every[key] not in ("", None, [])}
+
+
+GROUP: Mapping[str, Field] = {
+    "policy": Field("policy", f.word(POLICIES)),
+    "timeshare": Field("timeshare", _timeshare, lambda found: f.written(found, TIMESHARE)),
+    "rotation": Field("rotation", _rotation, lambda found: f.written(found, ROTATION)),
+    "demotions": Field(
+        "demotions", _demotions, lambda found: [f.written(each, DEMOTION) for each in found]
+    ),
+    "shares": Field("shares", _shares, lambda found: f.written(found, SHARES)),
+    "virtual_clusters": Field(
+        "virtual_clusters", _clusters, lambda found: [_cluster_document(each) for each in found]
+    ),
+    "protected": Field("protected_seconds", f.duration(0.0, 30 * DAY), f.duration_text),
+    "topology": Field("topology", f.distinct(f.label, TOPOLOGY_MAX), f.listed),
+    "cross_zone_gangs_max": Field("cross_zone_gangs_max", f.whole(0, NODES_MAX)),
+}
+
+
+def document_of(policy: GroupPolicy) -> dict[str, Any]:
+    """The policy as a group's document with every key; ``parse`` reads the same again."""
+    return f.written(policy, GROUP)
+
+
+def load_file(path: Path, *, default_policy: str = "timeshare") -> tuple[GroupPolicy, ...]:
+    """The policies of a file; PolicyFileError lists everything that is wrong with it."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(DOCUMENT_BYTES_MAX + 1)
+        text = data.decode()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise PolicyFileError(f"{path} cannot be read: {problem}") from None
+    found = parse(text, default_policy=default_policy)
+    if found.errors:
+        raise PolicyFileError("\n".join([f"{path} is no policy file:", *told(found)]))
+    if found.taken_away:
+        raise PolicyFileError(f"{path}: groups.{found.taken_away[0]} is empty; leave it out")
+    return tuple(replace(policy, from_file=True) for policy in found.policies)
+
+
+def told(found: Parsed) -> list[str]:
+    """The errors as lines for people."""
+    lines = [f"  {each.field}: {_valued(each)}{each.message}; {each.fix}" for each in found.errors]
+    return [*lines, f"  and {found.errors_more} more"] if found.errors_more else lines
+
+
+def _valued(error: FieldError) -> str:
+    return f"{error.value!r} " if error.value else ""

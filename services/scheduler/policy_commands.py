@@ -1,0 +1,222 @@
+"""The commands about policies: SetPolicy, ListPolicies, DryRunPolicy; and the policy file's groups.
+
+Wired in ``main.py``; answered by the leader. A policy set by command beats the file; when it is
+taken away, the file's comes back, else the group has the defaults again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from libs.contracts.base import Message
+from libs.contracts.messages import (
+    DryRunPolicy,
+    DryRunPolicyReply,
+    ListPolicies,
+    ListPoliciesReply,
+    PolicyChanged,
+    PolicyRecord,
+    PolicySource,
+    Refusal,
+    RefusalCode,
+    SetPolicy,
+    SetPolicyReply,
+)
+from libs.service import observe
+from libs.service.shape import CommandHandler
+from libs.store.port import Store, Tx
+from services.scheduler import store
+from services.scheduler.domain.model import Plan
+from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.dry_run import diff
+from services.scheduler.policies import Parsed, document_of, overcommitted, parse
+
+# A page of policies stays below what the bus carries, whatever its limit.
+PAGE_CHARACTERS_MAX = 400_000
+BY_FILE = "policy file"
+
+SnapshotWith = Callable[[Mapping[str, GroupPolicy]], Snapshot]
+Decide = Callable[[Snapshot, datetime], Plan]
+
+
+def record(policy: GroupPolicy) -> PolicyRecord:
+    """The policy as it is told."""
+    source = PolicySource.FILE if policy.from_file else PolicySource.COMMAND
+    if policy.removed or not policy.version:
+        source = PolicySource.DEFAULT
+    return PolicyRecord(
+        group=policy.group,
+        policy=policy.policy,
+        document=json.dumps(document_of(policy), separators=(",", ":")),
+        version=policy.version,
+        source=source,
+        changed_by=policy.changed_by,
+        changed_at=policy.changed_at,
+    )
+
+
+def changed(policy: GroupPolicy) -> PolicyChanged:
+    """The event that says so."""
+    assert policy.changed_at is not None, "a stored policy was changed at some time"
+    return PolicyChanged(
+        group=policy.group,
+        policy=record(policy),
+        version=policy.version,
+        changed_at=policy.changed_at,
+    )
+
+
+def refusal(found: Parsed) -> Refusal:
+    """Every error of a document."""
+    first, more = found.errors[0], len(found.errors) - 1 + found.errors_more
+    detail = f"{first.field}: {first.message}" + (f" (and {more} more)" if more else "")
+    return Refusal(code=RefusalCode.INVALID, detail=detail, errors=found.errors)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyCommands:
+    """The commands with what they are configured by."""
+
+    # What the policy file says, and the discipline of groups of which nobody says anything.
+    of_file: Mapping[str, GroupPolicy]
+    default_policy: str
+    document_bytes_max: int
+    effects_max: int
+    page_max: int
+    # The present moment, apart from the working set, with these policies instead of its own.
+    snapshot_with: SnapshotWith | None
+    decide: Decide
+
+    def table(self) -> Mapping[type[Message], CommandHandler]:
+        """Which command is answered by which function."""
+        return {
+            SetPolicy: self.set_policy,
+            ListPolicies: self.list_policies,
+            DryRunPolicy: self.dry_run,
+        }
+
+    async def _parse(self, tx: Tx, command: SetPolicy | DryRunPolicy) -> Parsed:
+        return parse(
+            command.document,
+            group=command.group,
+            capacity=await store.nodes_of_groups(tx),
+            default_policy=self.default_policy,
+            bytes_max=self.document_bytes_max,
+        )
+
+    def _without(self, group: str) -> GroupPolicy:
+        """What a group has when nothing is set for it."""
+        found = self.of_file.get(group)
+        return found or replace(self._default(group), removed=True)
+
+    def _default(self, group: str) -> GroupPolicy:
+        return GroupPolicy(group, policy=self.default_policy)
+
+    async def set_policy(self, tx: Tx, command: SetPolicy) -> SetPolicyReply:
+        """Set the policies of a document, all or none. Setting the same again changes nothing."""
+        found = await self._parse(tx, command)
+        if found.errors:
+            return SetPolicyReply(refusal=refusal(found))
+        wanted = [*found.policies, *(self._without(group) for group in found.taken_away)]
+        versions: dict[str, int] = {}
+        changes: list[str] = []
+        for policy in wanted:
+            versions[policy.group], news = await put(tx, policy, command.asked_by)
+            if news:
+                changes.append(policy.group)
+        return SetPolicyReply(versions=versions, changed=tuple(changes), warnings=found.warnings)
+
+    async def list_policies(self, tx: Tx, command: ListPolicies) -> ListPoliciesReply:
+        """How each group is shared: those with a policy, and those with nodes."""
+        rows = {row.group: row for row in await store.policies_of(tx)}
+        named = {name for name, row in rows.items() if not row.removed}
+        groups = sorted(named | set(await store.nodes_of_groups(tx)))
+        if command.group:
+            if command.group not in groups:
+                detail = f"no node group {command.group[:80]!r} is known"
+                return ListPoliciesReply(refusal=Refusal(code=RefusalCode.NOT_FOUND, detail=detail))
+            groups = [command.group]
+        groups = [name for name in groups if name > command.after]
+        limit = max(1, min(command.limit or self.page_max, self.page_max))
+        page: list[PolicyRecord] = []
+        size = 0
+        for name in groups[:limit]:
+            one = record(self._shown(name, rows.get(name)))
+            size += len(one.document)
+            if page and size > PAGE_CHARACTERS_MAX:
+                break
+            page.append(one)
+        return ListPoliciesReply(policies=tuple(page), more=len(page) < len(groups))
+
+    def _shown(self, group: str, row: GroupPolicy | None) -> GroupPolicy:
+        """A policy that was taken away reads as the defaults, with its history."""
+        if row is None or not row.removed:
+            return row or self._default(group)
+        kept = {"version": row.version, "changed_by": row.changed_by, "changed_at": row.changed_at}
+        return replace(self._default(group), removed=True, **kept)
+
+    async def dry_run(self, tx: Tx, command: DryRunPolicy) -> DryRunPolicyReply:
+        """Decide on the present moment twice, and say what differs. Nothing is stored."""
+        found = await self._parse(tx, command)
+        if found.errors:
+            return DryRunPolicyReply(refusal=refusal(found))
+        if self.snapshot_with is None:
+            detail = "this scheduler cannot decide on another policy than its own"
+            return DryRunPolicyReply(refusal=Refusal(code=RefusalCode.UNAVAILABLE, detail=detail))
+        wanted = {policy.group: policy for policy in found.policies}
+        wanted |= {group: self._without(group) for group in found.taken_away}
+        present = self.snapshot_with({})
+        before = self.decide(present, tx.now)
+        after = self.decide(self.snapshot_with(wanted), tx.now)
+        limit = max(1, min(command.limit or self.effects_max, self.effects_max))
+        told = diff(before, after, present.tasks, effects_max=limit)
+        return DryRunPolicyReply(
+            effects=told.effects,
+            more=told.more,
+            outlooks=told.outlooks,
+            warnings=found.warnings,
+            decided_at=tx.now,
+        )
+
+
+async def put(tx: Tx, policy: GroupPolicy, changed_by: str) -> tuple[int, bool]:
+    """Store a group's policy and say so, unless it is so already; its version, and if it is new.
+
+    One that is ``removed`` takes away what was stored, if anything was.
+    """
+    row = await tx.get(GroupPolicy, policy.group)
+    version = row.version if row else 0
+    if policy.removed and (row is None or row.removed):
+        return version, False
+    if row is not None and row.same_rules(policy) and row.from_file == policy.from_file:
+        return version, False
+    after = replace(policy, version=version + 1, changed_by=changed_by, changed_at=tx.now)
+    tx.put(after)
+    tx.emit(changed(after))
+    return after.version, True
+
+
+async def use_file(rows: Store, of_file: Mapping[str, GroupPolicy], epoch: int) -> None:
+    """Make the file's policies those of the groups for which no command set one.
+
+    A new leader's step, after its working set is loaded. What the file no longer says is taken
+    away; guarantees beyond the known nodes are told in the log.
+    """
+    if not of_file and not any(row.from_file for row in rows.resident(GroupPolicy).values()):
+        return
+    async with rows.transaction(epoch=epoch) as tx:
+        known = {row.group: row for row in await store.policies_of(tx)}
+        for group in sorted({*of_file, *known}):
+            row = known.get(group)
+            if row is not None and not (row.from_file or row.removed):
+                continue
+            gone = GroupPolicy(group, removed=True, from_file=True)
+            await put(tx, of_file.get(group, gone), BY_FILE)
+        capacity = await store.nodes_of_groups(tx)
+        strange = [overcommitted(policy, capacity) for policy in of_file.values()]
+    for each in filter(None, strange):
+        observe.log("scheduler").warning("policy file guarantees too much", problem=each)

@@ -1,0 +1,310 @@
+"""One value of a policy file: read, or refused with its path, the value and the fix.
+
+Used by ``policies.py``. Each ``Field`` also knows how its value is written back, so that what is
+shown can be edited and set again.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, cast
+
+from libs.contracts.ids import is_name
+from libs.contracts.messages import FieldError, Priority
+
+FAULTS_MAX = 100
+VALUE_SHOWN_MAX = 80
+KNOWN_SHOWN_MAX = 24
+DAY = 86_400.0
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(s|m|h|d)?")
+_SECONDS: Mapping[str | None, float] = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY}
+_LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_./]{0,251}[A-Za-z0-9])?")
+LEVELS: Mapping[str, Priority] = {
+    level.name.lower(): level
+    for level in Priority
+    if level not in {Priority.UNSPECIFIED, Priority.AUTO}
+}
+DURATION_FIX = "write seconds, or 90s, 15m, 4h, 2d"
+
+
+@dataclass(slots=True)
+class Faults:
+    """What is wrong with a document, and what is only remarkable; both bounded."""
+
+    errors: list[FieldError] = field(default_factory=list[FieldError])
+    warnings: list[FieldError] = field(default_factory=list[FieldError])
+    # Beyond FAULTS_MAX they are only counted.
+    more: int = 0
+
+    def add(self, path: str, value: object, message: str, fix: str) -> None:
+        """Refuse a value."""
+        if len(self.errors) < FAULTS_MAX:
+            self.errors.append(_error(path, value, message, fix))
+        else:
+            self.more += 1
+
+    def warn(self, path: str, value: object, message: str, fix: str) -> None:
+        """Let a value pass, and say what is strange about it."""
+        if len(self.warnings) < FAULTS_MAX:
+            self.warnings.append(_error(path, value, message, fix))
+
+
+def _error(path: str, value: object, message: str, fix: str) -> FieldError:
+    return FieldError(field=path, value=shown(value), message=message, fix=fix)
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: short, and sayable in any encoding."""
+    if value is None or isinstance(value, dict | list):
+        return ""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**18:
+        return "a number beyond all bounds"
+    text = str(value).encode("utf-8", "replace").decode()
+    return text if len(text) <= VALUE_SHOWN_MAX else text[: VALUE_SHOWN_MAX - 1] + "…"
+
+
+def at(path: str, key: object) -> str:
+    """The path of what is below: ``groups.training``; ``virtual_clusters[2]``."""
+    if isinstance(key, int):
+        return f"{path}[{key}]"
+    return f"{path}.{shown(key)}" if path else shown(key)
+
+
+def closest(word: object, known: Collection[str]) -> str:
+    """The fix for a word that is not known."""
+    near = get_close_matches(str(word).lower(), known, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {near[0]}?"
+    names = sorted(known)
+    more = f" and {len(names) - KNOWN_SHOWN_MAX} more" if len(names) > KNOWN_SHOWN_MAX else ""
+    return "known here: " + (", ".join(names[:KNOWN_SHOWN_MAX]) or "none") + more
+
+
+def mapping(value: object, path: str, faults: Faults) -> dict[object, object]:
+    """A mapping as it is, an empty one for what was left out; anything else is a fault."""
+    if isinstance(value, dict):
+        return cast("dict[object, object]", value)
+    if value is not None:
+        faults.add(path, value, "is not a mapping", "write keys with values below it")
+    return {}
+
+
+def listing(value: object, path: str, length_max: int, faults: Faults) -> list[object]:
+    """A list as it is, an empty one for what was left out; anything else is a fault."""
+    if isinstance(value, list):
+        items = cast("list[object]", value)
+        if len(items) <= length_max:
+            return items
+        faults.add(path, None, f"has {len(items)} entries", f"give at most {length_max}")
+    elif value is not None:
+        faults.add(path, value, "is not a list", "write a list: [a, b]")
+    return []
+
+
+# A reader gives the value, or None after a fault.
+Read = Callable[[object, str, Faults], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """How one key of a section becomes one attribute, and back."""
+
+    attribute: str
+    read: Read
+    write: Callable[[Any], object] = lambda value: value
+
+
+def section(
+    value: object, path: str, fields: Mapping[str, Field], faults: Faults
+) -> dict[str, Any]:
+    """The attributes that a mapping gives; every key that is not known is a fault."""
+    found: dict[str, Any] = {}
+    for key, given in mapping(value, path, faults).items():
+        below = at(path, key)
+        one = fields.get(key) if isinstance(key, str) else None
+        if one is None:
+            faults.add(below, given, "is no key of this section", closest(key, fields))
+        elif given is not None:
+            read = one.read(given, below, faults)
+            if read is not None:
+                found[one.attribute] = read
+    return found
+
+
+def written(value: object, fields: Mapping[str, Field]) -> dict[str, object]:
+    """A section with every key, as a document has it."""
+    return {key: one.write(getattr(value, one.attribute)) for key, one in fields.items()}
+
+
+def duration(low: float, high: float) -> Read:
+    """Seconds of ``90``, ``90s``, ``15m``, ``4h`` or ``2d``."""
+
+    def read(value: object, path: str, faults: Faults) -> float | None:
+        seconds = _seconds(value)
+        if seconds is None:
+            faults.add(path, value, "is not a duration", DURATION_FIX)
+        elif not low <= seconds <= high:
+            span = f"{duration_text(low)} to {duration_text(high)}"
+            faults.add(path, value, "is out of range", f"give {span}")
+        else:
+            return float(seconds)
+        return None
+
+    return read
+
+
+def _seconds(value: object) -> float | None:
+    if isinstance(value, str):
+        found = _DURATION.fullmatch(value.strip())
+        return None if found is None else float(found[1]) * _SECONDS[found[2]]
+    return _number(value)
+
+
+def duration_text(seconds: float | None) -> object:
+    """The shortest exact way to write it; a number where no unit fits."""
+    if seconds is None:
+        return None
+    for unit, size in (("d", DAY), ("h", 3600.0), ("m", 60.0)):
+        if seconds >= size and seconds % size == 0:
+            return f"{int(seconds // size)}{unit}"
+    return int(seconds) if seconds == int(seconds) else seconds
+
+
+def _number(value: object) -> float | None:
+    """A finite number; True is none. Whole ones stay whole: they may be huge."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if isinstance(value, int) or math.isfinite(value) else None
+
+
+def number(low: float, high: float) -> Read:
+    """A number in that range."""
+
+    def read(value: object, path: str, faults: Faults) -> float | None:
+        found = _number(value)
+        if found is None:
+            faults.add(path, value, "is not a number", f"give {low:g} to {high:g}")
+        elif not low <= found <= high:
+            faults.add(path, value, "is out of range", f"give {low:g} to {high:g}")
+        else:
+            return float(found)
+        return None
+
+    return read
+
+
+def whole(low: int, high: int) -> Read:
+    """A whole number in that range."""
+
+    def read(value: object, path: str, faults: Faults) -> int | None:
+        found = _number(value)
+        if found is None or found != int(found):
+            faults.add(path, value, "is not a whole number", f"give {low} to {high}")
+        elif not low <= found <= high:
+            faults.add(path, value, "is out of range", f"give {low} to {high}")
+        else:
+            return int(found)
+        return None
+
+    return read
+
+
+def flag(value: object, path: str, faults: Faults) -> bool | None:
+    """True or false."""
+    if isinstance(value, bool):
+        return value
+    faults.add(path, value, "is neither true nor false", "give true or false")
+    return None
+
+
+def word(choices: Collection[str]) -> Read:
+    """One of these words."""
+
+    def read(value: object, path: str, faults: Faults) -> str | None:
+        if isinstance(value, str) and value in choices:
+            return value
+        faults.add(path, value, "is not known", closest(value, choices))
+        return None
+
+    return read
+
+
+def level(value: object, path: str, faults: Faults) -> Priority | None:
+    """A priority level by its lower-case name."""
+    found = LEVELS.get(value) if isinstance(value, str) else None
+    if found is None:
+        faults.add(path, value, "is no priority level", closest(value, LEVELS))
+    return found
+
+
+def level_text(value: Priority) -> str:
+    """The level's lower-case name."""
+    return value.name.lower()
+
+
+def name(value: object, path: str, faults: Faults) -> str | None:
+    """The name of a group, user, team or virtual cluster."""
+    if isinstance(value, str) and is_name(value):
+        return value
+    fix = "use 1 to 63 of a-z, 0-9 and -, no - at the ends"
+    unquoted = "; put it in quotes" if not isinstance(value, str) else ""
+    faults.add(path, value, "is not a name", fix + unquoted)
+    return None
+
+
+def label(value: object, path: str, faults: Faults) -> str | None:
+    """The key of a node label."""
+    if isinstance(value, str) and _LABEL.fullmatch(value):
+        return value
+    faults.add(path, value, "is not a node label's key", "use a-z, A-Z, 0-9 and -_./ inside")
+    return None
+
+
+def distinct(read: Read, length_max: int) -> Read:
+    """A list in which nothing is named twice."""
+
+    def read_all(value: object, path: str, faults: Faults) -> tuple[Any, ...]:
+        found: list[Any] = []
+        for number_, each in enumerate(listing(value, path, length_max, faults)):
+            one = read(each, at(path, number_), faults)
+            if one is not None and one in found:
+                faults.add(at(path, number_), each, "is there twice", "keep one of them")
+            elif one is not None:
+                found.append(one)
+        return tuple(found)
+
+    return read_all
+
+
+def weights(low: float, high: float, length_max: int) -> Read:
+    """Names with a number each."""
+    read_number = number(low, high)
+
+    def read(value: object, path: str, faults: Faults) -> dict[str, float]:
+        given = mapping(value, path, faults)
+        if len(given) > length_max:
+            faults.add(path, None, f"has {len(given)} entries", f"give at most {length_max}")
+            return {}
+        found: dict[str, float] = {}
+        for key, each in given.items():
+            who = name(key, at(path, key), faults)
+            weight = read_number(each, at(path, key), faults)
+            if who is not None and weight is not None:
+                found[who] = weight
+        return found
+
+    return read
+
+
+def plain_number(value: float | None) -> object:
+    """Without a needless fraction."""
+    return int(value) if value is not None and value == int(value) else value
+
+
+def listed(values: Iterable[object]) -> list[object]:
+    """A tuple as a document has it."""
+    return list(values)
