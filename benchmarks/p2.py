@@ -309,7 +309,7 @@ async def main() -> None:
     whole = not asked.workloads
     report = Report(
         "p2",
-        f"{asked.workloads or 'all'} workloads of {asked.trace.name if asked.trace else 'no trace'}",
+        f"{asked.workloads or 'all'} workloads of {getattr(asked.trace, 'name', 'no trace')}",
         at_most={
             "wall_s": 75.0,
             "admission_large_mean_s": 18.3,

@@ -34,8 +34,8 @@ from benchmarks.stage import (
     now_s,
     platform,
     ready_nodes,
-    up,
     seconds,
+    up,
     written_times,
 )
 

@@ -6,7 +6,7 @@ then followed commit by commit. A round in which nothing changed and no deadline
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -19,7 +19,9 @@ from services.scheduler import store
 from services.scheduler.domain.check import check
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.model import Plan, PolicySettings
-from services.scheduler.domain.snapshot import Index, Snapshot
+from services.scheduler.domain.index import Index
+from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.domain.violations import Violation
 from services.scheduler.replay import write_dump
 
@@ -80,7 +82,21 @@ class Brain:
 
     def snapshot(self) -> Snapshot:
         """The present moment; valid until the next commit."""
-        return self._index.snapshot(self._version)
+        return Snapshot.view(self._index, self._version)
+
+    def snapshot_with(self, policies: Mapping[str, GroupPolicy]) -> Snapshot:
+        """The present moment under other policies; independent, everything still to be decided."""
+        index = self._index
+        return Snapshot.of(
+            version=self._version,
+            tasks=index.tasks.values(),
+            nodes=index.nodes.values(),
+            limits=index.limits.values(),
+            inventories=index.inventories.values(),
+            policies=[*{**index.policies, **policies}.values()],
+            books=index.books.values(),
+            settings=self._policy,
+        )
 
     async def step(self, epoch: int) -> float | None:
         """One round; returns in how many seconds to make the next, if nothing wakes it before."""
@@ -88,17 +104,22 @@ class Brain:
         idle = self._version == self._decided_version
         if idle and (self._due_at is None or now < self._due_at):
             return self._until_due(now)
+        # What this plan is decided on; what changes while it is committed is for the next.
+        version = self._version
         snapshot = self.snapshot()
         with DECIDE_SECONDS.time():
             plan = self._decide(snapshot, now)
-        QUEUED.set(len(snapshot.queue) + len(snapshot.auto))
+        QUEUED.set(sum(pool.waiting_count() for pool in snapshot.pools.values()))
+        acts = bool(plan.decisions or plan.books)
         if plan.decisions and not self._sound(snapshot, plan):
             return None
-        if plan.decisions and not await self._commit(plan, epoch):
+        # Before the commit, whose own changes are for the next round to look at.
+        self._index.settle(plan)
+        if acts and not await self._commit(plan, epoch):
             return CONFLICT_PAUSE_SECONDS
-        if not plan.decisions:
+        if not acts:
             # After a commit this is not so: the next round, at the latest in a tick, confirms it.
-            self._decided_version = plan.version
+            self._decided_version = version
         self._due_at = plan.due_at
         return self._until_due(now)
 
@@ -143,6 +164,14 @@ class Brain:
         for decision in plan.decisions:
             DECIDED.labels(decision.kind).inc()
         return True
+
+    async def learn(self, epoch: int) -> float | None:
+        """Keep what the disciplines learned since the last time."""
+        learned = self._index.learned()
+        if learned:
+            async with self._ports.store.transaction(epoch=epoch) as tx:
+                await store.save_learned(tx, learned)
+        return None
 
     async def prune(self, epoch: int) -> float | None:
         """Drop old decisions, a bounded number at a time."""

@@ -40,7 +40,7 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
         document_bytes_max=settings.policy_document_bytes_max,
         effects_max=settings.dry_run_effects_max,
         page_max=settings.policies_page_max,
-        snapshot_with=getattr(brain, "snapshot_with", None),
+        snapshot_with=brain.snapshot_with,
         decide=decide,
     )
 
@@ -57,6 +57,13 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
         commands={**commands.table(), **policies.table()},
         loops=(
             Loop("decide", brain.step, tick_seconds=settings.tick_seconds, exclusive=True),
+            Loop(
+                "learn",
+                brain.learn,
+                tick_seconds=settings.learn_tick_seconds,
+                exclusive=True,
+                wake_on_commit=False,
+            ),
             Loop(
                 "prune",
                 brain.prune,

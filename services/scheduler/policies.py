@@ -24,7 +24,7 @@ from services.scheduler.domain.policy import (
     Timeshare,
     VirtualCluster,
 )
-from services.scheduler.policy_fields import DAY, Faults, Field, at
+from services.scheduler.policy_fields import DAY, Faults, Field, at, nth
 from services.scheduler.policy_text import DOCUMENT_BYTES_MAX, PolicyTextError, read_document
 
 # The disciplines that production may use.
@@ -152,7 +152,7 @@ def _groups(document: object, faults: Faults) -> dict[object, object]:
     top = f.mapping(document, "document", faults)
     for key in top:
         if key != "groups":
-            faults.add(f.shown(key), top[key], "is no key here", f.closest(key, ("groups",)))
+            faults.add(at("", key), top[key], "is no key here", f.closest(key, ("groups",)))
     if top.get("groups") is None and not faults.errors:
         faults.add("groups", None, "is missing", "write groups: {NAME: {policy: timeshare}}")
     groups = f.mapping(top.get("groups"), "groups", faults)
@@ -177,7 +177,7 @@ def _demotions(value: object, path: str, faults: Faults) -> tuple[Demotion, ...]
     """Each level once, and always downwards, so that no chain of them comes back."""
     found: list[Demotion] = []
     for number, each in enumerate(f.listing(value, path, len(f.LEVELS), faults)):
-        below = at(path, number)
+        below = nth(path, number)
         given = f.section(each, below, DEMOTION, faults)
         missing = [key for key in DEMOTION if DEMOTION[key].attribute not in given]
         if missing:
@@ -209,12 +209,12 @@ def _clusters(value: object, path: str, faults: Faults) -> tuple[VirtualCluster,
     places: list[str] = []
     unsized: set[str] = set()
     for number, each in enumerate(f.listing(value, path, CLUSTERS_MAX, faults)):
-        below = at(path, number)
+        below = nth(path, number)
         given = f.section(each, below, CLUSTER, faults)
         if "name" not in given:
             _missing(each, below, ("name",), faults)
             continue
-        if "nodes" not in given:
+        if cast("dict[str, object]", each).get("nodes") is None:
             unsized.add(given["name"])
         given.setdefault("nodes", 0.0)
         found.append(VirtualCluster(**given))

@@ -68,10 +68,14 @@ def shown(value: object) -> str:
 
 
 def at(path: str, key: object) -> str:
-    """The path of what is below: ``groups.training``; ``virtual_clusters[2]``."""
-    if isinstance(key, int):
-        return f"{path}[{key}]"
-    return f"{path}.{shown(key)}" if path else shown(key)
+    """The path of what stands under a key: ``groups.training``."""
+    name_ = shown(key) or "''"
+    return f"{path}.{name_}" if path else name_
+
+
+def nth(path: str, index: int) -> str:
+    """The path of an entry of a list: ``virtual_clusters[2]``."""
+    return f"{path}[{index}]"
 
 
 def closest(word: object, known: Collection[str]) -> str:
@@ -186,10 +190,11 @@ def number(low: float, high: float) -> Read:
 
     def read(value: object, path: str, faults: Faults) -> float | None:
         found = _number(value)
+        fix = f"give {plain_number(low)} to {plain_number(high)}"
         if found is None:
-            faults.add(path, value, "is not a number", f"give {low:g} to {high:g}")
+            faults.add(path, value, "is not a number", fix)
         elif not low <= found <= high:
-            faults.add(path, value, "is out of range", f"give {low:g} to {high:g}")
+            faults.add(path, value, "is out of range", fix)
         else:
             return float(found)
         return None
@@ -269,10 +274,10 @@ def distinct(read: Read, length_max: int) -> Read:
 
     def read_all(value: object, path: str, faults: Faults) -> tuple[Any, ...]:
         found: list[Any] = []
-        for number_, each in enumerate(listing(value, path, length_max, faults)):
-            one = read(each, at(path, number_), faults)
+        for index, each in enumerate(listing(value, path, length_max, faults)):
+            one = read(each, nth(path, index), faults)
             if one is not None and one in found:
-                faults.add(at(path, number_), each, "is there twice", "keep one of them")
+                faults.add(nth(path, index), each, "is there twice", "keep one of them")
             elif one is not None:
                 found.append(one)
         return tuple(found)

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from libs.contracts.reasons import render
 from services.scheduler.domain.check import check
 from services.scheduler.domain.decide import decide
+from services.scheduler.domain.marks import PoolBook
 from services.scheduler.domain.model import (
     Decision,
     Inventory,
@@ -25,6 +26,7 @@ from services.scheduler.domain.model import (
     PolicySettings,
     Task,
 )
+from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.snapshot import Snapshot
 
 
@@ -39,6 +41,8 @@ class Dump:
     nodes: tuple[Node, ...]
     limits: tuple[Limit, ...]
     inventories: tuple[Inventory, ...]
+    policies: tuple[GroupPolicy, ...] = ()
+    books: tuple[PoolBook, ...] = ()
 
     def snapshot(self) -> Snapshot:
         """The snapshot, with its indexes built anew."""
@@ -48,6 +52,8 @@ class Dump:
             nodes=self.nodes,
             limits=self.limits,
             inventories=self.inventories,
+            policies=self.policies,
+            books=self.books,
             settings=self.settings,
         )
 
@@ -66,6 +72,8 @@ def dump(snapshot: Snapshot, now: datetime) -> bytes:
         nodes=tuple(snapshot.nodes.values()),
         limits=tuple(snapshot.limits.values()),
         inventories=listed,
+        policies=tuple(snapshot.index.policies.values()),
+        books=tuple(snapshot.index.books.values()),
     )
     return _ADAPTER.dump_json(rows, indent=1)
 

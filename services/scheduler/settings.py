@@ -52,6 +52,8 @@ class SchedulerSettings(BaseServiceSettings):
     dumps_max: int = Field(default=20, ge=1)
     decisions_keep_seconds: float = Field(default=90 * 86_400.0, gt=0)
     prune_tick_seconds_decisions: float = Field(default=600.0, gt=0)
+    # How often what the disciplines learned is saved.
+    learn_tick_seconds: float = Field(default=60.0, gt=0)
     prune_rows_max: int = Field(default=1000, ge=1)
     decisions_page_max: int = Field(default=500, ge=1, le=5000)
     # How many ended tasks, newest first, a reemit says again.

@@ -10,21 +10,23 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from libs.contracts.messages import Reason, TaskStateChanged
 from libs.store.port import Op, Order, Store, Tx, Where
 from services.scheduler.domain.apply import Change, applied
 from services.scheduler.domain.facts import Early
 from services.scheduler.domain.lifecycle import TERMINAL
+from services.scheduler.domain.marks import Ended, PoolBook
 from services.scheduler.domain.model import Inventory, Limit, Node, Plan, PolicySettings, Task
 from services.scheduler.domain.outgoing import state_changed
 from services.scheduler.domain.policy import GroupPolicy
-from services.scheduler.domain.snapshot import Index
+from services.scheduler.domain.index import Index
 
 WHOLE_NODE = -1
 # Decisions of one plan are numbered within the transaction's number.
 DECISIONS_OF_A_PLAN_MAX = 1_000_000
-_RESIDENT = (Task, Node, Limit, Inventory, Early, GroupPolicy)
+_RESIDENT = (GroupPolicy, Node, Limit, Inventory, PoolBook, Task, Early)
 
 
 class StalePlanError(Exception):
@@ -42,12 +44,12 @@ class SlotRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A task that has ended."""
+class PoolMemory:
+    """What a pool's discipline learned of running times, up to a moment."""
 
-    task_id: str
-    ended_at: datetime
-    last: TaskStateChanged
+    group: str
+    saved_at: datetime
+    learned: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,26 @@ class DecisionRow:
 
 
 async def load(store: Store, settings: PolicySettings) -> Index:
-    """Read the working set into memory; the new leader's first step."""
+    """Read the working set into memory; the new leader's first step.
+
+    What the disciplines learned since it was saved last is lost: predictions are a little poorer
+    for a while, nothing else.
+    """
     await store.make_resident(*_RESIDENT)
     index = Index(settings)
     for kind in _RESIDENT:
+        # Nodes and policies first: tasks are put into pools that know them.
         index.apply(put=store.resident(kind).values())
+        index.refresh()
+    async with store.transaction() as tx:
+        for memory in await tx.select(PoolMemory):
+            index.remember(memory.group, memory.learned)
     return index
+
+
+async def save_learned(tx: Tx, learned: dict[str, dict[str, Any]]) -> None:
+    """Keep what the pools' disciplines learned."""
+    tx.put(*(PoolMemory(group, tx.now, value) for group, value in learned.items()))
 
 
 async def ended(tx: Tx, task_id: str) -> Ended | None:
@@ -94,7 +110,7 @@ def put_change(tx: Tx, before: Task | None, change: Change) -> None:
         tx.put(*_slots(after))
     if after.state in TERMINAL:
         tx.delete(Task, after.id)
-        tx.put(Ended(after.id, tx.now, _last_word(change, tx.now)))
+        tx.put(Ended(after.id, tx.now, _last_word(change, tx.now), after.run_seconds))
     else:
         tx.put(after)
     for message in change.messages:
@@ -131,6 +147,8 @@ async def commit(tx: Tx, plan: Plan, *, version: int) -> None:
             decided_at=plan.decided_at,
         )
         tx.put(row)
+    if plan.books:
+        tx.put(*plan.books)
 
 
 async def decisions_of(tx: Tx, task_id: str, *, after: int, limit: int) -> list[DecisionRow]:

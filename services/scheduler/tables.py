@@ -7,6 +7,7 @@ attempt that is not the last, a run that holds nothing or a waiting task that ho
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -27,6 +28,7 @@ from libs.store.tables import Tables, rule, table_base
 from services.scheduler.domain import model
 from services.scheduler.domain.facts import Early
 from services.scheduler.domain.lifecycle import HOLDING
+from services.scheduler.domain.marks import Ended, Marks, PoolBook
 from services.scheduler.domain.policy import (
     Demotion,
     GroupPolicy,
@@ -35,7 +37,7 @@ from services.scheduler.domain.policy import (
     Timeshare,
     VirtualCluster,
 )
-from services.scheduler.store import DecisionRow, Ended, SlotRow
+from services.scheduler.store import DecisionRow, PoolMemory, SlotRow
 
 SCHEMA = "scheduler"
 Base = table_base(SCHEMA)
@@ -68,6 +70,12 @@ class Task(Base, table=True):
     run_started_at: datetime | None = time_column()
     ack_deadline_at: datetime | None = time_column()
     preempted_for: str
+    preempt_requested_at: datetime | None = time_column()
+    promised: tuple[Placement, ...] = json_column(tuple[Placement, ...])
+    marks: Marks = json_column(Marks)
+    expected_seconds: float | None
+    unserved_since: datetime | None = time_column()
+    move_seconds: float | None
     end_reason: Reason | None = json_column(Reason)
     first_started_at: datetime | None = time_column()
     run_seconds: float
@@ -161,6 +169,27 @@ class Policy(Base, table=True):
     changed_at: datetime | None = time_column()
 
 
+class Book(Base, table=True):
+    """``PoolBook``: what a pool's discipline keeps account of."""
+
+    group: str = key_column()
+    tokens: float
+    tokens_at: datetime | None = time_column()
+    grants: float
+    grants_at: datetime | None = time_column()
+    load: float
+    sampled_at: datetime | None = time_column()
+    scale: float
+
+
+class Memory(Base, table=True):
+    """``PoolMemory``: what a pool's discipline learned of running times, saved now and then."""
+
+    group: str = key_column()
+    saved_at: datetime = time_column()
+    learned: dict[str, Any] = json_column(dict[str, Any])
+
+
 class EarlyFact(Base, table=True):
     """``Early``: submit's facts that overtook the submission."""
 
@@ -177,6 +206,7 @@ class EndedTask(Base, table=True):
     task_id: str = key_column()
     ended_at: datetime = time_column(index=True)
     last: TaskStateChanged = json_column(TaskStateChanged)
+    run_seconds: float
 
 
 class Decision(Base, table=True):
@@ -200,6 +230,8 @@ TABLES = Tables(
         model.Limit: Limit,
         model.Inventory: Inventory,
         GroupPolicy: Policy,
+        PoolBook: Book,
+        PoolMemory: Memory,
         Early: EarlyFact,
         Ended: EndedTask,
         DecisionRow: Decision,

@@ -43,7 +43,7 @@ def moved(task: Task, trigger: Trigger, why: Reason, **changes: Any) -> Task:  #
 
 def applied(task: Task, decision: Decision, now: datetime) -> Change:
     """The task after a decision, with the messages that tell it."""
-    after = _after(task, decision, now)
+    after = task_after(task, decision, now)
     if isinstance(decision, Mark) and after.level is task.level:
         # Only the scheduler's own notes changed.
         return Change(after)
@@ -51,7 +51,8 @@ def applied(task: Task, decision: Decision, now: datetime) -> Change:
     return Change(after, (*run_message(after, decision, now), told))
 
 
-def _after(task: Task, decision: Decision, now: datetime) -> Task:
+def task_after(task: Task, decision: Decision, now: datetime) -> Task:
+    """The task after a decision, with nothing said about it."""
     if isinstance(decision, Hold):
         return replace(
             task,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from libs.contracts.ids import TaskId
 from libs.contracts.messages import (
@@ -23,6 +23,7 @@ from libs.contracts.messages import (
     PriorityChanged,
     Reason,
     ReasonCode,
+    RunExit,
     RunExited,
     RunStarted,
     TaskState,
@@ -50,6 +51,25 @@ class Drop(Enum):
 # No hand-over counts for more: the longest deadline, and a start.
 MOVE_SECONDS_MAX = 7200.0
 Outcome: TypeAlias = Change | Drop
+
+
+class Exit(Protocol):
+    """What is told of the end of a run: the event, or the lab's word for it."""
+
+    @property
+    def attempt(self) -> int:
+        """Which run."""
+        ...
+
+    @property
+    def exit(self) -> RunExit:
+        """How and when."""
+        ...
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The last that is saved."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,18 +154,24 @@ def on_run_started(task: Task, event: RunStarted, now: datetime) -> Outcome:
         return Drop.OTHER_ATTEMPT
     if task.run_started_at is not None:
         return Drop.DUPLICATE
-    noted = replace(
-        task,
-        run_started_at=event.started_at,
-        first_started_at=task.first_started_at or event.started_at,
-        start_attempts=0,
-    )
-    if (task.state, Trigger.STARTED) not in TRANSITIONS:
+    after = started(task, event.started_at)
+    if after.state is task.state:
         # It was told to go meanwhile; its run time counts all the same.
-        return Change(noted)
-    why = reason(ReasonCode.STARTED, attempt=event.attempt)
-    after = moved(noted, Trigger.STARTED, why)
+        return Change(after)
     return Change(after, (state_changed(after, task.state, now),))
+
+
+def started(task: Task, at: datetime) -> Task:
+    """The task once every rank's process exists."""
+    noted: dict[str, Any] = {
+        "run_started_at": at,
+        "first_started_at": task.first_started_at or at,
+        "start_attempts": 0,
+    }
+    if (task.state, Trigger.STARTED) not in TRANSITIONS:
+        return replace(task, **noted)
+    why = reason(ReasonCode.STARTED, attempt=task.attempt)
+    return moved(task, Trigger.STARTED, why, **noted)
 
 
 def newest(one: Checkpoint | None, other: Checkpoint | None) -> Checkpoint | None:
@@ -165,6 +191,12 @@ def on_run_exited(task: Task, event: RunExited, now: datetime, settings: PolicyS
     """The exit was observed: the exit rule says where the task goes; its capacity is free."""
     if event.attempt != task.live_attempt:
         return Drop.OTHER_ATTEMPT
+    after = exited(task, event, now, settings)
+    return Change(after, (state_changed(after, task.state, now),))
+
+
+def exited(task: Task, event: Exit, now: datetime, settings: PolicySettings) -> Task:
+    """The task once no process of its live run is left."""
     retries_max = task.spec.retry.max_retries
     end = Ended(
         kind=event.exit.kind,
@@ -175,7 +207,7 @@ def on_run_exited(task: Task, event: RunExited, now: datetime, settings: PolicyS
     )
     verdict = exit_rule(end, retries_max=retries_max)
     checkpoint = newest(task.checkpoint, event.checkpoint)
-    after = moved(
+    return moved(
         task,
         verdict.trigger,
         _exit_reason(task, event, verdict),
@@ -198,16 +230,15 @@ def on_run_exited(task: Task, event: RunExited, now: datetime, settings: PolicyS
         retries_used=task.retries_used + verdict.spends_retry,
         not_before_at=_not_before(task, settings, now) if verdict.spends_retry else None,
     )
-    return Change(after, (state_changed(after, task.state, now),))
 
 
-def _run_seconds(task: Task, event: RunExited) -> float:
+def _run_seconds(task: Task, event: Exit) -> float:
     if task.run_started_at is None:
         return 0.0
     return max(0.0, (event.exit.exited_at - task.run_started_at).total_seconds())
 
 
-def _move_seconds(task: Task, event: RunExited) -> float | None:
+def _move_seconds(task: Task, event: Exit) -> float | None:
     """What being moved costs this task: its start and its hand-over, as last measured."""
     if event.exit.kind is not ExitKind.PREEMPTED or task.preempt_requested_at is None:
         return task.move_seconds
@@ -219,7 +250,7 @@ def _move_seconds(task: Task, event: RunExited) -> float | None:
     return measured if task.move_seconds is None else (task.move_seconds + measured) / 2
 
 
-def _without_progress(task: Task, event: RunExited, checkpoint: Checkpoint | None) -> int:
+def _without_progress(task: Task, event: Exit, checkpoint: Checkpoint | None) -> int:
     """Attempts in a row that worked and left no newer checkpoint."""
     if checkpoint is not None and checkpoint.no > task.began_from_checkpoint:
         return 0
@@ -236,7 +267,7 @@ def _not_before(task: Task, settings: PolicySettings, now: datetime) -> datetime
     return now + timedelta(seconds=min(delay, settings.retry_delay_seconds_max))
 
 
-def _exit_reason(task: Task, event: RunExited, verdict: Verdict) -> Reason:
+def _exit_reason(task: Task, event: Exit, verdict: Verdict) -> Reason:
     if verdict.trigger is Trigger.EXIT_FAILED and task.end_reason is not None:
         return task.end_reason
     names = {"detail": event.exit.detail[:200]} if event.exit.detail else {}

@@ -8,6 +8,7 @@ changed since. Built from the bare rows, everything is still to be looked at.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 
 from services.scheduler.domain.lifecycle import GOALS, LEAVING, QUEUED, TERMINAL
@@ -26,8 +27,13 @@ from services.scheduler.domain.place import Capacity, Slot, cpu_ranks_max, slots
 from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.quota import Ledger, held_need, minus
+from services.scheduler.domain.timeshare.history import History
 from services.scheduler.domain.topology import crosses_zone
 from services.scheduler.domain.totals import Totals
+
+
+# Users' cells that are saved: about a megabyte.
+LEARNED_CELLS_MAX = 2_000
 
 
 class Index:
@@ -131,7 +137,7 @@ class Index:
         if old is None:
             return
         new = self.pool(group)
-        new.finishes = old.finishes
+        new.finishes, new.history = old.finishes, old.history
         for task_id in old.sizes:
             task = self.tasks[task_id]
             for moment in moments_of(task, old.policy, old.protected_seconds):
@@ -291,6 +297,20 @@ class Index:
             for inventory in self.inventories.values()
             for node_id in inventory.node_ids
         )
+
+    def remember(self, group: str, learned: object) -> None:
+        """Take over what a pool's discipline had learned; what cannot be read is forgotten."""
+        with suppress(ValueError):
+            self.pool(group).history = History.load(learned)
+
+    def learned(self) -> dict[str, dict[str, object]]:
+        """What the pools' disciplines have learned since this was asked last."""
+        found: dict[str, dict[str, object]] = {}
+        for group, pool in self.pools.items():
+            if pool.history.ends != pool.saved_ends:
+                pool.saved_ends = pool.history.ends
+                found[group] = pool.history.dump(LEARNED_CELLS_MAX)
+        return found
 
     def settle(self, plan: Plan) -> None:
         """The plan was decided on all there was: the next looks at what changes from here on."""

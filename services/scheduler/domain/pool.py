@@ -65,6 +65,7 @@ class Pool:
         self.clusters = Clusters(policy)
         self.limited = False
         self.history = History()
+        self.saved_ends = 0
         self.lanes = Lanes()
         # Queued tasks without valid marks; those that are promised nodes; runs on their way out.
         self.fresh: dict[str, Task] = {}

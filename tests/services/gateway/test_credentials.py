@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 VOICES: dict[str, list[Any]] = {
     "scheduler": [m.Explain, m.Decisions],
-    "launcher": [m.AckCheckpoint, m.SetSchedulable],
+    "launcher": [m.AckCheckpoint, m.SetSchedulable, m.SetNodeMarks],
     "log_collector": [m.ListLogs, m.ReadLog],
 }
 
@@ -89,7 +89,11 @@ class Platform:
         others = self.others
         serving: dict[str, dict[Any, Any]] = {
             "scheduler": {m.Explain: others.explain, m.Decisions: others.decide},
-            "launcher": {m.AckCheckpoint: others.ack, m.SetSchedulable: others.set_schedulable},
+            "launcher": {
+                m.AckCheckpoint: others.ack,
+                m.SetSchedulable: others.set_schedulable,
+                m.SetNodeMarks: others.set_node_marks,
+            },
             "log_collector": {m.ListLogs: others.list_logs, m.ReadLog: others.read_log},
         }
         async with AsyncExitStack() as stack:

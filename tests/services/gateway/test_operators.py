@@ -82,6 +82,37 @@ async def test_drain(world: World, admin: httpx.AsyncClient) -> None:
     assert world.others.asked[-1] is asked
 
 
+async def test_labels_and_taints(
+    world: World, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    body: dict[str, Any] = {"set": {"zone": "a"}, "remove": ["disk"]}
+    told = await admin.put("/v1/nodes/n0/labels", json=body)
+    assert told.json() == {"id": "n0", "labels": {"zone": "a"}, "taints": []}
+    asked = world.others.asked[-1]
+    assert asked == m.SetNodeMarks(
+        node_id="n0", labels={"zone": "a"}, unlabel=("disk",), asked_by="admin"
+    )
+    body = {"set": ["reserved=vision"], "remove": ["flaky"]}
+    told = await admin.put("/v1/nodes/n0/taints", json=body)
+    assert told.json()["taints"] == ["reserved=vision"]
+    asked = world.others.asked[-1]
+    assert asked == m.SetNodeMarks(
+        node_id="n0", taints=("reserved=vision",), untaint=("flaky",), asked_by="admin"
+    )
+    assert (await ann.put("/v1/nodes/n0/taints", json=body)).status_code == 403
+    assert world.others.asked[-1] is asked
+
+
+async def test_a_task_says_on_which_nodes_it_may_run(world: World, ann: httpx.AsyncClient) -> None:
+    await world.heard(a_node("n0", labels={"disk": "nvme"}, taints=("reserved",)))
+    node = (await ann.get("/v1/nodes/n0")).json()
+    assert (node["labels"], node["taints"]) == ({"disk": "nvme"}, ["reserved"])
+    wanted = {"node_selector": {"disk": "nvme"}, "tolerations": ["reserved"]}
+    task = await world.submitted(ann, **wanted)
+    shown = (await ann.get(f"/v1/tasks/{task['id']}")).json()
+    assert {key: shown[key] for key in wanted} == wanted
+
+
 async def test_a_quota_is_set_listed_and_taken_away(world: World, admin: httpx.AsyncClient) -> None:
     body: dict[str, Any] = {"group": "default", "user": "ann", "unit": "gpus", "limit": 8}
     told = await admin.put("/v1/quotas", json=body)

@@ -118,6 +118,10 @@ class Others:
             return m.SetSchedulableReply(refusal=refusal)
         return m.SetSchedulableReply()
 
+    async def set_node_marks(self, command: m.SetNodeMarks) -> Message:
+        self.asked.append(command)
+        return m.SetNodeMarksReply(labels=command.labels, taints=command.taints)
+
     async def list_logs(self, command: m.ListLogs) -> Message:
         self.asked.append(command)
         return m.ListLogsReply(
@@ -208,6 +212,7 @@ class World:
             "launcher": {
                 m.AckCheckpoint: others.ack,
                 m.SetSchedulable: others.set_schedulable,
+                m.SetNodeMarks: others.set_node_marks,
             },
             "log_collector": {m.ListLogs: others.list_logs, m.ReadLog: others.read_log},
         }

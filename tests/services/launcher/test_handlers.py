@@ -24,6 +24,8 @@ from libs.contracts.messages import (
     RunExited,
     RunResumed,
     RunStarted,
+    SetNodeMarks,
+    SetNodeMarksReply,
     SetSchedulable,
     SetSchedulableReply,
 )
@@ -300,6 +302,28 @@ async def test_drain(desk: Desk) -> None:
     [changed] = await desk.said()
     assert isinstance(changed, NodeChanged)
     assert (changed.node.schedulable, changed.node.draining) == (False, True)
+
+
+async def test_labels_and_taints(desk: Desk) -> None:
+    row = NodeRow("local-0", 1, a_node(), removed=False, cordoned=False, changed_at=START)
+    await desk.put(row)
+    command = SetNodeMarks(node_id="local-0", labels={"zone": "a"}, taints=("flaky",))
+    for _ in range(2):
+        reply: SetNodeMarksReply = await desk.ask(command)
+        assert reply == SetNodeMarksReply(labels={"zone": "a"}, taints=("flaky",))
+    [changed] = await desk.said()
+    assert isinstance(changed, NodeChanged)
+    assert (changed.version, changed.node.labels, changed.node.taints) == (
+        2,
+        {"zone": "a"},
+        ("flaky",),
+    )
+    wrong: SetNodeMarksReply = await desk.ask(SetNodeMarks(node_id="local-0", taints=("=",)))
+    assert wrong.refusal is not None
+    assert wrong.refusal.code is RefusalCode.INVALID
+    missing: SetNodeMarksReply = await desk.ask(SetNodeMarks(node_id="x", labels={"a": "b"}))
+    assert missing.refusal is not None
+    assert missing.refusal.code is RefusalCode.NOT_FOUND
 
 
 async def test_before_the_first_look_a_reemit_does_not_say_that_there_are_no_nodes(

@@ -36,6 +36,53 @@ def test_real_gpus_are_handed_out_by_their_names(tmp_path: Path) -> None:
     assert plan.node.labels == {"rack": "r1"}
 
 
+def test_a_file_says_what_differs_between_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.yaml"
+    path.write_text(
+        "local-0: {group: dev, labels: {zone: a, disk: nvme}, taints: [reserved=vision]}\n"
+        "local-1: {labels: {zone: b}}\n"
+    )
+    common: dict[str, Any] = {"node_labels": {"disk": "hdd"}, "node_taints": ("reserved=nlp", "x")}
+    plans = plan_nodes(some(tmp_path, virtual_nodes=3, nodes_file=path, **common), ())
+    nodes = [plan.node for plan in plans]
+    assert [node.group for node in nodes] == ["dev", "default", "default"]
+    assert nodes[0].labels == {"zone": "a", "disk": "nvme"}
+    assert nodes[0].taints == ("reserved=vision", "x")
+    assert nodes[1].labels == {"zone": "b", "disk": "hdd"}
+    assert (nodes[2].labels, nodes[2].taints) == ({"disk": "hdd"}, ("reserved=nlp", "x"))
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("local-9: {}", "local-9 is no node of this machine; these are: local-0, local-1"),
+        ("local-0: {label: {a: b}}", "local-0.label: Extra inputs are not permitted"),
+        ("local-0: {labels: {a: b c}}", "'b c' is no value of label a"),
+        ("local-0: {taints: ['=']}", "'=' is no taint"),
+        ("local-0: {group: Dev}", "'Dev' is no group"),
+        ("[1, 2]", "the file: Input should be a valid dictionary"),
+        ("{", "neither YAML nor JSON"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_place(tmp_path: Path, text: str, match: str) -> None:
+    path = tmp_path / "nodes.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=match):
+        plan_nodes(some(tmp_path, virtual_nodes=2, nodes_file=path), ())
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none\.yaml cannot be read"):
+        plan_nodes(some(tmp_path, nodes_file=tmp_path / "none.yaml"), ())
+
+
+def test_marks_of_every_node_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="no label's key"):
+        some(tmp_path, node_labels={"a b": "c"})
+    with pytest.raises(ValidationError, match="is no taint"):
+        some(tmp_path, node_taints=("a=",))
+
+
 def test_ranges_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="give a range"):
         some(tmp_path, master_port_first=3000, master_port_last=2000)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest_asyncio
 
 from libs.contracts.base import Message
@@ -147,6 +149,7 @@ async def test_an_exit_before_its_start(world: World) -> None:
 
 async def test_the_newest_node_wins_in_any_order(world: World) -> None:
     new = a_node("n9", version=7, ready=False, unusable=(1,), draining=True, cpus=2.0)
+    new = replace(new, labels=(("leaf", "l1"), ("zone", "a")), taints=("flaky", "for=vision"))
     await world.hear(node_changed(new), node_changed(a_node("n9", version=6)))
     async with world.store.transaction() as tx:
         assert await tx.get(Node, "n9") == new

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def test_an_empty_group_takes_away_what_was_set() -> None:
         ("groups: {g: {topology: ['a b']}}", "groups.g.topology[0]", "a b", "inside"),
         ("groups: {g: {topology: zone}}", "groups.g.topology", "zone", "a list"),
         ("groups: {g: {shares: {users: {ann: 0}}}}", "groups.g.shares.users.ann", "0", "0.001"),
-        ("groups: {g: {shares: {users: {1: 2}}}}", "groups.g.shares.users[1]", "1", "quotes"),
+        ("groups: {g: {shares: {users: {1: 2}}}}", "groups.g.shares.users.1", "1", "quotes"),
         ("groups: {g: {shares: {ann: 2}}}", "groups.g.shares.ann", "2", "known here"),
         (
             "groups: {g: {demotions: [{level: high, to: high, after: 1h}]}}",
@@ -186,15 +187,17 @@ def test_an_empty_group_takes_away_what_was_set() -> None:
             "give it",
         ),
         (
-            "groups: {g: {demotions: [{level: high, to: low, after: 1h},"
-            " {level: high, to: idle, after: 2h}]}}",
+            (
+                "groups: {g: {demotions: [{level: high, to: low, after: 1h},"
+                " {level: high, to: idle, after: 2h}]}}"
+            ),
             "groups.g.demotions[1].level",
             "high",
             "keep one",
         ),
         ("a: 1\na: 2", "line 2", "", "keep one of them"),
         ("groups: &x {}\nother: *x", "line 2", "", "write the value out"),
-        ("groups: {", "line 1", "", "correct that line"),
+        ("groups: {\n a: ]\n}", "line 2", "", "correct that line"),
         ("[" * 5000, "line 1", "", "see the examples"),
     ],
 )
@@ -388,7 +391,7 @@ def policies(draw: st.DrawFn) -> GroupPolicy:
         rotation=Rotation(first, first + draw(SECONDS), draw(SECONDS)),
         demotions=tuple(
             Demotion(above, below, draw(SECONDS))
-            for above, below in zip(levels, levels[1:], strict=False)
+            for above, below in pairwise(levels)
             if draw(st.booleans())
         ),
         shares=Shares(draw(WEIGHTS), draw(WEIGHTS)),

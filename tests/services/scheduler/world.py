@@ -50,6 +50,8 @@ def node_changed(node: Node) -> NodeChanged:
             ready=node.ready,
             unusable_gpus=node.unusable_gpus,
             draining=node.draining,
+            labels=dict(node.labels),
+            taints=node.taints,
         ),
         removed=node.removed,
         changed_at=START,

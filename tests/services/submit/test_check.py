@@ -58,6 +58,7 @@ TOO_MANY_WORDS = ("x",) * (LIMITS.command_arguments_max + 1)
 TOO_MANY_VARIABLES = {f"V{number}": "" for number in range(LIMITS.env_entries_max + 1)}
 TOO_LARGE_VARIABLE = {"V": "x" * LIMITS.env_bytes_max}
 TOO_MANY_LABELS = {f"l{number}": "" for number in range(LIMITS.labels_max + 1)}
+TOO_MANY_SELECTED = {f"l{number}": "" for number in range(LIMITS.selector_max + 1)}
 SEVERAL = tuple(Role(name=f"r{n}", replicas=1, command=("true",)) for n in range(33))
 
 # One row for every way in which a field can be wrong: the change, the field named, the value shown.
@@ -95,6 +96,12 @@ FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
     ("long label", {"labels": {"k": "v" * 1025}}, "labels", "k"),
     ("NUL in a label", {"labels": {"k": "\0"}}, "labels", "k"),
     ("many labels", {"labels": TOO_MANY_LABELS}, "labels", "65 labels"),
+    ("selected key", {"node_selector": {"-disk": "nvme"}}, "node_selector", "-disk"),
+    ("selected value", {"node_selector": {"disk": "a b"}}, "node_selector.disk", "a b"),
+    ("many selected", {"node_selector": TOO_MANY_SELECTED}, "node_selector", "33 labels"),
+    ("no taint", {"tolerations": ("flaky", "=x")}, "tolerations[1]", "=x"),
+    ("taint without its value", {"tolerations": ("flaky=",)}, "tolerations[0]", "flaky="),
+    ("many taints", {"tolerations": ("flaky",) * 33}, "tolerations", "33 taints"),
     ("relative path", {"working_directory": "here"}, "working_directory", "here"),
     ("sum", {"roles": role(replicas=2), "nodes": 3}, "nodes", "3"),
     ("too many nodes", {"roles": role(replicas=4097)}, "nodes", "4097"),
@@ -209,3 +216,14 @@ def test_a_taken_name_is_a_conflict() -> None:
     assert isinstance(both, Refusal)
     assert both.code is RefusalCode.INVALID
     assert {error.field for error in both.errors} == {"name", "cpus"}
+
+
+def test_nodes_can_be_selected_and_taints_tolerated() -> None:
+    spec = asked(
+        node_selector={"disk": "nvme", "example.com/gen": "h100", "bare": ""},
+        tolerations=("flaky", "reserved=vision"),
+    )
+    accepted = judged(spec)
+    assert isinstance(accepted, TaskSpec), accepted
+    assert accepted.node_selector == spec.node_selector
+    assert accepted.tolerations == spec.tolerations

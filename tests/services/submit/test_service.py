@@ -44,6 +44,7 @@ async def test_the_service_is_wired() -> None:
     assert set(service.handlers) == set(WIRING.hears)
     assert {kind.__name__ for kind in service.commands} == {
         "CreateTask",
+        "CreateTasks",
         "SetGoal",
         "SetPriority",
         "Reemit",

@@ -203,8 +203,9 @@ class CliServer:
     ) -> tuple[int, Any]:
         if words == ["whoami"]:
             return 200, {"user": "ada", "role": "admin", "team": None}
-        if (method, words[0], words[-1]) == ("PUT", "nodes", "schedulable"):
-            return 200, {"id": words[1], **body}
+        if (method, words[0]) == ("PUT", "nodes"):
+            marks = {"labels": {}, "taints": [], words[-1]: body.get("set", {})}
+            return 200, {"id": words[1], **(body if words[-1] == "schedulable" else marks)}
         if (method, words) == ("PUT", ["quotas"]):
             return 200, {"version": 7}
         if (method, words) == ("POST", ["users"]):

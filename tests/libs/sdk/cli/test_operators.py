@@ -27,13 +27,14 @@ def test_nodes(shiftwork: Shiftwork, server: CliServer) -> None:
         "ready": True,
     }
     server.nodes = [
-        {"id": "local-0", **node},
+        {"id": "local-0", **node, "labels": {"zone": "a", "b": "c"}, "taints": ["flaky", "x=y"]},
         {"id": "local-1", **node, "schedulable": False},
         {"id": "local-2", **node, "ready": False},
         {"id": "local-3", **node, "schedulable": False, "draining": True},
     ]
     rows = [line.split() for line in shiftwork("nodes").out.splitlines()[1:]]
-    assert rows[0] == ["local-0", "default", "ready", "1/2", "4", "8", "GiB", "ta"]
+    plain = ["local-0", "default", "ready", "1/2", "4", "8", "GiB", "ta"]
+    assert rows[0] == [*plain, "b=c", "zone=a", "flaky", "x=y"]
     assert [row[2] for row in rows] == ["ready", "cordoned", "lost", "draining"]
     assert len(shiftwork("nodes", "--json").json["items"]) == 4
 
@@ -49,6 +50,28 @@ def test_nodes(shiftwork: Shiftwork, server: CliServer) -> None:
 def test_cordon(shiftwork: Shiftwork, server: CliServer, verb: str, body: dict[str, bool]) -> None:
     assert shiftwork("node", verb, "local-0").code == 0
     assert server.asked("PUT", "/v1/nodes/local-0/schedulable").body == body
+
+
+def test_node_label(shiftwork: Shiftwork, server: CliServer) -> None:
+    done = shiftwork("node", "label", "local-0", "zone=a", "leaf=")
+    assert server.asked("PUT", "/v1/nodes/local-0/labels").body == {
+        "set": {"zone": "a", "leaf": ""}
+    }
+    assert "local-0 has labels leaf= zone=a, taints none" in done.err
+    shiftwork("node", "label", "local-0", "zone", "leaf=", "--remove")
+    assert server.asked("PUT", "/v1/nodes/local-0/labels").body == {"remove": ["zone", "leaf"]}
+    assert shiftwork("node", "label", "local-0", "zone").code == 2
+
+
+def test_node_taint(shiftwork: Shiftwork, server: CliServer) -> None:
+    done = shiftwork("node", "taint", "local-0", "flaky", "reserved=vision")
+    assert server.asked("PUT", "/v1/nodes/local-0/taints").body == {
+        "set": ["flaky", "reserved=vision"]
+    }
+    assert "taints flaky reserved=vision" in done.err
+    shiftwork("node", "taint", "local-0", "reserved=vision", "--remove")
+    assert server.asked("PUT", "/v1/nodes/local-0/taints").body == {"remove": ["reserved"]}
+    assert shiftwork("node", "taint", "local-0", "reserved=").code == 2
 
 
 def test_quota_set(shiftwork: Shiftwork, server: CliServer) -> None:

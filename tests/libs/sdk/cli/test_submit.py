@@ -53,7 +53,8 @@ def test_every_option_reaches_the_server(shiftwork: Shiftwork, server: CliServer
     options = (
         "--name demo --nodes 2 --gpus-per-node 0 --priority HIGH --group dev --env A=1 "
         "--env B=x=y --workdir /srv/x --label team=nlp --ack-deadline 90 --preempt signal:TERM "
-        "--fence-after 15m --max-run-time 4h --retries 2 --key mine"
+        "--fence-after 15m --max-run-time 4h --retries 2 --key mine "
+        "--node-selector disk=nvme --node-selector gen=h100 --tolerate flaky --tolerate for=vision"
     )
     assert shiftwork("submit", *options.split(), "--", "run").code == 0
     assert body(server) == {
@@ -65,6 +66,8 @@ def test_every_option_reaches_the_server(shiftwork: Shiftwork, server: CliServer
         "env": {"A": "1", "B": "x=y"},
         "working_directory": "/srv/x",
         "labels": {"team": "nlp"},
+        "node_selector": {"disk": "nvme", "gen": "h100"},
+        "tolerations": ["flaky", "for=vision"],
         "preemption": {"mode": "signal", "signal": "TERM", "ack_deadline_seconds": 90.0},
         "fence_after_seconds": 900.0,
         "max_run_seconds": 14400.0,

@@ -1,7 +1,8 @@
-"""Small drivers for whole-node jobs on one pool, written for reading: an oracle for hand-worked
-schedules, and something for the lab's outside to run. They know durations and nothing else.
+"""Small drivers for whole-node jobs on one pool, written for reading, slow on purpose: what the
+hand-worked schedules are checked with, and something honest for the lab's outside to run.
 
-A policy here is an order of all live jobs and whether those that run may be sent away for it.
+At every moment at which anything changes, a policy says which live jobs are to run now; who ran and
+is not among them is sent away.
 """
 
 from __future__ import annotations
@@ -14,96 +15,166 @@ from services.scheduler.lab.options import Options
 from services.scheduler.lab.record import Ending, RunRecord, begin
 from services.scheduler.lab.workload import Job, Workload
 
+ALMOST = 1e-6
+SLICE = 3600.0
+SERVED = 10 * 3600.0
 
-@dataclass
+
+@dataclass(eq=False)
 class Live:
     job: Job
-    left: float
+    attained: float = 0.0
     since: float | None = None
-    overhead: float = 0.0
-    started: int = 0
+    restart: float = 0.0
+    starts: int = 0
+    # Where it stands in the line of a rotation.
+    place: tuple[float, ...] = ()
 
-    def ends(self) -> float:
-        assert self.since is not None
-        return self.since + self.overhead + self.left
+    def worked(self, now: float) -> float:
+        running = 0.0 if self.since is None else max(0.0, now - self.since - self.restart)
+        return self.attained + running
+
+    def left(self, now: float) -> float:
+        return self.job.duration_s - self.worked(now)
+
+    def ends_at(self, now: float) -> float:
+        pending = 0.0 if self.since is None else max(0.0, self.since + self.restart - now)
+        return now + pending + self.left(now)
 
 
 def drive(
     workload: Workload, policy: str, options: Options, progress: Callable[[int], None]
 ) -> RunRecord:
     record = begin(workload, policy, progress)
-    waiting: list[Live] = []
-    running: list[Live] = []
-    arrivals = list(workload.jobs)
-    free = workload.nodes
+    choose, changes_at = POLICIES[policy]
+    live: list[Live] = []
+    arrivals = list(reversed(workload.jobs))
     now = 0.0
-    while arrivals or waiting or running:
-        now = min(
-            [job.submit_s for job in arrivals[:1]] + [live.ends() for live in running],
-            default=math.inf,
-        )
-        for live in [live for live in running if live.ends() <= now]:
+    while arrivals or live:
+        times = [arrivals[-1].submit_s] if arrivals else []
+        times += [each.ends_at(now) for each in live if each.since is not None]
+        times += [at for each in live if (at := changes_at(each, now)) > now + ALMOST]
+        now = min(times)
+        for each in [e for e in live if e.since is not None and e.left(now) <= ALMOST]:
+            assert each.since is not None
             record.stretch(
-                live.job.number, live.since or 0.0, now, Ending.FINISHED, restart_s=live.overhead
+                each.job.number, each.since, now, Ending.FINISHED, restart_s=each.restart
             )
-            running.remove(live)
-            free += live.job.nodes
-        while arrivals and arrivals[0].submit_s <= now:
-            job = arrivals.pop(0)
-            waiting.append(Live(job, job.duration_s))
+            live.remove(each)
+        while arrivals and arrivals[-1].submit_s <= now + ALMOST:
+            job = arrivals.pop()
+            live.append(Live(job, place=(job.submit_s, 0.0, job.number)))
         record.events += 1
-        if policy == "srpt":
-            free += _send_away(record, running, waiting, now, workload.nodes)
-            waiting.sort(key=lambda live: (live.left, live.job.number))
-        for live in _startable(policy, waiting, free):
-            waiting.remove(live)
-            live.since, live.started = now, live.started + 1
-            live.overhead = options.restart_cost_s if live.started > 1 else 0.0
-            running.append(live)
-            free -= live.job.nodes
+        _follow(choose(live, now, workload.nodes), live, now, record, options)
     return record
 
 
-def _startable(policy: str, waiting: list[Live], free: int) -> list[Live]:
-    found: list[Live] = []
-    for live in waiting:
-        if live.job.nodes <= free:
-            found.append(live)
-            free -= live.job.nodes
-        elif policy == "fifo":
+def _follow(
+    chosen: list[Live], live: list[Live], now: float, record: RunRecord, options: Options
+) -> None:
+    for each in live:
+        if each.since is not None and each not in chosen:
+            restart = min(each.restart, now - each.since)
+            record.stretch(each.job.number, each.since, now, Ending.PREEMPTED, restart_s=restart)
+            each.attained, each.since = each.worked(now), None
+    for each in chosen:
+        if each.since is None:
+            each.restart = options.restart_cost_s if each.starts else 0.0
+            each.since, each.starts = now, each.starts + 1
+
+
+def _fill(ordered: list[Live], room: int, *, strict: bool = False) -> list[Live]:
+    chosen: list[Live] = []
+    for each in ordered:
+        if each.job.nodes <= room:
+            chosen.append(each)
+            room -= each.job.nodes
+        elif strict:
             break
-    return found
+    return chosen
 
 
-def _send_away(
-    record: RunRecord, running: list[Live], waiting: list[Live], now: float, nodes: int
-) -> int:
-    """Shortest remaining first: what does not fit among the shortest is sent away."""
+def _running_first(live: list[Live]) -> list[Live]:
+    return sorted(live, key=lambda each: (each.since is None, each.job.number))
 
-    def remaining(live: Live) -> float:
-        if live.since is None:
-            return live.left
-        return live.left - max(0.0, now - live.since - live.overhead)
 
-    room = nodes
-    kept: set[int] = set()
-    for live in sorted([*running, *waiting], key=lambda live: (remaining(live), live.job.number)):
-        if live.job.nodes <= room:
-            room -= live.job.nodes
-            kept.add(live.job.number)
-    freed = 0
-    for live in [live for live in running if live.job.number not in kept]:
-        assert live.since is not None
-        record.stretch(
-            live.job.number,
-            live.since,
-            now,
-            Ending.PREEMPTED,
-            restart_s=min(live.overhead, now - live.since),
-        )
-        live.left = remaining(live)
-        live.since = None
-        running.remove(live)
-        waiting.append(live)
-        freed += live.job.nodes
-    return freed
+def fifo(live: list[Live], now: float, nodes: int) -> list[Live]:
+    return _fill(_running_first(live), nodes, strict=True)
+
+
+def backfill(live: list[Live], now: float, nodes: int) -> list[Live]:
+    return _fill(_running_first(live), nodes)
+
+
+def easy(live: list[Live], now: float, nodes: int) -> list[Live]:
+    chosen = fifo(live, now, nodes)
+    waiting = [each for each in _running_first(live) if each not in chosen]
+    if not waiting:
+        return chosen
+    free = nodes - sum(each.job.nodes for each in chosen)
+    head, at, then = waiting[0], now, free
+    for each in sorted(chosen, key=lambda each: each.ends_at(now)):
+        if then >= head.job.nodes and each.ends_at(now) > at + ALMOST:
+            break
+        at, then = each.ends_at(now), then + each.job.nodes
+    spare = then - head.job.nodes
+    for each in waiting[1:]:
+        in_time = now + each.left(now) <= at + ALMOST
+        if each.job.nodes <= free and (in_time or each.job.nodes <= spare):
+            chosen.append(each)
+            free -= each.job.nodes
+            spare -= 0 if in_time else each.job.nodes
+    return chosen
+
+
+def las(live: list[Live], now: float, nodes: int) -> list[Live]:
+    def queue(each: Live) -> tuple[bool, int]:
+        return (each.worked(now) * each.job.nodes >= SERVED - ALMOST, each.job.number)
+
+    return _fill(sorted(live, key=queue), nodes)
+
+
+def _served_at(each: Live, now: float) -> float:
+    if each.since is None or each.worked(now) * each.job.nodes >= SERVED - ALMOST:
+        return math.inf
+    return each.since + each.restart + SERVED / each.job.nodes - each.attained
+
+
+def srpt(live: list[Live], now: float, nodes: int) -> list[Live]:
+    return _fill(sorted(live, key=lambda e: (round(e.left(now), 3), e.job.number)), nodes)
+
+
+def rotation(live: list[Live], now: float, nodes: int) -> list[Live]:
+    ran = sorted((e for e in live if e.since is not None), key=lambda each: each.place)
+    for order, each in enumerate(ran):
+        assert each.since is not None
+        if _slice_ends_at(each, now) <= now + ALMOST:
+            each.place = (now, 1.0, order)
+    due = [each for each in ran if each.place[:2] == (now, 1.0)]
+    kept = [each for each in ran if each not in due]
+    others = sorted((e for e in live if e not in kept), key=lambda each: each.place)
+    return kept + _fill(others, nodes - sum(each.job.nodes for each in kept))
+
+
+def _slice_ends_at(each: Live, now: float) -> float:
+    if each.since is None:
+        return math.inf
+    turns = math.floor((now - each.since) / SLICE + ALMOST)
+    ended = each.since + turns * SLICE
+    if turns and now - ended <= ALMOST and each.place[:2] != (now, 1.0):
+        return ended
+    return ended + SLICE
+
+
+def never(each: Live, now: float) -> float:
+    return math.inf
+
+
+POLICIES = {
+    "fifo": (fifo, never),
+    "backfill": (backfill, never),
+    "easy": (easy, never),
+    "las": (las, _served_at),
+    "srpt": (srpt, never),
+    "rotation": (rotation, _slice_ends_at),
+}

@@ -1,0 +1,381 @@
+"""Replays a workload through ``decide`` on a virtual clock: the very code that runs in production.
+
+The driver plays everybody else: people who submit, a launcher whose runs start and end when the
+workload says so, programs that save at once when they are asked to go. The rows, the index, the
+rule that moves tasks and the check of every plan are the scheduler's own. A start after the first
+costs ``restart_cost_s`` before the run works on.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+from libs.contracts.ids import NodeId, TaskId
+from libs.contracts.messages import (
+    Checkpoint,
+    ExitKind,
+    PreemptionPolicy,
+    PreemptMode,
+    RetryPolicy,
+    Role,
+    RunExit,
+    TaskSpec,
+    TaskState,
+    TaskStateChanged,
+)
+from services.scheduler.domain import facts
+from services.scheduler.domain.apply import task_after
+from services.scheduler.domain.check import check
+from services.scheduler.domain.decide import decide
+from services.scheduler.domain.index import Index
+from services.scheduler.domain.lifecycle import TERMINAL
+from services.scheduler.domain.marks import Ended
+from services.scheduler.domain.model import (
+    Assign,
+    Hold,
+    Inventory,
+    Kill,
+    Mark,
+    Node,
+    Plan,
+    PolicySettings,
+    Preempt,
+    Task,
+)
+from services.scheduler.domain.outgoing import state_changed
+from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.lab.errors import LabError
+from services.scheduler.lab.options import Options
+from services.scheduler.lab.record import Ending, RunRecord, begin
+from services.scheduler.lab.workload import Job, LabGroup, LabNode, Workload
+
+START = datetime(2001, 1, 1, tzinfo=UTC)
+# The lab's names for disciplines that have another one in policy files.
+DISCIPLINE = {"ours": "timeshare"}
+# These are told the truth about run times: they are what estimates could give at best.
+ORACLES = frozenset({"easy", "srpt"})
+# At one moment a world comes to rest in a few rounds, or never.
+ROUNDS_MAX = 10_000
+CHECK_EVERY = 64
+
+
+def drive(
+    workload: Workload, policy: str, options: Options, progress: Callable[[int], None]
+) -> RunRecord:
+    """The whole run, to the end of its last job.
+
+    Raises LabError if the scheduler comes to rest with jobs that never ended.
+    """
+    return _World(workload, policy, options, progress).run()
+
+
+@dataclass(slots=True)
+class _Run:
+    """A stretch of running that goes on."""
+
+    attempt: int
+    began_s: float
+    restart_s: float
+    # Work done before it, and when the work of this one ends if nothing comes between.
+    done_s: float
+    ends_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Exit:
+    """What the launcher would say of the end of a run."""
+
+    attempt: int
+    exit: RunExit
+    checkpoint: Checkpoint | None = None
+
+
+class _World:
+    """Everything around the scheduler, and the scheduler's rows."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        policy: str,
+        options: Options,
+        progress: Callable[[int], None],
+    ) -> None:
+        self.workload = workload
+        self.policy = policy
+        self.options = options
+        self.record = begin(workload, policy, progress)
+        self.settings = PolicySettings(start_deadline_seconds=1e9)
+        self.index = Index(self.settings)
+        self.index.apply(put=self._cluster())
+        self.now_s = 0.0
+        self.due_s: float | None = None
+        # (when, what comes first at one moment, number, what happens)
+        self._events: list[tuple[float, int, int, Callable[[], None]]] = []
+        self._numbers = iter(range(10**12))
+        self._runs: dict[str, _Run] = {}
+        self._done: dict[str, float] = {}
+        self._specs: dict[tuple[object, ...], TaskSpec] = {}
+        self._random = random.Random(options.seed)  # noqa: S311 - a simulation, repeatable
+        self._plans = 0
+
+    # The cluster.
+
+    def _cluster(self) -> Iterator[object]:
+        cluster = self.workload.cluster
+        name = DISCIPLINE.get(self.policy, self.policy)
+        for group in cluster.groups:
+            shared = replace(
+                group.policy,
+                group=group.name,
+                policy=name,
+                timeshare=replace(
+                    group.policy.timeshare, restart_seconds=self.options.restart_cost_s
+                ),
+            )
+            yield shared
+            yield from (_node(group, node) for node in group.nodes)
+        yield from cluster.quotas
+        yield Inventory("lab", (), START)
+
+    def _at(self, seconds: float, rank: int, happens: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (seconds, rank, next(self._numbers), happens))
+
+    # The run.
+
+    def run(self) -> RunRecord:
+        """Play to the end."""
+        jobs = iter(self.workload.jobs)
+        coming = next(jobs, None)
+        if self.options.node_mtbf_s is not None:
+            for group in self.workload.cluster.groups:
+                for node in group.nodes:
+                    self._fail_later(_node(group, node))
+        began = time.perf_counter()
+        while coming is not None or self._runs or self.index.tasks:
+            moment = self._next(coming)
+            self.now_s = moment
+            while self._events and self._events[0][0] <= moment:
+                happens = heapq.heappop(self._events)[3]
+                happens()
+                self.record.events += 1
+            arrived: list[Task] = []
+            while coming is not None and coming.submit_s <= moment:
+                arrived.append(self._task(coming))
+                coming = next(jobs, None)
+            self.index.apply(put=arrived)
+            self.record.events += len(arrived)
+            self._decide()
+        self.record.decide_seconds = time.perf_counter() - began
+        return self.record
+
+    def _next(self, coming: Job | None) -> float:
+        """The next moment at which anything happens."""
+        moments = [self._events[0][0]] if self._events else []
+        if coming is not None:
+            moments.append(coming.submit_s)
+        if self.due_s is not None and self.index.tasks:
+            moments.append(max(self.due_s, self.now_s))
+        if not moments:
+            waiting = sorted(self.index.tasks)[:5]
+            raise LabError(
+                f"policy {self.policy}: nothing more happens at {self.now_s:.0f} s, but"
+                f" {len(self.index.tasks)} jobs have not ended (for example {', '.join(waiting)})",
+                fix="look at their quotas and virtual clusters in the cluster file",
+            )
+        return min(moments)
+
+    @property
+    def now(self) -> datetime:
+        return START + timedelta(seconds=self.now_s)
+
+    def _decide(self) -> None:
+        """Rounds until nothing more is decided at this moment."""
+        for _ in range(ROUNDS_MAX):
+            snapshot = Snapshot.view(self.index)
+            plan = decide(snapshot, self.now)
+            self._plans += 1
+            if self._plans % CHECK_EVERY == 0 and check(snapshot, plan):
+                self.record.refused_plans += 1
+            self.index.settle(plan)
+            self.due_s = None if plan.due_at is None else (plan.due_at - START).total_seconds()
+            if not plan.decisions and not plan.books:
+                return
+            if not self._carry_out(plan) and not plan.books:
+                return
+        raise LabError(f"policy {self.policy}: no rest at {self.now_s:.3f} s", fix="report it")
+
+    def _carry_out(self, plan: Plan) -> bool:
+        """Commit a plan; True if it moved anything, so that there may be more to decide."""
+        rows: dict[str, Task] = {}
+        leaving: list[Task] = []
+        acts = False
+        for decision in plan.decisions:
+            task = rows.get(decision.task_id) or self.index.tasks[decision.task_id]
+            after = task_after(task, decision, plan.decided_at)
+            if isinstance(decision, Assign):
+                after = self._begin(after)
+            elif isinstance(decision, Preempt | Kill):
+                leaving.append(after)
+            acts = acts or not isinstance(decision, Assign | Hold | Mark)
+            rows[after.id] = after
+        for task in leaving:
+            rows[task.id] = self._leave(rows[task.id])
+        self.index.apply(put=[*plan.books, *rows.values()])
+        return acts
+
+    # What happens to jobs.
+
+    def _task(self, job: Job) -> Task:
+        expected = job.requested_s if self.options.with_limits else None
+        if self.policy in ORACLES:
+            expected = job.duration_s
+        return Task(
+            id=TaskId(f"j{job.number:09d}"),
+            owner=job.user,
+            team=job.team,
+            spec=self._spec(job),
+            submitted_at=START + timedelta(seconds=job.submit_s),
+            priority=job.priority,
+            version=1,
+            expected_seconds=expected,
+        )
+
+    def _spec(self, job: Job) -> TaskSpec:
+        key = (job.group, job.nodes, job.gpus_per_node, job.priority)
+        found = self._specs.get(key)
+        if found is None:
+            asked = self.options.checkpoint_interval_s <= 0
+            mode = PreemptMode.SDK if asked else PreemptMode.KILL
+            found = self._specs[key] = TaskSpec(
+                name="job",
+                group=job.group,
+                priority=job.priority,
+                roles=(Role(name="worker", replicas=job.nodes, command=("job",)),),
+                gpus_per_node=job.gpus_per_node,
+                retry=RetryPolicy(max_retries=0),
+                preemption=PreemptionPolicy(mode=mode, ack_deadline_seconds=60.0),
+                nodes=job.nodes,
+            )
+        return found
+
+    def _job(self, task_id: str) -> Job:
+        return self.workload.jobs[int(task_id[1:])]
+
+    def _begin(self, task: Task) -> Task:
+        """A run starts: at once, or after the restart cost."""
+        job = self._job(task.id)
+        done = self._done.get(task.id, 0.0)
+        restart = self.options.restart_cost_s if task.attempt > 1 else 0.0
+        ends = self.now_s + restart + job.duration_s - done
+        self._runs[task.id] = _Run(task.attempt, self.now_s, restart, done, ends)
+        self._at(ends, 0, partial(self._finish, task.id, task.attempt))
+        if self.options.checkpoint_interval_s > 0:
+            self._save_later(task.id, task.attempt, restart)
+        if restart:
+            self._at(self.now_s + restart, 1, partial(self._start, task.id, task.attempt))
+            return task
+        return facts.started(task, self.now)
+
+    def _start(self, task_id: str, attempt: int) -> None:
+        task = self.index.tasks.get(task_id)
+        if task is not None and task.live_attempt == attempt:
+            self.index.apply(put=[facts.started(task, self.now)])
+
+    def _save_later(self, task_id: str, attempt: int, restart_s: float) -> None:
+        moment = self.now_s + restart_s + self.options.checkpoint_interval_s
+        self._at(moment, 2, partial(self._save, task_id, attempt))
+
+    def _save(self, task_id: str, attempt: int) -> None:
+        task = self.index.tasks.get(task_id)
+        if task is None or task.live_attempt != attempt:
+            return
+        no = task.checkpoint.no + 1 if task.checkpoint else 1
+        saved = Checkpoint(no=no, attempt=attempt, step=no, uri="lab", saved_at=self.now)
+        run = self._runs[task_id]
+        self._done[task_id] = run.done_s + self.now_s - run.began_s - run.restart_s
+        self.index.apply(put=[replace(task, checkpoint=saved)])
+        self._save_later(task_id, attempt, 0.0)
+
+    def _worked(self, run: _Run) -> float:
+        return max(0.0, self.now_s - run.began_s - run.restart_s)
+
+    def _leave(self, task: Task, kind: ExitKind = ExitKind.PREEMPTED) -> Task:
+        """A run goes because it was asked to, or because its node is gone."""
+        run = self._runs.pop(task.id)
+        worked = self._worked(run)
+        kept = self._done.get(task.id, 0.0)
+        if kind is ExitKind.PREEMPTED and self.options.checkpoint_interval_s <= 0:
+            kept = run.done_s + worked
+        self._done[task.id] = kept
+        ending = Ending.PREEMPTED if kind is ExitKind.PREEMPTED else Ending.FAILED
+        restart = min(run.restart_s, self.now_s - run.began_s)
+        redo = max(0.0, run.done_s + worked - max(kept, run.done_s))
+        self.record.stretch(
+            int(task.id[1:]), run.began_s, self.now_s, ending, restart_s=restart, redo_s=redo
+        )
+        return self._exited(task, kind)
+
+    def _exited(self, task: Task, kind: ExitKind) -> Task:
+        exit_ = RunExit(attempt=task.attempt, kind=kind, ranks=(), exited_at=self.now, detail="")
+        # What being moved costs is given here, not measured.
+        told = replace(task, preempt_requested_at=None)
+        return facts.exited(told, _Exit(task.attempt, exit_), self.now, self.settings)
+
+    def _finish(self, task_id: str, attempt: int) -> None:
+        run = self._runs.get(task_id)
+        if run is None or run.attempt != attempt:
+            return
+        del self._runs[task_id]
+        task = self.index.tasks[task_id]
+        self.record.stretch(
+            int(task_id[1:]), run.began_s, self.now_s, Ending.FINISHED, restart_s=run.restart_s
+        )
+        after = self._exited(task, ExitKind.OK)
+        assert after.state in TERMINAL, "a job that is finished has ended"
+        ended = Ended(task_id, self.now, self._last_word(after), after.run_seconds)
+        self.index.apply(put=[ended], deleted=[(Task, (task_id,))])
+        self._done.pop(task_id, None)
+
+    def _last_word(self, task: Task) -> TaskStateChanged:
+        # One for all: only the state of it is read.
+        if not hasattr(self, "_succeeded"):
+            self._succeeded = state_changed(task, TaskState.RUNNING, self.now)
+        return self._succeeded
+
+    # Nodes that fail.
+
+    def _fail_later(self, node: Node) -> None:
+        assert self.options.node_mtbf_s is not None, "asked only where nodes fail"
+        lasts = self._random.expovariate(1.0 / self.options.node_mtbf_s)
+        self._at(self.now_s + lasts, 3, partial(self._fail, node))
+
+    def _fail(self, node: Node) -> None:
+        if not self.index.tasks and not self._runs:
+            # Between two jobs a failure hurts nobody; the next one may.
+            self._fail_later(node)
+            return
+        lost = sorted(self.index.holders.get(node.id, ()))
+        rows = [self._leave(self.index.tasks[task_id], ExitKind.LOST) for task_id in lost]
+        self.index.apply(put=rows)
+        self.index.apply(put=[replace(node, ready=False)])
+        self._at(self.now_s + self.options.node_repair_s, 3, partial(self._repair, node))
+
+    def _repair(self, node: Node) -> None:
+        self.index.apply(put=[node])
+        self._fail_later(node)
+
+
+def _node(group: LabGroup, node: LabNode) -> Node:
+    return Node(
+        id=NodeId(f"{group.name}/{node.name}"),
+        version=1,
+        group=group.name,
+        gpus=node.gpus,
+        labels=tuple(sorted(node.labels.items())),
+    )

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from libs.contracts.messages import Node, Refusal, SetNodeMarks
+from services.launcher.domain.inventory import LeasePolicy, take_stock
+from services.launcher.domain.marks import MARKS_MAX, marked
+from services.launcher.domain.model import Listing, NodeRow, ObservedNode
+from tests.services.launcher.makers import at
+
+POLICY = LeasePolicy(lease=timedelta(seconds=5), fence=timedelta(seconds=15))
+OWN = Node(
+    id="local-0",
+    group="default",
+    gpus=2,
+    schedulable=True,
+    ready=True,
+    labels={"disk": "nvme"},
+    taints=("old",),
+)
+
+
+def seen(rows: list[NodeRow], node: Node = OWN, *, retired: bool = False) -> list[NodeRow]:
+    """The rows after one look at the runtime."""
+    listing = Listing({"local-0": ObservedNode(node, retired=retired)})
+    return list(take_stock(rows, listing, set(), at(1), POLICY).rows) or rows
+
+
+def told(row: NodeRow, **changes: object) -> NodeRow:
+    """The row after an operator's word."""
+    after = marked(row, SetNodeMarks.model_validate({"node_id": "local-0", **changes}), at(2))
+    assert isinstance(after, NodeRow), after
+    return after
+
+
+def test_the_operators_marks_stand_beside_the_nodes_own() -> None:
+    [row] = seen([])
+    row = told(row, labels={"zone": "a"}, taints=["flaky", "reserved=vision"])
+    assert row.node.labels == {"disk": "nvme", "zone": "a"}
+    assert row.node.taints == ("flaky", "old", "reserved=vision")
+    assert row.version == 2
+    assert seen([row]) == [row], "the next look finds nothing new"
+    row = told(row, labels={"zone": "b"}, taints=["reserved=nlp"], untaint=["flaky"])
+    assert row.node.labels == {"disk": "nvme", "zone": "b"}
+    assert row.node.taints == ("old", "reserved=nlp"), "one for each key"
+    row = told(row, unlabel=["zone", "never"], untaint=["reserved"])
+    assert (row.node.labels, row.node.taints) == (OWN.labels, OWN.taints)
+    assert seen([row]) == [row]
+
+
+def test_they_survive_what_happens_to_the_node() -> None:
+    [row] = seen([])
+    row = told(row, labels={"zone": "a"}, taints=["flaky"])
+    [row] = seen([row], OWN.model_copy(update={"gpus": 4, "labels": {"disk": "hdd"}}))
+    assert (row.node.gpus, row.node.labels) == (4, {"disk": "hdd", "zone": "a"})
+    [row] = seen([row], retired=True)
+    [row] = seen([row])
+    assert row.node.labels == {"disk": "nvme", "zone": "a"}
+    assert row.node.taints == ("flaky", "old")
+
+
+def test_the_same_word_again_changes_nothing() -> None:
+    [row] = seen([])
+    row = told(row, labels={"zone": "a"}, taints=["flaky"])
+    assert told(row, labels={"zone": "a"}, taints=["flaky"], untaint=["other"]) is row
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value"),
+    [
+        ({"labels": {"disk": "hdd"}}, "labels", "disk"),
+        ({"unlabel": ["disk"]}, "labels", "disk"),
+        ({"taints": ["old=new"]}, "taints", "old"),
+        ({"untaint": ["old"]}, "taints", "old"),
+        ({"labels": {"a b": "c"}}, "labels", "a b"),
+        ({"labels": {"a": "-"}}, "labels.a", "-"),
+        ({"taints": ["a="]}, "taints", "a="),
+        ({"labels": {"a": "b"}, "unlabel": ["a"]}, "labels", "a"),
+        ({"taints": ["a=b"], "untaint": ["a"]}, "taints", "a"),
+        ({"labels": {f"l{n}": "" for n in range(MARKS_MAX + 1)}}, "labels", "65"),
+    ],
+)
+def test_a_wrong_word_is_refused_with_field_value_and_fix(
+    changes: dict[str, object], field: str, value: str
+) -> None:
+    [row] = seen([])
+    command = SetNodeMarks.model_validate({"node_id": "local-0", **changes})
+    refusal = marked(row, command, at(2))
+    assert isinstance(refusal, Refusal)
+    assert [(error.field, error.value) for error in refusal.errors] == [(field, value)]
+    assert refusal.errors[0].fix
