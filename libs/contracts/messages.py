@@ -447,6 +447,55 @@ class Explain(Message):
     task_id: str = ""
 
 
+class OrderPlace(Message):
+    """OrderPlace is a waiting task's place in the order of its group, and what put it there.
+    First come tasks that a virtual cluster's guarantee covers, then the higher level, then the
+    smaller key of the group's policy."""
+
+    level: Priority = Priority.UNSPECIFIED
+    policy: str = ""
+    above: int = 0
+    before: int = 0
+    key: float = 0.0
+    submitted_at: Time | None = None
+    tag_seconds: float = 0.0
+    delay_seconds: float = 0.0
+    load_scale: float = 0.0
+    granted: bool = False
+    virtual_cluster: str = ""
+    guaranteed_nodes: float = 0.0
+    held_nodes: float = 0.0
+    covered: bool = False
+
+
+class PromisedNode(Message):
+    """PromisedNode is kept for a waiting task until it is observed free."""
+
+    node_id: str = ""
+    gpus: tuple[int, ...] = ()
+    held_by: tuple[str, ...] = ()
+
+
+class ChosenVictim(Message):
+    """ChosenVictim is a run that was asked to make room."""
+
+    task_id: str = ""
+    level: Priority = Priority.UNSPECIFIED
+    reason: Reason
+    nodes: float = 0.0
+    cost_node_seconds: float = 0.0
+    deadline_at: Time | None = None
+    why: str = ""
+
+
+class Forecast(Message):
+    """Forecast is when a waiting task will start if things go on as they are."""
+
+    starts_at: Time | None = None
+    unknown: str = ""
+    assumptions: tuple[str, ...] = ()
+
+
 class ExplainReply(Message):
     """ExplainReply is computed from the state of this moment."""
 
@@ -458,6 +507,11 @@ class ExplainReply(Message):
     victims: tuple[str, ...] = ()
     remedies: tuple[str, ...] = ()
     explained_at: Time | None = None
+    order: OrderPlace | None = None
+    promised: tuple[PromisedNode, ...] = ()
+    chosen: tuple[ChosenVictim, ...] = ()
+    forecast: Forecast | None = None
+    beneficiary: str = ""
 
 
 class Decisions(Message):

@@ -12,20 +12,18 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-import structlog
-
 from libs.bus.port import BusError
 from libs.contracts.base import Message
 from libs.service import observe
+from libs.service.answer import Answering
 from libs.service.consume import Consumption
 from libs.service.loop import Backoff, Loop
 from libs.service.relay import Relay
 from libs.service.settings import BaseServiceSettings
 from libs.service.shape import Service
-from libs.store.port import ConflictError, NotLeaderError, StoreUnavailableError
+from libs.store.port import NotLeaderError, StoreUnavailableError
 
 DOWN = (StoreUnavailableError, BusError)
-COMMAND_TRIES = 3
 
 
 class LeadershipLostError(Exception):
@@ -145,7 +143,8 @@ class Runner:
         """Answer commands until cancelled; connect again when the bus was down."""
         if not self.service.commands:
             return
-        endpoints = {kind: self._endpoint(kind, epoch) for kind in self.service.commands}
+        answering = Answering(self.service, epoch, self.turn, self.settings.batch_commands_max)
+        endpoints = {kind: self._endpoint(kind, answering) for kind in self.service.commands}
         backoff = Backoff()
         while True:
             try:
@@ -157,23 +156,12 @@ class Runner:
                 await backoff.wait()
 
     def _endpoint(
-        self, kind: type[Message], epoch: int | None
+        self, kind: type[Message], answering: Answering
     ) -> Callable[[Message], Awaitable[Message]]:
-        handler, name = self.service.commands[kind], self.service.name
-
-        async def in_transaction(command: Message) -> Message:
-            async with self.service.ports.store.transaction(epoch=epoch) as tx:
-                return await handler(tx, command)
-
-        async def once(command: Message) -> Message:
-            if epoch is None:
-                return await in_transaction(command)
-            async with self.turn:
-                return await in_transaction(command)
+        name = self.service.name
 
         async def answer(command: Message) -> Message:
-            with structlog.contextvars.bound_contextvars(command=kind.__name__):
-                reply = await _again_after_conflict(lambda: once(command))
+            reply = await answering.answer(command)
             outcome = "refused" if getattr(reply, "refusal", None) else "done"
             observe.COMMANDS.labels(name, kind.__name__, outcome).inc()
             for loop in self.service.loops:
@@ -182,16 +170,6 @@ class Runner:
             return reply
 
         return answer
-
-
-async def _again_after_conflict(once: Callable[[], Awaitable[Message]]) -> Message:
-    """Two commands met at a unique index: the second try sees the first one's row."""
-    for _ in range(COMMAND_TRIES - 1):
-        try:
-            return await once()
-        except ConflictError:
-            continue
-    return await once()
 
 
 async def _until_lost(lost: Callable[[], Awaitable[None]]) -> None:

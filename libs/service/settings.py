@@ -35,6 +35,8 @@ class BaseServiceSettings(BaseSettings):
     migrate: bool = False
 
     batch_messages_max: int = Field(default=256, ge=1, le=4096)
+    # How many commands that wait for their turn are carried out in one transaction.
+    batch_commands_max: int = Field(default=64, ge=1, le=1024)
     # A pause after each batch of events, so that what comes one by one is handled together.
     batch_gap_seconds: float = Field(default=0.0, ge=0, le=1)
     fetch_wait_seconds: float = Field(default=5.0, gt=0, le=60)

@@ -180,8 +180,8 @@ def _together_text(texts: tuple[str, ...], counts: tuple[int, ...]) -> str:
         moved = _ARGUMENT.sub(lambda place: f"${int(place[1]) + before}", text)  # noqa: B023 - called at once
         found.append(f"s{number} AS ({moved})")
         before += count
-    told = f"SELECT * FROM s{len(texts) - 1}" if " RETURNING " in texts[-1] else "SELECT 1"
-    return f"WITH {', '.join(found)} {told}"  # noqa: S608 - of statements made here
+    told = f"SELECT * FROM s{len(texts) - 1}" if " RETURNING " in texts[-1] else "SELECT 1"  # noqa: S608 - a name made here
+    return f"WITH {', '.join(found)} {told}"
 
 
 def together(parts: Sequence[Statement]) -> Statement:

@@ -226,8 +226,10 @@ class Commands:
                 ),
                 past.checkpoint,
             )
-        for run in await store.all_runs(tx):
-            events += _told(run, await store.last_checkpoint(tx, run))
+        runs = await store.all_runs(tx)
+        last = await store.last_checkpoints(tx, runs)
+        for run in runs:
+            events += _told(run, last[run.id])
         for event in events:
             tx.emit(event)
         return ReemitReply(events=len(events))

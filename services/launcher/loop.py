@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -143,8 +143,7 @@ class Launcher:
             outcome = reconcile(runs, look, now, self.limits.policy)
             before = {run.id: run for run in runs}
             after = before | {run.id: run for run in outcome.runs}
-            for run in outcome.runs:
-                await _record(tx, before[run.id], run)
+            await _record(tx, before, outcome.runs)
             stock = await self._take_stock(tx, look.listing, after.values())
             ports = await self._lease(tx, outcome.actions)
             await self._prune(tx)
@@ -324,16 +323,19 @@ def _nodes_in_service(listing: Listing) -> frozenset[str]:
     return frozenset(node_id for node_id, node in listing.nodes.items() if not node.retired)
 
 
-async def _record(tx: Tx, before: Run, after: Run) -> None:
-    """Write one run's new row, and say what is new about it."""
-    if before.started_at is None and after.started_at is not None:
-        tx.emit(started(after))
-    if before.exit is None and after.exit is not None:
-        tx.emit(exited(after, await tables.last_checkpoint(tx, after)))
-    if after.state is RunState.FORGOTTEN:
-        await tables.forget(tx, after)
-    else:
-        tx.put(after)
+async def _record(tx: Tx, before: Mapping[RunId, Run], runs: Sequence[Run]) -> None:
+    """Write runs' new rows, and say what is new about them."""
+    forgotten = [run for run in runs if run.state is RunState.FORGOTTEN]
+    ended = [run for run in runs if before[run.id].exit is None and run.exit is not None]
+    last = await tables.last_checkpoints(tx, [*ended, *forgotten])
+    for run in runs:
+        if before[run.id].started_at is None and run.started_at is not None:
+            tx.emit(started(run))
+        if before[run.id].exit is None and run.exit is not None:
+            tx.emit(exited(run, last[run.id]))
+        if run.state is not RunState.FORGOTTEN:
+            tx.put(run)
+    await tables.forget(tx, forgotten, last)
 
 
 def is_free(port: int) -> bool:

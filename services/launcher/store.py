@@ -6,9 +6,10 @@ resident: asking for all of them costs no query.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from libs.contracts.ids import RunId
 from libs.contracts.messages import Checkpoint
 from libs.store.port import Op, Order, Store, Tx, Where
 from services.launcher.domain.model import (
@@ -54,10 +55,16 @@ async def newest_checkpoints(tx: Tx, task_id: str) -> list[Checkpoint]:
     return [row.checkpoint for row in rows]
 
 
-async def last_checkpoint(tx: Tx, run: Run) -> Checkpoint | None:
-    """The checkpoint to resume a run's task from, as of now."""
-    found = await newest_checkpoints(tx, run.task_id)
-    return found[0] if found else run.resume_from
+async def last_checkpoints(tx: Tx, runs: Sequence[Run]) -> dict[RunId, Checkpoint | None]:
+    """The checkpoint to resume each run's task from, as of now: one query for all of them."""
+    rows: list[CheckpointRow] = []
+    if runs:
+        task_ids = sorted({run.task_id for run in runs})
+        rows = await tx.select(
+            CheckpointRow, Where("task_id", Op.IN, task_ids), order_by=[Order("no")]
+        )
+    newest = {row.task_id: row.checkpoint for row in rows}
+    return {run.id: newest.get(run.task_id, run.resume_from) for run in runs}
 
 
 def keep_checkpoint(tx: Tx, task_id: str, checkpoint: Checkpoint) -> None:
@@ -67,13 +74,23 @@ def keep_checkpoint(tx: Tx, task_id: str, checkpoint: Checkpoint) -> None:
         tx.delete(CheckpointRow, task_id, checkpoint.no - CHECKPOINTS_KEPT)
 
 
-async def forget(tx: Tx, run: Run) -> None:
-    """Take an ended run out of the working set; its port is free again."""
+async def forget(tx: Tx, runs: Sequence[Run], last: Mapping[RunId, Checkpoint | None]) -> None:
+    """Take ended runs out of the working set; their ports are free again. ``last``: the last
+    checkpoints of their tasks."""
+    if not runs:
+        return
+    forgotten = {(run.task_id, run.attempt) for run in runs}
+    for lease in await leases(tx):
+        if (lease.task_id, lease.attempt) in forgotten:
+            tx.delete(PortLease, lease.port)
+    await tx.load(PastRun, *((run.task_id,) for run in runs))
+    for run in runs:
+        await _forget(tx, run, last[run.id])
+
+
+async def _forget(tx: Tx, run: Run, last: Checkpoint | None) -> None:
     assert run.exit is not None, "only an ended run is forgotten"
     tx.delete(Run, run.task_id, run.attempt)
-    for lease in await leases(tx):
-        if (lease.task_id, lease.attempt) == (run.task_id, run.attempt):
-            tx.delete(PortLease, lease.port)
     past = await tx.get(PastRun, run.task_id)
     if past is None or past.attempt < run.attempt:
         tx.put(
@@ -83,7 +100,7 @@ async def forget(tx: Tx, run: Run) -> None:
                 placements=run.placements,
                 started_at=run.started_at,
                 exit=run.exit,
-                checkpoint=await last_checkpoint(tx, run),
+                checkpoint=last,
                 forgotten_at=tx.now,
             )
         )

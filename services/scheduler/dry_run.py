@@ -15,14 +15,15 @@ from libs.contracts.messages import (
     PolicyEffect,
     PolicyOutlook,
     PolicyRound,
+    Priority,
     Verdict,
 )
-from services.scheduler.domain.model import Assign, Kill, Plan, Preempt, Task
+from services.scheduler.domain.model import Assign, Hold, Kill, Mark, Plan, Preempt, Task
 
 WAIT = "wait"
+SINK = "sink"
 # What a person wants to read first: what runs on and would be stopped, or the other way round.
-_GRAVITY = ("kill", "reject", "preempt", "assign", "move")
-_SILENT = frozenset({"mark", "hold"})
+_GRAVITY = ("kill", "reject", "preempt", "assign", "move", SINK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,13 @@ def verdicts(plan: Plan, tasks: Mapping[str, Task]) -> dict[str, Verdict]:
         if task_id in tasks
     }
     for decision in plan.decisions:
-        if decision.kind == "hold":
+        if isinstance(decision, Hold):
             found[decision.task_id] = Verdict(kind=WAIT, reason=decision.reason)
-        elif decision.kind not in _SILENT:
+        elif isinstance(decision, Mark):
+            # A new place in the order is no news by itself, another level is.
+            if decision.level not in {Priority.UNSPECIFIED, tasks[decision.task_id].level}:
+                found[decision.task_id] = Verdict(kind=SINK, reason=decision.reason)
+        else:
             beneficiary = decision.beneficiary if isinstance(decision, Preempt | Kill) else ""
             found[decision.task_id] = Verdict(
                 kind=decision.kind, reason=decision.reason, beneficiary=beneficiary

@@ -88,7 +88,7 @@ class PolicyCommands:
     effects_max: int
     page_max: int
     # The present moment, apart from the working set, with these policies instead of its own.
-    snapshot_with: SnapshotWith | None
+    snapshot_with: SnapshotWith
     decide: Decide
 
     def table(self) -> Mapping[type[Message], CommandHandler]:
@@ -164,9 +164,6 @@ class PolicyCommands:
         found = await self._parse(tx, command)
         if found.errors:
             return DryRunPolicyReply(refusal=refusal(found))
-        if self.snapshot_with is None:
-            detail = "this scheduler cannot decide on another policy than its own"
-            return DryRunPolicyReply(refusal=Refusal(code=RefusalCode.UNAVAILABLE, detail=detail))
         wanted = {policy.group: policy for policy in found.policies}
         wanted |= {group: self._without(group) for group in found.taken_away}
         present = self.snapshot_with({})

@@ -224,6 +224,17 @@ async def on_quota_changed(tx: Tx, event: QuotaChanged) -> None:
     await store.record_quota(tx, event.quota, version=event.version, removed=event.removed)
 
 
+async def prepare(tx: Tx, messages: Sequence[Message]) -> None:
+    """Read once what several commands for new tasks will ask."""
+    asked: list[CreateTask] = []
+    for message in messages:
+        if isinstance(message, CreateTask):
+            asked.append(message)
+        elif isinstance(message, CreateTasks):
+            asked += message.tasks
+    await store.read_ahead(tx, [each for each in asked if check_asker(each) is None])
+
+
 READS: Mapping[type[Message], Reads] = {
     TaskStateChanged: lambda event: [(TaskRow, event.task_id)],
     NodeChanged: lambda event: [(NodeRow, event.node_id)],

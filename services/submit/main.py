@@ -7,10 +7,10 @@ from pathlib import Path
 
 from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring
-from services.submit.handlers import HANDLERS, READS, Commands, MakeId
+from services.submit.handlers import HANDLERS, READS, Commands, MakeId, prepare
 from services.submit.ids import TimeSortedIds
 from services.submit.settings import SubmitSettings
-from services.submit.store import InventoryRow, ShapeRow
+from services.submit.store import InventoryRow, QuotaRow, ShapeRow
 from services.submit.tables import TABLES
 
 
@@ -25,13 +25,14 @@ def build(settings: SubmitSettings, ports: Ports, *, make_id: MakeId | None = No
 
     async def on_lead(_epoch: int) -> None:
         """What every new task is compared with is small: keep it in memory."""
-        await ports.store.make_resident(InventoryRow, ShapeRow)
+        await ports.store.make_resident(InventoryRow, ShapeRow, QuotaRow)
 
     return Service(
         name="submit",
         ports=ports,
         handlers=HANDLERS,
         reads=READS,
+        prepare=prepare,
         commands=commands.table(),
         on_lead=on_lead,
     )

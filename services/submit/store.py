@@ -142,27 +142,48 @@ class Known:
             self.by_key[row.owner, row.client_key] = row
 
 
+_KNOWN = "known of the tasks that are asked for"
+
+
+async def read_ahead(tx: Tx, commands: Sequence[CreateTask]) -> None:
+    """Read once what ``known_for`` will be asked of any of these."""
+    if commands:
+        tx.memo[_KNOWN] = await _known(tx, commands)
+
+
 async def known_for(tx: Tx, drafts: Sequence[Draft]) -> Known:
-    """What is known of these drafts: two queries for each owner, few for each scope."""
-    found = Known({}, {}, {})
-    for owner in dict.fromkeys(each.command.owner for each in drafts):
-        own = [each for each in drafts if each.command.owner == owner]
-        if keys := {each.command.client_key for each in own if each.command.client_key}:
-            wanted = (Where("owner", Op.EQ, owner), Where("client_key", Op.IN, sorted(keys)))
-            rows = await tx.select(TaskRow, *wanted)
-            found.by_key |= {(owner, row.client_key or ""): row for row in rows}
-        if names := {each.filled.name for each in own if each.filled.name}:
-            rows = await tx.select(
-                TaskRow,
-                Where("owner", Op.EQ, owner),
-                Where("name", Op.IN, sorted(names)),
-                Where("ended", Op.EQ, value=False),
-            )
-            found.live |= {(owner, row.name): row.task_id for row in rows}
+    """What is known of these drafts: two queries, unless they were read ahead."""
+    found: Known | None = tx.memo.get(_KNOWN)
+    if found is None:
+        found = await _known(tx, [draft.command for draft in drafts])
     for draft in drafts:
         if draft.scope not in found.by_scope:
             owner, team, group = draft.scope
             found.by_scope[draft.scope] = await facts_for(tx, owner=owner, team=team, group=group)
+    return found
+
+
+async def _known(tx: Tx, commands: Sequence[CreateTask]) -> Known:
+    """The tasks made with these keys, and the live ones with these names."""
+    found = Known({}, {}, {})
+    keys = {(each.owner, each.client_key) for each in commands if each.client_key}
+    if keys:
+        rows = await tx.select(
+            TaskRow,
+            Where("owner", Op.IN, sorted({owner for owner, _ in keys})),
+            Where("client_key", Op.IN, sorted({key for _, key in keys})),
+        )
+        found.by_key |= {(row.owner, row.client_key or ""): row for row in rows}
+    # A name that is left out is made of the new id: nobody has it.
+    names = {(each.owner, each.spec.name) for each in commands if each.spec.name}
+    if names:
+        rows = await tx.select(
+            TaskRow,
+            Where("owner", Op.IN, sorted({owner for owner, _ in names})),
+            Where("name", Op.IN, sorted({name for _, name in names})),
+            Where("ended", Op.EQ, value=False),
+        )
+        found.live |= {(row.owner, row.name): row.task_id for row in rows}
     return found
 
 

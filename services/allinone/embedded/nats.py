@@ -42,7 +42,7 @@ class NatsOptions:
     port: int = 0
     # Messages are on the disk within this time; what a power cut may lose is published again.
     sync_interval_seconds: int = 10
-    memory_mib: int = 64
+    memory_mib: int = 192
     store_mib: int = 16 * 1024
     connections_max: int = 256
     start_seconds_max: float = 30.0

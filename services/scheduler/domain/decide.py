@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from services.scheduler.domain import slices
 from services.scheduler.domain.deadlines import expire
 from services.scheduler.domain.drain import drain
 from services.scheduler.domain.goals import converge
@@ -51,7 +52,9 @@ def decide(snapshot: Snapshot, now: datetime) -> Plan:
         if touched:
             share(round_, pool, by_pool.get(group, []), back.get(group, []))
         else:
+            slices.sample(round_, pool)
             round_.wake_at(pool.due_at)
+        round_.wake_at(slices.next_sample(round_, pool))
     round_.wake_at(index.moments.next_after(round_.seconds))
     return Plan(
         version=snapshot.version,

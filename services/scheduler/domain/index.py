@@ -58,6 +58,7 @@ class Index:
         self.holders: dict[str, dict[str, int]] = {}
         self.keepers: dict[str, dict[str, int]] = {}
         self.settled_at: datetime | None = None
+        self._slots: dict[str, tuple[Slot, ...]] = {}
         self._crossing: dict[str, set[str]] = {}
         self._nodes_stale = False
         self._limits_stale = False
@@ -108,7 +109,10 @@ class Index:
             self.books[row.group] = row
             if row.group in self.pools:
                 pool = self.pools[row.group]
-                pool.rescale(row, [self.tasks[task_id] for task_id in pool.sizes])
+                moved = row.scale != pool.book.scale
+                pool.rescale(row, [self.tasks[each] for each in pool.sizes] if moved else ())
+                # In a new order others may be first.
+                pool.wide = pool.wide or moved
         else:
             return False
         return True
@@ -178,14 +182,24 @@ class Index:
             # What it has is coming free: somebody may be promised it.
             pool.wide = pool.wide or not task.preempted_for
 
+    def slots(self, task: Task) -> tuple[Slot, ...]:
+        """What a task has, or is promised."""
+        found = self._slots.get(task.id)
+        return slots_of(task) if found is None else found
+
     def _give(self, task: Task) -> None:
         """The task has (or is promised) its slots."""
         owners = self.holders if task.placements else self.keepers
-        for slot in slots_of(task):
-            owners.setdefault(slot.node_id, {})[task.id] = slot.mask
-            self._sync(slot, 1)
+        slots = self._slots[task.id] = slots_of(task)
+        for node_id, mask in slots:
+            there = owners.get(node_id)
+            if there is None:
+                owners[node_id] = {task.id: mask}
+            else:
+                there[task.id] = mask
+        self._sync(slots, contested=False, taken=True)
         self.ledger.charge(task, task.level, held_need(task))
-        if task.group in self.totals.zoned and len(task.placements or task.promised) > 1:
+        if task.group in self.totals.zoned and len(slots) > 1:
             self._note_crossing(task)
 
     def _note_crossing(self, task: Task) -> None:
@@ -200,29 +214,35 @@ class Index:
     def _take_back(self, task: Task) -> None:
         if self._crossing:
             self._crossing.get(task.group, set()).discard(task.id)
-        owners = self.holders if task.placements else self.keepers
-        for slot in slots_of(task):
-            del owners[slot.node_id][task.id]
-            if not owners[slot.node_id]:
-                del owners[slot.node_id]
-            self._sync(slot, -1)
+        owners, others = self.holders, self.keepers
+        if not task.placements:
+            owners, others = others, owners
+        slots = self._slots.pop(task.id)
+        contested = False
+        for node_id, _ in slots:
+            there = owners[node_id]
+            del there[task.id]
+            if not there:
+                del owners[node_id]
+            contested = contested or node_id in others or bool(there)
+        self._sync(slots, contested=contested, taken=False)
         self.ledger.charge(task, task.level, minus(held_need(task)))
 
-    def _sync(self, slot: Slot, cpu_ranks: int) -> None:
-        """Make the free bits of a node what its holders and keepers leave."""
-        node_id = slot.node_id
-        if self._nodes_stale or node_id not in self.capacity.free:
+    def _sync(self, slots: tuple[Slot, ...], *, contested: bool, taken: bool) -> None:
+        """Make the free bits of nodes what their holders and keepers leave."""
+        if self._nodes_stale:
             return
-        if not slot.mask:
-            (self.capacity.take if cpu_ranks > 0 else self.capacity.give)((slot,))
-            return
-        taken = self.taken(node_id) & slot.mask
-        have = self.capacity.free[node_id] & slot.mask
-        want = slot.mask & ~taken
-        if have & ~want:
-            self.capacity.take((Slot(node_id, have & ~want),))
-        if want & ~have:
-            self.capacity.give((Slot(node_id, want & ~have),))
+        if taken:
+            # What is taken already stays so; a counted place counts for each.
+            self.capacity.take(slots)
+        elif not contested:
+            self.capacity.give(slots)
+        else:
+            self.capacity.give(
+                Slot(node_id, mask & ~self.taken(node_id)) if mask else Slot(node_id, 0)
+                for node_id, mask in slots
+                if not mask or mask & ~self.taken(node_id)
+            )
 
     def taken(self, node_id: str) -> int:
         """The bits of a node that somebody has or is promised."""
@@ -235,7 +255,7 @@ class Index:
 
     def ripe(self, task: Task) -> bool:
         """True if all that is promised to a task is observed free, on nodes that take new runs."""
-        for node_id, mask in slots_of(task):
+        for node_id, mask in self.slots(task):
             node = self.capacity.nodes.get(node_id)
             if node is None:
                 return False
@@ -255,7 +275,7 @@ class Index:
         return any(
             node_id not in self.capacity.nodes
             or mask & ~usable_mask(self.capacity.nodes[node_id])
-            for node_id, mask in slots_of(task)
+            for node_id, mask in self.slots(task)
         )
 
     # Nodes and limits change rarely: what depends on them is built anew.

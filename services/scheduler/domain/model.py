@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from libs.contracts.ids import NodeId, TaskId
 from libs.contracts.messages import (
@@ -65,17 +65,21 @@ class Shape(NamedTuple):
 
 
 @lru_cache(maxsize=SHAPES_KEPT_MAX)
-def _shape(
-    group: str, nodes: int, gpus: int | None, cpus: float, memory_bytes: int
-) -> Shape:
+def _shape(*fields: Any) -> Shape:  # noqa: ANN401 - those of Shape
     """Equal shapes are one object, so that comparing them is cheap."""
-    return Shape(group, nodes, gpus, cpus, memory_bytes)
+    return Shape(*fields)
 
 
 def shape_of(spec: TaskSpec) -> Shape:
     """What a task of this specification asks of the cluster."""
     return _shape(
-        spec.group, spec.nodes, spec.gpus_per_node, spec.cpus or 0.0, spec.memory_bytes or 0
+        spec.group,
+        spec.nodes,
+        spec.gpus_per_node,
+        spec.cpus or 0.0,
+        spec.memory_bytes or 0,
+        tuple(sorted(spec.node_selector.items())) if spec.node_selector else (),
+        tuple(sorted(set(spec.tolerations))) if spec.tolerations else (),
     )
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from libs.contracts.messages import Priority
 from services.scheduler.domain.clusters import UNCOVERED, Depth
-from services.scheduler.domain.lanes import AUTO, Lanes, Queue
+from services.scheduler.domain.lanes import AUTO, Head, Lanes, Queue
 from services.scheduler.domain.model import WEIGHTS, Shape, Task
 from services.scheduler.domain.quota import Ledger, Need
 
@@ -26,6 +26,8 @@ LEVELS: tuple[Priority, ...] = tuple(
 # More than any weight; and how many levels of virtual clusters are told apart.
 COVERED = 1_000
 DEPTHS_MAX = 8
+# Before every true rank.
+RANK_FIRST = -10 * COVERED
 LEVEL_OF_WEIGHT: dict[int, Priority] = {WEIGHTS[level]: level for level in LEVELS}
 
 
@@ -40,6 +42,8 @@ class Outcome(Enum):
     LIMITED = "limited"
     # It found no place, and no task of its level and shape will.
     STUCK = "stuck"
+    # Nothing behind it can move either.
+    OVER = "over"
 
 
 class Entry(NamedTuple):
@@ -87,84 +91,77 @@ def auto_level(task: Task, need: Need, ledger: Ledger, level_max: Priority) -> P
     return Priority.IDLE
 
 
+# From an id and its key to an entry; None: not to be looked at now.
 Make = Callable[[str, float], Entry | None]
-Remake = Callable[[Entry], Entry]
 Look = Callable[[Entry], Outcome]
+# Rank, key, id, place in its queue (late ones: before the first), the queue, the late entry.
+_Item: TypeAlias = tuple[int, float, str, int, Queue | None, Entry | None]
+_LATE = -1
 
 
 class Line:
     """One walk along the waiting tasks of a pool.
 
-    ``make`` turns an id and its key into an entry (None: not to be looked at now); ``remake``
-    does so again when an entry whose rank may have changed comes up.
+    ``fixed`` says that ranks are levels alone. Otherwise (AUTO, virtual clusters) what was given
+    on the way may change the rank of an entry, so it is made again when it comes up.
     """
 
-    def __init__(self, lanes: Lanes, make: Make, remake: Remake, late: Iterable[Entry]) -> None:
+    def __init__(self, lanes: Lanes, make: Make, late: Iterable[Entry], *, fixed: bool) -> None:
         self._lanes = lanes
         self._make = make
-        self._remake = remake
-        self._late = sorted(late, key=_rank)
+        self._fixed = fixed
+        self._late = {each.id: each for each in late}
+        self._heap: list[_Item] = [(*each[:3], _LATE, None, each) for each in self._late.values()]
 
     def walk(self, look: Look, *, wide: bool, worth: Callable[[int, Shape], bool]) -> None:
         """Look at everything once, in order; ``wide``: at the queues too, not only who is late.
 
         ``worth(weight, shape)`` says whether a look at a whole row could move anything.
         """
-        heap: list[tuple[int, float, str, Entry, Queue | None, int]] = [
-            (*entry[:3], entry, None, 0) for entry in self._late
-        ]
         if wide:
             for weight, rows in self._lanes.rows.items():
                 for shape, row in rows.items():
                     if weight == AUTO or worth(weight, shape):
-                        for key, task_id, queue in row:
-                            self._push(heap, key, task_id, queue, 0)
-        heapq.heapify(heap)
+                        self._begin(weight, row)
+        heapq.heapify(self._heap)
         stuck: set[tuple[int, Shape, str]] = set()
-        while heap:
-            rank, _, _, entry, queue, place = heapq.heappop(heap)
-            if entry.cluster or is_auto(entry.task):
-                # What was given in this round may have filled its level or its guarantee.
-                entry = self._remake(entry)
-                if entry.rank != rank:
-                    heapq.heappush(heap, (*entry[:3], entry, queue, place))
-                    continue
-            row = (rank, entry.shape, entry.cluster)
-            if queue is not None and row in stuck:
+        while self._heap:
+            rank, key, task_id, place, queue, late = heapq.heappop(self._heap)
+            if queue is not None and (rank, queue.name.shape, queue.name.who[0]) in stuck:
+                continue
+            entry = self._entry(task_id, key, queue, late)
+            if entry is None:
+                self._next(queue, place, rank)
+                continue
+            if entry.rank != rank:
+                heapq.heappush(self._heap, (entry.rank, key, task_id, place, queue, late))
                 continue
             outcome = look(entry)
+            if outcome is Outcome.OVER:
+                return
             if outcome is Outcome.STUCK:
-                stuck.add(row)
-            elif queue is not None and outcome is not Outcome.LIMITED:
-                following = queue.keys[place + 1 : place + 2]
-                for next_key, next_id in following:
-                    self._push(heap, next_key, next_id, queue, place + 1, ordered=True)
+                stuck.add((rank, entry.shape, entry.cluster))
+            elif outcome is not Outcome.LIMITED:
+                self._next(queue, place, rank)
 
-    def _push(
-        self,
-        heap: list[tuple[int, float, str, Entry, Queue | None, int]],
-        key: float,
-        task_id: str,
-        queue: Queue,
-        place: int,
-        *,
-        ordered: bool = False,
-    ) -> None:
-        """The first of a queue, from a place on, that is to be looked at."""
-        while True:
-            entry = self._make(task_id, key)
-            if entry is not None:
-                item = (*entry[:3], entry, queue, place)
-                if ordered:
-                    heapq.heappush(heap, item)
-                else:
-                    heap.append(item)
-                return
-            place += 1
-            if place >= len(queue.keys):
-                return
-            key, task_id = queue.keys[place]
+    def _entry(
+        self, task_id: str, key: float, queue: Queue | None, late: Entry | None
+    ) -> Entry | None:
+        """The entry of what comes up, as it is now."""
+        if late is not None and self._fixed and not is_auto(late.task):
+            return late
+        if queue is not None and task_id in self._late:
+            # It comes, or came, by itself.
+            return None
+        return self._make(task_id, key)
 
+    def _begin(self, weight: int, row: list[Head]) -> None:
+        for key, task_id, queue in row:
+            # The true rank of an AUTO task is known when it is made.
+            rank = RANK_FIRST if weight == AUTO or not self._fixed else -weight
+            self._heap.append((rank, key, task_id, 0, queue, None))
 
-def _rank(entry: Entry) -> tuple[int, float, str]:
-    return entry[:3]
+    def _next(self, queue: Queue | None, place: int, rank: int) -> None:
+        if queue is not None and place + 1 < len(queue.keys):
+            key, task_id = queue.keys[place + 1]
+            heapq.heappush(self._heap, (rank, key, task_id, place + 1, queue, None))

@@ -21,7 +21,6 @@ from services.scheduler.domain.accounts import RULE, counted
 from services.scheduler.domain.lanes import Key
 from services.scheduler.domain.model import Shape, Task
 from services.scheduler.domain.order import LEVEL_OF_WEIGHT, Entry, Line, Outcome
-from services.scheduler.domain.place import slots_of
 from services.scheduler.domain.pool import Pool, saved_until, units_of
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.timeshare.rule import is_big, preemption_budget, spent
@@ -78,20 +77,22 @@ class _Turns:
         self.pool: Pool = sharing.pool
         self.weight = weight
         self.lead = self.pool.discipline.lead(self.round.now)
-        # What may be taken, in order; and the sizes' sums from the end.
+        # What may be taken, in order.
         self.runs: list[Key] = self._open_runs()
-        sizes = [self.pool.sizes[task_id] for _, task_id in self.runs]
-        self.behind = [0.0, *accumulate(reversed(sizes))]
         self.used: set[str] = set()
         self.gone_units = 0.0
-        self.saving_for: str | None = None
         self.paid_at: datetime | None = None
+        self._behind: list[float] | None = None
+        self._there = 0.0
 
     def _open_runs(self) -> list[Key]:
-        round_, pool = self.round, self.pool
+        round_, pool, row = self.round, self.pool, self.pool.running[self.weight]
+        if not pool.held_until and not round_.moved and not round_.marks:
+            if pool.protected_seconds <= 0:
+                return row
         found: list[Key] = []
         fresh = False
-        for key, task_id in pool.running[self.weight]:
+        for key, task_id in row:
             task = round_.index.tasks[task_id]
             marks = round_.marks_of(task)
             if marks.held_until is not None and marks.held_until > round_.now:
@@ -106,9 +107,9 @@ class _Turns:
         """Look at the heads in order; when the task that is saved for can pay, or None."""
         if not self.runs:
             return None
-        line = Line(
-            self.sharing.pool.lanes, self._make, lambda entry: entry, self._newcomers()
-        )
+        self._there = self.round.free.free_units(self.pool.group) + self.sharing.coming_units()
+        fixed = not self.pool.clusters
+        line = Line(self.pool.lanes, self._make, self._newcomers(), fixed=fixed)
         line.walk(self._look, wide=True, worth=self._worth)
         return self.paid_at
 
@@ -125,36 +126,35 @@ class _Turns:
         return found
 
     def _make(self, task_id: str, key: float) -> Entry | None:
-        if task_id in self.sharing.late or task_id in self.round.moved:
-            return None
         if task_id in self.round.served:
             return None
-        return self.sharing.entry(self.round.index.tasks[task_id], key)
+        return self.sharing.make(task_id, key)
 
     def _worth(self, weight: int, shape: Shape) -> bool:
-        if weight != self.weight or self.saving_for is not None:
-            return False
-        return self.round.totals.fits_now(shape)
+        return weight == self.weight and self.round.totals.fits_now(shape)
 
-    def _later(self, entry: Entry) -> int:
-        """How many of the open runs, from the end, come after the entry."""
-        first = bisect_right(self.runs, (entry.key + self.lead, entry.id))
-        return len(self.runs) - first
+    def _units_behind(self, count: int) -> float:
+        """Node equivalents of so many of the open runs, from the end."""
+        if self._behind is None:
+            sizes = self.pool.sizes
+            self._behind = [
+                0.0, *accumulate(sizes[task_id] for _, task_id in reversed(self.runs))
+            ]
+        return self._behind[count]
 
     def _look(self, entry: Entry) -> Outcome:
-        if self.saving_for is not None or entry.weight != self.weight:
+        if entry.weight != self.weight:
             return Outcome.STUCK
-        count = self._later(entry)
+        count = len(self.runs) - bisect_right(self.runs, (entry.key + self.lead, entry.id))
         if not count:
             # Nobody comes after it, so nobody comes after those behind it.
-            self.saving_for = entry.id
-            return Outcome.STUCK
+            return Outcome.OVER
         aside = self.sharing.aside(entry)
         if aside is not None:
             return aside
         wanted = units_of(entry.shape, self.pool.width)
-        there = self.behind[count] - self.gone_units + self.round.free.free_units(self.pool.group)
-        if there + self.sharing.coming_units() < wanted - ALMOST:
+        there = self._units_behind(count) - self.gone_units + self._there
+        if there < wanted - ALMOST:
             return Outcome.STUCK
         return self._take(entry, count)
 
@@ -167,7 +167,7 @@ class _Turns:
             if task_id in self.used or task_id in round_.moved:
                 continue
             task = round_.index.tasks[task_id]
-            trial.give(slots_of(task))
+            trial.give(round_.index.slots(task))
             taken.append(task)
             if trial.fits(entry.shape) and room.pick(round_, pool, entry, trial) is not None:
                 break
@@ -175,8 +175,8 @@ class _Turns:
             return Outcome.STUCK
         victims = room.spare(round_, pool, entry, trial, taken)
         if not self._pay(entry, sum(turn_cost(pool, task, round_.seconds) for task in victims)):
-            self.saving_for = entry.id
-            return Outcome.STUCK
+            # It is saved for: nobody behind it takes anything.
+            return Outcome.OVER
         names = {"task": entry.id, "priority": entry.level.value}
         room.send(round_, victims, entry, reason(ReasonCode.TURN_OF, names=names))
         for task in victims:

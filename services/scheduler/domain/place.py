@@ -12,6 +12,7 @@ A gang of several nodes lies in the smallest domain of the network that holds it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from libs.contracts.messages import Placement, TaskSpec
@@ -292,6 +293,17 @@ def contested(node_id: str, gpus: int, shape: Shape) -> str:
     return f"{node_id}/cpu" if gpus and shape.gpus == 0 else node_id
 
 
+PLACEMENTS_KEPT_MAX = 131_072
+
+
+@lru_cache(maxsize=PLACEMENTS_KEPT_MAX)
+def _placement(rank: int, role: str, index: int, node_id: str, mask: int) -> Placement:
+    """Equal placements are one object: the same ranks come to the same nodes again and again."""
+    return Placement(
+        rank=rank, role=role, role_index=index, node_id=node_id, gpus=gpus_of(mask)
+    )
+
+
 def placements_of(
     slots: tuple[Slot, ...], spec: TaskSpec, nodes: Mapping[str, Node]
 ) -> tuple[Placement, ...]:
@@ -299,12 +311,6 @@ def placements_of(
     replicas = [(role.name, index) for role in spec.roles for index in range(role.replicas)]
     assert len(replicas) == len(slots), "submit makes nodes the sum of the replicas"
     return tuple(
-        Placement(
-            rank=rank,
-            role=role,
-            role_index=index,
-            node_id=slot.node_id,
-            gpus=gpus_of(slot.mask) if nodes[slot.node_id].gpus else (),
-        )
-        for rank, ((role, index), slot) in enumerate(zip(replicas, slots, strict=True))
+        _placement(rank, role, index, node_id, mask if nodes[node_id].gpus else 0)
+        for rank, ((role, index), (node_id, mask)) in enumerate(zip(replicas, slots, strict=True))
     )

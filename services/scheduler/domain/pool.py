@@ -76,6 +76,8 @@ class Pool:
         self.costs: dict[int, dict[float, list[Cost]]] = {}
         self.held_units: dict[int, float] = {}
         self.sizes: dict[str, float] = {}
+        # Runs that their level leaves alone for a while.
+        self.held_until: set[str] = set()
         # Live tasks: Σ size, Σ size x submission; by owner, how many and the end of their tags.
         self.live_units = 0.0
         self.live_moments = 0.0
@@ -214,11 +216,14 @@ class Pool:
         weight = WEIGHTS[task.level]
         insort(self.running.setdefault(weight, []), (self.key(task.marks), task.id))
         self.held_units[weight] = self.held_units.get(weight, 0.0) + size
+        if task.marks.held_until is not None:
+            self.held_until.add(task.id)
         insort(self.costs.setdefault(weight, {}).setdefault(size, []), self._cost(task))
 
     def _unrun(self, task: Task, size: float) -> None:
         weight = WEIGHTS[task.level]
         _remove(self.running[weight], (self.key(task.marks), task.id))
+        self.held_until.discard(task.id)
         costs = self.costs[weight][size]
         _remove(costs, self._cost(task))
         if not costs:

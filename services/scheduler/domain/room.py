@@ -17,7 +17,7 @@ from services.scheduler.domain.handover import tell_to_go
 from services.scheduler.domain.model import WEIGHTS, Task
 from services.scheduler.domain.moments import protected_until
 from services.scheduler.domain.order import Entry
-from services.scheduler.domain.place import Capacity, Slot, slots_of
+from services.scheduler.domain.place import Capacity, Slot
 from services.scheduler.domain.pool import Pool, saved_until
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.why import reason
@@ -67,7 +67,7 @@ def _make(round_: Round, pool: Pool, entry: Entry) -> tuple[Slot, ...] | None:
     taken: list[Task] = []
     fits = False
     for task in _candidates(round_, pool, entry):
-        trial.give(slots_of(task))
+        trial.give(round_.index.slots(task))
         taken.append(task)
         if trial.fits(entry.shape):
             fits = pick(round_, pool, entry, trial) is not None
@@ -87,7 +87,7 @@ def spare(
     """Of the runs taken, last first, leave those alone that are not needed; ``trial`` follows."""
     victims: list[Task] = []
     for task in reversed(taken):
-        slots = slots_of(task)
+        slots = round_.index.slots(task)
         trial.take(slots)
         if not trial.fits(entry.shape) or pick(round_, pool, entry, trial) is None:
             trial.give(slots)

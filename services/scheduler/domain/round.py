@@ -24,7 +24,7 @@ from services.scheduler.domain.model import (
     Shape,
     Task,
 )
-from services.scheduler.domain.place import Slot, placements_of, slots_of
+from services.scheduler.domain.place import Slot, placements_of
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.quota import Need, held_need, minus
 from services.scheduler.domain.snapshot import Snapshot
@@ -102,7 +102,7 @@ class Round:
         """Take back what was promised to a waiting task; it is looked at again in this round."""
         self.released.add(task.id)
         self.displaced.setdefault(task.group, []).append(task)
-        for slot in slots_of(task):
+        for slot in self.index.slots(task):
             if slot.mask:
                 held = 0
                 for mask in self.index.holders.get(slot.node_id, {}).values():
@@ -205,7 +205,7 @@ class Round:
         found: list[Slot] = []
         leaving = [*pool.leaving.values(), *self.told.get(pool.group, ())]
         for task in leaving:
-            for slot in slots_of(task):
+            for slot in self.index.slots(task):
                 if not slot.mask:
                     found.append(slot)
                     continue

@@ -18,7 +18,7 @@ from services.scheduler.domain.model import WEIGHTS, Assign, Look, Shape, Task
 from services.scheduler.domain.moments import Kind, Moment
 from services.scheduler.domain.order import Entry, Line, Outcome, auto_level, is_auto, rank_of
 from services.scheduler.domain.passes import take_turns
-from services.scheduler.domain.place import Slot, placements_of, slots_of
+from services.scheduler.domain.place import Slot, placements_of
 from services.scheduler.domain.pool import Pool, units_of
 from services.scheduler.domain.reserve import Reservation, reserve
 from services.scheduler.domain.round import Round
@@ -53,6 +53,7 @@ class Sharing:
         # By rank: shapes that found no place, whom they hold back, and what is reserved.
         self._stuck: dict[int, dict[tuple[Shape, str], None]] = {}
         self._reserved: dict[int, Reservation] = {}
+        self._spare_units = 0.0
 
     def _newcomers(self, moments: list[Moment], resumed: list[Task]) -> dict[str, Task]:
         """Tasks to be looked at whatever their queue: new, back, or changed."""
@@ -75,11 +76,8 @@ class Sharing:
         while displaced := self.round.displaced.pop(self.pool.group, None):
             self._walk({task.id: task for task in displaced}, wide=False)
         passed_at, due_at = take_turns(self)
-        self.round.looks[self.pool.group] = Look(_first(due_at, self._sampled()), passed_at)
-        self.round.wake_at(self.round.looks[self.pool.group].due_at)
-
-    def _sampled(self) -> datetime | None:
-        return slices.next_sample(self.round, self.pool)
+        self.round.looks[self.pool.group] = Look(due_at, passed_at)
+        self.round.wake_at(due_at)
 
     def _mark(self, task: Task) -> None:
         if not (task.state is QUEUED and self.pool.marked(task)):
@@ -87,7 +85,11 @@ class Sharing:
 
     def _walk(self, late: dict[str, Task], *, wide: bool) -> None:
         entries = [self.entry(task) for task in late.values()]
-        line = Line(self.pool.lanes, self._make, self._remake, entries)
+        line = Line(self.pool.lanes, self.make, entries, fixed=not self.pool.clusters)
+        if wide:
+            pool = self.pool
+            promised = sum(map(pool.size, pool.promised.values()))
+            self._spare_units = self.coming_units() + promised
         line.walk(self.look, wide=wide, worth=self._worth)
 
     # Entries of the line.
@@ -108,25 +110,26 @@ class Sharing:
             rank_of(WEIGHTS[level], depth), key, task.id, task, shape, level, cluster, depth
         )
 
-    def _make(self, task_id: str, key: float) -> Entry | None:
-        if task_id in self.late or task_id in self.round.moved:
+    def make(self, task_id: str, key: float) -> Entry | None:
+        """The entry of a task that comes up; None if it is not to be looked at."""
+        late = self.late.get(task_id)
+        if late is not None:
+            return self.entry(late, key)
+        if task_id in self.round.moved:
             return None
         return self.entry(self.round.index.tasks[task_id], key)
-
-    def _remake(self, entry: Entry) -> Entry:
-        return self.entry(entry.task, entry.key)
 
     def _worth(self, weight: int, shape: Shape) -> bool:
         """True if a look at the head of a row could move anything, or must hold others back."""
         pool, round_ = self.pool, self.round
         if pool.nodes_changed or pool.discipline.filling is not Filling.GREEDY or pool.clusters:
             return True
-        if not round_.totals.fits_now(shape):
-            return False
         if round_.free.fits(shape):
             return True
-        there = round_.free.free_units(pool.group) + pool.lower_units(weight)
-        there += self.coming_units() + sum(map(pool.size, pool.promised.values()))
+        lower = pool.lower_units(weight)
+        if not self._spare_units and not lower:
+            return False
+        there = round_.free.free_units(pool.group) + lower + self._spare_units
         return there >= units_of(shape, pool.width) - ALMOST
 
     def aside(self, entry: Entry) -> Outcome | None:
@@ -157,17 +160,20 @@ class Sharing:
         if slots is not None:
             self.assign(entry, slots)
             return Outcome.SERVED
-        promised = None if entry.rank in self._reserved else room.find(round_, pool, entry)
+        if entry.rank in self._reserved:
+            # One of the same shape that ends earlier may still start, if there is room at all.
+            outcome = self._waits_on(entry, behind=True)
+            return Outcome.ASIDE if round_.free.fits(shape) else outcome
+        promised = room.find(round_, pool, entry)
         if promised is not None:
             self.promise(entry, promised)
             return Outcome.SERVED
-        stuck[shape, entry.cluster] = None
-        if pool.discipline.filling is Filling.RESERVE and entry.rank not in self._reserved:
+        if pool.discipline.filling is Filling.RESERVE:
             self._reserved[entry.rank] = reserve(round_, pool, entry)
-            # Nobody else of this shape is the first; but one that ends early may still start.
-            stuck.clear()
-            return self._waits_on(entry, behind=False)
-        return self._waits_on(entry, behind=entry.rank in self._reserved)
+            outcome = self._waits_on(entry, behind=False)
+            return Outcome.ASIDE if round_.free.fits(shape) else outcome
+        stuck[shape, entry.cluster] = None
+        return self._waits_on(entry, behind=False)
 
     def _held_back(self, entry: Entry) -> bool:
         """True if every node the task could use is wanted by an earlier one that is stuck."""
@@ -219,7 +225,7 @@ class Sharing:
             elif round_.index.ripe(task) and not retry_later(task, round_.now):
                 level = task.level
                 entry = self.entry(task)._replace(level=level)
-                self.assign(entry, slots_of(task), counted=True)
+                self.assign(entry, round_.index.slots(task), counted=True)
 
     def assign(self, entry: Entry, slots: tuple[Slot, ...], *, counted: bool = False) -> None:
         """Start an attempt on these slots."""
@@ -268,8 +274,4 @@ ALMOST = 1e-6
 
 def _arrival(task: Task) -> tuple[datetime, str]:
     return task.submitted_at, task.id
-
-
-def _first(*moments: datetime | None) -> datetime | None:
-    return min((moment for moment in moments if moment is not None), default=None)
 

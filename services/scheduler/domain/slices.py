@@ -22,11 +22,21 @@ RULE = RuleSettings()
 
 def mark_waiting(round_: Round, pool: Pool, task: Task) -> None:
     """Give a task that arrived, or is back, its place in the order."""
-    finish = round_.finishes.get((pool.group, task.owner), pool.finishes.get(task.owner, 0.0))
+    finish = finish_of(round_, pool, task.owner)
     marks = pool.discipline.waiting(pool, task, round_.now, finish)
     round_.marks[task.id] = marks
-    if marks.user_finish > finish:
-        round_.finishes[pool.group, task.owner] = marks.user_finish
+    _note_finish(round_, pool, task.owner, marks)
+
+
+def finish_of(round_: Round, pool: Pool, owner: str) -> float:
+    """What is kept of an owner, with what this round noted; 0 if nothing is."""
+    found = round_.finishes.get((pool.group, owner))
+    return pool.finishes.get(owner, 0.0) if found is None else found
+
+
+def _note_finish(round_: Round, pool: Pool, owner: str, marks: Marks) -> None:
+    if marks.user_finish > finish_of(round_, pool, owner):
+        round_.finishes[pool.group, owner] = marks.user_finish
 
 
 def mark_starting(round_: Round, pool: Pool, task: Task) -> Marks:
@@ -34,7 +44,10 @@ def mark_starting(round_: Round, pool: Pool, task: Task) -> Marks:
     marks = round_.marks.get(task.id)
     if marks is not None:
         task = replace(task, marks=marks)
-    return pool.discipline.starting(pool, task, round_.now)
+    begun = pool.discipline.starting(pool, task, round_.now, finish_of(round_, pool, task.owner))
+    _note_finish(round_, pool, task.owner, begun)
+    _wake(round_, begun)
+    return begun
 
 
 def tend(round_: Round, pool: Pool, moments: list[Moment]) -> None:
@@ -49,8 +62,17 @@ def tend(round_: Round, pool: Pool, moments: list[Moment]) -> None:
             _sink(round_, pool, task)
 
 
+def _wake(round_: Round, marks: Marks) -> None:
+    """What is noted in this round is not among the index's moments yet."""
+    round_.wake_at(marks.rekey_at)
+    round_.wake_at(marks.held_until)
+
+
 def _slice_over(round_: Round, pool: Pool, task: Task) -> None:
-    marks = pool.discipline.slice_over(pool, task, round_.now)
+    finish = finish_of(round_, pool, task.owner)
+    marks = pool.discipline.slice_over(pool, task, round_.now, finish)
+    _note_finish(round_, pool, task.owner, marks)
+    _wake(round_, marks)
     why = reason(ReasonCode.SLICE_OVER, seconds=round(pool.attained(task, round_.now)))
     round_.remark(Mark(task.id, why, marks))
 

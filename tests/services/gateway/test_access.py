@@ -41,6 +41,8 @@ MATRIX: list[tuple[str, str, Any, tuple[int, int, int, int, int, int]]] = [
         {"schedulable": False},
         (401, 401, 403, 403, 403, 200),
     ),
+    ("PUT", "/v1/nodes/n0/labels", {"set": {"a": "b"}}, (401, 401, 403, 403, 403, 200)),
+    ("PUT", "/v1/nodes/n0/taints", {"set": ["a=b"]}, (401, 401, 403, 403, 403, 200)),
     ("GET", "/v1/quotas", None, (401, 401, 403, 200, 200, 200)),
     (
         "PUT",

@@ -75,6 +75,10 @@ class Others:
         )
     )
     decisions: list[m.DecisionRecord] = field(default_factory=list)
+    policies: list[m.PolicyRecord] = field(default_factory=list)
+    # What SetPolicy and DryRunPolicy are answered with.
+    policy_set: m.SetPolicyReply = field(default_factory=m.SetPolicyReply)
+    policy_dry_run: m.DryRunPolicyReply = field(default_factory=m.DryRunPolicyReply)
     live_attempts: dict[str, int] = field(default_factory=dict)
     checkpoints: int = 0
     nodes: set[str] = field(default_factory=set)
@@ -90,6 +94,23 @@ class Others:
         found = [each for each in self.decisions if each.no > command.after]
         page = tuple(found[: command.limit])
         return m.DecisionsReply(decisions=page, more=len(found) > len(page))
+
+    async def set_policy(self, command: m.SetPolicy) -> Message:
+        self.asked.append(command)
+        return self.policy_set
+
+    async def list_policies(self, command: m.ListPolicies) -> Message:
+        found = [each for each in self.policies if command.group in {"", each.group}]
+        if command.group and not found:
+            refusal = m.Refusal(code=m.RefusalCode.NOT_FOUND, detail="no such group")
+            return m.ListPoliciesReply(refusal=refusal)
+        found = [each for each in found if each.group > command.after]
+        page = tuple(found[: command.limit or 100])
+        return m.ListPoliciesReply(policies=page, more=len(found) > len(page))
+
+    async def dry_run_policy(self, command: m.DryRunPolicy) -> Message:
+        self.asked.append(command)
+        return self.policy_dry_run
 
     async def ack(self, command: m.AckCheckpoint) -> Message:
         self.asked.append(command)
@@ -207,8 +228,14 @@ class World:
     async def running(self) -> AsyncIterator[World]:
         """Everything up; the gateway leads and has projected what there was."""
         others = self.others
-        serving = {
-            "scheduler": {m.Explain: others.explain, m.Decisions: others.decide},
+        serving: dict[str, Any] = {
+            "scheduler": {
+                m.Explain: others.explain,
+                m.Decisions: others.decide,
+                m.SetPolicy: others.set_policy,
+                m.ListPolicies: others.list_policies,
+                m.DryRunPolicy: others.dry_run_policy,
+            },
             "launcher": {
                 m.AckCheckpoint: others.ack,
                 m.SetSchedulable: others.set_schedulable,

@@ -85,6 +85,12 @@ def _quota(data: Data) -> str:
     return f"quota of {scope(quota)}: {said}, by {data.get('changed_by')}"
 
 
+def _policy(data: Data) -> str:
+    policy = parse.fields(data.get("policy"))
+    said = f"{policy.get('policy')} (version {data.get('version')}, {policy.get('source')})"
+    return f"policy of group {data.get('group')}: {said}, by {policy.get('changed_by')}"
+
+
 def _usage(data: Data) -> str:
     gpus, nodes = data.get("gpu_seconds") or 0, data.get("node_seconds") or 0
     return f"used {gpus:.0f} GPU-seconds, {nodes:.0f} node-seconds, for {data.get('owner')}"
@@ -107,6 +113,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "node.changed": _node,
     "quota.changed": _quota,
     "quota.usage": _usage,
+    "policy.changed": _policy,
 }
 
 

@@ -7,8 +7,13 @@ from types import MappingProxyType
 
 from services.scheduler.domain.disciplines.arrival import BACKFILL, EASY, FIFO
 from services.scheduler.domain.disciplines.base import Discipline
+from services.scheduler.domain.disciplines.las import LAS
+from services.scheduler.domain.disciplines.rotation import ROTATION
+from services.scheduler.domain.disciplines.roundrobin import ROUNDROBIN
+from services.scheduler.domain.disciplines.srpt import SRPT
 from services.scheduler.domain.disciplines.timeshare import TIMESHARE
 
+# ``roundrobin`` and ``srpt`` are there for the lab to compare with: policy files do not name them.
 DISCIPLINES: Mapping[str, Discipline] = MappingProxyType(
-    {each.name: each for each in (FIFO, BACKFILL, EASY, TIMESHARE)}
+    {each.name: each for each in (FIFO, BACKFILL, EASY, TIMESHARE, ROTATION, LAS, SRPT, ROUNDROBIN)}
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from services.scheduler.domain.disciplines.base import Filling
+from services.scheduler.domain.disciplines.base import Filling, Ordered
 from services.scheduler.domain.marks import Marks
 from services.scheduler.domain.model import Task
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(Ordered):
     """The order of submission; a task that was preempted keeps its place."""
 
     name: str
@@ -30,22 +30,20 @@ class Arrival:
     def waiting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
         """Its submission."""
         del pool, now, finish
-        return Marks(policy=self.name, key=task.submitted_at.timestamp())
+        return Marks(
+            policy=self.name,
+            key=task.submitted_at.timestamp(),
+            counted_seconds=task.marks.counted_seconds,
+        )
 
-    def starting(self, pool: Pool, task: Task, now: datetime) -> Marks:
+    def starting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
         """As it waited."""
-        del pool, now
+        del pool, now, finish
         return replace(task.marks, waiting=False)
 
-    def slice_over(self, pool: Pool, task: Task, now: datetime) -> Marks:
-        """Nothing changes; there are no slices."""
-        del pool, now
-        return replace(task.marks, rekey_at=None)
-
-    def lead(self, now: datetime) -> float:
-        """Keys of waiting and running tasks are of one kind."""
-        del now
-        return 0.0
+    def slice_over(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+        """There are no slices; only runs that began under another discipline come here."""
+        return replace(self.waiting(pool, task, now, finish), waiting=False)
 
 
 FIFO = Arrival("fifo", Filling.STRICT)

@@ -51,21 +51,66 @@ class Discipline(Protocol):
         """True if such preemptions are paid from the pool's budget."""
         ...
 
-    def waiting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
-        """The place in the order of a task that arrives or is back in the queue.
+    @property
+    def by_user(self) -> bool:
+        """True if the order is between users first: ``order`` looks at what they had.
 
-        ``finish``: where the owner's last tag ended; 0 if the owner had no live task.
+        Then queues are kept per user, and ``finish`` is remembered when a user has no live task.
         """
         ...
 
-    def starting(self, pool: Pool, task: Task, now: datetime) -> Marks:
+    def waiting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+        """The place in the order of a task that arrives or is back in the queue.
+
+        ``finish``: what is kept of the owner; 0 if nothing is.
+        """
+        ...
+
+    def starting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
         """The marks of a run that begins; the task still has those it waited with."""
         ...
 
-    def slice_over(self, pool: Pool, task: Task, now: datetime) -> Marks:
+    def slice_over(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
         """The marks of a run whose ``rekey_at`` has come."""
+        ...
+
+    def order(self, pool: Pool, key: float, finish: float, now: datetime) -> float:
+        """The key in the order of this moment, given what is kept of the owner.
+
+        The order of any two keys changes only when a mark is made, never by time alone.
+        """
+        ...
+
+    def spares(self, task: Task, run: Task) -> bool:
+        """True if a waiting task never takes the nodes of this run, however late that comes."""
         ...
 
     def lead(self, now: datetime) -> float:
         """Seconds added to a waiting task's key when it is compared with running ones."""
         ...
+
+
+class Ordered:
+    """What is the same for all disciplines that look at tasks and not at their owners."""
+
+    __slots__ = ()
+
+    @property
+    def by_user(self) -> bool:
+        """Owners do not matter."""
+        return False
+
+    def order(self, pool: Pool, key: float, finish: float, now: datetime) -> float:
+        """The key as it is."""
+        del pool, finish, now
+        return key
+
+    def spares(self, task: Task, run: Task) -> bool:
+        """Nobody is spared for whose he is."""
+        del task, run
+        return False
+
+    def lead(self, now: datetime) -> float:
+        """Keys of waiting and running tasks are of one kind."""
+        del now
+        return 0.0

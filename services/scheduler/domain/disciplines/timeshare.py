@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from services.scheduler.domain.disciplines.base import Filling
+from services.scheduler.domain.disciplines.base import Filling, Ordered
 from services.scheduler.domain.marks import Marks
 from services.scheduler.domain.model import Task
 from services.scheduler.domain.timeshare.history import Features
@@ -38,7 +38,7 @@ def features_of(pool: Pool, task: Task) -> Features:
 
 
 @dataclass(frozen=True, slots=True)
-class TimeShare:
+class TimeShare(Ordered):
     """The discipline that is used where nothing else is set."""
 
     name: str = "timeshare"
@@ -64,8 +64,9 @@ class TimeShare:
             counted_seconds=max(old.counted_seconds, task.run_seconds),
         )
 
-    def starting(self, pool: Pool, task: Task, now: datetime) -> Marks:
+    def starting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
         """Its slice begins; a big gang is held, because assembling it cost much."""
+        del finish
         marks, numbers = task.marks, pool.policy.timeshare
         restart = pool.move_seconds(task)
         length = slice_seconds(numbers, task.run_seconds)
@@ -85,8 +86,9 @@ class TimeShare:
             held_until=now + timedelta(seconds=held) if held else None,
         )
 
-    def slice_over(self, pool: Pool, task: Task, now: datetime) -> Marks:
+    def slice_over(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
         """A new place by what it has had now."""
+        del finish
         attained = pool.attained(task, now)
         marks = task.marks
         base = _base(marks, task)
@@ -98,11 +100,6 @@ class TimeShare:
             counted_seconds=max(marks.counted_seconds, attained),
             rekey_at=now + timedelta(seconds=slice_seconds(pool.policy.timeshare, attained)),
         )
-
-    def lead(self, now: datetime) -> float:
-        """Waiting and running tasks have keys of one kind."""
-        del now
-        return 0.0
 
 
 def _base(marks: Marks, task: Task) -> float:

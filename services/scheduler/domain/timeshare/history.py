@@ -27,6 +27,7 @@ _WEIGHT_MAX = 1e9
 _DUMP_VERSION = 1
 # Nothing is predicted to be shorter.
 _SECONDS_MIN = 1e-9
+_MEDIAN = 0.5
 
 _Key: TypeAlias = "tuple[str | float, ...]"
 
@@ -245,6 +246,30 @@ class History:
         The Gittins index: small for a task that may end soon, whatever its mean. Where the user
         gave a limit, the mean of what remains has a part in it.
         """
+        numbers = self._settings
+        hazards, widths, limited = self._ahead(features, attained_seconds)
+        index = gittins_index(hazards, widths, numbers.ceiling_seconds)
+        if limited:
+            mean = mean_residual(hazards, widths, numbers.ceiling_seconds)
+            index += numbers.limit_mean_part * (mean - index)
+        return index
+
+    def median_left(self, features: Features, attained_seconds: float) -> float:
+        """How long a task of these features will still run, as likely shorter as longer; seconds."""
+        alive, passed = 1.0, 0.0
+        hazards, widths, _ = self._ahead(features, attained_seconds)
+        for hazard, width in zip(hazards, widths, strict=False):
+            ends = alive * hazard
+            if alive - ends <= _MEDIAN:
+                return passed + width * (alive - _MEDIAN) / ends
+            alive -= ends
+            passed += width
+        return passed
+
+    def _ahead(
+        self, features: Features, attained_seconds: float
+    ) -> tuple[list[float], list[float], bool]:
+        """Hazards and widths of the bins still ahead, and whether a limit says something."""
         numbers, starts = self._settings, self._starts
         attained = self._bounded(attained_seconds)
         first = bisect_right(starts, attained) - 1
@@ -259,11 +284,7 @@ class History:
         else:
             # Beyond the last edge every running time looks alike, seen from far enough.
             widths[0] = attained * (numbers.ratio - 1.0)
-        index = gittins_index(hazards, widths, numbers.ceiling_seconds)
-        if limit is not None:
-            mean = mean_residual(hazards, widths, numbers.ceiling_seconds)
-            index += numbers.limit_mean_part * (mean - index)
-        return index
+        return hazards, widths, limit is not None
 
     def dump(self, cells_max: int | None = None) -> dict[str, object]:
         """All of it as JSON values; of the users' cells at most ``cells_max``, the latest."""

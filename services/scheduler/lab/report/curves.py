@@ -19,7 +19,7 @@ from services.scheduler.lab.results import (
 from services.scheduler.lab.workload import Workload
 
 Points = list[tuple[float, float]]
-TIME_POINTS = 240
+TIME_POINTS = 140
 CDF_POINTS = 160
 USERS_MAX = 400
 

@@ -164,9 +164,9 @@ def _reach(series: Sequence[Series], place: int) -> float:
     return max((point[place] for each in series for point in each.points), default=1.0)
 
 
-def _figure(title: str, drawn: str, caption: str = "") -> str:
+def _figure(title: str, drawn: str, caption: str = "", kind: str = "") -> str:
     told = f"<figcaption>{caption}</figcaption>" if caption else ""
-    return f"<figure><h3>{escape(title)}</h3>{drawn}{told}</figure>"
+    return f"<figure class='{kind}'><h3>{escape(title)}</h3>{drawn}{told}</figure>"
 
 
 def _over_time(runs: Sequence[Curves]) -> str:
@@ -287,7 +287,7 @@ def _virtual_clusters(runs: Sequence[Curves]) -> str:
         "<h2>Virtual clusters: shared and alone</h2>"
         f'<p class="soft">Disc: under <i>{escape(runs[0].policy)}</i> with everybody. Ring: the '
         "same jobs alone on the nodes that are guaranteed. In the table: mean wait, shared / alone."
-        f'</p><div class="charts">{_figure("Mean time not working", drawn, caption)}</div>'
+        f"</p>{_figure('Mean time not working', drawn, caption, 'wide')}"
         f'<br><div class="scroll"><table><thead><tr><th scope="col">virtual cluster</th>'
         f'<th scope="col">jobs</th>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
     )

@@ -32,7 +32,8 @@ p { margin: 4px 0 12px; max-width: 76ch; }
 .card .value { font-size: 24px; font-weight: 650; font-variant-numeric: tabular-nums; }
 .card .than { font-size: 13px; color: var(--soft); }
 .good { color: var(--good); } .bad { color: var(--bad); }
-.charts { display: grid; gap: 14px; grid-template-columns: repeat(auto-fit, minmax(330px, 1fr)); }
+.charts { display: grid; gap: 14px;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); }
 figure { margin: 0; padding: 14px 14px 8px; min-width: 0; }
 figcaption { font-size: 13px; margin-top: 4px; }
 svg { display: block; width: 100%; height: auto; }
@@ -40,17 +41,20 @@ svg text { fill: var(--soft); font-size: 12.5px; font-variant-numeric: tabular-n
 svg text.y, svg text.name { text-anchor: end; } svg text.x { text-anchor: middle; }
 svg text.name, svg text.word { fill: var(--ink); font-size: 13.5px; }
 .grid line { stroke: var(--line); }
-.lines polyline { fill: none; stroke-width: 2; stroke-linejoin: round; }
+.lines polyline { fill: none; stroke-width: 1.7; stroke-linejoin: round; }
 .lines .s0 { stroke-width: 2.8; }
+figure.wide { max-width: 660px; }
 .pair line { stroke: var(--good); stroke-width: 3; opacity: .45; }
 .pair .disc { fill: var(--good); } .pair .ring { fill: var(--card); stroke: var(--soft);
   stroke-width: 2; }
 .pair.worse line { stroke: var(--bad); } .pair.worse .disc { fill: var(--bad); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: 8px 12px; text-align: right; white-space: nowrap;
+table { font-size: 13.5px; }
+th, td { padding: 8px 9px; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--line); }
-thead th { font-size: 12.5px; font-weight: 600; color: var(--soft); vertical-align: bottom; }
+thead th { font-size: 12.5px; font-weight: 600; color: var(--soft);
+  white-space: normal; vertical-align: bottom; }
 tbody th, th:first-child { text-align: left; font-weight: 600; }
 tbody tr:last-child > * { border-bottom: 0; }
 tr.chosen { background: var(--tint); }

@@ -147,7 +147,9 @@ class CliServer:
     def _answer(self, request: BaseHTTPRequestHandler) -> None:
         parts = urlsplit(request.path)
         length = int(request.headers.get("content-length") or 0)
-        body = json.loads(request.rfile.read(length)) if length else None
+        body: Any = request.rfile.read(length) if length else None
+        if body and request.headers.get("content-type") == "application/json":
+            body = json.loads(body)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         headers = {name.lower(): value for name, value in request.headers.items()}
         path = unquote(parts.path)

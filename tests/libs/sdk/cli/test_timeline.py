@@ -20,6 +20,15 @@ NODE = {"ready": True, "schedulable": True, "draining": False}
             "used 7 GPU-seconds, 4 node-seconds, for ann",
         ),
         (
+            "policy.changed",
+            {
+                "group": "training",
+                "version": 3,
+                "policy": {"policy": "fifo", "source": "command", "changed_by": "ada"},
+            },
+            "policy of group training: fifo (version 3, command), by ada",
+        ),
+        (
             "quota.changed",
             {"quota": {**QUOTA, "user": "ann"}, "changed_by": "admin"},
             "quota of ann in every group: at most 2 GPUs, by admin",

@@ -1,7 +1,7 @@
 """Schedules worked out by hand: four nodes, a handful of jobs, exact starts and ends per policy.
 
 Times are in hours here and in seconds in the values. Restarts cost nothing, jobs lose nothing,
-limits are exact (``requested_s`` is the duration), all jobs are of one user and level unless said.
+limits are exact (``requested_s`` is the duration), each job has a user of its own, all one level.
 A policy decides at every arrival, end and slice end. ``runs`` are the stretches in which a job
 holds its nodes; two that touch are one.
 
@@ -46,7 +46,7 @@ class Schedule:
                 submit_s=submit * HOUR,
                 duration_s=duration * HOUR,
                 nodes=nodes,
-                user="u",
+                user=f"u{number}",
                 requested_s=duration * HOUR,
             )
             for number, (submit, duration, nodes) in enumerate(self.jobs)

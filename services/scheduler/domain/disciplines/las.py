@@ -1,0 +1,76 @@
+"""``las``: least attained service first, in two queues; a baseline of the lab.
+
+Tasks that had less than ten node-hours come before all others; inside a queue first come, first
+served, and whoever comes first takes the nodes of runs that come later. The key of a run is made
+anew at the moment at which it crosses the boundary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from services.scheduler.domain.disciplines.base import Filling, Ordered
+from services.scheduler.domain.marks import Marks
+from services.scheduler.domain.model import Task
+
+if TYPE_CHECKING:
+    from services.scheduler.domain.pool import Pool
+
+# What the first queue serves: ten node-hours.
+SERVED_NODE_SECONDS = 36_000.0
+# Puts the second queue behind everything in the first; small enough that a key keeps milliseconds.
+SECOND_QUEUE = 1e11
+# Attained times are differences of clocks.
+ALMOST = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class LeastAttained(Ordered):
+    """Two queues by what a task has had."""
+
+    name: str = "las"
+    filling: Filling = Filling.GREEDY
+    preempts: bool = True
+    pays: bool = False
+
+    def waiting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+        """Its submission, in the queue of what it has had."""
+        del now, finish
+        return self._made(pool, task, task.run_seconds, waiting=True)
+
+    def starting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+        """As it waited, until it has had its ten node-hours."""
+        del finish
+        marks = self._made(pool, task, task.run_seconds, waiting=False)
+        return replace(marks, rekey_at=_crosses_at(pool, task, task.run_seconds, now))
+
+    def slice_over(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+        """In the second queue from now on; or a little later, if its start took long."""
+        del finish
+        attained = pool.attained(task, now)
+        marks = self._made(pool, task, attained, waiting=False)
+        return replace(marks, rekey_at=_crosses_at(pool, task, attained, now))
+
+    def _made(self, pool: Pool, task: Task, attained: float, *, waiting: bool) -> Marks:
+        served = _missing(pool, task, attained) <= ALMOST
+        return Marks(
+            policy=self.name,
+            waiting=waiting,
+            key=task.submitted_at.timestamp() + (SECOND_QUEUE if served else 0.0),
+            counted_seconds=task.marks.counted_seconds,
+        )
+
+
+def _missing(pool: Pool, task: Task, attained: float) -> float:
+    """Seconds of running until the task is in the second queue."""
+    return SERVED_NODE_SECONDS / max(pool.size(task), 1e-9) - attained
+
+
+def _crosses_at(pool: Pool, task: Task, attained: float, now: datetime) -> datetime | None:
+    missing = _missing(pool, task, attained)
+    return now + timedelta(seconds=missing) if missing > ALMOST else None
+
+
+LAS = LeastAttained()

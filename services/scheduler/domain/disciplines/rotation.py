@@ -1,0 +1,114 @@
+"""``rotation``: users take turns by what they had lately, after the HAI Platform's documented rule.
+
+Between users: who had the least of the pool for their share, where use counts half after each
+half-life. Inside a user first come, first served, and no task takes the nodes of another of the
+same user and level. A run is left alone for a slice, which is short the first time; after it
+whoever comes before it may take its nodes at any moment.
+
+What a user had is one number in seconds, ``Marks.user_finish``: *moment + half-life x log2(use)*,
+with the use in seconds of the whole pool per share. Two users decay alike, so these numbers need no
+upkeep and their order changes only when somebody is served. What a slice takes is counted when it
+begins, as of its end; a run that ends before it has been charged ahead until then. The number
+travels with the marks of the user's tasks, so a new leader knows it while any of them lives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from math import floor, log, log2
+from typing import TYPE_CHECKING
+
+from services.scheduler.domain.disciplines.base import Filling
+from services.scheduler.domain.marks import Marks
+from services.scheduler.domain.model import Task
+
+if TYPE_CHECKING:
+    from services.scheduler.domain.pool import Pool
+
+# Users whose use differs by less than a sixteenth of a half-life (4 %) come in order of submission.
+STEPS = 16
+# So many half-lives apart, one of them had nothing.
+APART_MAX = 64
+# One step outweighs every difference of submissions.
+STEP_SECONDS = 1e10
+
+
+def charged(finish: float, began: float, seconds: float, share: float, half_life: float) -> float:
+    """What is kept of a user after a slice that begins now, counted as of its end.
+
+    ``share`` is the part of the pool it takes, for the user's weight.
+    """
+    used = share * half_life / log(2) * (1.0 - 2.0 ** (-seconds / half_life))
+    if used <= 0.0:
+        return finish
+    of_slice = began + seconds + half_life * log2(used)
+    high, low = max(finish, of_slice), min(finish, of_slice)
+    return high + half_life * log2(1.0 + 2.0 ** ((low - high) / half_life))
+
+
+@dataclass(frozen=True, slots=True)
+class ByTurns:
+    """Users rotate on time slices."""
+
+    name: str = "rotation"
+    filling: Filling = Filling.GREEDY
+    preempts: bool = True
+    pays: bool = False
+    by_user: bool = True
+
+    def waiting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+        """Among the tasks of its owner: its submission."""
+        del pool, now
+        return Marks(
+            policy=self.name,
+            key=task.submitted_at.timestamp(),
+            user_finish=finish,
+            counted_seconds=task.marks.counted_seconds,
+        )
+
+    def starting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+        """It is left alone for a slice, a short one if it never had one."""
+        numbers = pool.policy.rotation
+        new = task.run_seconds < numbers.first_slice_seconds
+        length = numbers.first_slice_seconds if new else numbers.slice_seconds
+        begun = self._counted(pool, task, now, finish, length)
+        return replace(begun, held_until=begun.rekey_at)
+
+    def slice_over(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+        """From now on others may take its place; what it has until then is counted bit by bit."""
+        return self._counted(pool, task, now, finish, pool.policy.rotation.first_slice_seconds)
+
+    def _counted(
+        self, pool: Pool, task: Task, now: datetime, finish: float, length: float
+    ) -> Marks:
+        weight = max(pool.policy.shares.of(task.owner, task.team), 1e-6)
+        share = pool.size(task) / max(pool.units, pool.size(task), 1e-9) / weight
+        half_life = pool.policy.rotation.half_life_seconds
+        return Marks(
+            policy=self.name,
+            waiting=False,
+            key=task.submitted_at.timestamp(),
+            user_finish=charged(finish, now.timestamp(), length, share, half_life),
+            rekey_at=now + timedelta(seconds=length),
+            counted_seconds=task.marks.counted_seconds,
+        )
+
+    def order(self, pool: Pool, key: float, finish: float, now: datetime) -> float:
+        """First by what the owner had, in steps; then by submission."""
+        step = pool.policy.rotation.half_life_seconds / STEPS
+        steps = floor(finish / step) - floor(now.timestamp() / step)
+        most = STEPS * APART_MAX
+        return key + STEP_SECONDS * min(max(steps, -most), most)
+
+    def spares(self, task: Task, run: Task) -> bool:
+        """One's own are spared."""
+        return task.owner == run.owner
+
+    def lead(self, now: datetime) -> float:
+        """Keys of waiting and running tasks are of one kind."""
+        del now
+        return 0.0
+
+
+ROTATION = ByTurns()

@@ -1,0 +1,34 @@
+"""Moments, durations and lists in the clauses that ``explain`` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+NAMED_MAX = 3
+_STEPS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
+
+
+def span(seconds: float) -> str:
+    """A duration: ``40 s``, ``12 min``, ``3.5 h``, ``2 d``."""
+    for step, unit in _STEPS:
+        if abs(seconds) >= step:
+            return f"{round(seconds / step, 1):g} {unit}"
+    return f"{round(seconds):g} s"
+
+
+def moment(at: datetime) -> str:
+    """A moment to the second."""
+    return at.isoformat(timespec="seconds")
+
+
+def named(names: Iterable[str]) -> str:
+    """The first few of some names."""
+    found = sorted(names)
+    more = f" and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
+    return ", ".join(found[:NAMED_MAX]) + more
+
+
+def counted(number: float, noun: str) -> str:
+    """A number with its noun: ``1 run``, ``3 runs``."""
+    return f"{round(number, 3):g} {noun}{'' if number == 1 else 's'}"

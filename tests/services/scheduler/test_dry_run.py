@@ -1,0 +1,138 @@
+"""What two plans for one moment differ in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from libs.contracts.ids import TaskId
+from libs.contracts.messages import Priority, Reason, ReasonCode, TaskState
+from services.scheduler.domain.model import (
+    UNMARKED,
+    Assign,
+    Decision,
+    Hold,
+    Mark,
+    Plan,
+    Preempt,
+    Task,
+)
+from services.scheduler.dry_run import DryRun, diff
+from tests.builders import a_checkpoint, a_task, at, on_nodes, running
+
+NOW = at(1000.0)
+ALL = {"n0": tuple(range(8))}
+
+
+def why(code: ReasonCode, **numbers: float) -> Reason:
+    return Reason(code=code, numbers=numbers)
+
+
+def plan(*decisions: Decision, **waits: Reason) -> Plan:
+    return Plan(version=1, decided_at=NOW, decisions=decisions, explanations=waits)
+
+
+def assign(task: Task, node: str = "n0") -> Assign:
+    return Assign(
+        task_id=task.id,
+        attempt=1,
+        level=Priority.NORMAL,
+        placements=on_nodes(task, {node: tuple(range(8))}),
+        start_deadline_at=at(1300.0),
+        resume_from=None,
+        reason=why(ReasonCode.PLACED),
+    )
+
+
+def preempt(task: Task, beneficiary: str) -> Preempt:
+    return Preempt(
+        task_id=task.id,
+        attempt=1,
+        reason=why(ReasonCode.PREEMPTED_BY),
+        deadline_at=at(1060.0),
+        beneficiary=beneficiary,
+    )
+
+
+WAITS = why(ReasonCode.WAITS_FOR_CAPACITY)
+RUNS = running(a_task("runs"), ALL, since=0.0)
+NEW = a_task("new", owner="bob")
+TASKS: dict[str, Task] = {"runs": RUNS, "new": NEW}
+
+
+def compared(
+    before: Plan, after: Plan, tasks: dict[str, Task] = TASKS, effects_max: int = 9
+) -> DryRun:
+    return diff(before, after, tasks, effects_max=effects_max)
+
+
+def test_equal_plans_have_no_effects() -> None:
+    same = plan(preempt(RUNS, "new"), new=WAITS)
+    told = compared(same, same)
+    assert (told.effects, told.more) == ((), 0)
+    (outlook,) = told.outlooks
+    assert outlook.now == outlook.then
+
+
+def test_other_places_and_other_numbers_are_no_difference() -> None:
+    before = plan(assign(NEW, "n1"))
+    assert compared(before, plan(assign(NEW, "n2"))).effects == ()
+    fewer = plan(new=why(ReasonCode.WAITS_FOR_CAPACITY, free=1))
+    assert compared(fewer, plan(new=why(ReasonCode.WAITS_FOR_CAPACITY, free=2))).effects == ()
+
+
+def test_a_preemption_more_is_told_with_its_costs() -> None:
+    tasks = {**TASKS, "runs": replace(RUNS, checkpoint=a_checkpoint(1, saved=400.0))}
+    told = compared(plan(new=WAITS), plan(preempt(RUNS, "new"), new=WAITS), tasks)
+    (effect,) = told.effects
+    assert (effect.task_id, effect.owner, effect.state) == ("runs", "ann", TaskState.RUNNING)
+    assert (effect.now.kind, effect.then.kind) == ("", "preempt")
+    assert effect.then.beneficiary == "new"
+    (outlook,) = told.outlooks
+    assert (outlook.now.preemptions, outlook.now.gpus_held, outlook.now.waiting) == (0, 8, 1)
+    assert (outlook.then.preemptions, outlook.then.promised, outlook.then.waiting) == (1, 1, 1)
+    assert outlook.then.gpus_handed_over == 8
+    # Since the checkpoint at 400, on eight GPUs.
+    assert outlook.then.gpu_seconds_at_risk == 8 * 600.0
+
+
+def test_a_start_more_counts_its_gpus() -> None:
+    told = compared(plan(new=WAITS), plan(assign(NEW, "n1")))
+    (effect,) = told.effects
+    assert (effect.now.kind, effect.then.kind) == ("wait", "assign")
+    (outlook,) = told.outlooks
+    assert (outlook.then.starts, outlook.then.gpus_held, outlook.then.waiting) == (1, 16, 0)
+
+
+def test_another_reason_to_wait_is_a_difference() -> None:
+    other = Hold(TaskId("new"), why(ReasonCode.WAITS_FOR_QUOTA), accepted=True)
+    (effect,) = compared(plan(new=WAITS), plan(other)).effects
+    assert effect.then.reason is not None
+    assert effect.then.reason.code is ReasonCode.WAITS_FOR_QUOTA
+
+
+def test_a_level_that_sinks_is_a_difference_and_a_new_place_in_the_order_is_none() -> None:
+    mark = Mark(RUNS.id, why(ReasonCode.STARTED), UNMARKED)
+    assert compared(plan(), plan(mark)).effects == ()
+    assert compared(plan(), plan(replace(mark, level=RUNS.level))).effects == ()
+    (effect,) = compared(plan(), plan(replace(mark, level=Priority.LOW))).effects
+    assert effect.then.kind == "sink"
+
+
+def test_the_gravest_come_first_and_the_rest_is_counted() -> None:
+    waiting = {f"w{number}": a_task(f"w{number}") for number in range(5)}
+    tasks: dict[str, Task] = {**TASKS, **waiting}
+    before = plan(**dict.fromkeys([*waiting, "new"], WAITS))
+    quota = why(ReasonCode.WAITS_FOR_QUOTA)
+    after = plan(assign(NEW), preempt(RUNS, "w0"), **dict.fromkeys(waiting, quota))
+    told = compared(before, after, tasks, effects_max=3)
+    assert [effect.task_id for effect in told.effects] == ["runs", "new", "w0"]
+    assert told.more == 4
+
+
+def test_groups_are_told_apart() -> None:
+    elsewhere = a_task("other", group="dev")
+    told = compared(plan(), plan(assign(elsewhere)), {**TASKS, "other": elsewhere})
+    assert [(each.group, each.then.starts) for each in told.outlooks] == [
+        ("default", 0),
+        ("dev", 1),
+    ]
