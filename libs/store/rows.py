@@ -33,6 +33,12 @@ class Column:
     accepts: tuple[type, ...] = ()
     encode: Encode | None = None
     decode: Callable[[Any], object] | None = None
+    # Exact types of values that need no closer look.
+    plainly: frozenset[type] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        plainly = frozenset(self.accepts) - {datetime}
+        object.__setattr__(self, "plainly", plainly)
 
     def encoded(self, value: object) -> object:
         """The value as the database driver takes it."""
@@ -92,8 +98,13 @@ class Shape:
     by_name: Mapping[str, Column] = field(init=False)
     # The primary key of a row: a value, or a tuple if there are several columns.
     key_of: Callable[[Row], Key] = field(init=False)
+    # All values of a row, in the order of the columns.
+    values_of: Callable[[Row], tuple[object, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
+        names = [column.name for column in self.columns]
+        values_of = attrgetter(*names) if len(names) > 1 else lambda row: (getattr(row, names[0]),)
+        object.__setattr__(self, "values_of", values_of)
         object.__setattr__(self, "by_name", {column.name: column for column in self.columns})
         object.__setattr__(self, "key_of", attrgetter(*self.key))
 
@@ -116,9 +127,12 @@ class Shape:
 
     def check(self, row: Row) -> None:
         """TypeError says which field of the row does not fit its column."""
-        for column in self.columns:
+        for column, value in zip(self.columns, self.values_of(row), strict=True):
+            # The exact type that a column is for, which is nearly every value there is.
+            if type(value) in column.plainly:
+                continue
             try:
-                column.check(getattr(row, column.name))
+                column.check(value)
             except TypeError as error:
                 raise TypeError(f"{self.kind.__name__}: {error}") from None
 

@@ -49,8 +49,12 @@ def _upsert_text(shape: Shape) -> str:
 
 def upsert(shape: Shape, rows: Sequence[Row]) -> Statement:
     """Insert rows or replace those with the same key; rows have different keys."""
+    by_column = zip(*(shape.values_of(row) for row in rows), strict=True)
     return _upsert_text(shape), [
-        [column.encoded(getattr(row, column.name)) for row in rows] for column in shape.columns
+        list(values)
+        if column.encode is None
+        else [None if value is None else column.encode(value) for value in values]
+        for column, values in zip(shape.columns, by_column, strict=True)
     ]
 
 

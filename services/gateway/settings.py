@@ -64,7 +64,7 @@ class GatewaySettings(BaseServiceSettings):
     accepted_keep_seconds: float = Field(default=600.0, gt=0)
     housekeeping_rows_max: int = Field(default=1000, ge=1, le=10_000)
     housekeeping_tick_seconds: float = Field(default=60.0, gt=0)
-    rebuild_tick_seconds: float = Field(default=10.0, gt=0)
+    rebuild_tick_seconds: float = Field(default=2.0, gt=0)
     metric_points_max: int = Field(default=240, ge=10, le=10_000)
     metric_samples_max: int = Field(default=1000, ge=1)
     metric_names_max: int = Field(default=64, ge=1)

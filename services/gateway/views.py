@@ -10,10 +10,13 @@ from typing import Any
 from libs.contracts.base import Message
 from libs.contracts.messages import (
     Checkpoint,
+    ChosenVictim,
     DecisionRecord,
     ExitKind,
     ExplainReply,
+    Forecast,
     LogInfo,
+    OrderPlace,
     Placement,
     Priority,
     Reason,
@@ -206,6 +209,60 @@ def explanation(task_id: str, reply: ExplainReply) -> Json:
         "victims": list(reply.victims),
         "remedies": list(reply.remedies),
         "explained_at": moment(reply.explained_at),
+        "order": _order(reply.order),
+        "promised": [
+            {"node": each.node_id, "gpus": list(each.gpus), "held_by": list(each.held_by)}
+            for each in reply.promised
+        ],
+        "chosen": [_chosen(each) for each in reply.chosen],
+        "forecast": _forecast(reply.forecast),
+        "beneficiary": reply.beneficiary or None,
+    }
+
+
+def _order(told: OrderPlace | None) -> Json | None:
+    """A waiting task's place, and what put it there."""
+    if told is None:
+        return None
+    return {
+        "level": word(told.level),
+        "policy": told.policy,
+        "above": told.above,
+        "before": told.before,
+        "key": told.key,
+        "submitted_at": moment(told.submitted_at),
+        "tag_seconds": told.tag_seconds,
+        "delay_seconds": told.delay_seconds,
+        "load_scale": told.load_scale,
+        "granted": told.granted,
+        "virtual_cluster": told.virtual_cluster or None,
+        "guaranteed_nodes": told.guaranteed_nodes,
+        "held_nodes": told.held_nodes,
+        "covered": told.covered,
+    }
+
+
+def _chosen(told: ChosenVictim) -> Json:
+    """A run that was asked to make room, and why this one."""
+    return {
+        "task": told.task_id,
+        "level": word(told.level),
+        "reason": reason(told.reason),
+        "nodes": told.nodes,
+        "cost_node_seconds": told.cost_node_seconds,
+        "deadline_at": moment(told.deadline_at),
+        "why": told.why,
+    }
+
+
+def _forecast(told: Forecast | None) -> Json | None:
+    """When the task will start, or why nobody can say."""
+    if told is None:
+        return None
+    return {
+        "starts_at": moment(told.starts_at),
+        "unknown": told.unknown or None,
+        "assumptions": list(told.assumptions),
     }
 
 
@@ -332,18 +389,21 @@ def audit(row: AuditRow) -> Json:
     }
 
 
+_AS_THEY_ARE = frozenset({str, int, float, bool, type(None)})
+
+
 def plain(value: object) -> Any:  # noqa: ANN401 - any JSON
     """A message as HTTP shows it: short words, numbers as numbers, and no environment."""
+    if type(value) in _AS_THEY_ARE:
+        return value
     if isinstance(value, Reason):
         return reason(value)
     if isinstance(value, Message):
         names = type(value).model_fields
         found = {name: getattr(value, name) for name in names if name != "env"}
         return {name: plain(part) for name, part in found.items() if part is not None}
-    if isinstance(value, Enum):
-        return word(value)
-    if isinstance(value, datetime):
-        return moment(value)
+    if isinstance(value, Enum | datetime):
+        return word(value) if isinstance(value, Enum) else moment(value)
     if isinstance(value, Mapping):
         return {str(key): plain(part) for key, part in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] - a message's map
     return [plain(part) for part in value] if isinstance(value, tuple | list) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] - a message's list

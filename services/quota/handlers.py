@@ -6,7 +6,7 @@ start, its end and its holder are all known, whichever came last.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,6 +81,7 @@ async def set_quota(tx: Tx, command: SetQuota) -> SetQuotaReply:
 
 async def on_run_started(tx: Tx, event: RunStarted) -> None:
     """Open the run's interval."""
+    _hear_of_run(tx, event.task_id)
     row = await store.run_of(tx, event.task_id, event.attempt)
     if row.started_at is None:
         gpus, nodes = held(event.placements)
@@ -90,6 +91,7 @@ async def on_run_started(tx: Tx, event: RunStarted) -> None:
 
 async def on_run_exited(tx: Tx, event: RunExited) -> None:
     """Close the run's interval. A run that never started used nothing and is not entered."""
+    _hear_of_run(tx, event.task_id)
     row = await store.run_of(tx, event.task_id, event.attempt)
     if row.ended_at is None:
         row = replace(row, ended_at=event.exit.exited_at)
@@ -102,8 +104,28 @@ async def on_task_state_changed(tx: Tx, event: TaskStateChanged) -> None:
         return
     task = TaskRow(event.task_id, event.owner, event.team, event.group)
     tx.put(task)
+    heard: set[str] | None = tx.memo.get(_HEARD)
+    if heard is not None and task.task_id not in heard:
+        # As it mostly is: the task is heard of before its first run.
+        return
     for row in await store.open_runs_of(tx, event.task_id):
         await _enter(tx, row, task)
+
+
+_HEARD = "tasks with runs whose use is not in the ledger"
+
+
+async def prepare(tx: Tx, messages: Sequence[Message]) -> None:
+    """Find the tasks of a batch whose runs were heard of before the tasks themselves."""
+    told = {event.task_id for event in messages if isinstance(event, TaskStateChanged)}
+    tx.memo[_HEARD] = await store.with_open_runs(tx, sorted(told)) if told else set[str]()
+
+
+def _hear_of_run(tx: Tx, task_id: str) -> None:
+    """A run that this very batch tells of."""
+    heard: set[str] | None = tx.memo.get(_HEARD)
+    if heard is not None:
+        heard.add(task_id)
 
 
 def _rows_of(event: RunStarted | RunExited) -> list[tuple[Any, ...]]:

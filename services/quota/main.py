@@ -6,7 +6,7 @@ from pathlib import Path
 
 from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring
-from services.quota.handlers import HANDLERS, READS, Commands
+from services.quota.handlers import HANDLERS, READS, Commands, prepare
 from services.quota.settings import QuotaSettings
 from services.quota.tables import TABLES
 
@@ -18,6 +18,7 @@ def build(settings: QuotaSettings, ports: Ports) -> Service:
         ports=ports,
         handlers=HANDLERS,
         reads=READS,
+        prepare=prepare,
         commands=Commands(reemit_runs_max=settings.reemit_runs_max).table(),
     )
 

@@ -98,6 +98,16 @@ async def open_runs_of(tx: Tx, task_id: str) -> Sequence[RunRow]:
     )
 
 
+async def with_open_runs(tx: Tx, task_ids: Sequence[str]) -> set[str]:
+    """Those of these tasks that have runs whose use is not in the ledger yet."""
+    rows = await tx.select(
+        RunRow,
+        Where("task_id", Op.IN, task_ids),
+        Where("recorded", Op.EQ, value=False),
+    )
+    return {row.task_id for row in rows}
+
+
 async def newest_use(tx: Tx, limit: int) -> Sequence[RunRow]:
     """The recorded runs that ended last, in the order of their ends."""
     rows = await tx.select(

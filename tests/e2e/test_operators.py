@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from shiftwork.cli import timeline
@@ -128,3 +129,26 @@ def test_shells(shiftwork: Shiftwork) -> None:
         assert "shiftwork" in shiftwork.good("completion", shell).out
     assert shiftwork("completion", "csh").code == 2
     assert shiftwork.good("version", "--json").json["client"]
+
+
+def test_policies_are_tried_set_and_taken_away(shiftwork: Shiftwork, tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("groups: {default: {polcy: fifo, virtual_clusters: [{name: a, nodes: 9}]}}")
+    refused = shiftwork("policy", "set", str(file))
+    assert refused.code == 1
+    assert "groups.default.polcy: 'fifo' is no key of this section; did you mean policy?" in (
+        refused.err
+    )
+    assert "guarantees 9 nodes of 2 that are known in the group" in refused.err
+    file.write_text("groups: {default: {policy: fifo}}")
+    assert shiftwork.good("policy", "dry-run", str(file), "--json").json["more"] == 0
+    assert "default: version 1" in shiftwork.good("policy", "set", str(file)).err
+    row = shiftwork.good("policy", "show").out.splitlines()[1].split()
+    assert row[:6] == ["default", "fifo", "command", "1", "0", "admin"]
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(shiftwork.good("policy", "show", "default").out)
+    assert "default: version 1, unchanged" in shiftwork.good("policy", "set", str(shown)).err
+    assert "default: version 2" in shiftwork.good("policy", "unset", "default").err
+    assert shiftwork.good("policy", "show", "default", "--json").json["source"] == "default"
+    said = shiftwork.good("events", "--type", "policy.changed", "--from", "0").out
+    assert "policy of group default: fifo (version 1, command), by admin" in said

@@ -180,6 +180,53 @@ class RunPage(TypedDict):
     next_cursor: str | None
 
 
+class OrderPlace(TypedDict):
+    """A waiting task's place in the order of its group, and what put it there."""
+
+    level: str
+    policy: str
+    above: int
+    before: int
+    key: float
+    submitted_at: str | None
+    tag_seconds: float
+    delay_seconds: float
+    load_scale: float
+    granted: bool
+    virtual_cluster: str | None
+    guaranteed_nodes: float
+    held_nodes: float
+    covered: bool
+
+
+class PromisedNode(TypedDict):
+    """A node that is kept for a waiting task, and who still has some of it."""
+
+    node: str
+    gpus: list[int]
+    held_by: list[str]
+
+
+class ChosenVictim(TypedDict):
+    """A run that was asked to make room, and why this one."""
+
+    task: str
+    level: str
+    reason: dict[str, Any] | None
+    nodes: float
+    cost_node_seconds: float
+    deadline_at: str | None
+    why: str
+
+
+class Forecast(TypedDict):
+    """When a waiting task will start, or why nobody can say."""
+
+    starts_at: str | None
+    unknown: str | None
+    assumptions: list[str]
+
+
 class Explanation(TypedDict):
     """Why a task stands where it stands."""
 
@@ -191,6 +238,11 @@ class Explanation(TypedDict):
     victims: list[str]
     remedies: list[str]
     explained_at: str | None
+    order: OrderPlace | None
+    promised: list[PromisedNode]
+    chosen: list[ChosenVictim]
+    forecast: Forecast | None
+    beneficiary: str | None
 
 
 class Node(TypedDict):

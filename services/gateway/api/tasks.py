@@ -208,17 +208,8 @@ async def explain(task_id: str, caller: Caller, parts: Parts) -> Response:
         if problem.kind.status != 404:  # noqa: PLR2004 - not found
             raise
         # Submitted, and not with the scheduler yet: what is known says so.
-        return answer(
-            {
-                "task": task_id,
-                "state": row.state,
-                "reason": views.reason(row.reason),
-                "position": 0,
-                "queue_length": 0,
-                "victims": [],
-                "remedies": [],
-                "explained_at": moment(parts.clock.now()),
-            }
+        reply = m.ExplainReply(
+            state=STATES[row.state], reason=row.reason, explained_at=parts.clock.now()
         )
     return answer(views.explanation(task_id, reply))
 

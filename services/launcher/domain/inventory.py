@@ -102,7 +102,7 @@ def _is_as_said(row: NodeRow, observed: ObservedNode) -> bool:
         return False
     if row.cordoned or row.labels or row.taints:
         return False
-    return dict(said) == {**dict(seen), "schedulable": True}
+    return vars(said) == {**vars(seen), "schedulable": True}
 
 
 def cordon(row: NodeRow, schedulable: bool, now: datetime, *, drain: bool = False) -> NodeRow:

@@ -19,6 +19,7 @@ from services.scheduler.domain.disciplines.base import Filling
 from services.scheduler.domain.disciplines.timeshare import features_of
 from services.scheduler.domain.handover import ack_seconds
 from services.scheduler.domain.lifecycle import PREEMPTING, RUNNING
+from services.scheduler.domain.masks import joined
 from services.scheduler.domain.model import WEIGHTS, Shape, Task
 from services.scheduler.domain.moments import protected_until, sinks_at
 from services.scheduler.domain.order import Entry
@@ -26,6 +27,7 @@ from services.scheduler.domain.passes import turn_cost
 from services.scheduler.domain.place import Capacity, Slot, placements_of, slots_of
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.quota import held_need, minus
+from services.scheduler.domain.slices import finish_of
 from services.scheduler.domain.standing import Standing
 from services.scheduler.domain.timeshare.rule import is_big, preemption_budget, spent
 
@@ -166,9 +168,8 @@ class Course:
                     kept[node_id] = kept.get(node_id, 0) | mask
                     continue
                 # Promises to lower tasks are taken first.
-                for bits in holders.get(node_id, {}).values():
-                    mask &= ~bits
-                self._free.give((Slot(node_id, mask),) if mask else ())
+                held = joined(holders.get(node_id, {}).values())
+                self._free.give((Slot(node_id, mask & ~held),) if mask & ~held else ())
             if WEIGHTS[task.level] >= self.own.weight:
                 begun = replace(task, placements=task.promised, promised=())
                 self._enter(begun, slots_of(task))
@@ -261,7 +262,8 @@ class Course:
         if key not in self._level:
             return
         self._level.remove(key)
-        marks = self.pool.discipline.slice_over(self.pool, run.task, self._now())
+        finish = finish_of(self.round, self.pool, run.task.owner)
+        marks = self.pool.discipline.slice_over(self.pool, run.task, self._now(), finish)
         run.task = replace(run.task, marks=marks)
         self._order(run)
 
@@ -275,24 +277,19 @@ class Course:
         turns = self.pool.discipline.preempts
         for entry in list(self._waiting):
             self._work += 1
-            if not self._ready(entry):
+            if not self._ready(entry) or self._behind(entry, stuck):
                 continue
-            if self.pool.discipline.filling is not Filling.GREEDY and self._behind(entry, stuck):
-                continue
-            slots = None
-            if entry.shape not in stuck:
-                slots = self._pick(entry, self._free)
+            slots = None if entry.shape in stuck else self._pick(entry, self._free)
             if slots is None:
                 stuck.add(entry.shape)
                 if turns and entry.weight == self.own.weight and entry.shape not in turnless:
                     slots, turns = self._turn(entry)
-                    if slots is None:
-                        turnless.add(entry.shape)
+                    turnless.update(() if slots else (entry.shape,))
             if slots is not None:
                 if entry.id == self.own.id:
                     return slots
                 self._start(entry, slots)
-            elif not turns and entry.shape in stuck and self.own.shape in stuck:
+            elif not turns and self.own.shape in stuck:
                 return None
         return None
 
@@ -309,6 +306,9 @@ class Course:
         return True
 
     def _behind(self, entry: Entry, stuck: set[Shape]) -> bool:
+        """True if an earlier one that found no place holds it back."""
+        if self.pool.discipline.filling is Filling.GREEDY:
+            return False
         return any(self.round.totals.competes(entry.shape, shape) for shape in stuck)
 
     def _start(self, entry: Entry, slots: tuple[Slot, ...]) -> None:
@@ -317,13 +317,15 @@ class Course:
         self._free.take(slots)
         for slot in slots:
             self._hand_over.pop(slot.node_id, None)
+        waits = replace(entry.task, marks=self.round.marks_of(entry.task))
+        finish = finish_of(self.round, pool, waits.owner)
         task = replace(
-            entry.task,
+            waits,
             state=RUNNING,
             level=entry.level,
             placements=placements_of(slots, entry.task.spec, self.round.index.nodes),
             run_started_at=now,
-            marks=pool.discipline.starting(pool, _marked(self, entry), now),
+            marks=pool.discipline.starting(pool, waits, now, finish),
         )
         self._ledger.charge(task, task.level, held_need(task))
         self._clusters.charge(entry.cluster, pool.size(task))
@@ -389,11 +391,6 @@ class Course:
                 entry._replace(key=key, id=task.id, task=back, shape=task.shape),
                 key=_place,
             )
-
-
-def _marked(course: Course, entry: Entry) -> Task:
-    """The waiting task with the marks it has, or will have when it is looked at."""
-    return replace(entry.task, marks=course.round.marks_of(entry.task))
 
 
 def _place(entry: Entry) -> tuple[int, float, str]:

@@ -11,7 +11,8 @@ from datetime import timedelta
 from libs.contracts.messages import Priority, ReasonCode
 from services.scheduler.domain.clusters import UNCOVERED, Clusters
 from services.scheduler.domain.lifecycle import RUNNING
-from services.scheduler.domain.model import WEIGHTS, Hold, Kill, Mark, Plan, Preempt, Task
+from services.scheduler.domain.marks import Marks
+from services.scheduler.domain.model import WEIGHTS, Assign, Hold, Kill, Mark, Plan, Preempt, Task
 from services.scheduler.domain.order import is_auto
 from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.domain.violations import Fault, Violation
@@ -85,9 +86,31 @@ def _turn(
         if isinstance(each, Hold | Mark) and each.marks is not None
     }
     marks = noted.get(task.id, task.marks)
-    lead = pool.discipline.lead(plan.decided_at)
-    ahead = pool.key(noted.get(better.id, better.marks)) + lead
-    if (pool.key(marks), task.id) <= (ahead, better.id):
+    ahead = noted.get(better.id, better.marks)
+    reach = _key(snapshot, better, ahead, plan)
+    if not ahead.granted:
+        victims = [each for each in plan.decisions if isinstance(each, Preempt | Kill)]
+        taken = sum(
+            pool.size(snapshot.tasks[each.task_id])
+            for each in victims
+            if each.beneficiary == better.id
+        )
+        ratio = taken / pool.size(better)
+        reach = pool.discipline.reach(pool, better, ahead, reach, ratio)
+    if _key(snapshot, task, marks, plan) < reach + pool.discipline.lead(plan.decided_at):
         yield Violation(Fault.VICTIM_NOT_LATER, task.id, f"before {better.id}")
     if marks.held_until is not None and marks.held_until > plan.decided_at:
         yield Violation(Fault.VICTIM_PROTECTED, task.id, "held")
+
+
+def _key(snapshot: Snapshot, task: Task, marks: Marks, plan: Plan) -> float:
+    """A task's place in the order of the plan's moment."""
+    pool = snapshot.pools[task.group]
+    if not pool.discipline.by_user:
+        return pool.key(marks)
+    finish = pool.finishes.get(task.owner, 0.0)
+    for each in plan.decisions:
+        if isinstance(each, Assign | Hold | Mark) and each.marks is not None:
+            if snapshot.tasks[each.task_id].owner == task.owner:
+                finish = max(finish, each.marks.user_finish)
+    return pool.discipline.order(pool, pool.key(marks), finish, plan.decided_at)

@@ -31,6 +31,8 @@ class Marks:
     held_until: datetime | None = None
     # It has the smallest key for a while because it went without service for long.
     granted: bool = False
+    # Which tasks the predictor took it to be like when it came.
+    kin: int = 0
     # Running time that the statistics know of.
     counted_seconds: float = 0.0
 

@@ -91,8 +91,8 @@ def auto_level(task: Task, need: Need, ledger: Ledger, level_max: Priority) -> P
     return Priority.IDLE
 
 
-# From an id and its key to an entry; None: not to be looked at now.
-Make = Callable[[str, float], Entry | None]
+# From an id and its key (None: as it is known) to an entry; None: not to be looked at now.
+Make = Callable[[str, float | None], Entry | None]
 Look = Callable[[Entry], Outcome]
 # Rank, key, id, place in its queue (late ones: before the first), the queue, the late entry.
 _Item: TypeAlias = tuple[int, float, str, int, Queue | None, Entry | None]
@@ -129,12 +129,16 @@ class Line:
             rank, key, task_id, place, queue, late = heapq.heappop(self._heap)
             if queue is not None and (rank, queue.name.shape, queue.name.who[0]) in stuck:
                 continue
-            entry = self._entry(task_id, key, queue, late)
+            entry = self._entry(task_id, place, queue, late)
             if entry is None:
                 self._next(queue, place, rank)
                 continue
+            if not self._fixed and entry.rank == rank and entry.key != key:
+                # Its owner was served on the way.
+                heapq.heappush(self._heap, (rank, entry.key, task_id, place, queue, late))
+                continue
             if entry.rank != rank:
-                heapq.heappush(self._heap, (entry.rank, key, task_id, place, queue, late))
+                heapq.heappush(self._heap, (entry.rank, entry.key, task_id, place, queue, late))
                 continue
             outcome = look(entry)
             if outcome is Outcome.OVER:
@@ -145,7 +149,7 @@ class Line:
                 self._next(queue, place, rank)
 
     def _entry(
-        self, task_id: str, key: float, queue: Queue | None, late: Entry | None
+        self, task_id: str, place: int, queue: Queue | None, late: Entry | None
     ) -> Entry | None:
         """The entry of what comes up, as it is now."""
         if late is not None and self._fixed and not is_auto(late.task):
@@ -153,7 +157,9 @@ class Line:
         if queue is not None and task_id in self._late:
             # It comes, or came, by itself.
             return None
-        return self._make(task_id, key)
+        # The key of the lanes, not the one that it has in the order of this moment.
+        own = queue.keys[place][0] if queue is not None else None
+        return self._make(task_id, own)
 
     def _begin(self, weight: int, row: list[Head]) -> None:
         for key, task_id, queue in row:

@@ -66,11 +66,11 @@ class Timeshare:
     # Part of the pool's capacity that may be spent on preemptions inside a level.
     budget_share: float = 0.018
     # Part of the pool's capacity that may be granted to those without service for long.
-    grant_share: float = 0.03
+    grant_share: float = 0.015
     grant_after_seconds: float = 86_400.0
     slice_seconds_min: float = 3600.0
     slice_share: float = 0.6
-    hold_seconds: float = 8 * 3600.0
+    hold_seconds: float = 16 * 3600.0
     # The users' own run time limits are read as estimates.
     use_limits: bool = True
     # A user's flood beyond a day of the whole pool yields while others wait.

@@ -40,6 +40,10 @@ def units_of(shape: Shape, width: int) -> float:
 SLIVER = 0.0625
 
 
+# Owners without live tasks whose use is remembered.
+OWNERS_KEPT_MAX = 10_000
+
+
 def saved_until(task: Task) -> float:
     """Up to when a run's work is safe; what it did since would be lost with it."""
     began = task.run_started_at or task.assigned_at or task.submitted_at
@@ -78,6 +82,8 @@ class Pool:
         self.sizes: dict[str, float] = {}
         # Runs that their level leaves alone for a while.
         self.held_until: set[str] = set()
+        # Runs whose marks are another discipline's.
+        self.foreign: dict[str, Task] = {}
         # Live tasks: Σ size, Σ size x submission; by owner, how many and the end of their tags.
         self.live_units = 0.0
         self.live_moments = 0.0
@@ -110,8 +116,8 @@ class Pool:
     def who(self, task: Task) -> Who:
         """Whose limits count for a task."""
         cluster = self.clusters.of(task) if self.clusters else ""
-        if self.limited:
-            return cluster, task.owner, task.team
+        if self.limited or self.discipline.by_user:
+            return cluster, task.owner, task.team if self.limited else ""
         return (cluster, "", "") if cluster else NOBODY
 
     def level(self, task: Task) -> Priority:
@@ -188,8 +194,13 @@ class Pool:
 
     def gone(self, owner: str) -> None:
         """After a change: an owner without live tasks begins anew."""
-        if owner not in self.owners:
+        if owner in self.owners:
+            return
+        if not self.discipline.by_user:
             self.finishes.pop(owner, None)
+        elif len(self.finishes) > OWNERS_KEPT_MAX:
+            # What they had is longest ago, so it counts least.
+            del self.finishes[min(self.finishes, key=self.finishes.__getitem__)]
 
     def _unserved_key(self, task: Task) -> Key:
         return (task.unserved_since or task.submitted_at).timestamp(), task.id
@@ -218,12 +229,15 @@ class Pool:
         self.held_units[weight] = self.held_units.get(weight, 0.0) + size
         if task.marks.held_until is not None:
             self.held_until.add(task.id)
+        if task.marks.policy != self.discipline.name:
+            self.foreign[task.id] = task
         insort(self.costs.setdefault(weight, {}).setdefault(size, []), self._cost(task))
 
     def _unrun(self, task: Task, size: float) -> None:
         weight = WEIGHTS[task.level]
         _remove(self.running[weight], (self.key(task.marks), task.id))
         self.held_until.discard(task.id)
+        self.foreign.pop(task.id, None)
         costs = self.costs[weight][size]
         _remove(costs, self._cost(task))
         if not costs:

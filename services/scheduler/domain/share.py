@@ -13,11 +13,12 @@ from libs.contracts.messages import ReasonCode
 from services.scheduler.domain import room, slices
 from services.scheduler.domain.clusters import UNCOVERED
 from services.scheduler.domain.disciplines.base import Filling
+from services.scheduler.domain.grants import grant
 from services.scheduler.domain.lifecycle import QUEUED
 from services.scheduler.domain.model import WEIGHTS, Assign, Look, Shape, Task
 from services.scheduler.domain.moments import Kind, Moment
 from services.scheduler.domain.order import Entry, Line, Outcome, auto_level, is_auto, rank_of
-from services.scheduler.domain.passes import take_turns
+from services.scheduler.domain.passes import Turns
 from services.scheduler.domain.place import Slot, placements_of
 from services.scheduler.domain.pool import Pool, units_of
 from services.scheduler.domain.reserve import Reservation, reserve
@@ -54,6 +55,7 @@ class Sharing:
         self._stuck: dict[int, dict[tuple[Shape, str], None]] = {}
         self._reserved: dict[int, Reservation] = {}
         self._spare_units = 0.0
+        self.turns = Turns(round_, pool)
 
     def _newcomers(self, moments: list[Moment], resumed: list[Task]) -> dict[str, Task]:
         """Tasks to be looked at whatever their queue: new, back, or changed."""
@@ -72,20 +74,36 @@ class Sharing:
         self._redeem()
         for task in sorted(self.late.values(), key=_arrival):
             self._mark(task)
-        self._walk(self.late, wide=self.wide)
+        granted_due = self._grant()
+        self._walk(self.late, wide=self.wide or self.turns.open)
         while displaced := self.round.displaced.pop(self.pool.group, None):
             self._walk({task.id: task for task in displaced}, wide=False)
-        passed_at, due_at = take_turns(self)
-        self.round.looks[self.pool.group] = Look(due_at, passed_at)
+        due_at = min(
+            (moment for moment in (granted_due, self.turns.due_at) if moment is not None),
+            default=None,
+        )
+        self.round.looks[self.pool.group] = Look(due_at, self.turns.passed_at)
         self.round.wake_at(due_at)
 
+    def _grant(self) -> datetime | None:
+        """Let the longest unserved be the first; returns when that is due next, as far as known."""
+        if not self.turns.open or not self.pool.discipline.pays:
+            return None
+        granted, due_at = grant(self.round, self.pool)
+        if granted is not None:
+            self.late[granted.id] = granted
+        return due_at
+
     def _mark(self, task: Task) -> None:
-        if not (task.state is QUEUED and self.pool.marked(task)):
+        if task.id not in self.round.marks and not (
+            task.state is QUEUED and self.pool.marked(task)
+        ):
             slices.mark_waiting(self.round, self.pool, task)
 
     def _walk(self, late: dict[str, Task], *, wide: bool) -> None:
         entries = [self.entry(task) for task in late.values()]
-        line = Line(self.pool.lanes, self.make, entries, fixed=not self.pool.clusters)
+        fixed = not self.pool.clusters and not self.pool.discipline.by_user
+        line = Line(self.pool.lanes, self.make, entries, fixed=fixed)
         if wide:
             pool = self.pool
             promised = sum(map(pool.size, pool.promised.values()))
@@ -99,6 +117,7 @@ class Sharing:
         round_, pool = self.round, self.pool
         if key is None:
             key = pool.key(round_.marks_of(task))
+        key = slices.order(round_, pool, task, key)
         shape, level, cluster, depth = task.shape, pool.level(task), "", UNCOVERED
         if is_auto(task):
             need = round_.totals.need(shape)
@@ -110,11 +129,11 @@ class Sharing:
             rank_of(WEIGHTS[level], depth), key, task.id, task, shape, level, cluster, depth
         )
 
-    def make(self, task_id: str, key: float) -> Entry | None:
+    def make(self, task_id: str, key: float | None) -> Entry | None:
         """The entry of a task that comes up; None if it is not to be looked at."""
         late = self.late.get(task_id)
         if late is not None:
-            return self.entry(late, key)
+            return self.entry(late)
         if task_id in self.round.moved:
             return None
         return self.entry(self.round.index.tasks[task_id], key)
@@ -122,6 +141,8 @@ class Sharing:
     def _worth(self, weight: int, shape: Shape) -> bool:
         """True if a look at the head of a row could move anything, or must hold others back."""
         pool, round_ = self.pool, self.round
+        if self.turns.worth(weight) and round_.totals.fits_now(shape):
+            return True
         if pool.nodes_changed or pool.discipline.filling is not Filling.GREEDY or pool.clusters:
             return True
         if round_.free.fits(shape):
@@ -165,6 +186,8 @@ class Sharing:
             outcome = self._waits_on(entry, behind=True)
             return Outcome.ASIDE if round_.free.fits(shape) else outcome
         promised = room.find(round_, pool, entry)
+        if promised is None:
+            promised = self.turns.take(entry, self.coming_units())
         if promised is not None:
             self.promise(entry, promised)
             return Outcome.SERVED

@@ -34,6 +34,14 @@ def finish_of(round_: Round, pool: Pool, owner: str) -> float:
     return pool.finishes.get(owner, 0.0) if found is None else found
 
 
+def order(round_: Round, pool: Pool, task: Task, key: float) -> float:
+    """A key in the order of this moment."""
+    discipline = pool.discipline
+    if not discipline.by_user:
+        return key
+    return discipline.order(pool, key, finish_of(round_, pool, task.owner), round_.now)
+
+
 def _note_finish(round_: Round, pool: Pool, owner: str, marks: Marks) -> None:
     if marks.user_finish > finish_of(round_, pool, owner):
         round_.finishes[pool.group, owner] = marks.user_finish
@@ -52,9 +60,13 @@ def mark_starting(round_: Round, pool: Pool, task: Task) -> Marks:
 
 def tend(round_: Round, pool: Pool, moments: list[Moment]) -> None:
     """Runs whose slice is over get a new place in the order; levels sink."""
+    for task in [*pool.foreign.values()]:
+        # Begun under another discipline.
+        if task.id not in round_.moved:
+            _slice_over(round_, pool, task)
     for moment in moments:
         task = round_.index.tasks[moment.task_id]
-        if task.id in round_.moved:
+        if task.id in round_.moved or task.id in round_.marks:
             continue
         if moment.kind is Kind.REKEYS:
             _slice_over(round_, pool, task)

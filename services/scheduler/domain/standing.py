@@ -52,7 +52,7 @@ class Standing:
         """The tasks before it, in no order; those that are promised their nodes apart."""
         tasks, own = self.round.index.tasks, self.entry
         for queue, rank in _queues(self.sharing, self.pool):
-            for key, task_id in _earlier(queue, rank, own):
+            for key, task_id in queue.keys[: _place(self.sharing, queue, rank, own)]:
                 yield self.sharing.entry(tasks[task_id], key)
         for entry in _fresh(self.sharing, self.pool):
             if entry[:3] < own[:3]:
@@ -76,7 +76,7 @@ def stand(snapshot: Snapshot, task: Task, now: datetime) -> Standing:
 def _count(sharing: Sharing, pool: Pool, own: Entry) -> tuple[int, int]:
     above = before = 0
     for queue, rank in _queues(sharing, pool):
-        count = _place(queue, rank, own)
+        count = _place(sharing, queue, rank, own)
         if rank < own.rank:
             above += count
         else:
@@ -105,15 +105,18 @@ def _queues(sharing: Sharing, pool: Pool) -> Iterator[tuple[Queue, int]]:
                     yield queue, sharing.entry(tasks[task_id], key).rank
 
 
-def _place(queue: Queue, rank: int, own: Entry) -> int:
+def _place(sharing: Sharing, queue: Queue, rank: int, own: Entry) -> int:
     """How many tasks of a queue come before one."""
-    if rank > own.rank:
-        return 0
-    return len(queue.keys) if rank < own.rank else bisect_left(queue.keys, (own.key, own.id))
+    if rank != own.rank:
+        return len(queue.keys) if rank < own.rank else 0
+    if not sharing.pool.discipline.by_user:
+        return bisect_left(queue.keys, (own.key, own.id))
+    tasks = sharing.round.index.tasks
 
+    def ordered(raw: Key) -> Key:
+        return sharing.entry(tasks[raw[1]], raw[0])[1:3]
 
-def _earlier(queue: Queue, rank: int, own: Entry) -> list[Key]:
-    return queue.keys[: _place(queue, rank, own)]
+    return bisect_left(queue.keys, (own.key, own.id), key=ordered)
 
 
 def _fresh(sharing: Sharing, pool: Pool) -> list[Entry]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.messages import FieldError, Priority
+from services.scheduler.domain.disciplines import DISCIPLINES
 from services.scheduler.domain.policy import (
     Demotion,
     GroupPolicy,
@@ -21,14 +23,18 @@ from services.scheduler.domain.policy import (
     VirtualCluster,
 )
 from services.scheduler.policies import (
+    CLUSTER,
+    GROUP,
     POLICIES,
+    ROTATION,
+    TIMESHARE,
     Parsed,
     PolicyFileError,
     document_of,
     load_file,
     parse,
 )
-from services.scheduler.policy_fields import FAULTS_MAX
+from services.scheduler.policy_fields import FAULTS_MAX, written
 
 FULL = """
 groups:
@@ -62,7 +68,8 @@ def of_group(text: str, **options: Any) -> Parsed:
 
 def test_every_key_is_read() -> None:
     found = parse(FULL, capacity={"training": 8.0, "dev": 1.0})
-    assert (found.errors, found.warnings, found.taken_away) == ((), (), ())
+    assert (found.errors, found.taken_away) == ((), ())
+    assert [each.field for each in found.warnings] == ["groups.training.timeshare.flood_guard"]
     training, dev = found.policies
     assert training == GroupPolicy(
         group="training",
@@ -90,6 +97,32 @@ def test_every_key_is_read() -> None:
         cross_zone_gangs_max=2,
     )
     assert dev == GroupPolicy("dev", policy="fifo")
+
+
+def test_the_page_for_operators_is_right() -> None:
+    """Its examples are accepted, and its tables name every key, with the default it has."""
+    page = (Path(__file__).parents[3] / "docs/policies.md").read_text()
+    examples = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert len(examples) >= 4
+    for example in examples:
+        found = parse(example)
+        assert (found.errors, found.warnings) == ((), ()), found
+    told = {
+        key: row.rsplit("|", 2)[1].strip().strip("`")
+        for row in page.splitlines()
+        if row.startswith("| `")
+        for key in re.findall(r"`(\w+)`", row.split("|")[1])
+    }
+    policy = GroupPolicy("g")
+    defaults = {
+        **{key: written(policy.timeshare, TIMESHARE)[key] for key in TIMESHARE},
+        **{key: written(policy.rotation, ROTATION)[key] for key in ROTATION},
+        "cross_zone_gangs_max": policy.cross_zone_gangs_max,
+        "policy": policy.policy,
+    }
+    for key, value in defaults.items():
+        assert told[key] == (str(value).lower() if isinstance(value, bool) else str(value)), key
+    assert {*GROUP, *CLUSTER, *POLICIES} - set(told) == set()
 
 
 def test_json_is_read_like_yaml() -> None:
@@ -207,6 +240,11 @@ def test_a_fault_names_path_value_and_fix(text: str, field: str, value: str, fix
     assert found[0].value == value
     assert fix in found[0].fix
     assert found[0].message
+
+
+def test_the_disciplines_are_those_that_the_scheduler_has() -> None:
+    assert set(DISCIPLINES) - set(POLICIES) == {"srpt", "roundrobin"}
+    assert set(POLICIES) - set(DISCIPLINES) == set()
 
 
 def clusters(*texts: str) -> str:

@@ -85,6 +85,15 @@ class Discipline(Protocol):
         """True if a waiting task never takes the nodes of this run, however late that comes."""
         ...
 
+    def reach(
+        self, pool: Pool, task: Task, marks: Marks, key: float, ratio: float
+    ) -> float:
+        """Runs with a larger key than this may be taken by a waiting task.
+
+        ``ratio``: the size of the runs that would have to go, for the task's own size.
+        """
+        ...
+
     def lead(self, now: datetime) -> float:
         """Seconds added to a waiting task's key when it is compared with running ones."""
         ...
@@ -109,6 +118,13 @@ class Ordered:
         """Nobody is spared for whose he is."""
         del task, run
         return False
+
+    def reach(
+        self, pool: Pool, task: Task, marks: Marks, key: float, ratio: float
+    ) -> float:
+        """Whatever comes after it."""
+        del pool, task, marks, ratio
+        return key
 
     def lead(self, now: datetime) -> float:
         """Keys of waiting and running tasks are of one kind."""

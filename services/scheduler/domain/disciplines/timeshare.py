@@ -19,6 +19,7 @@ from services.scheduler.domain.timeshare.rule import (
     RuleSettings,
     delay,
     hold_seconds,
+    margin_seconds,
     slice_seconds,
 )
 
@@ -30,11 +31,12 @@ RULE = RuleSettings()
 OLDEST_SECONDS = 7 * 86_400.0
 
 
-def features_of(pool: Pool, task: Task) -> Features:
+def features_of(pool: Pool, task: Task, kin: int | None = None) -> Features:
     """What the predictor may know of a task."""
     size = pool.size(task)
     limit = task.expected_seconds if pool.policy.timeshare.use_limits else None
-    return Features(task.owner, size, size / max(pool.units, size, 1e-9), limit)
+    kin = task.marks.kin if kin is None else kin
+    return Features(task.owner, size, size / max(pool.units, size, 1e-9), limit, kin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +53,16 @@ class TimeShare(Ordered):
         old = task.marks
         if old.policy == self.name:
             base, tag, user_finish = _base(old, task), old.tag, old.user_finish
+            kin = old.kin
         else:
             base = max(task.submitted_at.timestamp(), now.timestamp() - OLDEST_SECONDS)
             tag, user_finish = _tag(pool, task, now.timestamp(), finish)
+            kin = pool.history.kin(task.owner, pool.size(task))
         return Marks(
             policy=self.name,
             key=base + tag,
-            scaled=_delay(pool, task, task.run_seconds),
+            scaled=_delay(pool, task, task.run_seconds, kin),
+            kin=kin,
             base=base,
             tag=tag,
             user_finish=user_finish,
@@ -77,6 +82,7 @@ class TimeShare(Ordered):
             numbers,
             share=pool.size(task) / max(pool.units, 1e-9),
             age_seconds=max(0.0, now.timestamp() - _base(marks, task)),
+            attained_seconds=task.run_seconds,
             restart_seconds=restart,
         )
         return replace(
@@ -95,10 +101,24 @@ class TimeShare(Ordered):
         return replace(
             marks,
             key=base + marks.tag,
-            scaled=_delay(pool, task, attained),
+            scaled=_delay(pool, task, attained, marks.kin),
             granted=False,
             counted_seconds=max(marks.counted_seconds, attained),
             rekey_at=now + timedelta(seconds=slice_seconds(pool.policy.timeshare, attained)),
+        )
+
+    def reach(
+        self, pool: Pool, task: Task, marks: Marks, key: float, ratio: float
+    ) -> float:
+        """Runs that come clearly later, the more so the more of its nodes it takes."""
+        del key
+        scale = pool.book.scale
+        return marks.base + marks.tag + margin_seconds(
+            RULE,
+            delay_seconds=scale * marks.scaled,
+            scale=scale,
+            restart_seconds=pool.move_seconds(task),
+            ratio=ratio,
         )
 
 
@@ -106,8 +126,8 @@ def _base(marks: Marks, task: Task) -> float:
     return marks.base or task.submitted_at.timestamp()
 
 
-def _delay(pool: Pool, task: Task, attained: float) -> float:
-    features = features_of(pool, task)
+def _delay(pool: Pool, task: Task, attained: float, kin: int) -> float:
+    features = features_of(pool, task, kin)
     index = pool.history.index(features, attained)
     return delay(RULE, features.share, attained, index)
 

@@ -24,7 +24,7 @@ from services.scheduler.domain.timeshare.gittins import NEGLIGIBLE, gittins_inde
 
 # A cell is rewritten with a weight of 1 when an observation came to weigh so much.
 _WEIGHT_MAX = 1e9
-_DUMP_VERSION = 1
+_DUMP_VERSION = 2
 # Nothing is predicted to be shorter.
 _SECONDS_MIN = 1e-9
 _MEDIAN = 0.5
@@ -72,10 +72,13 @@ class PredictorSettings:
     limit_mean_part: float = 0.5
     # Parts of the pool from which a task belongs to the next size class.
     class_shares: tuple[float, ...] = (1 / 32, 1 / 8, 1 / 4)
-    # The levels, from the least alike to the most; the last three only where there is a limit.
+    # The levels, from the least alike to the most; those after ``kin`` only where there is a limit.
     size_class: Level = Level("class", 5.0, 0.999)
     user: Level = Level("user", 3.0, 0.97)
     user_size: Level = Level("user+size", 2.0, 0.92)
+    user_size_kin: Level = Level("user+size+kin", 2.0, 0.95)
+    # Running times in one class of kin differ at most by this many bins.
+    kin_bins: int = 3
     class_relative: Level = Level("class/limit", 10.0, 0.999)
     user_relative: Level = Level("user/limit", 3.0, 0.97)
     user_size_limit: Level = Level("user+size+limit", 1.0, 0.85)
@@ -102,9 +105,9 @@ class PredictorSettings:
             raise ValueError("cells_max and mean_window: at least 1")
 
     @property
-    def levels(self) -> tuple[Level, Level, Level]:
+    def levels(self) -> tuple[Level, Level, Level, Level]:
         """The levels of every task."""
-        return (self.size_class, self.user, self.user_size)
+        return (self.size_class, self.user, self.user_size, self.user_size_kin)
 
     @property
     def limit_levels(self) -> tuple[Level, Level, Level]:
@@ -203,6 +206,8 @@ class History:
         self._class_cells: _Cells = OrderedDict()
         # Those without an observation for longest first.
         self._user_cells: _Cells = OrderedDict()
+        # The bin in which the last task of a user, and of a user at a size, ended.
+        self._last_ends: OrderedDict[_Key, int] = OrderedDict()
         self._mean = numbers.mean_seconds
         self._ends = 0
 
@@ -216,6 +221,18 @@ class History:
         """How many ends the mean is taken over."""
         return self._ends
 
+    def kin(self, user: str, size: float) -> int:
+        """Which tasks a new one is most like: by how the user's last one at this size ended.
+
+        Where there was none of this size, the user's last one counts.
+        """
+        width = self._settings.kin_bins
+        same = self._last_ends.get((user, size))
+        if same is not None:
+            return 1 + same // width
+        of_user = self._last_ends.get((user,))
+        return -1 if of_user is None else 1000 + of_user // width
+
     def ended(self, features: Features, seconds: float, counted_seconds: float = 0.0) -> None:
         """A task ended by itself after ``seconds`` of running.
 
@@ -226,6 +243,11 @@ class History:
         first = min(last, self._bin(counted_seconds))
         for level, key, shift, cells in self._places(features, self._limit_bin(features)):
             self._cell(key, cells).end(first + shift, last + shift, level.decay)
+        for key in ((features.user,), (features.user, features.size)):
+            self._last_ends[key] = last
+            self._last_ends.move_to_end(key)
+        while len(self._last_ends) > self._settings.cells_max:
+            self._last_ends.popitem(last=False)
         self._ends = min(self._ends + 1, self._settings.mean_window)
         self._mean += (seconds - self._mean) / self._ends
 
@@ -255,7 +277,7 @@ class History:
         return index
 
     def median_left(self, features: Features, attained_seconds: float) -> float:
-        """How long a task of these features will still run, as likely shorter as longer; seconds."""
+        """How long a task will still run, as likely shorter as longer; seconds."""
         alive, passed = 1.0, 0.0
         hazards, widths, _ = self._ahead(features, attained_seconds)
         for hazard, width in zip(hazards, widths, strict=False):
@@ -296,6 +318,9 @@ class History:
             "bins": self._settings.bins,
             "mean_seconds": self._mean,
             "ends": self._ends,
+            "last_ends": [[list(key), value] for key, value in self._last_ends.items()][
+                -(cells_max or len(self._last_ends)) :
+            ],
             "cells": [cell.dump(key) for key, cell in [*self._class_cells.items(), *kept]],
         }
 
@@ -316,6 +341,10 @@ class History:
         if not 0.0 <= mean < inf or ends < 0:
             raise ValueError("the dump of a history has a mean or a number of ends out of range")
         self._mean, self._ends = float(mean), int(ends)
+        for parts, last in cast("list[tuple[list[str | float], int]]", value["last_ends"]):
+            if not 0 <= last <= self._last:
+                raise ValueError("the dump of a history has an end beyond its bins")
+            self._last_ends[tuple(parts)] = int(last)
         of_classes = {self._settings.size_class.name, self._settings.class_relative.name}
         for row in cast("list[Mapping[str, object]]", value["cells"]):
             key = tuple(cast("list[str | float]", row["key"]))
@@ -350,11 +379,12 @@ class History:
         classes, users = self._class_cells, self._user_cells
         user, size = features.user, features.size
         size_class = bisect_right(self._settings.class_shares, features.share)
-        level, by_user, by_size = self._levels
+        level, by_user, by_size, by_kin = self._levels
         places: list[_Place] = [
             (level, (level.name, size_class), 0, classes),
             (by_user, (by_user.name, user), 0, users),
             (by_size, (by_size.name, user, size), 0, users),
+            (by_kin, (by_kin.name, user, size, features.kin), 0, users),
         ]
         if limit is not None:
             # The limit's bin is the last one.

@@ -23,11 +23,11 @@ class RuleSettings:
     """
 
     # What a task has had weighs so much in the delay, what is predicted the rest.
-    attained_part: float = 0.2
+    attained_part: float = 0.0
     # How far a second of either sets a gang of ``reference_share`` back.
     delay_factor: float = 30.0
     # Bigger gangs are set back more, by this power of their share, between the two shares.
-    size_power: float = 0.3
+    size_power: float = 0.35
     reference_share: float = 0.0625
     share_min: float = 0.006
     share_max: float = 0.125
@@ -36,12 +36,12 @@ class RuleSettings:
     delay_seconds_max: float = 3e6
     # From this share on a gang is big: held after a start, and served from the whole budget.
     big_share: float = 0.25
-    # A hold grows with age, between these factors, and is 1 times its setting at this age.
-    hold_age_seconds: float = 86_400.0
-    hold_factor_min: float = 0.25
-    hold_factor_max: float = 2.0
-    # But at least so many restart costs.
-    hold_restarts_min: float = 60.0
+    # A held gang catches up with this part of its age.
+    hold_age_part: float = 0.45
+    # A task takes nodes of its own level only from runs that come this much of its delay later,
+    # and so many restart costs, for the part of its nodes that it takes.
+    margin_part: float = 0.4
+    margin_restarts: float = 20.0
     # How often the load is sampled, and the half-life of its mean.
     sample_seconds: float = 1800.0
     load_half_life_seconds: float = 43_200.0
@@ -55,8 +55,8 @@ class RuleSettings:
     budget_restarts_max: float = 4.0
     budget_restarts_reserved: float = 1.0
     # The length of a grant, and how many of the whole pool's the account holds.
-    grant_seconds: float = 3600.0
-    grants_max: float = 1.5
+    grant_seconds: float = 900.0
+    grants_max: float = 6.0
     # The flood guard: a user's backlog of so many seconds of the whole pool is a flood; then the
     # user holds at most ``flood_part`` of the pool per flood, and never less than the minimum.
     flood_seconds: float = 86_400.0
@@ -65,7 +65,7 @@ class RuleSettings:
 
     def __post_init__(self) -> None:
         """Numbers that cannot be meant are refused."""
-        for name in ("reference_share", "share_min", "hold_age_seconds", "load_half_life_seconds"):
+        for name in ("reference_share", "share_min", "load_half_life_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: above 0")
         if self.load_seconds <= 0 or self.scale_steps <= 0 or self.flood_seconds <= 0:
@@ -102,15 +102,36 @@ def hold_seconds(
     *,
     share: float,
     age_seconds: float,
+    attained_seconds: float,
     restart_seconds: float,
 ) -> float:
-    """How long after a start a task is not preempted inside its level; 0 unless it is big."""
+    """How long after a start a task is not preempted inside its level; 0 unless it is big.
+
+    Until it has run for a part of its age, up to ``hold_seconds`` in all: an old gang that had
+    little catches up, one that had its part is taken like any other.
+    """
     if not is_big(settings, share):
         return 0.0
-    age = age_seconds / settings.hold_age_seconds
-    factor = min(max(age, settings.hold_factor_min), settings.hold_factor_max)
-    least = settings.hold_restarts_min * restart_seconds
-    return restart_seconds + max(numbers.hold_seconds * factor, least)
+    part = settings.hold_age_part
+    owed = min(numbers.hold_seconds, part * age_seconds) - attained_seconds
+    return restart_seconds + min(max(owed / (1.0 - part), 0.0), numbers.hold_seconds)
+
+
+def margin_seconds(
+    settings: RuleSettings,
+    *,
+    delay_seconds: float,
+    scale: float,
+    restart_seconds: float,
+    ratio: float,
+) -> float:
+    """How far after its submission and tag a waiting task reaches among the runs of its level.
+
+    ``delay_seconds`` is its delay at the present scale, ``ratio`` the part of its nodes that would
+    be taken from others: taking is worth less than what it costs unless they are clearly later.
+    """
+    restarts = settings.margin_restarts * settings.delay_factor * scale * restart_seconds
+    return ((1.0 + settings.margin_part) * delay_seconds + restarts) * ratio
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,287 @@
+"""A small world around the pure core, on a virtual clock: people, runs and nodes that do what a
+test says, rows that are committed, an index that follows them.
+
+After every round the plan is checked in depth and compared with what an index decides that is
+built anew from the bare rows: the slow, obviously right way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from libs.contracts.messages import (
+    CheckpointSaved,
+    ExitKind,
+    Goal,
+    GoalChanged,
+    Priority,
+    PriorityChanged,
+    TaskState,
+)
+from services.scheduler.domain import facts
+from services.scheduler.domain.apply import Change, applied
+from services.scheduler.domain.check import check
+from services.scheduler.domain.decide import decide
+from services.scheduler.domain.index import Index
+from services.scheduler.domain.lifecycle import TERMINAL
+from services.scheduler.domain.marks import Ended
+from services.scheduler.domain.model import (
+    Decision,
+    Hold,
+    Inventory,
+    Limit,
+    Mark,
+    Node,
+    Plan,
+    PolicySettings,
+    Task,
+)
+from services.scheduler.domain.outgoing import state_changed
+from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.snapshot import Snapshot
+from tests.builders import (
+    START,
+    a_checkpoint,
+    at,
+    exited_event,
+    started_event,
+    submitted_event,
+)
+
+# At one moment a small world comes to rest in a few rounds, or never.
+ROUNDS_MAX = 40
+# Deadlines that are met on the way when time passes; then the clock jumps.
+STOPS_MAX = 30
+ALMOST = 1e-6
+
+
+def rebuilt(index: Index) -> Index:
+    """The same rows in a new index, with what is not kept in rows copied over."""
+    fresh = Index(index.settings)
+    fresh.apply(put=[*index.policies.values(), *index.nodes.values(), *index.limits.values()])
+    fresh.apply(put=index.inventories.values())
+    fresh.refresh()
+    fresh.apply(put=[*index.books.values(), *index.tasks.values()])
+    for group, pool in index.pools.items():
+        twin = fresh.pool(group)
+        # Learned from what is gone; and the pace of the passes.
+        twin.finishes = dict(pool.finishes)
+        twin.history = pool.history
+        twin.passed_at = pool.passed_at
+    return fresh
+
+
+def acts(decision: Decision) -> bool:
+    """True if it does more than to say why a task waits."""
+    if isinstance(decision, Hold):
+        return decision.promised is not None
+    return True
+
+
+class Stage:
+    """One world."""
+
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        *,
+        settings: PolicySettings | None = None,
+        policies: Iterable[GroupPolicy] = (),
+        limits: Iterable[Limit] = (),
+        oracle: bool = True,
+    ) -> None:
+        self.settings = settings or PolicySettings()
+        self.index = Index(self.settings)
+        self.index.apply(put=[*policies, *nodes, *limits, Inventory("process", (), START)])
+        self.seconds = 0.0
+        self.due: float | None = None
+        self.oracle = oracle
+        self.log: list[str] = []
+        # Stretches of running, by task: (start, end).
+        self.runs: dict[str, list[tuple[float, float]]] = {}
+        self._revision = 1
+        self._saved: dict[str, int] = {}
+
+    @property
+    def now(self) -> datetime:
+        return at(self.seconds)
+
+    @property
+    def tasks(self) -> dict[str, Task]:
+        return self.index.tasks
+
+    # Rounds.
+
+    def plan(self) -> Plan:
+        """One look, checked and compared; nothing is committed."""
+        snapshot = Snapshot.view(self.index)
+        plan = decide(snapshot, self.now)
+        faults = check(snapshot, plan, deep=True)
+        assert not faults, [str(fault) for fault in faults]
+        if self.oracle:
+            self._compare(plan)
+        return plan
+
+    def _compare(self, plan: Plan) -> None:
+        fresh = rebuilt(self.index)
+        expected = decide(Snapshot.view(fresh), self.now)
+        found = [each for each in plan.decisions if acts(each)]
+        wanted = [each for each in expected.decisions if acts(each)]
+        assert found == wanted, f"at {self.seconds}: decided {found}, anew {wanted}"
+        said = {each.task_id: each for each in expected.decisions if isinstance(each, Hold)}
+        for each in plan.decisions:
+            if isinstance(each, Hold):
+                assert said.get(each.task_id) == each, f"anew: {said.get(each.task_id)}"
+        assert plan.books == expected.books
+
+    def rounds(self) -> None:
+        """Until nothing more is decided at this moment."""
+        for _ in range(ROUNDS_MAX):
+            plan = self.plan()
+            self.index.settle(plan)
+            self.due = None if plan.due_at is None else (plan.due_at - START).total_seconds()
+            if not plan.decisions and not plan.books:
+                return
+            self.commit(plan)
+        raise AssertionError(f"no rest: {plan.decisions}")
+
+    def commit(self, plan: Plan) -> None:
+        rows: dict[str, Task] = {}
+        gone: list[Task] = []
+        for decision in plan.decisions:
+            task = rows.get(decision.task_id) or self.tasks[decision.task_id]
+            after = applied(task, decision, plan.decided_at).task
+            self.tell(f"{decision.kind} {decision.task_id} {decision.reason.code.name}", decision)
+            rows[after.id] = after
+            if after.state in TERMINAL:
+                gone.append(rows.pop(after.id))
+        self.index.apply(
+            put=[*plan.books, *rows.values(), *(self._ended(task) for task in gone)],
+            deleted=[(Task, (task.id,)) for task in gone],
+        )
+
+    def tell(self, text: str, decision: Decision | None = None) -> None:
+        if not isinstance(decision, Hold | Mark):
+            self.log.append(f"{self.seconds:.1f} {text}")
+
+    def _ended(self, task: Task) -> Ended:
+        last = state_changed(task, TaskState.RUNNING, self.now)
+        return Ended(task.id, self.now, last, task.run_seconds)
+
+    def until(self, moment: float) -> None:
+        """Let time pass; what comes due on the way is done when it comes."""
+        for _ in range(STOPS_MAX):
+            if self.due is None or self.due > moment:
+                break
+            self.seconds = max(self.seconds, self.due)
+            self.rounds()
+        self.seconds = moment
+        self.rounds()
+
+    # What people, runs and nodes do.
+
+    def put(self, *rows: object) -> None:
+        self.index.apply(put=rows)
+
+    def submit(self, task: Task) -> None:
+        change = facts.on_submitted(submitted_event(task), None, self.now)
+        self.put(replace(change.task, expected_seconds=task.expected_seconds))
+
+    def fact(self, outcome: facts.Outcome) -> None:
+        if not isinstance(outcome, Change):
+            return
+        after = outcome.task
+        if after.state in TERMINAL:
+            self.index.apply(put=[self._ended(after)], deleted=[(Task, (after.id,))])
+        else:
+            self.put(after)
+
+    def start(self, task_id: str, *, ago: float = 0.0) -> None:
+        task = self.tasks[task_id]
+        event = started_event(task, now=self.seconds - ago)
+        self.runs.setdefault(task_id, []).append((self.seconds, -1.0))
+        self.fact(facts.on_run_started(task, event, self.now))
+
+    def save(self, task_id: str) -> None:
+        task = self.tasks[task_id]
+        number = self._saved[task_id] = self._saved.get(task_id, 0) + 1
+        saved = a_checkpoint(number, attempt=task.attempt, saved=self.seconds)
+        event = CheckpointSaved(task_id=task_id, attempt=task.attempt, checkpoint=saved)
+        self.fact(facts.on_checkpoint_saved(task, event))
+
+    def exit(self, task_id: str, kind: ExitKind) -> None:
+        task = self.tasks[task_id]
+        if self.runs.get(task_id) and self.runs[task_id][-1][1] < 0:
+            began = self.runs[task_id].pop()[0]
+            self.runs[task_id].append((began, self.seconds))
+        event = exited_event(task, kind, now=self.seconds)
+        self.fact(facts.on_run_exited(task, event, self.now, self.settings))
+
+    def want(self, task_id: str, goal: Goal) -> None:
+        self._revision += 1
+        event = GoalChanged(
+            task_id=task_id, goal=goal, revision=self._revision, changed_at=self.now
+        )
+        self.fact(facts.on_goal_changed(self.tasks[task_id], event, self.now))
+
+    def rank(self, task_id: str, priority: Priority) -> None:
+        self._revision += 1
+        event = PriorityChanged(
+            task_id=task_id, priority=priority, revision=self._revision, changed_at=self.now
+        )
+        self.fact(facts.on_priority_changed(self.tasks[task_id], event, self.now))
+
+
+def facts_of(index: Index) -> dict[str, Any]:
+    """Everything an index keeps, in a form that can be compared."""
+    return {
+        "free": dict(index.capacity.free),
+        "units": {group: round(stock.units(), 6) for group, stock in _stocks(index)},
+        "holders": index.holders,
+        "keepers": index.keepers,
+        "held": sorted(index.held),
+        "unsettled": sorted(index.unsettled),
+        "moments": index.moments.between(None, float("inf")),
+        "ledger": {
+            account: held
+            for account, held in index.ledger._held.items()  # noqa: SLF001 - compared, not used
+            if held
+        },
+        "crossing": {group: index.crossing(group) for group in index.pools},
+        "pools": {group: _pool(pool) for group, pool in index.pools.items() if pool.sizes},
+    }
+
+
+def _stocks(index: Index) -> Iterable[tuple[str, Any]]:
+    return sorted(index.capacity.stocks.items())
+
+
+def _pool(pool: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever a pool keeps
+    names = pool.clusters.names()
+    return {
+        "policy": pool.policy,
+        "book": pool.book,
+        "width": pool.width,
+        "units": round(pool.units, 6),
+        "lanes": sorted(pool.lanes),
+        "length": pool.lanes.length,
+        "heads": {
+            (weight, shape): [(key, task_id) for key, task_id, _ in row]
+            for weight, rows in pool.lanes.rows.items()
+            for shape, row in rows.items()
+        },
+        "fresh": pool.fresh,
+        "promised": pool.promised,
+        "leaving": pool.leaving,
+        "running": pool.running,
+        "costs": pool.costs,
+        "held": {weight: round(held, 6) for weight, held in pool.held_units.items()},
+        "sizes": pool.sizes,
+        "live": (round(pool.live_units, 6), round(pool.live_moments / 1e3, 0)),
+        "owners": pool.owners,
+        "unserved": pool.unserved,
+        "clusters": {name: round(pool.clusters.held(name), 6) + 0.0 for name in names},
+    }

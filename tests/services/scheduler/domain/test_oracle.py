@@ -1,0 +1,267 @@
+"""A random history, whatever the discipline: the index that follows the rows change by change
+decides what one built anew from the bare rows decides, and both keep the same.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from libs.contracts.messages import ExitKind, Goal, PreemptMode, Priority, TaskState, Unit
+from services.scheduler.domain.disciplines import DISCIPLINES
+from services.scheduler.domain.lifecycle import HOLDING
+from services.scheduler.domain.model import Node, PolicySettings
+from services.scheduler.domain.policy import (
+    Demotion,
+    GroupPolicy,
+    Rotation,
+    Timeshare,
+    VirtualCluster,
+)
+from tests.builders import a_limit, a_node, a_spec, a_task
+from tests.services.scheduler.domain.stage import Stage, facts_of, rebuilt
+
+TASKS_MAX = 14
+LEVELS = [
+    Priority.HIGH,
+    Priority.ABOVE_NORMAL,
+    Priority.NORMAL,
+    Priority.NORMAL,
+    Priority.LOW,
+    Priority.AUTO,
+]
+DEMOTIONS = (Demotion(Priority.ABOVE_NORMAL, Priority.NORMAL, 600.0),)
+CLUSTERS = (
+    VirtualCluster("lab", 2.0, teams=("vision", "speech")),
+    VirtualCluster("eyes", 1.0, parent="lab", teams=("vision",)),
+    VirtualCluster("bob", 0.5, users=("bob",), nodes_max=3.0),
+)
+TREES = [(), (), CLUSTERS[:1], CLUSTERS]
+
+
+def a_policy(group: str, name: str, tree: tuple[VirtualCluster, ...], version: int) -> GroupPolicy:
+    return GroupPolicy(
+        group,
+        version=version,
+        policy=name,
+        timeshare=Timeshare(
+            restart_seconds=10.0,
+            slice_seconds_min=600.0,
+            hold_seconds=900.0,
+            grant_after_seconds=3000.0,
+        ),
+        rotation=Rotation(first_slice_seconds=300.0, slice_seconds=1200.0),
+        demotions=DEMOTIONS,
+        virtual_clusters=tree,
+    )
+
+
+class Histories(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.version = 1
+
+    @initialize(
+        name=st.sampled_from(sorted(DISCIPLINES)),
+        tree=st.sampled_from(TREES),
+        sizes=st.lists(st.sampled_from([0, 2, 4, 4]), min_size=1, max_size=5),
+        protected=st.sampled_from([0.0, 0.0, 120.0]),
+    )
+    def begin(
+        self, name: str, tree: tuple[VirtualCluster, ...], sizes: list[int], protected: float
+    ) -> None:
+        some = [a_node(f"n{place}", gpus=gpus, cpus=2.0) for place, gpus in enumerate(sizes)]
+        self.stage = Stage(
+            [*some, a_node("d0", gpus=4, group="dev")],
+            settings=PolicySettings(protected_seconds=protected, retry_delay_seconds=20.0),
+            policies=[a_policy("default", name, tree, 1)],
+        )
+        self.stage.rounds()
+
+    # People.
+
+    @precondition(lambda self: self.count < TASKS_MAX)
+    @rule(
+        nodes=st.sampled_from([1, 1, 1, 2, 3]),
+        gpus=st.sampled_from([None, None, 0, 1, 2, 4]),
+        priority=st.sampled_from(LEVELS),
+        owner=st.sampled_from(["ann", "bob", "cat"]),
+        team=st.sampled_from(["vision", "speech", "text"]),
+        limit=st.sampled_from([None, None, 700.0]),
+        kill=st.booleans(),
+        group=st.sampled_from(["default"] * 5 + ["dev"]),
+    )
+    def submit(
+        self,
+        nodes: int,
+        gpus: int | None,
+        priority: Priority,
+        owner: str,
+        team: str,
+        limit: float | None,
+        kill: bool,  # noqa: FBT001 - drawn
+        group: str,
+    ) -> None:
+        spec = a_spec(
+            nodes=nodes,
+            gpus=gpus,
+            priority=priority,
+            retries=1,
+            max_run_seconds=limit,
+            mode=PreemptMode.KILL if kill else PreemptMode.SDK,
+            group=group,
+        )
+        task = a_task(
+            f"t{self.count:02}", spec=spec, owner=owner, team=team, submitted=self.stage.seconds
+        )
+        self.count += 1
+        self.stage.submit(task)
+
+    @precondition(lambda self: self.stage.tasks)
+    @rule(data=st.data(), goal=st.sampled_from([Goal.RUN, Goal.PAUSE, Goal.STOP]))
+    def change_goal(self, data: st.DataObject, goal: Goal) -> None:
+        self.stage.want(data.draw(st.sampled_from(sorted(self.stage.tasks))), goal)
+
+    @precondition(lambda self: self.stage.tasks)
+    @rule(data=st.data(), priority=st.sampled_from(LEVELS))
+    def change_priority(self, data: st.DataObject, priority: Priority) -> None:
+        self.stage.rank(data.draw(st.sampled_from(sorted(self.stage.tasks))), priority)
+
+    @rule(
+        limit=st.integers(0, 12),
+        user=st.sampled_from(["", "ann"]),
+        team=st.sampled_from(["", "", "vision"]),
+        priority=st.sampled_from([Priority.UNSPECIFIED, Priority.NORMAL, Priority.HIGH]),
+        unit=st.sampled_from([Unit.GPUS, Unit.NODES]),
+        removed=st.booleans(),
+    )
+    def change_limit(
+        self,
+        limit: int,
+        user: str,
+        team: str,
+        priority: Priority,
+        unit: Unit,
+        removed: bool,  # noqa: FBT001 - drawn
+    ) -> None:
+        row = a_limit(limit, user=user, team=team, priority=priority, unit=unit, removed=removed)
+        self.stage.put(row)
+
+    @rule(
+        name=st.sampled_from(sorted(DISCIPLINES)),
+        tree=st.sampled_from(TREES),
+    )
+    def change_policy(self, name: str, tree: tuple[VirtualCluster, ...]) -> None:
+        self.version += 1
+        self.stage.put(a_policy("default", name, tree, self.version))
+
+    # Runs and nodes.
+
+    def some(self, *states: TaskState) -> list[str]:
+        return sorted(each.id for each in self.stage.tasks.values() if each.state in states)
+
+    @precondition(lambda self: self.some(TaskState.STARTING))
+    @rule(data=st.data(), ago=st.sampled_from([0.0, 0.0, 2.0]))
+    def start(self, data: st.DataObject, ago: float) -> None:
+        task_id = data.draw(st.sampled_from(self.some(TaskState.STARTING)))
+        self.stage.start(task_id, ago=ago)
+
+    @rule()
+    def start_all(self) -> None:
+        for task_id in self.some(TaskState.STARTING):
+            self.stage.start(task_id)
+
+    @precondition(lambda self: self.some(TaskState.RUNNING))
+    @rule(data=st.data())
+    def save(self, data: st.DataObject) -> None:
+        self.stage.save(data.draw(st.sampled_from(self.some(TaskState.RUNNING))))
+
+    @precondition(lambda self: self.stage.index.held)
+    @rule(
+        data=st.data(),
+        kind=st.sampled_from([ExitKind.OK, ExitKind.OK, ExitKind.FAILED, ExitKind.LOST]),
+    )
+    def exit(self, data: st.DataObject, kind: ExitKind) -> None:
+        self.stage.exit(data.draw(st.sampled_from(sorted(self.stage.index.held))), kind)
+
+    @rule()
+    def leave_all(self) -> None:
+        """Whoever was asked to go has gone."""
+        for task_id in self.some(TaskState.PREEMPTING):
+            self.stage.exit(task_id, ExitKind.PREEMPTED)
+        for task_id in self.some(TaskState.KILLING):
+            self.stage.exit(task_id, ExitKind.KILLED)
+
+    @rule(data=st.data(), what=st.sampled_from(["ready", "schedulable", "draining", "gpus"]))
+    def change_node(self, data: st.DataObject, what: str) -> None:
+        nodes = self.stage.index.nodes
+        node: Node = nodes[data.draw(st.sampled_from(sorted(nodes)))]
+        changed = {
+            "ready": replace(node, ready=not node.ready),
+            "schedulable": replace(node, schedulable=not node.schedulable),
+            "draining": replace(node, draining=not node.draining),
+            "gpus": replace(node, unusable_gpus=() if node.unusable_gpus else (0,)),
+        }
+        self.stage.put(replace(changed[what], version=node.version + 1))
+
+    @rule(
+        seconds=st.sampled_from([1.0, 15.0, 61.0, 61.0, 300.0, 900.0, 3700.0, 90_000.0]),
+        going=st.booleans(),
+    )
+    def wait(self, seconds: float, going: bool) -> None:  # noqa: FBT001 - drawn
+        """Time passes, with everything started and gone that was to, or with nothing."""
+        self.stage.rounds()
+        if going:
+            self.leave_all()
+            self.start_all()
+        self.stage.until(self.stage.seconds + seconds)
+
+    @rule()
+    def round(self) -> None:
+        self.stage.rounds()
+
+    # What always holds.
+
+    @invariant()
+    def both_keep_the_same(self) -> None:
+        if not hasattr(self, "stage"):
+            return
+        self.stage.index.refresh()
+        found, expected = facts_of(self.stage.index), facts_of(rebuilt(self.stage.index))
+        for name, value in expected.items():
+            assert found[name] == value, name
+
+    @invariant()
+    def no_gpu_has_two_owners(self) -> None:
+        if not hasattr(self, "stage"):
+            return
+        owners: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        for task in self.stage.tasks.values():
+            assert bool(task.placements) == (task.state in HOLDING)
+            for placement in task.placements:
+                for gpu in placement.gpus:
+                    owners[placement.node_id, gpu].add(task.id)
+        assert all(len(tasks) == 1 for tasks in owners.values())
+
+    @invariant()
+    def accounts_are_within_their_bounds(self) -> None:
+        if not hasattr(self, "stage"):
+            return
+        for group, pool in self.stage.index.pools.items():
+            numbers, book = pool.policy.timeshare, self.stage.index.books.get(group)
+            if book is not None and book.tokens_at is not None:
+                assert book.tokens <= 4 * max(5.0, pool.units) * numbers.restart_seconds + 1e-6
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(
+    max_examples=25,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
