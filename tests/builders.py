@@ -58,6 +58,8 @@ def a_spec(
     cpus: float | None = None,
     memory_bytes: int | None = None,
     roles: tuple[Role, ...] | None = None,
+    selector: dict[str, str] | None = None,
+    tolerations: tuple[str, ...] = (),
 ) -> TaskSpec:
     """A complete specification, as submit stores it."""
     return TaskSpec(
@@ -72,6 +74,8 @@ def a_spec(
         cpus=cpus,
         memory_bytes=memory_bytes,
         nodes=sum(role.replicas for role in roles) if roles else nodes,
+        node_selector=selector or {},
+        tolerations=tuple(tolerations),
     )
 
 
@@ -166,6 +170,8 @@ def a_node(
     draining: bool = False,
     removed: bool = False,
     version: int = 1,
+    labels: dict[str, str] | None = None,
+    taints: tuple[str, ...] = (),
 ) -> Node:
     return Node(
         id=NodeId(node_id),
@@ -179,6 +185,8 @@ def a_node(
         unusable_gpus=unusable,
         draining=draining,
         removed=removed,
+        labels=tuple(sorted((labels or {}).items())),
+        taints=tuple(taints),
     )
 
 

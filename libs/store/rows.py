@@ -102,9 +102,7 @@ class Shape:
     values_of: Callable[[Row], tuple[object, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
-        names = [column.name for column in self.columns]
-        values_of = attrgetter(*names) if len(names) > 1 else lambda row: (getattr(row, names[0]),)
-        object.__setattr__(self, "values_of", values_of)
+        object.__setattr__(self, "values_of", _values_of([each.name for each in self.columns]))
         object.__setattr__(self, "by_name", {column.name: column for column in self.columns})
         object.__setattr__(self, "key_of", attrgetter(*self.key))
 
@@ -135,6 +133,12 @@ class Shape:
                 column.check(value)
             except TypeError as error:
                 raise TypeError(f"{self.kind.__name__}: {error}") from None
+
+
+def _values_of(names: Sequence[str]) -> Callable[[Row], tuple[object, ...]]:
+    """Reads these fields; ``attrgetter`` of one name gives the bare value."""
+    read = attrgetter(*names)
+    return read if len(names) > 1 else lambda row: (read(row),)
 
 
 def plain(value: object) -> Any:  # noqa: ANN401 - comparable with its like

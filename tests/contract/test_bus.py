@@ -264,6 +264,19 @@ async def test_what_is_not_acknowledged_comes_again(world: World) -> None:
     assert await scheduler.consumer().fetch(10, 2 * ACK_WAIT_S) == []
 
 
+async def test_several_are_acknowledged_at_once(world: World) -> None:
+    submit, scheduler = await world.bus("submit"), await world.bus("scheduler")
+    await submit.publish([goal(number) for number in range(1, 21)])
+    consumer = scheduler.consumer()
+    got = await fetch_all(consumer, 20)
+    await consumer.ack([])
+    await consumer.ack([each for each in got if each is not got[7]])
+    again = await consumer.fetch(30, WAIT_S)
+    assert ids(again) == ids([got[7]])
+    await consumer.ack(again)
+    assert await consumer.fetch(30, 2 * ACK_WAIT_S) == []
+
+
 async def test_a_second_process_gets_what_the_first_left_and_nothing_else(world: World) -> None:
     submit, first = await world.bus("submit"), await world.bus("scheduler")
     await submit.publish([goal(1), goal(2), goal(3)])

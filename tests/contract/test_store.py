@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, timezone
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
+from libs.contracts.envelope import Envelope
 from libs.contracts.messages import Placement, Reason, ReasonCode, TaskState
 from libs.store.connections import Address, connect
 from libs.store.memory import MemoryDatabase, MemoryStore
@@ -379,7 +380,49 @@ async def test_a_conflict_that_the_body_swallows_still_fails(store: Store) -> No
     assert await all_of(store, Slot) == []
 
 
+async def test_what_was_loaded_is_got_without_asking_and_under_the_own_writes(
+    store: Store,
+) -> None:
+    async with store.transaction() as tx:
+        tx.put(Slot("a", 1, "t1"), Slot("a", 2, "t2"), Slot("b", 1, "t3"))
+    async with store.transaction() as tx:
+        tx.put(Slot("a", 2, "mine"))
+        await tx.load(Slot, ("a", 1), ("a", 2), ("b", 7), ("a", 1))
+        await tx.load(Slot)
+        assert await tx.get(Slot, "a", 1) == Slot("a", 1, "t1")
+        assert await tx.get(Slot, "a", 2) == Slot("a", 2, "mine")
+        assert await tx.get(Slot, "b", 7) is None
+        assert await tx.get(Slot, "b", 1) == Slot("b", 1, "t3")
+        with pytest.raises(TypeError):
+            await tx.load(Slot, ("a",))
+
+
 # Inbox and outbox
+
+
+async def test_own_commits_are_outgoing_without_a_look(world: World, store: Store) -> None:
+    async def emit(by: Store, *versions: int) -> None:
+        async with by.transaction() as tx:
+            for version in versions:
+                tx.emit(an_event("ada", version))
+
+    def versions(rows: Sequence[tuple[int, Envelope]]) -> list[int]:
+        return [envelope.message.version for _, envelope in rows]  # type: ignore[attr-defined]
+
+    await emit(store, 1)
+    # The first time is a look, whatever was asked for: before it nothing is kept.
+    assert versions(await store.outgoing(10, look=False)) == [1]
+    await emit(world.store(), 2)
+    await emit(store, 3, 4)
+    fresh = await store.outgoing(10, look=False)
+    assert versions(fresh) == [3, 4]
+    assert versions(await store.outgoing(1, look=False)) == [3]
+    seen = await store.outgoing(10)
+    assert versions(seen) == [1, 2, 3, 4]
+    assert seen[2:] == fresh
+    await store.published([row_id for row_id, _ in seen])
+    assert await store.outgoing(10, look=False) == []
+    assert await store.outgoing(10) == []
 
 
 async def test_the_inbox_knows_what_it_has_seen(store: Store) -> None:

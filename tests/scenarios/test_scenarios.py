@@ -7,7 +7,9 @@ A change of the policy is reviewed as a diff of these files. Regenerate them on 
 from __future__ import annotations
 
 import difflib
+import heapq
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +23,12 @@ from libs.contracts.messages import (
     ExitKind,
     Goal,
     GoalChanged,
+    Placement,
     PreemptMode,
     Priority,
     PriorityChanged,
+    TaskState,
+    TaskStateChanged,
     Unit,
 )
 from libs.contracts.reasons import level_name
@@ -31,10 +36,22 @@ from services.scheduler.domain import facts
 from services.scheduler.domain.apply import Change, applied
 from services.scheduler.domain.check import check
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.lifecycle import TERMINAL
-from services.scheduler.domain.model import Assign, Decision, Inventory, PolicySettings, Task
 from services.scheduler.domain.index import Index
+from services.scheduler.domain.lifecycle import LEAVING, TERMINAL
+from services.scheduler.domain.marks import Ended
+from services.scheduler.domain.model import (
+    Assign,
+    Decision,
+    Hold,
+    Inventory,
+    Mark,
+    Node,
+    Plan,
+    PolicySettings,
+    Task,
+)
 from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.policies import validate
 from tests.builders import (
     START,
     a_checkpoint,
@@ -60,6 +77,18 @@ def ranges(gpus: tuple[int, ...]) -> str:
     return f"{gpus[0]}-{gpus[-1]}" if gpus == row and len(gpus) > 2 else ",".join(map(str, gpus))
 
 
+def places(placements: tuple[Placement, ...]) -> str:
+    return " ".join(f"{each.node_id}[{ranges(each.gpus)}]" for each in placements)
+
+
+def seconds_of(moment: float | str) -> float:
+    """Seconds, or a duration such as ``1h30m``."""
+    if isinstance(moment, str):
+        units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+        return sum(float(n) * units[unit] for n, unit in re.findall(r"([0-9.]+)([smhd])", moment))
+    return float(moment)
+
+
 class Stage:
     """One scenario being played on the pure domain."""
 
@@ -70,9 +99,25 @@ class Stage:
         self.seconds = 0.0
         self.due: float | None = None
         self.saved: dict[str, int] = {}
-        nodes = [a_node(**each) for each in script["nodes"]]
+        # What happens by itself: seconds from an assignment to the start, and from a request to
+        # go to the exit after a last checkpoint; and how long tasks run in all.
+        self.world: dict[str, float] = script.get("world", {})
+        self.runs: dict[str, float] = {}
+        self.happenings: list[tuple[float, int, str, str, int]] = []
+        nodes = [node for each in script["nodes"] for node in self.nodes(each)]
         self.index.apply(put=[*nodes, Inventory("process", (), START)])
         self.index.apply(put=[self.limit(each) for each in script.get("limits", [])])
+        self.groups(script.get("groups", {}))
+
+    @staticmethod
+    def nodes(values: dict[str, Any]) -> list[Node]:
+        """One node, or ``count`` of them that differ in the number at the end of their ids."""
+        told = dict(values)
+        count = told.pop("count", None)
+        if count is None:
+            return [a_node(**told)]
+        node_id, first = told.pop("node_id"), told.pop("first", 0)
+        return [a_node(f"{node_id}{first + number}", **told) for number in range(count)]
 
     @staticmethod
     def limit(values: dict[str, Any]) -> Any:
@@ -83,7 +128,7 @@ class Stage:
 
     def play(self, script: dict[str, Any]) -> list[str]:
         for entry in script["timeline"]:
-            moment = float(entry["at"])
+            moment = seconds_of(entry["at"])
             self.until(moment)
             self.seconds = moment
             for verb, value in entry.items():
@@ -94,10 +139,33 @@ class Stage:
         return self.lines
 
     def until(self, moment: float) -> None:
-        """Let time pass: deadlines on the way are met when they come."""
-        while self.due is not None and self.due < moment:
-            self.seconds = self.due
+        """Let time pass: deadlines and what happens by itself on the way are met when they come."""
+        while True:
+            coming = [] if self.due is None else [self.due]
+            coming += [self.happenings[0][0]] if self.happenings else []
+            if not coming or min(coming) >= moment:
+                return
+            self.seconds = max(self.seconds, min(coming))
+            while self.happenings and self.happenings[0][0] <= self.seconds:
+                self.happen(*heapq.heappop(self.happenings)[2:])
             self.rounds()
+
+    def happens(self, after: float, what: str, task: Task) -> None:
+        moment = self.seconds + after
+        entry = (moment, len(self.happenings), what, task.id, task.attempt)
+        heapq.heappush(self.happenings, entry)
+
+    def happen(self, what: str, task_id: str, attempt: int) -> None:
+        task = self.index.tasks.get(task_id)
+        if task is None or task.live_attempt != attempt:
+            return
+        if what == "started":
+            self.started(task_id)
+        elif what == "leaves" and task.state is not TaskState.KILLING:
+            self.saved_checkpoint(task_id)
+            self.exited({"task": task_id, "kind": "preempted"})
+        else:
+            self.exited({"task": task_id, "kind": "killed" if what == "leaves" else "ok"})
 
     def rounds(self) -> None:
         for _ in range(ROUNDS_MAX):
@@ -105,27 +173,58 @@ class Stage:
             plan = decide(snapshot, at(self.seconds))
             assert check(snapshot, plan, deep=True) == []
             self.index.settle(plan)
-            self.index.apply(put=plan.books)
             self.due = None if plan.due_at is None else (plan.due_at - START).total_seconds()
+            if plan.decisions or plan.books:
+                self.commit(plan)
             if not plan.decisions:
                 return
-            for decision in plan.decisions:
-                before = self.index.tasks[decision.task_id]
-                after = applied(before, decision, at(self.seconds)).task
-                self.tell(self.line(decision))
-                self.index.apply(put=[after])
         raise AssertionError("the scheduler does not come to rest")
+
+    def commit(self, plan: Plan) -> None:
+        """All at once, as the loop does it."""
+        rows: dict[str, Task] = {}
+        ended: dict[str, Change] = {}
+        for decision in plan.decisions:
+            before = rows.get(decision.task_id) or self.index.tasks[decision.task_id]
+            change = applied(before, decision, at(self.seconds))
+            rows[decision.task_id] = change.task
+            if change.task.state in TERMINAL:
+                ended[decision.task_id] = change
+            self.tell(self.line(decision))
+        for row in rows.values() if self.world else ():
+            if row.state is TaskState.STARTING:
+                self.happens(self.world["start"], "started", row)
+            elif row.state in LEAVING:
+                self.happens(self.world["leave"], "leaves", row)
+        put = [row for row in rows.values() if row.id not in ended]
+        self.index.apply(
+            put=[*plan.books, *put, *map(self.over, ended.values())],
+            deleted=[(Task, (task_id,)) for task_id in ended],
+        )
+
+    def over(self, change: Change) -> Ended:
+        last = [each for each in change.messages if isinstance(each, TaskStateChanged)][-1]
+        return Ended(change.task.id, at(self.seconds), last, change.task.run_seconds)
 
     def line(self, decision: Decision) -> str:
         code = decision.reason.code.value.removeprefix("REASON_CODE_").lower()
         attempt = getattr(decision, "attempt", None)
         run = decision.task_id + (f".{attempt}" if attempt is not None else "")
         if isinstance(decision, Assign):
-            where = " ".join(f"{p.node_id}[{ranges(p.gpus)}]" for p in decision.placements)
+            where = places(decision.placements)
             resumed = f" from checkpoint {decision.resume_from.no}" if decision.resume_from else ""
             return f"{decision.kind} {run} {level_name(decision.level)} {where}{resumed}"
+        text = f"{decision.kind} {run} {code}"
         beneficiary = getattr(decision, "beneficiary", "")
-        return f"{decision.kind} {run} {code}" + (f" for {beneficiary}" if beneficiary else "")
+        if beneficiary:
+            text += f" for {beneficiary}"
+        if isinstance(decision, Hold) and decision.promised is not None:
+            text += (
+                f", promised {places(decision.promised)}" if decision.promised else ", unpromised"
+            )
+        if isinstance(decision, Mark) and decision.level is not Priority.UNSPECIFIED:
+            text += f" to {level_name(decision.level)}"
+        return text
 
     def tell(self, text: str) -> None:
         self.lines.append(f"{self.seconds:8.1f}  {text}")
@@ -139,7 +238,7 @@ class Stage:
             code = after.reason.code.value.removeprefix("REASON_CODE_").lower()
             self.tell(f"({task.id} {after.state.value[len('TASK_STATE_') :].lower()}: {code})")
         if after.state in TERMINAL:
-            self.index.apply(deleted=[(Task, (task.id,))])
+            self.index.apply(put=[self.over(outcome)], deleted=[(Task, (task.id,))])
         else:
             self.index.apply(put=[after])
 
@@ -149,6 +248,8 @@ class Stage:
         told = dict(values)
         who = {key: told.pop(key) for key in ("owner", "team") if key in told}
         task_id = told.pop("id")
+        if "runs" in told:
+            self.runs[task_id] = seconds_of(told.pop("runs"))
         if "priority" in told:
             told["priority"] = Priority[told["priority"].upper()]
         if "mode" in told:
@@ -161,6 +262,9 @@ class Stage:
         task = self.index.tasks[task_id]
         event = started_event(task, now=self.seconds)
         self.fact(task, facts.on_run_started(task, event, at(self.seconds)))
+        after = self.index.tasks[task_id]
+        if task_id in self.runs and after.state is TaskState.RUNNING:
+            self.happens(max(0.0, self.runs[task_id] - after.run_seconds), "ends", after)
 
     def saved_checkpoint(self, task_id: str) -> None:
         task = self.index.tasks[task_id]
@@ -201,6 +305,15 @@ class Stage:
         told = {key: value for key, value in values.items() if key != "id"}
         new = replace(known, **told) if known else a_node(values["id"], **told)
         self.index.apply(put=[new])
+
+    def groups(self, values: dict[str, Any]) -> None:
+        """Policies of node groups, as a policy file writes them."""
+        capacity: dict[str, float] = {}
+        for node in self.index.nodes.values():
+            capacity[node.group] = capacity.get(node.group, 0.0) + 1.0
+        parsed = validate({"groups": values}, capacity=capacity)
+        assert parsed.errors == (), parsed.errors
+        self.index.apply(put=parsed.policies)
 
     def quota(self, values: dict[str, Any]) -> None:
         self.index.apply(put=[self.limit(values)])

@@ -16,6 +16,7 @@ from typing import Any
 
 from libs.contracts.envelope import Envelope
 from libs.contracts.messages import AckCheckpoint, PreemptMode
+from libs.service.answer import Answering
 from libs.service.consume import Consumption
 from libs.service.loop import pause
 from libs.service.relay import Relay
@@ -61,8 +62,8 @@ def reply_before_storing() -> contextlib.AbstractContextManager[None]:
     """The launcher answers a checkpoint at once and stores it a little later."""
     honest = Runner._endpoint
 
-    def endpoint(self: Runner, kind: type, epoch: int | None) -> Callable[[Any], Any]:
-        answer = honest(self, kind, epoch)
+    def endpoint(self: Runner, kind: type, answering: Answering) -> Callable[[Any], Any]:
+        answer, epoch = honest(self, kind, answering), answering.epoch
         if kind is not AckCheckpoint:
             return answer
 
@@ -107,7 +108,7 @@ class InterleavedStore(MemoryStore):
 
     HIDDEN_SHARE, HIDDEN_SECONDS = 0.1, 0.4
 
-    async def outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
+    async def outgoing(self, limit: int, *, look: bool = True) -> list[tuple[int, Envelope]]:  # noqa: ARG002 - every time
         found = await super().outgoing(limit * 2)
         now, seen = asyncio.get_running_loop().time(), self._seen_at()
         shown: list[tuple[int, Envelope]] = []
@@ -126,7 +127,7 @@ class InterleavedStore(MemoryStore):
 class CursorStore(InterleavedStore):
     """The outbox is read from a moving position instead of by what is not published."""
 
-    async def outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
+    async def outgoing(self, limit: int, *, look: bool = True) -> list[tuple[int, Envelope]]:  # noqa: ARG002 - every time
         cursor = self._schema.__dict__.get("cursor", 0)
         return [row for row in await super().outgoing(limit) if row[0] > cursor]
 
@@ -193,7 +194,7 @@ def inbox_apart() -> contextlib.AbstractContextManager[None]:
 def mark_before_publishing() -> contextlib.AbstractContextManager[None]:
     """The relay marks what it is about to publish."""
 
-    async def once(self: Relay) -> int:
+    async def once(self: Relay, *, look: bool = True) -> int:
         ports = self.service.ports
         await ports.store.meet_bus_server(ports.bus.server_id, timedelta(minutes=10))
         rows = await ports.store.outgoing(self.settings.relay_rows_max)

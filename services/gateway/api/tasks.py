@@ -24,10 +24,11 @@ from services.gateway.api.deps import (
 from services.gateway.auth import Identity, may_change, require_owner
 from services.gateway.bodies import BatchBody, GoalBody, PriorityBody, TaskBody
 from services.gateway.commands import accepted, create_task, set_goal, set_priority
+from services.gateway.explanations import explanation
 from services.gateway.problems import ProblemError, invalid
 from services.gateway.rows import TaskRow
 from services.gateway.store import Sort
-from services.gateway.words import LIVE, PRIORITIES, STATES, moment
+from services.gateway.words import LIVE, PRIORITIES, STATES
 
 router = APIRouter(tags=["tasks"])
 
@@ -211,7 +212,7 @@ async def explain(task_id: str, caller: Caller, parts: Parts) -> Response:
         reply = m.ExplainReply(
             state=STATES[row.state], reason=row.reason, explained_at=parts.clock.now()
         )
-    return answer(views.explanation(task_id, reply))
+    return answer(explanation(task_id, reply))
 
 
 @router.get("/tasks/{task_id}/decisions", response_model=shapes.Page)

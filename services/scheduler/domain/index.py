@@ -174,7 +174,11 @@ class Index:
             self.unsettled.add(task.id)
         if task.holds:
             self.held[task.id] = task
-        elif task.state is QUEUED and not task.promised and (old is None or not _waits_alike(old, task)):
+        elif (
+            task.state is QUEUED
+            and not task.promised
+            and (old is None or not _waits_alike(old, task))
+        ):
             pool.arrived[task.id] = task
         if (task.placements or task.promised) and (old is None or not _keeps(task, old)):
             self._give(task)
@@ -273,8 +277,7 @@ class Index:
     def broken(self, task: Task) -> bool:
         """True if something that is promised to a task can no longer be had."""
         return any(
-            node_id not in self.capacity.nodes
-            or mask & ~usable_mask(self.capacity.nodes[node_id])
+            node_id not in self.capacity.nodes or mask & ~usable_mask(self.capacity.nodes[node_id])
             for node_id, mask in self.slots(task)
         )
 

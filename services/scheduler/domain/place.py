@@ -299,9 +299,7 @@ PLACEMENTS_KEPT_MAX = 131_072
 @lru_cache(maxsize=PLACEMENTS_KEPT_MAX)
 def _placement(rank: int, role: str, index: int, node_id: str, mask: int) -> Placement:
     """Equal placements are one object: the same ranks come to the same nodes again and again."""
-    return Placement(
-        rank=rank, role=role, role_index=index, node_id=node_id, gpus=gpus_of(mask)
-    )
+    return Placement(rank=rank, role=role, role_index=index, node_id=node_id, gpus=gpus_of(mask))
 
 
 def placements_of(

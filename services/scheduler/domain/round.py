@@ -111,7 +111,9 @@ class Round:
                     self.free.give((Slot(slot.node_id, slot.mask & ~held),))
             else:
                 self.free.give((slot,))
-        self.charge(task, task.level, minus(held_need(task)), -self.index.pools[task.group].size(task))
+        self.charge(
+            task, task.level, minus(held_need(task)), -self.index.pools[task.group].size(task)
+        )
 
     def book(self, pool: Pool) -> PoolBook:
         """The pool's accounts, with what this round spent."""
@@ -160,9 +162,7 @@ class Round:
             or (kept is not None and kept != task.promised)
         )
         if news:
-            self.decisions.append(
-                Hold(task.id, why, accepted or task.accepted, marks, kept, level)
-            )
+            self.decisions.append(Hold(task.id, why, accepted or task.accepted, marks, kept, level))
 
     def assign(self, task: Task, decision: Assign, size: float, *, counted: bool) -> None:
         """Note an assignment; ``counted`` if its nodes were promised to it before."""
@@ -237,5 +237,3 @@ class Round:
     def after(self, seconds: float) -> datetime:
         """The moment so many seconds from now."""
         return self.now + timedelta(seconds=seconds)
-
-

@@ -297,4 +297,3 @@ ALMOST = 1e-6
 
 def _arrival(task: Task) -> tuple[datetime, str]:
     return task.submitted_at, task.id
-

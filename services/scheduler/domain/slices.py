@@ -66,10 +66,11 @@ def tend(round_: Round, pool: Pool, moments: list[Moment]) -> None:
             _slice_over(round_, pool, task)
     for moment in moments:
         task = round_.index.tasks[moment.task_id]
-        if task.id in round_.moved or task.id in round_.marks:
+        if task.id in round_.moved:
             continue
         if moment.kind is Kind.REKEYS:
-            _slice_over(round_, pool, task)
+            if task.id not in round_.marks:
+                _slice_over(round_, pool, task)
         elif moment.kind is Kind.SINKS:
             _sink(round_, pool, task)
 

@@ -10,7 +10,7 @@ from libs.bus.memory_broker import Faults
 from libs.bus.port import BusError
 from libs.contracts import messages as m
 from libs.service.loop import Loop
-from libs.store.port import NotLeaderError, StoreUnavailableError
+from libs.store.port import NotLeaderError, StoreUnavailableError, Tx
 from tests.harness.virtual_time import virtually
 from tests.libs.service.service_world import Count, World, until
 
@@ -147,6 +147,47 @@ def test_two_processes_one_leads_and_a_former_leader_commits_nothing() -> None:
                 tx.put(Count("stolen", 1))
         assert "stolen" not in world.counts()
         await stopped(second)
+
+    virtually(main())
+
+
+def test_commands_that_wait_share_a_transaction_and_one_that_fails_is_alone_with_it() -> None:
+    async def main() -> None:
+        world = World()
+        runner = world.runner()
+        honest, versions = world.on_set_quota, list[int]()
+
+        async def on_set_quota(tx: Tx, command: m.SetQuota) -> m.SetQuotaReply:
+            if command.quota.limit == 13:
+                tx.put(Count("never", 13))
+                raise RuntimeError("a bug")
+            versions.append(tx.version)
+            return await honest(tx, command)
+
+        runner.service.commands[m.SetQuota] = on_set_quota  # type: ignore[index]
+        task = asyncio.ensure_future(runner.run())
+        await asyncio.sleep(1)
+
+        async def ask(limit: int) -> m.SetQuotaReply:
+            quota = m.Quota(group=f"g{limit}", limit=limit)
+            reply = await world.gateway.request(m.SetQuota(quota=quota), timeout_s=5)
+            assert isinstance(reply, m.SetQuotaReply)
+            return reply
+
+        async with runner.turn:
+            good = [asyncio.ensure_future(ask(limit)) for limit in range(5)]
+            await asyncio.sleep(1)
+        assert {(await each).version for each in good} == {7}
+        assert len(versions) == 5
+        assert len(set(versions)) == 1
+        async with runner.turn:
+            mixed = [asyncio.ensure_future(ask(limit)) for limit in (11, 13, 12)]
+            await asyncio.sleep(1)
+        eleven, thirteen, twelve = [await each for each in mixed]
+        assert (eleven.version, twelve.version) == (7, 7)
+        assert thirteen.refusal is not None
+        assert set(world.counts()) == {"g0", "g1", "g2", "g3", "g4", "g11", "g12"}
+        await stopped(task)
 
     virtually(main())
 

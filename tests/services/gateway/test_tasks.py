@@ -394,6 +394,22 @@ async def test_explain_is_the_schedulers_answer(world: World, ann: httpx.AsyncCl
         victims=("v1",),
         remedies=("wait",),
         explained_at=at(3),
+        order=m.OrderPlace(
+            level=m.Priority.HIGH, policy="timeshare", above=1, key=7.0, submitted_at=at(1)
+        ),
+        promised=(m.PromisedNode(node_id="n0", gpus=(0, 1), held_by=("v1",)),),
+        chosen=(
+            m.ChosenVictim(
+                task_id="v1",
+                level=m.Priority.LOW,
+                reason=m.Reason(code=m.ReasonCode.PREEMPTED_BY),
+                nodes=1.0,
+                cost_node_seconds=60.0,
+                deadline_at=at(9),
+                why="it costs least",
+            ),
+        ),
+        forecast=m.Forecast(starts_at=at(9), assumptions=("nothing fails",)),
     )
     told = (await ann.get(path)).json()
     assert told["reason"]["code"] == "waits_for_capacity"
@@ -401,6 +417,15 @@ async def test_explain_is_the_schedulers_answer(world: World, ann: httpx.AsyncCl
     assert told["reason"]["text"]
     assert (told["position"], told["queue_length"]) == (2, 5)
     assert (told["victims"], told["remedies"]) == (["v1"], ["wait"])
+    order = told["order"]
+    assert (order["level"], order["policy"], order["above"]) == ("high", "timeshare", 1)
+    assert order["submitted_at"].endswith("Z")
+    assert told["promised"] == [{"node": "n0", "gpus": [0, 1], "held_by": ["v1"]}]
+    (chosen,) = told["chosen"]
+    assert (chosen["task"], chosen["level"], chosen["why"]) == ("v1", "low", "it costs least")
+    assert chosen["reason"]["code"] == "preempted_by"
+    assert told["forecast"]["assumptions"] == ["nothing fails"]
+    assert told["beneficiary"] is None
 
 
 async def test_decisions_come_in_pages(world: World, ann: httpx.AsyncClient) -> None:

@@ -10,6 +10,7 @@ from libs.contracts.ids import is_task_id
 from libs.contracts.messages import (
     CreateTask,
     CreateTaskReply,
+    CreateTasks,
     Goal,
     GoalChanged,
     InventoryListed,
@@ -31,6 +32,7 @@ from libs.contracts.messages import (
 )
 from libs.store.memory import MemoryDatabase, MemoryStore
 from libs.store.port import ConflictError
+from services.submit.handlers import prepare
 from services.submit.store import InventoryRow, NodeRow, ShapeRow, TaskRow
 from services.submit.tables import TABLES
 from tests.services.submit.specs import asked
@@ -121,6 +123,55 @@ async def test_the_same_key_with_another_spec_is_a_conflict(world: World) -> Non
     assert reply.task_id == first.task_id
     assert "two" not in reply.refusal.to_json().decode()
     assert await world.said() == []
+
+
+async def test_several_are_judged_as_if_they_came_one_after_the_other(world: World) -> None:
+    before = await created(world, key="old")
+    await world.said()
+    reply = await world.ask(
+        CreateTasks(
+            tasks=(
+                create("old"),
+                create("a", name="same"),
+                create("b", name="same"),
+                create("a", name="same"),
+                create("a", name="same", nodes=2),
+                create("c", cpus=-1.0),
+                create("d", owner="Not A Name"),
+                create("e", owner="bob", name="same"),
+            )
+        )
+    )
+    assert reply.refusal is None
+    made = [each.created for each in reply.replies]
+    assert made == [False, True, False, False, False, False, False, True]
+    old, first, taken, repeated, other_spec, bad, unfit, _ = reply.replies
+    assert old == before.model_copy(update={"created": False})
+    assert taken.refusal.code is RefusalCode.CONFLICT
+    assert [error.field for error in taken.refusal.errors] == ["name"]
+    assert repeated == first.model_copy(update={"created": False})
+    assert other_spec.refusal.code is RefusalCode.CONFLICT
+    assert [error.field for error in bad.refusal.errors] == ["cpus"]
+    assert [error.field for error in unfit.refusal.errors] == ["owner"]
+    assert [event.owner for event in await world.said()] == ["ann", "bob"]
+    assert len(await world.rows(TaskRow)) == 3
+
+
+async def test_what_is_read_ahead_changes_no_answer(world: World) -> None:
+    commands = [create("k"), CreateTasks(tasks=(create("k"), create("l", name="n"))), create("l")]
+    async with world.store.transaction() as tx:
+        await prepare(tx, commands)
+        replies = [await world.commands[type(each)](tx, each) for each in commands]
+    assert replies[0].created
+    assert [each.created for each in replies[1].replies] == [False, True]
+    assert replies[2].refusal.code is RefusalCode.CONFLICT
+    assert len(await world.said()) == 2
+
+
+async def test_a_command_has_a_most_of_tasks(world: World) -> None:
+    reply = await world.ask(CreateTasks(tasks=tuple(create(f"k{n}") for n in range(101))))
+    assert [error.field for error in reply.refusal.errors] == ["tasks"]
+    assert await world.rows(TaskRow) == []
 
 
 async def test_no_key_is_always_a_new_task(world: World) -> None:

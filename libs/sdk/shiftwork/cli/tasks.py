@@ -2,7 +2,7 @@
 
 import re
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import typer
 
@@ -223,17 +223,67 @@ def explain(task: str = _TASK) -> None:
     if now.json:
         render.document(told)
         return
+    render.facts(_explained(found, told))
+
+
+def _explained(found: Dict[str, Any], told: Dict[str, Any]) -> List[Tuple[str, str]]:
+    """The facts of an explanation, one line each; a server may leave any of them out."""
     place = told.get("position") or 0
-    render.facts(
-        [
-            ("task", f"{found['name']} ({found['id']})"),
-            ("state", told["state"]),
-            ("reason", parse.fields(told.get("reason")).get("text", "")),
-            ("place", f"{place} of {told.get('queue_length')} in the queue" if place else ""),
-            ("asked to leave", ", ".join(parse.listed(told.get("victims")))),
-            *(("to start", remedy) for remedy in parse.listed(told.get("remedies"))),
-        ]
+    forecast = parse.fields(told.get("forecast"))
+    starts = forecast.get("starts_at") or ""
+    unknown = forecast.get("unknown") or ""
+    chosen = [parse.fields(each) for each in parse.listed(told.get("chosen"))]
+    victims = [] if chosen else parse.listed(told.get("victims"))
+    return [
+        ("task", f"{found['name']} ({found['id']})"),
+        ("state", told["state"]),
+        ("reason", parse.fields(told.get("reason")).get("text", "")),
+        ("makes room for", told.get("beneficiary") or ""),
+        ("place", f"{place} of {told.get('queue_length')} in the queue" if place else ""),
+        *(("", text) for text in _order(parse.fields(told.get("order")))),
+        ("asked to leave", ", ".join(victims)),
+        *(("asked to leave", _victim(each)) for each in chosen),
+        *(("kept for it", _kept(parse.fields(e))) for e in parse.listed(told.get("promised"))),
+        *(("to start", remedy) for remedy in parse.listed(told.get("remedies"))),
+        ("forecast", f"starts at {starts}" if starts else unknown),
+        *(("if", text) for text in parse.listed(forecast.get("assumptions"))),
+    ]
+
+
+def _order(order: Dict[str, Any]) -> List[str]:
+    """What put a task at its place."""
+    if not order:
+        return []
+    where = f"{order['before']} before it at level {order['level']} ({order['policy']})"
+    lines = [f"{order['above']} by a higher level or a guarantee, {where}"]
+    if order.get("granted"):
+        lines.append("it is next: it went without service for long")
+    elif order.get("submitted_at"):
+        lines.append(
+            f"its key: submitted {order['submitted_at']}, + {order['tag_seconds']:.0f} s for what"
+            f" its owner submitted before, + {order['delay_seconds']:.0f} s for its size and how"
+            f" long it may run (load x{order['load_scale']:g})"
+        )
+    if order.get("virtual_cluster"):
+        covered = "within" if order.get("covered") else "beyond"
+        lines.append(
+            f"virtual cluster {order['virtual_cluster']}: {covered} its guarantee of"
+            f" {order['guaranteed_nodes']:g} nodes, of which it holds {order['held_nodes']:g}"
+        )
+    return lines
+
+
+def _victim(chosen: Dict[str, Any]) -> str:
+    until = f", until {chosen['deadline_at']}" if chosen.get("deadline_at") else ""
+    return (
+        f"{chosen['task']} ({chosen['level']}, {chosen['nodes']:g} nodes, costs"
+        f" {chosen['cost_node_seconds']:.0f} node-seconds{until}): {chosen['why']}"
     )
+
+
+def _kept(promised: Dict[str, Any]) -> str:
+    held = ", ".join(parse.listed(promised.get("held_by")))
+    return f"{promised['node']}, " + (f"still held by {held}" if held else "free")
 
 
 def wait(

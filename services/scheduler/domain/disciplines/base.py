@@ -85,9 +85,7 @@ class Discipline(Protocol):
         """True if a waiting task never takes the nodes of this run, however late that comes."""
         ...
 
-    def reach(
-        self, pool: Pool, task: Task, marks: Marks, key: float, ratio: float
-    ) -> float:
+    def reach(self, pool: Pool, task: Task, marks: Marks, key: float, ratio: float) -> float:
         """Runs with a larger key than this may be taken by a waiting task.
 
         ``ratio``: the size of the runs that would have to go, for the task's own size.
@@ -119,9 +117,7 @@ class Ordered:
         del task, run
         return False
 
-    def reach(
-        self, pool: Pool, task: Task, marks: Marks, key: float, ratio: float
-    ) -> float:
+    def reach(self, pool: Pool, task: Task, marks: Marks, key: float, ratio: float) -> float:
         """Whatever comes after it."""
         del pool, task, marks, ratio
         return key

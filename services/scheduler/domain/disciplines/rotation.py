@@ -105,9 +105,7 @@ class ByTurns:
         """One's own are spared."""
         return task.owner == run.owner
 
-    def reach(
-        self, pool: Pool, task: Task, marks: Marks, key: float, ratio: float
-    ) -> float:
+    def reach(self, pool: Pool, task: Task, marks: Marks, key: float, ratio: float) -> float:
         """Whatever comes after it."""
         del pool, task, marks, ratio
         return key

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from services.scheduler.domain.disciplines.base import Filling, Ordered
 from services.scheduler.domain.marks import Marks
 from services.scheduler.domain.model import Task
-from services.scheduler.domain.timeshare.history import Features
+from services.scheduler.domain.timeshare.features import Features
 from services.scheduler.domain.timeshare.rule import (
     RuleSettings,
     delay,
@@ -107,18 +107,20 @@ class TimeShare(Ordered):
             rekey_at=now + timedelta(seconds=slice_seconds(pool.policy.timeshare, attained)),
         )
 
-    def reach(
-        self, pool: Pool, task: Task, marks: Marks, key: float, ratio: float
-    ) -> float:
+    def reach(self, pool: Pool, task: Task, marks: Marks, key: float, ratio: float) -> float:
         """Runs that come clearly later, the more so the more of its nodes it takes."""
         del key
         scale = pool.book.scale
-        return marks.base + marks.tag + margin_seconds(
-            RULE,
-            delay_seconds=scale * marks.scaled,
-            scale=scale,
-            restart_seconds=pool.move_seconds(task),
-            ratio=ratio,
+        return (
+            marks.base
+            + marks.tag
+            + margin_seconds(
+                RULE,
+                delay_seconds=scale * marks.scaled,
+                scale=scale,
+                restart_seconds=pool.move_seconds(task),
+                ratio=ratio,
+            )
         )
 
 

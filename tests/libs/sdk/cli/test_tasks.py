@@ -148,6 +148,69 @@ def test_explain_says_why_and_what_would_help(shiftwork: Shiftwork, server: CliS
     assert shiftwork("explain", "ta", "--json").json["victims"] == ["tb"]
 
 
+def test_explain_shows_the_order_the_victims_and_the_forecast(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    server.tasks["ta"] = a_task("ta")
+    server.explanation = {
+        "reason": {"code": "waits_for_victims", "text": "waits for tb to save"},
+        "position": 3,
+        "queue_length": 4,
+        "victims": ["tb"],
+        "remedies": [],
+        "order": {
+            "level": "high",
+            "policy": "timeshare",
+            "above": 1,
+            "before": 1,
+            "submitted_at": "2026-01-01T00:00:00Z",
+            "tag_seconds": 60.0,
+            "delay_seconds": 3600.0,
+            "load_scale": 1.0,
+            "granted": False,
+            "virtual_cluster": "vision",
+            "guaranteed_nodes": 4.0,
+            "held_nodes": 1.5,
+            "covered": True,
+        },
+        "promised": [
+            {"node": "n0", "gpus": [0], "held_by": ["tb"]},
+            {"node": "n1", "gpus": [0], "held_by": []},
+        ],
+        "chosen": [
+            {
+                "task": "tb",
+                "level": "low",
+                "nodes": 2.0,
+                "cost_node_seconds": 240.0,
+                "deadline_at": "2026-01-01T00:01:00Z",
+                "why": "level low is below high",
+            }
+        ],
+        "forecast": {
+            "starts_at": "2026-01-01T00:01:00Z",
+            "unknown": None,
+            "assumptions": ["nothing fails"],
+        },
+    }
+    lines = shiftwork("explain", "ta").out.splitlines()
+    told = [" ".join(line.split()) for line in lines]
+    assert "1 by a higher level or a guarantee, 1 before it at level high (timeshare)" in told
+    assert any("+ 60 s for what its owner submitted before, + 3600 s" in line for line in told)
+    assert any("within its guarantee of 4 nodes, of which it holds 1.5" in line for line in told)
+    assert any(
+        line == "asked to leave tb (low, 2 nodes, costs 240 node-seconds, until"
+        " 2026-01-01T00:01:00Z): level low is below high"
+        for line in told
+    )
+    assert "kept for it n0, still held by tb" in told
+    assert "kept for it n1, free" in told
+    assert "forecast starts at 2026-01-01T00:01:00Z" in told
+    assert "if nothing fails" in told
+    server.explanation["forecast"] = {"starts_at": None, "unknown": "nobody knows"}
+    assert "nobody knows" in shiftwork("explain", "ta").out
+
+
 @pytest.mark.parametrize(
     ("verb", "goal"), [("pause", "pause"), ("resume", "run"), ("stop", "stop")]
 )

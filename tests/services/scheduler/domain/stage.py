@@ -81,6 +81,22 @@ def acts(decision: Decision) -> bool:
     return True
 
 
+def brief(decision: Decision) -> str:
+    """A decision in a line."""
+    promised = [each.node_id for each in getattr(decision, "promised", None) or ()]
+    extra = getattr(decision, "beneficiary", "") or promised
+    return f"{decision.kind} {decision.task_id} {decision.reason.code.name} {extra or ''}".strip()
+
+
+def difference(found: list[Decision], wanted: list[Decision]) -> str:
+    """What only one of two plans decides; all of both if that is only the order."""
+    ours = [brief(each) for each in found if each not in wanted]
+    theirs = [brief(each) for each in wanted if each not in found]
+    if ours or theirs:
+        return f"decided {ours}, anew {theirs}"
+    return f"order: {[brief(each) for each in found]}, anew {[brief(each) for each in wanted]}"
+
+
 class Stage:
     """One world."""
 
@@ -130,11 +146,12 @@ class Stage:
         expected = decide(Snapshot.view(fresh), self.now)
         found = [each for each in plan.decisions if acts(each)]
         wanted = [each for each in expected.decisions if acts(each)]
-        assert found == wanted, f"at {self.seconds}: decided {found}, anew {wanted}"
+        assert found == wanted, f"at {self.seconds}: {difference(found, wanted)}"
         said = {each.task_id: each for each in expected.decisions if isinstance(each, Hold)}
         for each in plan.decisions:
             if isinstance(each, Hold):
-                assert said.get(each.task_id) == each, f"anew: {said.get(each.task_id)}"
+                anew = said.get(each.task_id)
+                assert anew == each, f"{brief(each)}, anew {anew and brief(anew)}"
         assert plan.books == expected.books
 
     def rounds(self) -> None:
@@ -266,7 +283,7 @@ def _pool(pool: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever a pool keeps
         "book": pool.book,
         "width": pool.width,
         "units": round(pool.units, 6),
-        "lanes": sorted(pool.lanes),
+        "lanes": dict((key, name) for name, key in pool.lanes),
         "length": pool.lanes.length,
         "heads": {
             (weight, shape): [(key, task_id) for key, task_id, _ in row]

@@ -40,7 +40,13 @@ CLUSTERS = (
     VirtualCluster("eyes", 1.0, parent="lab", teams=("vision",)),
     VirtualCluster("bob", 0.5, users=("bob",), nodes_max=3.0),
 )
+# Which of those there are.
+PICK = st.integers(0, 20)
 TREES = [(), (), CLUSTERS[:1], CLUSTERS]
+
+
+def one(found: list[str], pick: int) -> str:
+    return found[pick % len(found)]
 
 
 def a_policy(group: str, name: str, tree: tuple[VirtualCluster, ...], version: int) -> GroupPolicy:
@@ -123,14 +129,14 @@ class Histories(RuleBasedStateMachine):
         self.stage.submit(task)
 
     @precondition(lambda self: self.stage.tasks)
-    @rule(data=st.data(), goal=st.sampled_from([Goal.RUN, Goal.PAUSE, Goal.STOP]))
-    def change_goal(self, data: st.DataObject, goal: Goal) -> None:
-        self.stage.want(data.draw(st.sampled_from(sorted(self.stage.tasks))), goal)
+    @rule(pick=PICK, goal=st.sampled_from([Goal.RUN, Goal.PAUSE, Goal.STOP]))
+    def change_goal(self, pick: int, goal: Goal) -> None:
+        self.stage.want(one(sorted(self.stage.tasks), pick), goal)
 
     @precondition(lambda self: self.stage.tasks)
-    @rule(data=st.data(), priority=st.sampled_from(LEVELS))
-    def change_priority(self, data: st.DataObject, priority: Priority) -> None:
-        self.stage.rank(data.draw(st.sampled_from(sorted(self.stage.tasks))), priority)
+    @rule(pick=PICK, priority=st.sampled_from(LEVELS))
+    def change_priority(self, pick: int, priority: Priority) -> None:
+        self.stage.rank(one(sorted(self.stage.tasks), pick), priority)
 
     @rule(
         limit=st.integers(0, 12),
@@ -166,9 +172,9 @@ class Histories(RuleBasedStateMachine):
         return sorted(each.id for each in self.stage.tasks.values() if each.state in states)
 
     @precondition(lambda self: self.some(TaskState.STARTING))
-    @rule(data=st.data(), ago=st.sampled_from([0.0, 0.0, 2.0]))
-    def start(self, data: st.DataObject, ago: float) -> None:
-        task_id = data.draw(st.sampled_from(self.some(TaskState.STARTING)))
+    @rule(pick=PICK, ago=st.sampled_from([0.0, 0.0, 2.0]))
+    def start(self, pick: int, ago: float) -> None:
+        task_id = one(self.some(TaskState.STARTING), pick)
         self.stage.start(task_id, ago=ago)
 
     @rule()
@@ -177,17 +183,17 @@ class Histories(RuleBasedStateMachine):
             self.stage.start(task_id)
 
     @precondition(lambda self: self.some(TaskState.RUNNING))
-    @rule(data=st.data())
-    def save(self, data: st.DataObject) -> None:
-        self.stage.save(data.draw(st.sampled_from(self.some(TaskState.RUNNING))))
+    @rule(pick=PICK)
+    def save(self, pick: int) -> None:
+        self.stage.save(one(self.some(TaskState.RUNNING), pick))
 
     @precondition(lambda self: self.stage.index.held)
     @rule(
-        data=st.data(),
+        pick=PICK,
         kind=st.sampled_from([ExitKind.OK, ExitKind.OK, ExitKind.FAILED, ExitKind.LOST]),
     )
-    def exit(self, data: st.DataObject, kind: ExitKind) -> None:
-        self.stage.exit(data.draw(st.sampled_from(sorted(self.stage.index.held))), kind)
+    def exit(self, pick: int, kind: ExitKind) -> None:
+        self.stage.exit(one(sorted(self.stage.index.held), pick), kind)
 
     @rule()
     def leave_all(self) -> None:
@@ -197,10 +203,10 @@ class Histories(RuleBasedStateMachine):
         for task_id in self.some(TaskState.KILLING):
             self.stage.exit(task_id, ExitKind.KILLED)
 
-    @rule(data=st.data(), what=st.sampled_from(["ready", "schedulable", "draining", "gpus"]))
-    def change_node(self, data: st.DataObject, what: str) -> None:
+    @rule(pick=PICK, what=st.sampled_from(["ready", "schedulable", "draining", "gpus"]))
+    def change_node(self, pick: int, what: str) -> None:
         nodes = self.stage.index.nodes
-        node: Node = nodes[data.draw(st.sampled_from(sorted(nodes)))]
+        node: Node = nodes[one(sorted(nodes), pick)]
         changed = {
             "ready": replace(node, ready=not node.ready),
             "schedulable": replace(node, schedulable=not node.schedulable),
