@@ -27,6 +27,8 @@ from libs.contracts.messages import (
     Unit,
 )
 from services.scheduler.domain.apply import applied
+from services.scheduler.domain.lifecycle import TERMINAL
+from services.scheduler.domain.marks import PoolBook
 from services.scheduler.domain.model import (
     Inventory,
     Limit,
@@ -35,6 +37,7 @@ from services.scheduler.domain.model import (
     PolicySettings,
     Task,
 )
+from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.snapshot import Snapshot
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -221,6 +224,8 @@ def a_snapshot(
     nodes: Iterable[Node] = (),
     *,
     limits: Iterable[Limit] = (),
+    policies: Iterable[GroupPolicy] = (),
+    books: Iterable[PoolBook] = (),
     listed: bool = True,
     settings: PolicySettings | None = None,
     version: int = 1,
@@ -232,6 +237,8 @@ def a_snapshot(
         tasks=tasks,
         nodes=nodes,
         limits=limits,
+        policies=policies,
+        books=books,
         inventories=[full] if listed else [],
         settings=settings,
     )
@@ -243,11 +250,14 @@ def played(snapshot: Snapshot, plan: Plan, *, now: datetime | None = None) -> Sn
     for decision in plan.decisions:
         change = applied(tasks[decision.task_id], decision, now or plan.decided_at)
         tasks[decision.task_id] = change.task
+    books = {**snapshot.index.books, **{book.group: book for book in plan.books}}
     return Snapshot.of(
         version=snapshot.version + 1,
-        tasks=tasks.values(),
+        tasks=[task for task in tasks.values() if task.state not in TERMINAL],
         nodes=snapshot.nodes.values(),
         limits=snapshot.limits.values(),
+        policies=snapshot.index.policies.values(),
+        books=books.values(),
         inventories=[Inventory("process", (), START)] if snapshot.inventory_listed else [],
         settings=snapshot.settings,
     )

@@ -112,8 +112,10 @@ def all_capacity_is_free(world: World) -> Iterator[str]:
                 nodes=[row for row in kept if isinstance(row, SchedulerNode)],
                 settings=held.settings,
             )
-            if held.capacity.free != truth.capacity.free or held.held or held.queue:
-                yield f"the leader believes {held.capacity.free}, it is {truth.capacity.free}"
+            free, true = dict(held.capacity.free), dict(truth.capacity.free)
+            waiting = sum(pool.waiting_count() for pool in held.pools.values())
+            if free != true or held.held or waiting:
+                yield f"the leader believes {free}, it is {true}"
 
 
 def projections_agree(world: World) -> Iterator[str]:

@@ -28,7 +28,7 @@ from services.scheduler.domain.place import Capacity, Slot, placements_of, slots
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.quota import held_need, minus
 from services.scheduler.domain.slices import finish_of
-from services.scheduler.domain.standing import Standing
+from services.scheduler.domain.standing import Standing, reach, run_key
 from services.scheduler.domain.timeshare.rule import is_big, preemption_budget, spent
 
 # Looks at tasks and runs, all in all: what a leader can spare for one question.
@@ -204,7 +204,7 @@ class Course:
 
     def _order(self, run: _Run) -> None:
         marks = run.task.marks
-        insort(self._level, (self.pool.key(marks), run.task.id))
+        insort(self._level, (run_key(self.round, self.pool, run.task), run.task.id))
         if run.open_at > self.seconds:
             self._at(run.open_at, _Kind.OPENS, run.task.id)
         if marks.rekey_at is not None:
@@ -239,7 +239,7 @@ class Course:
         task = run.task
         self._runs.pop(task.id, None)
         self.endless.discard(task.id)
-        key = (self.pool.key(task.marks), task.id)
+        key = (run_key(self.round, self.pool, task), task.id)
         if key in self._level:
             self._level.remove(key)
         self._free.give(run.slots)
@@ -258,7 +258,7 @@ class Course:
             self._order(run)
 
     def _rekey(self, run: _Run) -> None:
-        key = (self.pool.key(run.task.marks), run.task.id)
+        key = (run_key(self.round, self.pool, run.task), run.task.id)
         if key not in self._level:
             return
         self._level.remove(key)
@@ -333,15 +333,17 @@ class Course:
 
     def _turn(self, entry: Entry) -> tuple[tuple[Slot, ...] | None, bool]:
         """Its turn, if it can be paid; and whether those behind it may have theirs."""
-        lead = self.pool.discipline.lead(self._now())
+        pool, size = self.pool, self.pool.size(entry.task)
+        ratio = max(0.0, size - self._free.free_units(pool.group)) / size
+        after = reach(self.round, pool, entry, ratio)
         trial = self._free.copy()
         taken: list[Task] = []
-        for key in reversed(self._level):
+        for key, task_id in reversed(self._level):
             self._work += 1
-            if key <= (entry.key + lead, entry.id):
-                return None, bool(taken)
-            run = self._runs[key[1]]
-            if run.open_at > self.seconds:
+            run = self._runs[task_id]
+            if key <= after:
+                return None, True
+            if run.open_at > self.seconds or pool.discipline.spares(entry.task, run.task):
                 continue
             self._work += GIVEN_WORK
             trial.give(run.slots)
@@ -349,8 +351,12 @@ class Course:
             if trial.fits(entry.shape) and self._pick(entry, trial) is not None:
                 break
         else:
-            return None, bool(taken)
+            return None, True
         victims = room.spare(self.round, self.pool, entry, trial, taken)
+        gone = sum(map(pool.size, victims)) / size
+        least = min((run_key(self.round, pool, task) for task in victims), default=after)
+        if least <= reach(self.round, pool, entry, gone):
+            return None, True
         if not self._pay(entry, sum(turn_cost(self.pool, each, self.seconds) for each in victims)):
             return None, False
         for task in victims:
@@ -381,7 +387,7 @@ class Course:
         seconds = ack_seconds(task, self.round.settings)
         for slot in run.slots:
             self._hand_over[slot.node_id] = max(seconds, self._hand_over.get(slot.node_id, 0.0))
-        key = self.pool.key(task.marks)
+        key = run_key(self.round, self.pool, task)
         self._leave(run)
         if (key, task.id) < (self.own.key, self.own.id) and task.id != entry.id:
             attained = self.pool.attained(task, self._now())

@@ -32,7 +32,7 @@ def decide(snapshot: Snapshot, now: datetime) -> Plan:
     round_ = Round(snapshot, now)
     index = snapshot.index
     after = index.settled_at.timestamp() if index.settled_at else None
-    due = index.moments.between(after, round_.seconds)
+    due = sorted({*index.overdue, *index.moments.between(after, round_.seconds)})
     expire(round_, [moment.task_id for moment in due if moment.kind is Kind.EXPIRES])
     resumed = converge(round_)
     drain(round_)

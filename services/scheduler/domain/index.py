@@ -22,7 +22,7 @@ from services.scheduler.domain.model import (
     PolicySettings,
     Task,
 )
-from services.scheduler.domain.moments import Moments, moments_of
+from services.scheduler.domain.moments import Kind, Moment, Moments, moments_of
 from services.scheduler.domain.place import Capacity, Slot, cpu_ranks_max, slots_of, usable_mask
 from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.pool import Pool
@@ -58,6 +58,8 @@ class Index:
         self.holders: dict[str, dict[str, int]] = {}
         self.keepers: dict[str, dict[str, int]] = {}
         self.settled_at: datetime | None = None
+        # Moments that were past when they came into being: no round has seen them.
+        self.overdue: set[Moment] = set()
         self._slots: dict[str, tuple[Slot, ...]] = {}
         self._crossing: dict[str, set[str]] = {}
         self._nodes_stale = False
@@ -145,19 +147,30 @@ class Index:
         for task_id in old.sizes:
             task = self.tasks[task_id]
             for moment in moments_of(task, old.policy, old.protected_seconds):
-                self.moments.remove(moment)
+                self._forget(moment)
             for moment in moments_of(task, new.policy, new.protected_seconds):
-                self.moments.add(moment)
+                self._expect(moment)
             new.enter(task)
 
     # Tasks.
 
+    def _expect(self, moment: Moment) -> None:
+        self.moments.add(moment)
+        settled = self.settled_at
+        if settled is not None and moment.at <= settled.timestamp() and moment.kind is not Kind.OPENS:
+            self.overdue.add(moment)
+
+    def _forget(self, moment: Moment) -> None:
+        self.moments.remove(moment)
+        self.overdue.discard(moment)
+
     def _leave(self, old: Task, after: Task | None) -> None:
         pool = self.pools[old.group]
         for moment in moments_of(old, pool.policy, pool.protected_seconds):
-            self.moments.remove(moment)
+            self._forget(moment)
         self.unsettled.discard(old.id)
-        pool.arrived.pop(old.id, None)
+        if after is None or after.state is not QUEUED or after.promised:
+            pool.arrived.pop(old.id, None)
         pool.leave(old)
         if old.holds:
             self.held.pop(old.id, None)
@@ -169,7 +182,7 @@ class Index:
         pool = self.pool(task.group)
         pool.enter(task)
         for moment in moments_of(task, pool.policy, pool.protected_seconds):
-            self.moments.add(moment)
+            self._expect(moment)
         if GOALS[task.goal, task.state] is not None:
             self.unsettled.add(task.id)
         if task.holds:
@@ -177,7 +190,7 @@ class Index:
         elif (
             task.state is QUEUED
             and not task.promised
-            and (old is None or not _waits_alike(old, task))
+            and (old is None or task.id in pool.arrived or not _waits_alike(old, task))
         ):
             pool.arrived[task.id] = task
         if (task.placements or task.promised) and (old is None or not _keeps(task, old)):
@@ -338,6 +351,7 @@ class Index:
     def settle(self, plan: Plan) -> None:
         """The plan was decided on all there was: the next looks at what changes from here on."""
         self.settled_at = plan.decided_at
+        self.overdue.clear()
         for group, look in plan.looks.items():
             pool = self.pools[group]
             pool.arrived.clear()

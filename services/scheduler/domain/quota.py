@@ -103,6 +103,10 @@ class Ledger:
         """What the limit's subject holds, seen from a task it applies to."""
         return self._of(_account(limit, task))
 
+    def passed(self, task: Task, level: Priority) -> bool:
+        """True if a limit is passed by what is held already: it was lowered."""
+        return any(self.held(row, task) > row.limit for row in self.rows(task, level))
+
     def excess(self, task: Task, level: Priority, need: Need) -> Excess | None:
         """The smallest limit that ``need`` more would break, or None."""
         for row in self.rows(task, level):

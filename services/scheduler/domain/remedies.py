@@ -22,7 +22,7 @@ from services.scheduler.domain.order import LEVEL_OF_WEIGHT
 from services.scheduler.domain.passes import turn_cost
 from services.scheduler.domain.place import Capacity, slots_of
 from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.domain.standing import Standing
+from services.scheduler.domain.standing import Standing, reach, run_key
 from services.scheduler.domain.timeshare.rule import is_big, preemption_budget
 from services.scheduler.domain.words import counted as number
 from services.scheduler.domain.words import moment, named, span
@@ -155,14 +155,21 @@ class Turn:
 def turn_of(standing: Standing, now: datetime) -> Turn:
     """Look at a turn as the next pass would."""
     round_, pool, entry = standing.round, standing.pool, standing.entry
-    ahead = (entry.key + pool.discipline.lead(now), entry.id)
-    later = [
-        task
+    spares = pool.discipline.spares
+    runs = [
+        (run_key(round_, pool, task), task)
         for task in _runs(standing, entry.weight)
-        if (pool.key(round_.marks_of(task)), task.id) > ahead
+        if not spares(entry.task, task)
     ]
+    keys = {task.id: key for key, task in runs}
+    size = pool.size(entry.task)
+    free = round_.free.free_units(pool.group) + standing.sharing.coming_units()
+    after = reach(round_, pool, entry, max(0.0, size - free) / size)
+    runs.sort(key=lambda each: (-each[0], each[1].id))
+    later = [task for key, task in runs if key > after]
     opens = {task.id: _opens(standing, task, now) for task in later}
     kept = [at for at in opens.values() if at is not None]
+    none = Turn(len(later), min(kept, default=None), len(kept))
     trial = round_.free.copy()
     trial.give(round_.coming(pool))
     taken: list[Task] = []
@@ -173,13 +180,16 @@ def turn_of(standing: Standing, now: datetime) -> Turn:
             if trial.fits(entry.shape) and room.pick(round_, pool, entry, trial) is not None:
                 break
     else:
-        return Turn(len(later), min(kept, default=None), len(kept))
+        return none
     victims = room.spare(round_, pool, entry, trial, taken)
+    gone = sum(map(pool.size, victims)) / size
+    if not victims or min(keys[task.id] for task in victims) <= reach(round_, pool, entry, gone):
+        return none
     cost = sum(turn_cost(pool, task, round_.seconds) for task in victims)
     numbers = pool.policy.timeshare
     budget = preemption_budget(RULE, numbers, pool.units, numbers.restart_seconds)
     account = counted(budget, pool.book.tokens, pool.book.tokens_at, round_)
-    big = is_big(RULE, pool.size(entry.task) / max(pool.units, 1e-9))
+    big = is_big(RULE, size / max(pool.units, 1e-9))
     entitled = big or round_.marks_of(entry.task).granted
     at = budget.covered_at(account, cost, entitled=entitled) if pool.discipline.pays else 0.0
     return Turn(
@@ -229,8 +239,8 @@ def _turns(standing: Standing, now: datetime) -> Iterator[str]:
             yield f"{who} {cost}, at the next pass"
     elif turn.later:
         yield (
-            f"the {number(turn.later, 'run')} of level {level} after it in the order hold too"
-            " little together"
+            f"the {number(turn.later, 'run')} of level {level} after it in the order that could be"
+            " asked to go hold too little together"
         )
     yield from _slices(standing, now)
     if pool.discipline.pays:
@@ -239,9 +249,10 @@ def _turns(standing: Standing, now: datetime) -> Iterator[str]:
 
 def _slices(standing: Standing, now: datetime) -> Iterator[str]:
     """When runs that come before it get a new place in the order."""
-    own = (standing.entry.key, standing.entry.id)
-    runs = _runs(standing, standing.entry.weight)
-    before = [task for task in runs if (standing.pool.key(task.marks), task.id) < own]
+    round_, pool, entry = standing.round, standing.pool, standing.entry
+    runs = _runs(standing, entry.weight)
+    most = reach(round_, pool, entry, 1.0)
+    before = [task for task in runs if run_key(round_, pool, task) <= most]
     ends = sorted(
         task.marks.rekey_at
         for task in before

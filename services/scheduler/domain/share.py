@@ -243,7 +243,7 @@ class Sharing:
             task = pool.promised[task_id]
             if task_id in round_.moved or task_id in round_.released:
                 continue
-            if round_.index.broken(task):
+            if round_.index.broken(task) or round_.ledger.passed(task, task.level):
                 round_.release(task)
             elif round_.index.ripe(task) and not retry_later(task, round_.now):
                 level = task.level

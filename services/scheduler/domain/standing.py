@@ -73,6 +73,23 @@ def stand(snapshot: Snapshot, task: Task, now: datetime) -> Standing:
     return Standing(round_, sharing, pool, entry, _why(round_, pool, entry, before), above, before)
 
 
+def reach(round_: Round, pool: Pool, entry: Entry, ratio: float) -> float:
+    """Runs of the level with a larger key may be taken for the task, as ``passes.py`` reckons.
+
+    ``ratio``: the size of the runs that would have to go, for the task's own.
+    """
+    discipline, marks = pool.discipline, round_.marks_of(entry.task)
+    lead = discipline.lead(round_.now)
+    if marks.granted:
+        return entry.key + lead
+    return discipline.reach(pool, entry.task, marks, entry.key, ratio) + lead
+
+
+def run_key(round_: Round, pool: Pool, run: Task) -> float:
+    """A run's key in the order of its level."""
+    return slices.order(round_, pool, run, pool.key(round_.marks_of(run)))
+
+
 def _count(sharing: Sharing, pool: Pool, own: Entry) -> tuple[int, int]:
     above = before = 0
     for queue, rank in _queues(sharing, pool):

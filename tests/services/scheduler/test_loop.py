@@ -239,7 +239,7 @@ async def test_old_decisions_are_pruned_in_pages() -> None:
     await world.hear(*(submitted_event(a_task(f"t{number}")) for number in range(3)))
     await world.settle()
     world.clock.to(200)
-    prune = world.service.loops[1]
+    prune = next(loop for loop in world.service.loops if loop.name == "prune")
     assert await prune.step(world.epoch) == 0.0
     assert await prune.step(world.epoch) is None
 

@@ -21,7 +21,9 @@ from services.scheduler.domain import facts
 from services.scheduler.domain.apply import Change
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.facts import Early
+from services.scheduler.domain.index import Index
 from services.scheduler.domain.model import Inventory, Limit, Node, PolicySettings, Task
+from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.main import WIRING
 from services.scheduler.store import DecisionRow, Ended, SlotRow
 from services.scheduler.tables import TABLES
@@ -134,12 +136,12 @@ async def test_the_database_refuses_a_life_that_cannot_be(kept: Store, wrong: Ta
             tx.put(wrong)
 
 
-async def committed(kept: Store, epoch: int, *tasks: Task, nodes: int = 2) -> store.Index:
+async def committed(kept: Store, epoch: int, *tasks: Task, nodes: int = 2) -> Index:
     """Decide once on these tasks and commit the plan."""
     async with kept.transaction(epoch=epoch) as tx:
         tx.put(*tasks, *some_nodes(nodes), Inventory("process", (), at(0)))
     index = await store.load(kept, PolicySettings())
-    plan = decide(index.snapshot(1), at(1))
+    plan = decide(Snapshot.view(index, 1), at(1))
     async with kept.transaction(epoch=epoch) as tx:
         await store.commit(tx, plan, version=1)
     return index
@@ -153,7 +155,7 @@ async def test_a_plan_is_committed_with_slots_history_and_messages(kept: Store) 
             ("a", 0),
             ("a", 1),
         ]
-        rows = await tx.select(DecisionRow)
+        rows = sorted(await tx.select(DecisionRow), key=lambda row: row.task_id)
         assert [(row.task_id, row.kind, row.attempt) for row in rows] == [
             ("a", "assign", 1),
             ("b", "assign", 1),
@@ -215,10 +217,12 @@ async def test_what_is_loaded_is_what_was_kept(kept: Store) -> None:
     epoch = (await kept.lead()).epoch
     await committed(kept, epoch, a_task("a"), a_task("b", submitted=1), nodes=1)
     index = await store.load(kept, PolicySettings())
-    snapshot = index.snapshot(1)
+    snapshot = Snapshot.view(index, 1)
     assert list(snapshot.held) == ["a"]
-    assert [entry.id for entry in snapshot.queue] == ["b"]
-    assert snapshot.queue[0].task.reason.code is ReasonCode.WAITS_FOR_CAPACITY
+    assert [task_id for _, (_, task_id) in snapshot.pools["default"].lanes] == ["b"]
+    assert snapshot.tasks["b"].reason.code is ReasonCode.WAITS_FOR_CAPACITY
+    assert snapshot.tasks["b"].marks.policy == "timeshare"
+    assert snapshot.index.books["default"].sampled_at == at(1)
     assert snapshot.inventory_listed
 
 

@@ -100,6 +100,8 @@ class TimeShare(Ordered):
         base = _base(marks, task)
         return replace(
             marks,
+            policy=self.name,
+            waiting=False,
             key=base + marks.tag,
             scaled=_delay(pool, task, attained, marks.kin),
             granted=False,

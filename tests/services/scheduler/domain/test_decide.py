@@ -50,6 +50,8 @@ from tests.builders import (
 
 ALL = tuple(range(8))
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
+# Strict order, unless a test is about another one.
+FIFO = PolicySettings(policy="fifo")
 
 
 def plan_of(
@@ -61,7 +63,9 @@ def plan_of(
     now: float = 10.0,
 ) -> Plan:
     some = some_nodes(nodes) if isinstance(nodes, int) else nodes
-    return decide(a_snapshot(tasks, some, limits=limits, listed=listed, settings=settings), at(now))
+    return decide(
+        a_snapshot(tasks, some, limits=limits, listed=listed, settings=settings or FIFO), at(now)
+    )
 
 
 def kinds(plan: Plan) -> list[tuple[str, str]]:
@@ -203,7 +207,7 @@ def test_runs_without_the_sdk_go_by_force() -> None:
 
 
 def test_a_protected_run_is_left_alone_until_its_minimum() -> None:
-    settings = PolicySettings(protected_seconds=30)
+    settings = PolicySettings(policy="fifo", protected_seconds=30)
     low = running(a_task("low", priority=LOW), {"n0": ALL}, since=0)
     plan = plan_of(low, a_task("hi", priority=HIGH), nodes=1, settings=settings)
     assert kinds(plan) == []
