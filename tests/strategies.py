@@ -1,4 +1,7 @@
-"""Hypothesis strategies for snapshots: small clusters, every state, nothing impossible."""
+"""Hypothesis strategies for snapshots: small clusters, every state, nothing impossible.
+
+Any discipline, virtual clusters, labels and taints, promises, marks of this or another discipline.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,11 @@ from typing import TypeVar
 from hypothesis import strategies as st
 
 from libs.contracts.messages import Goal, PreemptMode, Priority, TaskState, Unit
+from services.scheduler.domain.disciplines import DISCIPLINES
+from services.scheduler.domain.marks import Marks
 from services.scheduler.domain.model import Limit, Node, PolicySettings, Task
 from services.scheduler.domain.place import Capacity, placements_of
+from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
 from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import a_checkpoint, a_limit, a_node, a_snapshot, a_spec, a_task, at
 
@@ -22,6 +28,15 @@ NOW = at(NOW_SECONDS)
 SETTINGS = PolicySettings(protected_seconds=10.0)
 PRIORITIES = [Priority.HIGH, Priority.NORMAL, Priority.NORMAL, Priority.LOW, Priority.AUTO]
 GROUPS = ["default", "default", "default", "dev"]
+NAMES = sorted(DISCIPLINES)
+CLUSTERS = (
+    VirtualCluster("lab", 2.0, teams=("speech",)),
+    VirtualCluster("eyes", 1.0, parent="lab", teams=("vision",)),
+    VirtualCluster("bob", 0.5, users=("bob",), nodes_max=1.5),
+)
+TREES = [(), (), CLUSTERS[:1], CLUSTERS]
+LABELS = [(), (), (), (("gpu", "a100"),)]
+TAINTS = [(), (), (), ("old",)]
 HELD = [TaskState.STARTING, TaskState.RUNNING, TaskState.PREEMPTING, TaskState.KILLING]
 
 
@@ -44,6 +59,8 @@ def nodes(draw: Draw, *, healthy: bool = False) -> list[Node]:
                 schedulable=draw(st.sampled_from([True, True, True, False])),
                 draining=draw(st.sampled_from([False, False, False, True])),
                 unusable_gpus=draw(st.sampled_from([(), (), (), (0,)])),
+                labels=draw(st.sampled_from(LABELS)),
+                taints=draw(st.sampled_from(TAINTS)),
             )
         found.append(node)
     return found
@@ -60,6 +77,11 @@ def queued_tasks(draw: Draw, task_id: str) -> Task:
         mode=draw(st.sampled_from([PreemptMode.SDK, PreemptMode.SDK, PreemptMode.KILL])),
         max_run_seconds=draw(st.sampled_from([None, None, 500.0])),
         retries=1,
+    ).model_copy(
+        update={
+            "node_selector": dict(draw(st.sampled_from(LABELS))),
+            "tolerations": draw(st.sampled_from(TAINTS)),
+        }
     )
     task = a_task(
         task_id,
@@ -77,6 +99,25 @@ def queued_tasks(draw: Draw, task_id: str) -> Task:
         checkpoint=a_checkpoint(3, attempt=attempt) if attempt else None,
         state=draw(st.sampled_from([TaskState.QUEUED] * 3 + [TaskState.PAUSED])),
         not_before_at=draw(st.sampled_from([None, None, at(NOW_SECONDS + 5)])),
+        marks=draw(marks(waiting=True)),
+    )
+
+
+@st.composite
+def marks(draw: Draw, *, waiting: bool) -> Marks:
+    """What some discipline noted at some time; or nothing."""
+    name = draw(st.sampled_from(["", *NAMES]))
+    if not name:
+        return Marks()
+    rekey = draw(st.sampled_from([None, NOW_SECONDS - 1, NOW_SECONDS + 50]))
+    held = draw(st.sampled_from([None, None, NOW_SECONDS + 20]))
+    return Marks(
+        policy=name,
+        waiting=waiting,
+        key=at(draw(st.sampled_from([0.0, 1.0, 500.0]))).timestamp(),
+        scaled=draw(st.sampled_from([0.0, 0.0, 700.0])),
+        rekey_at=at(rekey) if rekey is not None and not waiting else None,
+        held_until=at(held) if held is not None and not waiting else None,
     )
 
 
@@ -100,6 +141,7 @@ def _live(draw: Draw, task: Task, snapshot_nodes: dict[str, Node], room: Capacit
         accepted=True,
         not_before_at=None,
         placements=placements_of(slots, task.spec, snapshot_nodes),
+        marks=draw(marks(waiting=False)),
         assigned_at=at(0),
         start_deadline_at=at(draw(st.sampled_from([900.0, 1300.0]))),
         run_started_at=at(since) if started else None,
@@ -107,6 +149,31 @@ def _live(draw: Draw, task: Task, snapshot_nodes: dict[str, Node], room: Capacit
         preempted_for=draw(st.sampled_from(["", "t0", "t1"])) if asked else "",
         start_attempts=draw(st.sampled_from([0, 4])),
     )
+
+
+def _promised(task: Task, snapshot_nodes: dict[str, Node], room: Capacity) -> Task:
+    """The task with nodes that are kept for it, if there is still room."""
+    slots = room.pick(task.shape)
+    if slots is None or task.state is not TaskState.QUEUED or task.goal is not Goal.RUN:
+        return task
+    room.take(slots)
+    level = Priority.NORMAL if task.priority is Priority.AUTO else task.priority
+    placements = placements_of(slots, task.spec, snapshot_nodes)
+    return replace(task, promised=placements, level=level, accepted=True, not_before_at=None)
+
+
+@st.composite
+def policies(draw: Draw) -> list[GroupPolicy]:
+    """How the groups are shared; some have no policy of their own."""
+    return [
+        GroupPolicy(
+            group,
+            version=1,
+            policy=draw(st.sampled_from(NAMES)),
+            virtual_clusters=draw(st.sampled_from(TREES)),
+        )
+        for group in draw(st.sampled_from([["default"], ["default", "dev"], []]))
+    ]
 
 
 @st.composite
@@ -135,11 +202,17 @@ def snapshots(draw: Draw, *, healthy: bool = False) -> Snapshot:
     tasks: list[Task] = []
     for index in range(draw(st.integers(0, 9))):
         task = draw(queued_tasks(f"t{index}"))
-        tasks.append(_live(draw, task, by_id, room) if draw(st.booleans()) else task)
+        kind = draw(st.sampled_from(["queued", "queued", "live", "live", "live", "promised"]))
+        if kind == "live":
+            task = _live(draw, task, by_id, room)
+        elif kind == "promised":
+            task = _promised(task, by_id, room)
+        tasks.append(task)
     return a_snapshot(
         tasks,
         some,
         limits=draw(limits()),
+        policies=draw(policies()),
         listed=draw(st.sampled_from([True, True, False])),
         settings=SETTINGS,
         version=draw(st.integers(1, 5)),

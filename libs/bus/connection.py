@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -260,3 +261,26 @@ class Questions:
 def status(message: Msg) -> str | None:
     """The status of a message that the server itself made; None for everybody else's."""
     return message.headers.get("Status") if message.headers and not message.data else None
+
+
+async def say(client: ServerClient, subjects: Sequence[str], body: bytes) -> None:
+    """The same to several subjects, in their order, without an answer."""
+    if not client.is_connected:
+        raise BusUnavailableError("the bus server is not connected")
+    try:
+        for subject in subjects:
+            await client.publish(subject, body)
+    except (nats.errors.Error, OSError) as error:
+        raise BusUnavailableError(f"not sent: {error}") from error
+
+
+def raise_refused(subject: str, body: bytes) -> None:
+    """The stream said no: for good if the message is at fault, for now otherwise."""
+    error = json.loads(body)["error"]
+    text = f"{subject} was not stored: {error.get('description', error)}"
+    raise (BusDeniedError if error.get("code") == 400 else BusUnavailableError)(text)  # noqa: PLR2004 - HTTP's
+
+
+def nanoseconds(seconds: float) -> int:
+    """A duration as the server takes it."""
+    return int(seconds * 1_000_000_000)

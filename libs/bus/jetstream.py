@@ -28,7 +28,10 @@ from libs.bus.connection import (
     Question,
     Questions,
     ServerClient,
+    nanoseconds,
     open_client,
+    raise_refused,
+    say,
     status,
 )
 from libs.bus.port import BusDeniedError, BusUnavailableError, CommandHandler, Consumer, Delivery
@@ -75,7 +78,7 @@ class _JetStreamDelivery:
         return self._message.reply
 
     async def nak(self, delay_s: float) -> None:
-        await self._settle(b"-NAK " + json.dumps({"delay": _nanoseconds(delay_s)}).encode())
+        await self._settle(b"-NAK " + json.dumps({"delay": nanoseconds(delay_s)}).encode())
 
     async def dead_letter(self, reason: str) -> None:
         message, sequence = self._message, self._message.metadata.sequence.stream
@@ -129,7 +132,7 @@ class _JetStreamConsumer:
                 await self._hear(self._ends_at)
         while not self._arrived and (left_s := until - asyncio.get_running_loop().time()) > 0:
             if not self._left:
-                await self._ask({"expires": _nanoseconds(left_s)}, messages_max, left_s)
+                await self._ask({"expires": nanoseconds(left_s)}, messages_max, left_s)
             await self._hear(until)
         count = min(messages_max, len(self._arrived))
         return [_JetStreamDelivery(self._bus, self._arrived.popleft()) for _ in range(count)]
@@ -192,18 +195,11 @@ class _JetStreamConsumer:
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         """The server takes what one connection says in its order: when the last one is noted, so
         are those before it, and none of them needs an answer of its own."""
-        if not deliveries:
-            return
-        if not self._client.is_connected:
-            raise BusUnavailableError("the bus server is not connected")
-        *others, last = deliveries
-        try:
-            for each in others:
-                assert isinstance(each, _JetStreamDelivery), "a consumer settles its own"
-                await self._client.publish(each.settles, ACK)
-        except (nats.errors.Error, OSError) as error:
-            raise BusUnavailableError(f"not settled: {error}") from error
-        await last.ack()
+        if deliveries:
+            *others, last = deliveries
+            own = [each for each in others if isinstance(each, _JetStreamDelivery)]
+            await say(self._client, [each.settles for each in own], ACK)
+            await last.ack()
 
     async def release(self) -> None:
         """End the open pull; messages that arrived and were never fetched come again at once."""
@@ -254,7 +250,7 @@ class JetStreamBus:
             answers = await self._questions.answers(questions, self.config.reply_timeout_s)
         for question, message in zip(questions, answers, strict=True):
             if b'"error"' in message.data:
-                _raise_refused(question.subject, message.data)
+                raise_refused(question.subject, message.data)
 
     async def ask(self, subject: str, body: bytes, headers: dict[str, str] | None) -> Msg:
         """One question and its answer, within the time for the server's own answers."""
@@ -402,14 +398,3 @@ async def connect(config: BusConfig) -> JetStreamBus:
     bus = JetStreamBus(config)
     await bus.open()
     return bus
-
-
-def _nanoseconds(seconds: float) -> int:
-    return int(seconds * 1_000_000_000)
-
-
-def _raise_refused(subject: str, body: bytes) -> None:
-    """The stream said no: for good if the message is at fault, for now otherwise."""
-    error = json.loads(body)["error"]
-    text = f"{subject} was not stored: {error.get('description', error)}"
-    raise (BusDeniedError if error.get("code") == 400 else BusUnavailableError)(text)  # noqa: PLR2004 - HTTP's

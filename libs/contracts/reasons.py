@@ -205,6 +205,13 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         ),
         "needs more than its quota ever allows",
     ),
+    ReasonCode.WAITS_FOR_SHARE: (
+        lambda said: (
+            f"waits while others do: its owner's backlog is {said.number('hours')} h of all nodes,"
+            f" and may hold {said.number('limit')} of them"
+        ),
+        "waits while others do: its owner's backlog is longer than a day of all nodes",
+    ),
     ReasonCode.GRANTED: (
         lambda said: f"went without service for {said.number('seconds')} s and is next",
         "went without service for long and is next",

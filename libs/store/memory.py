@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from libs.contracts.envelope import Envelope
+from libs.store.core import StoreCore
 from libs.store.memory_database import (
     Fault,
     MemoryDatabase,
@@ -28,7 +29,7 @@ from libs.store.memory_database import (
 from libs.store.port import Leadership, NotLeaderError, Order, StoreUnavailableError, Where
 from libs.store.rows import Batch, Key, Row, Shape, checked, select
 from libs.store.tables import Tables
-from libs.store.unit import Clock, Session, StoreCore
+from libs.store.unit import Clock, Session
 
 __all__ = ["Fault", "MemoryDatabase", "MemoryStore", "Point", "no_fault"]
 

@@ -15,12 +15,13 @@ from libs.contracts.envelope import Envelope
 from libs.contracts.registry import ROUTES
 from libs.store import statements
 from libs.store.connections import Address, Connection, Pool, meaning
+from libs.store.core import StoreCore
 from libs.store.leader import Campaign, SqlLeadership, lead
 from libs.store.port import Leadership, NotLeaderError, Order, Where
 from libs.store.rows import Batch, Key, Row, Shape
 from libs.store.statements import quoted
 from libs.store.tables import INBOX, LEADER, OUTBOX, Tables
-from libs.store.unit import Clock, Session, StoreCore
+from libs.store.unit import Clock, Session
 
 T = TypeVar("T")
 

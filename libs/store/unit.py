@@ -1,41 +1,30 @@
-"""What the two adapters have in common: the transaction, leader's fencing, resident tables.
+"""The transaction of both adapters: what its reads see, and what it leaves behind.
 
-``sql`` and ``memory`` give a ``Session`` (one open transaction of their database) and inherit the
-rest from ``StoreCore``, so that the simulation runs the code of production down to this line.
+``sql`` and ``memory`` give a ``Session``, one open transaction of their database; ``core`` opens
+and lands a ``Unit`` over it.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import islice
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from libs.contracts.base import Message
 from libs.contracts.envelope import Envelope
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
 from libs.store.port import (
-    ConflictError,
     Delta,
-    Leadership,
-    NotLeaderError,
-    Observer,
     Op,
     Order,
-    StoreUnavailableError,
-    Tx,
     Where,
 )
 from libs.store.rows import Batch, Key, Overlay, Row, Shape, checked, select
-from libs.store.tables import Tables, open_tables
+from libs.store.tables import Tables
 
 R = TypeVar("R")
-# More than these wait in the database alone.
-FRESH_EVENTS_MAX = 8192
 
 
 class Clock(Protocol):
@@ -273,194 +262,3 @@ class Unit:
         except Exception as error:
             self._failure = self._failure or error
             raise
-
-
-class StoreCore:
-    """The half of ``Store`` that does not depend on the database."""
-
-    def __init__(
-        self,
-        tables: Tables,
-        *,
-        clock: Clock,
-        source: str,
-        new_id: Callable[[], str],
-        traceparent: Callable[[], str] = str,
-    ) -> None:
-        open_tables(tables)
-        self._tables = tables
-        self._clock = clock
-        self._birth = Birth(source, new_id, traceparent)
-        self._observers: list[Observer] = []
-        self._residents: dict[Shape, dict[Key, Row]] = {}
-        self._outbox_changed = asyncio.Event()
-        # Events of our own commits that are not published yet, by their rows in the outbox; kept
-        # from the first look on. What does not fit, or may have landed, is found by a look.
-        self._fresh: dict[int, Envelope] = {}
-        self._relays = False
-        self._look_due = False
-        # Leader's transactions take turns here: they land in memory in the order of the commits.
-        self._turn = asyncio.Lock()
-        self._turn_of: asyncio.Task[Any] | None = None
-        # A leader's transaction whose commit was not answered.
-        self._doubt: Landed | None = None
-
-    async def _begin(self, epoch: int | None) -> Session:
-        """Open a transaction; with an epoch, fenced by it (NotLeaderError)."""
-        raise NotImplementedError
-
-    async def _lead(self) -> Leadership:
-        """Wait for the leadership."""
-        raise NotImplementedError
-
-    async def _look_outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
-        """Unpublished events, oldest first, from the database."""
-        raise NotImplementedError
-
-    async def _mark_published(self, row_ids: Sequence[int]) -> None:
-        """Mark events of the outbox as published, in the database."""
-        raise NotImplementedError
-
-    async def outgoing(self, limit: int, *, look: bool = True) -> list[tuple[int, Envelope]]:
-        """Unpublished events, oldest first; see the port."""
-        if not look and self._relays and not self._look_due:
-            return list(islice(self._fresh.items(), limit))
-        # From before the looking on: what commits meanwhile is found, kept, or both.
-        self._relays, self._look_due = True, False
-        try:
-            return await self._look_outgoing(limit)
-        except BaseException:
-            self._look_due = True
-            raise
-
-    async def published(self, row_ids: Sequence[int]) -> None:
-        """Mark events of the outbox as published."""
-        await self._mark_published(row_ids)
-        for row_id in row_ids:
-            self._fresh.pop(row_id, None)
-
-    def _keep_fresh(self, landed: Landed, row_ids: Sequence[int]) -> None:
-        """Remember what was just put in the outbox, while there is room."""
-        if not self._relays:
-            return
-        if len(row_ids) != len(landed.emitted) or len(self._fresh) > FRESH_EVENTS_MAX:
-            self._fresh.clear()
-            self._look_due = True
-        else:
-            self._fresh |= zip(row_ids, landed.emitted, strict=True)
-
-    @property
-    def outbox_changed(self) -> asyncio.Event:
-        """Set after a commit that emitted something."""
-        return self._outbox_changed
-
-    def observe(self, observer: Observer) -> None:
-        """Call ``observer`` after each of this store's commits, in order."""
-        self._observers.append(observer)
-
-    @asynccontextmanager
-    async def transaction(self, *, epoch: int | None = None) -> AsyncGenerator[Tx]:
-        """Open a transaction; see the port."""
-        if epoch is not None and self._turn_of is asyncio.current_task():
-            raise RuntimeError("a leader's transaction inside a leader's transaction")
-        async with self._turn if epoch is not None else nullcontext():
-            if epoch is not None:
-                self._turn_of = asyncio.current_task()
-            try:
-                async with self._open(epoch) as unit:
-                    yield unit
-            finally:
-                if epoch is not None:
-                    self._turn_of = None
-
-    @asynccontextmanager
-    async def _open(self, epoch: int | None) -> AsyncGenerator[Unit]:
-        now = self._clock.now()
-        session = await self._begin(epoch)
-        try:
-            self._settle(session.version)
-            residents = self._residents if epoch is not None else {}
-            unit = Unit(session, self._tables, residents, self._birth, now)
-            yield unit
-            landed = await unit.finish()
-        except BaseException:
-            await session.rollback()
-            raise
-        if landed is None:
-            # Nothing to keep: no commit, no version, no wait for the disk.
-            await session.rollback()
-            return
-        try:
-            await session.commit()
-        except (ConflictError, NotLeaderError):
-            raise
-        except BaseException:
-            if epoch is not None:
-                self._doubt = landed
-            # It may have landed, and then its events wait.
-            self._look_due = True
-            raise
-        self._land(landed, session.outbox_ids)
-
-    def _settle(self, version: int) -> None:
-        """Find out what became of a commit without an answer: each commit counts one version.
-
-        If it did land, this transaction is refused, so that its caller starts again from the
-        state that is true now.
-        """
-        doubt = self._doubt
-        if doubt is None or version == 0:
-            return
-        self._doubt = None
-        if version > doubt.version:
-            self._land(doubt, ())
-            raise StoreUnavailableError("an earlier transaction did commit; begin again after it")
-
-    def _land(self, landed: Landed, row_ids: Sequence[int]) -> None:
-        """Apply a committed transaction to memory and tell the observers."""
-        for shape, rows in landed.writes.items():
-            table = self._residents.get(shape)
-            if table is None:
-                continue
-            for key, row in rows.items():
-                if row is None:
-                    table.pop(key, None)
-                else:
-                    table[key] = row
-        if landed.emitted:
-            self._keep_fresh(landed, row_ids)
-            self._outbox_changed.set()
-        if self._observers and landed.writes:
-            delta = landed.delta()
-            for observer in self._observers:
-                observer(delta)
-
-    async def lead(self) -> Leadership:
-        """Wait until this process leads the service; resident tables have to be loaded anew."""
-        leadership = await self._lead()
-        self._residents = {}
-        self._doubt = None
-        self._fresh.clear()
-        self._look_due = True
-        return leadership
-
-    async def make_resident(self, *kinds: type[object]) -> None:
-        """Load these tables into memory (leader only: it alone writes them)."""
-        async with self._turn:
-            loaded: dict[Shape, dict[Key, Row]] = {}
-            session = await self._begin(None)
-            try:
-                for kind in kinds:
-                    shape = self._tables.shape(kind)
-                    rows = await session.select(shape, (), (), None, 0)
-                    loaded[shape] = {shape.key_of(row): row for row in rows}
-            finally:
-                await session.rollback()
-            self._residents = self._residents | loaded
-
-    def resident(self, kind: type[R]) -> dict[object, R]:
-        """The rows of a resident table by primary key; KeyError if it was not loaded."""
-        shape = self._tables.shape(kind)
-        if shape not in self._residents:
-            raise KeyError(f"{kind.__name__} is not resident; make_resident() comes first")
-        return cast("dict[object, R]", self._residents[shape])

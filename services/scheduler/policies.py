@@ -170,9 +170,6 @@ def _group(name: str, value: object, path: str, default_policy: str, faults: Fau
         fix = "give at most what slice says"
         first = f.duration_text(rotation.first_slice_seconds)
         faults.add(f"{path}.rotation.first_slice", first, "is longer than slice", fix)
-    if policy.timeshare.flood_guard:
-        fix = "leave it out; shares and quotas hold users back"
-        faults.warn(f"{path}.timeshare.flood_guard", "true", "does nothing yet", fix)
     return policy
 
 

@@ -16,12 +16,12 @@ from libs.contracts.messages import Reason, TaskStateChanged
 from libs.store.port import Op, Order, Store, Tx, Where
 from services.scheduler.domain.apply import Change, applied
 from services.scheduler.domain.facts import Early
+from services.scheduler.domain.index import Index
 from services.scheduler.domain.lifecycle import TERMINAL
 from services.scheduler.domain.marks import Ended, PoolBook
 from services.scheduler.domain.model import Inventory, Limit, Node, Plan, PolicySettings, Task
 from services.scheduler.domain.outgoing import state_changed
 from services.scheduler.domain.policy import GroupPolicy
-from services.scheduler.domain.index import Index
 
 WHOLE_NODE = -1
 # Decisions of one plan are numbered within the transaction's number.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from libs.contracts.messages import Priority, ReasonCode
-from services.scheduler.domain.clusters import UNCOVERED, Clusters
+from services.scheduler.domain.clusters import UNCOVERED, Clusters, Depth
 from services.scheduler.domain.lifecycle import RUNNING
 from services.scheduler.domain.marks import Marks
 from services.scheduler.domain.model import WEIGHTS, Assign, Hold, Kill, Mark, Plan, Preempt, Task
@@ -62,6 +62,19 @@ def _level(snapshot: Snapshot, better: Task, decision: Preempt | Kill) -> Priori
 
 def _covered_less(snapshot: Snapshot, task: Task, better: Task) -> bool:
     """True if a guarantee covers the waiting task and the run's virtual cluster is beyond its."""
+    own, theirs = _depths(snapshot, task, better)
+    return own < UNCOVERED and theirs > own
+
+
+def _covered_better(snapshot: Snapshot, task: Task, better: Task) -> bool:
+    """True if a guarantee covers the run, and none so well the waiting task of another's."""
+    own, theirs = _depths(snapshot, task, better)
+    clusters = snapshot.pools[task.group].clusters
+    return clusters.of(task) != clusters.of(better) and theirs < own
+
+
+def _depths(snapshot: Snapshot, task: Task, better: Task) -> tuple[Depth, Depth]:
+    """How the waiting task would be covered, and how the run is."""
     pool = snapshot.pools[task.group]
     clusters = Clusters(pool.policy)
     runs = [each for each in snapshot.tasks.values() if each.group == pool.group]
@@ -69,7 +82,7 @@ def _covered_less(snapshot: Snapshot, task: Task, better: Task) -> bool:
     for each in runs:
         clusters.charge(clusters.of(each), pool.size(each))
     depth = clusters.depth(clusters.of(better), pool.size(better))
-    return depth < UNCOVERED and clusters.coverage(runs, pool.sizes)[task.id] > depth
+    return depth, clusters.coverage(runs, pool.sizes)[task.id]
 
 
 def _turn(
@@ -78,6 +91,8 @@ def _turn(
     pool = snapshot.pools[task.group]
     if not pool.discipline.preempts:
         yield Violation(Fault.NO_TURNS, task.id, pool.discipline.name)
+    if pool.clusters and _covered_better(snapshot, task, better):
+        yield Violation(Fault.VICTIM_NOT_LOWER, task.id, f"covered better than {better.id}")
     if task.level is not level:
         yield Violation(Fault.VICTIM_NOT_LOWER, task.id, f"{task.level} is not {level}")
     noted = {

@@ -31,7 +31,6 @@ from services.scheduler.domain.timeshare.history import History
 from services.scheduler.domain.topology import crosses_zone
 from services.scheduler.domain.totals import Totals
 
-
 # Users' cells that are saved: about a megabyte.
 LEARNED_CELLS_MAX = 2_000
 
@@ -157,7 +156,11 @@ class Index:
     def _expect(self, moment: Moment) -> None:
         self.moments.add(moment)
         settled = self.settled_at
-        if settled is not None and moment.at <= settled.timestamp() and moment.kind is not Kind.OPENS:
+        if (
+            settled is not None
+            and moment.at <= settled.timestamp()
+            and moment.kind is not Kind.OPENS
+        ):
             self.overdue.add(moment)
 
     def _forget(self, moment: Moment) -> None:
@@ -196,8 +199,8 @@ class Index:
         if (task.placements or task.promised) and (old is None or not _keeps(task, old)):
             self._give(task)
         if task.state in LEAVING and (old is None or old.state not in LEAVING):
-            # What it has is coming free: somebody may be promised it.
-            pool.wide = pool.wide or not task.preempted_for
+            # What it has, and is not promised to the one it goes for, is coming free.
+            pool.wide = True
 
     def slots(self, task: Task) -> tuple[Slot, ...]:
         """What a task has, or is promised."""

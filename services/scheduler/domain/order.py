@@ -113,17 +113,29 @@ class Line:
         self._late = {each.id: each for each in late}
         self._heap: list[_Item] = [(*each[:3], _LATE, None, each) for each in self._late.values()]
 
-    def walk(self, look: Look, *, wide: bool, worth: Callable[[int, Shape], bool]) -> None:
+    def walk(
+        self,
+        look: Look,
+        *,
+        wide: bool,
+        worth: Callable[[int, Shape], bool],
+        sent: Callable[[], int],
+    ) -> None:
         """Look at everything once, in order; ``wide``: at the queues too, not only who is late.
 
-        ``worth(weight, shape)`` says whether a look at a whole row could move anything.
+        ``worth(weight, shape)`` says whether a look at a whole row could move anything; rows that
+        are passed over are asked about again when ``sent``, how many were sent away, has grown.
         """
+        passed_over: list[tuple[int, Shape]] = []
         if wide:
             for weight, rows in self._lanes.rows.items():
                 for shape, row in rows.items():
                     if weight == AUTO or worth(weight, shape):
                         self._begin(weight, row)
+                    else:
+                        passed_over.append((weight, shape))
         heapq.heapify(self._heap)
+        known = sent()
         stuck: set[tuple[int, Shape, str]] = set()
         while self._heap:
             rank, key, task_id, place, queue, late = heapq.heappop(self._heap)
@@ -143,6 +155,9 @@ class Line:
             outcome = look(entry)
             if outcome is Outcome.OVER:
                 return
+            if passed_over and sent() != known:
+                known = sent()
+                passed_over = self._ask_again(passed_over, worth)
             if outcome is Outcome.STUCK:
                 stuck.add((rank, entry.shape, entry.cluster))
             elif outcome is not Outcome.LIMITED:
@@ -160,6 +175,17 @@ class Line:
         # The key of the lanes, not the one that it has in the order of this moment.
         own = queue.keys[place][0] if queue is not None else None
         return self._make(task_id, own)
+
+    def _ask_again(
+        self, rows: list[tuple[int, Shape]], worth: Callable[[int, Shape], bool]
+    ) -> list[tuple[int, Shape]]:
+        """Begin the rows that are worth a look now; returns the others."""
+        found = [row for row in rows if worth(*row)]
+        for weight, shape in found:
+            self._begin(weight, self._lanes.rows[weight][shape])
+        if found:
+            heapq.heapify(self._heap)
+        return [row for row in rows if row not in found]
 
     def _begin(self, weight: int, row: list[Head]) -> None:
         for key, task_id, queue in row:

@@ -108,6 +108,7 @@ class Turns:
                 task_id in self._used
                 or task_id in round_.moved
                 or discipline.spares(entry.task, task)
+                or self._covered_better(entry, task)
             ):
                 continue
             trial.give(round_.index.slots(task))
@@ -127,6 +128,13 @@ class Turns:
         room.send(round_, victims, entry, reason(ReasonCode.TURN_OF, names=names))
         self._used.update(task.id for task in victims)
         return room.pick(round_, pool, entry, trial)
+
+    def _covered_better(self, entry: Entry, task: Task) -> bool:
+        """True if a guarantee covers the run, and none so well the task that wants its turn."""
+        clusters = self._pool.clusters
+        if not clusters or (entry.cluster and clusters.of(task) == entry.cluster):
+            return False
+        return self._round.coverage(self._pool)[task.id] < entry.depth
 
     def _later(self, entry: Entry, row: _Row, victims: list[Task]) -> bool:
         """True if the task reaches all of them, for so many as they are."""

@@ -7,10 +7,9 @@ from the rows, which is what a new leader does.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from heapq import heapify, heappop, heapreplace
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from datetime import datetime
+from heapq import heapify, heappop, heapreplace
 from typing import TypeAlias
 
 from libs.contracts.messages import Priority
@@ -18,7 +17,7 @@ from services.scheduler.domain.clusters import Clusters
 from services.scheduler.domain.disciplines import DISCIPLINES
 from services.scheduler.domain.disciplines.timeshare import features_of
 from services.scheduler.domain.lanes import AUTO, NOBODY, Key, Lanes, QueueName, Who
-from services.scheduler.domain.lifecycle import LEAVING, PAUSED, QUEUED, RUNNING
+from services.scheduler.domain.lifecycle import LEAVING, QUEUED
 from services.scheduler.domain.marks import Ended, Marks, PoolBook
 from services.scheduler.domain.model import WEIGHTS, PolicySettings, Shape, Task
 from services.scheduler.domain.order import is_auto
@@ -88,6 +87,8 @@ class Pool:
         self.live_units = 0.0
         self.live_moments = 0.0
         self.owners: dict[str, int] = {}
+        self.owner_units: dict[str, float] = {}
+        self.owner_held: dict[str, float] = {}
         self.finishes: dict[str, float] = {}
         # Waiting tasks, the longest without service first.
         self.unserved: list[Key] = []
@@ -97,6 +98,11 @@ class Pool:
         self.nodes_changed = True
         self.due_at: datetime | None = None
         self.passed_at: datetime | None = None
+
+    @property
+    def guarded(self) -> bool:
+        """True if an owner's flood yields while others wait."""
+        return self.discipline.pays and self.policy.timeshare.flood_guard
 
     @property
     def protected_seconds(self) -> float:
@@ -116,7 +122,7 @@ class Pool:
     def who(self, task: Task) -> Who:
         """Whose limits count for a task."""
         cluster = self.clusters.of(task) if self.clusters else ""
-        if self.limited or self.discipline.by_user:
+        if self.limited or self.discipline.by_user or self.guarded:
             return cluster, task.owner, task.team if self.limited else ""
         return (cluster, "", "") if cluster else NOBODY
 
@@ -163,6 +169,7 @@ class Pool:
         self.live_units += size
         self.live_moments += size * task.submitted_at.timestamp()
         self.owners[task.owner] = self.owners.get(task.owner, 0) + 1
+        self._count(task, size)
         finish = task.marks.user_finish
         if finish > self.finishes.get(task.owner, 0.0):
             self.finishes[task.owner] = finish
@@ -181,8 +188,10 @@ class Pool:
         self.live_units -= size
         self.live_moments -= size * task.submitted_at.timestamp()
         self.owners[task.owner] -= 1
+        self._count(task, -size)
         if not self.owners[task.owner]:
-            del self.owners[task.owner]
+            del self.owners[task.owner], self.owner_units[task.owner]
+            self.owner_held.pop(task.owner, None)
         if task.state is QUEUED:
             self._unwait(task)
         elif task.state in LEAVING:
@@ -191,6 +200,12 @@ class Pool:
             self._unrun(task, size)
         if self.clusters and (task.holds or task.promised):
             self.clusters.charge(self.clusters.of(task), -size)
+
+    def _count(self, task: Task, size: float) -> None:
+        owner = task.owner
+        self.owner_units[owner] = self.owner_units.get(owner, 0.0) + size
+        if task.holds or task.promised:
+            self.owner_held[owner] = self.owner_held.get(owner, 0.0) + size
 
     def gone(self, owner: str) -> None:
         """After a change: an owner without live tasks begins anew."""

@@ -53,7 +53,8 @@ def _capacity(standing: Standing, now: datetime) -> Iterator[str]:
     shape = standing.entry.shape
     missing = shape.nodes - _fitting(standing.round.free, shape)
     if missing > 0:
-        yield f"{missing} more of its {number(shape.nodes, 'node')} come free"
+        verb = "comes" if missing == 1 else "come"
+        yield f"{missing} more of its {number(shape.nodes, 'node')} {verb} free"
     else:
         yield "its nodes are free but lie in different domains of the network, or others come first"
     yield from _lower(standing, now)
@@ -69,7 +70,8 @@ def _capacity(standing: Standing, now: datetime) -> Iterator[str]:
 def _behind(standing: Standing, now: datetime) -> Iterator[str]:
     count = standing.above + standing.before
     if count:
-        yield f"the {number(count, 'task')} before it start or leave the queue"
+        verb = "starts or leaves" if count == 1 else "start or leave"
+        yield f"the {number(count, 'task')} before it {verb} the queue"
     yield from _capacity(standing, now)
 
 
@@ -98,7 +100,7 @@ def _lower(standing: Standing, now: datetime) -> Iterator[str]:
     ends = [protected_until(task, pool.protected_seconds) for task in lower]
     soon = sorted(end for end in ends if end is not None and end > now)
     if soon:
-        yield f"{len(soon)} lower runs may be preempted from {moment(soon[0])}"
+        yield f"{number(len(soon), 'lower run')} may be preempted from {moment(soon[0])}"
     if len(soon) < len(lower):
         yield (
             f"the other {number(len(lower) - len(soon), 'lower run')} would go at once, but even"
@@ -356,7 +358,12 @@ def _victims(standing: Standing, now: datetime) -> Iterator[str]:
         if bits & (mask or bits)
     }
     leaving = [pool.leaving[owner] for owner in owners if owner in pool.leaving]
-    yield f"{number(len(owners), 'run')} that still hold what it is promised end"
+    one = len(owners) == 1
+    yield (
+        "the run that still holds what it is promised ends"
+        if one
+        else f"the {len(owners)} runs that still hold what it is promised end"
+    )
     ends = [
         task.ack_deadline_at
         for task in leaving
@@ -364,7 +371,7 @@ def _victims(standing: Standing, now: datetime) -> Iterator[str]:
     ]
     if ends:
         seconds = max(0.0, (max(ends) - now).total_seconds())
-        yield f"at the latest in {seconds:.0f} s they are ended by force"
+        yield f"at the latest in {seconds:.0f} s {'it is' if one else 'they are'} ended by force"
 
 
 _REMEDIES: dict[ReasonCode, Callable[[Standing, datetime], Iterator[str]]] = {

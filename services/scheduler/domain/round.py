@@ -31,7 +31,6 @@ from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.domain.topology import Topology
 from services.scheduler.domain.why import reason, same
 
-
 ANYWHERE = Topology()
 
 

@@ -13,6 +13,7 @@ from libs.contracts.messages import ReasonCode
 from services.scheduler.domain import room, slices
 from services.scheduler.domain.clusters import UNCOVERED
 from services.scheduler.domain.disciplines.base import Filling
+from services.scheduler.domain.floods import flooded
 from services.scheduler.domain.grants import grant
 from services.scheduler.domain.lifecycle import QUEUED
 from services.scheduler.domain.model import WEIGHTS, Assign, Look, Shape, Task
@@ -55,6 +56,8 @@ class Sharing:
         self._stuck: dict[int, dict[tuple[Shape, str], None]] = {}
         self._reserved: dict[int, Reservation] = {}
         self._spare_units = 0.0
+        self._sent_units = -1
+        self._yielded = self._second = False
         self.turns = Turns(round_, pool)
 
     def _newcomers(self, moments: list[Moment], resumed: list[Task]) -> dict[str, Task]:
@@ -76,6 +79,12 @@ class Sharing:
             self._mark(task)
         granted_due = self._grant()
         self._walk(self.late, wide=self.wide or self.turns.open)
+        if self._yielded:
+            # What is free after the others is anybody's.
+            self._second = True
+            taken = self.round.served | self.round.moved
+            left = {key: task for key, task in self.late.items() if key not in taken}
+            self._walk(left, wide=True)
         while displaced := self.round.displaced.pop(self.pool.group, None):
             self._walk({task.id: task for task in displaced}, wide=False)
         due_at = min(
@@ -104,11 +113,12 @@ class Sharing:
         entries = [self.entry(task) for task in late.values()]
         fixed = not self.pool.clusters and not self.pool.discipline.by_user
         line = Line(self.pool.lanes, self.make, entries, fixed=fixed)
-        if wide:
-            pool = self.pool
-            promised = sum(map(pool.size, pool.promised.values()))
-            self._spare_units = self.coming_units() + promised
-        line.walk(self.look, wide=wide, worth=self._worth)
+        self._sent_units = -1
+        line.walk(self.look, wide=wide, worth=self._worth, sent=self._sent)
+
+    def _sent(self) -> int:
+        """How many runs and promises of this pool were sent away in this round."""
+        return len(self.round.told.get(self.pool.group, ())) + len(self.round.released)
 
     # Entries of the line.
 
@@ -131,6 +141,8 @@ class Sharing:
 
     def make(self, task_id: str, key: float | None) -> Entry | None:
         """The entry of a task that comes up; None if it is not to be looked at."""
+        if task_id in self.round.served:
+            return None
         late = self.late.get(task_id)
         if late is not None:
             return self.entry(late)
@@ -148,6 +160,10 @@ class Sharing:
         if round_.free.fits(shape):
             return True
         lower = pool.lower_units(weight)
+        if self._sent_units != self._sent():
+            self._sent_units = self._sent()
+            promised = sum(map(pool.size, pool.promised.values()))
+            self._spare_units = self.coming_units() + promised
         if not self._spare_units and not lower:
             return False
         there = round_.free.free_units(pool.group) + lower + self._spare_units
@@ -155,7 +171,14 @@ class Sharing:
 
     def aside(self, entry: Entry) -> Outcome | None:
         """What stops the task, whatever others do; None: nothing does."""
-        return waits_by_itself(self.round, self.pool, entry)
+        found = waits_by_itself(self.round, self.pool, entry)
+        if found is None and not self._second:
+            why = flooded(self.round, self.pool, entry)
+            if why is not None:
+                self._yielded = True
+                self.round.explain(entry.task, why)
+                return Outcome.LIMITED
+        return found
 
     def coming_units(self) -> float:
         """Node equivalents that runs on their way out hold, whoever they were promised to."""
@@ -185,8 +208,8 @@ class Sharing:
             # One of the same shape that ends earlier may still start, if there is room at all.
             outcome = self._waits_on(entry, behind=True)
             return Outcome.ASIDE if round_.free.fits(shape) else outcome
-        promised = room.find(round_, pool, entry)
-        if promised is None:
+        promised = None if self._second else room.find(round_, pool, entry)
+        if promised is None and not self._second:
             promised = self.turns.take(entry, self.coming_units())
         if promised is not None:
             self.promise(entry, promised)
@@ -210,7 +233,8 @@ class Sharing:
         code = (
             ReasonCode.WAITS_BEHIND_OTHERS if behind and strict else ReasonCode.WAITS_FOR_CAPACITY
         )
-        self.round.explain(entry.task, self.round.waits(code, entry.shape))
+        if not self._second or entry.id not in self.round.explanations:
+            self.round.explain(entry.task, self.round.waits(code, entry.shape))
         return Outcome.STUCK
 
     def _place(self, entry: Entry) -> tuple[Slot, ...] | None:

@@ -50,6 +50,9 @@ def _note_finish(round_: Round, pool: Pool, owner: str, marks: Marks) -> None:
 def mark_starting(round_: Round, pool: Pool, task: Task) -> Marks:
     """The marks of a run that begins."""
     marks = round_.marks.get(task.id)
+    if marks is None and not pool.marked(task):
+        # It was promised its nodes under another discipline.
+        marks = pool.discipline.waiting(pool, task, round_.now, finish_of(round_, pool, task.owner))
     if marks is not None:
         task = replace(task, marks=marks)
     begun = pool.discipline.starting(pool, task, round_.now, finish_of(round_, pool, task.owner))

@@ -76,8 +76,8 @@ class PredictorSettings:
         for level in (*self.levels, *self.limit_levels):
             if level.kappa <= 0 or not 0 < level.decay <= 1:
                 raise ValueError(f"level {level.name}: kappa above 0, decay above 0 and at most 1")
-        if self.cells_max < 1 or self.mean_window < 1:
-            raise ValueError("cells_max and mean_window: at least 1")
+        if min(self.cells_max, self.mean_window, self.kin_bins) < 1:
+            raise ValueError("cells_max, mean_window and kin_bins: at least 1")
 
     @property
     def levels(self) -> tuple[Level, Level, Level, Level]:

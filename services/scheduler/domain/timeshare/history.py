@@ -163,8 +163,7 @@ class History:
         for key in ((features.user,), (features.user, features.size)):
             self._last_ends[key] = last
             self._last_ends.move_to_end(key)
-        while len(self._last_ends) > self._settings.cells_max:
-            self._last_ends.popitem(last=False)
+        self._drop()
         self._ends = min(self._ends + 1, self._settings.mean_window)
         self._mean += (seconds - self._mean) / self._ends
 
@@ -227,17 +226,16 @@ class History:
 
     def dump(self, cells_max: int | None = None) -> dict[str, object]:
         """All of it as JSON values; of the users' cells at most ``cells_max``, the latest."""
-        kept = list(self._user_cells.items())
+        kept, ends = list(self._user_cells.items()), list(self._last_ends.items())
         if cells_max is not None:
             kept = kept[max(len(kept) - cells_max, 0) :]
+            ends = ends[max(len(ends) - cells_max, 0) :]
         return {
             "version": _DUMP_VERSION,
             "bins": self._settings.bins,
             "mean_seconds": self._mean,
             "ends": self._ends,
-            "last_ends": [[list(key), value] for key, value in self._last_ends.items()][
-                -(cells_max or len(self._last_ends)) :
-            ],
+            "last_ends": [[list(key), last] for key, last in ends],
             "cells": [cell.dump(key) for key, cell in [*self._class_cells.items(), *kept]],
         }
 
@@ -325,8 +323,9 @@ class History:
         return cell
 
     def _drop(self) -> None:
-        while len(self._user_cells) > self._settings.cells_max:
-            self._user_cells.popitem(last=False)
+        for kept in (self._user_cells, self._last_ends):
+            while len(kept) > self._settings.cells_max:
+                kept.popitem(last=False)
 
     def _bounded(self, seconds: float) -> float:
         # Below 0 and not a number count as 0.

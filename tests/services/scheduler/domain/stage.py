@@ -264,7 +264,7 @@ def facts_of(index: Index) -> dict[str, Any]:
         "moments": index.moments.between(None, float("inf")),
         "ledger": {
             account: held
-            for account, held in index.ledger._held.items()  # noqa: SLF001 - compared, not used
+            for account, held in index.ledger._held.items()
             if held
         },
         "crossing": {group: index.crossing(group) for group in index.pools},
@@ -276,7 +276,7 @@ def _stocks(index: Index) -> Iterable[tuple[str, Any]]:
     return sorted(index.capacity.stocks.items())
 
 
-def _pool(pool: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever a pool keeps
+def _pool(pool: Any) -> dict[str, Any]:
     names = pool.clusters.names()
     return {
         "policy": pool.policy,

@@ -13,11 +13,13 @@ from libs.contracts.messages import Goal, Placement, Priority, ReasonCode, TaskS
 from services.scheduler.domain.check import check
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.lifecycle import Trigger
+from services.scheduler.domain.marks import Marks
 from services.scheduler.domain.model import (
     Assign,
     Decision,
     Hold,
     Kill,
+    Mark,
     Move,
     Plan,
     PolicySettings,
@@ -25,6 +27,7 @@ from services.scheduler.domain.model import (
     Reject,
     Task,
 )
+from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
 from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.domain.violations import Fault
 from services.scheduler.domain.why import reason
@@ -76,7 +79,7 @@ def good(snapshot: Snapshot, now: float = 10) -> Plan:
 def changed(plan: Plan, task_id: str, change: Callable[[Any], Decision | None]) -> Plan:
     """The plan with one task's moving decision changed, or dropped."""
     decisions = [
-        change(each) if each.task_id == task_id and not isinstance(each, Hold) else each
+        change(each) if each.task_id == task_id and not isinstance(each, Hold | Mark) else each
         for each in plan.decisions
     ]
     return replace(plan, decisions=tuple(each for each in decisions if each is not None))
@@ -125,8 +128,12 @@ PLANTED = {
     "GPU of a run": gang(Fault.NOT_FREE, lambda d: placed(d, 0, node_id="n2")),
     "not live": Planted(Fault.WRONG_ATTEMPT, "low", lambda d: replace(d, attempt=2)),
     "deadline passed": Planted(Fault.DEADLINE, "low", lambda d: replace(d, deadline_at=at(10))),
-    "for an equal": Planted(Fault.VICTIM_NOT_LOWER, "low", lambda d: replace(d, beneficiary="low")),
-    "for nobody": Planted(Fault.VICTIM_NOT_LOWER, "low", lambda d: replace(d, beneficiary="x")),
+    "for itself": Planted(Fault.NO_BENEFICIARY, "low", lambda d: replace(d, beneficiary="low")),
+    "for nobody": Planted(Fault.NO_BENEFICIARY, "low", lambda d: replace(d, beneficiary="x")),
+    "for one who is promised nothing": Planted(
+        Fault.NO_BENEFICIARY, "low", lambda d: replace(d, beneficiary="gang")
+    ),
+    "promised and not asked to go": Planted(Fault.PROMISED, "low", lambda _: None),
     "ack not expired": Planted(
         Fault.ILLEGAL, "low", lambda d: Kill(d.task_id, 1, WHY, Trigger.ACK_EXPIRED)
     ),
@@ -170,7 +177,7 @@ def test_one_gpu_for_two_tasks_of_the_plan() -> None:
     first = next(d for d in plan.decisions if isinstance(d, Assign) and d.task_id == "gang")
     gpus, node = first.placements[0].gpus, first.placements[0].node_id
     both = changed(plan, "twin", lambda d: placed(d, 0, node_id=node, gpus=gpus))
-    assert faults(snapshot, both) == {Fault.NOT_FREE}
+    assert faults(snapshot, both) == {Fault.NOT_FREE, Fault.PROMISED}
 
 
 def test_a_second_attempt_while_the_first_lives() -> None:
@@ -229,6 +236,73 @@ def test_a_broken_limit() -> None:
     assert faults(the_snapshot(limits=[a_limit(0, user="bob")]), good(the_snapshot())) == set()
 
 
+def test_a_victim_that_is_not_lower() -> None:
+    plan = good(the_snapshot())
+    equal = running(a_task("low", priority=Priority.HIGH, owner="bob"), {"n2": ALL}, since=0)
+    assert faults(the_snapshot(equal), plan) == {Fault.VICTIM_NOT_LOWER}
+
+
+def test_a_promise_of_what_is_promised_to_another() -> None:
+    plan = good(the_snapshot())
+    (held,) = [each for each in plan.decisions if isinstance(each, Hold) and each.promised]
+    other = replace(a_task("other", owner="bob"), promised=held.promised, level=Priority.NORMAL)
+    assert Fault.PROMISED in faults(the_snapshot(other), plan)
+
+
+def test_a_level_that_rises_by_itself() -> None:
+    snapshot = the_snapshot()
+    for level in (Priority.LOW, Priority.HIGH):
+        plan = with_decision(good(snapshot), Mark(TaskId("low"), WHY, Marks(), level))
+        assert faults(snapshot, plan) == {Fault.LEVEL_ROSE}
+
+
+def turns(waits: float, runs: float, **changes: Any) -> Snapshot:
+    """One node, one run of a discipline that takes turns, and one that waits for it."""
+    settings = PolicySettings(policy="las")
+    run = running(a_task("r", submitted=runs), {"n0": ALL}, since=0)
+    run = replace(run, marks=Marks(policy="las", waiting=False, key=at(runs).timestamp()))
+    told: dict[str, Any] = {"settings": settings, **changes}
+    return a_snapshot([run, a_task("w", submitted=waits)], [a_node("n0")], **told)
+
+
+def test_turns_out_of_turn() -> None:
+    snapshot = turns(1, 2)
+    plan = good(snapshot)
+    assert [type(each) for each in plan.decisions if each.task_id == "r"] == [Preempt]
+    assert faults(turns(1, 0), plan) == {Fault.VICTIM_NOT_LATER}
+    assert faults(turns(1, 2, settings=PolicySettings(policy="fifo")), plan) == {Fault.NO_TURNS}
+    run = snapshot.tasks["r"]
+    held = replace(run, marks=replace(run.marks, held_until=at(11)))
+    settings = PolicySettings(policy="las")
+    left_alone = a_snapshot([held, snapshot.tasks["w"]], [a_node("n0")], settings=settings)
+    assert faults(left_alone, plan) == {Fault.VICTIM_PROTECTED}
+
+
+def test_a_turn_of_a_lower_level() -> None:
+    plan = good(turns(1, 2))
+    lower = a_task("w", submitted=1, priority=Priority.LOW)
+    run = turns(1, 2).tasks["r"]
+    snapshot = a_snapshot([run, lower], [a_node("n0")], settings=PolicySettings(policy="las"))
+    assert Fault.VICTIM_NOT_LOWER in faults(snapshot, plan)
+
+
+def test_a_virtual_cluster_beyond_the_most_it_may_hold() -> None:
+    plan = good(the_snapshot())
+    small = VirtualCluster("small", 0.25, users=("ann",), nodes_max=0.25)
+    policy = GroupPolicy("default", virtual_clusters=(small,))
+    assert Fault.CLUSTER in faults(the_snapshot(policies=[policy]), plan)
+
+
+def test_a_run_that_a_guarantee_covers_is_no_victim() -> None:
+    plan = good(turns(1, 2))
+    owned = VirtualCluster("owned", 1.0, users=("ann",))
+    run = turns(1, 2).tasks["r"]
+    others = a_task("w", submitted=1, owner="bob")
+    policy = GroupPolicy("default", policy="las", virtual_clusters=(owned,))
+    snapshot = a_snapshot([run, others], [a_node("n0")], policies=[policy])
+    assert Fault.VICTIM_NOT_LOWER in faults(snapshot, plan)
+
+
 def test_a_protected_victim() -> None:
     settings = PolicySettings(protected_seconds=60)
     plan = good(the_snapshot())
@@ -254,7 +328,8 @@ def test_a_drain_that_nobody_asked_for() -> None:
 
 
 def test_a_hasty_rejection() -> None:
-    plan = changed(good(the_snapshot()), "gang", lambda d: Reject(d.task_id, WHY))
+    never = reason(ReasonCode.NEVER_FITS)
+    plan = changed(good(the_snapshot()), "gang", lambda d: Reject(d.task_id, never))
     assert faults(the_snapshot(), plan) == {Fault.HASTY_REJECT}
     unlisted = the_snapshot(replace(a_task("gang"), accepted=False), listed=False)
     assert faults(unlisted, plan) == {Fault.HASTY_REJECT}

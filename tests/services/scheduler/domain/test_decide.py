@@ -15,9 +15,11 @@ from libs.contracts.messages import (
 )
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.lifecycle import Trigger
+from services.scheduler.domain.marks import Marks
 from services.scheduler.domain.model import (
     Assign,
     Decision,
+    Hold,
     Inventory,
     Kill,
     Limit,
@@ -69,7 +71,9 @@ def plan_of(
 
 
 def kinds(plan: Plan) -> list[tuple[str, str]]:
-    return [(each.kind, each.task_id) for each in plan.decisions if each.kind != "hold"]
+    """What moves a task; notes apart."""
+    notes = ("hold", "mark")
+    return [(each.kind, each.task_id) for each in plan.decisions if each.kind not in notes]
 
 
 def why(plan: Plan, task_id: str) -> ReasonCode:
@@ -94,6 +98,7 @@ def test_an_assignment_leaves_no_choice_open() -> None:
         reason=reason(
             ReasonCode.PLACED, names={"node_ids": "n0", "group": "default"}, nodes=1, gpus=4
         ),
+        marks=Marks(policy="fifo", waiting=False, key=START.timestamp()),
     )
 
 
@@ -421,13 +426,13 @@ def test_a_rejection_names_what_does_not_fit() -> None:
 def test_a_long_queue_that_cannot_move_is_explained_once() -> None:
     busy = running(a_task("busy"), {"n0": ALL})
     many = [a_task(f"q{number:03}", submitted=number) for number in range(300)]
-    snapshot = a_snapshot([busy, *many], some_nodes(1))
+    snapshot = a_snapshot([busy, *many], some_nodes(1), settings=FIFO)
     first = decide(snapshot, at(1))
-    assert len(first.decisions) == 300
+    assert len([each for each in first.decisions if isinstance(each, Hold)]) == 300
     after = played(snapshot, first)
     assert decide(after, at(2)).decisions == ()
     # One start changes one reason: the next in line, not the whole queue.
     moved = replace(after.tasks["q000"], state=TaskState.PAUSED, goal=Goal.PAUSE)
     tasks = {**after.tasks, "q000": moved}
-    again = decide(a_snapshot(tasks.values(), some_nodes(1)), at(3))
+    again = decide(a_snapshot(tasks.values(), some_nodes(1), settings=FIFO), at(3))
     assert [each.task_id for each in again.decisions] == ["q001"]

@@ -2,11 +2,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from libs.contracts.messages import ExplainReply, Goal, Priority, ReasonCode, TaskState
+import pytest
+
+from libs.contracts.messages import (
+    ExplainReply,
+    Goal,
+    PreemptMode,
+    Priority,
+    ReasonCode,
+    TaskState,
+)
+from services.scheduler.domain.apply import applied
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.explain import explain
-from services.scheduler.domain.model import Limit, Node, PolicySettings, Task
+from services.scheduler.domain.index import Index
+from services.scheduler.domain.model import Inventory, Limit, Node, PolicySettings, Task
+from services.scheduler.domain.policy import GroupPolicy, Timeshare, VirtualCluster
+from services.scheduler.domain.round import Round
+from services.scheduler.domain.share import Sharing
+from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import (
+    START,
     a_limit,
     a_node,
     a_snapshot,
@@ -29,8 +45,9 @@ def about(
     listed: bool = True,
     settings: PolicySettings | None = None,
 ) -> ExplainReply:
-    """Decide once, then explain."""
+    """Decide once, then explain; first come, first served, unless said otherwise."""
     some = some_nodes(nodes) if isinstance(nodes, int) else nodes
+    settings = settings or PolicySettings(policy="fifo")
     snapshot = a_snapshot(tasks, some, limits=limits, listed=listed, settings=settings)
     after = played(snapshot, decide(snapshot, at(10)))
     return explain(after, after.tasks[task_id], at(12))
@@ -45,7 +62,7 @@ def test_a_task_that_waits_for_capacity() -> None:
     assert reply.reason.code is ReasonCode.WAITS_FOR_CAPACITY
     assert (reply.position, reply.queue_length) == (1, 2)
     assert reply.remedies == (
-        "1 more of its 1 nodes come free",
+        "1 more of its 1 node comes free",
         "a priority above normal could preempt some of the 1 running tasks that are not below it",
     )
     assert reply.explained_at == at(12)
@@ -71,8 +88,8 @@ def test_a_task_that_waits_for_victims_names_them() -> None:
     reply = about("hi", low, a_task("hi", priority=Priority.HIGH))
     assert reply.victims == ("low",)
     assert reply.remedies == (
-        "1 runs that are leaving end",
-        "at the latest in 58 s they are ended by force",
+        "the run that still holds what it is promised ends",
+        "at the latest in 58 s it is ended by force",
     )
 
 
@@ -100,9 +117,9 @@ def test_a_retry_says_when() -> None:
 
 def test_protected_runs_say_until_when() -> None:
     low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=0)
-    settings = PolicySettings(protected_seconds=60)
+    settings = PolicySettings(policy="fifo", protected_seconds=60)
     reply = about("hi", low, a_task("hi", priority=Priority.HIGH), settings=settings)
-    assert "1 lower runs may be preempted from 2026-01-01T00:01:00+00:00" in reply.remedies
+    assert "1 lower run may be preempted from 2026-01-01T00:01:00+00:00" in reply.remedies
 
 
 def test_a_cluster_that_is_too_small_says_what_is_away() -> None:
@@ -132,3 +149,133 @@ def test_a_paused_task_and_one_that_loses_its_work() -> None:
     assert about("busy", loses).remedies == (
         "save checkpoints more often: 3 attempts in a row ended without a newer one",
     )
+
+
+def shared(
+    *tasks: Task, policy: GroupPolicy, nodes: int = 2, limits: tuple[Limit, ...] = ()
+) -> Index:
+    """An index that has decided once at ten seconds, as the loop does."""
+    index = Index(PolicySettings())
+    index.apply(put=[policy, *some_nodes(nodes), *limits, Inventory("process", (), START)])
+    index.apply(put=tasks)
+    for _ in range(3):
+        plan = decide(Snapshot.view(index), at(10))
+        index.settle(plan)
+        index.apply(put=plan.books)
+        for decision in plan.decisions:
+            after = applied(index.tasks[decision.task_id], decision, at(10)).task
+            index.apply(put=[after])
+    return index
+
+
+def told(index: Index, task_id: str, now: float = 12.0) -> ExplainReply:
+    return explain(Snapshot.view(index), index.tasks[task_id], at(now))
+
+
+TIMESHARE = GroupPolicy("default")
+
+
+def test_the_place_in_the_order_is_the_sorted_lists() -> None:
+    """However the tasks lie in queues: counted by bisection, it is what sorting all of them says."""
+    levels = (Priority.LOW, Priority.NORMAL, Priority.HIGH, Priority.AUTO)
+    tasks = [
+        a_task(
+            f"t{number}",
+            submitted=number * 7 % 10,
+            owner=f"u{number % 5}",
+            nodes=2 + number % 3,
+            priority=levels[number % 4],
+        )
+        for number in range(40)
+    ]
+    holds = [running(a_task("x", priority=Priority.EXTREME_HIGH), {"n0": ALL})]
+    for policy in ("timeshare", "fifo", "backfill", "rotation"):
+        index = shared(
+            *holds,
+            *tasks,
+            policy=GroupPolicy("default", policy=policy),
+            nodes=4,
+            limits=(a_limit(6, user="u1"), a_limit(8, priority=Priority.HIGH)),
+        )
+        waiting = [t for t in index.tasks.values() if t.state is TaskState.QUEUED]
+        sharing = Sharing(Round(Snapshot.view(index), at(12)), index.pools["default"], [], [])
+        order = sorted(sharing.entry(t)[:3] for t in waiting if not t.promised)
+        promised = len(index.pools["default"].promised)
+        for place, (_, _, task_id) in enumerate(order):
+            reply = told(index, task_id)
+            assert reply.order is not None
+            before = reply.order.above + reply.order.before
+            assert place <= before <= place + promised, (policy, task_id)
+            assert reply.position == before + 1
+            assert reply.queue_length == len(waiting)
+
+
+def test_the_key_is_told_in_its_parts() -> None:
+    index = shared(
+        BUSY,
+        a_task("first", submitted=0, nodes=2, owner="bob"),
+        a_task("second", submitted=5, nodes=2, owner="bob"),
+        policy=TIMESHARE,
+    )
+    order = told(index, "second").order
+    assert order is not None
+    assert (order.level, order.policy, order.before) == (Priority.NORMAL, "timeshare", 1)
+    assert order.submitted_at == at(5)
+    assert order.tag_seconds > 0
+    parts = at(5).timestamp() + order.tag_seconds + order.delay_seconds
+    assert order.key == pytest.approx(parts)
+
+
+def test_who_was_chosen_and_what_is_promised() -> None:
+    low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=-90)
+    cheap = running(a_task("cheap", priority=Priority.LOW), {"n1": ALL}, since=-30)
+    reply = told(shared(low, cheap, a_task("hi"), policy=TIMESHARE), "hi")
+    (chosen,) = reply.chosen
+    assert (chosen.task_id, chosen.level, chosen.nodes) == ("cheap", Priority.LOW, 1.0)
+    # 40 s since it began, and a restart of 60 s.
+    assert chosen.cost_node_seconds == 100.0
+    assert chosen.deadline_at == at(70)
+    assert chosen.why.startswith("level low is below normal")
+    (kept,) = reply.promised
+    assert (kept.node_id, kept.gpus, kept.held_by) == ("n1", ALL, ("cheap",))
+    assert reply.forecast is not None
+    assert reply.forecast.starts_at == at(70)
+
+
+def test_a_run_that_makes_room_names_the_task() -> None:
+    low = running(a_task("low", priority=Priority.LOW), {"n0": ALL})
+    index = shared(low, a_task("hi"), policy=TIMESHARE, nodes=1)
+    assert told(index, "low").beneficiary == "hi"
+
+
+def test_a_virtual_cluster_says_what_it_holds() -> None:
+    clusters = (VirtualCluster("red", 1.0, teams=("vision",), nodes_max=1.0),)
+    held = running(a_task("held"), {"n0": ALL})
+    policy = GroupPolicy("default", policy="backfill", virtual_clusters=clusters)
+    reply = told(shared(held, a_task("more"), policy=policy), "more")
+    assert reply.reason is not None
+    assert reply.reason.code is ReasonCode.WAITS_FOR_VIRTUAL_CLUSTER
+    assert reply.remedies == (
+        "1 node of the 1 held by virtual cluster red come free",
+        "raise the most that virtual cluster red may hold from 1 to 2 nodes",
+    )
+    order = reply.order
+    assert order is not None
+    assert (order.virtual_cluster, order.guaranteed_nodes, order.held_nodes) == ("red", 1, 1)
+    assert not order.covered
+
+
+def test_a_turn_that_cannot_be_paid_says_when_it_can() -> None:
+    policy = GroupPolicy("default", timeshare=Timeshare(budget_share=0.1))
+    index = shared(
+        replace(running(a_task("runs", mode=PreemptMode.KILL), {"n0": ALL}, since=-90_000)),
+        policy=policy,
+        nodes=1,
+    )
+    index.apply(put=[replace(index.books["default"], tokens=40.0, tokens_at=at(10))])
+    index.apply(put=[a_task("new", submitted=11, owner="bob")])
+    reply = told(index, "new", 11)
+    (turn,) = [each for each in reply.remedies if each.startswith("its turn")]
+    # A full account of 4 restarts of 60 s pays for everything; 200 are missing, a tenth a second.
+    assert "the pool's budget holds 40" in turn
+    assert f"enough from {at(11 + 1999).isoformat(timespec='seconds')}" in turn

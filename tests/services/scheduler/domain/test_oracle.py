@@ -110,7 +110,7 @@ class Histories(RuleBasedStateMachine):
         owner: str,
         team: str,
         limit: float | None,
-        kill: bool,  # noqa: FBT001 - drawn
+        kill: bool,
         group: str,
     ) -> None:
         spec = a_spec(
@@ -153,7 +153,7 @@ class Histories(RuleBasedStateMachine):
         team: str,
         priority: Priority,
         unit: Unit,
-        removed: bool,  # noqa: FBT001 - drawn
+        removed: bool,
     ) -> None:
         row = a_limit(limit, user=user, team=team, priority=priority, unit=unit, removed=removed)
         self.stage.put(row)
@@ -219,7 +219,7 @@ class Histories(RuleBasedStateMachine):
         seconds=st.sampled_from([1.0, 15.0, 61.0, 61.0, 300.0, 900.0, 3700.0, 90_000.0]),
         going=st.booleans(),
     )
-    def wait(self, seconds: float, going: bool) -> None:  # noqa: FBT001 - drawn
+    def wait(self, seconds: float, going: bool) -> None:
         """Time passes, with everything started and gone that was to, or with nothing."""
         self.stage.rounds()
         if going:

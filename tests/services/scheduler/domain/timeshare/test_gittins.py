@@ -58,7 +58,7 @@ def test_what_nobody_ends_in_is_never_reached() -> None:
     assert mean_residual([0.0, 0.0], [10.0, 20.0], CEILING) == 30.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(bins())
 def test_as_by_definition(case: tuple[list[float], list[float]]) -> None:
     hazards, widths = case
@@ -67,7 +67,7 @@ def test_as_by_definition(case: tuple[list[float], list[float]]) -> None:
     assert gittins_index(hazards, widths, CEILING) == pytest.approx(slow, rel=1e-6)
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(bins())
 def test_stopping_early_changes_nothing(case: tuple[list[float], list[float]]) -> None:
     hazards, widths = case
@@ -80,7 +80,7 @@ def test_stopping_early_changes_nothing(case: tuple[list[float], list[float]]) -
     assert gittins_index(hazards, widths, CEILING) == pytest.approx(best, rel=1e-9)
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(bins())
 def test_the_index_is_at_most_the_mean_of_a_task_that_ends(
     case: tuple[list[float], list[float]],
