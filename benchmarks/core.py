@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from time import process_time
+from typing import Self
 
 from libs.contracts.ids import NodeId, TaskId
 from libs.contracts.messages import (
@@ -291,7 +292,7 @@ class Clock:
         self.seconds = 0.0
         self._began = 0.0
 
-    def __enter__(self) -> Clock:
+    def __enter__(self) -> Self:
         self._began = process_time()
         return self
 

@@ -6,7 +6,7 @@ Counts from the bare rows: what every live run holds, and what the plan gives.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from libs.contracts.messages import Placement, Priority, Unit
 from services.scheduler.domain.lifecycle import LEAVING
@@ -88,30 +88,28 @@ def _promised_twice(
         for each in plan.decisions
         if (isinstance(each, Hold) and each.promised is not None) or isinstance(each, Assign)
     }
+    if not promises and not starts:
+        return
     kept: dict[tuple[str, int], str] = {}
-    for pool in snapshot.pools.values() if promises or starts else ():
+    for pool in snapshot.pools.values():
         for task in pool.promised.values():
             if task.id not in released:
                 kept.update(((p.node_id, gpu), task.id) for p in task.promised for gpu in p.gpus)
-    for decision in starts:
-        for placement in decision.placements:
-            for gpu in placement.gpus:
-                owner = kept.setdefault((placement.node_id, gpu), decision.task_id)
-                if owner != decision.task_id:
-                    yield Violation(Fault.PROMISED, decision.task_id, f"{owner} is promised it")
     told = {each.task_id for each in plan.decisions if isinstance(each, Preempt | Kill)}
-    for decision in promises:
-        for placement in decision.promised or ():
-            stays = _stays(snapshot, placement, told)
+    given = [(each, each.placements) for each in starts]
+    for decision, placements in (*given, *((each, each.promised or ()) for each in promises)):
+        for placement in placements:
+            # What is given must be free already, which ``_Owners`` sees to.
+            owners = _stays(snapshot, placement, told) if isinstance(decision, Hold) else {}
             for gpu in placement.gpus:
                 owner = kept.setdefault((placement.node_id, gpu), decision.task_id)
                 if owner != decision.task_id:
                     yield Violation(Fault.PROMISED, decision.task_id, f"{owner} is promised it")
-                if gpu in stays:
-                    yield Violation(Fault.PROMISED, decision.task_id, f"{stays[gpu]} stays")
+                if gpu in owners:
+                    yield Violation(Fault.PROMISED, decision.task_id, f"{owners[gpu]} stays")
 
 
-def _stays(snapshot: Snapshot, placement: Placement, told: set[str]) -> dict[int, str]:
+def _stays(snapshot: Snapshot, placement: Placement, told: Container[str]) -> dict[int, str]:
     """GPUs of the node whose owner is not on the way out."""
     found: dict[int, str] = {}
     for task_id in snapshot.index.holders.get(placement.node_id, ()):

@@ -125,7 +125,7 @@ def _key(snapshot: Snapshot, task: Task, marks: Marks, plan: Plan) -> float:
         return pool.key(marks)
     finish = pool.finishes.get(task.owner, 0.0)
     for each in plan.decisions:
-        if isinstance(each, Assign | Hold | Mark) and each.marks is not None:
-            if snapshot.tasks[each.task_id].owner == task.owner:
-                finish = max(finish, each.marks.user_finish)
+        noted = each.marks if isinstance(each, Assign | Hold | Mark) else None
+        if noted is not None and snapshot.tasks[each.task_id].owner == task.owner:
+            finish = max(finish, noted.user_finish)
     return pool.discipline.order(pool, pool.key(marks), finish, plan.decided_at)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
 
+from libs.contracts.ids import TaskId
 from services.scheduler.domain.lifecycle import GOALS, LEAVING, QUEUED, TERMINAL
 from services.scheduler.domain.marks import Ended, PoolBook
 from services.scheduler.domain.model import (
@@ -72,7 +73,7 @@ class Index:
         """Take over committed rows; returns True if any of them concerns scheduling."""
         rows = list(put)
         new = {row.id: row for row in rows if isinstance(row, Task)}
-        gone = [str(key[0]) for kind, key in deleted if kind is Task]
+        gone = [TaskId(str(key[0])) for kind, key in deleted if kind is Task]
         # All that leaves, leaves first: what one run gave back, another may have taken.
         changed = [(self.tasks.pop(task_id, None), new.get(task_id)) for task_id in (*gone, *new)]
         ended = {row.task_id: row for row in rows if isinstance(row, Ended)}
@@ -302,32 +303,38 @@ class Index:
     def refresh(self) -> None:
         """Bring everything up to date; ``Snapshot`` calls it before each look."""
         if self._nodes_stale:
-            levels = {group: policy.topology for group, policy in self.policies.items()}
-            self.totals = Totals(self.nodes.values(), self.settings, levels)
-            self.capacity = self.totals.offered.copy()
-            self._nodes_stale = False
-            for owners in (self.holders, self.keepers):
-                for node_id, masks in owners.items():
-                    self.capacity.take(Slot(node_id, mask) for mask in masks.values())
-            self._crossing.clear()
-            for task in self.tasks.values() if self.totals.zoned else ():
-                if task.group in self.totals.zoned and len(task.placements or task.promised) > 1:
-                    self._note_crossing(task)
-            for group, pool in list(self.pools.items()):
-                pool.units = self.totals.units(group)
-                if pool.width != self.totals.width(group):
-                    self._rebuild(group)
-            self._widen()
+            self._refresh_nodes()
         if self._limits_stale:
-            self._limits_stale = False
-            self.ledger = Ledger(self.limits)
-            for task in self.tasks.values():
-                if task.placements or task.promised:
-                    self.ledger.charge(task, task.level, held_need(task))
-            for group, pool in list(self.pools.items()):
-                if pool.limited != bool(self.limits):
-                    self._rebuild(group)
-            self._widen()
+            self._refresh_limits()
+
+    def _refresh_nodes(self) -> None:
+        levels = {group: policy.topology for group, policy in self.policies.items()}
+        self.totals = Totals(self.nodes.values(), self.settings, levels)
+        self.capacity = self.totals.offered.copy()
+        self._nodes_stale = False
+        for owners in (self.holders, self.keepers):
+            for node_id, masks in owners.items():
+                self.capacity.take(Slot(node_id, mask) for mask in masks.values())
+        self._crossing.clear()
+        for task in self.tasks.values() if self.totals.zoned else ():
+            if task.group in self.totals.zoned and len(task.placements or task.promised) > 1:
+                self._note_crossing(task)
+        for group, pool in list(self.pools.items()):
+            pool.units = self.totals.units(group)
+            if pool.width != self.totals.width(group):
+                self._rebuild(group)
+        self._widen()
+
+    def _refresh_limits(self) -> None:
+        self._limits_stale = False
+        self.ledger = Ledger(self.limits)
+        for task in self.tasks.values():
+            if task.placements or task.promised:
+                self.ledger.charge(task, task.level, held_need(task))
+        for group, pool in list(self.pools.items()):
+            if pool.limited != bool(self.limits):
+                self._rebuild(group)
+        self._widen()
 
     def listed(self) -> bool:
         """True once every runtime's full list of nodes was heard, and all of them are known."""

@@ -22,7 +22,8 @@ class Marks:
     waiting: bool = True
     key: float = 0.0
     scaled: float = 0.0
-    # The submission that ``key`` begins with; the fairness between users in it, and what the next task of the user begins after.
+    # The submission that ``key`` begins with; the fairness between users in it; and what the next
+    # task of the user begins after.
     base: float = 0.0
     tag: float = 0.0
     user_finish: float = 0.0

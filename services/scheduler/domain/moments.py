@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
 
 from services.scheduler.domain.lifecycle import PREEMPTING, QUEUED, RUNNING, STARTING
@@ -16,7 +16,7 @@ from services.scheduler.domain.model import Task
 from services.scheduler.domain.policy import GroupPolicy
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """What comes due."""
 
     EXPIRES = "expires"

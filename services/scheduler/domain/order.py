@@ -126,14 +126,7 @@ class Line:
         ``worth(weight, shape)`` says whether a look at a whole row could move anything; rows that
         are passed over are asked about again when ``sent``, how many were sent away, has grown.
         """
-        passed_over: list[tuple[int, Shape]] = []
-        if wide:
-            for weight, rows in self._lanes.rows.items():
-                for shape, row in rows.items():
-                    if weight == AUTO or worth(weight, shape):
-                        self._begin(weight, row)
-                    else:
-                        passed_over.append((weight, shape))
+        passed_over = self._begin_all(worth) if wide else []
         heapq.heapify(self._heap)
         known = sent()
         stuck: set[tuple[int, Shape, str]] = set()
@@ -145,11 +138,8 @@ class Line:
             if entry is None:
                 self._next(queue, place, rank)
                 continue
-            if not self._fixed and entry.rank == rank and entry.key != key:
-                # Its owner was served on the way.
-                heapq.heappush(self._heap, (rank, entry.key, task_id, place, queue, late))
-                continue
-            if entry.rank != rank:
+            if entry.rank != rank or (not self._fixed and entry.key != key):
+                # An AUTO task's true rank; or its owner was served on the way.
                 heapq.heappush(self._heap, (entry.rank, entry.key, task_id, place, queue, late))
                 continue
             outcome = look(entry)
@@ -175,6 +165,17 @@ class Line:
         # The key of the lanes, not the one that it has in the order of this moment.
         own = queue.keys[place][0] if queue is not None else None
         return self._make(task_id, own)
+
+    def _begin_all(self, worth: Callable[[int, Shape], bool]) -> list[tuple[int, Shape]]:
+        """Begin every row that is worth a look; returns the others."""
+        passed_over: list[tuple[int, Shape]] = []
+        for weight, rows in self._lanes.rows.items():
+            for shape, row in rows.items():
+                if weight == AUTO or worth(weight, shape):
+                    self._begin(weight, row)
+                else:
+                    passed_over.append((weight, shape))
+        return passed_over
 
     def _ask_again(
         self, rows: list[tuple[int, Shape]], worth: Callable[[int, Shape], bool]

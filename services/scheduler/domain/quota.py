@@ -95,13 +95,14 @@ class Ledger:
             account = _account(row, task)
             self._held[account] = self._held.get(account, 0) + need.of(row.unit)
 
-    def _of(self, account: Account) -> int:
+    def amount(self, account: Account) -> int:
+        """What is held of one row by one subject."""
         own = self._held.get(account, 0)
-        return own if self._base is None else own + self._base._of(account)
+        return own if self._base is None else own + self._base.amount(account)
 
     def held(self, limit: Limit, task: Task) -> int:
         """What the limit's subject holds, seen from a task it applies to."""
-        return self._of(_account(limit, task))
+        return self.amount(_account(limit, task))
 
     def passed(self, task: Task, level: Priority) -> bool:
         """True if a limit is passed by what is held already: it was lowered."""

@@ -39,7 +39,8 @@ class Reservation:
         topology = round_.topology(pool)
         expected = entry.task.expected_seconds
         if self.starts_at is not None and expected is not None:
-            if round_.after(max(0.0, expected - entry.task.run_seconds)) <= self.starts_at:
+            left = max(0.0, expected - entry.task.run_seconds)
+            if round_.after(left) <= self.starts_at:
                 return round_.free.pick(entry.shape, topology=topology)
         free, over = round_.free.free, self.over.free
         slots = round_.free.pick(

@@ -1,10 +1,11 @@
 """Room for a waiting task: what is coming free anyway, else the least that must be asked to go.
 
-Who may be asked: runs that are covered less by a guarantee than the task would be (``clusters.py``),
-and runs of strictly lower weight that are covered no better; past their protected minimum, or not
-started yet. Promises to lower tasks are taken first: that costs nothing. Runs are added from the
-lowest level and the cheapest on (node-seconds since the last checkpoint, and what being moved
-costs) until the gang fits; then, in reverse, each that is not needed is spared.
+Who may be asked: runs that are covered less by a guarantee than the task would be
+(``clusters.py``), and runs of strictly lower weight that are covered no better; past their
+protected minimum, or not started yet. Promises to lower tasks are taken first: that costs nothing.
+Runs are added from the lowest level and the cheapest on (node-seconds since the last checkpoint,
+and what being moved costs) until the gang fits; then, in reverse, each that is not needed is
+spared.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def move_cost(pool: Pool, task: Task, now: float) -> float:
 def find(round_: Round, pool: Pool, entry: Entry) -> tuple[Slot, ...] | None:
     """Slots for the task among what is free, coming, or can be made to come; asks who must go."""
     slots = coming_anyway(round_, pool, entry)
-    if slots is None and _could(round_, pool, entry):
+    if slots is None and _could(pool, entry):
         slots = _make(round_, pool, entry)
     return slots
 
@@ -51,7 +52,7 @@ def pick(round_: Round, pool: Pool, entry: Entry, capacity: Capacity) -> tuple[S
     return capacity.pick(entry.shape, None, topology=round_.topology(pool))
 
 
-def _could(round_: Round, pool: Pool, entry: Entry) -> bool:
+def _could(pool: Pool, entry: Entry) -> bool:
     """False if not even all lower runs together would be enough; counts only."""
     if pool.clusters:
         return True

@@ -190,36 +190,50 @@ class Sharing:
 
     def look(self, entry: Entry) -> Outcome:
         """Give the task a place, promise it one, or say why it waits."""
-        round_, pool, task, shape = self.round, self.pool, entry.task, entry.shape
         aside = self.aside(entry)
         if aside is not None:
             return aside
-        stuck = self._stuck.setdefault(entry.rank, {})
-        if (shape, entry.cluster) in stuck:
-            return self._waits_on(entry, behind=True)
-        if pool.discipline.filling is Filling.STRICT and self._held_back(entry):
-            stuck[shape, entry.cluster] = None
+        if self._barred(entry):
             return self._waits_on(entry, behind=True)
         slots = self._place(entry)
         if slots is not None:
             self.assign(entry, slots)
             return Outcome.SERVED
         if entry.rank in self._reserved:
-            # One of the same shape that ends earlier may still start, if there is room at all.
-            outcome = self._waits_on(entry, behind=True)
-            return Outcome.ASIDE if round_.free.fits(shape) else outcome
-        promised = None if self._second else room.find(round_, pool, entry)
-        if promised is None and not self._second:
-            promised = self.turns.take(entry, self.coming_units())
+            return self._unless_shorter(entry, behind=True)
+        promised = None if self._second else self._made(entry)
         if promised is not None:
             self.promise(entry, promised)
             return Outcome.SERVED
-        if pool.discipline.filling is Filling.RESERVE:
-            self._reserved[entry.rank] = reserve(round_, pool, entry)
-            outcome = self._waits_on(entry, behind=False)
-            return Outcome.ASIDE if round_.free.fits(shape) else outcome
-        stuck[shape, entry.cluster] = None
+        return self._stops(entry)
+
+    def _barred(self, entry: Entry) -> bool:
+        """True if an earlier one of its kind found no place, or holds back what it could use."""
+        stuck = self._stuck.setdefault(entry.rank, {})
+        if (entry.shape, entry.cluster) in stuck:
+            return True
+        if self.pool.discipline.filling is Filling.STRICT and self._held_back(entry):
+            stuck[entry.shape, entry.cluster] = None
+            return True
+        return False
+
+    def _stops(self, entry: Entry) -> Outcome:
+        """There is no place for it: those of its kind wait too, or respect its reservation."""
+        if self.pool.discipline.filling is Filling.RESERVE:
+            self._reserved[entry.rank] = reserve(self.round, self.pool, entry)
+            return self._unless_shorter(entry, behind=False)
+        self._stuck[entry.rank][entry.shape, entry.cluster] = None
         return self._waits_on(entry, behind=False)
+
+    def _made(self, entry: Entry) -> tuple[Slot, ...] | None:
+        """A place that others leave: lower ones, or those whose turn is over."""
+        slots = room.find(self.round, self.pool, entry)
+        return self.turns.take(entry, self.coming_units()) if slots is None else slots
+
+    def _unless_shorter(self, entry: Entry, *, behind: bool) -> Outcome:
+        """It waits; one of the same shape that ends earlier may still start, if there is room."""
+        outcome = self._waits_on(entry, behind=behind)
+        return Outcome.ASIDE if self.round.free.fits(entry.shape) else outcome
 
     def _held_back(self, entry: Entry) -> bool:
         """True if every node the task could use is wanted by an earlier one that is stuck."""

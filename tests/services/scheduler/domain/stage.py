@@ -262,11 +262,7 @@ def facts_of(index: Index) -> dict[str, Any]:
         "held": sorted(index.held),
         "unsettled": sorted(index.unsettled),
         "moments": index.moments.between(None, float("inf")),
-        "ledger": {
-            account: held
-            for account, held in index.ledger._held.items()
-            if held
-        },
+        "ledger": {account: held for account, held in index.ledger._held.items() if held},
         "crossing": {group: index.crossing(group) for group in index.pools},
         "pools": {group: _pool(pool) for group, pool in index.pools.items() if pool.sizes},
     }
@@ -283,7 +279,7 @@ def _pool(pool: Any) -> dict[str, Any]:
         "book": pool.book,
         "width": pool.width,
         "units": round(pool.units, 6),
-        "lanes": dict((key, name) for name, key in pool.lanes),
+        "lanes": {key: name for name, key in pool.lanes},
         "length": pool.lanes.length,
         "heads": {
             (weight, shape): [(key, task_id) for key, task_id, _ in row]

@@ -176,7 +176,7 @@ TIMESHARE = GroupPolicy("default")
 
 
 def test_the_place_in_the_order_is_the_sorted_lists() -> None:
-    """However the tasks lie in queues: counted by bisection, it is what sorting all of them says."""
+    """However the tasks lie in queues: counted by bisection, it is what sorting them says."""
     levels = (Priority.LOW, Priority.NORMAL, Priority.HIGH, Priority.AUTO)
     tasks = [
         a_task(

@@ -102,7 +102,7 @@ class Histories(RuleBasedStateMachine):
         kill=st.booleans(),
         group=st.sampled_from(["default"] * 5 + ["dev"]),
     )
-    def submit(
+    def submit(  # noqa: PLR0917 - the rule draws each by name
         self,
         nodes: int,
         gpus: int | None,
@@ -146,7 +146,7 @@ class Histories(RuleBasedStateMachine):
         unit=st.sampled_from([Unit.GPUS, Unit.NODES]),
         removed=st.booleans(),
     )
-    def change_limit(
+    def change_limit(  # noqa: PLR0917 - the rule draws each by name
         self,
         limit: int,
         user: str,
