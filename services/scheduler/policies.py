@@ -53,6 +53,7 @@ TIMESHARE: Mapping[str, Field] = {
     "slice_share": Field("slice_share", f.number(0.0, 100.0)),
     "hold": Field("hold_seconds", _LONG, f.duration_text),
     "use_limits": Field("use_limits", f.flag),
+    "adapt_times": Field("adapt_times", f.flag),
     "flood_guard": Field("flood_guard", f.flag),
 }
 ROTATION: Mapping[str, Field] = {

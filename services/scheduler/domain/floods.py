@@ -7,11 +7,10 @@ first walk of ``share.py``; what is free after it is anybody's, in a second one.
 from __future__ import annotations
 
 from libs.contracts.messages import Reason, ReasonCode
-from services.scheduler.domain.accounts import RULE
 from services.scheduler.domain.order import Entry
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.round import Round
-from services.scheduler.domain.timeshare.rule import flood_share
+from services.scheduler.domain.timeshare.rule import RULE, flood_share
 from services.scheduler.domain.why import reason
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from libs.contracts.messages import ReasonCode
-from services.scheduler.domain.accounts import RULE, counted
+from services.scheduler.domain.accounts import counted
 from services.scheduler.domain.model import Mark, Task
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.round import Round
@@ -27,14 +27,14 @@ def grant(round_: Round, pool: Pool) -> tuple[Task | None, datetime | None]:
     if found is None:
         return None, None
     since, task = found
-    numbers = pool.policy.timeshare
+    rule, numbers = pool.tempo.rule, pool.tempo.numbers
     due = since + numbers.grant_after_seconds
     if due > round_.seconds:
         return None, datetime.fromtimestamp(due, UTC)
-    budget = grant_budget(RULE, numbers, pool.units)
+    budget = grant_budget(rule, numbers, pool.units)
     book = round_.book(pool)
     account = counted(budget, book.grants, book.grants_at, round_)
-    cost = min(budget.ceiling, grant_cost(RULE, pool.size(task), pool.move_seconds(task)))
+    cost = min(budget.ceiling, grant_cost(rule, pool.size(task), pool.move_seconds(task)))
     if not budget.covers(account, cost):
         at = budget.covered_at(account, cost)
         return None, None if at is None else round_.after(max(1.0, at - round_.seconds))

@@ -16,14 +16,14 @@ from itertools import accumulate
 
 from libs.contracts.messages import PreemptMode, ReasonCode
 from services.scheduler.domain import room, slices
-from services.scheduler.domain.accounts import RULE, counted
+from services.scheduler.domain.accounts import counted
 from services.scheduler.domain.lanes import Key
 from services.scheduler.domain.model import Task
 from services.scheduler.domain.order import Entry
 from services.scheduler.domain.place import Slot
 from services.scheduler.domain.pool import Pool, saved_until
 from services.scheduler.domain.round import Round
-from services.scheduler.domain.timeshare.rule import is_big, preemption_budget, spent
+from services.scheduler.domain.timeshare.rule import RULE, is_big, preemption_budget, spent
 from services.scheduler.domain.why import reason
 
 ALMOST = 1e-6

@@ -73,6 +73,8 @@ class Timeshare:
     hold_seconds: float = 16 * 3600.0
     # The users' own run time limits are read as estimates.
     use_limits: bool = True
+    # Slices, holds and grants are shorter where tasks are, and longer where they run for days.
+    adapt_times: bool = True
     # A user's flood beyond a day of the whole pool yields while others wait.
     flood_guard: bool = False
 

@@ -23,6 +23,8 @@ from services.scheduler.domain.model import WEIGHTS, PolicySettings, Shape, Task
 from services.scheduler.domain.order import is_auto
 from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.timeshare.history import History
+from services.scheduler.domain.timeshare.rule import RULE
+from services.scheduler.domain.timeshare.tempo import Tempo, tempo_of, unit_of
 
 # (minus the moment up to which nothing would be lost, the run's id): the cheapest run first.
 Cost: TypeAlias = tuple[float, str]
@@ -103,6 +105,13 @@ class Pool:
     def guarded(self) -> bool:
         """True if an owner's flood yields while others wait."""
         return self.discipline.pays and self.policy.timeshare.flood_guard
+
+    @property
+    def tempo(self) -> Tempo:
+        """The rule's numbers and the group's, as fast as the work of this pool is."""
+        history = self.history
+        unit = unit_of(history.mean_seconds, history.ends)
+        return tempo_of(RULE, self.policy.timeshare, unit)
 
     @property
     def protected_seconds(self) -> float:

@@ -13,7 +13,7 @@ from itertools import islice
 from libs.contracts.messages import ReasonCode, TaskState, Unit
 from libs.contracts.reasons import level_name
 from services.scheduler.domain import room
-from services.scheduler.domain.accounts import RULE, counted
+from services.scheduler.domain.accounts import counted
 from services.scheduler.domain.clusters import UNCOVERED
 from services.scheduler.domain.lifecycle import PREEMPTING
 from services.scheduler.domain.model import Node, Shape, Task
@@ -23,7 +23,7 @@ from services.scheduler.domain.passes import turn_cost
 from services.scheduler.domain.place import Capacity, slots_of
 from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.domain.standing import Standing, reach, run_key
-from services.scheduler.domain.timeshare.rule import is_big, preemption_budget
+from services.scheduler.domain.timeshare.rule import RULE, is_big, preemption_budget
 from services.scheduler.domain.words import counted as number
 from services.scheduler.domain.words import moment, named, span
 
@@ -269,7 +269,7 @@ def _slices(standing: Standing, now: datetime) -> Iterator[str]:
 
 def _grant(standing: Standing, now: datetime) -> Iterator[str]:
     """When it has gone without service for so long that it is next."""
-    task, numbers = standing.task, standing.pool.policy.timeshare
+    task, numbers = standing.task, standing.pool.tempo.numbers
     if standing.round.marks_of(task).granted:
         yield "it went without service for long and is next in its level"
         return

@@ -14,10 +14,8 @@ from services.scheduler.domain.model import Mark, Task
 from services.scheduler.domain.moments import Kind, Moment
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.round import Round
-from services.scheduler.domain.timeshare.rule import Load, RuleSettings, sampled, scale
+from services.scheduler.domain.timeshare.rule import RULE, Load, sampled, scale
 from services.scheduler.domain.why import reason
-
-RULE = RuleSettings()
 
 
 def mark_waiting(round_: Round, pool: Pool, task: Task) -> None:
@@ -117,7 +115,7 @@ def sample(round_: Round, pool: Pool) -> None:
     age = round_.seconds - pool.live_moments / pool.live_units
     load = sampled(RULE, Load(book.load, began), age, round_.seconds)
     round_.books[pool.group] = replace(
-        book, load=load.mean_age_seconds, scale=scale(RULE, load), sampled_at=round_.now
+        book, load=load.mean_age_seconds, scale=scale(pool.tempo.rule, load), sampled_at=round_.now
     )
 
 

@@ -16,7 +16,6 @@ from services.scheduler.domain.marks import Marks
 from services.scheduler.domain.model import Task
 from services.scheduler.domain.timeshare.features import Features
 from services.scheduler.domain.timeshare.rule import (
-    RuleSettings,
     delay,
     hold_seconds,
     margin_seconds,
@@ -26,7 +25,6 @@ from services.scheduler.domain.timeshare.rule import (
 if TYPE_CHECKING:
     from services.scheduler.domain.pool import Pool
 
-RULE = RuleSettings()
 # A submission that claims to be older than this when it is first seen counts as this old.
 OLDEST_SECONDS = 7 * 86_400.0
 
@@ -72,14 +70,14 @@ class TimeShare(Ordered):
     def starting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
         """Its slice begins; a big gang is held, because assembling it cost much."""
         del finish
-        marks, numbers = task.marks, pool.policy.timeshare
+        marks, tempo = task.marks, pool.tempo
         restart = pool.move_seconds(task)
-        length = slice_seconds(numbers, task.run_seconds)
+        length = slice_seconds(tempo.numbers, task.run_seconds)
         if marks.granted:
-            length = RULE.grant_seconds + (restart if task.attempt else 0.0)
+            length = tempo.rule.grant_seconds + (restart if task.attempt else 0.0)
         held = hold_seconds(
-            RULE,
-            numbers,
+            tempo.rule,
+            tempo.numbers,
             share=pool.size(task) / max(pool.units, 1e-9),
             age_seconds=max(0.0, now.timestamp() - _base(marks, task)),
             attained_seconds=task.run_seconds,
@@ -106,7 +104,7 @@ class TimeShare(Ordered):
             scaled=_delay(pool, task, attained, marks.kin),
             granted=False,
             counted_seconds=max(marks.counted_seconds, attained),
-            rekey_at=now + timedelta(seconds=slice_seconds(pool.policy.timeshare, attained)),
+            rekey_at=now + timedelta(seconds=slice_seconds(pool.tempo.numbers, attained)),
         )
 
     def reach(self, pool: Pool, task: Task, marks: Marks, key: float, ratio: float) -> float:
@@ -117,7 +115,7 @@ class TimeShare(Ordered):
             marks.base
             + marks.tag
             + margin_seconds(
-                RULE,
+                pool.tempo.rule,
                 delay_seconds=scale * marks.scaled,
                 scale=scale,
                 restart_seconds=pool.move_seconds(task),
@@ -133,12 +131,12 @@ def _base(marks: Marks, task: Task) -> float:
 def _delay(pool: Pool, task: Task, attained: float, kin: int) -> float:
     features = features_of(pool, task, kin)
     index = pool.history.index(features, attained)
-    return delay(RULE, features.share, attained, index)
+    return delay(pool.tempo.rule, features.share, attained, index)
 
 
 def _tag(pool: Pool, task: Task, now: float, finish: float) -> tuple[float, float]:
     """How far the owner's earlier tasks set this one back, and where the next one begins."""
-    latest = now + RULE.tag_seconds_max
+    latest = now + pool.tempo.rule.tag_seconds_max
     start = min(max(now, finish), latest)
     share = pool.size(task) / max(pool.units, 1e-9)
     weight = max(pool.policy.shares.of(task.owner, task.team), 1e-6)

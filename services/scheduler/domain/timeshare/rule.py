@@ -30,17 +30,17 @@ class RuleSettings:
     size_power: float = 0.35
     reference_share: float = 0.0625
     share_min: float = 0.006
-    share_max: float = 0.125
+    share_max: float = 0.25
     # A gang of a quarter of the pool yields only to tasks submitted at most so long after it;
     # others in proportion to their size.
     delay_seconds_max: float = 3e6
     # From this share on a gang is big: held after a start, and served from the whole budget.
     big_share: float = 0.25
     # A held gang catches up with this part of its age.
-    hold_age_part: float = 0.45
+    hold_age_part: float = 0.40
     # A task takes nodes of its own level only from runs that come this much of its delay later,
     # and so many restart costs, for the part of its nodes that it takes.
-    margin_part: float = 0.4
+    margin_part: float = 0.5
     margin_restarts: float = 20.0
     # How often the load is sampled, and the half-life of its mean.
     sample_seconds: float = 1800.0
@@ -54,9 +54,10 @@ class RuleSettings:
     # are for big gangs and granted tasks.
     budget_restarts_max: float = 4.0
     budget_restarts_reserved: float = 1.0
-    # The length of a grant, and how many of the whole pool's the account holds.
+    # The length of a grant; the account holds so many of the whole pool's, or so many seconds.
     grant_seconds: float = 900.0
-    grants_max: float = 6.0
+    grants_max: float = 1.5
+    grants_seconds_max: float = 5_400.0
     # The flood guard: a user's backlog of so many seconds of the whole pool is a flood; then the
     # user holds at most ``flood_part`` of the pool per flood, and never less than the minimum.
     flood_seconds: float = 86_400.0
@@ -74,6 +75,10 @@ class RuleSettings:
             raise ValueError("share_max: at least share_min; budget_restarts_reserved: at least 0")
         if self.budget_restarts_max <= self.budget_restarts_reserved:
             raise ValueError("budget_restarts_max: above budget_restarts_reserved")
+
+
+# The numbers that are in use.
+RULE = RuleSettings()
 
 
 def delay(settings: RuleSettings, share: float, attained_seconds: float, index: float) -> float:
@@ -286,7 +291,8 @@ def preemption_budget(
 
 def grant_budget(settings: RuleSettings, numbers: Timeshare, nodes: float) -> Budget:
     """What may be granted to those without service for long."""
-    return Budget(numbers.grant_share * nodes, settings.grants_max * nodes * settings.grant_seconds)
+    most = max(settings.grants_max * settings.grant_seconds, settings.grants_seconds_max)
+    return Budget(numbers.grant_share * nodes, most * nodes)
 
 
 def grant_cost(settings: RuleSettings, size: float, restart_seconds: float) -> float:

@@ -45,9 +45,10 @@ def test_delay_worked_by_hand() -> None:
     # Unless it is given one: 30 * (.2 * 1000 + .8 * 500).
     part = replace(RULE, attained_part=0.2)
     assert delay(part, 1 / 16, 1000.0, 500.0) == pytest.approx(18_000.0)
-    # An eighth and more is set back by 2^.35 = 1.2746 more, however big.
+    # An eighth is set back by 2^.35 = 1.2746 more; a quarter and more by 4^.35, however big.
     assert delay(RULE, 1 / 8, 1000.0, 500.0) == pytest.approx(19_118.4, abs=0.1)
-    assert delay(RULE, 1 / 2, 1000.0, 500.0) == delay(RULE, 1 / 8, 1000.0, 500.0)
+    assert delay(RULE, 1 / 4, 1000.0, 500.0) == pytest.approx(24_367.6, abs=0.1)
+    assert delay(RULE, 1 / 2, 1000.0, 500.0) == delay(RULE, 1 / 4, 1000.0, 500.0)
     # Below .006 no less: .096^.35 = exp(.35 x -2.3434) = .44035.
     assert delay(RULE, 0.006, 0.0, 500.0) == pytest.approx(6605.2, abs=0.1)
     assert delay(RULE, 0.006, 0.0, 500.0) == delay(RULE, 0.001, 0.0, 500.0)
@@ -85,17 +86,17 @@ def test_slices_grow_with_what_was_attained() -> None:
         (0.2499, 10 * DAY, 0.0, 60.0, 0.0),
         # A new one is owed nothing but its restart.
         (0.25, 0.0, 0.0, 60.0, 60.0),
-        # Of 11 h it should have run .45, that is 4.95 h: it has them when it is 9 h older, because
-        # .45 x (11 + 9) = 9.
-        (0.25, 11 * HOUR, 0.0, 60.0, 60.0 + 9 * HOUR),
-        # (4.95 - 2.2) / .55 = 5.
-        (0.25, 11 * HOUR, 2.2 * HOUR, 60.0, 60.0 + 5 * HOUR),
+        # Of 12 h it should have run .40, that is 4.8 h: it has them when it is 8 h older, because
+        # .40 x (12 + 8) = 8.
+        (0.25, 12 * HOUR, 0.0, 60.0, 60.0 + 8 * HOUR),
+        # (4.8 - 2.4) / .60 = 4.
+        (0.25, 12 * HOUR, 2.4 * HOUR, 60.0, 60.0 + 4 * HOUR),
         # It had its part.
-        (0.25, 11 * HOUR, 4.95 * HOUR, 60.0, 60.0),
-        (0.25, 11 * HOUR, 30 * HOUR, 900.0, 900.0),
-        # At most 16 h in all, and at a time: after 10.5 h (16 - 10.5) / .55 = 10 h more.
+        (0.25, 12 * HOUR, 4.8 * HOUR, 60.0, 60.0),
+        (0.25, 12 * HOUR, 30 * HOUR, 900.0, 900.0),
+        # At most 16 h in all, and at a time: after 10.6 h (16 - 10.6) / .60 = 9 h more.
         (1.0, 10 * DAY, 0.0, 300.0, 300.0 + 16 * HOUR),
-        (1.0, 10 * DAY, 10.5 * HOUR, 300.0, 300.0 + 10 * HOUR),
+        (1.0, 10 * DAY, 10.6 * HOUR, 300.0, 300.0 + 9 * HOUR),
         (1.0, 10 * DAY, 16 * HOUR, 300.0, 300.0),
     ],
 )
@@ -146,12 +147,12 @@ def margin(delay_seconds: float, scale: float, restart: float, ratio: float) -> 
 
 
 def test_margins_worked_by_hand() -> None:
-    # All its nodes from others: 1.4 delays, and 20 restarts of 60 s that count like 30 s each.
-    assert margin(10_000.0, 1.0, 60.0, 1.0) == pytest.approx(14_000.0 + 36_000.0)
+    # All its nodes from others: 1.5 delays, and 20 restarts of 60 s that count like 30 s each.
+    assert margin(10_000.0, 1.0, 60.0, 1.0) == pytest.approx(15_000.0 + 36_000.0)
     # Half of them: half of it. At twice the scale delays come in twice as long.
-    assert margin(20_000.0, 2.0, 60.0, 0.5) == pytest.approx((28_000.0 + 72_000.0) / 2)
+    assert margin(20_000.0, 2.0, 60.0, 0.5) == pytest.approx((30_000.0 + 72_000.0) / 2)
     # What costs nothing to move only has to be later than its delay by the part.
-    assert margin(10_000.0, 4.0, 0.0, 1.0) == pytest.approx(14_000.0)
+    assert margin(10_000.0, 4.0, 0.0, 1.0) == pytest.approx(15_000.0)
     # All but nothing from others: whatever was submitted later may go.
     assert margin(10_000.0, 1.0, 60.0, 0.0) == 0.0
 
@@ -293,7 +294,7 @@ def test_budgets_by_policy() -> None:
     assert budget.rate == pytest.approx(1.8)
     assert (budget.ceiling, budget.reserved) == (24_000.0, 6000.0)
     grants = grant_budget(RULE, NUMBERS, 100.0)
-    # .015 of 100 nodes; at most six grants of a quarter of an hour for all of them.
+    # .015 of 100 nodes; at most an hour and a half of all of them.
     assert grants == Budget(rate=1.5, ceiling=540_000.0)
     assert grant_cost(RULE, 10.0, 60.0) == 9600.0
 

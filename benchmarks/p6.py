@@ -1,0 +1,204 @@
+"""P6: how well the policy shares, on public workloads replayed by the scheduler's own code.
+
+    python -m benchmarks.p6 --traces FOLDER [--only kth,sdsc] [--variants base,limits,slow,others]
+                            [--limit JOBS] [--processes 2]
+
+The traces are not part of this repository; the folder holds CSV files (gzipped or not) whose names
+begin with ``kth``, ``hpc2n`` and ``sdsc``. Each is compressed in time until its machine is hard
+pressed. EASY with perfect estimates is the measure: it is told how long each job runs.
+
+base     the policy ``timeshare`` at a restart cost of 60 s, without the users' limits
+limits   the same, reading the limits that users gave
+slow     the same as base, at a restart cost of 300 s
+others   strict FIFO, greedy backfill, LAS, plain rotation each hour, and the oracle SRPT
+
+Ratios are to EASY's in the same trace. Nothing here is timed but the replay's own processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import Report
+from services.scheduler.lab.drive import drive
+from services.scheduler.lab.options import Options
+from services.scheduler.lab.results import numbers
+from services.scheduler.lab.traces.fit import Request
+from services.scheduler.lab.traces.load import load
+
+# A class of fewer jobs says little.
+CLASS_JOBS_MIN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One public workload, how it is compressed, and the goals for the mean completion time (s)."""
+
+    name: str
+    nodes: int
+    arrival_scale: float
+    base: float
+    further: float
+    limits: float
+    slow: float
+
+
+TRACES = (
+    Trace("kth", 100, 0.75, 20_500.0, 18_000.0, 17_500.0, 25_000.0),
+    Trace("hpc2n", 120, 0.72, 62_000.0, 55_000.0, 54_000.0, 67_000.0),
+    Trace("sdsc", 144, 0.83, 14_100.0, 12_000.0, 11_800.0, 17_100.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One replay."""
+
+    trace: Trace
+    file: Path
+    policy: str
+    options: Options
+    limit: int | None = None
+
+
+EASY = ("easy", Options())
+VARIANTS: Mapping[str, tuple[tuple[str, Options], ...]] = {
+    "base": (("ours", Options()),),
+    "limits": (("ours", Options(with_limits=True)),),
+    "slow": (("ours", Options(restart_cost_s=300.0)),),
+    "others": tuple(
+        (name, Options()) for name in ("fifo", "backfill", "las", "roundrobin", "srpt")
+    ),
+}
+
+
+def replay(run: Run) -> dict[str, Any]:
+    """The numbers of one replay, and the processor seconds it took."""
+    trace = run.trace
+    request = Request(trace.nodes, 8, None, 0.01, run.limit, "")
+    workload = load(run.file, request).scaled(trace.arrival_scale)
+    began = time.process_time()
+    found = numbers(drive(workload, run.policy, run.options, lambda _: None), workload)
+    found["cpu_seconds"] = round(time.process_time() - began, 1)
+    return found
+
+
+def worst_class(ours: Mapping[str, Any], easy: Mapping[str, Any]) -> float:
+    """The largest ratio of mean completion times among the size classes that have enough jobs."""
+    theirs = {of["min_nodes"]: of for of in easy["by_size"]}
+    return max(
+        of["mean_jct_s"] / theirs[of["min_nodes"]]["mean_jct_s"]
+        for of in ours["by_size"]
+        if of["jobs"] >= CLASS_JOBS_MIN
+    )
+
+
+def compared(ours: Mapping[str, Any], easy: Mapping[str, Any]) -> dict[str, float | None]:
+    """What P6 asks of one replay."""
+    big, their_big = ours["big_gangs"], easy["big_gangs"]
+    has_big = big["jobs"] and their_big["jobs"]
+    return {
+        "mean_jct_s": round(ours["mean_jct_s"], 1),
+        "big_mean_ratio": round(big["mean_jct_s"] / their_big["mean_jct_s"], 3)
+        if has_big
+        else None,
+        "big_p99_ratio": round(big["p99_jct_s"] / their_big["p99_jct_s"], 3) if has_big else None,
+        "worst_class_ratio": round(worst_class(ours, easy), 3),
+        "longest_gap_ratio": round(ours["longest_gap_s"] / max(easy["longest_gap_s"], 1.0), 3),
+        "lost_share": round(ours["lost_share"], 5),
+        "useful_ratio": round(ours["useful_share"] / easy["useful_share"], 4),
+        "slowdown": round(ours["mean_bounded_slowdown"], 2),
+        "refused_plans": ours["refused_plans"],
+        "us_per_event": round(1e6 * ours["cpu_seconds"] / max(1, ours["events"]), 1),
+    }
+
+
+AT_MOST = {
+    "big_mean_ratio": 0.5,
+    "big_p99_ratio": 1.0,
+    "worst_class_ratio": 1.0,
+    "longest_gap_ratio": 1.5,
+    "lost_share": 0.015,
+    "refused_plans": 0,
+    "us_per_event": 120.0,
+}
+SLOW_AT_MOST = {"lost_share": 0.02, "big_mean_ratio": 1.0, "refused_plans": 0}
+
+
+def goals(trace: Trace, variant: str) -> tuple[dict[str, float], dict[str, float]]:
+    """What is asked of a variant: at most, and at least."""
+    if variant == "slow":
+        return {"mean_jct_s": trace.slow, **SLOW_AT_MOST}, {}
+    if variant in ("base", "limits"):
+        mean = trace.further if variant == "base" else trace.limits
+        return {"mean_jct_s": mean, **AT_MOST}, {"useful_ratio": 0.995}
+    return {}, {}
+
+
+def runs_of(arguments: argparse.Namespace) -> dict[tuple[str, str, str], Run]:
+    """Everything that is replayed, by trace, variant and policy."""
+    found: dict[tuple[str, str, str], Run] = {}
+    for trace in TRACES:
+        if trace.name not in arguments.only:
+            continue
+        files = sorted(arguments.traces.glob(f"{trace.name}*.csv*"))
+        if not files:
+            sys.exit(f"p6: --traces {arguments.traces}: no file {trace.name}*.csv there")
+        plan = [("easy", *EASY)]
+        plan += [(name, *each) for name in arguments.variants for each in VARIANTS[name]]
+        for variant, policy, options in plan:
+            run = Run(trace, files[0], policy, options, arguments.limit)
+            found[trace.name, variant, policy] = run
+    return found
+
+
+def main() -> None:
+    """Replay, compare, print a table and a JSON line for each replay."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.p6")
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--only", type=_words, default=[trace.name for trace in TRACES])
+    parser.add_argument("--variants", type=_words, default=[*VARIANTS])
+    parser.add_argument("--limit", type=int, help="only the first jobs of each trace")
+    parser.add_argument("--processes", type=int, default=2)
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.variants if name not in VARIANTS]
+    if unknown:
+        parser.error(f"--variants {unknown[0]}: one of {', '.join(VARIANTS)}")
+    runs = runs_of(arguments)
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    with ProcessPoolExecutor(arguments.processes, max_tasks_per_child=1) as pool:
+        for name, result in zip(runs, pool.map(replay, runs.values()), strict=True):
+            found[name] = result
+            sys.stderr.write(f"{' '.join(name)}: mean {result['mean_jct_s']} s\n")
+            _publish(name, found)
+
+
+def _publish(
+    name: tuple[str, str, str], found: Mapping[tuple[str, str, str], dict[str, Any]]
+) -> None:
+    trace_name, variant, policy = name
+    trace = next(trace for trace in TRACES if trace.name == trace_name)
+    at_most, at_least = goals(trace, variant)
+    report = Report(
+        "p6",
+        f"{trace_name} {variant} {policy}",
+        measured=compared(found[name], found[trace_name, "easy", "easy"]),
+        at_most=at_most,
+        at_least=at_least,
+    )
+    report.publish()
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+if __name__ == "__main__":
+    main()
