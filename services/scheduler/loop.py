@@ -96,6 +96,7 @@ class Brain:
             policies=[*{**index.policies, **policies}.values()],
             books=index.books.values(),
             settings=self._policy,
+            histories={group: pool.history for group, pool in index.pools.items()},
         )
 
     async def step(self, epoch: int) -> float | None:

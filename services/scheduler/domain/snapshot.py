@@ -23,6 +23,7 @@ from services.scheduler.domain.model import (
 from services.scheduler.domain.place import Capacity
 from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.pool import Pool
+from services.scheduler.domain.timeshare.history import History
 from services.scheduler.domain.totals import Totals
 
 
@@ -44,11 +45,14 @@ class Snapshot:
         policies: Iterable[GroupPolicy] = (),
         books: Iterable[PoolBook] = (),
         settings: PolicySettings | None = None,
+        histories: Mapping[str, History] | None = None,
     ) -> Snapshot:
-        """Build everything from the bare rows."""
+        """Build everything from the bare rows; ``histories`` are what pools learned, shared."""
         index = Index(settings or PolicySettings())
         index.apply(put=[*policies, *nodes, *limits, *inventories])
         index.refresh()
+        for group, history in (histories or {}).items():
+            index.pool(group).history = history
         index.apply(put=[*books, *tasks])
         return Snapshot.view(index, version)
 

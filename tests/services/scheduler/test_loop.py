@@ -21,7 +21,9 @@ from libs.contracts.messages import (
 from libs.store.port import NotLeaderError
 from services.scheduler import replay
 from services.scheduler.domain.decide import decide
+from services.scheduler.domain.disciplines.timeshare import features_of
 from services.scheduler.domain.model import Assign, Plan
+from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.loop import CONFLICT_PAUSE_SECONDS, REFUSED, VIOLATIONS, Brain
 from services.scheduler.store import SlotRow
@@ -221,6 +223,25 @@ async def test_a_restart_finds_everything_and_decides_nothing_anew() -> None:
     await world.settle()
     assert await world.said() == []
     assert await world.tasks() == before
+
+
+async def test_a_dry_run_knows_what_was_learned_and_changes_nothing() -> None:
+    """Other policies are tried on rows of their own, with what the pools learned so far."""
+    world = await a_world()
+    await world.hear(submitted_event(a_task("t0")))
+    await world.settle()
+    brain = world.service.loops[0].step.__self__
+    assert isinstance(brain, Brain)
+    present = brain.snapshot()
+    pool = present.pools["default"]
+    pool.history.ended(features_of(pool, present.tasks["t0"]), 700.0)
+    other = GroupPolicy("default", version=1, policy="fifo")
+    tried = brain.snapshot_with({"default": other})
+    assert tried.pools["default"].history.mean_seconds == 700.0
+    assert tried.pools["default"].policy is other
+    assert decide(tried, world.clock.now()).looks
+    assert pool.policy.policy == "timeshare"
+    assert decide(present, world.clock.now()).decisions == ()
 
 
 async def test_a_silent_owner_is_told_of_lost_work() -> None:
