@@ -1,7 +1,7 @@
 """P6: how well the policy shares, on public workloads replayed by the scheduler's own code.
 
-    python -m benchmarks.p6 --traces FOLDER [--only kth,sdsc] [--variants base,limits,slow,others]
-                            [--limit JOBS] [--processes 2]
+    python -m benchmarks.p6 --traces FOLDER [--only kth,sdsc] [--limit JOBS] [--processes 2]
+                            [--variants base,limits,slow,clusters,others]
 
 The traces are not part of this repository; the folder holds CSV files (gzipped or not) whose names
 begin with ``kth``, ``hpc2n`` and ``sdsc``. Each is compressed in time until its machine is hard
@@ -10,6 +10,8 @@ pressed. EASY with perfect estimates is the measure: it is told how long each jo
 base     the policy ``timeshare`` at a restart cost of 60 s, without the users' limits
 limits   the same, reading the limits that users gave
 slow     the same as base, at a restart cost of 300 s
+clusters users dealt to six virtual clusters, each guaranteed nodes in proportion to its work;
+         compared with what each would wait for alone on just those nodes
 others   strict FIFO, greedy backfill, LAS, plain rotation each hour, and the oracle SRPT
 
 Ratios are to EASY's in the same trace. Nothing here is timed but the replay's own processor time.
@@ -20,21 +22,25 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Report
+from services.scheduler.domain.policy import VirtualCluster
 from services.scheduler.lab.drive import drive
 from services.scheduler.lab.options import Options
-from services.scheduler.lab.results import numbers
+from services.scheduler.lab.results import Private, numbers
 from services.scheduler.lab.traces.fit import Request
 from services.scheduler.lab.traces.load import load
+from services.scheduler.lab.workload import Workload, private_partitions
 
 # A class of fewer jobs says little.
 CLASS_JOBS_MIN = 100
+CLUSTERS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,7 @@ class Run:
     policy: str
     options: Options
     limit: int | None = None
+    clusters: bool = False
 
 
 EASY = ("easy", Options())
@@ -73,6 +80,7 @@ VARIANTS: Mapping[str, tuple[tuple[str, Options], ...]] = {
     "base": (("ours", Options()),),
     "limits": (("ours", Options(with_limits=True)),),
     "slow": (("ours", Options(restart_cost_s=300.0)),),
+    "clusters": (("ours", Options()),),
     "others": tuple(
         (name, Options()) for name in ("fifo", "backfill", "las", "roundrobin", "srpt")
     ),
@@ -84,10 +92,53 @@ def replay(run: Run) -> dict[str, Any]:
     trace = run.trace
     request = Request(trace.nodes, 8, None, 0.01, run.limit, "")
     workload = load(run.file, request).scaled(trace.arrival_scale)
+    if run.clusters:
+        workload = dealt(workload)
     began = time.process_time()
-    found = numbers(drive(workload, run.policy, run.options, lambda _: None), workload)
-    found["cpu_seconds"] = round(time.process_time() - began, 1)
-    return found
+    record = drive(workload, run.policy, run.options, _quiet)
+    cpu_seconds = time.process_time() - began
+    private = {
+        name: Private(alone, drive(alone, run.policy, run.options, _quiet))
+        for name, alone in (private_partitions(workload).items() if run.clusters else ())
+    }
+    return {**numbers(record, workload, private), "cpu_seconds": round(cpu_seconds, 1)}
+
+
+def _quiet(ended: int) -> None:
+    """Nobody is told how far it is."""
+
+
+def dealt(workload: Workload) -> Workload:
+    """Six virtual clusters: users by their work, the next always to the one that has least.
+
+    Together they are guaranteed every node, each in proportion to the work of its users.
+    """
+    work: defaultdict[str, float] = defaultdict(float)
+    for job in workload.jobs:
+        work[job.user] += workload.share(job) * job.duration_s
+    sums, users = [0.0] * CLUSTERS, [list[str]() for _ in range(CLUSTERS)]
+    for user in sorted(work, key=lambda user: (-work[user], user)):
+        least = sums.index(min(sums))
+        sums[least] += work[user]
+        users[least].append(user)
+    parts = [max(1, int(workload.nodes * part / sum(sums))) for part in sums]
+    parts[0] += workload.nodes - sum(parts)
+    tree = tuple(
+        VirtualCluster(f"vc{place}", float(parts[place]), users=tuple(users[place]))
+        for place in range(CLUSTERS)
+    )
+    (group,) = workload.cluster.groups
+    shared = replace(group, policy=replace(group.policy, virtual_clusters=tree))
+    return replace(workload, cluster=replace(workload.cluster, groups=(shared,)))
+
+
+def worst_cluster(by_vc: Mapping[str, Any]) -> float:
+    """The largest ratio of a virtual cluster's mean wait to the one with nodes of its own."""
+    return max(
+        of["same_jobs_mean_wait_s"] / max(of["private_mean_wait_s"], 1.0)
+        for of in by_vc.values()
+        if of["private_mean_wait_s"] is not None
+    )
 
 
 def worst_class(ours: Mapping[str, Any], easy: Mapping[str, Any]) -> float:
@@ -102,6 +153,7 @@ def worst_class(ours: Mapping[str, Any], easy: Mapping[str, Any]) -> float:
 
 def compared(ours: Mapping[str, Any], easy: Mapping[str, Any]) -> dict[str, float | None]:
     """What P6 asks of one replay."""
+    alone = any(of["private_mean_wait_s"] is not None for of in ours["by_vc"].values())
     big, their_big = ours["big_gangs"], easy["big_gangs"]
     has_big = big["jobs"] and their_big["jobs"]
     return {
@@ -115,6 +167,7 @@ def compared(ours: Mapping[str, Any], easy: Mapping[str, Any]) -> dict[str, floa
         "lost_share": round(ours["lost_share"], 5),
         "useful_ratio": round(ours["useful_share"] / easy["useful_share"], 4),
         "slowdown": round(ours["mean_bounded_slowdown"], 2),
+        "worst_cluster_ratio": round(worst_cluster(ours["by_vc"]), 3) if alone else None,
         "refused_plans": ours["refused_plans"],
         "us_per_event": round(1e6 * ours["cpu_seconds"] / max(1, ours["events"]), 1),
     }
@@ -139,6 +192,8 @@ def goals(trace: Trace, variant: str) -> tuple[dict[str, float], dict[str, float
     if variant in ("base", "limits"):
         mean = trace.further if variant == "base" else trace.limits
         return {"mean_jct_s": mean, **AT_MOST}, {"useful_ratio": 0.995}
+    if variant == "clusters":
+        return {"worst_cluster_ratio": 1.0, "refused_plans": 0}, {}
     return {}, {}
 
 
@@ -154,7 +209,8 @@ def runs_of(arguments: argparse.Namespace) -> dict[tuple[str, str, str], Run]:
         plan = [("easy", *EASY)]
         plan += [(name, *each) for name in arguments.variants for each in VARIANTS[name]]
         for variant, policy, options in plan:
-            run = Run(trace, files[0], policy, options, arguments.limit)
+            clusters = variant == "clusters"
+            run = Run(trace, files[0], policy, options, arguments.limit, clusters)
             found[trace.name, variant, policy] = run
     return found
 
