@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
-from services.scheduler.domain.disciplines.base import Filling, Ordered
+from services.scheduler.domain.disciplines.base import Filling, Ordered, PoolView
 from services.scheduler.domain.marks import Marks
 from services.scheduler.domain.model import Task
-
-if TYPE_CHECKING:
-    from services.scheduler.domain.pool import Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +23,7 @@ class Arrival(Ordered):
     preempts: bool = False
     pays: bool = False
 
-    def waiting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """Its submission."""
         del pool, now, finish
         return Marks(
@@ -36,12 +32,12 @@ class Arrival(Ordered):
             counted_seconds=task.marks.counted_seconds,
         )
 
-    def starting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """As it waited."""
         del pool, now, finish
         return replace(task.marks, waiting=False)
 
-    def slice_over(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """There are no slices; only runs that began under another discipline come here."""
         return replace(self.waiting(pool, task, now, finish), waiting=False)
 

@@ -6,15 +6,17 @@ order key of a task, and when it changes. Keys are seconds; the smallest runs fi
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from services.scheduler.domain.marks import Marks
+from services.scheduler.domain.lanes import Key
+from services.scheduler.domain.marks import Marks, PoolBook
 from services.scheduler.domain.model import Task
-
-if TYPE_CHECKING:
-    from services.scheduler.domain.pool import Pool
+from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.timeshare.history import History
+from services.scheduler.domain.timeshare.tempo import Tempo
 
 
 class Filling(Enum):
@@ -26,6 +28,61 @@ class Filling(Enum):
     GREEDY = "greedy"
     # Whoever does not delay the first that waits, as far as run times are known.
     RESERVE = "reserve"
+
+
+class PoolView(Protocol):
+    """What a discipline may know of its pool; ``pool.py`` has it."""
+
+    @property
+    def policy(self) -> GroupPolicy:
+        """How the group is shared."""
+        ...
+
+    @property
+    def book(self) -> PoolBook:
+        """Its accounts and the load scale."""
+        ...
+
+    @property
+    def history(self) -> History:
+        """What was learned of running times."""
+        ...
+
+    @property
+    def tempo(self) -> Tempo:
+        """The rule's numbers, as fast as the work of this pool is."""
+        ...
+
+    @property
+    def units(self) -> float:
+        """Node equivalents that are offered."""
+        ...
+
+    @property
+    def owners(self) -> Mapping[str, int]:
+        """Live tasks by owner."""
+        ...
+
+    @property
+    def running(self) -> Mapping[int, Sequence[Key]]:
+        """Runs that could be asked to go, by the weight of their level, in order."""
+        ...
+
+    def size(self, task: Task) -> float:
+        """Node equivalents of a task."""
+        ...
+
+    def key(self, marks: Marks) -> float:
+        """The order key at the present scale."""
+        ...
+
+    def attained(self, task: Task, now: datetime) -> float:
+        """Seconds a task has run in all."""
+        ...
+
+    def move_seconds(self, task: Task) -> float:
+        """What being moved costs a task; seconds."""
+        ...
 
 
 class Discipline(Protocol):
@@ -59,22 +116,22 @@ class Discipline(Protocol):
         """
         ...
 
-    def waiting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """The place in the order of a task that arrives or is back in the queue.
 
         ``finish``: what is kept of the owner; 0 if nothing is.
         """
         ...
 
-    def starting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """The marks of a run that begins; the task still has those it waited with."""
         ...
 
-    def slice_over(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """The marks of a run whose ``rekey_at`` has come."""
         ...
 
-    def order(self, pool: Pool, key: float, finish: float, now: datetime) -> float:
+    def order(self, pool: PoolView, key: float, finish: float, now: datetime) -> float:
         """The key in the order of this moment, given what is kept of the owner.
 
         The order of any two keys changes only when a mark is made, never by time alone.
@@ -85,7 +142,7 @@ class Discipline(Protocol):
         """True if a waiting task never takes the nodes of this run, however late that comes."""
         ...
 
-    def reach(self, pool: Pool, task: Task, marks: Marks, key: float, ratio: float) -> float:
+    def reach(self, pool: PoolView, task: Task, marks: Marks, key: float, ratio: float) -> float:
         """Runs with a larger key than this may be taken by a waiting task.
 
         ``ratio``: the size of the runs that would have to go, for the task's own size.
@@ -97,7 +154,23 @@ class Discipline(Protocol):
         ...
 
 
-class Ordered:
+class Plain:
+    """What is the same for nearly all: runs are taken if they come later, at no price."""
+
+    __slots__ = ()
+
+    def reach(self, pool: PoolView, task: Task, marks: Marks, key: float, ratio: float) -> float:
+        """Whatever comes after it."""
+        del pool, task, marks, ratio
+        return key
+
+    def lead(self, now: datetime) -> float:
+        """Keys of waiting and running tasks are of one kind."""
+        del now
+        return 0.0
+
+
+class Ordered(Plain):
     """What is the same for all disciplines that look at tasks and not at their owners."""
 
     __slots__ = ()
@@ -107,7 +180,7 @@ class Ordered:
         """Owners do not matter."""
         return False
 
-    def order(self, pool: Pool, key: float, finish: float, now: datetime) -> float:
+    def order(self, pool: PoolView, key: float, finish: float, now: datetime) -> float:
         """The key as it is."""
         del pool, finish, now
         return key
@@ -116,13 +189,3 @@ class Ordered:
         """Nobody is spared for whose he is."""
         del task, run
         return False
-
-    def reach(self, pool: Pool, task: Task, marks: Marks, key: float, ratio: float) -> float:
-        """Whatever comes after it."""
-        del pool, task, marks, ratio
-        return key
-
-    def lead(self, now: datetime) -> float:
-        """Keys of waiting and running tasks are of one kind."""
-        del now
-        return 0.0

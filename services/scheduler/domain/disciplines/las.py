@@ -9,14 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
-from services.scheduler.domain.disciplines.base import Filling, Ordered
+from services.scheduler.domain.disciplines.base import Filling, Ordered, PoolView
 from services.scheduler.domain.marks import Marks
 from services.scheduler.domain.model import Task
-
-if TYPE_CHECKING:
-    from services.scheduler.domain.pool import Pool
 
 # What the first queue serves: ten node-hours.
 SERVED_NODE_SECONDS = 36_000.0
@@ -35,25 +31,25 @@ class LeastAttained(Ordered):
     preempts: bool = True
     pays: bool = False
 
-    def waiting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """Its submission, in the queue of what it has had."""
         del now, finish
         return self._made(pool, task, task.run_seconds, waiting=True)
 
-    def starting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """As it waited, until it has had its ten node-hours."""
         del finish
         marks = self._made(pool, task, task.run_seconds, waiting=False)
         return replace(marks, rekey_at=_crosses_at(pool, task, task.run_seconds, now))
 
-    def slice_over(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """In the second queue from now on; or a little later, if its start took long."""
         del finish
         attained = pool.attained(task, now)
         marks = self._made(pool, task, attained, waiting=False)
         return replace(marks, rekey_at=_crosses_at(pool, task, attained, now))
 
-    def _made(self, pool: Pool, task: Task, attained: float, *, waiting: bool) -> Marks:
+    def _made(self, pool: PoolView, task: Task, attained: float, *, waiting: bool) -> Marks:
         served = _missing(pool, task, attained) <= ALMOST
         return Marks(
             policy=self.name,
@@ -63,12 +59,12 @@ class LeastAttained(Ordered):
         )
 
 
-def _missing(pool: Pool, task: Task, attained: float) -> float:
+def _missing(pool: PoolView, task: Task, attained: float) -> float:
     """Seconds of running until the task is in the second queue."""
     return SERVED_NODE_SECONDS / max(pool.size(task), 1e-9) - attained
 
 
-def _crosses_at(pool: Pool, task: Task, attained: float, now: datetime) -> datetime | None:
+def _crosses_at(pool: PoolView, task: Task, attained: float, now: datetime) -> datetime | None:
     missing = _missing(pool, task, attained)
     return now + timedelta(seconds=missing) if missing > ALMOST else None
 

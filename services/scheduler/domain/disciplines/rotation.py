@@ -17,14 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import floor, log, log2
-from typing import TYPE_CHECKING
 
-from services.scheduler.domain.disciplines.base import Filling
+from services.scheduler.domain.disciplines.base import Filling, Plain, PoolView
 from services.scheduler.domain.marks import Marks
 from services.scheduler.domain.model import Task
-
-if TYPE_CHECKING:
-    from services.scheduler.domain.pool import Pool
 
 # Users whose use differs by less than a sixteenth of a half-life (4 %) come in order of submission.
 STEPS = 16
@@ -48,7 +44,7 @@ def charged(finish: float, began: float, seconds: float, share: float, half_life
 
 
 @dataclass(frozen=True, slots=True)
-class ByTurns:
+class ByTurns(Plain):
     """Users rotate on time slices."""
 
     name: str = "rotation"
@@ -57,7 +53,7 @@ class ByTurns:
     pays: bool = False
     by_user: bool = True
 
-    def waiting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """Among the tasks of its owner: its submission."""
         del pool, now
         return Marks(
@@ -67,7 +63,7 @@ class ByTurns:
             counted_seconds=task.marks.counted_seconds,
         )
 
-    def starting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """It is left alone for a slice, a short one if it never had one."""
         numbers = pool.policy.rotation
         new = task.run_seconds < numbers.first_slice_seconds
@@ -75,12 +71,12 @@ class ByTurns:
         begun = self._counted(pool, task, now, finish, length)
         return replace(begun, held_until=begun.rekey_at)
 
-    def slice_over(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """From now on others may take its place; what it has until then is counted bit by bit."""
         return self._counted(pool, task, now, finish, pool.policy.rotation.first_slice_seconds)
 
     def _counted(
-        self, pool: Pool, task: Task, now: datetime, finish: float, length: float
+        self, pool: PoolView, task: Task, now: datetime, finish: float, length: float
     ) -> Marks:
         weight = max(pool.policy.shares.of(task.owner, task.team), 1e-6)
         share = pool.size(task) / max(pool.units, pool.size(task), 1e-9) / weight
@@ -94,7 +90,7 @@ class ByTurns:
             counted_seconds=task.marks.counted_seconds,
         )
 
-    def order(self, pool: Pool, key: float, finish: float, now: datetime) -> float:
+    def order(self, pool: PoolView, key: float, finish: float, now: datetime) -> float:
         """First by what the owner had, in steps; then by submission."""
         step = pool.policy.rotation.half_life_seconds / STEPS
         steps = floor(finish / step) - floor(now.timestamp() / step)
@@ -104,16 +100,6 @@ class ByTurns:
     def spares(self, task: Task, run: Task) -> bool:
         """One's own are spared."""
         return task.owner == run.owner
-
-    def reach(self, pool: Pool, task: Task, marks: Marks, key: float, ratio: float) -> float:
-        """Whatever comes after it."""
-        del pool, task, marks, ratio
-        return key
-
-    def lead(self, now: datetime) -> float:
-        """Keys of waiting and running tasks are of one kind."""
-        del now
-        return 0.0
 
 
 ROTATION = ByTurns()

@@ -8,14 +8,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
-from services.scheduler.domain.disciplines.base import Filling, Ordered
+from services.scheduler.domain.disciplines.base import Filling, Ordered, PoolView
 from services.scheduler.domain.marks import Marks
 from services.scheduler.domain.model import WEIGHTS, Task
-
-if TYPE_CHECKING:
-    from services.scheduler.domain.pool import Pool
 
 SLICE_SECONDS = 3600.0
 # Behind those who arrive at the moment at which a slice ends; and runs whose slices end together,
@@ -33,20 +29,20 @@ class RoundRobin(Ordered):
     preempts: bool = True
     pays: bool = False
 
-    def waiting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """Where its last slice, or its submission, put it."""
         del pool, now, finish
         old = task.marks
         key = old.key if old.policy == self.name else task.submitted_at.timestamp()
         return Marks(policy=self.name, key=key, counted_seconds=old.counted_seconds)
 
-    def starting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """Its slice begins."""
         del pool, finish
         until = now + timedelta(seconds=SLICE_SECONDS)
         return replace(task.marks, waiting=False, held_until=until, rekey_at=until)
 
-    def slice_over(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """Behind all that wait; if no pass takes its nodes now, it has another slice."""
         del finish
         marks = task.marks

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
-from services.scheduler.domain.disciplines.base import Filling, Ordered
+from services.scheduler.domain.disciplines.base import Filling, Ordered, PoolView
 from services.scheduler.domain.marks import Marks
 from services.scheduler.domain.model import Task
-
-if TYPE_CHECKING:
-    from services.scheduler.domain.pool import Pool
 
 # In place of what nobody knows: behind everything that is known, first come first served.
 UNKNOWN_SECONDS = 1e10
@@ -32,7 +28,7 @@ class ShortestRemaining(Ordered):
     preempts: bool = True
     pays: bool = False
 
-    def waiting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """What it has left."""
         del pool, now, finish
         return Marks(
@@ -41,13 +37,13 @@ class ShortestRemaining(Ordered):
             counted_seconds=task.marks.counted_seconds,
         )
 
-    def starting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """When it is expected to end."""
         del pool, finish
         key = now.timestamp() + remaining(task, task.run_seconds)
         return replace(task.marks, policy=self.name, waiting=False, key=key, scaled=0.0)
 
-    def slice_over(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """When it is expected to end; only runs that began under another discipline come here."""
         del finish
         key = now.timestamp() + remaining(task, pool.attained(task, now))

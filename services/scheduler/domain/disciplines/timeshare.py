@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
-from services.scheduler.domain.disciplines.base import Filling, Ordered
+from services.scheduler.domain.disciplines.base import Filling, Ordered, PoolView
 from services.scheduler.domain.marks import Marks
 from services.scheduler.domain.model import Task
 from services.scheduler.domain.timeshare.features import Features
@@ -22,14 +21,11 @@ from services.scheduler.domain.timeshare.rule import (
     slice_seconds,
 )
 
-if TYPE_CHECKING:
-    from services.scheduler.domain.pool import Pool
-
 # A submission that claims to be older than this when it is first seen counts as this old.
 OLDEST_SECONDS = 7 * 86_400.0
 
 
-def features_of(pool: Pool, task: Task, kin: int | None = None) -> Features:
+def features_of(pool: PoolView, task: Task, kin: int | None = None) -> Features:
     """What the predictor may know of a task."""
     size = pool.size(task)
     limit = task.expected_seconds if pool.policy.timeshare.use_limits else None
@@ -46,7 +42,7 @@ class TimeShare(Ordered):
     preempts: bool = True
     pays: bool = True
 
-    def waiting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """Its place by what it has had so far; the tag is made once."""
         old = task.marks
         if old.policy == self.name:
@@ -67,7 +63,7 @@ class TimeShare(Ordered):
             counted_seconds=max(old.counted_seconds, task.run_seconds),
         )
 
-    def starting(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """Its slice begins; a big gang is held, because assembling it cost much."""
         del finish
         marks, tempo = task.marks, pool.tempo
@@ -90,7 +86,7 @@ class TimeShare(Ordered):
             held_until=now + timedelta(seconds=held) if held else None,
         )
 
-    def slice_over(self, pool: Pool, task: Task, now: datetime, finish: float) -> Marks:
+    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """A new place by what it has had now."""
         del finish
         attained = pool.attained(task, now)
@@ -107,7 +103,7 @@ class TimeShare(Ordered):
             rekey_at=now + timedelta(seconds=slice_seconds(pool.tempo.numbers, attained)),
         )
 
-    def reach(self, pool: Pool, task: Task, marks: Marks, key: float, ratio: float) -> float:
+    def reach(self, pool: PoolView, task: Task, marks: Marks, key: float, ratio: float) -> float:
         """Runs that come clearly later, the more so the more of its nodes it takes."""
         del key
         scale = pool.book.scale
@@ -128,13 +124,13 @@ def _base(marks: Marks, task: Task) -> float:
     return marks.base or task.submitted_at.timestamp()
 
 
-def _delay(pool: Pool, task: Task, attained: float, kin: int) -> float:
+def _delay(pool: PoolView, task: Task, attained: float, kin: int) -> float:
     features = features_of(pool, task, kin)
     index = pool.history.index(features, attained)
     return delay(pool.tempo.rule, features.share, attained, index)
 
 
-def _tag(pool: Pool, task: Task, now: float, finish: float) -> tuple[float, float]:
+def _tag(pool: PoolView, task: Task, now: float, finish: float) -> tuple[float, float]:
     """How far the owner's earlier tasks set this one back, and where the next one begins."""
     latest = now + pool.tempo.rule.tag_seconds_max
     start = min(max(now, finish), latest)
