@@ -8,7 +8,7 @@ changed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -25,6 +25,7 @@ from services.launcher.runtimes.port import RunOrder, RuntimeDeniedError
 
 DURATION = "DURATION_S"
 KILL_SIGNAL = 9
+GIB = 1 << 30
 
 
 @dataclass
@@ -40,6 +41,23 @@ class _Run:
 def now() -> datetime:
     """The wall clock."""
     return datetime.now(UTC)
+
+
+def nodes_of(groups: Mapping[str, int], gpus: int = 1) -> list[Node]:
+    """So many like nodes in each group."""
+    return [
+        Node(
+            id=f"{group}-{number:03d}",
+            group=group,
+            gpus=gpus,
+            cpus=8.0,
+            memory_bytes=64 * GIB,
+            schedulable=True,
+            ready=True,
+        )
+        for group, count in groups.items()
+        for number in range(count)
+    ]
 
 
 class FakeNodes:

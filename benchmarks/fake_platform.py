@@ -1,62 +1,88 @@
 """A platform as ``shiftwork up`` keeps it, on nodes that are not there. Started by ``stage.py``.
 
     python -m benchmarks.fake_platform --data DIR --group cohort0=120 --group cohort1=120
+        [--apart scheduler+launcher]
 
 NATS, PostgreSQL and every service are the real ones with their real configuration; only the
 launcher's runtime keeps time instead of starting processes, and so there is no output to collect.
+Services that are named with ``--apart`` run in a process of their own, as on a real cluster.
 """
 
 from __future__ import annotations
 
 import argparse
-import cProfile
+import asyncio
 import os
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from benchmarks.fake_nodes import FakeNodes
-from libs.contracts.messages import Node
+from benchmarks.fake_service import GROUPS, PROFILE, groups_from, on_fake_nodes
+from benchmarks.sampler import sampling
 from libs.service.wiring import Wiring
 from services.allinone.keep import keep_here
+from services.allinone.machine import Machine
 from services.allinone.place import Options, Place
 from services.allinone.platform import Platform
-from services.log_collector.sources.memory import MemorySource
 
-GIB = 1 << 30
-
-
-def nodes_of(groups: dict[str, int], gpus: int) -> list[Node]:
-    """So many like nodes in each group."""
-    return [
-        Node(
-            id=f"{group}-{number:03d}",
-            group=group,
-            gpus=gpus,
-            cpus=8.0,
-            memory_bytes=64 * GIB,
-            schedulable=True,
-            ready=True,
-        )
-        for group, count in groups.items()
-        for number in range(count)
-    ]
+# A file for what the processes of services apart say.
+LOG = "SHIFTWORK_BENCHMARK_LOG"
 
 
-def wirings(nodes: list[Node]) -> tuple[Wiring, ...]:
+def wirings(groups: dict[str, int]) -> tuple[Wiring, ...]:
     """The platform's services; two of them see other machines than this one."""
     from services.allinone.composition import WIRINGS  # noqa: PLC0415 - slow to import
 
-    instead: dict[str, dict[str, Any]] = {
-        "launcher": {"runtime": FakeNodes(nodes)},
-        "log_collector": {"source": MemorySource()},
-    }
-    return tuple(
-        replace(wiring, build=partial(wiring.build, **instead.get(wiring.name, {})))
-        for wiring in WIRINGS
-    )
+    return tuple(on_fake_nodes(wiring, groups) for wiring in WIRINGS)
+
+
+class Apart(Platform):
+    """The platform with some of its services in other processes: each name with the process that
+    runs it, which is given by the names of all that it runs."""
+
+    groups: str = ""
+    homes: dict[str, Sequence[str]]
+
+    async def _wait_until_ready(self, services: int) -> None:
+        await super()._wait_until_ready(services - len(self.homes))
+
+    async def _run_service(self, wiring: Wiring, machine: Machine) -> None:
+        names = self.homes.get(wiring.name)
+        if names is None:
+            await super()._run_service(wiring, machine)
+        elif wiring.name != names[0]:
+            # The first of them brings the others along.
+            await asyncio.Event().wait()
+        else:
+            await self._run_apart(names, machine)
+
+    async def _run_apart(self, names: Sequence[str], machine: Machine) -> None:
+        from services.allinone.composition import WIRINGS, environment_of  # noqa: PLC0415
+
+        environment = dict(os.environ) | {GROUPS: self.groups}
+        for each in WIRINGS:
+            if each.name in names:
+                environment |= environment_of(each, machine)
+        log = os.open(
+            os.environ.get(LOG, os.devnull), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600
+        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "benchmarks.fake_service", *names),
+                env=environment,
+                stdout=log,
+                stderr=log,
+            )
+        finally:
+            os.close(log)
+        try:
+            status = await process.wait()
+        except asyncio.CancelledError:
+            process.terminate()
+            await process.wait()
+            raise
+        raise RuntimeError(f"{'+'.join(names)} ended with status {status}")
 
 
 def main() -> int:
@@ -64,23 +90,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--group", action="append", required=True, metavar="NAME=NODES")
-    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--apart", action="append", default=[], metavar="SERVICE+SERVICE")
     asked = parser.parse_args()
-    groups = {name: int(count) for name, _, count in (each.partition("=") for each in asked.group)}
-    found = nodes_of(groups, asked.gpus)
+    told = ",".join(asked.group)
+    processes = [each.split("+") for each in asked.apart]
 
     def make(place: Place, options: Options, pid: int) -> Platform:
-        return Platform(place, options, pid, wirings=partial(wirings, found))
+        made = Apart(place, options, pid, wirings=partial(wirings, groups_from(told)))
+        made.groups = told
+        made.homes = {name: names for names in processes for name in names}
+        return made
 
     run = partial(keep_here, Place(asked.data), Options(port=0, nodes=1, slots=0), make=make)
-    into = os.environ.get("SHIFTWORK_BENCHMARK_PROFILE")
-    if not into:
+    into = os.environ.get(PROFILE)
+    with sampling(into and f"{into}.up"):
         return run()
-    profile = cProfile.Profile()
-    try:
-        return profile.runcall(run)
-    finally:
-        profile.dump_stats(into)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import asyncio
 import csv
 import gzip
 import statistics
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -162,6 +163,10 @@ class Load:
             status, found = await self.users[queue].call(
                 "POST", "/v1/tasks:batch", {"tasks": [_body(each) for each in batch]}
             )
+            if status == 503:
+                self.again += len(batch)
+                await asyncio.sleep(AGAIN_SECONDS)
+                continue
             if status != 200:
                 raise BenchmarkError(f"{queue}: {status} {found}")
             answers = [(each["status"], each) for each in found["items"]]
@@ -242,15 +247,20 @@ async def measured(
         await ready_nodes(http, sum(groups.values()))
         users = await people(http, sorted({each.queue for each in workloads}), stage.url)
         load = Load(users, step_s, {}, [], [])
-        before, began = stage.cpu_seconds(), now_s()
+        before, began = _cpu_seconds(stage), now_s()
         await load.run(workloads)
         seen = await until_ended(http, seconds=60 + 3 * workloads[-1].submit_s + 600, began=began)
-        used, memory = parts(before, stage.cpu_seconds()), stage.pss_mib()
+        used, memory = parts(before, _cpu_seconds(stage)), stage.pss_mib()
         return Outcome(load, await lives(stage), seen, used, memory)
     finally:
         http.close()
         for each in users.values():
             each.close()
+
+
+def _cpu_seconds(stage: Platform) -> dict[str, float]:
+    """The platform's processes and this one, which makes the load."""
+    return {**stage.cpu_seconds(), "load": time.process_time()}
 
 
 def tell(
@@ -304,7 +314,12 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", type=Path, help="the trace's file (.csv.gz)")
     parser.add_argument("--workloads", type=int, default=0, help="only the first so many")
-    parser.add_argument("--step", type=float, default=0.25, help="seconds of one batch")
+    parser.add_argument(
+        "--apart",
+        default="scheduler+launcher",
+        help="services of further processes: names with + in one process, commas between them",
+    )
+    parser.add_argument("--step", type=float, default=0.5, help="seconds of one batch")
     asked = parser.parse_args()
     whole = not asked.workloads
     report = Report(
@@ -322,7 +337,9 @@ async def main() -> None:
     )
     if asked.trace is not None:
         workloads, groups = read(asked.trace, asked.workloads), groups_of(asked.trace)
-        with platform(up_on_fake_nodes(groups)) as stage:
+        with platform(
+            up_on_fake_nodes(groups, [each for each in asked.apart.split(",") if each])
+        ) as stage:
             stage.start()
             tell(report, workloads, await measured(stage, workloads, groups, asked.step), groups)
     report.publish()

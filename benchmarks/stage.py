@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -27,7 +28,11 @@ READY_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 30.0
 ANSWER_SECONDS_MAX = 60.0
 IDLE_SECONDS_MAX = 2.0
+# Where to leave the platform's log.
+KEPT_LOG = "SHIFTWORK_BENCHMARK_UP_LOG"
 Json = dict[str, Any]
+# The command line of a service that is a process of its own.
+SERVICE = re.compile(r"fake_service\0([\w\0]+)")
 ENDED = {"succeeded", "failed", "stopped", "rejected"}
 
 
@@ -115,7 +120,9 @@ class Platform:
                 words = (entry / "cmdline").read_bytes().decode(errors="replace")
                 cwd = str((entry / "cwd").readlink())
                 at = str(self.data)
-                if int(entry.name) == self.pid or at in words or cwd.startswith(at):
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                ours = self.pid in (int(entry.name), int(parent))
+                if ours or at in words or cwd.startswith(at):
                     found[int(entry.name)] = _kind(words)
         return found
 
@@ -144,6 +151,8 @@ def _kind(words: str) -> str:
     for part, kind in (("supervisor.py", "supervisors"), ("nats-server", "nats")):
         if part in words:
             return kind
+    if found := SERVICE.search(words):
+        return found[1].strip("\0").replace("\0", "+")
     return "postgres" if "postgres" in words.replace("/postgres/", "/") else "services"
 
 
@@ -155,9 +164,11 @@ def up(nodes: int, slots: int) -> list[str]:
     return [*([str(script)] if script.exists() else program), "up", *options]
 
 
-def up_on_fake_nodes(groups: Mapping[str, int]) -> list[str]:
-    """The same on nodes that are not there: one GPU each, so many in each group."""
+def up_on_fake_nodes(groups: Mapping[str, int], apart: Sequence[str] = ()) -> list[str]:
+    """The same on nodes that are not there: one GPU each, so many in each group. ``apart``: the
+    services of each further process, with ``+`` between them."""
     told = [word for group, nodes in groups.items() for word in ("--group", f"{group}={nodes}")]
+    told += [word for names in apart for word in ("--apart", names)]
     return [sys.executable, "-m", "benchmarks.fake_platform", *told]
 
 
@@ -170,6 +181,8 @@ def platform(command: Sequence[str]) -> Generator[Platform]:
         yield made
     finally:
         made.stop()
+        if kept := os.environ.get(KEPT_LOG):
+            shutil.copy(made.data / "up.log", kept)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -21,6 +21,7 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.protocol.command import pub_cmd
 
 from libs.bus.port import BusDeniedError, BusUnavailableError
 from libs.bus.topology import inbox_prefix
@@ -112,6 +113,15 @@ class ServerClient(Client):
             error = nats.errors.Error(f"nats: {err_msg}")
             await self._error_cb(error)
             await self._process_op_err(error)
+
+    async def publish_all(self, subjects: Sequence[str], body: bytes) -> None:
+        """The same to several subjects, in their order, as one piece of the connection."""
+        if subjects:
+            self.stats["out_msgs"] += len(subjects)
+            self.stats["out_bytes"] += len(subjects) * len(body)
+            await self._send_command(b"".join(pub_cmd(each, "", body) for each in subjects))
+            if self._flush_queue is not None and self._flush_queue.empty():
+                await self._flush_pending()
 
     @property
     def server_id(self) -> str:
@@ -268,8 +278,7 @@ async def say(client: ServerClient, subjects: Sequence[str], body: bytes) -> Non
     if not client.is_connected:
         raise BusUnavailableError("the bus server is not connected")
     try:
-        for subject in subjects:
-            await client.publish(subject, body)
+        await client.publish_all(subjects, body)
     except (nats.errors.Error, OSError) as error:
         raise BusUnavailableError(f"not sent: {error}") from error
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from libs.contracts.base import Message
+from libs.contracts.messages import TaskStateChanged
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
 from libs.contracts.subjects import dead_letter_subject, filter_of, types_of
@@ -46,6 +47,8 @@ class ConsumerSpec:
 
     durable: str
     filters: tuple[str, ...]
+    # What of it the service hears.
+    heard: tuple[str, ...] = ()
     # What a leader that was killed had been given waits so long for its successor. Longer than any
     # batch takes; what comes again too early is in the inbox already.
     ack_wait_s: float = 3.0
@@ -130,8 +133,17 @@ def streams_of(limits: Limits) -> tuple[StreamSpec, ...]:
 
 
 def consumer_of(service: str, kinds: Iterable[type[Message]]) -> ConsumerSpec:
-    """The durable of a service that hears these event types; ValueError if one is no event."""
-    return ConsumerSpec(durable=service, filters=_filters(kinds, Kind.EVENT))
+    """The durable of a service that hears these event types; ValueError if one is no event.
+
+    Who hears the changes of tasks' states, which are nearly half of all that is said, is given
+    everything and passes over the rest: for a durable with filters that is behind, the server
+    looks for the next message among all subjects of a block, each time anew.
+    """
+    heard = tuple(kinds)
+    subjects = filters = _filters(heard, Kind.EVENT)
+    if TaskStateChanged in heard:
+        filters = (_everything(Kind.EVENT),)
+    return ConsumerSpec(durable=service, filters=filters, heard=subjects)
 
 
 def topology_of(

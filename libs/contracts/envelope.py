@@ -44,13 +44,17 @@ class Envelope:
     time: datetime
     message: Message
     traceparent: str = ""
-    # The body, once somebody asked for it: it is stored and then published.
+    # The body and the subject, once somebody asked: they are stored and then published.
     _body: bytes = field(default=b"", init=False, repr=False, compare=False)
+
+    _subject: str = field(default="", init=False, repr=False, compare=False)
 
     @property
     def subject(self) -> str:
         """The bus subject, derived from the message."""
-        return subject_of(self.message)
+        if not self._subject:
+            object.__setattr__(self, "_subject", subject_of(self.message))
+        return self._subject
 
     def headers(self) -> dict[str, str]:
         """The CloudEvents attributes as bus headers."""

@@ -48,6 +48,14 @@ class Said:
         each = " each" if nodes != 1 else ""
         return f"{self.count('nodes', 'node')} with {self.count('gpus', 'GPU')}{each}"
 
+    def nodes_of(self) -> str:
+        """The nodes that may hold it: ``those of group a with the labels gpu=a100``."""
+        selector, taints = self.names.get("selector", ""), self.names.get("taints", "")
+        of = f"of group {self.name('group')}"
+        if selector:
+            return f"{of} with the labels {selector}"
+        return f"{of} without taints that it does not tolerate ({taints})" if taints else of
+
     def whose(self) -> str:
         """The subject of a quota row: ``user ann in group train at level high``."""
         user, team = self.names.get("user", ""), self.names.get("team", "")
@@ -99,15 +107,14 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
     ),
     ReasonCode.WAITS_FOR_INVENTORY: (
         lambda said: (
-            f"waits for a full list of the nodes: none known so far can hold {said.size()}"
-            f" in group {said.name('group')}"
+            f"waits for a full list of the nodes: none known so far {said.nodes_of()}"
+            f" can hold {said.size()}"
         ),
         "waits for a full list of the nodes",
     ),
     ReasonCode.CLUSTER_TOO_SMALL_NOW: (
         lambda said: (
-            f"waits for nodes to come back: group {said.name('group')} cannot hold"
-            f" {said.size()} now"
+            f"waits for nodes to come back: those {said.nodes_of()} cannot hold {said.size()} now"
         ),
         "waits for nodes to come back",
     ),
@@ -217,7 +224,7 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         "went without service for long and is next",
     ),
     ReasonCode.NEVER_FITS: (
-        lambda said: f"no nodes of group {said.name('group')} could ever hold {said.size()}",
+        lambda said: f"no nodes {said.nodes_of()} could ever hold {said.size()}",
         "no known nodes could ever hold it",
     ),
     ReasonCode.QUEUED: (lambda _: "waits to be looked at", "waits to be looked at"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 
 from libs.contracts.base import Message
 from libs.contracts.registry import ROUTES
@@ -12,6 +12,7 @@ from libs.contracts.routes import Kind
 _FIELD = re.compile(r"\{(\w+)\}")
 
 
+@lru_cache(maxsize=4096, typed=True)
 def token(text: object) -> str:
     """One subject token: a dot inside an id would split it, so it is written ``_``."""
     return re.sub(r"[.\s*>]", "_", str(text)) or "_"

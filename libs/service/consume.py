@@ -88,6 +88,17 @@ class Consumption:
     async def _record(self, deliveries: Sequence[Delivery]) -> None:
         name = self.service.name
         handled: list[str] = []
+        with structlog.contextvars.bound_contextvars(event=""):
+            await self._handle(deliveries, handled)
+        for kind, count in Counter(handled).items():
+            observe.HANDLED.labels(name, kind).inc(count)
+        if handled:
+            for wake in self.wakes:
+                wake.set()
+
+    async def _handle(self, deliveries: Sequence[Delivery], handled: list[str]) -> None:
+        """One transaction; says which kinds were handled."""
+        name = self.service.name
         async with self.turn, self.service.ports.store.transaction(epoch=self.epoch) as tx:
             envelopes = [d.envelope for d in deliveries if d.envelope is not None]
             unseen = await tx.unseen([envelope.id for envelope in envelopes])
@@ -99,14 +110,10 @@ class Consumption:
                 unseen.discard(envelope.id)
                 handler = self.service.handlers.get(type(envelope.message))
                 if handler is not None:
-                    with structlog.contextvars.bound_contextvars(event=envelope.id):
-                        await handler(tx, envelope.message)
+                    # For what the handler logs; as long as the transaction lasts.
+                    structlog.contextvars.bind_contextvars(event=envelope.id)
+                    await handler(tx, envelope.message)
                     handled.append(type(envelope.message).__name__)
-        for kind, count in Counter(handled).items():
-            observe.HANDLED.labels(name, kind).inc(count)
-        if handled:
-            for wake in self.wakes:
-                wake.set()
 
     async def _read_ahead(self, tx: Tx, messages: Sequence[Message]) -> None:
         """Read what the handlers will ask for, one query for each kind of rows."""

@@ -19,6 +19,10 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeDecorator
 from sqlmodel import Field
 
+from libs.contracts.base import Message
+
+# Of each column so many messages' texts are remembered.
+TEXTS_MAX = 1024
 # Compare and sort by code points, as Python does, whatever the database's locale is.
 TEXT = Text(collation="C")
 
@@ -39,12 +43,34 @@ class JsonOf(TypeDecorator[Any]):
         return TypeAdapter(self.value_type)
 
     def encode(self, value: object) -> str:
-        """The value as JSON text; pydantic's error if it is not of the type."""
+        """The value as JSON text; pydantic's error if it is not of the type.
+
+        A message is written with its row again and again, and never changes.
+        """
+        known = self._texts.get(id(value))
+        if known is not None and known[0] is value:
+            return known[1]
+        text = self._encoded(value)
+        if isinstance(value, Message):
+            self._remember(value, text)
+        return text
+
+    def _encoded(self, value: object) -> str:
         return self._adapter.dump_json(value, warnings="error").decode()
 
     def decode(self, text: str) -> object:
         """The value from JSON text; pydantic's ValidationError if it does not fit the type."""
         return self._adapter.validate_json(text)
+
+    @cached_property
+    def _texts(self) -> dict[int, tuple[Message, str]]:
+        """The newest messages' texts, by the messages' identities, which they keep alive."""
+        return {}
+
+    def _remember(self, value: Message, text: str) -> None:
+        if len(self._texts) >= TEXTS_MAX:
+            del self._texts[next(iter(self._texts))]
+        self._texts[id(value)] = (value, text)
 
     def process_bind_param(self, value: object, dialect: Dialect) -> object:
         """For SQLAlchemy: what JSONB takes."""
@@ -73,7 +99,13 @@ class EnumText(TypeDecorator[Any]):
 
     def encode(self, value: object) -> str:
         """The member's value; ValueError if it is no member."""
-        return str(self.enum_type(value).value)
+        text = self._values.get(value)
+        return str(self.enum_type(value).value) if text is None else text
+
+    @cached_property
+    def _values(self) -> dict[object, str]:
+        """By member: ``value`` is a property, and a slow one."""
+        return {each: str(each.value) for each in self.enum_type}
 
     def decode(self, text: str) -> object:
         """The member; ValueError names a value that is none."""

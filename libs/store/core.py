@@ -21,9 +21,10 @@ from libs.store.port import (
     StoreUnavailableError,
     Tx,
 )
+from libs.store.recent import Recent
 from libs.store.rows import Key, Row, Shape
 from libs.store.tables import Tables, open_tables
-from libs.store.unit import Birth, Clock, Landed, Session, Unit
+from libs.store.unit import Birth, Clock, Known, Landed, Session, Unit
 
 R = TypeVar("R")
 # More than these wait in the database alone.
@@ -48,6 +49,7 @@ class StoreCore:
         self._birth = Birth(source, new_id, traceparent)
         self._observers: list[Observer] = []
         self._residents: dict[Shape, dict[Key, Row]] = {}
+        self._recent = Recent(tables.shape(kind) for kind in tables.recent)
         self._outbox_changed = asyncio.Event()
         # Events of our own commits that are not published yet, by their rows in the outbox; kept
         # from the first look on. What does not fit, or may have landed, is found by a look.
@@ -134,8 +136,8 @@ class StoreCore:
         session = await self._begin(epoch)
         try:
             self._settle(session.version)
-            residents = self._residents if epoch is not None else {}
-            unit = Unit(session, self._tables, residents, self._birth, now)
+            known = Known(self._residents, self._recent) if epoch is not None else Known()
+            unit = Unit(session, self._tables, known, self._birth, now)
             yield unit
             landed = await unit.finish()
         except BaseException:
@@ -173,6 +175,8 @@ class StoreCore:
 
     def _land(self, landed: Landed, row_ids: Sequence[int]) -> None:
         """Apply a committed transaction to memory and tell the observers."""
+        if landed.version:
+            self._recent.land(landed.writes)
         for shape, rows in landed.writes.items():
             table = self._residents.get(shape)
             if table is None:
@@ -194,6 +198,7 @@ class StoreCore:
         """Wait until this process leads the service; resident tables have to be loaded anew."""
         leadership = await self._lead()
         self._residents = {}
+        self._recent.clear()
         self._doubt = None
         self._fresh.clear()
         self._look_due = True

@@ -100,11 +100,18 @@ class Shape:
     key_of: Callable[[Row], Key] = field(init=False)
     # All values of a row, in the order of the columns.
     values_of: Callable[[Row], tuple[object, ...]] = field(init=False)
+    # What rows are put in the order of their primary keys by.
+    order_of: Callable[[Row], Any] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values_of", _values_of([each.name for each in self.columns]))
         object.__setattr__(self, "by_name", {column.name: column for column in self.columns})
         object.__setattr__(self, "key_of", attrgetter(*self.key))
+        bare = all(self.by_name[name].encode is None for name in self.key if name in self.by_name)
+        object.__setattr__(self, "order_of", self.key_of if bare else self._plain_key)
+
+    def _plain_key(self, row: Row) -> tuple[object, ...]:
+        return tuple(plain(part) for part in self.key_parts(self.key_of(row)))
 
     def key_from(self, parts: tuple[object, ...]) -> Key:
         """The key of ``get(kind, *parts)``; TypeError if the number of parts is wrong."""
@@ -166,9 +173,15 @@ def select(  # noqa: PLR0917 - the parts of one query, in SQL's order
     offset: int,
 ) -> list[Row]:
     """Filter, sort and cut, as the SQL of ``statements`` does: ties go by primary key."""
-    tests = [(attrgetter(item.column), _test(shape, item)) for item in where]
-    found = [row for row in rows if all(test(read(row)) for read, test in tests)]
-    found.sort(key=lambda row: tuple(plain(part) for part in shape.key_parts(shape.key_of(row))))
+    found = rows
+    for item in where:
+        read = attrgetter(item.column)
+        if item.op is Op.EQ and type(item.value) in shape.column(item.column).plainly:
+            found = [row for row in found if read(row) == item.value]
+        else:
+            test = _test(shape, item)
+            found = [row for row in found if test(read(row))]
+    found = sorted(found, key=shape.order_of)
     for order in reversed(order_by):
         found.sort(key=_sort_key(order.column), reverse=order.descending)
     return found[offset : None if limit is None else offset + limit]

@@ -128,6 +128,8 @@ class Tables:
 
     schema: str
     rows: Mapping[type[Any], type[SQLModel]]
+    # Rows that the leader alone writes, and soon reads again: the newest stay in its memory.
+    recent: tuple[type[Any], ...] = ()
     shapes: Mapping[type[Any], Shape] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ and lands a ``Unit`` over it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
@@ -21,6 +21,7 @@ from libs.store.port import (
     Order,
     Where,
 )
+from libs.store.recent import Recent
 from libs.store.rows import Batch, Key, Overlay, Row, Shape, checked, select
 from libs.store.tables import Tables
 
@@ -117,6 +118,14 @@ class Birth:
     traceparent: Callable[[], str]
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a leader has in memory: whole tables, and the newest rows of others."""
+
+    residents: Mapping[Shape, dict[Key, Row]] = field(default_factory=dict[Shape, dict[Key, Row]])
+    recent: Recent = field(default_factory=lambda: Recent(()))
+
+
 class Unit:
     """The ``Tx`` of both adapters: buffers writes, reads through them."""
 
@@ -124,13 +133,14 @@ class Unit:
         self,
         session: Session,
         tables: Tables,
-        residents: Mapping[Shape, dict[Key, Row]],
+        known: Known,
         birth: Birth,
         now: datetime,
     ) -> None:
         self._session = session
         self._tables = tables
-        self._residents = residents
+        self._residents = known.residents
+        self._recent = known.recent
         self._birth = birth
         self._now = now
         self._overlay = Overlay()
@@ -159,6 +169,9 @@ class Unit:
             return written[wanted]
         if shape in self._residents:
             return self._residents[shape].get(wanted)
+        recent = self._recent.of(shape)
+        if wanted in recent:
+            return recent[wanted]
         if (shape, wanted) not in self._read:
             self._read[shape, wanted] = await self._guard(self._session.get(shape, wanted))
         return self._read[shape, wanted]
@@ -168,11 +181,11 @@ class Unit:
         shape = self._tables.shape(kind)
         if shape in self._residents:
             return
-        written = self._overlay.writes.get(shape, {})
+        written, recent = self._overlay.writes.get(shape, {}), self._recent.of(shape)
         wanted = [
             key
             for key in dict.fromkeys(map(shape.key_from, keys))
-            if key not in written and (shape, key) not in self._read
+            if key not in written and key not in recent and (shape, key) not in self._read
         ]
         if not wanted:
             return

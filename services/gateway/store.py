@@ -28,6 +28,9 @@ from services.gateway.rows import (
 
 R = TypeVar("R")
 HEAD = "log"
+# Of so many tasks at a time, with so many attempts in all, running times are summed.
+TASKS_SUMMED_MAX = 100
+RUNS_SUMMED_MAX = 5_000
 _VALUES = (str, int, float)
 _KEYS = (str, int)
 
@@ -168,6 +171,29 @@ async def runs(tx: Tx, task_id: str, after_attempt: int, limit: int) -> list[Run
         order_by=(Order("attempt"),),
         limit=limit,
     )
+
+
+async def run_seconds(tx: Tx, task_ids: Sequence[str]) -> dict[str, float | None]:
+    """How long each task's attempts have run that ended; None: too many attempts to say."""
+    found: dict[str, float | None] = {}
+    for first in range(0, len(task_ids), TASKS_SUMMED_MAX):
+        ids = list(task_ids[first : first + TASKS_SUMMED_MAX])
+        rows = await tx.select(
+            RunRow,
+            Where("task_id", Op.IN, ids),
+            order_by=(Order("task_id"), Order("attempt")),
+            limit=RUNS_SUMMED_MAX,
+        )
+        sums: dict[str, float | None] = dict.fromkeys(ids, 0.0)
+        for row in rows:
+            if row.started_at is not None and row.exit is not None:
+                ran = (row.exit.exited_at - row.started_at).total_seconds()
+                sums[row.task_id] = (sums[row.task_id] or 0.0) + max(0.0, ran)
+        if len(rows) == RUNS_SUMMED_MAX:
+            # What comes after the last row read is not known, nor whether that one was the last.
+            sums.update((each, None) for each in ids if each >= rows[-1].task_id)
+        found.update(sums)
+    return found
 
 
 async def held(tx: Tx, rows_max: int) -> dict[str, dict[str, tuple[int, ...]]]:

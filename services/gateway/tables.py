@@ -199,4 +199,5 @@ TABLES = Tables(
         rows.TokenRow: Token,
         rows.AuditRow: Audit,
     },
+    recent=(rows.TaskRow, rows.RunRow, rows.EventHeadRow),
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
+from functools import cache, partial
 from typing import Any
 
 from libs.contracts.base import Message
@@ -322,16 +323,39 @@ _AS_THEY_ARE = frozenset({str, int, float, bool, type(None)})
 
 def plain(value: object) -> Any:  # noqa: ANN401 - any JSON
     """A message as HTTP shows it: short words, numbers as numbers, and no environment."""
-    if type(value) in _AS_THEY_ARE:
-        return value
-    if isinstance(value, Reason):
-        return reason(value)
-    if isinstance(value, Message):
-        names = type(value).model_fields
-        found = {name: getattr(value, name) for name in names if name != "env"}
-        return {name: plain(part) for name, part in found.items() if part is not None}
-    if isinstance(value, Enum | datetime):
-        return word(value) if isinstance(value, Enum) else moment(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(part) for key, part in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] - a message's map
-    return [plain(part) for part in value] if isinstance(value, tuple | list) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] - a message's list
+    kind = type(value)
+    return value if kind in _AS_THEY_ARE else _way_of(kind)(value)
+
+
+@cache
+def _way_of(kind: type[Any]) -> Callable[[Any], Any]:
+    """How values of one type are shown; found out once, because every event has dozens of them."""
+    if issubclass(kind, Message) and kind is not Reason:
+        return partial(_message, tuple(name for name in kind.model_fields if name != "env"))
+    for base, way in _WAYS.items():
+        if issubclass(kind, base):
+            return way
+    return lambda value: value
+
+
+def _message(names: Sequence[str], value: Message) -> Json:
+    fields = vars(value)
+    return {name: plain(part) for name in names if (part := fields[name]) is not None}
+
+
+def _map(value: Mapping[object, object]) -> Json:
+    return {str(key): plain(part) for key, part in value.items()}
+
+
+def _list(value: Iterable[object]) -> list[Any]:
+    return [plain(part) for part in value]
+
+
+_WAYS: Mapping[type, Callable[[Any], Any]] = {
+    Reason: reason,
+    Enum: word,
+    datetime: moment,
+    Mapping: _map,
+    tuple: _list,
+    list: _list,
+}

@@ -34,71 +34,73 @@ def order_of(run: Run, master_port: int, site: Site) -> RunOrder:
     """The orders for every rank of a run."""
     assert run.spec is not None, "an assigned run has its specification"
     roles = {role.name: role for role in run.spec.roles}
+    token = make_run_token(site.token_key, run.id)
+    defaults = {"PATH": site.path, "HOME": site.home, "LANG": site.lang, "USER": site.user}
+    shared = {**_platform_variables(run, site, token), **_gang_variables(run, master_port, site)}
     return RunOrder(
         run_id=run.id,
         ranks=tuple(
-            _rank_order(run, place, roles.get(place.role, Role()), master_port, site)
+            RankOrder(
+                rank=place.rank,
+                node_id=place.node_id,
+                argv=role.command,
+                env={**defaults, **run.spec.env, **role.env, **shared, **_rank_variables(place)},
+                gpus=place.gpus,
+                cwd=run.spec.working_directory,
+                context=json.dumps(_context(run, place, site, token)),
+                cpus=run.spec.cpus,
+                memory_bytes=run.spec.memory_bytes,
+            )
             for place in run.placements
+            for role in (roles.get(place.role) or Role(),)
         ),
     )
 
 
-def _rank_order(run: Run, place: Placement, role: Role, master_port: int, site: Site) -> RankOrder:
-    assert run.spec is not None, "an assigned run has its specification"
-    platform = _platform_variables(run, place, site)
-    gang = _gang_variables(run, place, master_port, site.master_addr)
-    defaults = {"PATH": site.path, "HOME": site.home, "LANG": site.lang, "USER": site.user}
-    return RankOrder(
-        rank=place.rank,
-        node_id=place.node_id,
-        argv=role.command,
-        env={**defaults, **run.spec.env, **role.env, **platform, **gang},
-        gpus=place.gpus,
-        cwd=run.spec.working_directory,
-        context=json.dumps(_context(run, place, site), indent=1),
-        cpus=run.spec.cpus,
-        memory_bytes=run.spec.memory_bytes,
-    )
-
-
-def _platform_variables(run: Run, place: Placement, site: Site) -> Mapping[str, str]:
+def _platform_variables(run: Run, site: Site, token: str) -> Mapping[str, str]:
+    """What every rank of the run is told alike."""
     assert run.spec is not None, "an assigned run has its specification"
     fence = run.spec.fence_after_seconds
     return {
         "SHIFTWORK_TASK": run.task_id,
         "SHIFTWORK_ATTEMPT": str(run.attempt),
-        "SHIFTWORK_NODE": place.node_id,
-        "SHIFTWORK_GPUS": ",".join(str(gpu) for gpu in place.gpus),
-        "SHIFTWORK_RANK": str(place.rank),
         "SHIFTWORK_WORLD_SIZE": str(len(run.placements)),
         # One process per replica, each on a node of its own.
         "SHIFTWORK_LOCAL_RANK": "0",
-        "SHIFTWORK_ROLE": place.role,
         "SHIFTWORK_RESUME_FROM": json.dumps(_saved(run.resume_from)) if run.resume_from else "",
         "SHIFTWORK_URL": site.url,
-        "SHIFTWORK_RUN_TOKEN": make_run_token(site.token_key, run.id),
+        "SHIFTWORK_RUN_TOKEN": token,
         **({"SHIFTWORK_FENCE_AFTER_SECONDS": str(fence)} if fence is not None else {}),
     }
 
 
-def _gang_variables(
-    run: Run, place: Placement, master_port: int, master_addr: str
-) -> Mapping[str, str]:
+def _gang_variables(run: Run, master_port: int, site: Site) -> Mapping[str, str]:
+    """Where the ranks meet."""
     world, port = str(len(run.placements)), str(master_port)
     return {
-        "MASTER_ADDR": master_addr,
+        "MASTER_ADDR": site.master_addr,
         "MASTER_PORT": port,
         "WORLD_SIZE": world,
-        "RANK": str(place.rank),
         "PET_NNODES": world,
-        "PET_NODE_RANK": str(place.rank),
-        "PET_NPROC_PER_NODE": str(max(1, len(place.gpus))),
-        "PET_MASTER_ADDR": master_addr,
+        "PET_MASTER_ADDR": site.master_addr,
         "PET_MASTER_PORT": port,
     }
 
 
-def _context(run: Run, place: Placement, site: Site) -> Mapping[str, object]:
+def _rank_variables(place: Placement) -> Mapping[str, str]:
+    rank = str(place.rank)
+    return {
+        "SHIFTWORK_NODE": place.node_id,
+        "SHIFTWORK_GPUS": ",".join(str(gpu) for gpu in place.gpus),
+        "SHIFTWORK_RANK": rank,
+        "SHIFTWORK_ROLE": place.role,
+        "RANK": rank,
+        "PET_NODE_RANK": rank,
+        "PET_NPROC_PER_NODE": str(max(1, len(place.gpus))),
+    }
+
+
+def _context(run: Run, place: Placement, site: Site, token: str) -> Mapping[str, object]:
     """The context file: what the variables say, and what has more than one part."""
     assert run.spec is not None, "an assigned run has its specification"
     return {
@@ -111,7 +113,7 @@ def _context(run: Run, place: Placement, site: Site) -> Mapping[str, object]:
         "local_rank": 0,
         "role": place.role,
         "url": site.url,
-        "run_token": make_run_token(site.token_key, run.id),
+        "run_token": token,
         "resume_from": _saved(run.resume_from) if run.resume_from else None,
         "ack_deadline_seconds": run.spec.preemption.ack_deadline_seconds,
         "fence_after_seconds": run.spec.fence_after_seconds,

@@ -7,6 +7,7 @@ no I/O beside. ``act`` takes no turn: it carries the actions out and looks again
 from __future__ import annotations
 
 import asyncio
+import operator
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,6 +94,8 @@ class Launcher:
         self._busy_ports: set[int] = set()
         self._last_port = 0
         self._told_nodes: frozenset[str] | None = None
+        # Rows and listed nodes that were found to agree: with many nodes, nearly every look's.
+        self._agreed: tuple[Sequence[object], ...] | None = None
         self._pruned_at: datetime | None = None
         self.runtime.on_change(self.look_wake.set)
 
@@ -118,7 +121,7 @@ class Launcher:
     async def on_lead(self, epoch: int) -> None:
         """Begin as a new leader: with the tables, and without any earlier look."""
         await tables.load(self.store)
-        self._look, self._told_nodes = None, None
+        self._look, self._told_nodes, self._agreed = None, None, None
         for memory in (self._asked, self._doing, self._done, self._fences, self._failed):
             memory.clear()
         await self.runtime.lead(epoch)
@@ -164,6 +167,10 @@ class Launcher:
         self, tx: Tx, listing: Listing, runs: Iterable[Run]
     ) -> inventory.Inventory:
         rows = await tables.nodes(tx)
+        compared = (rows, tuple(listing.nodes), tuple(listing.nodes.values()))
+        if self._agreed is not None and all(map(_same, self._agreed, compared)):
+            return inventory.Inventory((), ())
+        self._agreed = None
         busy = {place.node_id for run in runs if run.state in LIVE for place in run.placements}
         stock = inventory.take_stock(rows, listing, busy, tx.now, self.limits.leases)
         for row in stock.rows:
@@ -179,6 +186,9 @@ class Launcher:
                     listed_at=tx.now,
                 )
             )
+        settled = not (stock.rows or any(row.silent_since for row in rows))
+        if settled and node_ids == self._told_nodes:
+            self._agreed = compared
         return stock
 
     async def _lease(self, tx: Tx, actions: Iterable[Action]) -> dict[RunId, int]:
@@ -317,6 +327,11 @@ class Launcher:
             run=str(action.run_id),
             problem=str(problem),
         )
+
+
+def _same(before: Sequence[object], now: Sequence[object]) -> bool:
+    """True if these are the very same values in the same order."""
+    return len(before) == len(now) and all(map(operator.is_, before, now))
 
 
 def _nodes_in_service(listing: Listing) -> frozenset[str]:

@@ -8,7 +8,7 @@ is doubled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -23,7 +23,7 @@ from services.log_collector import domain, store
 from services.log_collector.archives.port import Archive, ArchiveError, Write
 from services.log_collector.domain import Address, Bounds, IndexGrain, OutputKey, Pace
 from services.log_collector.sources.port import Ask, Got, LogSource
-from services.log_collector.state import SERVICE, Run, State, Tail
+from services.log_collector.state import SERVICE, Run, State, Tail, keys_of
 from services.log_collector.store import OutputRow, RunRow
 
 
@@ -81,40 +81,49 @@ class Collector:
 
     async def _take_up(self) -> None:
         """Open the outputs of runs that are new, and note the exits of others."""
-        for run, row in list(self.news.items()):
-            await self._open(row, self.known.get(run, {}))
+        news = list(self.news.items())
+        keys = [key for _, row in news for key in keys_of(row) if key not in self.state.tails]
+        # One question for all of them: runs may start by the hundred.
+        sizes = dict(zip(keys, await self.archive.sizes(keys), strict=True)) if keys else {}
+        for run, row in news:
+            await self._open(row, self.known.get(run, {}), sizes)
             self.known.pop(run, None)
             if self.news.get(run) is row:
                 del self.news[run]
 
-    async def _open(self, row: RunRow, known: dict[int, OutputRow]) -> None:
-        """Take up a run's outputs, or note that they will grow no more."""
+    async def _open(
+        self, row: RunRow, known: dict[int, OutputRow], sizes: Mapping[OutputKey, int]
+    ) -> None:
+        """Take up a run's outputs, or note that they will grow no more. ``sizes``: what is kept of
+        those that are new."""
         tails = self.state.tails
         for placement in row.placements:
             key = OutputKey(row.task_id, row.attempt, placement.rank)
             if key not in tails:
-                tails[key] = await self._tail(key, placement, known.get(placement.rank))
+                kept = sizes[key] if key in sizes else await self.archive.size(key)
+                tails[key] = await self._tail(key, placement, known.get(placement.rank), kept)
             tails[key].exited_at = row.exited_at
         self.state.runs[row.task_id, row.attempt] = row
         self.record.set()
 
-    async def _tail(self, key: OutputKey, placement: Placement, known: OutputRow | None) -> Tail:
+    async def _tail(
+        self, key: OutputKey, placement: Placement, known: OutputRow | None, kept: int
+    ) -> Tail:
         recorded = known.size if known else 0
         tail = Tail(Address(key, placement.node_id), placement.role, recorded, recorded)
         if known is not None:
             tail.full = known.full
             tail.complete = tail.closed = known.complete
         if not tail.complete:
-            await self._recover(tail)
+            await self._recover(tail, kept)
         return tail
 
-    async def _recover(self, tail: Tail) -> None:
+    async def _recover(self, tail: Tail, kept: int) -> None:
         """Make the kept copy what the database says it is: go on from there.
 
         Where the source cannot give the bytes beyond again, they are the only copy and stay. What
         the archive has lost is read again.
         """
-        kept = await self.archive.size(tail.key)
         if kept > tail.recorded:
             (got,) = await self.source.read([Ask(tail.address, tail.recorded, 1)], 1)
             if got is not None and got.data:

@@ -75,4 +75,5 @@ class Run(Base, table=True):
 TABLES = Tables(
     schema=SCHEMA,
     rows={QuotaRow: Quota, CounterRow: Counter, TaskRow: Task, RunRow: Run},
+    recent=(CounterRow, TaskRow, RunRow),
 )

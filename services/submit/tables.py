@@ -109,4 +109,5 @@ TABLES = Tables(
         InventoryRow: Inventory,
         QuotaRow: Quota,
     },
+    recent=(TaskRow,),
 )

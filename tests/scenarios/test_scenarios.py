@@ -12,6 +12,8 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +29,19 @@ from libs.contracts.messages import (
     PreemptMode,
     Priority,
     PriorityChanged,
+    Reason,
+    ReasonCode,
     TaskState,
     TaskStateChanged,
     Unit,
+    Verdict,
 )
 from libs.contracts.reasons import level_name
 from services.scheduler.domain import facts
 from services.scheduler.domain.apply import Change, applied
 from services.scheduler.domain.check import check
 from services.scheduler.domain.decide import decide
+from services.scheduler.domain.explain import explain
 from services.scheduler.domain.index import Index
 from services.scheduler.domain.lifecycle import LEAVING, TERMINAL
 from services.scheduler.domain.marks import Ended
@@ -48,9 +54,14 @@ from services.scheduler.domain.model import (
     Node,
     Plan,
     PolicySettings,
+    Preempt,
     Task,
 )
+from services.scheduler.domain.place import Slot, placements_of
+from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.why import reason
+from services.scheduler.dry_run import diff
 from services.scheduler.policies import validate
 from tests.builders import (
     START,
@@ -69,6 +80,11 @@ HERE = Path(__file__).parent
 SCENARIOS = sorted(HERE.glob("*.yaml"))
 UPDATE = bool(os.environ.get("UPDATE_SCENARIOS"))
 ROUNDS_MAX = 50
+# What is asked when the scheduler has come to rest; it changes nothing.
+ASKING = frozenset({"explain", "forge", "dry_run"})
+EFFECTS_MAX = 20
+SAME = re.compile(r"( *[0-9.]+  hold ([a-z]+))[0-9]+ (.*)")
+STAMP = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+\+00:00")
 
 
 def ranges(gpus: tuple[int, ...]) -> str:
@@ -99,6 +115,7 @@ class Stage:
         self.seconds = 0.0
         self.due: float | None = None
         self.saved: dict[str, int] = {}
+        self.counted: set[str] = set()
         # What happens by itself: seconds from an assignment to the start, and from a request to
         # go to the exit after a last checkpoint; and how long tasks run in all.
         self.world: dict[str, float] = script.get("world", {})
@@ -131,12 +148,26 @@ class Stage:
             moment = seconds_of(entry["at"])
             self.until(moment)
             self.seconds = moment
-            for verb, value in entry.items():
-                if verb != "at":
-                    for each in value if isinstance(value, list) else [value]:
-                        getattr(self, verb)(each)
+            self.do({verb: value for verb, value in entry.items() if verb not in ASKING})
             self.rounds()
-        return self.lines
+            self.do({verb: value for verb, value in entry.items() if verb in ASKING})
+        return [text for group in self.grouped() for text in group]
+
+    def grouped(self) -> Iterator[list[str]]:
+        """Lines that say the same of several tasks of one ``count`` are one line."""
+        for key, lines in groupby(self.lines, self.kind):
+            found = list(lines)
+            yield found if len(found) == 1 or not key[0] else [f"{key[0]} x{len(found)} {key[1]}"]
+
+    def kind(self, line: str) -> tuple[str, str]:
+        found = SAME.fullmatch(line)
+        return (found[1], found[3]) if found and found[2] in self.counted else ("", line)
+
+    def do(self, entry: dict[str, Any]) -> None:
+        for verb, value in entry.items():
+            if verb != "at":
+                for each in value if isinstance(value, list) else [value]:
+                    getattr(self, verb)(each)
 
     def until(self, moment: float) -> None:
         """Let time pass: deadlines and what happens by itself on the way are met when they come."""
@@ -248,6 +279,12 @@ class Stage:
         told = dict(values)
         who = {key: told.pop(key) for key in ("owner", "team") if key in told}
         task_id = told.pop("id")
+        count = told.pop("count", None)
+        if count is not None:
+            self.counted.add(task_id)
+            for number in range(count):
+                self.submit({**values, "id": f"{task_id}{number}", "count": None})
+            return
         if "runs" in told:
             self.runs[task_id] = seconds_of(told.pop("runs"))
         if "priority" in told:
@@ -308,15 +345,122 @@ class Stage:
 
     def groups(self, values: dict[str, Any]) -> None:
         """Policies of node groups, as a policy file writes them."""
-        capacity: dict[str, float] = {}
-        for node in self.index.nodes.values():
-            capacity[node.group] = capacity.get(node.group, 0.0) + 1.0
-        parsed = validate({"groups": values}, capacity=capacity)
+        parsed = validate({"groups": values}, capacity=self.capacity())
         assert parsed.errors == (), parsed.errors
         self.index.apply(put=parsed.policies)
 
+    def capacity(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for node in self.index.nodes.values():
+            found[node.group] = found.get(node.group, 0.0) + 1.0
+        return found
+
     def quota(self, values: dict[str, Any]) -> None:
         self.index.apply(put=[self.limit(values)])
+
+    # What may be asked.
+
+    def explain(self, task_id: str) -> None:
+        """Why a task stands where it stands, as the command says it."""
+        task = self.index.tasks[task_id]
+        told = explain(Snapshot.view(self.index), task, at(self.seconds))
+        place = f", {told.position} of {told.queue_length}" if told.position else ""
+        self.tell(f"? {task_id}{place}: {code_of(told.reason)}")
+        for node in told.promised:
+            held = f" held by {', '.join(node.held_by)}" if node.held_by else " free"
+            self.tell(f"?   kept: {node.node_id}{held}")
+        for each in told.chosen:
+            cost = f"{each.cost_node_seconds:g} node-seconds"
+            self.tell(f"?   asked to go: {each.task_id}, {cost}: {each.why}")
+        for text in told.remedies:
+            self.tell(f"?   to start: {STAMP.sub(self.since_start, text)}")
+        if told.forecast is not None:
+            starts_at = told.forecast.starts_at
+            found = told.forecast.unknown
+            if starts_at is not None:
+                found = f"starts at {(starts_at - START).total_seconds():.1f}"
+            self.tell(f"?   forecast: {found}")
+            for text in told.forecast.assumptions:
+                self.tell(f"?     if {text}")
+
+    @staticmethod
+    def since_start(found: re.Match[str]) -> str:
+        return f"{(datetime.fromisoformat(found[0]) - START).total_seconds():.1f}"
+
+    def forge(self, values: dict[str, Any]) -> None:
+        """A plan that somebody made up; every reason why it is refused."""
+        task = self.index.tasks[values["task"]]
+        decisions: list[Decision]
+        if "where" in values:
+            nodes = [self.index.nodes[node_id] for node_id in values["where"]]
+            slots = tuple(Slot(node.id, (1 << node.gpus) - 1) for node in nodes)
+            start = Assign(
+                task_id=task.id,
+                attempt=task.attempt + 1,
+                level=task.priority,
+                placements=placements_of(slots, task.spec, self.index.nodes),
+                start_deadline_at=at(self.seconds + 300),
+                resume_from=task.checkpoint,
+                reason=reason(ReasonCode.PLACED),
+            )
+            decisions = [start]
+            text = f"assign {task.id} {' '.join(values['where'])}"
+        else:
+            other = self.index.tasks[values["for"]]
+            names = {"task": other.id, "priority": other.priority.value}
+            why = reason(ReasonCode[values.get("why", "preempted_by").upper()], names=names)
+            kept = reason(ReasonCode.WAITS_FOR_VICTIMS)
+            decisions = [
+                Preempt(task.id, task.live_attempt or 0, why, at(self.seconds + 60), other.id),
+                Hold(other.id, kept, True, None, task.placements, other.priority),
+            ]
+            text = f"preempt {task.id} for {other.id} ({code_of(why)})"
+        snapshot = Snapshot.view(self.index)
+        plan = Plan(snapshot.version, at(self.seconds), tuple(decisions), {})
+        faults = check(snapshot, plan, deep=True)
+        self.tell(f"forged: {text}: {'fine' if not faults else 'refused'}")
+        for fault in faults:
+            self.tell(f"  {fault}")
+
+    def dry_run(self, values: dict[str, Any]) -> None:
+        """What other policies would decide at this moment, as a difference."""
+        parsed = validate({"groups": values}, capacity=self.capacity())
+        assert parsed.errors == (), parsed.errors
+        before, after = self.anew({}), self.anew({each.group: each for each in parsed.policies})
+        told = diff(before, after, self.index.tasks, effects_max=EFFECTS_MAX)
+        self.tell(f"dry run: {len(told.effects)} tasks")
+        for each in told.effects:
+            now, then = said(each.now), said(each.then)
+            self.tell(f"  {each.task_id}: {now} -> {then}")
+        for look in told.outlooks:
+            now, then = look.now, look.then
+            self.tell(
+                f"  {look.group}: starts {now.starts} -> {then.starts}, promised {now.promised} ->"
+                f" {then.promised}, preempted {now.preemptions} -> {then.preemptions}, at risk"
+                f" {now.gpu_seconds_at_risk:g} -> {then.gpu_seconds_at_risk:g} GPU-seconds"
+            )
+
+    def anew(self, instead: dict[str, GroupPolicy]) -> Plan:
+        """One round with everything to be decided anew."""
+        snapshot = Snapshot.of(
+            tasks=self.index.tasks.values(),
+            nodes=self.index.nodes.values(),
+            limits=self.index.limits.values(),
+            inventories=self.index.inventories.values(),
+            policies={**self.index.policies, **instead}.values(),
+            books=self.index.books.values(),
+            settings=self.policy,
+        )
+        return decide(snapshot, at(self.seconds))
+
+
+def code_of(why: Reason | None) -> str:
+    return "" if why is None else why.code.value.removeprefix("REASON_CODE_").lower()
+
+
+def said(verdict: Verdict) -> str:
+    text = f"{verdict.kind} {code_of(verdict.reason)}".strip() or "nothing"
+    return f"{text} for {verdict.beneficiary}" if verdict.beneficiary else text
 
 
 def about(script: dict[str, Any]) -> Iterator[str]:

@@ -61,11 +61,14 @@ async def submit(
         for each, item in zip(piece, answers, strict=True):
             items[each.place] = item
 
-    async with asyncio.TaskGroup() as group:
-        for piece in _pieces(
-            asked, parts.settings.batch_piece_tasks, parts.settings.batch_piece_bytes
-        ):
-            group.create_task(one(piece))
+    settings = parts.settings
+    try:
+        async with asyncio.TaskGroup() as group:
+            for piece in _pieces(asked, settings.batch_piece_tasks, settings.batch_piece_bytes):
+                group.create_task(one(piece))
+    except ExceptionGroup as problems:
+        # A database that does not answer is 503 here as everywhere; keys make trying again safe.
+        raise problems.exceptions[0] from None
     return items
 
 

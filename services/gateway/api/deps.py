@@ -104,8 +104,9 @@ class Change:
         self.rows: list[AcceptedRow] = []
 
 
-def context(connection: HTTPConnection) -> Context:
-    """The gateway's parts."""
+async def context(connection: HTTPConnection) -> Context:
+    """The gateway's parts. A coroutine, as everything that routes depend on: each plain function
+    would be given to a thread."""
     return connection.app.state.gateway
 
 
@@ -121,7 +122,7 @@ async def person(parts: Parts, credentials: Credentials) -> Identity:
     return await parts.authenticator.person(credentials.credentials)
 
 
-def run_id(parts: Parts, credentials: Credentials) -> RunId:
+async def run_id(parts: Parts, credentials: Credentials) -> RunId:
     """Which run is asking: 401 without its token."""
     if credentials is None:
         raise unauthenticated("send the header Authorization: Bearer $SHIFTWORK_RUN_TOKEN")
@@ -132,7 +133,7 @@ Caller = Annotated[Identity, Depends(person)]
 CallingRun = Annotated[RunId, Depends(run_id)]
 
 
-def paging(
+async def paging(
     parts: Parts,
     limit: Annotated[int | None, Query(ge=1, description="at most 1000")] = None,
     cursor: Annotated[

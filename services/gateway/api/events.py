@@ -152,7 +152,7 @@ async def _page(parts: Context, topic: Topic, after: int, limit: int) -> Respons
 @router.websocket("/events")
 async def events_socket(socket: WebSocket) -> None:
     """The same stream for browsers: one JSON text for each event."""
-    parts = context(socket)
+    parts = await context(socket)
     query: Mapping[str, str] = socket.query_params
     try:
         token, protocol = _token_of(socket)

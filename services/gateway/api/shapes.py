@@ -5,7 +5,7 @@ The routes answer with what ``views.py`` makes; a test holds those documents to 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -121,6 +121,8 @@ class Task(_Secret):
     attempts_without_progress: int
     revision: int
     observed_revision: int
+    # Where it was asked for: of all attempts that ended; null where there were too many.
+    run_seconds: NotRequired[float | None]
 
 
 class Page(TypedDict):

@@ -108,6 +108,9 @@ async def list_tasks(
         bool, Query(alias="all", description="all=false: only tasks that have not ended")
     ] = True,
     sort: Annotated[str, Query(description="a field; with - falling")] = "-submitted_at",
+    run_seconds: Annotated[
+        bool, Query(description="with the time that each task's ended attempts ran")
+    ] = False,
 ) -> Response:
     """Tasks that meet every filter, newest first."""
     where: list[Where] = []
@@ -127,7 +130,12 @@ async def list_tasks(
     where += [Where("labels", Op.CONTAINS, _label(each)) for each in label or ()]
     async with parts.store.transaction() as tx:
         page = await rows_of.task_page(tx, where, _sort(sort), paging)
+        ids = [row.task_id for row in page.rows] if run_seconds else []
+        ran = await rows_of.run_seconds(tx, ids)
     items = [views.task(row, secrets=may_change(caller, row)) for row in page.rows]
+    if run_seconds:
+        for item in items:
+            item["run_seconds"] = ran[item["id"]]
     return answer_page(items, page)
 
 

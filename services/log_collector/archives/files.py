@@ -51,6 +51,10 @@ class FileArchive:
         """Bytes kept; 0 if there is no such output."""
         return await _in_thread(lambda: self._size(key))
 
+    async def sizes(self, keys: Sequence[OutputKey]) -> list[int]:
+        """The same of several outputs, in their order."""
+        return await _in_thread(lambda: [self._size(key) for key in keys])
+
     async def truncate(self, key: OutputKey, size: int) -> None:
         """Drop what is beyond ``size``."""
         await _in_thread(lambda: self._truncate(key, size))

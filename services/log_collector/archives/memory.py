@@ -43,6 +43,10 @@ class MemoryArchive:
         """Bytes kept; 0 if there is no such output."""
         return len(self._written.get(key, b""))
 
+    async def sizes(self, keys: Sequence[OutputKey]) -> list[int]:
+        """The same of several outputs, in their order."""
+        return [len(self._written.get(key, b"")) for key in keys]
+
     async def truncate(self, key: OutputKey, size: int) -> None:
         """Drop what is beyond ``size``."""
         del self._written.get(key, bytearray())[size:]

@@ -44,6 +44,10 @@ class Archive(Protocol):
         """Bytes kept; 0 if there is no such output."""
         ...
 
+    async def sizes(self, keys: Sequence[OutputKey]) -> list[int]:
+        """The same of several outputs, in their order."""
+        ...
+
     async def truncate(self, key: OutputKey, size: int) -> None:
         """Drop what is beyond ``size``."""
         ...

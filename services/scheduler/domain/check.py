@@ -11,7 +11,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from libs.contracts.messages import Goal, Placement, Priority, ReasonCode
-from services.scheduler.domain.conserve import clusters_broken, limits_broken, taken_twice
+from services.scheduler.domain.conserve import (
+    clusters_broken,
+    limits_broken,
+    taken_twice,
+    too_many_crossing,
+)
 from services.scheduler.domain.entitled import TAKING, wrong_victim
 from services.scheduler.domain.lifecycle import QUEUED, TRANSITIONS, Trigger
 from services.scheduler.domain.model import (
@@ -45,6 +50,8 @@ def check(snapshot: Snapshot, plan: Plan, *, deep: bool = False) -> list[Violati
             continue
         if isinstance(decision, Hold | Mark):
             found += _noted(task, decision)
+            if isinstance(decision, Hold) and decision.promised:
+                found += _gang(snapshot, task, decision.promised)
             continue
         to = TRANSITIONS.get((task.state, decision.trigger))
         if to is None or to is task.state:
@@ -64,6 +71,7 @@ def check(snapshot: Snapshot, plan: Plan, *, deep: bool = False) -> list[Violati
     found += taken_twice(snapshot, plan, deep=deep)
     found += limits_broken(snapshot, plan, deep=deep)
     found += clusters_broken(snapshot, plan)
+    found += too_many_crossing(snapshot, plan)
     return found
 
 
@@ -116,18 +124,19 @@ def _assign(snapshot: Snapshot, plan: Plan, task: Task, decision: Assign) -> Ite
         yield Violation(Fault.WRONG_CHECKPOINT, task.id)
     if decision.start_deadline_at <= plan.decided_at:
         yield Violation(Fault.DEADLINE, task.id)
-    yield from _gang(task, decision)
-    for placement in decision.placements:
-        yield from _on_node(snapshot, task, placement)
+    yield from _gang(snapshot, task, decision.placements)
 
 
-def _gang(task: Task, decision: Assign) -> Iterator[Violation]:
+def _gang(snapshot: Snapshot, task: Task, placements: tuple[Placement, ...]) -> Iterator[Violation]:
+    """What is given or promised is exactly the gang, on nodes that may hold it."""
     wanted = [(role.name, index) for role in task.spec.roles for index in range(role.replicas)]
-    ranks = [(each.role, each.role_index) for each in decision.placements]
-    if ranks != wanted or [each.rank for each in decision.placements] != list(range(len(wanted))):
+    ranks = [(each.role, each.role_index) for each in placements]
+    if ranks != wanted or [each.rank for each in placements] != list(range(len(wanted))):
         yield Violation(Fault.GANG, task.id, f"{len(ranks)} ranks for {len(wanted)}")
-    if len({each.node_id for each in decision.placements}) != len(decision.placements):
+    if len({each.node_id for each in placements}) != len(placements):
         yield Violation(Fault.GANG, task.id, "two ranks on one node")
+    for placement in placements:
+        yield from _on_node(snapshot, task, placement)
 
 
 def _on_node(snapshot: Snapshot, task: Task, placement: Placement) -> Iterator[Violation]:
@@ -141,6 +150,14 @@ def _on_node(snapshot: Snapshot, task: Task, placement: Placement) -> Iterator[V
         yield Violation(Fault.GANG, task.id, f"{len(gpus)} GPUs on {node.id} for {wanted}")
     if not gpus <= set(range(node.gpus)) - set(node.unusable_gpus):
         yield Violation(Fault.GPU, task.id, f"{sorted(gpus)} on {node.id}")
+    labels = dict(node.labels)
+    for key, value in task.spec.node_selector.items():
+        if labels.get(key) != value:
+            yield Violation(Fault.NOT_SUITING, task.id, f"{node.id} without {key}={value}")
+    tolerated = set(task.spec.tolerations)
+    for taint in node.taints:
+        if not {taint, taint.partition("=")[0]} & tolerated:
+            yield Violation(Fault.NOT_SUITING, task.id, f"{node.id} with {taint}")
 
 
 def _hand_over(

@@ -8,7 +8,7 @@ guaranteed capacity is lent, never lost. Without virtual clusters everything is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from services.scheduler.domain.model import WEIGHTS, Task
@@ -87,22 +87,33 @@ class Clusters:
         """All virtual clusters, in the order of the policy."""
         return tuple(self._by_name)
 
+    def root(self, name: str) -> str:
+        """The name of the whole tree that a virtual cluster is a part of; empty: it is none."""
+        above = self._above.get(name)
+        return above[-1].name if above else ""
+
     def coverage(self, runs: Iterable[Task], units: Mapping[str, float]) -> dict[str, Depth]:
         """For each run of the pool, how it is covered now: the most entitled are counted first."""
+        ordered = sorted(runs, key=entitlement)
+        rows = ((*entitlement(task), units[task.id], self.of(task)) for task in ordered)
+        return dict(self.counted(rows))
+
+    def counted(
+        self, rows: Iterable[tuple[int, float, str, float, str]]
+    ) -> Iterator[tuple[str, Depth]]:
+        """How runs are covered, given in the order of ``entitlement``, each with size and name."""
         counted = dict.fromkeys(self._by_name, 0.0)
-        found: dict[str, Depth] = {}
-        for task in sorted(runs, key=entitlement):
-            found[task.id] = UNCOVERED
-            above = self._above.get(self.of(task), ())
-            size = units[task.id]
+        for _, _, task_id, size, name in rows:
+            above = self._above.get(name, ())
             for depth, vc in enumerate(above):
                 if counted[vc.name] + size <= vc.nodes + ALMOST:
-                    found[task.id] = depth
+                    # What no guarantee covers uses none of it up, neither here nor further up.
+                    for higher in above[depth:]:
+                        counted[higher.name] += size
+                    yield task_id, depth
                     break
-            # What no guarantee covers uses none of it up, neither here nor further up.
-            for vc in above[found[task.id] :]:
-                counted[vc.name] += size
-        return found
+            else:
+                yield task_id, UNCOVERED
 
 
 def entitlement(task: Task) -> tuple[int, float, str]:

@@ -11,6 +11,7 @@ from collections.abc import Container, Iterator
 from libs.contracts.messages import Placement, Priority, Unit
 from services.scheduler.domain.lifecycle import LEAVING
 from services.scheduler.domain.model import Assign, Hold, Kill, Limit, Plan, Preempt, Task
+from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.domain.violations import Fault, Violation
 
@@ -83,11 +84,7 @@ def _promised_twice(
     snapshot: Snapshot, plan: Plan, promises: list[Hold], starts: list[Assign]
 ) -> Iterator[Violation]:
     """A unit is promised to one task, and only if it is free or its owner is on the way out."""
-    released = {
-        each.task_id
-        for each in plan.decisions
-        if (isinstance(each, Hold) and each.promised is not None) or isinstance(each, Assign)
-    }
+    released = taken_back(plan) | {each.task_id for each in starts}
     if not promises and not starts:
         return
     kept: dict[tuple[str, int], str] = {}
@@ -121,22 +118,79 @@ def _stays(snapshot: Snapshot, placement: Placement, told: Container[str]) -> di
     return found
 
 
+def taken_back(plan: Plan) -> set[str]:
+    """Waiting tasks that the plan promises something else than before, or nothing."""
+    return {
+        each.task_id
+        for each in plan.decisions
+        if isinstance(each, Hold) and each.promised is not None
+    }
+
+
+def _groups(snapshot: Snapshot, plan: Plan) -> list[str]:
+    """The node groups in which somebody gets something, whatever the plan says it looked at."""
+    given = [
+        snapshot.tasks.get(each.task_id)
+        for each in plan.decisions
+        if isinstance(each, Assign | Hold)
+    ]
+    return sorted({task.group for task in given if task is not None})
+
+
 def clusters_broken(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
     """No virtual cluster is given more than the most it may hold."""
-    for group in plan.looks:
+    for group in _groups(snapshot, plan):
         pool = snapshot.pools[group]
         if not pool.clusters:
             continue
         held = pool.clusters.fork()
+        # What was promised before counts already, unless the plan takes it back.
+        for task_id in taken_back(plan):
+            task = pool.promised.get(task_id)
+            if task is not None:
+                held.charge(held.of(task), -pool.size(task))
         for decision in plan.decisions:
             task = snapshot.tasks.get(decision.task_id)
-            if task is None or task.group != group or task.promised:
+            if task is None or task.group != group:
                 continue
-            if isinstance(decision, Assign):
+            starts = isinstance(decision, Assign) and not task.promised
+            if starts or (isinstance(decision, Hold) and decision.promised):
                 full = held.full(held.of(task), pool.size(task))
                 held.charge(held.of(task), pool.size(task))
                 if full is not None:
                     yield Violation(Fault.CLUSTER, task.id, full.name)
+
+
+def too_many_crossing(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
+    """No gang begins to span the largest domains of a group where as many do as may."""
+    anew = taken_back(plan)
+    for group in _groups(snapshot, plan):
+        pool = snapshot.pools[group]
+        begun: list[str] = []
+        for decision in plan.decisions:
+            task = snapshot.tasks.get(decision.task_id)
+            if task is None or task.group != group or not isinstance(decision, Assign | Hold):
+                continue
+            ranks = decision.placements if isinstance(decision, Assign) else decision.promised
+            redeemed = isinstance(decision, Assign) and ranks == task.promised
+            if ranks and not redeemed and _crosses(snapshot, pool, ranks):
+                begun.append(task.id)
+        if not begun:
+            continue
+        spread = [task.placements for task in snapshot.held.values() if task.group == group]
+        spread += [each.promised for each in pool.promised.values() if each.id not in anew]
+        count = sum(_crosses(snapshot, pool, ranks) for ranks in spread)
+        most = pool.policy.cross_zone_gangs_max
+        for place, task_id in enumerate(begun, start=count + 1):
+            if place > most:
+                yield Violation(Fault.CROSSING, task_id, f"{place} of {most}")
+
+
+def _crosses(snapshot: Snapshot, pool: Pool, ranks: tuple[Placement, ...]) -> bool:
+    """True if ranks lie in more than one of the pool's largest domains."""
+    label = next(iter(pool.policy.topology), None)
+    nodes = [snapshot.nodes.get(rank.node_id) for rank in ranks]
+    return len({dict(node.labels).get(label or "", "") for node in nodes if node}) > 1
 
 
 def _applies(limit: Limit, task: Task, level: Priority) -> bool:

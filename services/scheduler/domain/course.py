@@ -29,7 +29,7 @@ from services.scheduler.domain.standing import Standing, reach
 from services.scheduler.domain.timeshare.rule import grant_budget, grant_cost, spent
 
 # Looks at tasks and runs, all in all: what a leader can spare for one question.
-WORK_MAX = 60_000
+WORK_MAX = 40_000
 # A run that is tried as a victim counts for so many looks, a place that is searched too.
 GIVEN_WORK = 10
 
@@ -241,6 +241,9 @@ class Course:
         turns, now = self.pool.discipline.preempts, self._now()
         for entry in list(self._waiting):
             self.looks += 1
+            may_take = turns and entry.weight == self.own.weight and entry.shape not in turnless
+            if entry.shape in stuck and not may_take:
+                continue
             if not self._board.ready(entry, now) or self._behind(entry, stuck):
                 continue
             slots = None
@@ -249,15 +252,13 @@ class Course:
                 slots = self._board.pick(entry)
             if slots is None:
                 stuck.add(entry.shape)
-                if turns and entry.weight == self.own.weight and entry.shape not in turnless:
+                if may_take:
                     slots, turns = self._turn(entry)
                     turnless.update(() if slots else (entry.shape,))
             if slots is not None:
                 if entry.id == self.own.id:
                     return slots
                 self._start(entry, slots)
-            elif not turns and self.own.shape in stuck:
-                return None
         return None
 
     def _grant(self) -> None:

@@ -32,7 +32,9 @@ def decide(snapshot: Snapshot, now: datetime) -> Plan:
     round_ = Round(snapshot, now)
     index = snapshot.index
     after = index.settled_at.timestamp() if index.settled_at else None
-    due = sorted({*index.overdue, *index.moments.between(after, round_.seconds)})
+    # Where the clock was set back, what was past may be still to come.
+    overdue = {moment for moment in index.overdue if moment.at <= round_.seconds}
+    due = sorted({*overdue, *index.moments.between(after, round_.seconds)})
     expire(round_, [moment.task_id for moment in due if moment.kind is Kind.EXPIRES])
     resumed = converge(round_)
     drain(round_)
@@ -48,6 +50,7 @@ def decide(snapshot: Snapshot, now: datetime) -> Plan:
             or group in back
             or group in round_.told
             or (pool.due_at is not None and pool.due_at <= now)
+            or (pool.passed_at is not None and pool.passed_at > now)
         )
         if touched:
             share(round_, pool, by_pool.get(group, []), back.get(group, []))

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from libs.contracts.messages import Priority, ReasonCode
-from services.scheduler.domain.clusters import UNCOVERED, Clusters, Depth
+from services.scheduler.domain.clusters import Clusters, Depth, entitlement
+from services.scheduler.domain.conserve import taken_back
 from services.scheduler.domain.lifecycle import RUNNING
 from services.scheduler.domain.marks import Marks
 from services.scheduler.domain.model import WEIGHTS, Assign, Hold, Kill, Mark, Plan, Preempt, Task
@@ -36,19 +37,15 @@ def wrong_victim(
         return
     level = _level(snapshot, better, decision)
     code = decision.reason.code
-    if code is ReasonCode.PREEMPTED_BY and WEIGHTS[task.level] >= WEIGHTS[level]:
-        if not _covered_less(snapshot, task, better):
-            yield Violation(Fault.VICTIM_NOT_LOWER, task.id, f"for {better.id}")
-    elif code is ReasonCode.RECLAIMED_BY:
-        lower = WEIGHTS[task.level] < WEIGHTS[level]
-        if not _covered_less(snapshot, task, better) and not lower:
-            yield Violation(Fault.VICTIM_NOT_LOWER, task.id, f"covered as {better.id} is")
-    elif code is ReasonCode.TURN_OF:
+    if code is ReasonCode.TURN_OF:
         yield from _turn(snapshot, plan, task, better, level)
+    elif not _may_take(snapshot, plan, task, better, level):
+        yield Violation(Fault.VICTIM_NOT_LOWER, task.id, f"for {better.id}")
     pool = snapshot.pools[task.group]
     protected = timedelta(seconds=pool.protected_seconds)
-    started = task.run_started_at
-    if task.state is RUNNING and started and started + protected > plan.decided_at:
+    started = task.run_started_at if protected and task.state is RUNNING else None
+    # Another clock tells the start: where nothing is protected, it may be still to come.
+    if started is not None and started + protected > plan.decided_at:
         yield Violation(Fault.VICTIM_PROTECTED, task.id)
 
 
@@ -60,29 +57,51 @@ def _level(snapshot: Snapshot, better: Task, decision: Preempt | Kill) -> Priori
     return snapshot.pools[better.group].level(better)
 
 
-def _covered_less(snapshot: Snapshot, task: Task, better: Task) -> bool:
-    """True if a guarantee covers the waiting task and the run's virtual cluster is beyond its."""
-    own, theirs = _depths(snapshot, task, better)
-    return own < UNCOVERED and theirs > own
+def _may_take(snapshot: Snapshot, plan: Plan, task: Task, better: Task, level: Priority) -> bool:
+    """True if the run is of a lower level and covered no better, or another's and covered less."""
+    lower = WEIGHTS[task.level] < WEIGHTS[level]
+    clusters = snapshot.pools[task.group].clusters
+    if not clusters:
+        return lower
+    own, theirs = _depths(snapshot, plan, task, better, level)
+    of = clusters.of(better)
+    return (lower and theirs >= own) or (theirs > own and (not of or clusters.of(task) != of))
 
 
-def _covered_better(snapshot: Snapshot, task: Task, better: Task) -> bool:
+def _covered_better(
+    snapshot: Snapshot, plan: Plan, task: Task, better: Task, level: Priority
+) -> bool:
     """True if a guarantee covers the run, and none so well the waiting task of another's."""
-    own, theirs = _depths(snapshot, task, better)
+    own, theirs = _depths(snapshot, plan, task, better, level)
     clusters = snapshot.pools[task.group].clusters
     return clusters.of(task) != clusters.of(better) and theirs < own
 
 
-def _depths(snapshot: Snapshot, task: Task, better: Task) -> tuple[Depth, Depth]:
-    """How the waiting task would be covered, and how the run is."""
+def _depths(
+    snapshot: Snapshot, plan: Plan, task: Task, better: Task, level: Priority
+) -> tuple[Depth, Depth]:
+    """How the waiting task would be covered, and how the run is.
+
+    Between two of one virtual cluster, the waiting task uses its guarantee before lower levels do.
+    """
     pool = snapshot.pools[task.group]
     clusters = Clusters(pool.policy)
-    runs = [each for each in snapshot.tasks.values() if each.group == pool.group]
-    runs = [each for each in runs if each.holds or each.promised]
+    own, size = clusters.of(better), pool.size(better)
+    runs = [each for each in snapshot.held.values() if each.group == pool.group]
+    runs += pool.promised.values()
+    released = taken_back(plan)
     for each in runs:
-        clusters.charge(clusters.of(each), pool.size(each))
-    depth = clusters.depth(clusters.of(better), pool.size(better))
-    return depth, clusters.coverage(runs, pool.sizes)[task.id]
+        if each.id not in released:
+            clusters.charge(clusters.of(each), pool.size(each))
+    depth = clusters.depth(own, size)
+    rows = [
+        (*entitlement(each), pool.sizes[each.id], clusters.of(each))
+        for each in sorted(runs, key=entitlement)
+    ]
+    if own and clusters.of(task) == own:
+        first = [row for row in rows if -row[0] >= WEIGHTS[level] and row[2] != better.id]
+        *_, (_, depth) = clusters.counted([*first, (-WEIGHTS[level], 0.0, "", size, own)])
+    return depth, dict(clusters.counted(rows))[task.id]
 
 
 def _turn(
@@ -91,7 +110,7 @@ def _turn(
     pool = snapshot.pools[task.group]
     if not pool.discipline.preempts:
         yield Violation(Fault.NO_TURNS, task.id, pool.discipline.name)
-    if pool.clusters and _covered_better(snapshot, task, better):
+    if pool.clusters and _covered_better(snapshot, plan, task, better, level):
         yield Violation(Fault.VICTIM_NOT_LOWER, task.id, f"covered better than {better.id}")
     if task.level is not level:
         yield Violation(Fault.VICTIM_NOT_LOWER, task.id, f"{task.level} is not {level}")

@@ -50,6 +50,9 @@ class Drop(Enum):
 
 # No hand-over counts for more: the longest deadline, and a start.
 MOVE_SECONDS_MAX = 7200.0
+# A submission that claims to be older counts as this old, and one that is still to come as of now:
+# one wrong clock must not put its tasks before or behind all others for ever.
+SUBMITTED_AGO_MAX = timedelta(days=30)
 Outcome: TypeAlias = Change | Drop
 
 
@@ -106,7 +109,7 @@ def on_submitted(event: TaskSubmitted, early: Early | None, now: datetime) -> Ch
         owner=event.owner,
         team=event.team,
         spec=event.spec,
-        submitted_at=event.submitted_at,
+        submitted_at=max(min(event.submitted_at, now), now - SUBMITTED_AGO_MAX),
         priority=early.priority if changed else event.spec.priority,
         goal=early.goal if early.goal_revision > event.revision else Goal.RUN,
         revision=max(event.revision, early.goal_revision, early.priority_revision),

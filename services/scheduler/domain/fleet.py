@@ -1,4 +1,4 @@
-"""What never changes of a group's nodes while they stay as they are: order, sizes, filters.
+"""What rarely changes of a group's nodes: order, sizes, filters, and which take new runs.
 
 ``place.py`` numbers the nodes of a group in the order of their domains, then ids: the *places*.
 Sets of places are integers (``masks.py``). A fleet is shared by a capacity and all its copies.
@@ -6,7 +6,9 @@ Sets of places are integers (``masks.py``). A fleet is shared by a capacity and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
 
 from services.scheduler.domain.masks import mask_of, span
 from services.scheduler.domain.model import Node, PolicySettings, Shape
@@ -29,6 +31,21 @@ def usable_mask(node: Node) -> int:
 def cpu_ranks_max(node: Node, settings: PolicySettings) -> int:
     """How many CPU-only ranks a node holds."""
     return max(1, int(node.cpus)) if node.cpus > 0 else settings.cpu_ranks_per_node
+
+
+def same_place(one: Node, other: Node) -> bool:
+    """True if two descriptions of a node differ in nothing but its state."""
+    kept = {"version": 0, "ready": True, "schedulable": True, "draining": False}
+    return replace(one, unusable_gpus=(), **kept) == replace(other, unusable_gpus=(), **kept)
+
+
+def same_state(one: Node, other: Node) -> bool:
+    """True if new runs may be placed on the node as before, and old ones may stay."""
+    return (one.offered, one.draining, one.unusable_gpus) == (
+        other.offered,
+        other.draining,
+        other.unusable_gpus,
+    )
 
 
 def tolerated(taints: Iterable[str], tolerations: Sequence[str]) -> bool:
@@ -56,16 +73,22 @@ def roomy(node: Node, shape: Shape) -> bool:
 
 
 class Fleet:
-    """The nodes of one group."""
+    """The nodes of one group; those that are ``shut`` keep their place but take no runs."""
 
     def __init__(
-        self, nodes: Iterable[Node], settings: PolicySettings, levels: Sequence[str]
+        self,
+        nodes: Iterable[Node],
+        settings: PolicySettings,
+        levels: Sequence[str],
+        shut: Container[str] = (),
     ) -> None:
         addressed = sorted(((address(node, levels), str(node.id), node) for node in nodes), key=_by)
         self.nodes = tuple(node for _, _, node in addressed)
         self.ids = tuple(node_id for _, node_id, _ in addressed)
         self.domains = tree([each for each, _, _ in addressed])
-        self.usable = [usable_mask(node) for node in self.nodes]
+        self.usable = [0 if node.id in shut else usable_mask(node) for node in self.nodes]
+        # The places of those that take runs.
+        self.open = mask_of(p for p, node in enumerate(self.nodes) if node.id not in shut)
         self.cpu_ranks_max = [cpu_ranks_max(node, settings) for node in self.nodes]
         # GPU counts of the nodes, largest first, and the places of the nodes with so many.
         self.sizes: tuple[int, ...] = tuple(sorted({n.gpus for n in self.nodes}, reverse=True))
@@ -73,13 +96,12 @@ class Fleet:
             size: mask_of(place for place, node in enumerate(self.nodes) if node.gpus == size)
             for size in self.sizes
         }
-        # GPU counts a whole-node gang may get; nodes without GPUs only where none has any.
-        self.whole_sizes: tuple[int, ...] = tuple(s for s in self.sizes if s) or self.sizes
-        # Node equivalents that may be used at all.
-        self.units = sum(
-            usable.bit_count() / width(node)
+        # How many nodes have so many usable units of so many.
+        self._counts = Counter(
+            (usable.bit_count(), width(node))
             for usable, node in zip(self.usable, self.nodes, strict=True)
         )
+        self._sum_up()
         # What a shape may ask for without any node being too small for it.
         self._cpus_sure = min((n.cpus for n in self.nodes if n.cpus > 0), default=float("inf"))
         self._memory_sure = min(
@@ -87,6 +109,23 @@ class Fleet:
         )
         self._tainted = any(node.taints for node in self.nodes)
         self._answers: dict[tuple[object, ...], int] = {}
+
+    def _sum_up(self) -> None:
+        # GPU counts a whole-node gang may get; nodes without GPUs only where none has any.
+        there = tuple(size for size in self.sizes if self.of_size[size] & self.open)
+        self.whole_sizes: tuple[int, ...] = tuple(size for size in there if size) or there
+        # Node equivalents that may be used at all.
+        self.units = sum(n * units / wide for (units, wide), n in sorted(self._counts.items()))
+
+    def set_usable(self, place: int, mask: int | None) -> None:
+        """Say which units of a node may be used; None: it takes no runs."""
+        wide, usable = width(self.nodes[place]), mask or 0
+        self._counts[self.usable[place].bit_count(), wide] -= 1
+        self._counts[usable.bit_count(), wide] += 1
+        self.usable[place] = usable
+        bit = 1 << place
+        self.open = self.open & ~bit if mask is None else self.open | bit
+        self._sum_up()
 
     def suiting(self, shape: Shape) -> int | None:
         """The places of the nodes that are ``roomy``; None: all."""

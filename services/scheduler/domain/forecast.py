@@ -11,9 +11,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from libs.contracts.messages import Forecast, ReasonCode
-from services.scheduler.domain.course import Course, Stopped, expected_left
+from libs.contracts.reasons import level_name
+from services.scheduler.domain.board import expected_left
+from services.scheduler.domain.course import Course, Stopped
+from services.scheduler.domain.disciplines.base import Filling
 from services.scheduler.domain.lifecycle import PREEMPTING
 from services.scheduler.domain.model import Task
+from services.scheduler.domain.order import is_auto
 from services.scheduler.domain.place import slots_of
 from services.scheduler.domain.standing import Standing
 from services.scheduler.domain.words import counted, named, span
@@ -57,15 +61,17 @@ def _too_much(standing: Standing) -> str | None:
 
 
 def _stopped(course: Course, why: Stopped, now: datetime) -> str:
+    unknown = ""
+    if course.endless:
+        unknown = "nobody knows how long these runs take, which hold nodes that it needs"
+        unknown += f": {named(course.endless)}"
     if why is Stopped.TOO_LONG:
         passed = span(course.seconds - now.timestamp())
-        return f"not within {passed}, which is as far as was looked ({course.steps} steps)"
-    if course.endless:
-        return (
-            "nobody knows how long these runs take, which hold nodes that it needs:"
-            f" {named(course.endless)}"
-        )
-    return "not even when everything that runs has ended: others before it or limits are in its way"
+        far = f"not within {passed}, which is as far as was looked ({course.steps} steps)"
+        return f"{far}; {unknown}" if unknown else far
+    return unknown or (
+        "not even when everything that runs has ended: others before it or limits are in its way"
+    )
 
 
 def _promised(standing: Standing, now: datetime) -> Forecast:
@@ -111,10 +117,27 @@ def _assumptions(standing: Standing, course: Course) -> Iterator[str]:
     yield "runs that are asked to go take as long to save as they may"
     ahead = standing.above + standing.before
     if ahead:
-        yield f"the {counted(ahead, 'task')} before it start as soon as they can"
-    if not pool.discipline.preempts:
+        one = "the task before it starts as soon as it can"
+        yield one if ahead == 1 else f"the {ahead} tasks before it start as soon as they can"
+    yield from _of_policy(standing, course)
+
+
+def _of_policy(standing: Standing, course: Course) -> Iterator[str]:
+    pool, discipline = standing.pool, standing.pool.discipline
+    if discipline.filling is Filling.RESERVE:
+        yield "it starts when it is its turn, not sooner in a gap that its time limit fits into"
+    elif not discipline.preempts and discipline.filling is Filling.GREEDY:
         yield "tasks behind it that fit sooner do not delay it"
-    elif pool.discipline.pays:
-        yield "turns are paid from the pool's budget; nobody is granted the first place"
+    if pool.protected_seconds > 0:
+        yield "no run of a lower level begins meanwhile and is protected then"
+    if discipline.pays:
+        first = "it is" if course.granted else "nobody is"
+        yield f"turns are paid from the pool's budget; {first} granted the first place"
+    if discipline.by_user:
+        yield "what owners used of late counts as it does now"
+    if is_auto(standing.task):
+        yield f"it counts at level {level_name(standing.entry.level)}, as it does now"
+    if pool.guarded:
+        yield "no owner's flood is held back"
     if pool.clusters:
-        yield "no virtual cluster takes back more than it has asked for already"
+        yield "guarantees cover what they cover now, and take back nothing more for others"

@@ -22,7 +22,7 @@ GRANTED_KEY = -1e15
 
 
 def grant(round_: Round, pool: Pool) -> tuple[Task | None, datetime | None]:
-    """Grant one task, if one is due and can be paid; else say when that will be."""
+    """Grant one task, if one is due and can be paid; and when to ask again, as far as known."""
     found = _longest_unserved(round_, pool)
     if found is None:
         return None, None
@@ -45,7 +45,8 @@ def grant(round_: Round, pool: Pool) -> tuple[Task | None, datetime | None]:
     )
     why = reason(ReasonCode.GRANTED, seconds=round(round_.seconds - since))
     round_.remark(Mark(task.id, why, marks))
-    return task, None
+    # There may be more of them: one in each pass.
+    return task, round_.after(pool.policy.timeshare.pass_seconds)
 
 
 def _longest_unserved(round_: Round, pool: Pool) -> tuple[float, Task] | None:

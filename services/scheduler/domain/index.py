@@ -7,11 +7,12 @@ changed since. Built from the bare rows, everything is still to be looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 
 from libs.contracts.ids import TaskId
+from services.scheduler.domain.fleet import roomy, same_place, same_state
 from services.scheduler.domain.lifecycle import GOALS, LEAVING, QUEUED, TERMINAL
 from services.scheduler.domain.marks import Ended, PoolBook
 from services.scheduler.domain.model import (
@@ -95,8 +96,7 @@ class Index:
 
     def _put(self, row: object) -> bool:
         if isinstance(row, Node):
-            self.nodes[row.id] = row
-            self._nodes_stale = True
+            self._put_node(row)
         elif isinstance(row, Limit):
             self.limits[row.key] = row
             self._limits_stale = True
@@ -119,6 +119,24 @@ class Index:
             return False
         return True
 
+    def _put_node(self, node: Node) -> None:
+        old = self.nodes.get(node.id)
+        self.nodes[node.id] = node
+        if self._nodes_stale or old is None or not same_place(old, node):
+            self._nodes_stale = True
+        elif not same_state(old, node):
+            self.totals.change(node, self.capacity)
+            for owners in (self.holders, self.keepers):
+                masks = owners.get(node.id, {}).values()
+                self.capacity.take(Slot(node.id, mask) for mask in masks)
+            pool = self.pools.get(node.group)
+            if pool is not None:
+                pool.units, pool.wide, pool.nodes_changed = (
+                    self.totals.units(node.group),
+                    True,
+                    True,
+                )
+
     def _widen(self) -> None:
         for pool in self.pools.values():
             pool.wide = pool.nodes_changed = True
@@ -131,7 +149,7 @@ class Index:
             if policy is None or policy.removed:
                 policy = GroupPolicy(group, policy=self.settings.policy)
             found = Pool(group, policy, self.settings, width=self.totals.width(group))
-            found.units = self.totals.units(group)
+            found.units, found.narrow = self.totals.units(group), self.totals.narrow(group)
             found.book = self.books.get(group, found.book)
             found.limited = bool(self.limits)
             self.pools[group] = found
@@ -157,11 +175,7 @@ class Index:
     def _expect(self, moment: Moment) -> None:
         self.moments.add(moment)
         settled = self.settled_at
-        if (
-            settled is not None
-            and moment.at <= settled.timestamp()
-            and moment.kind is not Kind.OPENS
-        ):
+        if settled and moment.at <= settled.timestamp() and moment.kind is not Kind.OPENS:
             self.overdue.add(moment)
 
     def _forget(self, moment: Moment) -> None:
@@ -181,6 +195,10 @@ class Index:
         if (old.placements or old.promised) and not _keeps(old, after):
             self._take_back(old)
             pool.wide = True
+            if self.ledger.across:
+                # Others of its owner may run elsewhere.
+                for other in self.pools.values():
+                    other.wide = True
 
     def _enter(self, task: Task, old: Task | None) -> None:
         pool = self.pool(task.group)
@@ -199,6 +217,8 @@ class Index:
             pool.arrived[task.id] = task
         if (task.placements or task.promised) and (old is None or not _keeps(task, old)):
             self._give(task)
+            # Who is covered by a guarantee changes with what others of his have.
+            pool.wide = pool.wide or bool(pool.clusters)
         if task.state in LEAVING and (old is None or old.state not in LEAVING):
             # What it has, and is not promised to the one it goes for, is coming free.
             pool.wide = True
@@ -274,8 +294,11 @@ class Index:
                     mask |= each
         return mask
 
-    def ripe(self, task: Task) -> bool:
-        """True if all that is promised to a task is observed free, on nodes that take new runs."""
+    def ripe(self, task: Task, begun: Mapping[str, int]) -> bool:
+        """True if all that is promised to a task is observed free, on nodes that take new runs.
+
+        ``begun``: CPU-only ranks by node that this round has given already.
+        """
         for node_id, mask in self.slots(task):
             node = self.capacity.nodes.get(node_id)
             if node is None:
@@ -284,7 +307,7 @@ class Index:
             if mask and any(mask & each for each in held.values()):
                 return False
             if not mask or not node.gpus:
-                ranks = sum(not each for each in held.values())
+                ranks = sum(not each for each in held.values()) + begun.get(node_id, 0)
                 if ranks >= (1 if mask else cpu_ranks_max(node, self.settings)):
                     return False
                 if not node.gpus and any(held.values()):
@@ -293,9 +316,10 @@ class Index:
 
     def broken(self, task: Task) -> bool:
         """True if something that is promised to a task can no longer be had."""
+        nodes, shape = self.capacity.nodes, task.shape
         return any(
-            node_id not in self.capacity.nodes or mask & ~usable_mask(self.capacity.nodes[node_id])
-            for node_id, mask in self.slots(task)
+            (node := nodes.get(name)) is None or mask & ~usable_mask(node) or not roomy(node, shape)
+            for name, mask in self.slots(task)
         )
 
     # Nodes and limits change rarely: what depends on them is built anew.
@@ -308,7 +332,7 @@ class Index:
             self._refresh_limits()
 
     def _refresh_nodes(self) -> None:
-        levels = {group: policy.topology for group, policy in self.policies.items()}
+        levels = {each.group: each.topology for each in self.policies.values() if not each.removed}
         self.totals = Totals(self.nodes.values(), self.settings, levels)
         self.capacity = self.totals.offered.copy()
         self._nodes_stale = False
@@ -320,7 +344,7 @@ class Index:
             if task.group in self.totals.zoned and len(task.placements or task.promised) > 1:
                 self._note_crossing(task)
         for group, pool in list(self.pools.items()):
-            pool.units = self.totals.units(group)
+            pool.units, pool.narrow = self.totals.units(group), self.totals.narrow(group)
             if pool.width != self.totals.width(group):
                 self._rebuild(group)
         self._widen()

@@ -8,7 +8,7 @@ place, none behind it does, so a round looks at heads, however long the queues a
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from services.scheduler.domain.model import Shape
@@ -20,6 +20,10 @@ Who: TypeAlias = tuple[str, str, str]
 NOBODY: Who = ("", "", "")
 # In place of a level's weight: the scheduler chooses the level.
 AUTO = -1
+
+
+# A weight and a virtual cluster: those with a guarantee may take more than others.
+Group: TypeAlias = tuple[int, str]
 
 
 class QueueName(NamedTuple):
@@ -51,6 +55,9 @@ class Lanes:
         self._queues: dict[QueueName, Queue] = {}
         # By weight, then shape: the heads of the queues, sorted.
         self.rows: dict[int, dict[Shape, list[Head]]] = {}
+        # How many queues there are of each shape; and the shapes of a group in order, as asked.
+        self.groups: dict[Group, dict[Shape, int]] = {}
+        self._shapes: dict[Group, list[Shape]] = {}
         self.length = 0
 
     def add(self, name: QueueName, key: Key) -> None:
@@ -58,6 +65,7 @@ class Lanes:
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = Queue(name)
+            self._group(name, 1)
         keys = queue.keys
         if keys and keys[0] < key:
             insort(keys, key)
@@ -78,10 +86,30 @@ class Lanes:
             self._head(queue)
             if not keys:
                 del self._queues[name]
+                self._group(name, -1)
         else:
             place = bisect_left(keys, key)
             assert keys[place] == key, "a queue is sorted by unique keys"
             del keys[place]
+
+    def _group(self, name: QueueName, more: int) -> None:
+        group = name.weight, name.who[0]
+        counts = self.groups.setdefault(group, {})
+        before = counts.get(name.shape, 0)
+        counts[name.shape] = before + more
+        if not before or not before + more:
+            self._shapes.pop(group, None)
+        if not counts[name.shape]:
+            del counts[name.shape]
+            if not counts:
+                del self.groups[group]
+
+    def shapes(self, group: Group, size: Callable[[Shape], float]) -> list[Shape]:
+        """The shapes of a group, the smallest first; ``size`` never changes for a shape."""
+        found = self._shapes.get(group)
+        if found is None:
+            found = self._shapes[group] = sorted(self.groups[group], key=size)
+        return found
 
     def _head(self, queue: Queue) -> None:
         if queue.keys:

@@ -7,13 +7,15 @@ other, and the next of a queue only when the one before it got what it wanted.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import NamedTuple, TypeAlias
+from math import inf, nextafter
+from typing import NamedTuple, Protocol, TypeAlias
 
 from libs.contracts.messages import Priority
 from services.scheduler.domain.clusters import UNCOVERED, Depth
-from services.scheduler.domain.lanes import AUTO, Head, Lanes, Queue
+from services.scheduler.domain.lanes import AUTO, Group, Lanes, Queue
 from services.scheduler.domain.model import WEIGHTS, Shape, Task
 from services.scheduler.domain.quota import Ledger, Need
 
@@ -93,70 +95,142 @@ def auto_level(task: Task, need: Need, ledger: Ledger, level_max: Priority) -> P
 
 # From an id and its key (None: as it is known) to an entry; None: not to be looked at now.
 Make = Callable[[str, float | None], Entry | None]
-Look = Callable[[Entry], Outcome]
 # Rank, key, id, place in its queue (late ones: before the first), the queue, the late entry.
 _Item: TypeAlias = tuple[int, float, str, int, Queue | None, Entry | None]
 _LATE = -1
 
 
+class _Parked(NamedTuple):
+    """What lacks too much to be looked at: a place in a queue, or queues of a level."""
+
+    lack: float
+    item: _Item | None
+    # Else: the level and the virtual cluster, and which of their shapes.
+    group: Group = (0, "")
+    start: int = 0
+    end: int = 0
+
+
+def _lack(parked: _Parked) -> float:
+    return parked.lack
+
+
+class Looker(Protocol):
+    """Who walks along the line."""
+
+    def rank(self, weight: int, shape: Shape, cluster: str) -> int:
+        """The rank that tasks of a level, a shape and a virtual cluster have now."""
+        ...
+
+    def look(self, entry: Entry) -> Outcome:
+        """Decide about a task."""
+        ...
+
+    def lacks(self, weight: int, shape: Shape, cluster: str) -> float:
+        """Node equivalents that must be there before a look at these queues moves anything."""
+        ...
+
+    def steady(self, weight: int) -> bool:
+        """True if larger gangs of a level lack more."""
+        ...
+
+    def size(self, shape: Shape) -> float:
+        """Node equivalents of a gang."""
+        ...
+
+    def there(self) -> float:
+        """Node equivalents that are there, free or coming free."""
+        ...
+
+    def sent(self) -> tuple[int, int]:
+        """How many runs were sent away, and promises taken back, since the walk began."""
+        ...
+
+
 class Line:
     """One walk along the waiting tasks of a pool.
 
-    ``fixed`` says that ranks are levels alone. Otherwise (AUTO, virtual clusters) what was given
-    on the way may change the rank of an entry, so it is made again when it comes up.
+    ``keyed``: the keys of the queues are those of this moment. Otherwise, and for AUTO, an entry
+    has to be made before its place is known. Where there are virtual clusters, what was given on
+    the way may change a rank, so it is looked up again when a task comes up.
     """
 
-    def __init__(self, lanes: Lanes, make: Make, late: Iterable[Entry], *, fixed: bool) -> None:
+    def __init__(
+        self, lanes: Lanes, make: Make, late: Iterable[Entry], *, keyed: bool, ranked: bool
+    ) -> None:
         self._lanes = lanes
         self._make = make
-        self._fixed = fixed
+        self._keyed = keyed
+        # Ranks are levels alone.
+        self._fixed = keyed and not ranked
         self._late = {each.id: each for each in late}
         self._heap: list[_Item] = [(*each[:3], _LATE, None, each) for each in self._late.values()]
+        # Least lacking first; None: nothing was asked about yet.
+        self._parked: list[_Parked] | None = None
+        self._sent = (0, 0)
 
-    def walk(
-        self,
-        look: Look,
-        *,
-        wide: bool,
-        worth: Callable[[int, Shape], bool],
-        sent: Callable[[], int],
-    ) -> None:
+    def push(self, entry: Entry) -> None:
+        """Take up one more that is to be looked at, before the walk or on the way."""
+        self._late[entry.id] = entry
+        heapq.heappush(self._heap, (*entry[:3], _LATE, None, entry))
+
+    def walk(self, looker: Looker, *, wide: bool) -> None:
         """Look at everything once, in order; ``wide``: at the queues too, not only who is late.
 
-        ``worth(weight, shape)`` says whether a look at a whole row could move anything; rows that
-        are passed over are asked about again when ``sent``, how many were sent away, has grown.
+        Queues where more is lacking than is there are passed over. When somebody was sent away
+        they are asked about again: what those leave over goes to the first in order, not to the
+        last who came.
         """
-        passed_over = self._begin_all(worth) if wide else []
+        self._sent = looker.sent()
         heapq.heapify(self._heap)
-        known = sent()
+        if wide:
+            self._begin(looker)
         stuck: set[tuple[int, Shape, str]] = set()
         while self._heap:
-            rank, key, task_id, place, queue, late = heapq.heappop(self._heap)
-            if queue is not None and (rank, queue.name.shape, queue.name.who[0]) in stuck:
+            item = heapq.heappop(self._heap)
+            queue = item[4]
+            if queue is not None and (
+                (item[0], queue.name.shape, queue.name.who[0]) in stuck
+                or not self._comes_up(looker, queue, item)
+            ):
                 continue
-            entry = self._entry(task_id, place, queue, late)
+            entry = self._entry(item)
             if entry is None:
-                self._next(queue, place, rank)
-                continue
-            if entry.rank != rank or (not self._fixed and entry.key != key):
+                self._next(item)
+            elif entry.rank != item[0] or (not self._keyed and entry.key != item[1]):
                 # An AUTO task's true rank; or its owner was served on the way.
-                heapq.heappush(self._heap, (entry.rank, entry.key, task_id, place, queue, late))
-                continue
-            outcome = look(entry)
-            if outcome is Outcome.OVER:
-                return
-            if passed_over and sent() != known:
-                known = sent()
-                passed_over = self._ask_again(passed_over, worth)
-            if outcome is Outcome.STUCK:
-                stuck.add((rank, entry.shape, entry.cluster))
-            elif outcome is not Outcome.LIMITED:
-                self._next(queue, place, rank)
+                heapq.heappush(self._heap, (*entry[:3], *item[3:]))
+            else:
+                outcome = looker.look(entry)
+                if outcome is Outcome.OVER:
+                    return
+                self._ask_again(looker)
+                if outcome is Outcome.STUCK:
+                    stuck.add((entry.rank, entry.shape, entry.cluster))
+                elif outcome is not Outcome.LIMITED:
+                    self._next(item)
 
-    def _entry(
-        self, task_id: str, place: int, queue: Queue | None, late: Entry | None
-    ) -> Entry | None:
+    def _comes_up(self, looker: Looker, queue: Queue, item: _Item) -> bool:
+        """True if a task of a queue is to be looked at now; else it is put where it belongs."""
+        weight, shape, who = queue.name
+        if weight == AUTO:
+            return True
+        ask = weight, shape, who[0]
+        if self._keyed and not self._fixed:
+            rank = looker.rank(*ask)
+            if rank != item[0]:
+                heapq.heappush(self._heap, (rank, *item[1:]))
+                return False
+        lack = looker.lacks(*ask)
+        if lack > looker.there():
+            self._parked = self._parked or []
+            insort(self._parked, _Parked(lack, item), key=_lack)
+            return False
+        return True
+
+    def _entry(self, item: _Item) -> Entry | None:
         """The entry of what comes up, as it is now."""
+        _, _, task_id, place, queue, late = item
         if late is not None and self._fixed and not is_auto(late.task):
             return late
         if queue is not None and task_id in self._late:
@@ -166,35 +240,72 @@ class Line:
         own = queue.keys[place][0] if queue is not None else None
         return self._make(task_id, own)
 
-    def _begin_all(self, worth: Callable[[int, Shape], bool]) -> list[tuple[int, Shape]]:
-        """Begin every row that is worth a look; returns the others."""
-        passed_over: list[tuple[int, Shape]] = []
-        for weight, rows in self._lanes.rows.items():
-            for shape, row in rows.items():
-                if weight == AUTO or worth(weight, shape):
-                    self._begin(weight, row)
-                else:
-                    passed_over.append((weight, shape))
-        return passed_over
+    def _ask_again(self, looker: Looker) -> None:
+        """Those that were sent away on the way may leave enough for who was passed over."""
+        if self._parked == [] or (sent := looker.sent()) == self._sent:
+            return
+        released = sent[1] != self._sent[1]
+        self._sent = sent
+        if self._parked is None:
+            self._begin(looker)
+        else:
+            # A promise that was taken back changes more than what is there.
+            self._go_on(looker, inf if released else looker.there())
 
-    def _ask_again(
-        self, rows: list[tuple[int, Shape]], worth: Callable[[int, Shape], bool]
-    ) -> list[tuple[int, Shape]]:
-        """Begin the rows that are worth a look now; returns the others."""
-        found = [row for row in rows if worth(*row)]
-        for weight, shape in found:
-            self._begin(weight, self._lanes.rows[weight][shape])
-        if found:
-            heapq.heapify(self._heap)
-        return [row for row in rows if row not in found]
+    def _begin(self, looker: Looker) -> None:
+        """Take up all that is worth a look now."""
+        self._parked = []
+        for group in self._lanes.groups:
+            shapes = self._lanes.shapes(group, looker.size)
+            self._take_up(looker, group, range(len(shapes)))
+        heapq.heapify(self._heap)
+        self._parked.sort(key=_lack)
 
-    def _begin(self, weight: int, row: list[Head]) -> None:
-        for key, task_id, queue in row:
-            # The true rank of an AUTO task is known when it is made.
-            rank = RANK_FIRST if weight == AUTO or not self._fixed else -weight
-            self._heap.append((rank, key, task_id, 0, queue, None))
+    def _go_on(self, looker: Looker, enough: float) -> None:
+        """Take up those that lacked no more than this, if it is there now."""
+        parked = self._parked or []
+        count = bisect_right(parked, enough, key=_lack)
+        if not count:
+            return
+        self._parked = []
+        for each in parked[:count]:
+            if each.item is None:
+                self._take_up(looker, each.group, range(each.start, each.end))
+            else:
+                # What it lacks is looked at when it comes up.
+                self._heap.append(each.item)
+        heapq.heapify(self._heap)
+        self._parked += parked[count:]
+        self._parked.sort(key=_lack)
 
-    def _next(self, queue: Queue | None, place: int, rank: int) -> None:
+    def _take_up(self, looker: Looker, group: Group, which: range) -> None:
+        """Take up the queues of a level and virtual cluster for which enough is there."""
+        weight, cluster = group
+        assert self._parked is not None, "its callers begin with a list"
+        shapes, steady = self._lanes.shapes(group, looker.size), looker.steady(weight)
+        there = looker.there()
+        spread = nextafter(there, inf)
+        for place in which:
+            lack = -inf if weight == AUTO else looker.lacks(weight, shapes[place], cluster)
+            if lack <= there:
+                self._take_heads(looker, weight, shapes[place], cluster)
+            elif steady and lack > spread:
+                # Those after it are larger and lack more.
+                self._parked.append(_Parked(lack, None, group, place, which.stop))
+                return
+            else:
+                self._parked.append(_Parked(lack, None, group, place, place + 1))
+
+    def _take_heads(self, looker: Looker, weight: int, shape: Shape, cluster: str) -> None:
+        # Of AUTO tasks, and where owners count, it is known when the entry is made.
+        known = weight != AUTO and self._keyed
+        rank = looker.rank(weight, shape, cluster) if known else RANK_FIRST
+        for key, task_id, queue in self._lanes.rows[weight][shape]:
+            if queue.name.who[0] == cluster:
+                self._heap.append((rank, key, task_id, 0, queue, None))
+
+    def _next(self, item: _Item) -> None:
+        rank, _, _, place, queue, _ = item
         if queue is not None and place + 1 < len(queue.keys):
             key, task_id = queue.keys[place + 1]
             heapq.heappush(self._heap, (rank, key, task_id, place + 1, queue, None))

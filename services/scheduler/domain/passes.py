@@ -16,14 +16,14 @@ from itertools import accumulate
 
 from libs.contracts.messages import PreemptMode, ReasonCode
 from services.scheduler.domain import room, slices
-from services.scheduler.domain.accounts import counted
+from services.scheduler.domain.accounts import counted, entitled, turn_budget
 from services.scheduler.domain.lanes import Key
 from services.scheduler.domain.model import Task
 from services.scheduler.domain.order import Entry
 from services.scheduler.domain.place import Slot
 from services.scheduler.domain.pool import Pool, saved_until
 from services.scheduler.domain.round import Round
-from services.scheduler.domain.timeshare.rule import RULE, is_big, preemption_budget, spent
+from services.scheduler.domain.timeshare.rule import spent
 from services.scheduler.domain.why import reason
 
 ALMOST = 1e-6
@@ -52,19 +52,23 @@ class Turns:
             self.due_at = None if self.open else next_at
         if self.open:
             self.passed_at = round_.now
+        # For a walk in which nobody is to have a turn.
+        self.paused = False
         # The task that the budget is saved for, once there is one.
         self._saving = False
         self._used: set[str] = set()
         self._rows: dict[int, _Row] = {}
 
     def _next_pass(self) -> datetime | None:
-        if self._pool.passed_at is None:
+        passed_at = self._pool.passed_at
+        if passed_at is None or passed_at > self._round.now:
+            # The first one; or the clock was set back.
             return None
-        return self._pool.passed_at + timedelta(seconds=self._pool.policy.timeshare.pass_seconds)
+        return passed_at + timedelta(seconds=self._pool.policy.timeshare.pass_seconds)
 
     def worth(self, weight: int) -> bool:
         """True if a task of this weight might have a turn."""
-        return self.open and not self._saving and weight in self._pool.running
+        return self.open and not self.paused and not self._saving and weight in self._pool.running
 
     def _row(self, weight: int) -> _Row:
         found = self._rows.get(weight)
@@ -73,9 +77,10 @@ class Turns:
         return found
 
     def take(self, entry: Entry, coming_units: float) -> tuple[Slot, ...] | None:
-        """Slots for the task once the runs that are asked here have gone; None: not its turn."""
-        if not self.worth(entry.weight):
-            return None
+        """Slots for the task once the runs that are asked here have gone; None: not its turn.
+
+        Only for one that is ``worth`` it.
+        """
         round_, pool = self._round, self._pool
         row = self._row(entry.weight)
         size = pool.size(entry.task)
@@ -83,7 +88,7 @@ class Turns:
         ratio = max(0.0, size - there) / size
         after = self._reach(entry, ratio)
         count = row.after(after, entry.id)
-        if not count or there + row.units(count) < size - ALMOST:
+        if not count or there + row.units(count) < pool.least_units(entry.shape) - ALMOST:
             return None
         return self._take(entry, row, count)
 
@@ -98,8 +103,7 @@ class Turns:
 
     def _take(self, entry: Entry, row: _Row, count: int) -> tuple[Slot, ...] | None:
         round_, pool, discipline = self._round, self._pool, self._pool.discipline
-        trial = round_.free.copy()
-        trial.give(round_.coming(pool))
+        trial = round_.soon(pool).copy()
         taken: list[Task] = []
         fits = False
         for _, task_id in reversed(row.runs[-count:]):
@@ -149,13 +153,11 @@ class Turns:
         round_, pool = self._round, self._pool
         if not pool.discipline.pays:
             return True
-        numbers, book = pool.policy.timeshare, round_.book(pool)
-        budget = preemption_budget(RULE, numbers, pool.units, numbers.restart_seconds)
+        book, budget = round_.book(pool), turn_budget(pool)
         account = counted(budget, book.tokens, book.tokens_at, round_)
-        granted = round_.marks_of(entry.task).granted
-        entitled = granted or is_big(RULE, pool.size(entry.task) / max(pool.units, 1e-9))
-        if not budget.covers(account, cost, entitled=entitled):
-            at = budget.covered_at(account, cost, entitled=entitled)
+        may = entitled(round_, pool, entry.task)
+        if not budget.covers(account, cost, entitled=may):
+            at = budget.covered_at(account, cost, entitled=may)
             if at is not None:
                 self.due_at = round_.after(max(1.0, at - round_.seconds))
             return False

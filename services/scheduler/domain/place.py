@@ -11,7 +11,7 @@ A gang of several nodes lies in the smallest domain of the network that holds it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
@@ -64,31 +64,37 @@ class Capacity:
     """What is free on the offered nodes, changed by ``take`` and ``give``.
 
     ``levels`` names each group's topology: node labels from the largest domain to the smallest.
+    Nodes that are ``shut`` are not offered, but may be later: ``change``.
     """
 
-    __slots__ = ("_own", "nodes", "settings", "spots", "stocks")
+    __slots__ = ("_own", "_places", "nodes", "settings", "spots", "stocks")
 
     def __init__(
         self,
         nodes: Iterable[Node],
         settings: PolicySettings,
         levels: Mapping[str, Sequence[str]] | None = None,
+        shut: Container[str] = (),
     ) -> None:
         self.settings = settings
-        self.nodes: Mapping[str, Node] = {str(node.id): node for node in nodes}
         groups: dict[str, list[Node]] = {}
-        for node in self.nodes.values():
+        for node in {str(node.id): node for node in nodes}.values():
             groups.setdefault(node.group, []).append(node)
         named = levels or {}
         self.stocks = {
-            group: Stock.of(Fleet(members, settings, named.get(group, LEVELS)))
+            group: Stock.of(Fleet(members, settings, named.get(group, LEVELS), shut))
             for group, members in groups.items()
         }
-        self.spots: dict[str, _Spot] = {
+        self._places: dict[str, _Spot] = {
             node_id: (group, place)
             for group, stock in self.stocks.items()
             for place, node_id in enumerate(stock.fleet.ids)
         }
+        # Those that are offered.
+        self.nodes: dict[str, Node] = {
+            str(node.id): node for own in groups.values() for node in own if node.id not in shut
+        }
+        self.spots = {node_id: self._places[node_id] for node_id in self.nodes}
         # Groups whose stock no other capacity shares: the others' are copied before a change.
         self._own = set(groups)
 
@@ -98,11 +104,29 @@ class Capacity:
         Either may be changed at any time, and be copied in its turn.
         """
         twin = Capacity.__new__(Capacity)
-        twin.settings, twin.nodes, twin.spots = self.settings, self.nodes, self.spots
+        twin.settings, twin._places = self.settings, self._places  # noqa: SLF001 - its own kind
+        twin.nodes, twin.spots = self.nodes, self.spots
         twin.stocks = self.stocks.copy()
         twin._own = set()  # noqa: SLF001 - its own kind
         self._own.clear()
         return twin
+
+    def change(self, node: Node, twin: Capacity) -> None:
+        """A node's state changed: what is usable of it is free now, here and in a copy of this.
+
+        Other copies are worthless afterwards.
+        """
+        group, place = self._places[node.id]
+        both = self._owned(group), twin._owned(group)
+        if node.id in self.spots:
+            for stock in both:
+                stock.shut(place)
+            del self.spots[node.id], self.nodes[node.id]
+        both[0].fleet.set_usable(place, usable_mask(node) if node.offered else None)
+        if node.offered:
+            for stock in both:
+                stock.reopen(place)
+            self.spots[node.id], self.nodes[node.id] = (group, place), node
 
     def _owned(self, group: str) -> Stock:
         if group not in self._own:
@@ -217,12 +241,12 @@ class Capacity:
         suiting = fleet.suiting(shape)
         found: set[str] = set()
         for place, node in enumerate(fleet.nodes):
-            if suiting is not None and not suiting >> place & 1:
+            if fleet.ids[place] not in self.spots or not (suiting is None or suiting >> place & 1):
                 continue
             if shape.gpus is None and node.gpus not in fleet.whole_sizes:
                 continue
             wanted = width(node) if shape.gpus is None else shape.gpus
-            if usable_mask(node).bit_count() >= wanted and node.gpus >= (shape.gpus or 0):
+            if fleet.usable[place].bit_count() >= wanted and node.gpus >= (shape.gpus or 0):
                 found.add(contested(fleet.ids[place], node.gpus, shape))
         return frozenset(found)
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from heapq import heapify, heappop, heapreplace
-from typing import TypeAlias
 
 from libs.contracts.messages import Priority
 from services.scheduler.domain.clusters import Clusters
+from services.scheduler.domain.coverage import Cost, Coverage, cheapest
 from services.scheduler.domain.disciplines import DISCIPLINES
 from services.scheduler.domain.disciplines.timeshare import features_of
 from services.scheduler.domain.lanes import AUTO, NOBODY, Key, Lanes, QueueName, Who
@@ -25,9 +24,6 @@ from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.timeshare.history import History
 from services.scheduler.domain.timeshare.rule import RULE
 from services.scheduler.domain.timeshare.tempo import Tempo, tempo_of, unit_of
-
-# (minus the moment up to which nothing would be lost, the run's id): the cheapest run first.
-Cost: TypeAlias = tuple[float, str]
 
 
 def units_of(shape: Shape, width: int) -> float:
@@ -66,8 +62,11 @@ class Pool:
         # GPUs of the largest node, and node equivalents that are offered.
         self.width = max(1, width)
         self.units = 0.0
+        # The smallest node with GPUs as a part of the largest.
+        self.narrow = 1.0
         self.book = PoolBook(group)
         self.clusters = Clusters(policy)
+        self.coverage = Coverage(self.clusters)
         self.limited = False
         self.history = History()
         self.saved_ends = 0
@@ -172,6 +171,12 @@ class Pool:
         elif new is not None and new.marks.counted_seconds > counted:
             self.history.outlived(features_of(self, old), counted, new.marks.counted_seconds)
 
+    def least_units(self, shape: Shape) -> float:
+        """What a gang must find at least: whole nodes may be small, CPU ranks are only counted."""
+        if shape.gpus is None:
+            return shape.nodes * self.narrow
+        return units_of(shape, self.width) if shape.gpus else 0.0
+
     def enter(self, task: Task) -> None:
         """A task as it is from now on."""
         size = self.sizes[task.id] = units_of(task.shape, self.width)
@@ -190,6 +195,8 @@ class Pool:
             self._run(task, size)
         if self.clusters and (task.holds or task.promised):
             self.clusters.charge(self.clusters.of(task), size)
+            cost = None if task.state in LEAVING else self._cost(task)
+            self.coverage.enter(task, size, cost)
 
     def leave(self, task: Task) -> None:
         """Forget a task as it was until now."""
@@ -209,6 +216,7 @@ class Pool:
             self._unrun(task, size)
         if self.clusters and (task.holds or task.promised):
             self.clusters.charge(self.clusters.of(task), -size)
+            self.coverage.leave(task)
 
     def _count(self, task: Task, size: float) -> None:
         owner = task.owner
@@ -304,23 +312,9 @@ class Pool:
         """Node equivalents held by runs of lower levels that could be asked to go."""
         return sum(held for level, held in self.held_units.items() if level < weight)
 
-    def cheapest(self, weight: int, now: float) -> Iterator[tuple[float, str]]:
+    def cheapest(self, weight: int, now: float) -> Iterator[Cost]:
         """The runs of one level with what losing them costs (node-seconds), cheapest first."""
-        heap: list[tuple[float, str, float, int]] = []
-        by_size = self.costs.get(weight, {})
-        for size, costs in by_size.items():
-            base, task_id = costs[0]
-            heap.append((size * (base + now), task_id, size, 0))
-        heapify(heap)
-        while heap:
-            cost, task_id, size, place = heap[0]
-            yield max(0.0, cost), task_id
-            costs = by_size[size]
-            if place + 1 < len(costs):
-                base, next_id = costs[place + 1]
-                heapreplace(heap, (size * (base + now), next_id, size, place + 1))
-            else:
-                heappop(heap)
+        return cheapest(self.costs.get(weight, {}), now)
 
 
 def _remove(row: list[tuple[float, str]], key: tuple[float, str]) -> None:

@@ -61,12 +61,15 @@ class Ledger:
         self._matching: dict[tuple[str, str, str, Priority], tuple[Limit, ...]] = {}
         self._held: dict[Account, int] = {}
         self._base: Ledger | None = None
+        # True if a limit counts what is held in several groups together.
+        self.across = any(not (row.group or row.removed) for row in limits.values())
         for task in held:
             self.charge(task, task.level, held_need(task))
 
     def fork(self) -> Ledger:
         """A ledger that begins with what this one holds; O(1)."""
-        twin = Ledger(self._limits)
+        twin = Ledger({})
+        twin._limits, twin.across = self._limits, self.across
         twin._matching, twin._base = self._matching, self
         return twin
 

@@ -13,7 +13,7 @@ from itertools import islice
 from libs.contracts.messages import ReasonCode, TaskState, Unit
 from libs.contracts.reasons import level_name
 from services.scheduler.domain import room
-from services.scheduler.domain.accounts import counted
+from services.scheduler.domain.accounts import counted, entitled, turn_budget
 from services.scheduler.domain.clusters import UNCOVERED
 from services.scheduler.domain.lifecycle import PREEMPTING
 from services.scheduler.domain.model import Node, Shape, Task
@@ -23,7 +23,6 @@ from services.scheduler.domain.passes import turn_cost
 from services.scheduler.domain.place import Capacity, slots_of
 from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.domain.standing import Standing, reach, run_key
-from services.scheduler.domain.timeshare.rule import RULE, is_big, preemption_budget
 from services.scheduler.domain.words import counted as number
 from services.scheduler.domain.words import moment, named, span
 
@@ -117,10 +116,9 @@ def _higher(standing: Standing) -> Iterator[str]:
     others = {weight: len(row) for weight, row in pool.running.items() if weight >= own}
     if others:
         lowest = LEVEL_OF_WEIGHT[min(others)]
-        yield (
-            f"a priority above {level_name(lowest)} could preempt some of the"
-            f" {sum(others.values())} running tasks that are not below it"
-        )
+        count = sum(others.values())
+        which = "the 1 run that is" if count == 1 else f"some of the {count} runs that are"
+        yield f"a priority above {level_name(lowest)} could preempt {which} not below it"
 
 
 def _guarantee(standing: Standing) -> Iterator[str]:
@@ -188,12 +186,10 @@ def turn_of(standing: Standing, now: datetime) -> Turn:
     if not victims or min(keys[task.id] for task in victims) <= reach(round_, pool, entry, gone):
         return none
     cost = sum(turn_cost(pool, task, round_.seconds) for task in victims)
-    numbers = pool.policy.timeshare
-    budget = preemption_budget(RULE, numbers, pool.units, numbers.restart_seconds)
+    budget = turn_budget(pool)
     account = counted(budget, pool.book.tokens, pool.book.tokens_at, round_)
-    big = is_big(RULE, size / max(pool.units, 1e-9))
-    entitled = big or round_.marks_of(entry.task).granted
-    at = budget.covered_at(account, cost, entitled=entitled) if pool.discipline.pays else 0.0
+    may = entitled(round_, pool, entry.task)
+    at = budget.covered_at(account, cost, entitled=may) if pool.discipline.pays else 0.0
     return Turn(
         len(later),
         min(kept, default=None),

@@ -15,13 +15,15 @@ from collections.abc import Iterable, Iterator
 from libs.contracts.messages import Reason, ReasonCode
 from services.scheduler.domain.clusters import UNCOVERED, Depth
 from services.scheduler.domain.handover import tell_to_go
-from services.scheduler.domain.model import WEIGHTS, Task
+from services.scheduler.domain.model import WEIGHTS, Shape, Task
 from services.scheduler.domain.moments import protected_until
 from services.scheduler.domain.order import Entry
-from services.scheduler.domain.place import Capacity, Slot
-from services.scheduler.domain.pool import Pool, saved_until
+from services.scheduler.domain.place import Allowed, Capacity, Slot
+from services.scheduler.domain.pool import Pool, saved_until, units_of
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.why import reason
+
+ALMOST = 1e-6
 
 
 def move_cost(pool: Pool, task: Task, now: float) -> float:
@@ -29,68 +31,85 @@ def move_cost(pool: Pool, task: Task, now: float) -> float:
     return pool.size(task) * (max(0.0, now - saved_until(task)) + pool.move_seconds(task))
 
 
-def find(round_: Round, pool: Pool, entry: Entry) -> tuple[Slot, ...] | None:
-    """Slots for the task among what is free, coming, or can be made to come; asks who must go."""
-    slots = coming_anyway(round_, pool, entry)
-    if slots is None and _could(pool, entry):
-        slots = _make(round_, pool, entry)
+def find(
+    round_: Round, pool: Pool, entry: Entry, allowed: Allowed | None = None
+) -> tuple[Slot, ...] | None:
+    """Slots for the task among what is free, coming, or can be made to come; asks who must go.
+
+    ``allowed`` narrows the nodes.
+    """
+    slots = coming_anyway(round_, pool, entry, allowed)
+    if slots is None and _could(round_, pool, entry):
+        slots = _make(round_, pool, entry, allowed)
     return slots
 
 
-def coming_anyway(round_: Round, pool: Pool, entry: Entry) -> tuple[Slot, ...] | None:
+def coming_anyway(
+    round_: Round, pool: Pool, entry: Entry, allowed: Allowed | None = None
+) -> tuple[Slot, ...] | None:
     """A place in what leaving runs set free and nobody is promised."""
-    coming = round_.coming(pool)
-    if not coming:
-        return None
-    trial = round_.free.copy()
-    trial.give(coming)
-    return pick(round_, pool, entry, trial)
+    soon = round_.soon(pool)
+    return None if soon is round_.free else pick(round_, pool, entry, soon, allowed)
 
 
-def pick(round_: Round, pool: Pool, entry: Entry, capacity: Capacity) -> tuple[Slot, ...] | None:
+def pick(
+    round_: Round, pool: Pool, entry: Entry, capacity: Capacity, allowed: Allowed | None = None
+) -> tuple[Slot, ...] | None:
     """A place for a gang as the pool's topology wants it."""
-    return capacity.pick(entry.shape, None, topology=round_.topology(pool))
+    return capacity.pick(entry.shape, allowed, topology=round_.topology(pool))
 
 
-def _could(pool: Pool, entry: Entry) -> bool:
-    """False if not even all lower runs together would be enough; counts only."""
-    if pool.clusters:
-        return True
-    weight = entry.weight
-    promised = any(WEIGHTS[task.level] < weight for task in pool.promised.values())
-    return promised or pool.lower_units(weight) > 0
+def takeable(round_: Round, pool: Pool, weight: int, shape: Shape, cluster: str) -> float:
+    """Node equivalents that a task might take from runs and promises, at most."""
+    if not pool.clusters:
+        return pool.lower_units(weight) + round_.promised_units(pool, weight)
+    depth = round_.clusters(pool).depth(cluster, units_of(shape, pool.width))
+    return pool.coverage.takeable(cluster, depth, weight)
 
 
-def _make(round_: Round, pool: Pool, entry: Entry) -> tuple[Slot, ...] | None:
+def _could(round_: Round, pool: Pool, entry: Entry) -> bool:
+    """False if not even all that it may take would be enough; counts only."""
+    most = takeable(round_, pool, entry.weight, entry.shape, entry.cluster)
+    there = round_.soon(pool).free_units(pool.group) + most
+    return most > 0 and there >= pool.least_units(entry.shape) - ALMOST
+
+
+def _make(
+    round_: Round, pool: Pool, entry: Entry, allowed: Allowed | None
+) -> tuple[Slot, ...] | None:
     """Ask the least to go that lets the gang fit; None, and nobody asked, if all is not enough."""
-    trial = round_.free.copy()
-    trial.give(round_.coming(pool))
+    trial = round_.soon(pool).copy()
     taken: list[Task] = []
     fits = False
     for task in _candidates(round_, pool, entry):
         trial.give(round_.index.slots(task))
         taken.append(task)
         if trial.fits(entry.shape):
-            fits = pick(round_, pool, entry, trial) is not None
+            fits = pick(round_, pool, entry, trial, allowed) is not None
             if fits:
                 break
     if not fits:
         return None
-    victims = spare(round_, pool, entry, trial, taken)
+    victims = spare(round_, pool, entry, trial, taken, allowed)
     cluster = pool.clusters.of(entry.task) if pool.clusters else ""
     send(round_, victims, entry, _why(entry, cluster))
-    return pick(round_, pool, entry, trial)
+    return pick(round_, pool, entry, trial, allowed)
 
 
-def spare(
-    round_: Round, pool: Pool, entry: Entry, trial: Capacity, taken: list[Task]
+def spare(  # noqa: PLR0917 - all of them say what is tried
+    round_: Round,
+    pool: Pool,
+    entry: Entry,
+    trial: Capacity,
+    taken: list[Task],
+    allowed: Allowed | None = None,
 ) -> list[Task]:
     """Of the runs taken, last first, leave those alone that are not needed; ``trial`` follows."""
     victims: list[Task] = []
     for task in reversed(taken):
         slots = round_.index.slots(task)
         trial.take(slots)
-        if not trial.fits(entry.shape) or pick(round_, pool, entry, trial) is None:
+        if not trial.fits(entry.shape) or pick(round_, pool, entry, trial, allowed) is None:
             trial.give(slots)
             victims.append(task)
     return victims
@@ -145,25 +164,20 @@ def _promised(round_: Round, pool: Pool) -> list[Task]:
     ]
 
 
-def outranks(entry: Entry, cluster: str, task: Task, depth: Depth, of: str) -> bool:
+def outranks(  # noqa: PLR0917 - both sides of a comparison
+    entry: Entry, cluster: str, claim: Depth, task: Task, depth: Depth, of: str
+) -> bool:
     """True if the waiting task may take what ``task`` has, given how both are covered."""
     lower = WEIGHTS[task.level] < entry.weight
     if cluster and of == cluster:
-        return lower
+        return lower and depth >= claim
     return depth > entry.depth or (depth == entry.depth and lower)
 
 
 def _less_covered(round_: Round, pool: Pool, entry: Entry) -> Iterator[Task]:
-    tasks, clusters = round_.index.tasks, pool.clusters
-    own = clusters.of(entry.task)
-    runs = [tasks[task_id] for row in pool.running.values() for _, task_id in row]
-    runs += _promised(round_, pool)
-    depths = round_.coverage(pool)
-    found = [
-        (-depths[task.id], WEIGHTS[task.level], move_cost(pool, task, round_.seconds), task.id)
-        for task in runs
-        if outranks(entry, own, task, depths[task.id], clusters.of(task))
-        and (task.promised or may_go(round_, pool, task))
-    ]
-    for *_, task_id in sorted(found):
-        yield tasks[task_id]
+    claim = pool.coverage.claim(entry.cluster, pool.size(entry.task), entry.weight)
+    entitled = entry.cluster, entry.depth, claim, entry.weight
+    for task_id in pool.coverage.candidates(*entitled, round_.seconds):
+        task = round_.index.tasks[task_id]
+        if task_id not in round_.released and may_go(round_, pool, task):
+            yield task

@@ -5,7 +5,7 @@ It works on cheap copies, so that the index is as it was when the round is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -14,6 +14,7 @@ from services.scheduler.domain.clusters import Clusters, Depth
 from services.scheduler.domain.lifecycle import LEAVING
 from services.scheduler.domain.marks import Marks, PoolBook
 from services.scheduler.domain.model import (
+    WEIGHTS,
     Assign,
     Decision,
     Hold,
@@ -21,10 +22,11 @@ from services.scheduler.domain.model import (
     Look,
     Mark,
     Preempt,
+    Reject,
     Shape,
     Task,
 )
-from services.scheduler.domain.place import Slot, placements_of
+from services.scheduler.domain.place import Capacity, Slot, placements_of
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.quota import Need, held_need, minus
 from services.scheduler.domain.snapshot import Snapshot
@@ -32,6 +34,8 @@ from services.scheduler.domain.topology import Topology
 from services.scheduler.domain.why import reason, same
 
 ANYWHERE = Topology()
+TOO_SMALL_NOW = ReasonCode.CLUSTER_TOO_SMALL_NOW
+TOO_SMALL = (TOO_SMALL_NOW, ReasonCode.NEVER_FITS, ReasonCode.WAITS_FOR_INVENTORY)
 
 
 class Round:
@@ -47,13 +51,15 @@ class Round:
         # Observed free and promised to nobody; and what limits and virtual clusters count.
         self.free = snapshot.capacity.copy()
         self.ledger = self.index.ledger.fork()
-        self.decisions: list[Decision] = []
+        # A Hold is void if the task is looked at again; where each one stands.
+        self._decisions: list[Decision | None] = []
+        self._holds: dict[str, int] = {}
         self.explanations: dict[str, Reason] = {}
         self.books: dict[str, PoolBook] = {}
         self.looks: dict[str, Look] = {}
         # Tasks that got a decision which moves them; marks and owners' tags made in this round.
         self.moved: set[str] = set()
-        # Waiting tasks that got a place or a promise in this round.
+        # Waiting tasks that got a place or a promise in this round, or were rejected.
         self.served: set[str] = set()
         self.marks: dict[str, Marks] = {}
         self.finishes: dict[tuple[str, str], float] = {}
@@ -70,7 +76,8 @@ class Round:
         self.crossed: dict[str, int] = {}
         self._remarked: set[str] = set()
         self._clusters: dict[str, Clusters] = {}
-        self._coverage: dict[str, dict[str, Depth]] = {}
+        self._soon: dict[str, Capacity] = {}
+        self._promised_units: dict[tuple[str, int], float] = {}
         self._waits: dict[tuple[ReasonCode, Shape], Reason] = {}
         self.due_at: datetime | None = None
 
@@ -81,14 +88,9 @@ class Round:
             found = self._clusters[pool.group] = pool.clusters.fork()
         return found
 
-    def coverage(self, pool: Pool) -> dict[str, Depth]:
-        """How each run (and promise) of the pool is covered by guarantees; counted once."""
-        found = self._coverage.get(pool.group)
-        if found is None:
-            ids = [task_id for row in pool.running.values() for _, task_id in row]
-            runs = [self.index.tasks[task_id] for task_id in (*ids, *pool.leaving, *pool.promised)]
-            found = self._coverage[pool.group] = pool.clusters.coverage(runs, pool.sizes)
-        return found
+    def coverage(self, pool: Pool) -> Mapping[str, Depth]:
+        """How each run (and promise) of the pool is covered by guarantees."""
+        return pool.coverage.depths()
 
     def topology(self, pool: Pool) -> Topology | None:
         """Whether one more gang may cross the pool's largest domains; None: it has no domains."""
@@ -110,6 +112,7 @@ class Round:
                     self.free.give((Slot(slot.node_id, slot.mask & ~held),))
             else:
                 self.free.give((slot,))
+        self._soon.pop(task.group, None)
         self.charge(
             task, task.level, minus(held_need(task)), -self.index.pools[task.group].size(task)
         )
@@ -124,16 +127,31 @@ class Round:
 
     def decide(self, decision: Decision) -> None:
         """Note a decision that moves a task; a run told to go counts as leaving from here on."""
-        self.decisions.append(decision)
+        self._decisions.append(decision)
         self.moved.add(decision.task_id)
         if isinstance(decision, Preempt | Kill):
             task = self.index.tasks[decision.task_id]
             if task.state not in LEAVING:
                 self.told.setdefault(task.group, []).append(task)
+                if task.group in self._soon:
+                    self._soon[task.group].give(self._freed(task))
+        elif isinstance(decision, Reject):
+            self.served.add(decision.task_id)
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """What was decided, in order; of a task that was looked at twice, the last word."""
+        return [each for each in self._decisions if each is not None]
+
+    def _void(self, task_id: str) -> None:
+        """Forget why a task waits."""
+        place = self._holds.pop(task_id, None)
+        if place is not None:
+            self._decisions[place] = None
 
     def remark(self, mark: Mark) -> None:
         """Note a run's new place in the order; the pool is as it was until this is committed."""
-        self.decisions.append(mark)
+        self._decisions.append(mark)
         self.marks[mark.task_id] = mark.marks
         self._remarked.add(mark.task_id)
 
@@ -147,6 +165,7 @@ class Round:
         level: Priority | None = None,
     ) -> None:
         """Note why a queued task waits on; a decision of its own if something about it is news."""
+        self._void(task.id)
         self.explanations[task.id] = why
         if promised:
             self.served.add(task.id)
@@ -161,11 +180,14 @@ class Round:
             or (kept is not None and kept != task.promised)
         )
         if news:
-            self.decisions.append(Hold(task.id, why, accepted or task.accepted, marks, kept, level))
+            hold = Hold(task.id, why, accepted or task.accepted, marks, kept, level)
+            self._holds[task.id] = len(self._decisions)
+            self._decisions.append(hold)
 
     def assign(self, task: Task, decision: Assign, size: float, *, counted: bool) -> None:
         """Note an assignment; ``counted`` if its nodes were promised to it before."""
-        self.decisions.append(decision)
+        self._void(task.id)
+        self._decisions.append(decision)
         self.explanations[task.id] = decision.reason
         self.moved.add(task.id)
         self.served.add(task.id)
@@ -187,8 +209,26 @@ class Round:
         if pool.clusters:
             self.clusters(pool).charge(pool.clusters.of(task), size)
 
-    def keep(self, slots: Iterable[Slot]) -> None:
+    def promised_units(self, pool: Pool, weight: int) -> float:
+        """Node equivalents that tasks of lower levels are promised."""
+        if not pool.promised:
+            return 0.0
+        found = self._promised_units.get((pool.group, weight))
+        if found is None:
+            lower = [each for each in pool.promised.values() if WEIGHTS[each.level] < weight]
+            found = self._promised_units[pool.group, weight] = sum(map(pool.size, lower))
+        return found
+
+    def take(self, slots: tuple[Slot, ...]) -> None:
+        """Take free slots for a run that begins."""
+        self.free.take(slots)
+        for capacity in self._soon.values():
+            capacity.take(slots)
+
+    def keep(self, slots: tuple[Slot, ...]) -> None:
         """Keep slots, free or coming free, for a task that waits for the rest of them."""
+        for capacity in self._soon.values():
+            capacity.take(slots)
         for slot in slots:
             if slot.mask:
                 self.kept[slot.node_id] = self.kept.get(slot.node_id, 0) | slot.mask
@@ -201,18 +241,31 @@ class Round:
 
     def coming(self, pool: Pool) -> list[Slot]:
         """What runs on their way out will set free and nobody is promised."""
-        found: list[Slot] = []
-        leaving = [*pool.leaving.values(), *self.told.get(pool.group, ())]
-        for task in leaving:
-            for slot in self.index.slots(task):
-                if not slot.mask:
-                    found.append(slot)
-                    continue
+        leaving = (*pool.leaving.values(), *self.told.get(pool.group, ()))
+        return [slot for task in leaving for slot in self._freed(task)]
+
+    def _freed(self, task: Task) -> Iterator[Slot]:
+        """What a run will leave that nobody is promised."""
+        keepers = self.index.keepers
+        for slot in self.index.slots(task):
+            if slot.mask:
                 kept = self.kept.get(slot.node_id, 0)
-                for owner, mask in self.index.keepers.get(slot.node_id, {}).items():
+                there = keepers.get(slot.node_id)
+                for owner, mask in there.items() if there else ():
                     kept |= 0 if owner in self.released else mask
                 if slot.mask & ~kept:
-                    found.append(Slot(slot.node_id, slot.mask & ~kept))
+                    yield Slot(slot.node_id, slot.mask & ~kept) if slot.mask & kept else slot
+            else:
+                yield slot
+
+    def soon(self, pool: Pool) -> Capacity:
+        """What is free, or coming free, and promised to nobody; to look at, not to change."""
+        found = self._soon.get(pool.group)
+        if found is None:
+            if not pool.leaving and pool.group not in self.told:
+                return self.free
+            found = self._soon[pool.group] = self.free.copy()
+            found.give(self.coming(pool))
         return found
 
     def waits(self, code: ReasonCode, shape: Shape) -> Reason:
@@ -220,6 +273,8 @@ class Round:
         found = self._waits.get((code, shape))
         if found is None:
             names = {"group": shape.group}
+            if code in TOO_SMALL:
+                names |= self.totals.narrowed_by(shape, now=code is TOO_SMALL_NOW)
             found = reason(code, names=names, nodes=shape.nodes, gpus=shape.gpus)
             self._waits[code, shape] = found
         return found

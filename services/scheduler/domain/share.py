@@ -8,6 +8,7 @@ level take turns. What the discipline decides is the order and who may pass a ta
 from __future__ import annotations
 
 from datetime import datetime
+from math import inf, nextafter
 
 from libs.contracts.messages import ReasonCode
 from services.scheduler.domain import room, slices
@@ -20,12 +21,13 @@ from services.scheduler.domain.model import WEIGHTS, Assign, Look, Shape, Task
 from services.scheduler.domain.moments import Kind, Moment
 from services.scheduler.domain.order import Entry, Line, Outcome, auto_level, is_auto, rank_of
 from services.scheduler.domain.passes import Turns
-from services.scheduler.domain.place import Slot, placements_of
+from services.scheduler.domain.place import Allowed, Slot, placements_of
 from services.scheduler.domain.pool import Pool, units_of
+from services.scheduler.domain.promises import Promises
 from services.scheduler.domain.reserve import Reservation, reserve
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.topology import crosses_zone
-from services.scheduler.domain.waits import retry_later, waits_by_itself
+from services.scheduler.domain.waits import waits_by_itself
 from services.scheduler.domain.why import reason
 
 
@@ -48,17 +50,28 @@ class Sharing:
             pool.wide
             or pool.group in round_.told
             or any(moment.kind is not Kind.RETRIES for moment in moments)
-            or (pool.discipline.filling is not Filling.GREEDY and bool(pool.arrived or resumed))
+            or (
+                # Who comes may hold others back, and waits behind others.
+                pool.discipline.filling is not Filling.GREEDY
+                and bool(pool.arrived or resumed or moments)
+            )
             or (pool.due_at is not None and pool.due_at <= round_.now)
         )
+        # Moved in this round already, and to be looked at all the same.
+        self._resumed = {task.id for task in resumed}
         self.late = self._newcomers(moments, resumed)
         # By rank: shapes that found no place, whom they hold back, and what is reserved.
         self._stuck: dict[int, dict[tuple[Shape, str], None]] = {}
         self._reserved: dict[int, Reservation] = {}
-        self._spare_units = 0.0
-        self._sent_units = -1
+        # Whoever heads a queue is to be looked at. Else: shapes for which there is no place.
+        self._all = pool.nodes_changed or pool.discipline.filling is not Filling.GREEDY
+        self._full: set[Shape] = set()
+        self._full_at = (0, 0)
+        # How many runs told to go are counted, and what those and the leaving ones hold.
+        self._coming: tuple[int, float] | None = None
         self._yielded = self._second = False
         self.turns = Turns(round_, pool)
+        self._promises = Promises(round_, pool)
 
     def _newcomers(self, moments: list[Moment], resumed: list[Task]) -> dict[str, Task]:
         """Tasks to be looked at whatever their queue: new, back, or changed."""
@@ -69,30 +82,41 @@ class Sharing:
             for task in (*self.pool.fresh.values(), *self.pool.arrived.values(), *retried, *resumed)
             if task.id not in self.pool.promised
         }
-        moved = self.round.moved - {task.id for task in resumed}
+        moved = self.round.moved - self._resumed
         return {task_id: late[task_id] for task_id in sorted(late) if task_id not in moved}
 
     def run(self) -> None:
         """The whole of it."""
-        self._redeem()
+        if self.wide:
+            self._promises.sort_out()
+        self.late |= {task.id: task for task in self._displaced()}
         for task in sorted(self.late.values(), key=_arrival):
             self._mark(task)
         granted_due = self._grant()
-        self._walk(self.late, wide=self.wide or self.turns.open)
+        if self.turns.open and self.pool.discipline.pays:
+            # What is free goes out in order first; who still waits then may take a turn.
+            self.turns.paused = True
+            self._walk(wide=self.wide)
+            self.turns.paused = False
+            self._begin_again()
+        self._walk(wide=self.wide or self.turns.open)
         if self._yielded:
             # What is free after the others is anybody's.
             self._second = True
-            taken = self.round.served | self.round.moved
-            left = {key: task for key, task in self.late.items() if key not in taken}
-            self._walk(left, wide=True)
-        while displaced := self.round.displaced.pop(self.pool.group, None):
-            self._walk({task.id: task for task in displaced}, wide=False)
+            self._begin_again()
+            self._walk(wide=True)
         due_at = min(
             (moment for moment in (granted_due, self.turns.due_at) if moment is not None),
             default=None,
         )
         self.round.looks[self.pool.group] = Look(due_at, self.turns.passed_at)
         self.round.wake_at(due_at)
+
+    def _begin_again(self) -> None:
+        """Who found no place is looked at once more."""
+        self._stuck.clear()
+        done = self.round.served | (self.round.moved - self._resumed)
+        self.late = {task_id: task for task_id, task in self.late.items() if task_id not in done}
 
     def _grant(self) -> datetime | None:
         """Let the longest unserved be the first; returns when that is due next, as far as known."""
@@ -109,16 +133,23 @@ class Sharing:
         ):
             slices.mark_waiting(self.round, self.pool, task)
 
-    def _walk(self, late: dict[str, Task], *, wide: bool) -> None:
-        entries = [self.entry(task) for task in late.values()]
-        fixed = not self.pool.clusters and not self.pool.discipline.by_user
-        line = Line(self.pool.lanes, self.make, entries, fixed=fixed)
-        self._sent_units = -1
-        line.walk(self.look, wide=wide, worth=self._worth, sent=self._sent)
+    def _displaced(self) -> list[Task]:
+        """Tasks whose promises were taken back since this was asked last; they wait again."""
+        return self.round.displaced.pop(self.pool.group, [])
 
-    def _sent(self) -> int:
-        """How many runs and promises of this pool were sent away in this round."""
-        return len(self.round.told.get(self.pool.group, ())) + len(self.round.released)
+    def _walk(self, *, wide: bool) -> None:
+        entries = [self.entry(task) for task in self.late.values()] + self._promises.entries()
+        keyed, ranked = not self.pool.discipline.by_user, bool(self.pool.clusters)
+        self._line = line = Line(self.pool.lanes, self.make, entries, keyed=keyed, ranked=ranked)
+        line.walk(self, wide=wide)
+
+    def sent(self) -> tuple[int, int]:
+        """Runs of this pool sent away, and promises taken back, in this round."""
+        return len(self.round.told.get(self.pool.group, ())), len(self.round.released)
+
+    def there(self) -> float:
+        """Node equivalents that are free or coming free, and promised to nobody."""
+        return self.round.soon(self.pool).free_units(self.pool.group) + ALMOST
 
     # Entries of the line.
 
@@ -143,6 +174,8 @@ class Sharing:
         """The entry of a task that comes up; None if it is not to be looked at."""
         if task_id in self.round.served:
             return None
+        if task_id in self._promises:
+            return self._promises[task_id]
         late = self.late.get(task_id)
         if late is not None:
             return self.entry(late)
@@ -150,24 +183,37 @@ class Sharing:
             return None
         return self.entry(self.round.index.tasks[task_id], key)
 
-    def _worth(self, weight: int, shape: Shape) -> bool:
-        """True if a look at the head of a row could move anything, or must hold others back."""
+    def rank(self, weight: int, shape: Shape, cluster: str) -> int:
+        """The rank that tasks of a level, a shape and a virtual cluster have now."""
+        if not cluster:
+            return -weight
+        size = units_of(shape, self.pool.width)
+        return rank_of(weight, self.round.clusters(self.pool).depth(cluster, size))
+
+    def steady(self, weight: int) -> bool:
+        """True if larger gangs of a level lack more."""
+        return self.pool.narrow == 1.0 and not self._all and not self.turns.worth(weight)
+
+    def size(self, shape: Shape) -> float:
+        """Node equivalents of a gang."""
+        return units_of(shape, self.pool.width)
+
+    def lacks(self, weight: int, shape: Shape, cluster: str) -> float:
+        """What would have to be there for a look at these queues to move anything."""
         pool, round_ = self.pool, self.round
-        if self.turns.worth(weight) and round_.totals.fits_now(shape):
-            return True
-        if pool.nodes_changed or pool.discipline.filling is not Filling.GREEDY or pool.clusters:
-            return True
-        if round_.free.fits(shape):
-            return True
-        lower = pool.lower_units(weight)
-        if self._sent_units != self._sent():
-            self._sent_units = self._sent()
-            promised = sum(map(pool.size, pool.promised.values()))
-            self._spare_units = self.coming_units() + promised
-        if not self._spare_units and not lower:
-            return False
-        there = round_.free.free_units(pool.group) + lower + self._spare_units
-        return there >= units_of(shape, pool.width) - ALMOST
+        if self._all or (self.turns.worth(weight) and round_.totals.fits_now(shape)):
+            return -inf
+        if self._full_at != (sent := self.sent()):
+            self._full_at = sent
+            self._full.clear()
+        if shape not in self._full:
+            if round_.soon(pool).fits(shape):
+                return -inf
+            self._full.add(shape)
+        least = pool.least_units(shape)
+        most = room.takeable(round_, pool, weight, shape, cluster)
+        # With nothing to take it needs more to be there than is, however that is spread.
+        return least - most if most else max(least, nextafter(self.there(), inf))
 
     def aside(self, entry: Entry) -> Outcome | None:
         """What stops the task, whatever others do; None: nothing does."""
@@ -182,14 +228,21 @@ class Sharing:
 
     def coming_units(self) -> float:
         """Node equivalents that runs on their way out hold, whoever they were promised to."""
-        pool = self.pool
-        leaving = (*pool.leaving.values(), *self.round.told.get(pool.group, ()))
-        return sum(pool.size(task) for task in leaving)
+        pool, told = self.pool, self.round.told.get(self.pool.group, [])
+        if self._coming is None:
+            self._coming = 0, sum(map(pool.size, pool.leaving.values()))
+        count, units = self._coming
+        for task in told[count:]:
+            units += pool.size(task)
+        self._coming = len(told), units
+        return units
 
     # One look.
 
     def look(self, entry: Entry) -> Outcome:
         """Give the task a place, promise it one, or say why it waits."""
+        if entry.id in self._promises:
+            return self._redeem(entry)
         aside = self.aside(entry)
         if aside is not None:
             return aside
@@ -201,11 +254,21 @@ class Sharing:
             return Outcome.SERVED
         if entry.rank in self._reserved:
             return self._unless_shorter(entry, behind=True)
-        promised = None if self._second else self._made(entry)
-        if promised is not None:
-            self.promise(entry, promised)
-            return Outcome.SERVED
-        return self._stops(entry)
+        made = None if self._second else self._made(entry)
+        return self._stops(entry) if made is None else self._gets(entry, made)
+
+    def _gets(self, entry: Entry, made: tuple[Slot, ...]) -> Outcome:
+        """Promise it what others leave; those whose promises it took are looked at again."""
+        if all(map(self.round.free.covers, made)):
+            # Nobody has to go: it was only promised to others.
+            self.assign(entry, made)
+        else:
+            self.promise(entry, made)
+        for task in self._displaced():
+            self.late[task.id] = task
+            self._mark(task)
+            self._line.push(self.entry(task))
+        return Outcome.SERVED
 
     def _barred(self, entry: Entry) -> bool:
         """True if an earlier one of its kind found no place, or holds back what it could use."""
@@ -227,8 +290,10 @@ class Sharing:
 
     def _made(self, entry: Entry) -> tuple[Slot, ...] | None:
         """A place that others leave: lower ones, or those whose turn is over."""
-        slots = room.find(self.round, self.pool, entry)
-        return self.turns.take(entry, self.coming_units()) if slots is None else slots
+        slots = room.find(self.round, self.pool, entry, self._allowed(entry))
+        if slots is None and self.turns.worth(entry.weight):
+            return self.turns.take(entry, self.coming_units())
+        return slots
 
     def _unless_shorter(self, entry: Entry, *, behind: bool) -> Outcome:
         """It waits; one of the same shape that ends earlier may still start, if there is room."""
@@ -258,41 +323,31 @@ class Sharing:
         reservation = self._reserved.get(entry.rank)
         if reservation is not None:
             return reservation.place(round_, pool, entry)
-        stuck = self._stuck.get(entry.rank)
-        if pool.discipline.filling is not Filling.STRICT or not stuck:
-            return round_.free.pick(entry.shape, topology=topology)
-        kept: set[str] = set()
-        for shape, _ in stuck:
-            kept |= round_.totals.eligible(shape)
-        cpu = "/cpu" if entry.shape.gpus == 0 else ""
-        nodes = round_.free.nodes
-        return round_.free.pick(
-            entry.shape,
-            lambda node_id: node_id + (cpu if nodes[node_id].gpus else "") not in kept,
-            topology=topology,
-        )
+        return round_.free.pick(entry.shape, self._allowed(entry), topology=topology)
 
-    def _redeem(self) -> None:
-        """Promises whose nodes are all observed free become assignments; broken ones are void."""
-        round_, pool = self.round, self.pool
-        if not self.wide:
-            return
-        for task_id in sorted(pool.promised):
-            task = pool.promised[task_id]
-            if task_id in round_.moved or task_id in round_.released:
-                continue
-            if round_.index.broken(task) or round_.ledger.passed(task, task.level):
-                round_.release(task)
-            elif round_.index.ripe(task) and not retry_later(task, round_.now):
-                level = task.level
-                entry = self.entry(task)._replace(level=level)
-                self.assign(entry, round_.index.slots(task), counted=True)
+    def _allowed(self, entry: Entry) -> Allowed | None:
+        """Which nodes no earlier task of the level holds back; None: all."""
+        stuck = self._stuck.get(entry.rank)
+        if self.pool.discipline.filling is not Filling.STRICT or not stuck:
+            return None
+        totals, nodes = self.round.totals, self.round.free.nodes
+        kept = frozenset[str]().union(*(totals.eligible(shape) for shape, _ in stuck))
+        cpu = "/cpu" if entry.shape.gpus == 0 else ""
+        return lambda node_id: node_id + (cpu if nodes[node_id].gpus else "") not in kept
+
+    def _redeem(self, entry: Entry) -> Outcome:
+        """Begin a run on the nodes that were promised, if a higher one did not take them."""
+        slots = self._promises.take(entry)
+        if slots is None:
+            return Outcome.ASIDE
+        self.assign(entry, slots, counted=True)
+        return Outcome.SERVED
 
     def assign(self, entry: Entry, slots: tuple[Slot, ...], *, counted: bool = False) -> None:
         """Start an attempt on these slots."""
         round_, pool, task = self.round, self.pool, entry.task
         if not counted:
-            round_.free.take(slots)
+            round_.take(slots)
         start_deadline_at = round_.after(round_.settings.start_deadline_seconds)
         self._note_crossing(slots)
         names = {"node_ids": ", ".join(slot.node_id for slot in slots[:3]), "group": task.group}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from services.scheduler.domain.fleet import Fleet
-from services.scheduler.domain.masks import span
+from services.scheduler.domain.masks import places
 from services.scheduler.domain.model import Shape
 
 _BITS = 6
@@ -34,21 +34,45 @@ class Stock:
     cpu_full: int = 0
     # How many ranks lie on nodes without GPUs, by how many such a node holds.
     shared: dict[int, int] = field(default_factory=dict[int, int])
+    # What ``units`` said, while it still holds.
+    known_units: float | None = None
 
     @staticmethod
     def of(fleet: Fleet) -> Stock:
         """Everything usable is free."""
         sets = {size: [0] * (max(1, size) + 1) for size in fleet.sizes}
-        for place, (node, usable) in enumerate(zip(fleet.nodes, fleet.usable, strict=True)):
-            sets[node.gpus][usable.bit_count()] |= 1 << place
+        for size, own in sets.items():
+            for place in places(fleet.of_size[size] & fleet.open):
+                own[fleet.usable[place].bit_count()] |= 1 << place
         return Stock(
             fleet=fleet,
             masks=_chunks(fleet.usable),
             ranks=_chunks([0] * len(fleet.usable)),
             sets=sets,
             counts={size: [each.bit_count() for each in own] for size, own in sets.items()},
-            used={0: span(0, len(fleet.nodes))},
+            used={0: fleet.open},
         )
+
+    def shut(self, place: int) -> None:
+        """The node takes no runs from now on, whatever lies on it."""
+        size, bit = self.fleet.nodes[place].gpus, 1 << place
+        ranks = self.ranks[place >> _BITS][place & _LOW]
+        if ranks:
+            self.add_ranks(place, -ranks)
+        self.set_free(place, 0)
+        self.sets[size][0] ^= bit
+        self.counts[size][0] -= 1
+        self.used[0] ^= bit
+        self.known_units = None
+
+    def reopen(self, place: int) -> None:
+        """The node takes runs again; what is usable of it is free."""
+        size, bit = self.fleet.nodes[place].gpus, 1 << place
+        self.sets[size][0] ^= bit
+        self.counts[size][0] += 1
+        self.used[0] = self.used.get(0, 0) | bit
+        self.known_units = None
+        self.set_free(place, self.fleet.usable[place])
 
     def copy(self) -> Stock:
         """An independent copy."""
@@ -61,6 +85,7 @@ class Stock:
             self.used.copy(),
             self.cpu_full,
             self.shared.copy(),
+            self.known_units,
         )
 
     def free(self, place: int) -> int:
@@ -76,6 +101,7 @@ class Stock:
         self.masks[index] = chunk
         after = mask.bit_count()
         if before != after:
+            self.known_units = None
             size = self.fleet.nodes[place].gpus
             bit = 1 << place
             sets, counts = self.sets[size], self.counts[size]
@@ -92,6 +118,7 @@ class Stock:
         after = chunk[place & _LOW] = before + more
         self.ranks[index] = chunk
         bit = 1 << place
+        self.known_units = None
         self.used[before] ^= bit
         if not self.used[before]:
             del self.used[before]
@@ -99,16 +126,20 @@ class Stock:
         most = self.fleet.cpu_ranks_max[place]
         self.cpu_full = self.cpu_full | bit if after >= most else self.cpu_full & ~bit
         if not self.fleet.nodes[place].gpus:
-            self.shared[most] = self.shared.get(most, 0) + more
+            # Promised ones that are still held count twice; a node is no more than full.
+            self.shared[most] = self.shared.get(most, 0) + min(after, most) - min(before, most)
 
     def units(self) -> float:
         """Free node equivalents; a node without GPUs is shared by its CPU-only ranks."""
+        if self.known_units is not None:
+            return self.known_units
         free = sum(
             count * number / max(1, size)
             for size, counts in self.counts.items()
             for count, number in enumerate(counts)
         )
-        return free - sum(ranks / most for most, ranks in self.shared.items())
+        self.known_units = free - sum(ranks / most for most, ranks in self.shared.items())
+        return self.known_units
 
     def holds_cpu_rank(self, place: int) -> bool:
         """True if one more CPU-only rank may lie on this node."""
@@ -117,14 +148,14 @@ class Stock:
     def _cpu_places(self) -> int:
         """Where one more CPU-only rank may lie."""
         taken = self.sets[0][0] if 0 in self.sets else 0
-        return span(0, len(self.fleet.nodes)) & ~(self.cpu_full | taken)
+        return self.fleet.open & ~(self.cpu_full | taken)
 
     def possible(self, shape: Shape) -> bool:
         """False if there are too few nodes with so many free GPUs, whatever else they are."""
         if shape.gpus is None:
             return any(self.counts[size][-1] >= shape.nodes for size in self.fleet.whole_sizes)
         if shape.gpus == 0:
-            return len(self.fleet.nodes) >= shape.nodes
+            return self.fleet.open.bit_count() >= shape.nodes
         found = sum(sum(counts[shape.gpus :]) for size, counts in self.counts.items() if size)
         return found >= shape.nodes
 

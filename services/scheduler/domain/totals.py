@@ -1,6 +1,6 @@
 """What the nodes could hold if they were empty; each question is answered once per shape.
 
-Made anew by ``index.py`` when nodes change, which is rare.
+Made anew by ``index.py`` when nodes come, go or are rebuilt; a change of their state is followed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ class Totals:
     ) -> None:
         standing = [node for node in nodes if not node.removed]
         # Lost and cordoned nodes and sick GPUs may come back, so they count as known.
-        self.known = Capacity((replace(node, unusable_gpus=()) for node in standing), settings)
-        offered = (node for node in standing if node.offered)
-        self.offered = Capacity(offered, settings, levels)
+        whole = (
+            replace(node, unusable_gpus=()) if node.unusable_gpus else node for node in standing
+        )
+        self.known = Capacity(whole, settings)
+        shut = {str(node.id) for node in standing if not node.offered}
+        self.offered = Capacity(standing, settings, levels, shut)
         self._levels = levels or {}
         # Groups with more than one of the largest domains.
         zones: dict[str, set[str]] = {}
@@ -40,17 +43,35 @@ class Totals:
         # Nodes whose runs are asked to leave.
         self.draining = frozenset(str(node.id) for node in standing if node.draining)
         self._widths: dict[str, int] = {}
+        self._narrowest: dict[str, int] = {}
         for node in standing:
             self._widths[node.group] = max(self._widths.get(node.group, 1), width(node))
+            if node.gpus:
+                least = self._narrowest.get(node.group, node.gpus)
+                self._narrowest[node.group] = min(least, node.gpus)
         self._fits_known: dict[Shape, bool] = {}
         self._fits_now: dict[Shape, bool] = {}
         self._needs: dict[Shape, Need] = {}
         self._eligible: dict[Shape, frozenset[str]] = {}
         self._covers: dict[tuple[Shape, Shape], bool] = {}
 
+    def change(self, node: Node, capacity: Capacity) -> None:
+        """A node's state changed; ``capacity``, a copy of what is offered, follows, all free."""
+        self.offered.change(node, capacity)
+        draining = {str(node.id)} if node.draining else set[str]()
+        self.draining = (self.draining - {str(node.id)}) | draining
+        self._fits_now.clear()
+        self._needs.clear()
+        self._eligible.clear()
+        self._covers.clear()
+
     def width(self, group: str) -> int:
         """GPUs of the largest node of a group; at least 1."""
         return self._widths.get(group, 1)
+
+    def narrow(self, group: str) -> float:
+        """The smallest node with GPUs as a part of the largest; 0 if none has any."""
+        return self._narrowest.get(group, 0) / self.width(group)
 
     def units(self, group: str) -> float:
         """Node equivalents that a group offers."""
@@ -71,6 +92,20 @@ class Totals:
         if shape not in self._fits_now:
             self._fits_now[shape] = self.offered.pick(shape) is not None
         return self._fits_now[shape]
+
+    def narrowed_by(self, shape: Shape, *, now: bool) -> dict[str, str]:
+        """The labels or taints without which the nodes could hold the gang, by what they are.
+
+        ``now``: as many as are offered, else all that are known. Empty: they are not the cause.
+        """
+        there = self.offered if now else self.known
+        if shape.selector and there.pick(shape._replace(selector=())) is not None:
+            return {"selector": ", ".join(f"{key}={value}" for key, value in shape.selector)}
+        taints = {taint for node in there.nodes.values() for taint in node.taints}
+        others = tuple(sorted(taints.difference(shape.tolerations)))
+        if others and there.pick(shape._replace(tolerations=tuple(sorted(taints)))) is not None:
+            return {"taints": ", ".join(others)}
+        return {}
 
     def need(self, shape: Shape) -> Need:
         """What the gang takes of a limit; whole nodes count as the largest kind that it fits."""

@@ -22,6 +22,8 @@ class Fault(Enum):
     GANG = "the placements are not exactly the ranks of the gang, each on a node of its own"
     NODE = "a node that is unknown, not ready, cordoned or of another group"
     GPU = "a GPU that the node does not have or that must not be used"
+    NOT_SUITING = "a node without a label that is selected, or with a taint that is not tolerated"
+    CROSSING = "more gangs than may would span more than one of the largest domains"
     NOT_FREE = "capacity that was not observed free"
     QUOTA = "a limit would be broken"
     VICTIM_NOT_LOWER = "a victim that is not strictly lower than the task it makes room for"

@@ -115,7 +115,7 @@ def simulate(  # noqa: PLR0917 - a command: every parameter is an option by name
             results = study.run(task, _driver(), tell)
     except LabError as error:
         raise Failure(error.what, where=error.where, fix=error.fix) from None
-    _show(results, out)
+    _show(results, out, told=len(workload.notes))
 
 
 def _policies(text: str) -> tuple[str, ...]:
@@ -198,7 +198,8 @@ def _progress() -> Generator[Callable[[str, int, int], None]]:
         yield tell
 
 
-def _show(results: Numbers, out: Path) -> None:
+def _show(results: Numbers, out: Path, *, told: int) -> None:
+    """The table; ``told``: how many of the notes were said before the run."""
     from services.scheduler.lab.report.page import COLUMNS  # noqa: PLC0415 - imports the scheduler
 
     if session.current().json:
@@ -210,6 +211,8 @@ def _show(results: Numbers, out: Path) -> None:
         for name, of in cast("dict[str, Numbers]", results["policies"]).items()
     ]
     render.table(["policy", *(column.head for column in shown)], rows, "nothing was run")
+    for note in results["notes"][told:]:
+        render.note(note)
     render.note(f"{out / 'report.html'} and {out / 'results.json'}")
 
 

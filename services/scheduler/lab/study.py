@@ -10,7 +10,7 @@ import csv
 import json
 import math
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,13 +73,24 @@ def run(study: Study, drive: Drive, tell: Tell) -> Numbers:
         # From here on only what is drawn is kept: a record may hold a million jobs.
         found.append(curves(record, workload, private))
     results = document(workload, {run.policy: run.numbers for run in found}, options)
-    results["notes"] = list(workload.notes)
+    results["notes"] = [*workload.notes, *_never_ended(results)]
     with _whole(study.out / "results.json") as file:
         json.dump(results, file, indent=2, allow_nan=False)
         file.write("\n")
     with _whole(study.out / "report.html") as file:
         file.write(page(workload, options, found))
     return results
+
+
+def _never_ended(results: Numbers) -> Iterator[str]:
+    """What an operator must know before the means are read: they leave these jobs out."""
+    for policy, numbers in results["policies"].items():
+        left = numbers["unfinished"]
+        if left:
+            yield (
+                f"{policy}: {left} of {results['jobs']} jobs never ran: a quota or a virtual"
+                " cluster's nodes_max is smaller than they are; the numbers leave them out"
+            )
 
 
 def _told(tell: Tell, what: str, workload: Workload) -> Callable[[int], None]:

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from libs.contracts import messages as m
 from services.gateway.auth import token_hash
 from services.gateway.rows import TokenRow, UserRow
 from services.gateway.tables import TABLES
@@ -17,6 +18,8 @@ from tests.services.gateway.world import ADMIN_TOKEN, World, a_node, assigned, r
 NEW = {"command": ["x"]}
 METRICS = {"samples": [{"values": {"loss": 1}}]}
 SAVED = {"step": 1, "uri": "/c"}
+POLICY = {"policy": "fifo"}
+POLICIES = {"groups": {"training": POLICY}}
 MATRIX: list[tuple[str, str, Any, tuple[int, int, int, int, int, int]]] = [
     ("GET", "/v1/whoami", None, (401, 401, 403, 200, 200, 200)),
     ("POST", "/v1/tasks", NEW, (401, 401, 403, 201, 201, 201)),
@@ -50,6 +53,12 @@ MATRIX: list[tuple[str, str, Any, tuple[int, int, int, int, int, int]]] = [
         {"group": "default", "unit": "gpus", "limit": 1},
         (401, 401, 403, 403, 403, 200),
     ),
+    ("GET", "/v1/policies", None, (401, 401, 403, 200, 200, 200)),
+    ("PUT", "/v1/policies", POLICIES, (401, 401, 403, 403, 403, 200)),
+    ("GET", "/v1/policies/training", None, (401, 401, 403, 200, 200, 200)),
+    ("PUT", "/v1/policies/training", POLICY, (401, 401, 403, 403, 403, 200)),
+    ("DELETE", "/v1/policies/training", None, (401, 401, 403, 403, 403, 200)),
+    ("POST", "/v1/policies:dry-run", POLICIES, (401, 401, 403, 403, 403, 200)),
     ("GET", "/v1/users", None, (401, 401, 403, 200, 200, 200)),
     ("POST", "/v1/users", {"name": "eve"}, (401, 401, 403, 403, 403, 201)),
     ("GET", "/v1/users/ann", None, (401, 401, 403, 403, 200, 200)),
@@ -81,6 +90,7 @@ async def test_every_role_on_every_route(
         await admin.post("/v1/teams", json={"name": "empty"})
     await world.heard(a_node("n0"), assigned(task["id"]))
     world.others.nodes = {"n0"}
+    world.others.policies = [m.PolicyRecord(group="training", policy="fifo", document="{}")]
     world.others.live_attempts = {task["id"]: 1}
     tokens = (
         None,
@@ -125,6 +135,7 @@ def test_the_table_has_every_route(tmp_path: Any) -> None:
             .replace("{task}", "{task_id}")
             .replace("{token}", "{token_id}")
             .replace("/nodes/n0", "/nodes/{node_id}")
+            .replace("/policies/training", "/policies/{group}")
             .replace("/users/ann", "/users/{name}")
             .replace("/teams/empty", "/teams/{name}"),
         )

@@ -9,6 +9,7 @@ import pytest
 
 from libs.bus.memory_broker import Faults
 from libs.contracts import messages as m
+from services.gateway import store as rows_of
 from tests.services.gateway.world import World, assigned, at, exited, state, until_async
 
 NEW = {"command": ["python", "train.py"], "name": "first"}
@@ -377,6 +378,34 @@ async def test_a_whole_life_as_the_task_shows_it(world: World, ann: httpx.AsyncC
     }
     assert (run["live"], run["finished_at"]) == (False, "2026-01-01T00:01:00Z")
     assert run["checkpoint"]["step"] == 100
+
+
+async def test_running_times_are_summed_where_asked_for(
+    world: World, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [(await world.submitted(ann, name=f"t{number}"))["id"] for number in range(3)]
+    again = assigned(ids[0]).model_copy(update={"attempt": 2})
+    await world.heard(
+        assigned(ids[0]),
+        m.RunStarted(task_id=ids[0], attempt=1, started_at=at(15)),
+        exited(ids[0], 1, m.ExitKind.PREEMPTED, 75),
+        m.RunResumed(**dict(again)),
+        m.RunStarted(task_id=ids[0], attempt=2, started_at=at(50)),
+        exited(ids[0], 2, m.ExitKind.OK, 0),
+        assigned(ids[1]),
+        m.RunStarted(task_id=ids[1], attempt=1, started_at=at(20)),
+    )
+
+    async def told() -> list[float | None]:
+        query = {"run_seconds": "true", "sort": "submitted_at"}
+        items = (await ann.get("/v1/tasks", params=query)).json()["items"]
+        return [item["run_seconds"] for item in items]
+
+    # Both attempts ended at 60 s; one that runs and one that never ran have nothing to show.
+    assert await told() == [45.0 + 10.0, 0.0, 0.0]
+    assert "run_seconds" not in (await ann.get("/v1/tasks")).json()["items"][0]
+    monkeypatch.setattr(rows_of, "RUNS_SUMMED_MAX", 2)
+    assert (await told())[0] is None
 
 
 async def test_explain_is_the_schedulers_answer(world: World, ann: httpx.AsyncClient) -> None:

@@ -2,17 +2,18 @@
 
 import re
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
 import typer
 
-from shiftwork.cli import follow, parse, render, session
+from shiftwork.cli import explanation, follow, parse, render, session
 from shiftwork.cli.client import Api, part
 from shiftwork.cli.failures import Failure, usage
 
 ENDED = ("succeeded", "failed", "stopped", "rejected")
 LIVE = ("queued", "starting", "running", "preempting", "killing", "paused")
 MATCHES_MAX = 100
+LISTED_MAX = 100_000
 _ID_PREFIX = re.compile(r"[a-z][a-z2-7]{0,25}")
 
 _TASK = typer.Argument(..., metavar="TASK", help="An id, a unique prefix of one, or a name.")
@@ -80,11 +81,18 @@ def ls(
     everything: bool = typer.Option(False, "--all", help="Ended tasks too."),
     mine: bool = typer.Option(False, "--mine", help="Your own only."),
     state: str = typer.Option("", "--state", help="Such as queued,running."),
-    limit: int = typer.Option(100, "--limit", min=1, max=100_000),
+    limit: int = typer.Option(100, "--limit", min=1, max=LISTED_MAX),
+    history: bool = typer.Option(
+        False, "--history", help="All that ended, as JSON, with the time they ran: for simulate."
+    ),
+    since: str = typer.Option("", "--since", help="With --history: submitted since, e.g. 7d."),
 ) -> None:
     """List tasks: those that live, the newest first."""
     now = session.current()
     api = now.api()
+    if history:
+        render.document(_history(api, since))
+        return
     states = [word.strip().lower() for word in state.split(",") if word.strip()]
     unknown = [word for word in states if word not in LIVE + ENDED]
     if unknown:
@@ -110,6 +118,23 @@ def ls(
     )
     if found.get("next_cursor"):
         render.note(f"more than {limit}: raise --limit")
+
+
+def _history(api: Api, since: str) -> Dict[str, Any]:
+    """What the policy lab replays: ended tasks, in the order of their submission."""
+    first = parse.at(parse.moment(since, "--since", render.now())) if since else None
+    query = {"state": ",".join(ENDED), "run_seconds": "true", "sort": "-submitted_at"}
+    found = api.items("/v1/tasks", query, LISTED_MAX)
+    if first is not None:
+        found["items"] = [
+            each
+            for each in found["items"]
+            if (parse.at(each.get("submitted_at")) or first) >= first
+        ]
+    found["items"].reverse()
+    if found.get("next_cursor"):
+        render.note(f"more than {LISTED_MAX} have ended: the oldest are left out")
+    return found
 
 
 def _row(task: Dict[str, Any]) -> List[str]:
@@ -214,76 +239,27 @@ def _run(run: Dict[str, Any]) -> List[str]:
     ]
 
 
-def explain(task: str = _TASK) -> None:
-    """Say why a task waits, or was chosen."""
+def explain(
+    task: str = _TASK,
+    history: bool = typer.Option(
+        False, "--history", help="With every decision about it, the oldest first."
+    ),
+) -> None:
+    """Say why a task waits, what would let it start, and when that is; or why it must go."""
     now = session.current()
     api = now.api()
     found = find(api, task)
-    told = api.get(f"/v1/tasks/{part(found['id'])}/explain")
+    path = f"/v1/tasks/{part(found['id'])}"
+    told = api.get(f"{path}/explain")
+    if history:
+        told["decisions"] = api.items(f"{path}/decisions")["items"]
     if now.json:
         render.document(told)
         return
-    render.facts(_explained(found, told))
-
-
-def _explained(found: Dict[str, Any], told: Dict[str, Any]) -> List[Tuple[str, str]]:
-    """The facts of an explanation, one line each; a server may leave any of them out."""
-    place = told.get("position") or 0
-    forecast = parse.fields(told.get("forecast"))
-    starts = forecast.get("starts_at") or ""
-    unknown = forecast.get("unknown") or ""
-    chosen = [parse.fields(each) for each in parse.listed(told.get("chosen"))]
-    victims = [] if chosen else parse.listed(told.get("victims"))
-    return [
-        ("task", f"{found['name']} ({found['id']})"),
-        ("state", told["state"]),
-        ("reason", parse.fields(told.get("reason")).get("text", "")),
-        ("makes room for", told.get("beneficiary") or ""),
-        ("place", f"{place} of {told.get('queue_length')} in the queue" if place else ""),
-        *(("", text) for text in _order(parse.fields(told.get("order")))),
-        ("asked to leave", ", ".join(victims)),
-        *(("asked to leave", _victim(each)) for each in chosen),
-        *(("kept for it", _kept(parse.fields(e))) for e in parse.listed(told.get("promised"))),
-        *(("to start", remedy) for remedy in parse.listed(told.get("remedies"))),
-        ("forecast", f"starts at {starts}" if starts else unknown),
-        *(("if", text) for text in parse.listed(forecast.get("assumptions"))),
-    ]
-
-
-def _order(order: Dict[str, Any]) -> List[str]:
-    """What put a task at its place."""
-    if not order:
-        return []
-    where = f"{order['before']} before it at level {order['level']} ({order['policy']})"
-    lines = [f"{order['above']} by a higher level or a guarantee, {where}"]
-    if order.get("granted"):
-        lines.append("it is next: it went without service for long")
-    elif order.get("submitted_at"):
-        lines.append(
-            f"its key: submitted {order['submitted_at']}, + {order['tag_seconds']:.0f} s for what"
-            f" its owner submitted before, + {order['delay_seconds']:.0f} s for its size and how"
-            f" long it may run (load x{order['load_scale']:g})"
-        )
-    if order.get("virtual_cluster"):
-        covered = "within" if order.get("covered") else "beyond"
-        lines.append(
-            f"virtual cluster {order['virtual_cluster']}: {covered} its guarantee of"
-            f" {order['guaranteed_nodes']:g} nodes, of which it holds {order['held_nodes']:g}"
-        )
-    return lines
-
-
-def _victim(chosen: Dict[str, Any]) -> str:
-    until = f", until {chosen['deadline_at']}" if chosen.get("deadline_at") else ""
-    return (
-        f"{chosen['task']} ({chosen['level']}, {chosen['nodes']:g} nodes, costs"
-        f" {chosen['cost_node_seconds']:.0f} node-seconds{until}): {chosen['why']}"
-    )
-
-
-def _kept(promised: Dict[str, Any]) -> str:
-    held = ", ".join(parse.listed(promised.get("held_by")))
-    return f"{promised['node']}, " + (f"still held by {held}" if held else "free")
+    render.facts(explanation.facts(found, told))
+    if history:
+        render.line("")
+        explanation.show_history(told["decisions"])
 
 
 def wait(

@@ -26,6 +26,9 @@ from services.scheduler.domain.model import Task
 STEPS = 16
 # So many half-lives apart, one of them had nothing.
 APART_MAX = 64
+# After its slice, what a run has is counted in so many bits for a slice, none of them shorter.
+BITS = 16
+BIT_SECONDS_MIN = 60.0
 # One step outweighs every difference of submissions.
 STEP_SECONDS = 1e10
 
@@ -73,7 +76,10 @@ class ByTurns(Plain):
 
     def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
         """From now on others may take its place; what it has until then is counted bit by bit."""
-        return self._counted(pool, task, now, finish, pool.policy.rotation.first_slice_seconds)
+        numbers = pool.policy.rotation
+        bit = max(numbers.slice_seconds / BITS, BIT_SECONDS_MIN)
+        length = min(numbers.first_slice_seconds, bit)
+        return self._counted(pool, task, now, finish, length)
 
     def _counted(
         self, pool: PoolView, task: Task, now: datetime, finish: float, length: float

@@ -253,8 +253,11 @@ class Budget:
         """Whether a cost can be paid from an account counted now.
 
         What costs more than a full account is paid from a full one and leaves a debt: it is
-        late, never impossible. Only the entitled may use the reserved part.
+        late, never impossible. Only the entitled may use the reserved part. Where nothing accrues,
+        nothing is ever spent.
         """
+        if self.rate <= 0.0:
+            return False
         kept = 0.0 if entitled else self.reserved
         # Tokens are sums of many small steps.
         slack = 1e-9 * self.ceiling
@@ -262,11 +265,13 @@ class Budget:
 
     def covered_at(self, account: Account, cost: float, *, entitled: bool = True) -> float | None:
         """When the cost can be paid if nothing else is; None: never, nothing accrues."""
+        if self.rate <= 0.0:
+            return None
         kept = 0.0 if entitled else self.reserved
         missing = min(cost, self.ceiling - kept) + kept - account.tokens
         if missing <= 0.0:
             return account.counted_at
-        return account.counted_at + missing / self.rate if self.rate > 0.0 else None
+        return account.counted_at + missing / self.rate
 
 
 def spent(account: Account, cost: float) -> Account:

@@ -73,6 +73,7 @@ class CliServer:
     tokens: list[dict[str, Any]] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
     explanation: dict[str, Any] = field(default_factory=dict)
+    decisions: list[dict[str, Any]] = field(default_factory=list)
     output: dict[tuple[int, int], bytes] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
@@ -253,6 +254,8 @@ class CliServer:
         task = self.tasks[task_id]
         if what == "runs":
             return 200, {"items": self.runs, "next_cursor": None}
+        if what == "decisions":
+            return 200, {"items": self.decisions, "next_cursor": None}
         if what == "explain":
             return 200, {"task": task_id, "state": task["state"], **self.explanation}
         if task["state"] in ("succeeded", "failed", "stopped", "rejected"):

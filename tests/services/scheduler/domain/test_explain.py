@@ -63,7 +63,7 @@ def test_a_task_that_waits_for_capacity() -> None:
     assert (reply.position, reply.queue_length) == (1, 2)
     assert reply.remedies == (
         "1 more of its 1 node comes free",
-        "a priority above normal could preempt some of the 1 running tasks that are not below it",
+        "a priority above normal could preempt the 1 run that is not below it",
     )
     assert reply.explained_at == at(12)
 

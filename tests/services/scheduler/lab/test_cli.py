@@ -8,6 +8,7 @@ import pytest
 from shiftwork.cli import main, session
 
 from services.scheduler.lab import cli
+from services.scheduler.lab.drive import drive
 from tests.services.scheduler.lab import drivers
 
 
@@ -172,3 +173,57 @@ def test_out_that_cannot_be_made(simulate: Shiftwork, trace: str) -> None:
     code, _, said = simulate(trace, "--nodes", "2", "--policy", "fifo", "--out", f"{trace}/x")
     assert code == 1
     assert "the folder cannot be made" in said
+
+
+def told_task(number: int, *, owner: str, submitted: int, ran: float) -> dict[str, object]:
+    """A task as ``shiftwork ls --history`` gives it."""
+    stamp = f"2026-01-01T00:{submitted // 60:02d}:{submitted % 60:02d}Z"
+    return {
+        "id": f"t{number}",
+        "owner": owner,
+        "team": "vision",
+        "group": "default",
+        "priority": "normal",
+        "nodes": 1,
+        "gpus_per_node": 8,
+        "max_run_seconds": None,
+        "state": "succeeded",
+        "attempt": 2,
+        "submitted_at": stamp,
+        "started_at": stamp,
+        "finished_at": "2026-01-01T02:00:00Z",
+        "run_seconds": ran,
+    }
+
+
+def test_history_under_a_changed_quota(
+    simulate: Shiftwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes, ann's two tasks at once; with a quota of one node they follow each other."""
+    monkeypatch.setattr(cli, "_driver", lambda: drive)
+    tasks = [
+        told_task(0, owner="ann", submitted=0, ran=100.0),
+        told_task(1, owner="ann", submitted=10, ran=100.0),
+        told_task(2, owner="bob", submitted=20, ran=30.0),
+        {**told_task(3, owner="bob", submitted=30, ran=0.0), "state": "running"},
+    ]
+    history = tmp_path / "history.json"
+    history.write_text(json.dumps({"items": tasks, "next_cursor": None}))
+    row = {"group": "default", "user": "ann", "team": None, "priority": None, "unit": "gpus"}
+    row |= {"limit": 8, "version": 3, "changed_by": "root", "changed_at": "2026-01-01T00:00:00Z"}
+    quotas = tmp_path / "quotas.json"
+    quotas.write_text(json.dumps({"items": [row], "next_cursor": None}))
+    arguments = [str(history), "--nodes", "2", "--policy", "fifo", "--out", str(tmp_path / "out")]
+
+    def waits(*more: str) -> list[str]:
+        code, _, said = simulate(*arguments, *more)
+        assert code == 0, said
+        with (tmp_path / "out" / "jobs-fifo.csv").open() as file:
+            return [row["wait_s"] for row in csv.DictReader(file)]
+
+    assert waits() == ["0", "0", "80"]
+    assert waits("--quota", str(quotas)) == ["0", "90", "0"]
+    quotas.write_text(json.dumps({"items": [{**row, "limit": 4}], "next_cursor": None}))
+    assert waits("--quota", str(quotas)) == ["", "", "0"]
+    notes = json.loads((tmp_path / "out" / "results.json").read_text())["notes"]
+    assert notes[-1].startswith("fifo: 2 of 3 jobs never ran")

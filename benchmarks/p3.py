@@ -1,0 +1,135 @@
+"""P3: the scheduler's core without I/O: gang decisions per second, and the time of one submission.
+
+    python -m benchmarks.p3 [--sizes small,large] [--seconds 5]
+
+Facts go into the index, ``decide`` and ``check`` run, the changed rows go into the index again, as
+in the leader, but for the store. Gangs of 1 to 64 nodes at four priorities, 300 users in 12 virtual
+clusters that own nine tenths of the nodes; ``timeshare``. Every figure is CPU time.
+
+*Burst*: gangs come a thousand at a time until the queue is as long as it is to be; *turnover*: each
+second runs end and as many gangs come; *submit*: one gang comes to a full cluster, by itself. The
+wide case: ten gangs of 5,000 ranks, one after the other on 5,000 nodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from benchmarks.core import Clock, World, filled, quiet_memory
+from benchmarks.report import Report, percentile, spread
+from libs.contracts.messages import Priority
+
+BATCH, TURNOVER = 1_000, 16
+WIDE_GANGS, WIDE_NODES = 10, 5_000
+SUBMITS = 1_000
+
+
+@dataclass(frozen=True)
+class Size:
+    """A cluster, and how long its queue is."""
+
+    name: str
+    nodes: int
+    queued: int
+
+
+SIZES = (Size("small", 1_500, 10_000), Size("large", 10_000, 100_000))
+
+
+def burst(size: Size) -> tuple[World, float]:
+    """Everybody submits at once; decisions per second of CPU."""
+    world = filled(size.nodes, 0)
+    clock, before = Clock(), world.count.decisions
+    with quiet_memory():
+        for _ in range(0, size.queued, BATCH):
+            rows = [world.task() for _ in range(BATCH)]
+            world.passes(1.0)
+            with clock:
+                world.put(*rows)
+                world.decide()
+    world.leave_all()
+    world.settle()
+    return world, (world.count.decisions - before) / clock.seconds
+
+
+def turnover(world: World, seconds: float) -> float:
+    """Runs end, gangs come, those that wait start; decisions per second of CPU."""
+    clock, before = Clock(), world.count.decisions
+    with quiet_memory():
+        while clock.seconds < seconds:
+            world.passes(1.0)
+            running = world.running()
+            ended = world.random.sample(running, min(TURNOVER, len(running)))
+            came = [world.task() for _ in ended]
+            with clock:
+                world.end(*ended)
+                world.put(*came)
+                world.settle()
+    return (world.count.decisions - before) / clock.seconds
+
+
+def submits(world: World, count: int) -> list[float]:
+    """One gang at a time comes; CPU seconds until the plan about it is carried out."""
+    found: list[float] = []
+    with quiet_memory():
+        for _ in range(count):
+            world.passes(0.1)
+            task = world.task()
+            clock = Clock()
+            with clock:
+                world.put(task)
+                world.decide()
+            found.append(clock.seconds)
+            world.settle()
+    return found
+
+
+def wide() -> float:
+    """Ten gangs that each need all of 5,000 nodes, from the submission to the last start."""
+    world = World(WIDE_NODES)
+    gangs = [world.task(WIDE_NODES, Priority.NORMAL) for _ in range(WIDE_GANGS)]
+    clock = Clock()
+    with quiet_memory(), clock:
+        world.put(*gangs)
+        for _ in gangs:
+            world.settle()
+            world.end(*world.running())
+    assert not world.index.tasks, "every gang had its turn"
+    return clock.seconds
+
+
+def main() -> None:
+    """Measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", default="small,large")
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--submits", type=int, default=SUBMITS)
+    asked = parser.parse_args()
+    sizes = [size for size in SIZES if size.name in asked.sizes.split(",")]
+    report = Report(
+        "p3",
+        "the scheduler's core without I/O, CPU time",
+        at_least={f"{s.name}_burst_per_s": 20_000.0 if s.name == "small" else 1e4 for s in SIZES},
+        at_most={
+            "small_submit_p99_ms": 0.5,
+            "large_submit_p99_ms": 1.0,
+            f"wide_{WIDE_GANGS}x{WIDE_NODES}_s": 1.0,
+        },
+    )
+    faults = 0
+    for size in sizes:
+        world, rate = burst(size)
+        report.measured[f"{size.name}_burst_per_s"] = round(rate)
+        report.measured[f"{size.name}_turnover_per_s"] = round(turnover(world, asked.seconds))
+        times = submits(world, asked.submits)
+        report.measured |= spread(times, f"{size.name}_submit")
+        report.measured[f"{size.name}_submit_p90_ms"] = round(percentile(times, 0.9) * 1e3, 2)
+        faults += world.count.faults
+    report.measured[f"wide_{WIDE_GANGS}x{WIDE_NODES}_s"] = round(wide(), 3)
+    assert not faults, f"check found {faults} faults"
+    report.publish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""P4: the scheduler's cost follows what changes, not how large the cluster or the queue is.
+
+    python -m benchmarks.p4 [--events 5000] [--sizes small,middle,large]
+
+One script of events, drawn once, is played at 150 nodes with 1,000 tasks queued, at 1,500 with
+10,000 and at 10,000 with 100,000: a gang comes, a run ends, a checkpoint is saved, somebody who
+waits gives up, a node goes and comes back; after each the leader makes its rounds. Then an hour
+with 100,000 tasks queued that no node can take, in which nothing happens, and a restart with the
+rows of the largest size. Every figure is CPU time; rows and looks are counted, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+
+from benchmarks.core import GROUP, SIZES, Clock, World, filled, policy_of, quiet_memory
+from benchmarks.report import Number, Report
+from libs.contracts.messages import Goal, Priority, TaskState
+from services.scheduler.domain.decide import decide
+from services.scheduler.domain.index import Index
+from services.scheduler.domain.model import Inventory, Node, PolicySettings
+from services.scheduler.domain.snapshot import Snapshot
+
+SIZES_MEASURED = {"small": (150, 1_000), "middle": (1_500, 10_000), "large": (10_000, 100_000)}
+# What happens, and how often of a hundred times.
+KINDS = {"submit": 36, "end": 36, "save": 20, "give_up": 6, "node": 2}
+# Gangs of the script fit each of the clusters.
+SCRIPT_SIZES = tuple(size for size in SIZES if size <= 16)
+LEVELS = (Priority.HIGH, Priority.ABOVE_NORMAL, Priority.NORMAL, Priority.LOW)
+STEP_SECONDS = 2.0
+NODE_AWAY_EVENTS = 3
+IDLE_SECONDS = 3_600
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of the script; ``place`` (0 to 1) says which run, task or node it is about."""
+
+    kind: str
+    place: float
+    nodes: int
+    priority: Priority
+
+
+def script(count: int, seed: int = 4) -> list[Event]:
+    """The same for every cluster."""
+    drawn = random.Random(seed)
+    return [
+        Event(
+            drawn.choices([*KINDS], [*KINDS.values()])[0],
+            drawn.random(),
+            drawn.choice(SCRIPT_SIZES),
+            drawn.choice(LEVELS),
+        )
+        for _ in range(count)
+    ]
+
+
+class Player:
+    """Plays a script in a world; finding whom an event is about is not measured."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.clock = Clock()
+        self.kinds: dict[str, Clock] = {kind: Clock() for kind in KINDS}
+        self._away: list[tuple[int, Node]] = []
+        # In the order of their ids: runs change hands, the lists are made anew now and then.
+        self._runs: list[str] = []
+        self._waiting: list[str] = []
+
+    def play(self, events: list[Event]) -> None:
+        """All of it, one event after the other."""
+        for number, event in enumerate(events):
+            self.world.passes(STEP_SECONDS)
+            happens = self._prepared(event, number)
+            while self._away and self._away[0][0] <= number:
+                self._measured("node", partial(self.world.put, self._away.pop(0)[1]))
+            self._measured(event.kind, happens)
+
+    def _measured(self, kind: str, happens: Callable[[], None]) -> None:
+        with self.clock, self.kinds[kind]:
+            happens()
+            self.world.settle()
+
+    def _prepared(self, event: Event, number: int) -> Callable[[], None]:
+        world = self.world
+        if event.kind == "submit":
+            task = world.task(event.nodes, event.priority)
+            return lambda: world.put(task)
+        if event.kind == "end":
+            run = self._some_run(event.place)
+            return lambda: world.end(run)
+        if event.kind == "save":
+            run = self._some_run(event.place)
+            return lambda: world.save(run)
+        if event.kind == "give_up":
+            waiting = world.index.tasks[self._some_waiting(event.place)]
+            gone = replace(waiting, goal=Goal.STOP, version=waiting.version + 1)
+            return lambda: world.put(gone)
+        node = world.nodes[int(event.place * len(world.nodes))]
+        if any(each.id == node.id for _, each in self._away):
+            return lambda: None
+        self._away.append((number + NODE_AWAY_EVENTS, replace(node, version=node.version + 1)))
+        return lambda: world.put(replace(node, schedulable=False))
+
+    def _some_run(self, place: float) -> str:
+        return _some(self.world, self._runs, place, TaskState.RUNNING)
+
+    def _some_waiting(self, place: float) -> str:
+        return _some(self.world, self._waiting, place, TaskState.QUEUED)
+
+
+def _some(world: World, ids: list[str], place: float, state: TaskState) -> str:
+    """One task in this state; the list of them is made anew when half of it has moved on."""
+    tasks = world.index.tasks
+    while len(ids) > 1:
+        task_id = ids.pop(int(place * len(ids)))
+        if task_id in tasks and tasks[task_id].state is state:
+            return task_id
+    ids[:] = sorted(task.id for task in tasks.values() if task.state is state)
+    return ids[int(place * len(ids))]
+
+
+def played(nodes: int, queued: int, events: list[Event]) -> tuple[Player, dict[str, Number]]:
+    """One size: microseconds per event, and what was touched per event."""
+    world = filled(nodes, queued)
+    player = Player(world)
+    before = replace(world.count)
+    with quiet_memory():
+        player.play(events)
+    count, total = world.count, len(events)
+    found: dict[str, Number] = {
+        "us_per_event": round(player.clock.seconds / total * 1e6, 1),
+        "rows_per_event": round((count.rows - before.rows) / total, 2),
+        "looks_per_event": round((count.looked - before.looked) / total, 2),
+        "rounds_per_event": round((count.rounds - before.rounds) / total, 2),
+    }
+    numbers = {kind: sum(each.kind == kind for each in events) for kind in KINDS}
+    for kind, clock in player.kinds.items():
+        found[f"{kind}_us"] = round(clock.seconds / max(1, numbers[kind]) * 1e6, 1)
+    assert not count.faults, f"check found {count.faults} faults"
+    return player, found
+
+
+def idle(queued: int) -> float:
+    """CPU seconds per second of a leader with so many tasks that no node can take; a round a tick.
+
+    As ``loop.py``: a round is made when something changed, or when one is due.
+    """
+    world = World(150)
+    # Accepted when the cluster was larger; half of it is away now.
+    world.put(*(world.task(150, Priority.NORMAL) for _ in range(queued)))
+    world.put(*(replace(node, ready=False) for node in world.nodes[:75]))
+    world.settle()
+    clock = Clock()
+    with quiet_memory(), clock:
+        for _ in range(IDLE_SECONDS):
+            world.now += timedelta(seconds=1.0)
+            if world.due_at is not None and world.due_at <= world.now:
+                world.decide()
+    return clock.seconds / IDLE_SECONDS
+
+
+def restart(world: World) -> tuple[float, float]:
+    """CPU seconds for the index from the rows, and for the first round, which looks at all."""
+    index = world.index
+    tasks, books, nodes = [*index.tasks.values()], [*index.books.values()], [*index.nodes.values()]
+    build, first = Clock(), Clock()
+    with quiet_memory():
+        with build:
+            made = Index(PolicySettings(start_deadline_seconds=1e9))
+            made.apply(
+                put=[policy_of(len(nodes)), *nodes, Inventory("bench", (), world.now)],
+            )
+            made.refresh()
+            made.apply(put=[*books, *tasks])
+            snapshot = Snapshot.view(made)
+        with first:
+            decide(snapshot, world.now)
+    assert made.pools[GROUP].waiting_count() == index.pools[GROUP].waiting_count()
+    return build.seconds, first.seconds
+
+
+def main() -> None:
+    """Measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--events", type=int, default=5_000)
+    parser.add_argument("--sizes", default=",".join(SIZES_MEASURED))
+    asked = parser.parse_args()
+    report = Report(
+        "p4",
+        f"growth: a script of {asked.events:,} events at three sizes, CPU time",
+        at_most={"largest_over_smallest": 1.5, "idle_core_percent": 1.0, "restart_s": 2.0},
+    )
+    events = script(asked.events)
+    cost: dict[str, float] = {}
+    for name in asked.sizes.split(","):
+        player, found = played(*SIZES_MEASURED[name], events)
+        cost[name] = player.clock.seconds
+        report.measured |= {f"{name}_{key}": value for key, value in found.items()}
+        if name == "large":
+            built, first = restart(player.world)
+            report.measured |= {"restart_s": round(built, 2), "restart_first_s": round(first, 2)}
+    if {"small", "large"} <= cost.keys():
+        report.measured["largest_over_smallest"] = round(cost["large"] / cost["small"], 2)
+    queued = SIZES_MEASURED[asked.sizes.split(",")[-1]][1]
+    report.measured["idle_core_percent"] = round(100 * idle(queued), 3)
+    report.publish()
+
+
+if __name__ == "__main__":
+    main()

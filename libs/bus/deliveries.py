@@ -1,0 +1,225 @@
+"""Events from JetStream: a service's durable is pulled, and what it brought is settled.
+
+Made by ``jetstream.JetStreamBus``, whose connection it uses, when the service hears anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import re
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import nats.errors
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from libs.bus.connection import NO_RESPONDERS, BusConfig, ServerClient, nanoseconds, say, status
+from libs.bus.port import BusDeniedError, BusUnavailableError, Delivery
+from libs.bus.topology import ConsumerSpec
+from libs.contracts.envelope import Envelope, UndecodableError
+from libs.contracts.subjects import dead_letter_subject
+
+ACK = b"+ACK"
+CONFLICT = "409"
+DENIED = "403"
+NO_MESSAGES = "404"
+PULL_EXPIRED = "408"
+REASON_CHARACTERS_MAX = 2_000
+# Headers of our own that a dead letter keeps; the others are the server's.
+KEPT_HEADERS = re.compile(r"ce-.*|traceparent|content-type")
+
+
+class Voice(Protocol):
+    """What settling needs of the bus."""
+
+    service: str
+    config: BusConfig
+
+    async def store(self, messages: Sequence[tuple[str, bytes, dict[str, str]]]) -> None:
+        """Put subject, body and headers into a stream; returns when they are there."""
+        ...
+
+    async def ask(self, subject: str, body: bytes, headers: dict[str, str] | None) -> Msg:
+        """One question and its answer."""
+        ...
+
+
+class JetStreamDelivery:
+    """One event from the server, with the subject that settles it."""
+
+    def __init__(self, bus: Voice, message: Msg) -> None:
+        self._bus, self._message = bus, message
+        self.envelope: Envelope | None = None
+        self.problem = ""
+        try:
+            self.envelope = Envelope.decode(message.headers or {}, message.data)
+        except UndecodableError as error:
+            self.problem = str(error)
+
+    @property
+    def deliveries(self) -> int:
+        """See ``port.Delivery``."""
+        return self._message.metadata.num_delivered
+
+    async def ack(self) -> None:
+        """See ``port.Delivery``."""
+        await self._settle(ACK)
+
+    @property
+    def settles(self) -> str:
+        """The subject that settles it."""
+        return self._message.reply
+
+    async def nak(self, delay_s: float) -> None:
+        """See ``port.Delivery``."""
+        await self._settle(b"-NAK " + json.dumps({"delay": nanoseconds(delay_s)}).encode())
+
+    async def dead_letter(self, reason: str) -> None:
+        """See ``port.Delivery``."""
+        message, sequence = self._message, self._message.metadata.sequence.stream
+        headers = {k: v for k, v in (message.headers or {}).items() if KEPT_HEADERS.fullmatch(k)}
+        headers["shiftwork-reason"] = reason[:REASON_CHARACTERS_MAX]
+        # Dying between the copy and the settling copies again, under the same id.
+        headers["Nats-Msg-Id"] = f"{self._bus.service}.{sequence}"
+        subject = dead_letter_subject(self._bus.service, message.subject)
+        await self._bus.store([(subject, message.data, headers)])
+        await self._settle(b"+TERM")
+
+    async def _settle(self, word: bytes) -> None:
+        await self._bus.ask(self._message.reply, word, None)
+
+
+class JetStreamConsumer:
+    """Pulls from the service's durable. One fetch at a time.
+
+    A pull that waits stays open across fetches: while events come one by one, each is pushed to us
+    at once and none costs a request.
+    """
+
+    def __init__(self, bus: Voice, client: ServerClient, spec: ConsumerSpec) -> None:
+        self._bus, self._client, self._spec = bus, client, spec
+        heard = "|".join(re.escape(each).replace(r"\*", "[^.]+") for each in spec.heard)
+        self._heard = re.compile(heard)
+        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{spec.stream}.{spec.durable}"
+        self._inbox = client.new_inbox()
+        self._subscription: Subscription | None = None
+        self._arrived: deque[Msg] = deque()
+        self._pulls = itertools.count(1)
+        self._pull = ""
+        # What the present pull may still bring; 0: there is none.
+        self._left = 0
+        # When the server has to have ended the present pull, in the event loop's seconds.
+        self._ends_at = 0.0
+        # How the server ended the last pull: a status and its description.
+        self._end: tuple[str, str] | None = None
+        # The server said that nothing is there, and nothing came since but through a pull.
+        self._drained = False
+        self._changed = asyncio.Event()
+
+    async def fetch(self, messages_max: int, wait_s: float) -> Sequence[Delivery]:
+        """See ``port.Consumer``."""
+        if not self._client.is_connected:
+            raise BusUnavailableError("the bus server is not connected")
+        if self._subscription is None:
+            self._subscription = await self._client.subscribe(f"{self._inbox}.*", cb=self._receive)
+        until = asyncio.get_running_loop().time() + wait_s
+        if not (self._arrived or self._left or self._drained):
+            # What is there; only if that is nothing, a pull is left open for what will come.
+            await self._ask({"no_wait": True}, messages_max, 0.0)
+            while self._left:
+                await self._hear(self._ends_at)
+        while not self._arrived and (left_s := until - asyncio.get_running_loop().time()) > 0:
+            if not self._left:
+                await self._ask({"expires": nanoseconds(left_s)}, messages_max, left_s)
+            await self._hear(until)
+        count = min(messages_max, len(self._arrived))
+        arrived = [self._arrived.popleft() for _ in range(count)]
+        passed = [each.reply for each in arrived if not self._is_heard(each)]
+        if passed:
+            # Lost on the way, it comes again and is passed over again.
+            await say(self._client, passed, ACK)
+        return [JetStreamDelivery(self._bus, each) for each in arrived if self._is_heard(each)]
+
+    def _is_heard(self, message: Msg) -> bool:
+        """False for what a durable is given only because it has no filters."""
+        return self._heard.fullmatch(message.subject) is not None
+
+    async def _ask(self, request: dict[str, object], messages_max: int, open_s: float) -> None:
+        """Begin a pull."""
+        self._pull, self._end = f"{self._inbox}.{next(self._pulls)}", None
+        self._left, self._drained = messages_max, False
+        patience_s = self._bus.config.reply_timeout_s
+        self._ends_at = asyncio.get_running_loop().time() + open_s + patience_s
+        body = json.dumps({"batch": messages_max, **request}).encode()
+        try:
+            await self._client.publish(self._next, body, self._pull)
+        except (nats.errors.Error, OSError) as error:
+            self._over(NO_RESPONDERS, str(error))
+
+    async def _hear(self, until: float) -> None:
+        """Until something comes, the pull ends, or this moment. Raises how the pull ended badly."""
+        self._changed.clear()
+        if self._left:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._changed.wait()
+        if self._left and asyncio.get_running_loop().time() >= self._ends_at:
+            self._over(NO_RESPONDERS, "the server does not answer")
+        if self._arrived or self._left or self._end is None:
+            return
+        code, description = self._end
+        if code == DENIED:
+            raise BusDeniedError(f"this service may not say {self._next}")
+        if code in (NO_RESPONDERS, CONFLICT):
+            durable = f"durable {self._spec.durable} of stream {self._spec.stream}"
+            raise BusUnavailableError(f"{durable}: {description}")
+
+    async def _receive(self, message: Msg) -> None:
+        found = status(message)
+        if found is None:
+            self._arrived.append(message)
+            self._left = max(0, self._left - 1)
+            self._changed.set()
+        elif message.subject == self._pull:
+            said = (message.headers or {}).get("Description", "")
+            self._over(found, "it does not exist (yet)" if found == NO_RESPONDERS else said)
+
+    def _over(self, code: str, description: str) -> None:
+        """The present pull brings nothing more."""
+        self._left, self._end = 0, (code, description)
+        self._drained = code in (NO_MESSAGES, PULL_EXPIRED)
+        self._changed.set()
+
+    def lost(self) -> None:
+        """The connection is gone; a pull under way will not be answered."""
+        self._over(NO_RESPONDERS, "the connection was lost")
+
+    def deny(self, subject: str) -> None:
+        """The server (which names it in lower case) does not let us say this subject."""
+        if subject == self._next.lower():
+            self._over(DENIED, "")
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        """The server takes what one connection says in its order: when the last one is noted, so
+        are those before it, and none of them needs an answer of its own."""
+        if deliveries:
+            *others, last = deliveries
+            own = [each for each in others if isinstance(each, JetStreamDelivery)]
+            await say(self._client, [each.settles for each in own], ACK)
+            await last.ack()
+
+    async def release(self) -> None:
+        """End the open pull; messages that arrived and were never fetched come again at once."""
+        subscription, self._subscription = self._subscription, None
+        self._over("", "")
+        with contextlib.suppress(nats.errors.Error, OSError):
+            if subscription is not None:
+                # The server drops a pull that nobody listens to.
+                await subscription.unsubscribe()
+            while self._arrived:
+                await self._client.publish(self._arrived.popleft().reply, b"-NAK")

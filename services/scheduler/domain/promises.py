@@ -1,0 +1,68 @@
+"""Promises in one round: those that are void are taken back, those that are ripe come up in order.
+
+``share.py`` walks along them with the waiting tasks, each before all others of its rank: a higher
+level that comes at the very moment at which a promise is ripe takes it, instead of the run that
+would begin by it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from math import inf
+
+from services.scheduler.domain.clusters import UNCOVERED, Depth
+from services.scheduler.domain.model import WEIGHTS
+from services.scheduler.domain.order import Entry, rank_of
+from services.scheduler.domain.place import Slot
+from services.scheduler.domain.pool import Pool
+from services.scheduler.domain.round import Round
+from services.scheduler.domain.waits import retry_later
+
+
+class Promises:
+    """The promises of one pool that are to be redeemed in this round."""
+
+    def __init__(self, round_: Round, pool: Pool) -> None:
+        self._round = round_
+        self._pool = pool
+        # By an id of their own: the task may come up by itself, once its promise is taken.
+        self._ripe: dict[str, Entry] = {}
+        # CPU-only ranks by node that were redeemed already; they share what is promised.
+        self._begun: Counter[str] = Counter()
+
+    def sort_out(self) -> None:
+        """Take back what can no longer be had, and find what is free by now."""
+        round_, pool = self._round, self._pool
+        depths: Mapping[str, Depth] = round_.coverage(pool) if pool.clusters else {}
+        for task_id, task in sorted(pool.promised.items()):
+            if task_id in round_.moved or task_id in round_.released:
+                continue
+            if round_.index.broken(task) or round_.ledger.passed(task, task.level):
+                round_.release(task)
+            elif round_.index.ripe(task, self._begun) and not retry_later(task, round_.now):
+                depth = depths.get(task_id, UNCOVERED)
+                rank, own = rank_of(WEIGHTS[task.level], depth), f"{task_id}/promised"
+                cluster = pool.clusters.of(task) if pool.clusters else ""
+                self._ripe[own] = Entry(
+                    rank, -inf, own, task, task.shape, task.level, cluster, depth
+                )
+
+    def __contains__(self, entry_id: str) -> bool:
+        return entry_id in self._ripe
+
+    def __getitem__(self, entry_id: str) -> Entry:
+        return self._ripe[entry_id]
+
+    def entries(self) -> list[Entry]:
+        """Those that were not redeemed yet."""
+        return [entry for entry in self._ripe.values() if entry.task.id not in self._round.served]
+
+    def take(self, entry: Entry) -> tuple[Slot, ...] | None:
+        """What was promised, to begin with; None if another took it meanwhile."""
+        round_, task = self._round, entry.task
+        if task.id in round_.released or not round_.index.ripe(task, self._begun):
+            return None
+        slots = round_.index.slots(task)
+        self._begun.update(slot.node_id for slot in slots if not slot.mask)
+        return slots

@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libs.contracts.messages import (
+    ExitKind,
+    ExplainReply,
+    Forecast,
+    PreemptMode,
+    Priority,
+    TaskState,
+)
+from services.scheduler.domain import course as course_module
+from services.scheduler.domain.course import GIVEN_WORK, WORK_MAX, Course, Stopped
+from services.scheduler.domain.explain import explain
+from services.scheduler.domain.forecast import AHEAD_MAX, HORIZON_SECONDS
+from services.scheduler.domain.model import Limit, Node, PolicySettings, Task
+from services.scheduler.domain.policy import GroupPolicy, Timeshare, VirtualCluster
+from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.standing import stand
+from tests.builders import START, a_limit, a_spec, a_task, at, running, some_nodes
+from tests.services.scheduler.domain.stage import Stage
+from tests.strategies import NOW, snapshots
+
+ALL = tuple(range(8))
+
+
+def runs(
+    task_id: str, node: str, *, ends: float | None, since: float = -100.0, **told: object
+) -> Task:
+    """A run on a whole node that its owner's limit ends at a moment of the test's clock."""
+    task = running(a_task(task_id, **told), {node: ALL}, since=since)  # type: ignore[arg-type]
+    return replace(task, expected_seconds=None if ends is None else ends - since)
+
+
+def waits(task_id: str, *, takes: float | None = None, **told: Any) -> Task:
+    """A task that waits, and how long its owner lets it run."""
+    return replace(a_task(task_id, **told), expected_seconds=takes)
+
+
+def world(
+    policy: GroupPolicy | str,
+    *tasks: Task,
+    nodes: int | list[Node] = 2,
+    limits: tuple[Limit, ...] = (),
+    protected: float = 0.0,
+) -> Stage:
+    """All of it, decided on at ten seconds."""
+    group = GroupPolicy("default", policy=policy) if isinstance(policy, str) else policy
+    stage = Stage(
+        some_nodes(nodes) if isinstance(nodes, int) else nodes,
+        settings=PolicySettings(protected_seconds=protected),
+        policies=[group],
+        limits=limits,
+        oracle=False,
+    )
+    stage.put(*tasks)
+    stage.seconds = 10.0
+    stage.rounds()
+    return stage
+
+
+def told(stage: Stage, task_id: str) -> ExplainReply:
+    return explain(Snapshot.view(stage.index), stage.tasks[task_id], stage.now)
+
+
+def forecast(stage: Stage, task_id: str) -> Forecast:
+    found = told(stage, task_id).forecast
+    assert found is not None
+    return found
+
+
+def seconds(found: Forecast) -> float:
+    assert found.starts_at is not None, found.unknown
+    return (found.starts_at - START).total_seconds()
+
+
+def test_first_come_first_served_by_hand() -> None:
+    """Two nodes that are free at 400 and 1000 s; both for the gang, then one for who follows."""
+    stage = world(
+        "fifo",
+        runs("a", "n0", ends=400),
+        runs("b", "n1", ends=1000),
+        waits("gang", nodes=2, takes=500, submitted=1),
+        waits("next", takes=60, submitted=2),
+        waits("last", takes=60, submitted=3, nodes=2),
+    )
+    assert seconds(forecast(stage, "gang")) == 1000
+    assert seconds(forecast(stage, "next")) == 1500
+    assert seconds(forecast(stage, "last")) == 1560
+    assert forecast(stage, "last").assumptions == (
+        "nothing new is submitted, nothing fails, and nodes and policies stay as they are",
+        "runs end at their owners' time limits",
+        "runs that are asked to go take as long to save as they may",
+        "the 2 tasks before it start as soon as they can",
+    )
+
+
+def test_backfill_lets_who_fits_pass() -> None:
+    stage = world(
+        "backfill",
+        runs("a", "n0", ends=400),
+        runs("b", "n1", ends=1000),
+        waits("gang", nodes=2, takes=500, submitted=1),
+        waits("next", takes=700, submitted=2),
+    )
+    # The small one takes n0 at 400 and keeps it until 1100, so the gang waits beyond 1000: that
+    # is said beforehand, as what the forecast does not reckon with.
+    assert seconds(forecast(stage, "next")) == 400
+    assert seconds(forecast(stage, "gang")) == 1000
+    assert "tasks behind it that fit sooner do not delay it" in forecast(stage, "gang").assumptions
+
+
+def test_nobody_knows_how_long_runs_take() -> None:
+    stage = world("fifo", runs("a", "n0", ends=None), runs("b", "n1", ends=50), waits("w", nodes=2))
+    found = forecast(stage, "w")
+    assert found.starts_at is None
+    assert found.unknown == (
+        "nobody knows how long these runs take, which hold nodes that it needs: a"
+    )
+
+
+def test_the_predictor_is_asked_where_there_is_no_limit() -> None:
+    """After five ends of 600 s, a task of the same owner is taken to need about as long."""
+    stage = world("fifo", waits("w"), nodes=1)
+    stage.until(20)
+    for number in range(6):
+        name = f"done{number}"
+        stage.submit(a_task(name, submitted=number, priority=Priority.HIGH))
+        stage.rounds()
+        if stage.tasks["w"].state is not TaskState.QUEUED:
+            stage.exit("w", ExitKind.PREEMPTED)
+            stage.rounds()
+        stage.start(name)
+        stage.until(stage.seconds + 600)
+        stage.exit(name, ExitKind.OK)
+    stage.submit(a_task("now", submitted=1, priority=Priority.HIGH))
+    stage.rounds()
+    stage.exit("w", ExitKind.PREEMPTED)
+    stage.rounds()
+    stage.start("now")
+    stage.rounds()
+    found = forecast(stage, "w")
+    assert 300 < seconds(found) - stage.seconds < 900
+    assert (
+        "runs end at their owners' time limits; where there is none, after as long as half of the"
+        " tasks like them took (6 ends known in group default)"
+    ) in found.assumptions
+
+
+def test_a_limit_is_waited_for() -> None:
+    held = runs("held", "n0", ends=300)
+    stage = world("fifo", held, waits("q"), limits=(a_limit(8, user="ann"),))
+    assert seconds(forecast(stage, "q")) == 300
+
+
+def test_a_limit_that_never_lets_it_in() -> None:
+    stage = world("fifo", waits("q", nodes=2), limits=(a_limit(8, user="ann"),))
+    assert forecast(stage, "q").unknown == (
+        "not even when everything that runs has ended: others before it or limits are in its way"
+    )
+
+
+def test_protected_lower_runs_are_waited_for_and_get_their_time_to_save() -> None:
+    low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=0)
+    stage = world("fifo", low, waits("hi"), nodes=1, protected=200)
+    assert seconds(forecast(stage, "hi")) == 200 + 60
+
+
+def test_what_is_promised_is_free_when_the_last_one_has_gone() -> None:
+    low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=-5000)
+    stage = world("fifo", low, waits("hi"), nodes=1)
+    assert stage.tasks["hi"].promised
+    assert seconds(forecast(stage, "hi")) == 10 + 60
+
+
+def test_a_retry_is_waited_for() -> None:
+    task = replace(a_task("r", spec=a_spec(retries=2)), not_before_at=at(40), retries_used=1)
+    assert seconds(forecast(world("fifo", task), "r")) == 40
+
+
+def test_nodes_that_nobody_knows_of() -> None:
+    stage = world("fifo", waits("big", nodes=3))
+    assert forecast(stage, "big").unknown == "nobody knows when nodes come back or are added"
+
+
+def test_a_turn_is_taken_when_a_slice_ends() -> None:
+    """Alone since long, a run is set back at the end of its slice, and the other has its turn."""
+    policy = GroupPolicy("default", timeshare=Timeshare(slice_seconds_min=600, adapt_times=False))
+    stage = world(policy, nodes=1)
+    stage.submit(a_task("long"))
+    stage.rounds()
+    stage.start("long")
+    stage.until(300)
+    stage.submit(a_task("new", owner="bob", submitted=299))
+    stage.rounds()
+    found = forecast(stage, "new")
+    rekey_at = stage.tasks["long"].marks.rekey_at
+    assert rekey_at is not None
+    assert found.starts_at is not None
+    assert found.starts_at >= rekey_at
+    assert "turns are paid from the pool's budget; nobody is granted the first place" in (
+        found.assumptions
+    )
+    # The world does what was said, within a pass.
+    for _ in range(200):
+        if stage.tasks["new"].promised:
+            break
+        assert stage.due is not None
+        stage.until(stage.due)
+    assert abs(stage.seconds + 60 - seconds(found)) <= 120
+
+
+def test_a_turn_waits_until_the_budget_is_enough() -> None:
+    policy = GroupPolicy("default", timeshare=Timeshare(budget_share=0.1))
+    old = replace(
+        running(a_task("old", mode=PreemptMode.KILL), {"n0": ALL}, since=-90_000),
+        submitted_at=at(-90_000),
+    )
+    stage = world(policy, old, nodes=1)
+    book = replace(stage.index.books["default"], tokens=40.0, tokens_at=at(10))
+    stage.put(book)
+    stage.put(a_task("new", submitted=10, owner="bob"))
+    stage.rounds()
+    # Full are 4 restarts of 60 s on one node, of which a small task may use all but one: the cost
+    # is more, so it is paid from a full account. 240 - 40 at a tenth a second.
+    assert seconds(forecast(stage, "new")) == pytest.approx(10 + 2000 + 60, abs=1)
+
+
+def test_the_longest_unserved_is_granted_the_first_place() -> None:
+    """Behind a stream that comes before it for ever, it is next when it waited for long."""
+    policy = GroupPolicy(
+        "default",
+        timeshare=Timeshare(grant_after_seconds=5000, grant_share=1.0, adapt_times=False),
+    )
+    old = replace(waits("old", nodes=1, owner="bob", submitted=9), unserved_since=at(9))
+    first = replace(
+        running(a_task("first"), {"n0": ALL}, since=0), submitted_at=START - timedelta(days=30)
+    )
+    stage = world(policy, first, old, nodes=1)
+    found = forecast(stage, "old")
+    assert seconds(found) == pytest.approx(9 + 5000 + 60, abs=1)
+    assert found.assumptions[-1].endswith("it is granted the first place")
+
+
+def test_a_guaranteed_run_of_a_lower_level_stays() -> None:
+    clusters = (VirtualCluster("red", 1.0, users=("red",)),)
+    policy = GroupPolicy("default", policy="fifo", virtual_clusters=clusters)
+    covered = runs("covered", "n0", ends=700, owner="red", priority=Priority.LOW)
+    stage = world(policy, covered, waits("hi", owner="bob", priority=Priority.HIGH), nodes=1)
+    assert seconds(forecast(stage, "hi")) == 700
+
+
+def test_too_many_before_it() -> None:
+    many = [a_task(f"t{number:05d}", submitted=number / 1e3) for number in range(AHEAD_MAX + 3)]
+    stage = world("fifo", *many, nodes=1)
+    assert forecast(stage, many[-1].id).unknown.endswith(
+        f"no more than {AHEAD_MAX} are looked through"
+    )
+    assert forecast(stage, many[-2].id).unknown.startswith("nobody knows how long")
+
+
+def test_far_away_is_not_said() -> None:
+    stage = world("fifo", runs("a", "n0", ends=HORIZON_SECONDS * 2), waits("w"), nodes=1)
+    assert forecast(stage, "w").unknown == (
+        "not within 30 d, which is as far as was looked (1 steps)"
+    )
+
+
+def test_the_work_for_one_question_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(course_module, "WORK_MAX", 500)
+    held = [runs(f"r{n}", f"n{n}", ends=100 + n) for n in range(40)]
+    ahead = [waits(f"a{n:03d}", takes=50.0, nodes=1 + n % 7, submitted=1 + n) for n in range(60)]
+    stage = world("backfill", *held, *ahead, waits("me", nodes=40, submitted=99), nodes=40)
+    standing = stand(Snapshot.view(stage.index), stage.tasks["me"], stage.now)
+    course = Course(standing, stage.now, horizon=at(1e9))
+    assert course.run() is Stopped.TOO_LONG
+    # One more filling after the bound at most: every task that waits, with a search each.
+    assert course.looks <= 500 + (1 + 2 * GIVEN_WORK) * 61
+
+
+# Exact foresight: where limits are what tasks take and nothing new comes, it happens as was said.
+DISCIPLINES = st.sampled_from(["fifo", "backfill"])
+SIZES = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 40)), min_size=2, max_size=9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(DISCIPLINES, SIZES)
+def test_it_happens_as_was_said(policy: str, sizes: list[tuple[int, int]]) -> None:
+    tasks = [
+        waits(f"t{number}", nodes=nodes, takes=10.0 * length, submitted=number)
+        for number, (nodes, length) in enumerate(sizes)
+    ]
+    stage = world(policy, *tasks, nodes=3)
+    queued = [each.id for each in tasks if stage.tasks[each.id].state is TaskState.QUEUED]
+    # Where others may pass, only the last in the order has nobody behind it that could.
+    asked = queued if policy == "fifo" else queued[-1:]
+    said = {task_id: seconds(forecast(stage, task_id)) for task_id in asked}
+    ends: dict[str, float] = {}
+    began: dict[str, float] = {}
+    while stage.tasks:
+        for task in list(stage.tasks.values()):
+            if task.state is TaskState.STARTING:
+                stage.start(task.id)
+                began[task.id] = stage.seconds
+                ends[task.id] = stage.seconds + (task.expected_seconds or 0.0)
+        stage.rounds()
+        stage.seconds = min(ends.values())
+        for task_id in [name for name, end in ends.items() if end == stage.seconds]:
+            del ends[task_id]
+            stage.exit(task_id, ExitKind.OK)
+        stage.rounds()
+    assert {task_id: began[task_id] for task_id in asked} == pytest.approx(said)
+
+
+@settings(max_examples=60, deadline=None)
+@given(snapshots())
+def test_whatever_the_moment_it_answers_and_looks_at_so_much_at_most(snapshot: Snapshot) -> None:
+    for task in snapshot.tasks.values():
+        reply = explain(snapshot, task, NOW)
+        if task.state is not TaskState.QUEUED:
+            assert reply.forecast is None
+            continue
+        found = reply.forecast
+        assert found is not None
+        assert (found.starts_at is None) == bool(found.unknown)
+        assert found.starts_at is None or found.starts_at >= NOW
+        if not task.promised:
+            standing = stand(snapshot, task, NOW)
+            course = Course(standing, NOW, horizon=NOW + timedelta(days=30))
+            moment = course.run()
+            assert course.looks <= WORK_MAX + (1 + 2 * GIVEN_WORK) * len(snapshot.tasks)
+            assert isinstance(moment, Stopped) or moment >= NOW.timestamp()
+
+
+def test_asking_changes_nothing() -> None:
+    stage = world(
+        "timeshare",
+        runs("a", "n0", ends=400),
+        runs("b", "n1", ends=1000),
+        waits("gang", nodes=2, takes=500, submitted=1, owner="bob"),
+        waits("next", takes=60, submitted=2, owner="cat"),
+    )
+    before: list[datetime | None] = [forecast(stage, "next").starts_at for _ in range(3)]
+    assert len(set(before)) == 1
+    assert stage.plan().decisions == ()
