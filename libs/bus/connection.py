@@ -13,20 +13,25 @@ import contextlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from ssl import SSLContext
 
 import nats.errors
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.protocol.command import pub_cmd
+from nats.protocol.command import (
+    pub_cmd,  # pyright: ignore[reportUnknownVariableType] - the library does not say its types
+)
 
 from libs.bus.port import BusDeniedError, BusUnavailableError
 from libs.bus.topology import inbox_prefix
 from libs.contracts.base import Message
 
+# So many events' headers are remembered.
+HEADERS_MAX = 2048
 NO_RESPONDERS: str = "503"
 PROBLEMS_TOLD_MAX = 20
 REFUSED = re.compile(r'permissions violation for (\w+) to "([^"]+)"', re.IGNORECASE)
@@ -77,6 +82,18 @@ def _heeding_cancellation() -> Generator[None]:
         raise asyncio.CancelledError
 
 
+@lru_cache(maxsize=HEADERS_MAX)
+def _header_lines(raw: bytes) -> Mapping[str, str]:
+    """Header lines as the library reads them; the same event comes to several services."""
+    found: dict[str, str] = {}
+    for line in raw.decode("utf-8", "replace").split("\r\n"):
+        name, colon, value = line.partition(":")
+        words = name.split()
+        if colon and len(words) == 1 and name.isascii():
+            found[words[0]] = value.strip()
+    return found
+
+
 class ServerClient(Client):
     """A client that no error of the server ends for good: it connects again instead.
 
@@ -93,13 +110,7 @@ class ServerClient(Client):
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
         """The library's rules at a third of its time: every event has ten of these lines."""
-        found: dict[str, str] = {}
-        for line in raw.decode("utf-8", "replace").split("\r\n"):
-            name, colon, value = line.partition(":")
-            words = name.split()
-            if colon and len(words) == 1 and name.isascii():
-                found[words[0]] = value.strip()
-        return found
+        return dict(_header_lines(bytes(raw)))
 
     async def _flush_pending(self, force_flush: bool = False) -> None:
         """Write what waits."""

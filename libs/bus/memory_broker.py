@@ -244,7 +244,7 @@ class MemoryBroker:
         ):
             message = self._stream[durable.position]
             durable.position += 1
-            if any(matches(pattern, message.subject) for pattern in durable.spec.filters):
+            if any(matches(pattern, message.subject) for pattern in durable.spec.heard):
                 durable.pending[message.number] = Pending(message, due_at=now)
                 handed.append(durable.pending[message.number])
         arrived = [each for each in handed if self._arrives(durable, each, now)]

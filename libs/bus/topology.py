@@ -47,13 +47,18 @@ class ConsumerSpec:
 
     durable: str
     filters: tuple[str, ...]
-    # What of it the service hears.
-    heard: tuple[str, ...] = ()
+    # What the service hears of it; empty: everything.
+    only: tuple[str, ...] = ()
     # What a leader that was killed had been given waits so long for its successor. Longer than any
     # batch takes; what comes again too early is in the inbox already.
     ack_wait_s: float = 3.0
     max_ack_pending: int = 2_000
     stream: str = EVENTS
+
+    @property
+    def heard(self) -> tuple[str, ...]:
+        """The filters of what the service is handed."""
+        return self.only or self.filters
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +145,10 @@ def consumer_of(service: str, kinds: Iterable[type[Message]]) -> ConsumerSpec:
     looks for the next message among all subjects of a block, each time anew.
     """
     heard = tuple(kinds)
-    subjects = filters = _filters(heard, Kind.EVENT)
-    if TaskStateChanged in heard:
-        filters = (_everything(Kind.EVENT),)
-    return ConsumerSpec(durable=service, filters=filters, heard=subjects)
+    filters = _filters(heard, Kind.EVENT)
+    if TaskStateChanged not in heard:
+        return ConsumerSpec(durable=service, filters=filters)
+    return ConsumerSpec(durable=service, filters=(_everything(Kind.EVENT),), only=filters)
 
 
 def topology_of(

@@ -24,11 +24,8 @@ def _to_base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
-def _from_digits(value: object) -> object:
-    return int(value) if isinstance(value, str) else value
-
-
-Int64 = Annotated[int, BeforeValidator(_from_digits), PlainSerializer(str, str, when_used="json")]
+# Digits in a string are read as a number without being told.
+Int64 = Annotated[int, PlainSerializer(str, str, when_used="json")]
 Base64 = Annotated[
     bytes, BeforeValidator(_from_base64), PlainSerializer(_to_base64, str, when_used="json")
 ]

@@ -21,14 +21,7 @@ TYPES: dict[str, type[Message]] = {route.type_name: message for message, route i
 
 
 # As many as may be on their way to several services of one process.
-DECODED_MAX = 1024
-
-
-@lru_cache(maxsize=DECODED_MAX)
-def _message(kind: type[Message], body: bytes) -> Message:
-    """A body's value. Values are frozen: the services of one process, and a redelivery, share
-    one."""
-    return kind.model_validate_json(body)
+DECODED_MAX = 2048
 
 
 class UndecodableError(Exception):
@@ -80,12 +73,13 @@ class Envelope:
         """Read a delivery; UndecodableError says what is wrong with it."""
         try:
             kind = TYPES[headers["ce-type"]]
-            return Envelope(
-                id=headers["ce-id"],
-                source=headers["ce-source"],
-                time=datetime.fromisoformat(headers["ce-time"]),
-                message=_message(kind, bytes(body)),
-                traceparent=headers.get("traceparent", ""),
+            return _decoded(
+                kind,
+                headers["ce-id"],
+                headers["ce-source"],
+                headers["ce-time"],
+                headers.get("traceparent", ""),
+                bytes(body),
             )
         except KeyError as error:
             raise UndecodableError(
@@ -93,3 +87,18 @@ class Envelope:
             ) from error
         except (ValidationError, ValueError) as error:
             raise UndecodableError(f"the body does not fit its type: {error}") from error
+
+
+@lru_cache(maxsize=DECODED_MAX)
+def _decoded(  # noqa: PLR0917 - what makes an envelope, as its cache's key
+    kind: type[Message], event_id: str, source: str, time: str, traceparent: str, body: bytes
+) -> Envelope:
+    """An envelope and its message. Both are frozen: the services of one process, and a
+    redelivery, share one."""
+    return Envelope(
+        id=event_id,
+        source=source,
+        time=datetime.fromisoformat(time),
+        message=kind.model_validate_json(body),
+        traceparent=traceparent,
+    )

@@ -52,9 +52,9 @@ class Said:
         """The nodes that may hold it: ``those of group a with the labels gpu=a100``."""
         selector, taints = self.names.get("selector", ""), self.names.get("taints", "")
         of = f"of group {self.name('group')}"
-        if selector:
-            return f"{of} with the labels {selector}"
-        return f"{of} without taints that it does not tolerate ({taints})" if taints else of
+        parts = [f"with the labels {selector}"] if selector else []
+        parts += [f"without taints that it does not tolerate ({taints})"] if taints else []
+        return " ".join([of, " and ".join(parts)]) if parts else of
 
     def whose(self) -> str:
         """The subject of a quota row: ``user ann in group train at level high``."""

@@ -36,6 +36,8 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 HEARS: dict[str, tuple[type[Message], ...]] = {
     "scheduler": (m.TaskSubmitted, m.GoalChanged, m.NodeChanged),
     "quota": (m.GoalChanged,),
+    # Given everything: the rest is passed over.
+    "gateway": (m.TaskStateChanged, m.PriorityChanged),
 }
 
 
@@ -105,7 +107,11 @@ class ServerWorld(World):
         users = {
             service: permissions_of(service, hears=HEARS.get(service, ()))
             for service in ("submit", "scheduler", "launcher", "quota", "log_collector")
-        } | {"gateway": permissions_of("gateway", asks=asks, listens=[m.LogChunk])}
+        } | {
+            "gateway": permissions_of(
+                "gateway", hears=HEARS["gateway"], asks=asks, listens=[m.LogChunk]
+            )
+        }
         self.server = NatsServer(folder, users, infra)
         self._open: list[Bus] = []
 
@@ -331,6 +337,20 @@ async def test_each_service_hears_its_own_subjects_from_the_beginning(world: Wor
     assert ids(await fetch_all(quota.consumer(), 1)) == ["t-1"]
     assert await quota.consumer().fetch(1, 0.1) == []
     assert await scheduler.consumer().fetch(1, 0.1) == []
+
+
+async def test_what_is_given_beyond_what_is_heard_is_passed_over(world: World) -> None:
+    submit, gateway = await world.bus("submit"), await world.bus("gateway")
+    await submit.publish([goal(1), priority(2), goal(3), priority(4), goal(5)])
+    consumer, got = gateway.consumer(), []
+    while len(got) < 2:
+        batch = await consumer.fetch(10, WAIT_S)
+        got += ids(batch)
+        await ack_all(batch)
+    assert got == ["p-2", "p-4"]
+    # Nothing of it comes again.
+    await asyncio.sleep(1.5 * ACK_WAIT_S)
+    assert await consumer.fetch(10, 0.1) == []
 
 
 async def test_a_large_batch_is_published_and_fetched_whole(world: World) -> None:

@@ -700,6 +700,51 @@ async def test_a_transaction_that_fails_leaves_memory_alone(store: Store) -> Non
     assert len(seen) == 1
 
 
+async def test_what_the_leader_wrote_last_is_read_from_memory(world: World) -> None:
+    store = world.store()
+    epoch = (await store.lead()).epoch
+    mine = a_job("j1")
+    await put(store, mine, epoch=epoch)
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012 - it is raised on leaving
+        async with store.transaction(epoch=epoch) as tx:
+            tx.put(replace(mine, client_key="never"))
+            raise ZeroDivisionError
+    async with store.transaction(epoch=epoch) as tx:
+        assert await tx.get(Job, "j1") is mine
+        await tx.load(Job, ("j1",), ("j2",))
+        assert await tx.get(Job, "j1") is mine
+        tx.delete(Job, "j1")
+        assert await tx.get(Job, "j1") is None
+    async with store.transaction(epoch=epoch) as tx:
+        assert await tx.get(Job, "j1") is None
+    assert await all_of(world.store(), Job) == []
+
+
+async def test_what_the_leader_only_read_is_not_remembered(world: World) -> None:
+    store = world.store()
+    epoch = (await store.lead()).epoch
+    async with store.transaction(epoch=epoch) as tx:
+        assert await tx.get(Job, "j1") is None
+    await put(world.store(), a_job("j1"))
+    async with store.transaction(epoch=epoch) as tx:
+        assert await tx.get(Job, "j1") == a_job("j1")
+
+
+async def test_leading_again_forgets_what_was_written_last(world: World) -> None:
+    first, second = world.store(), world.store()
+    leading = await first.lead()
+    await put(first, a_job("j1", client_key="first"), epoch=leading.epoch)
+    await leading.release()
+    following = await second.lead()
+    await put(second, a_job("j1", client_key="second"), epoch=following.epoch)
+    await following.release()
+    again = await asyncio.wait_for(first.lead(), 2)
+    async with first.transaction(epoch=again.epoch) as tx:
+        found = await tx.get(Job, "j1")
+    assert found is not None
+    assert found.client_key == "second"
+
+
 async def test_leading_again_forgets_what_was_resident(world: World) -> None:
     first, second = world.store(), world.store()
     leading = await first.lead()

@@ -116,6 +116,8 @@ class Stage:
         self.due: float | None = None
         self.saved: dict[str, int] = {}
         self.counted: set[str] = set()
+        # Reasons whose decisions are left out.
+        self.quiet: list[str] = script.get("quiet", [])
         # What happens by itself: seconds from an assignment to the start, and from a request to
         # go to the exit after a last checkpoint; and how long tasks run in all.
         self.world: dict[str, float] = script.get("world", {})
@@ -221,7 +223,8 @@ class Stage:
             rows[decision.task_id] = change.task
             if change.task.state in TERMINAL:
                 ended[decision.task_id] = change
-            self.tell(self.line(decision))
+            if code_of(decision.reason) not in self.quiet:
+                self.tell(self.line(decision))
         for row in rows.values() if self.world else ():
             if row.state is TaskState.STARTING:
                 self.happens(self.world["start"], "started", row)
@@ -365,7 +368,8 @@ class Stage:
         task = self.index.tasks[task_id]
         told = explain(Snapshot.view(self.index), task, at(self.seconds))
         place = f", {told.position} of {told.queue_length}" if told.position else ""
-        self.tell(f"? {task_id}{place}: {code_of(told.reason)}")
+        whose = f" for {told.beneficiary}" if told.beneficiary else ""
+        self.tell(f"? {task_id}{place}: {code_of(told.reason)}{whose}")
         for node in told.promised:
             held = f" held by {', '.join(node.held_by)}" if node.held_by else " free"
             self.tell(f"?   kept: {node.node_id}{held}")

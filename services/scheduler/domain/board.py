@@ -6,22 +6,25 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from services.scheduler.domain import room
 from services.scheduler.domain.clusters import UNCOVERED, Depth
+from services.scheduler.domain.disciplines.base import Filling
 from services.scheduler.domain.disciplines.timeshare import features_of
 from services.scheduler.domain.handover import ack_seconds
 from services.scheduler.domain.lanes import Key
-from services.scheduler.domain.model import WEIGHTS, Task
+from services.scheduler.domain.marks import Marks
+from services.scheduler.domain.model import WEIGHTS, Shape, Task
 from services.scheduler.domain.moments import protected_until
 from services.scheduler.domain.order import Entry
 from services.scheduler.domain.place import Capacity, Slot
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.quota import held_need, minus
-from services.scheduler.domain.standing import Standing, run_key
+from services.scheduler.domain.slices import finish_of
+from services.scheduler.domain.standing import Standing
 
 # With fewer ends known, the predictor says nothing that is worth saying.
 ENDS_MIN = 5
@@ -49,10 +52,21 @@ def expected_left(pool: Pool, task: Task, attained: float) -> float | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """When the first of a rank that finds no place is expected to start; None: nobody knows."""
+
+    at: float | None
+    # What it leaves over then, and the nodes that it could use.
+    over: Capacity
+    wanted: frozenset[str]
+
+
 class Board:
     """What is free, counted and held, seen from one waiting task."""
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, standing: Standing, now: datetime) -> None:
+        self.now = now
         self.own = standing.entry
         self.pool = standing.pool
         self.round = standing.round
@@ -64,6 +78,8 @@ class Board:
         self.level: list[Key] = []
         # How long those who are asked to go may take, by node.
         self._hand_over: dict[str, float] = {}
+        # What was noted of owners on the way.
+        self._finishes: dict[str, float] = {}
         self._depths: Mapping[str, Depth] = {}
         self._claim: Depth = UNCOVERED
         if self.pool.clusters:
@@ -81,18 +97,51 @@ class Board:
         of = self.pool.clusters.of(task)
         return room.outranks(self.own, self.own.cluster, self._claim, task, depth, of)
 
-    def open_at(self, task: Task, now: float) -> float:
+    def open_at(self, task: Task) -> float:
         """From when a run may be asked to go; lower ones are not held by their own level."""
         until = protected_until(task, self.pool.protected_seconds)
         held = task.marks.held_until if WEIGHTS[task.level] == self.own.weight else None
         moments = [at.timestamp() for at in (until, held) if at is not None]
-        return max(moments, default=now)
+        return max(moments, default=self.now.timestamp())
+
+    def finish(self, owner: str) -> float:
+        """What is kept of an owner."""
+        found = self._finishes.get(owner)
+        return finish_of(self.round, self.pool, owner) if found is None else found
+
+    def noted(self, task: Task, marks: Marks) -> Task:
+        """The task with new marks; what they say of its owner is kept."""
+        if marks.user_finish > self.finish(task.owner):
+            self._finishes[task.owner] = marks.user_finish
+        return replace(task, marks=marks)
+
+    def key_of(self, task: Task) -> float:
+        """A task's key in the order of its level, now."""
+        pool, key = self.pool, self.pool.key(task.marks)
+        if not pool.discipline.by_user:
+            return key
+        return pool.discipline.order(pool, key, self.finish(task.owner), self.now)
+
+    def reach(self, entry: Entry, ratio: float) -> float:
+        """Runs with a larger key may be taken, if they are so many of the nodes it needs."""
+        pool, marks = self.pool, entry.task.marks
+        lead = pool.discipline.lead(self.now)
+        if marks.granted:
+            return entry.key + lead
+        return pool.discipline.reach(pool, entry.task, marks, entry.key, ratio) + lead
 
     def order(self, run: Run) -> None:
         """Give a run of the task's level its place, or a new one."""
         self.unorder(run)
-        run.key = run_key(self.round, self.pool, run.task), run.task.id
+        run.key = self.key_of(run.task), run.task.id
         insort(self.level, run.key)
+
+    def reorder(self) -> None:
+        """All of them, where keys change with what owners had."""
+        ordered = [self.runs[task_id] for _, task_id in self.level]
+        for run in ordered:
+            run.key = self.key_of(run.task), run.task.id
+        self.level = sorted(run.key for run in ordered if run.key is not None)
 
     def unorder(self, run: Run) -> None:
         """Take a run out of the order."""
@@ -125,10 +174,10 @@ class Board:
         """Seconds until all of these slots are observed free."""
         return max((self._hand_over.get(slot.node_id, 0.0) for slot in slots), default=0.0)
 
-    def ready(self, entry: Entry, now: datetime) -> bool:
+    def ready(self, entry: Entry) -> bool:
         """True if nothing but others stops a waiting task."""
         until = entry.task.not_before_at
-        if until is not None and until > now:
+        if until is not None and until > self.now:
             return False
         need = self.round.totals.need(entry.shape)
         if self.ledger.excess(entry.task, entry.level, need) is not None:
@@ -140,6 +189,57 @@ class Board:
     def pick(self, entry: Entry, capacity: Capacity | None = None) -> tuple[Slot, ...] | None:
         """A place for a gang, as the pool's topology wants it."""
         return room.pick(self.round, self.pool, entry, capacity or self.free)
+
+    def behind(self, entry: Entry, stuck: Iterable[Shape]) -> bool:
+        """True if an earlier one that found no place holds it back."""
+        if self.pool.discipline.filling is not Filling.STRICT:
+            return False
+        return any(self.round.totals.competes(entry.shape, shape) for shape in stuck)
+
+    def needed(self, entry: Entry, trial: Capacity, taken: Sequence[Run]) -> list[Run]:
+        """Of the runs taken, last first, those that are needed; the others are left alone."""
+        victims: list[Run] = []
+        for run in reversed(taken):
+            trial.take(run.slots)
+            if not trial.fits(entry.shape) or self.pick(entry, trial) is None:
+                trial.give(run.slots)
+                victims.append(run)
+        return victims
+
+    def reserve(self, entry: Entry) -> Reserved:
+        """As ``reserve.py`` reckons: when all runs end as their owners said."""
+        ends = sorted(
+            (run.task.expected_seconds - self.pool.attained(run.task, self.now), task_id)
+            for task_id, run in self.runs.items()
+            if run.task.expected_seconds is not None
+        )
+        trial = self.free.copy()
+        for place, (left, task_id) in enumerate(ends):
+            trial.give(self.runs[task_id].slots)
+            last = place + 1 == len(ends) or ends[place + 1][0] > left
+            slots = self.pick(entry, trial) if last and trial.fits(entry.shape) else None
+            if slots is not None:
+                trial.take(slots)
+                wanted = self.round.totals.eligible(entry.shape)
+                return Reserved(self.now.timestamp() + max(0.0, left), trial, wanted)
+        return Reserved(None, self.free.copy(), frozenset())
+
+    def beside(self, reserved: Reserved, entry: Entry) -> tuple[Slot, ...] | None:
+        """A place for a later task that does not delay the reservation, or None."""
+        expected, at = entry.task.expected_seconds, reserved.at
+        if at is not None and expected is not None:
+            left = max(0.0, expected - entry.task.run_seconds)
+            if self.now.timestamp() + left <= at:
+                return self.pick(entry)
+        free, over = self.free.free, reserved.over.free
+        slots = self.free.pick(
+            entry.shape,
+            lambda node_id: node_id not in reserved.wanted or free[node_id] & ~over[node_id] == 0,
+            topology=self.round.topology(self.pool),
+        )
+        if slots is not None:
+            reserved.over.take(slots)
+        return slots
 
     def _charge(self, task: Task, sign: int) -> None:
         need = held_need(task)

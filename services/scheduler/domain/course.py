@@ -13,25 +13,30 @@ from bisect import insort
 from dataclasses import replace
 from datetime import UTC, datetime
 from enum import Enum
+from math import inf
 
-from services.scheduler.domain.accounts import counted, entitled, turn_budget
-from services.scheduler.domain.board import Board, Run, expected_left
+from services.scheduler.domain.board import Board, Reserved, Run, expected_left
 from services.scheduler.domain.disciplines.base import Filling
-from services.scheduler.domain.lifecycle import PREEMPTING, RUNNING
+from services.scheduler.domain.lifecycle import PREEMPTING, QUEUED, RUNNING
 from services.scheduler.domain.masks import joined
 from services.scheduler.domain.model import WEIGHTS, Shape, Task
 from services.scheduler.domain.moments import sinks_at
 from services.scheduler.domain.order import Entry
 from services.scheduler.domain.passes import turn_cost
-from services.scheduler.domain.place import Capacity, Slot, placements_of, slots_of
-from services.scheduler.domain.slices import finish_of
-from services.scheduler.domain.standing import Standing, reach
-from services.scheduler.domain.timeshare.rule import grant_budget, grant_cost, spent
+from services.scheduler.domain.place import Slot, placements_of, slots_of
+from services.scheduler.domain.purse import Purse
+from services.scheduler.domain.standing import Standing
 
 # Looks at tasks and runs, all in all: what a leader can spare for one question.
 WORK_MAX = 40_000
-# A run that is tried as a victim counts for so many looks, a place that is searched too.
+# A run that is tried as a victim counts for so many looks, a place that is searched too; so many
+# tasks that are passed over count for one.
 GIVEN_WORK = 10
+PASSED_OVER = 10
+# Up to so many waiting tasks those behind the task are played too.
+AROUND_MAX = 500
+# Moments are sums of many.
+ALMOST = 1e-6
 
 
 class Stopped(Enum):
@@ -69,20 +74,25 @@ class Course:
         self._horizon = horizon.timestamp()
         self._events: list[tuple[float, int, _Kind, str]] = []
         self._count = 0
-        self._board = Board(standing)
-        self._waiting: list[Entry] = sorted([*standing.ahead(), self.own], key=_place)
+        self._board = Board(standing, now)
+        around = standing.around(AROUND_MAX)
+        self.whole = around is not None  # those behind it are looked at, too
+        waiting = [*(standing.ahead() if around is None else around), self.own]
+        self._waiting = sorted(map(self._marked, waiting), key=_place)
         self._served: set[str] = set()
-        self._budget = turn_budget(self.pool)
-        book = self.round.book(self.pool)
-        self._account = counted(self._budget, book.tokens, book.tokens_at, self.round)
+        self._purse = Purse(standing)
+        passed_at = self.pool.passed_at
+        self._passed = None if passed_at is None else min(passed_at.timestamp(), self.seconds)
         self._enter_all()
-        self._grant_at = self._granted_from()
+        self._grant_at = self._purse.granted_from(self.own.task)
+        if self._grant_at is not None:
+            self._at(self._grant_at, _Kind.WAKES)
 
     def run(self) -> float | Stopped:
         """Play until the task has its place; seconds since the epoch."""
         while True:
             self.steps += 1
-            slots = self._fill()
+            slots = self._place_all()
             if slots is not None:
                 return self.seconds + self._board.handed_over_in(slots)
             if not self._events:
@@ -92,13 +102,15 @@ class Course:
                 self.seconds = max(self.seconds, min(at, self._horizon))
                 return Stopped.TOO_LONG
             self.seconds = max(self.seconds, at)
+            self._board.now = datetime.fromtimestamp(self.seconds, UTC)
             while self._events and self._events[0][0] <= self.seconds and self.looks <= WORK_MAX:
                 self.looks += 1
                 _, _, kind, task_id = heapq.heappop(self._events)
                 self._happen(kind, task_id)
 
-    def _now(self) -> datetime:
-        return datetime.fromtimestamp(self.seconds, UTC)
+    def _marked(self, entry: Entry) -> Entry:
+        marks = self.round.marks_of(entry.task)
+        return entry._replace(task=replace(entry.task, marks=marks))
 
     def _at(self, at: float, kind: _Kind, task_id: str = "") -> None:
         self._count += 1
@@ -148,9 +160,9 @@ class Course:
     def _enter(self, task: Task, slots: tuple[Slot, ...]) -> None:
         """A run with what will come of it."""
         pool, board = self.pool, self._board
-        open_at = board.open_at(task, self.seconds)
+        open_at = board.open_at(task)
         run = board.runs[task.id] = Run(task, WEIGHTS[task.level], slots, open_at)
-        left = expected_left(pool, task, pool.attained(task, self._now()))
+        left = expected_left(pool, task, pool.attained(task, board.now))
         self.by_history = self.by_history or (left is not None and task.expected_seconds is None)
         if left is None:
             self.endless.add(task.id)
@@ -185,23 +197,6 @@ class Course:
             self._board.ask(run)
         return True
 
-    def _granted_from(self) -> float | None:
-        """From when the task may be granted the first place; None: never."""
-        task, numbers = self.own.task, self.pool.tempo.numbers
-        if not self.pool.discipline.pays or self.round.marks_of(task).granted:
-            return None
-        since = (task.unserved_since or task.submitted_at).timestamp()
-        rule, book = self.pool.tempo.rule, self.round.book(self.pool)
-        budget = grant_budget(rule, numbers, self.pool.units)
-        account = counted(budget, book.grants, book.grants_at, self.round)
-        cost = grant_cost(rule, self.pool.size(task), self.pool.move_seconds(task))
-        covered = budget.covered_at(account, min(budget.ceiling, cost))
-        if covered is None:
-            return None
-        at = max(since + numbers.grant_after_seconds, covered, self.seconds)
-        self._at(at, _Kind.WAKES)
-        return at
-
     # What happens.
 
     def _happen(self, kind: _Kind, task_id: str) -> None:
@@ -216,9 +211,10 @@ class Course:
         elif kind is _Kind.SINKS:
             self._sink(run)
         elif kind is _Kind.REKEYS and run.key is not None:
-            finish = finish_of(self.round, self.pool, run.task.owner)
-            marks = self.pool.discipline.slice_over(self.pool, run.task, self._now(), finish)
-            run.task = replace(run.task, marks=marks)
+            board, discipline = self._board, self.pool.discipline
+            finish = board.finish(run.task.owner)
+            marks = discipline.slice_over(self.pool, run.task, board.now, finish)
+            run.task = board.noted(run.task, marks)
             self._order(run)
 
     def _sink(self, run: Run) -> None:
@@ -232,34 +228,78 @@ class Course:
 
     # Who starts.
 
-    def _fill(self) -> tuple[Slot, ...] | None:
+    def _place_all(self) -> tuple[Slot, ...] | None:
         """Place whoever can be; the task's own slots, if it is among them."""
         self._grant()
-        # Shapes that found no place, and those for which too little comes after them in the order.
+        self._reorder()
+        turns = self._open()
+        if turns and self.pool.discipline.pays:
+            # What is free goes out in order first; who still waits then may take a turn.
+            slots = self._walk(turns=False)
+            if slots is not None:
+                return slots
+        return self._walk(turns=turns)
+
+    def _open(self) -> bool:
+        """True at a pass; else the next one is noted."""
+        if not self.pool.discipline.preempts:
+            return False
+        length = self.pool.policy.timeshare.pass_seconds
+        if self._passed is not None and self.seconds < self._passed + length - ALMOST:
+            self._at(self._passed + length, _Kind.WAKES)
+            return False
+        self._passed = self.seconds
+        return True
+
+    def _walk(self, *, turns: bool) -> tuple[Slot, ...] | None:
+        # Shapes that found no place; those for which too little comes after them in the order; and
+        # by rank, what the first one that found no place has reserved.
         stuck: set[Shape] = set()
         turnless: set[Shape] = set()
-        turns, now = self.pool.discipline.preempts, self._now()
+        reserved: dict[int, Reserved] = {}
+        board = self._board
+        self.looks += len(self._waiting) // PASSED_OVER
         for entry in list(self._waiting):
-            self.looks += 1
             may_take = turns and entry.weight == self.own.weight and entry.shape not in turnless
             if entry.shape in stuck and not may_take:
                 continue
-            if not self._board.ready(entry, now) or self._behind(entry, stuck):
+            self.looks += 1
+            if not board.ready(entry) or board.behind(entry, stuck):
                 continue
             slots = None
             if entry.shape not in stuck:
                 self.looks += GIVEN_WORK
-                slots = self._board.pick(entry)
-            if slots is None:
+                slots = self._pick(entry, reserved)
+            if slots is None and self.pool.discipline.filling is not Filling.RESERVE:
                 stuck.add(entry.shape)
-                if may_take:
-                    slots, turns = self._turn(entry)
-                    turnless.update(() if slots else (entry.shape,))
+            if slots is None and may_take:
+                slots, turns = self._turn(entry)
+                turnless.update(() if slots else (entry.shape,))
             if slots is not None:
                 if entry.id == self.own.id:
                     return slots
                 self._start(entry, slots)
         return None
+
+    def _pick(self, entry: Entry, reserved: dict[int, Reserved]) -> tuple[Slot, ...] | None:
+        """A place in what is free, beside what an earlier one has reserved."""
+        if entry.rank in reserved:
+            return self._board.beside(reserved[entry.rank], entry)
+        slots = self._board.pick(entry)
+        if slots is None and self.pool.discipline.filling is Filling.RESERVE:
+            self.looks += GIVEN_WORK + len(self._board.runs)
+            reserved[entry.rank] = self._board.reserve(entry)
+        return slots
+
+    def _reorder(self) -> None:
+        """Where the order follows what owners had, it changes with everything that starts."""
+        if not self.pool.discipline.by_user:
+            return
+        self.looks += (len(self._waiting) + len(self._board.level)) // PASSED_OVER
+        fresh = [each._replace(key=self._board.key_of(each.task)) for each in self._waiting]
+        self._waiting = sorted(fresh, key=_place)
+        self.own = next(each for each in self._waiting if each.id == self.own.id)
+        self._board.reorder()
 
     def _grant(self) -> None:
         """The task is next once it went without service for long, and nobody for longer."""
@@ -275,27 +315,20 @@ class Course:
             if task_id not in self._served and task_id not in self.pool.promised:
                 return
 
-    def _behind(self, entry: Entry, stuck: set[Shape]) -> bool:
-        """True if an earlier one that found no place holds it back."""
-        if self.pool.discipline.filling is Filling.GREEDY:
-            return False
-        return any(self.round.totals.competes(entry.shape, shape) for shape in stuck)
-
     def _start(self, entry: Entry, slots: tuple[Slot, ...]) -> None:
-        pool, now = self.pool, self._now()
+        pool, board, waits = self.pool, self._board, entry.task
         self._waiting.remove(entry)
         self._served.add(entry.id)
-        waits = replace(entry.task, marks=self.round.marks_of(entry.task))
-        finish = finish_of(self.round, pool, waits.owner)
+        marks = pool.discipline.starting(pool, waits, board.now, board.finish(waits.owner))
         task = replace(
-            waits,
+            board.noted(waits, marks),
             state=RUNNING,
             level=entry.level,
-            placements=placements_of(slots, entry.task.spec, self.round.index.nodes),
-            run_started_at=now,
-            marks=pool.discipline.starting(pool, waits, now, finish),
+            attempt=waits.attempt + 1,
+            placements=placements_of(slots, waits.spec, self.round.index.nodes),
+            run_started_at=board.now,
         )
-        self._board.take(task, slots)
+        board.take(task, slots)
         self._enter(task, slots)
 
     def _turn(self, entry: Entry) -> tuple[tuple[Slot, ...] | None, bool]:
@@ -319,7 +352,8 @@ class Course:
                 break
         else:
             return None, True
-        victims = self._spare(entry, trial, taken)
+        self.looks += GIVEN_WORK * len(taken)
+        victims = board.needed(entry, trial, taken)
         gone = sum(pool.size(run.task) for run in victims) / size
         least = min((run.key[0] for run in victims if run.key is not None), default=after)
         if least <= self._reach(entry, gone):
@@ -330,50 +364,36 @@ class Course:
             self._go(run, entry)
         return board.pick(entry), True
 
-    def _spare(self, entry: Entry, trial: Capacity, taken: list[Run]) -> list[Run]:
-        """Of the runs taken, last first, leave those alone that are not needed."""
-        victims: list[Run] = []
-        for run in reversed(taken):
-            self.looks += GIVEN_WORK
-            trial.take(run.slots)
-            if not trial.fits(entry.shape) or self._board.pick(entry, trial) is None:
-                trial.give(run.slots)
-                victims.append(run)
-        return victims
-
     def _reach(self, entry: Entry, ratio: float) -> float:
         if self.granted and entry.id == self.own.id:
             return float("-inf")
-        return reach(self.round, self.pool, entry, ratio)
+        return self._board.reach(entry, ratio)
 
     def _pay(self, entry: Entry, cost: float) -> bool:
-        budget = self._budget
-        if not self.pool.discipline.pays:
-            return True
-        self._account = budget.accrued(self._account, self.seconds)
         first = self.granted and entry.id == self.own.id
-        may = first or entitled(self.round, self.pool, entry.task)
-        if not budget.covers(self._account, cost, entitled=may):
-            at = budget.covered_at(self._account, cost, entitled=may)
-            if at is not None:
-                self._at(max(at, self.seconds + 1.0), _Kind.WAKES)
-            return False
-        self._account = spent(self._account, cost)
-        return True
+        at = self._purse.pay(entry, cost, self.seconds, first=first)
+        if at is not None and at < inf:
+            self._at(max(at, self.seconds + 1.0), _Kind.WAKES)
+        return at is None
 
     def _go(self, run: Run, entry: Entry) -> None:
-        """A run goes for another; it waits again, before the task or out of its way."""
-        task, key = run.task, run.key
-        self._board.ask(run)
+        """A run goes for another, and waits again; unless it is behind all that is looked at."""
+        pool, board, task = self.pool, self._board, run.task
+        attained = pool.attained(task, board.now)
+        board.ask(run)
         self.endless.discard(task.id)
-        if key is None or key >= (self.own.key, self.own.id) or task.id == entry.id:
-            return
-        attained = self.pool.attained(task, self._now())
-        back = replace(task, placements=(), run_started_at=None, run_seconds=attained)
-        cluster = self._board.clusters.of(back)
-        again = entry._replace(key=key[0], id=task.id, task=back, shape=task.shape, cluster=cluster)
-        first = 1 if self.granted else 0
-        insort(self._waiting, again, lo=first, key=_place)
+        back = replace(task, placements=(), run_started_at=None, run_seconds=attained, state=QUEUED)
+        marks = pool.discipline.waiting(pool, back, board.now, board.finish(task.owner))
+        back = board.noted(back, marks)
+        again = entry._replace(
+            key=board.key_of(back),
+            id=task.id,
+            task=back,
+            shape=task.shape,
+            cluster=board.clusters.of(back),
+        )
+        if self.whole or again[:3] < self.own[:3]:
+            insort(self._waiting, again, lo=1 if self.granted else 0, key=_place)
 
 
 def _place(entry: Entry) -> tuple[int, float, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import replace
 
 from services.scheduler.domain.masks import mask_of, span
 from services.scheduler.domain.model import Node, PolicySettings, Shape
@@ -31,21 +30,6 @@ def usable_mask(node: Node) -> int:
 def cpu_ranks_max(node: Node, settings: PolicySettings) -> int:
     """How many CPU-only ranks a node holds."""
     return max(1, int(node.cpus)) if node.cpus > 0 else settings.cpu_ranks_per_node
-
-
-def same_place(one: Node, other: Node) -> bool:
-    """True if two descriptions of a node differ in nothing but its state."""
-    kept = {"version": 0, "ready": True, "schedulable": True, "draining": False}
-    return replace(one, unusable_gpus=(), **kept) == replace(other, unusable_gpus=(), **kept)
-
-
-def same_state(one: Node, other: Node) -> bool:
-    """True if new runs may be placed on the node as before, and old ones may stay."""
-    return (one.offered, one.draining, one.unusable_gpus) == (
-        other.offered,
-        other.draining,
-        other.unusable_gpus,
-    )
 
 
 def tolerated(taints: Iterable[str], tolerations: Sequence[str]) -> bool:

@@ -124,17 +124,13 @@ def _assumptions(standing: Standing, course: Course) -> Iterator[str]:
 
 def _of_policy(standing: Standing, course: Course) -> Iterator[str]:
     pool, discipline = standing.pool, standing.pool.discipline
-    if discipline.filling is Filling.RESERVE:
-        yield "it starts when it is its turn, not sooner in a gap that its time limit fits into"
-    elif not discipline.preempts and discipline.filling is Filling.GREEDY:
+    if not course.whole and discipline.filling is not Filling.STRICT:
         yield "tasks behind it that fit sooner do not delay it"
     if pool.protected_seconds > 0:
         yield "no run of a lower level begins meanwhile and is protected then"
     if discipline.pays:
         first = "it is" if course.granted else "nobody is"
         yield f"turns are paid from the pool's budget; {first} granted the first place"
-    if discipline.by_user:
-        yield "what owners used of late counts as it does now"
     if is_auto(standing.task):
         yield f"it counts at level {level_name(standing.entry.level)}, as it does now"
     if pool.guarded:

@@ -12,7 +12,8 @@ from contextlib import suppress
 from datetime import datetime
 
 from libs.contracts.ids import TaskId
-from services.scheduler.domain.fleet import roomy, same_place, same_state
+from services.scheduler.domain.alike import keeps, same_place, same_state, waits_alike
+from services.scheduler.domain.fleet import roomy
 from services.scheduler.domain.lifecycle import GOALS, LEAVING, QUEUED, TERMINAL
 from services.scheduler.domain.marks import Ended, PoolBook
 from services.scheduler.domain.model import (
@@ -27,7 +28,7 @@ from services.scheduler.domain.model import (
 from services.scheduler.domain.moments import Kind, Moment, Moments, moments_of
 from services.scheduler.domain.place import Capacity, Slot, cpu_ranks_max, slots_of, usable_mask
 from services.scheduler.domain.policy import GroupPolicy
-from services.scheduler.domain.pool import Pool
+from services.scheduler.domain.pool import Pool, waiting_since
 from services.scheduler.domain.quota import Ledger, held_need, minus
 from services.scheduler.domain.timeshare.history import History
 from services.scheduler.domain.topology import crosses_zone
@@ -35,6 +36,8 @@ from services.scheduler.domain.totals import Totals
 
 # Users' cells that are saved: about a megabyte.
 LEARNED_CELLS_MAX = 2_000
+# From so many tasks at once on, their order matters for how long it takes.
+MANY = 1_000
 
 
 class Index:
@@ -74,6 +77,9 @@ class Index:
         """Take over committed rows; returns True if any of them concerns scheduling."""
         rows = list(put)
         new = {row.id: row for row in rows if isinstance(row, Task)}
+        if len(new) > MANY:
+            # In the order of the longest of the lists that they go into: each at its end.
+            new = {row.id: row for row in sorted(new.values(), key=waiting_since)}
         gone = [TaskId(str(key[0])) for kind, key in deleted if kind is Task]
         # All that leaves, leaves first: what one run gave back, another may have taken.
         changed = [(self.tasks.pop(task_id, None), new.get(task_id)) for task_id in (*gone, *new)]
@@ -125,17 +131,14 @@ class Index:
         if self._nodes_stale or old is None or not same_place(old, node):
             self._nodes_stale = True
         elif not same_state(old, node):
-            self.totals.change(node, self.capacity)
+            changed = self.totals.change(node, self.capacity)
             for owners in (self.holders, self.keepers):
                 masks = owners.get(node.id, {}).values()
                 self.capacity.take(Slot(node.id, mask) for mask in masks)
             pool = self.pools.get(node.group)
             if pool is not None:
-                pool.units, pool.wide, pool.nodes_changed = (
-                    self.totals.units(node.group),
-                    True,
-                    True,
-                )
+                pool.units, pool.wide = self.totals.units(node.group), True
+                pool.nodes_changed = pool.nodes_changed or changed
 
     def _widen(self) -> None:
         for pool in self.pools.values():
@@ -192,7 +195,7 @@ class Index:
         pool.leave(old)
         if old.holds:
             self.held.pop(old.id, None)
-        if (old.placements or old.promised) and not _keeps(old, after):
+        if (old.placements or old.promised) and not keeps(old, after):
             self._take_back(old)
             pool.wide = True
             if self.ledger.across:
@@ -212,10 +215,10 @@ class Index:
         elif (
             task.state is QUEUED
             and not task.promised
-            and (old is None or task.id in pool.arrived or not _waits_alike(old, task))
+            and (old is None or task.id in pool.arrived or not waits_alike(old, task))
         ):
             pool.arrived[task.id] = task
-        if (task.placements or task.promised) and (old is None or not _keeps(task, old)):
+        if (task.placements or task.promised) and (old is None or not keeps(task, old)):
             self._give(task)
             # Who is covered by a guarantee changes with what others of his have.
             pool.wide = pool.wide or bool(pool.clusters)
@@ -392,25 +395,3 @@ class Index:
             pool.wide = pool.nodes_changed = False
             pool.due_at = look.due_at
             pool.passed_at = look.passed_at
-
-
-def _keeps(one: Task, other: Task | None) -> bool:
-    """True if both have the same nodes and count for the same limits."""
-    return (
-        other is not None
-        and other.state not in TERMINAL
-        and one.placements is other.placements
-        and one.promised is other.promised
-        and one.level is other.level
-    )
-
-
-def _waits_alike(old: Task, new: Task) -> bool:
-    """True if nothing about a waiting task changed that a round looks at."""
-    return (
-        old.state is new.state
-        and old.priority is new.priority
-        and old.marks is new.marks
-        and old.not_before_at == new.not_before_at
-        and not old.promised
-    )

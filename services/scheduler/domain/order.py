@@ -7,7 +7,7 @@ other, and the next of a queue only when the one before it got what it wanted.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right, insort
+from bisect import insort
 from collections.abc import Callable, Iterable
 from enum import Enum
 from math import inf, nextafter
@@ -142,6 +142,10 @@ class Looker(Protocol):
         """Node equivalents that are there, free or coming free."""
         ...
 
+    def again(self, rank: int, shape: Shape, cluster: str) -> bool:
+        """True if those of a kind that found no place are to be looked at again."""
+        ...
+
     def sent(self) -> tuple[int, int]:
         """How many runs were sent away, and promises taken back, since the walk began."""
         ...
@@ -168,6 +172,8 @@ class Line:
         # Least lacking first; None: nothing was asked about yet.
         self._parked: list[_Parked] | None = None
         self._sent = (0, 0)
+        # Who found no place, by what they have in common.
+        self._stuck: dict[tuple[int, Shape, str], list[_Item]] = {}
 
     def push(self, entry: Entry) -> None:
         """Take up one more that is to be looked at, before the walk or on the way."""
@@ -185,14 +191,10 @@ class Line:
         heapq.heapify(self._heap)
         if wide:
             self._begin(looker)
-        stuck: set[tuple[int, Shape, str]] = set()
         while self._heap:
             item = heapq.heappop(self._heap)
             queue = item[4]
-            if queue is not None and (
-                (item[0], queue.name.shape, queue.name.who[0]) in stuck
-                or not self._comes_up(looker, queue, item)
-            ):
+            if queue is not None and not self._comes_up(looker, queue, item):
                 continue
             entry = self._entry(item)
             if entry is None:
@@ -206,13 +208,18 @@ class Line:
                     return
                 self._ask_again(looker)
                 if outcome is Outcome.STUCK:
-                    stuck.add((entry.rank, entry.shape, entry.cluster))
+                    alike = entry.rank, entry.shape, entry.cluster
+                    self._stuck.setdefault(alike, []).append(item)
                 elif outcome is not Outcome.LIMITED:
                     self._next(item)
 
     def _comes_up(self, looker: Looker, queue: Queue, item: _Item) -> bool:
         """True if a task of a queue is to be looked at now; else it is put where it belongs."""
         weight, shape, who = queue.name
+        alike = self._stuck.get((item[0], shape, who[0]))
+        if alike is not None:
+            alike.append(item)
+            return False
         if weight == AUTO:
             return True
         ask = weight, shape, who[0]
@@ -242,15 +249,17 @@ class Line:
 
     def _ask_again(self, looker: Looker) -> None:
         """Those that were sent away on the way may leave enough for who was passed over."""
-        if self._parked == [] or (sent := looker.sent()) == self._sent:
+        if (sent := looker.sent()) == self._sent:
             return
-        released = sent[1] != self._sent[1]
         self._sent = sent
+        for alike in [each for each in self._stuck if looker.again(*each)]:
+            for item in self._stuck.pop(alike):
+                heapq.heappush(self._heap, item)
         if self._parked is None:
             self._begin(looker)
         else:
-            # A promise that was taken back changes more than what is there.
-            self._go_on(looker, inf if released else looker.there())
+            # Less may be there than before, and yet enough in one place.
+            self._go_on(looker)
 
     def _begin(self, looker: Looker) -> None:
         """Take up all that is worth a look now."""
@@ -261,21 +270,17 @@ class Line:
         heapq.heapify(self._heap)
         self._parked.sort(key=_lack)
 
-    def _go_on(self, looker: Looker, enough: float) -> None:
-        """Take up those that lacked no more than this, if it is there now."""
+    def _go_on(self, looker: Looker) -> None:
+        """Take up those for which enough is there now."""
         parked = self._parked or []
-        count = bisect_right(parked, enough, key=_lack)
-        if not count:
-            return
         self._parked = []
-        for each in parked[:count]:
+        for each in parked:
             if each.item is None:
                 self._take_up(looker, each.group, range(each.start, each.end))
             else:
                 # What it lacks is looked at when it comes up.
                 self._heap.append(each.item)
         heapq.heapify(self._heap)
-        self._parked += parked[count:]
         self._parked.sort(key=_lack)
 
     def _take_up(self, looker: Looker, group: Group, which: range) -> None:

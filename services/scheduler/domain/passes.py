@@ -10,9 +10,9 @@ takes anything. Runs that are held or protected are not there for anybody.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Container
 from dataclasses import replace
 from datetime import datetime, timedelta
-from itertools import accumulate
 
 from libs.contracts.messages import PreemptMode, ReasonCode
 from services.scheduler.domain import room, slices
@@ -123,7 +123,7 @@ class Turns:
         if not fits:
             return None
         victims = room.spare(round_, pool, entry, trial, taken)
-        if not self._later(entry, row, victims):
+        if not self._later(entry, row, victims, count):
             return None
         if not self._pay(entry, sum(turn_cost(pool, task, round_.seconds) for task in victims)):
             self._saving = True
@@ -140,13 +140,14 @@ class Turns:
             return False
         return self._round.coverage(self._pool)[task.id] < entry.depth
 
-    def _later(self, entry: Entry, row: _Row, victims: list[Task]) -> bool:
+    def _later(self, entry: Entry, row: _Row, victims: list[Task], count: int) -> bool:
         """True if the task reaches all of them, for so many as they are."""
         if not victims:
             return False
         pool = self._pool
         ratio = sum(map(pool.size, victims)) / pool.size(entry.task)
-        return min(row.keys[task.id] for task in victims) > self._reach(entry, ratio)
+        first = row.key({task.id for task in victims}, count)
+        return first > self._reach(entry, ratio)
 
     def _pay(self, entry: Entry, cost: float) -> bool:
         """Pay for a turn; else note when the budget will be enough."""
@@ -171,9 +172,9 @@ class _Row:
 
     def __init__(self, round_: Round, pool: Pool, weight: int) -> None:
         self.runs: list[Key] = _open_runs(round_, pool, weight)
-        self.keys = {task_id: key for key, task_id in self.runs}
-        sizes = pool.sizes
-        self._behind = [0.0, *accumulate(sizes[task_id] for _, task_id in reversed(self.runs))]
+        self._sizes = pool.sizes
+        # What the last so many hold, as far as it was asked for.
+        self._behind = [0.0]
 
     def after(self, key: float, task_id: str) -> int:
         """How many of them come after a key."""
@@ -181,7 +182,14 @@ class _Row:
 
     def units(self, count: int) -> float:
         """Node equivalents of so many of them, from the end."""
-        return self._behind[count]
+        behind, runs = self._behind, self.runs
+        while len(behind) <= count:
+            behind.append(behind[-1] + self._sizes[runs[-len(behind)][1]])
+        return behind[count]
+
+    def key(self, task_ids: Container[str], count: int) -> float:
+        """The smallest key of these among the last so many."""
+        return min(key for key, task_id in self.runs[-count:] if task_id in task_ids)
 
 
 def _open_runs(round_: Round, pool: Pool, weight: int) -> list[Key]:
@@ -189,9 +197,16 @@ def _open_runs(round_: Round, pool: Pool, weight: int) -> list[Key]:
     plain = not pool.held_until and not round_.moved and not round_.marks
     if plain and pool.protected_seconds <= 0 and not pool.discipline.by_user:
         return row
-    found: list[Key] = []
+    # Their place is the one they have but for what this round noted, and for owners.
+    tasks = round_.index.tasks
+    same = pool.protected_seconds <= 0 and not pool.discipline.by_user
+    noted = [task_id for task_id in round_.marks if task_id in tasks and tasks[task_id].holds]
+    looked_at = pool.held_until.union(round_.moved, noted) if same else None
+    found = [] if looked_at is None else [each for each in row if each[1] not in looked_at]
     for _, task_id in row:
-        task = round_.index.tasks[task_id]
+        if looked_at is not None and task_id not in looked_at:
+            continue
+        task = tasks[task_id]
         marks = round_.marks_of(task)
         if marks.held_until is not None and marks.held_until > round_.now:
             continue

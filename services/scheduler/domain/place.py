@@ -141,37 +141,36 @@ class Capacity:
 
     def take(self, slots: Iterable[Slot]) -> None:
         """Take slots; what is not offered or not free is passed over."""
-        for node_id, mask in slots:
-            spot = self.spots.get(node_id)
-            if spot is not None:
-                stock = self._owned(spot[0])
-                if mask:
-                    stock.set_free(spot[1], stock.free(spot[1]) & ~mask)
-                else:
-                    stock.add_ranks(spot[1], 1)
+        self._move(slots, give=False)
 
     def give(self, slots: Iterable[Slot]) -> None:
         """Give slots back; what is not offered or not usable stays so."""
+        self._move(slots, give=True)
+
+    def _move(self, slots: Iterable[Slot], *, give: bool) -> None:
+        spots, masks = self.spots, dict[str, list[tuple[int, int]]]()
         for node_id, mask in slots:
-            spot = self.spots.get(node_id)
-            if spot is not None:
-                group, place = spot
-                stock = self._owned(group)
-                if mask:
-                    usable = mask & stock.fleet.usable[place]
-                    stock.set_free(place, stock.free(place) | usable)
-                else:
-                    stock.add_ranks(place, -1)
+            spot = spots.get(node_id)
+            if spot is None:
+                continue
+            if mask:
+                masks.setdefault(spot[0], []).append((spot[1], mask))
+            else:
+                self._owned(spot[0]).add_ranks(spot[1], -1 if give else 1)
+        for group, units in masks.items():
+            self._owned(group).move(units, give=give)
 
     def covers(self, slot: Slot) -> bool:
         """True if this slot is free now."""
         spot = self.spots.get(slot.node_id)
         if spot is None:
             return False
-        stock = self.stocks[spot[0]]
-        if slot.mask:
-            return stock.free(spot[1]) & slot.mask == slot.mask
-        return stock.holds_cpu_rank(spot[1])
+        stock, place = self.stocks[spot[0]], spot[1]
+        if not slot.mask:
+            return stock.holds_cpu_rank(place)
+        # A whole node without GPUs is shared by no CPU-only rank.
+        whole = stock.fleet.nodes[place].gpus > 0 or stock.unshared(place)
+        return whole and stock.free(place) & slot.mask == slot.mask
 
     def units(self, group: str) -> float:
         """Node equivalents of a group that may be used: a node counts by its usable GPUs."""

@@ -49,6 +49,11 @@ def saved_until(task: Task) -> float:
     return began.timestamp()
 
 
+def waiting_since(task: Task) -> Key:
+    """The order in which waiting tasks go without service, the longest first."""
+    return (task.unserved_since or task.submitted_at).timestamp(), task.id
+
+
 class Pool:
     """The mutable index over one group's rows."""
 
@@ -211,7 +216,7 @@ class Pool:
         if task.state is QUEUED:
             self._unwait(task)
         elif task.state in LEAVING:
-            del self.leaving[task.id]
+            _drop(self.leaving, task.id)
         elif task.holds:
             self._unrun(task, size)
         if self.clusters and (task.holds or task.promised):
@@ -234,11 +239,8 @@ class Pool:
             # What they had is longest ago, so it counts least.
             del self.finishes[min(self.finishes, key=self.finishes.__getitem__)]
 
-    def _unserved_key(self, task: Task) -> Key:
-        return (task.unserved_since or task.submitted_at).timestamp(), task.id
-
     def _wait(self, task: Task) -> None:
-        insort(self.unserved, self._unserved_key(task))
+        insort(self.unserved, waiting_since(task))
         if task.promised:
             self.promised[task.id] = task
         elif self.marked(task):
@@ -247,13 +249,13 @@ class Pool:
             self.fresh[task.id] = task
 
     def _unwait(self, task: Task) -> None:
-        _remove(self.unserved, self._unserved_key(task))
+        _remove(self.unserved, waiting_since(task))
         if task.promised:
-            del self.promised[task.id]
+            _drop(self.promised, task.id)
         elif self.marked(task):
             self.lanes.remove(self.name(task), (self.key(task.marks), task.id))
         else:
-            del self.fresh[task.id]
+            _drop(self.fresh, task.id)
 
     def _run(self, task: Task, size: float) -> None:
         weight = WEIGHTS[task.level]
@@ -315,6 +317,13 @@ class Pool:
     def cheapest(self, weight: int, now: float) -> Iterator[Cost]:
         """The runs of one level with what losing them costs (node-seconds), cheapest first."""
         return cheapest(self.costs.get(weight, {}), now)
+
+
+def _drop(tasks: dict[str, Task], task_id: str) -> None:
+    del tasks[task_id]
+    if not tasks:
+        # A dictionary that was large takes as long to look through when it is empty.
+        tasks.clear()
 
 
 def _remove(row: list[tuple[float, str]], key: tuple[float, str]) -> None:

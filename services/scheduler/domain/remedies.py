@@ -227,9 +227,10 @@ def _turns(standing: Standing, now: datetime) -> Iterator[str]:
         elif turn.payable_at is None:
             yield f"{who} {cost}, but the pool's budget for turns is 0"
         elif turn.payable_at > now:
+            has = f"holds {turn.tokens:.0f}" if turn.tokens >= 0 else f"owes {-turn.tokens:.0f}"
             yield (
-                f"{who} {cost}; the pool's budget holds {max(0.0, turn.tokens):.0f} and is enough"
-                f" from {moment(turn.payable_at)}, if nobody before it spends it"
+                f"{who} {cost}; the pool's budget {has} and is enough from"
+                f" {moment(turn.payable_at)}, if nobody before it spends it"
             )
         elif standing.before:
             yield f"{who} {cost}, once the {number(standing.before, 'task')} before it are served"

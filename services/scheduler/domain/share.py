@@ -147,6 +147,13 @@ class Sharing:
         """Runs of this pool sent away, and promises taken back, in this round."""
         return len(self.round.told.get(self.pool.group, ())), len(self.round.released)
 
+    def again(self, rank: int, shape: Shape, cluster: str) -> bool:
+        """True if what others left meanwhile is enough for those who found no place."""
+        greedy = self.pool.discipline.filling is Filling.GREEDY
+        if fits := greedy and self.round.soon(self.pool).fits(shape):
+            self._stuck.get(rank, {}).pop((shape, cluster), None)
+        return fits
+
     def there(self) -> float:
         """Node equivalents that are free or coming free, and promised to nobody."""
         return self.round.soon(self.pool).free_units(self.pool.group) + ALMOST

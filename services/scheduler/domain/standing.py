@@ -58,6 +58,17 @@ class Standing:
             if entry[:3] < own[:3]:
                 yield entry
 
+    def around(self, most: int) -> list[Entry] | None:
+        """The tasks of its rank and those before, those behind it too; None: more than so many."""
+        tasks, rank = self.round.index.tasks, self.entry.rank
+        found = [entry for entry in _fresh(self.sharing, self.pool) if entry.rank <= rank]
+        queues = [queue for queue, of in _queues(self.sharing, self.pool) if of <= rank]
+        if len(found) + sum(len(queue.keys) for queue in queues) > most:
+            return None
+        for queue in queues:
+            found += [self.sharing.entry(tasks[task_id], key) for key, task_id in queue.keys]
+        return [entry for entry in found if entry.id != self.entry.id]
+
 
 def stand(snapshot: Snapshot, task: Task, now: datetime) -> Standing:
     """Find a queued task's place."""

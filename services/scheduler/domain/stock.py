@@ -110,6 +110,36 @@ class Stock:
             counts[before] -= 1
             counts[after] += 1
 
+    def move(self, units: list[tuple[int, int]], *, give: bool) -> None:
+        """Give units of nodes back, or take them: the place and the mask of each.
+
+        As ``set_free`` one after the other, but each set is changed once.
+        """
+        masks, fleet = self.masks, self.fleet
+        # Chunks that were copied; and by size and free units before and after, the places.
+        copied: set[int] = set()
+        moved: dict[tuple[int, int, int], int] = {}
+        for place, mask in units:
+            index, at = place >> _BITS, place & _LOW
+            before = masks[index][at]
+            after = before | mask & fleet.usable[place] if give else before & ~mask
+            if after == before:
+                continue
+            if index not in copied:
+                copied.add(index)
+                masks[index] = masks[index].copy()
+            masks[index][at] = after
+            # Units are only given or only taken here: no node goes one way twice.
+            way = fleet.nodes[place].gpus, before.bit_count(), after.bit_count()
+            moved[way] = moved.get(way, 0) | 1 << place
+        for (size, before, after), there in moved.items():
+            self.known_units = None
+            sets, counts, count = self.sets[size], self.counts[size], there.bit_count()
+            sets[before] ^= there
+            sets[after] ^= there
+            counts[before] -= count
+            counts[after] += count
+
     def add_ranks(self, place: int, more: int) -> None:
         """Count CPU-only ranks on a node; ``more`` may be negative."""
         index = place >> _BITS
@@ -140,6 +170,10 @@ class Stock:
         )
         self.known_units = free - sum(ranks / most for most, ranks in self.shared.items())
         return self.known_units
+
+    def unshared(self, place: int) -> bool:
+        """True if no CPU-only rank lies on this node."""
+        return bool(self.used.get(0, 0) >> place & 1)
 
     def holds_cpu_rank(self, place: int) -> bool:
         """True if one more CPU-only rank may lie on this node."""

@@ -55,15 +55,24 @@ class Totals:
         self._eligible: dict[Shape, frozenset[str]] = {}
         self._covers: dict[tuple[Shape, Shape], bool] = {}
 
-    def change(self, node: Node, capacity: Capacity) -> None:
-        """A node's state changed; ``capacity``, a copy of what is offered, follows, all free."""
+    def change(self, node: Node, capacity: Capacity) -> bool:
+        """A node's state changed; ``capacity``, a copy of what is offered, follows, all free.
+
+        Returns True if another answer changed by it than how many units there are.
+        """
+        sizes = self.offered.whole_sizes(node.group)
         self.offered.change(node, capacity)
         draining = {str(node.id)} if node.draining else set[str]()
         self.draining = (self.draining - {str(node.id)}) | draining
-        self._fits_now.clear()
-        self._needs.clear()
         self._eligible.clear()
         self._covers.clear()
+        alike = len(sizes) == 1 and self.offered.whole_sizes(node.group) == sizes
+        fits = self.offered.fits
+        if alike and all(fits(shape) is known for shape, known in self._fits_now.items()):
+            return False
+        self._fits_now.clear()
+        self._needs.clear()
+        return True
 
     def width(self, group: str) -> int:
         """GPUs of the largest node of a group; at least 1."""
@@ -99,12 +108,17 @@ class Totals:
         ``now``: as many as are offered, else all that are known. Empty: they are not the cause.
         """
         there = self.offered if now else self.known
-        if shape.selector and there.pick(shape._replace(selector=())) is not None:
-            return {"selector": ", ".join(f"{key}={value}" for key, value in shape.selector)}
         taints = {taint for node in there.nodes.values() for taint in node.taints}
-        others = tuple(sorted(taints.difference(shape.tolerations)))
-        if others and there.pick(shape._replace(tolerations=tuple(sorted(taints)))) is not None:
-            return {"taints": ", ".join(others)}
+        wanted = ", ".join(f"{key}={value}" for key, value in shape.selector)
+        minded = ", ".join(sorted(taints.difference(shape.tolerations)))
+        free, easy = {"selector": ()}, {"tolerations": tuple(sorted(taints))}
+        for without, names in (
+            (free, {"selector": wanted}),
+            (easy, {"taints": minded}),
+            (free | easy, {"selector": wanted, "taints": minded}),
+        ):
+            if all(names.values()) and there.pick(shape._replace(**without)) is not None:
+                return names
         return {}
 
     def need(self, shape: Shape) -> Need:

@@ -63,6 +63,12 @@ def test_a_service_has_one_durable_with_a_filter_per_event() -> None:
     assert only.stream == "EVT"
 
 
+def test_who_hears_the_tasks_states_is_given_everything_and_hears_its_own() -> None:
+    spec = consumer_of("quota", (m.TaskStateChanged, m.RunExited))
+    assert spec.filters == ("evt.>",)
+    assert spec.heard == ("evt.run.*.exited", "evt.task.*.state_changed")
+
+
 @pytest.mark.parametrize("kind", [m.SetGoal, m.SetGoalReply, m.LogChunk])
 def test_only_events_are_heard_by_a_durable(kind: type[m.Message]) -> None:
     with pytest.raises(ValueError, match=kind.__name__):

@@ -107,7 +107,9 @@ class PairTable(Base, table=True):
     right: int = key_column()
 
 
-TABLES = Tables(schema="thing", rows={Job: JobTable, Slot: SlotTable, Pair: PairTable})
+TABLES = Tables(
+    schema="thing", rows={Job: JobTable, Slot: SlotTable, Pair: PairTable}, recent=(Job,)
+)
 
 
 class Hands:

@@ -494,12 +494,19 @@ async def test_a_service_that_does_not_answer_is_a_503(
     world.broker.heal()
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/v1/tasks", None),
+        ("POST", "/v1/tasks:batch", {"tasks": [{"command": ["x"]}]}),
+    ],
+)
 async def test_a_database_that_does_not_answer_is_a_503(
-    world: World, ann: httpx.AsyncClient
+    world: World, ann: httpx.AsyncClient, method: str, path: str, body: Any
 ) -> None:
     assert (await ann.get("/v1/tasks")).status_code == 200
     world.database.stop()
-    told = await ann.get("/v1/tasks")
+    told = await ann.request(method, path, json=body)
     world.database.start()
     assert told.status_code == 503
     assert told.headers["retry-after"]

@@ -30,6 +30,7 @@ async def test_an_archive_keeps_what_is_written_where_it_is_written(archive: Arc
     await archive.write([Write(one, 0, b"hello "), Write(one, 6, b"you")])  # again
     await archive.sync([one, two])
     assert await archive.size(one) == 9
+    assert await archive.sizes([one, two, one]) == [9, await archive.size(two), 9]
     assert await archive.read(one, 0, 100) == b"hello you"
     assert await archive.read(one, 6, 2) == b"yo"
     assert await archive.read(one, 99, 2) == b""

@@ -137,6 +137,9 @@ class CrashingArchive:
     async def size(self, key: OutputKey) -> int:
         return await self.archive.size(key)
 
+    async def sizes(self, keys: Sequence[OutputKey]) -> list[int]:
+        return await self.archive.sizes(keys)
+
     async def truncate(self, key: OutputKey, size: int) -> None:
         self._pass()
         await self.archive.truncate(key, size)

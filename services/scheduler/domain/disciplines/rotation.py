@@ -27,7 +27,7 @@ STEPS = 16
 # So many half-lives apart, one of them had nothing.
 APART_MAX = 64
 # After its slice, what a run has is counted in so many bits for a slice, none of them shorter.
-BITS = 16
+BITS = 8
 BIT_SECONDS_MIN = 60.0
 # One step outweighs every difference of submissions.
 STEP_SECONDS = 1e10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,7 +173,8 @@ def test_two_decisions_about_one_task() -> None:
 
 
 def test_one_gpu_for_two_tasks_of_the_plan() -> None:
-    snapshot = the_snapshot(a_task("twin", gpus=2))
+    arrival = GroupPolicy("default", policy="backfill")
+    snapshot = the_snapshot(a_task("twin", gpus=2), policies=[arrival])
     plan = good(snapshot)
     first = next(d for d in plan.decisions if isinstance(d, Assign) and d.task_id == "gang")
     gpus, node = first.placements[0].gpus, first.placements[0].node_id
@@ -303,6 +305,45 @@ def test_a_run_that_a_guarantee_covers_is_no_victim() -> None:
     assert Fault.VICTIM_NOT_LOWER in faults(snapshot, plan)
 
 
+def test_inside_a_virtual_cluster_borrowing_takes_nothing_that_its_guarantee_covers() -> None:
+    """Level counts there, but only for those whom the guarantee would cover instead."""
+    owned = VirtualCluster("owned", 1.0, users=("ann",))
+    policy = GroupPolicy("default", policy="backfill", virtual_clusters=(owned,))
+    low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=0)
+    nodes = [a_node("n0"), a_node("n1", schedulable=False)]
+
+    def moment(size: int, high: Priority) -> Snapshot:
+        more = [a_node("n1")] if size > 1 else []
+        waits = a_task("waits", priority=high, nodes=size)
+        return a_snapshot([low, waits], [*nodes[:1], *more, *nodes[1:]][:2], policies=[policy])
+
+    # One node for one node of the guarantee: the higher level has it.
+    plan = good(moment(1, Priority.HIGH))
+    assert [each.task_id for each in plan.decisions if isinstance(each, Preempt)] == ["low"]
+    # Two nodes are more than is guaranteed: then the covered run is safe.
+    assert not any(isinstance(d, Preempt) for d in good(moment(2, Priority.HIGH)).decisions)
+    kind = next(each for each in plan.decisions if isinstance(each, Preempt))
+    both = tuple(
+        Placement(rank=rank, role="worker", role_index=rank, node_id=f"n{rank}", gpus=ALL)
+        for rank in (0, 1)
+    )
+    hold = Hold(TaskId("waits"), WHY, accepted=True, promised=both, level=Priority.HIGH)
+    forced = replace(good(moment(2, Priority.HIGH)), decisions=(kind, hold))
+    assert Fault.VICTIM_NOT_LOWER in faults(moment(2, Priority.HIGH), forced)
+
+
+def test_a_start_told_by_a_clock_that_is_ahead_protects_nobody() -> None:
+    """Where nothing is protected; else it is protected from the start that was told."""
+    ahead = running(a_task("low", priority=Priority.LOW, owner="bob"), {"n2": ALL}, since=500)
+    plan = good(the_snapshot(ahead))
+    assert any(isinstance(each, Preempt) for each in plan.decisions)
+    settings = PolicySettings(protected_seconds=60)
+    assert faults(the_snapshot(ahead, settings=settings), plan) == {Fault.VICTIM_PROTECTED}
+    assert not any(
+        isinstance(d, Preempt) for d in good(the_snapshot(ahead, settings=settings)).decisions
+    )
+
+
 def test_a_protected_victim() -> None:
     settings = PolicySettings(protected_seconds=60)
     plan = good(the_snapshot())
@@ -357,5 +398,5 @@ def test_resume_and_start_in_one_plan_are_legal_but_not_the_other_way_round() ->
 
 
 def test_every_fault_is_planted_somewhere() -> None:
-    here = __import__("pathlib").Path(__file__).read_text()
+    here = "".join(path.read_text() for path in Path(__file__).parent.glob("test_check*.py"))
     assert [fault.name for fault in Fault if f"Fault.{fault.name}" not in here] == []

@@ -312,6 +312,8 @@ def test_paying_worked_by_hand() -> None:
     assert spent(account, 150.0) == Account(50.0, 100.0)
     assert budget.opened(7.0) == Account(400.0, 7.0)
     assert Budget(0.0, 400.0).covered_at(account, 300.0) is None
+    # A full account does not help where there is none.
+    assert not Budget(0.0, 400.0).covers(Account(400.0, 0.0), 1.0)
 
 
 def test_what_costs_more_than_a_full_account_is_late_never_impossible() -> None:

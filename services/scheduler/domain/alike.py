@@ -1,0 +1,48 @@
+"""Whether two descriptions of a task or a node say the same as far as something is concerned.
+
+``index.py`` asks, so that what did not change costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from services.scheduler.domain.lifecycle import TERMINAL
+from services.scheduler.domain.model import Node, Task
+
+
+def keeps(one: Task, other: Task | None) -> bool:
+    """True if both have the same nodes and count for the same limits."""
+    return (
+        other is not None
+        and other.state not in TERMINAL
+        and one.placements is other.placements
+        and one.promised is other.promised
+        and one.level is other.level
+    )
+
+
+def waits_alike(old: Task, new: Task) -> bool:
+    """True if nothing about a waiting task changed that a round looks at."""
+    return (
+        old.state is new.state
+        and old.priority is new.priority
+        and old.marks is new.marks
+        and old.not_before_at == new.not_before_at
+        and not old.promised
+    )
+
+
+def same_place(one: Node, other: Node) -> bool:
+    """True if two descriptions of a node differ in nothing but its state."""
+    kept = {"version": 0, "ready": True, "schedulable": True, "draining": False}
+    return replace(one, unusable_gpus=(), **kept) == replace(other, unusable_gpus=(), **kept)
+
+
+def same_state(one: Node, other: Node) -> bool:
+    """True if new runs may be placed on the node as before, and old ones may stay."""
+    return (one.offered, one.draining, one.unusable_gpus) == (
+        other.offered,
+        other.draining,
+        other.unusable_gpus,
+    )

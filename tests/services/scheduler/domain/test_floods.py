@@ -1,0 +1,125 @@
+"""The flood guard: whose backlog is more than a day of all nodes yields while others wait."""
+
+from __future__ import annotations
+
+from libs.contracts.messages import ExitKind, ReasonCode
+from services.scheduler.domain.check import check
+from services.scheduler.domain.decide import decide
+from services.scheduler.domain.model import Assign, Hold, Plan, Task
+from services.scheduler.domain.policy import GroupPolicy, Timeshare
+from services.scheduler.domain.snapshot import Snapshot
+from tests.builders import a_snapshot, a_task, at, running, some_nodes
+from tests.services.scheduler.domain.stage import Stage
+
+NODES = 10
+GUARDED = GroupPolicy("default", timeshare=Timeshare(flood_guard=True))
+OPEN = GroupPolicy("default", timeshare=Timeshare(flood_guard=False))
+
+
+def many(owner: str, count: int, *, submitted: float = 0.0, nodes: int = 1) -> list[Task]:
+    return [
+        a_task(f"{owner}{place:03}", owner=owner, nodes=nodes, submitted=submitted)
+        for place in range(count)
+    ]
+
+
+def moment(tasks: list[Task], policy: GroupPolicy, *, nodes: int = NODES) -> Snapshot:
+    return a_snapshot(tasks, some_nodes(nodes), policies=[policy])
+
+
+def decided(snapshot: Snapshot, now: float = 60.0) -> Plan:
+    plan = decide(snapshot, at(now))
+    assert check(snapshot, plan, deep=True) == []
+    # Each is started once, and said of once why it waits.
+    starts = [each.task_id for each in plan.decisions if isinstance(each, Assign)]
+    holds = [each.task_id for each in plan.decisions if isinstance(each, Hold)]
+    assert len(starts) == len(set(starts))
+    assert len(holds) == len(set(holds))
+    assert not set(starts) & set(holds)
+    return plan
+
+
+def started(plan: Plan, owner: str) -> int:
+    return sum(
+        isinstance(each, Assign) and each.task_id.startswith(owner) for each in plan.decisions
+    )
+
+
+def test_a_flood_yields_while_others_wait() -> None:
+    """300 tasks of an hour are 30 h of ten nodes: a quarter of them by 24 h in 30 is two nodes."""
+    flood, others = many("flo", 300), many("bob", 30, submitted=30)
+    guarded = decided(moment([*flood, *others], GUARDED))
+    assert started(guarded, "flo") == 2
+    assert started(guarded, "bob") == NODES - 2
+    # Without it the first to come are served first.
+    assert started(decided(moment([*flood, *others], OPEN)), "flo") > 2
+
+
+def test_those_who_yield_say_so_with_numbers() -> None:
+    plan = decided(moment([*many("flo", 300), *many("bob", 30)], GUARDED))
+    codes = {
+        why.code: why for task_id, why in plan.explanations.items() if task_id.startswith("flo")
+    }
+    why = codes[ReasonCode.WAITS_FOR_SHARE]
+    assert why.numbers["hours"] == 30
+    assert why.numbers["limit"] == 2
+    told = {why.code for key, why in plan.explanations.items() if key.startswith("bob")}
+    assert ReasonCode.WAITS_FOR_SHARE not in told
+
+
+def test_what_the_others_leave_is_anybodys() -> None:
+    """Nothing idles: three tasks of others, and the flood has the rest."""
+    plan = decided(moment([*many("flo", 300), *many("bob", 3)], GUARDED))
+    assert started(plan, "bob") == 3
+    assert started(plan, "flo") == NODES - 3
+
+
+def test_an_owner_alone_floods_nobody() -> None:
+    plan = decided(moment(many("flo", 300), GUARDED))
+    assert started(plan, "flo") == NODES
+    assert ReasonCode.WAITS_FOR_SHARE not in {why.code for why in plan.explanations.values()}
+
+
+def test_less_than_a_day_of_all_nodes_is_no_flood() -> None:
+    plan = decided(moment([*many("flo", 40), *many("bob", 40)], GUARDED))
+    assert ReasonCode.WAITS_FOR_SHARE not in {why.code for why in plan.explanations.values()}
+
+
+def test_one_task_of_everybodys_may_always_run() -> None:
+    """However long the backlog and however big the task."""
+    flood = many("flo", 300, nodes=4)
+    plan = decided(moment([*flood, *many("bob", 30, submitted=30)], GUARDED))
+    assert started(plan, "flo") == 1
+
+
+def test_what_runs_counts() -> None:
+    """Three of the flood's run, of which two may."""
+    there = [
+        running(task, {f"n{place}": tuple(range(8))}, since=0)
+        for place, task in enumerate(many("flo", 3))
+    ]
+    waiting = [*many("flo", 300)[3:], *many("bob", 30, submitted=30)]
+    plan = decided(moment([*there, *waiting], GUARDED))
+    assert started(plan, "flo") == 0
+    assert started(plan, "bob") == NODES - 3
+
+
+def test_a_long_flood_is_decided_alike_change_by_change_and_anew() -> None:
+    """What is assigned in the first walk is not looked at in the second."""
+    stage = Stage(some_nodes(2), policies=[GUARDED])
+    for task in [*many("flo", 90), *many("bob", 2)]:
+        stage.submit(task)
+    stage.rounds()
+    for step in range(8):
+        for task_id in sorted(stage.index.held):
+            stage.start(task_id)
+        stage.until(stage.seconds + 3500)
+        # The next to come is waiting when they end.
+        stage.submit(a_task(f"cat{step}", owner="cat", submitted=stage.seconds))
+        for task_id in sorted(stage.index.held):
+            stage.exit(task_id, ExitKind.OK)
+        stage.rounds()
+        # One of the flood's may always run; the other node is for whoever else waits.
+        owners = [task.owner for task in stage.index.held.values()]
+        assert len(owners) == 2
+        assert owners.count("flo") <= 1
