@@ -80,7 +80,7 @@ sim: $(STAMP) ## Whole-platform simulation with faults: N=1000 worlds, or one SE
 chaos: $(STAMP) ## kill -9 of every part, with real processes: SECONDS=120, SEED=n
 	@$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
-BENCHMARKS := p1 p2 p5 p10
+BENCHMARKS := p1 p2 p3 p4 p5 p10
 TRACE ?=
 .PHONY: bench $(addprefix bench-,$(BENCHMARKS))
 bench: $(addprefix bench-,$(BENCHMARKS)) ## All benchmarks, each with its floor in the same run

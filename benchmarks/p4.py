@@ -77,9 +77,9 @@ class Player:
         """All of it, one event after the other."""
         for number, event in enumerate(events):
             self.world.passes(STEP_SECONDS)
-            happens = self._prepared(event, number)
             while self._away and self._away[0][0] <= number:
                 self._measured("node", partial(self.world.put, self._away.pop(0)[1]))
+            happens = self._prepared(event, number)
             self._measured(event.kind, happens)
 
     def _measured(self, kind: str, happens: Callable[[], None]) -> None:

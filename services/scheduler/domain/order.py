@@ -251,6 +251,8 @@ class Line:
         """Those that were sent away on the way may leave enough for who was passed over."""
         if (sent := looker.sent()) == self._sent:
             return
+        if sent[1] != self._sent[1] and not self._fixed:
+            self._rank_anew()
         self._sent = sent
         for alike in [each for each in self._stuck if looker.again(*each)]:
             for item in self._stuck.pop(alike):
@@ -260,6 +262,12 @@ class Line:
         else:
             # Less may be there than before, and yet enough in one place.
             self._go_on(looker)
+
+    def _rank_anew(self) -> None:
+        """A promise that was taken back may let a guarantee cover others better."""
+        made = [(item, self._entry(item)) for item in self._heap]
+        self._heap = [item if entry is None else (*entry[:3], *item[3:]) for item, entry in made]
+        heapq.heapify(self._heap)
 
     def _begin(self, looker: Looker) -> None:
         """Take up all that is worth a look now."""

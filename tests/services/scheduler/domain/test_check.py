@@ -41,6 +41,7 @@ from tests.builders import (
     at,
     preempting,
     running,
+    some_nodes,
     starting,
 )
 
@@ -310,25 +311,23 @@ def test_inside_a_virtual_cluster_borrowing_takes_nothing_that_its_guarantee_cov
     owned = VirtualCluster("owned", 1.0, users=("ann",))
     policy = GroupPolicy("default", policy="backfill", virtual_clusters=(owned,))
     low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=0)
-    nodes = [a_node("n0"), a_node("n1", schedulable=False)]
 
     def moment(size: int, high: Priority) -> Snapshot:
-        more = [a_node("n1")] if size > 1 else []
         waits = a_task("waits", priority=high, nodes=size)
-        return a_snapshot([low, waits], [*nodes[:1], *more, *nodes[1:]][:2], policies=[policy])
+        return a_snapshot([low, waits], some_nodes(size), policies=[policy])
 
     # One node for one node of the guarantee: the higher level has it.
     plan = good(moment(1, Priority.HIGH))
     assert [each.task_id for each in plan.decisions if isinstance(each, Preempt)] == ["low"]
     # Two nodes are more than is guaranteed: then the covered run is safe.
     assert not any(isinstance(d, Preempt) for d in good(moment(2, Priority.HIGH)).decisions)
-    kind = next(each for each in plan.decisions if isinstance(each, Preempt))
+    asked = next(each for each in plan.decisions if isinstance(each, Preempt))
     both = tuple(
         Placement(rank=rank, role="worker", role_index=rank, node_id=f"n{rank}", gpus=ALL)
         for rank in (0, 1)
     )
     hold = Hold(TaskId("waits"), WHY, accepted=True, promised=both, level=Priority.HIGH)
-    forced = replace(good(moment(2, Priority.HIGH)), decisions=(kind, hold))
+    forced = replace(good(moment(2, Priority.HIGH)), decisions=(asked, hold))
     assert Fault.VICTIM_NOT_LOWER in faults(moment(2, Priority.HIGH), forced)
 
 
