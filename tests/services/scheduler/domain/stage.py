@@ -24,6 +24,7 @@ from libs.contracts.messages import (
 from services.scheduler.domain import facts
 from services.scheduler.domain.apply import Change, applied
 from services.scheduler.domain.check import check
+from services.scheduler.domain.clusters import UNCOVERED
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.index import Index
 from services.scheduler.domain.lifecycle import TERMINAL
@@ -297,4 +298,12 @@ def _pool(pool: Any) -> dict[str, Any]:
         "owners": pool.owners,
         "unserved": pool.unserved,
         "clusters": {name: round(pool.clusters.held(name), 6) + 0.0 for name in names},
+        "covered": dict(pool.coverage.depths()),
+        "takeable": {
+            (name, depth, weight): round(pool.coverage.takeable(name, depth, weight), 6) + 0.0
+            for name in names
+            for depth in (0, 1, UNCOVERED)
+            for weight in (0, 10, 50)
+        },
+        "groups": {group: set(shapes) for group, shapes in pool.lanes.groups.items()},
     }
