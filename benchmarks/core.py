@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -275,7 +275,7 @@ def filled(nodes: int, queued: int, seed: int = 1) -> World:
 
 
 @contextmanager
-def quiet_memory() -> Iterator[None]:
+def quiet_memory() -> Generator[None]:
     """What is built stays: the collector does not go through it again, as after a start."""
     gc.collect()
     gc.freeze()
