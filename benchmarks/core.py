@@ -30,7 +30,6 @@ from libs.contracts.messages import (
 )
 from services.scheduler.domain import facts
 from services.scheduler.domain.apply import task_after
-from services.scheduler.domain.check import check
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.index import Index
 from services.scheduler.domain.lifecycle import TERMINAL
@@ -47,6 +46,7 @@ from services.scheduler.domain.model import (
 )
 from services.scheduler.domain.outgoing import state_changed
 from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
+from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.snapshot import Snapshot
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

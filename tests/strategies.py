@@ -15,7 +15,7 @@ from libs.contracts.messages import Goal, PreemptMode, Priority, TaskState, Unit
 from services.scheduler.domain.disciplines import DISCIPLINES
 from services.scheduler.domain.marks import Marks
 from services.scheduler.domain.model import Limit, Node, PolicySettings, Task
-from services.scheduler.domain.place import Capacity, placements_of
+from services.scheduler.domain.placement.place import Capacity, placements_of
 from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
 from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import a_checkpoint, a_limit, a_node, a_snapshot, a_spec, a_task, at

@@ -29,7 +29,7 @@ from libs.contracts.messages import (
 from libs.service.shape import CommandHandler
 from libs.store.port import Tx
 from services.scheduler import store
-from services.scheduler.domain.explain import explain
+from services.scheduler.domain.explanation.explain import explain
 from services.scheduler.domain.model import Task
 from services.scheduler.domain.outgoing import FIRST_ATTEMPT, state_changed
 from services.scheduler.loop import Brain

@@ -16,13 +16,13 @@ from libs.service import observe
 from libs.service.shape import Ports
 from libs.store.port import ConflictError, Delta
 from services.scheduler import store
-from services.scheduler.domain.check import check
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.index import Index
 from services.scheduler.domain.model import Plan, PolicySettings
 from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.proof.check import check
+from services.scheduler.domain.proof.violations import Violation
 from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.domain.violations import Violation
 from services.scheduler.replay import write_dump
 
 DECIDED = Counter("shiftwork_scheduler_decisions_total", "Decisions committed", ["kind"])

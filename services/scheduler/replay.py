@@ -15,7 +15,6 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from libs.contracts.reasons import render
-from services.scheduler.domain.check import check
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.marks import PoolBook
 from services.scheduler.domain.model import (
@@ -27,6 +26,7 @@ from services.scheduler.domain.model import (
     Task,
 )
 from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.snapshot import Snapshot
 
 

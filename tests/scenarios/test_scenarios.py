@@ -39,9 +39,8 @@ from libs.contracts.messages import (
 from libs.contracts.reasons import level_name
 from services.scheduler.domain import facts
 from services.scheduler.domain.apply import Change, applied
-from services.scheduler.domain.check import check
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.explain import explain
+from services.scheduler.domain.explanation.explain import explain
 from services.scheduler.domain.index import Index
 from services.scheduler.domain.lifecycle import LEAVING, TERMINAL
 from services.scheduler.domain.marks import Ended
@@ -57,8 +56,9 @@ from services.scheduler.domain.model import (
     Preempt,
     Task,
 )
-from services.scheduler.domain.place import Slot, placements_of
+from services.scheduler.domain.placement.place import Slot, placements_of
 from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.domain.why import reason
 from services.scheduler.dry_run import diff

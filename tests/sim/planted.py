@@ -30,7 +30,7 @@ from services.scheduler import store as scheduler_store
 from services.scheduler.domain import model
 from services.scheduler.domain.lifecycle import Trigger
 from services.scheduler.domain.model import Kill, Preempt
-from services.scheduler.domain.place import Capacity
+from services.scheduler.domain.placement.place import Capacity
 from tests.sim.plan import Plan, Strike
 from tests.sim.world import World
 

@@ -13,7 +13,6 @@ from datetime import datetime
 
 from libs.contracts.ids import TaskId
 from services.scheduler.domain.alike import keeps, same_place, same_state, waits_alike
-from services.scheduler.domain.fleet import roomy
 from services.scheduler.domain.lifecycle import GOALS, LEAVING, QUEUED, TERMINAL
 from services.scheduler.domain.marks import Ended, PoolBook
 from services.scheduler.domain.model import (
@@ -26,16 +25,21 @@ from services.scheduler.domain.model import (
     Task,
 )
 from services.scheduler.domain.moments import Kind, Moment, Moments, moments_of
-from services.scheduler.domain.place import Capacity, Slot, cpu_ranks_max, slots_of, usable_mask
+from services.scheduler.domain.placement.fleet import roomy
+from services.scheduler.domain.placement.place import (
+    Capacity,
+    Slot,
+    cpu_ranks_max,
+    slots_of,
+    usable_mask,
+)
+from services.scheduler.domain.placement.topology import crosses_zone
 from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.pool import Pool, waiting_since
 from services.scheduler.domain.quota import Ledger, held_need, minus
 from services.scheduler.domain.timeshare.history import History
-from services.scheduler.domain.topology import crosses_zone
 from services.scheduler.domain.totals import Totals
 
-# Users' cells that are saved: about a megabyte.
-LEARNED_CELLS_MAX = 2_000
 # From so many tasks at once on, their order matters for how long it takes.
 MANY = 1_000
 
@@ -378,12 +382,8 @@ class Index:
 
     def learned(self) -> dict[str, dict[str, object]]:
         """What the pools' disciplines have learned since this was asked last."""
-        found: dict[str, dict[str, object]] = {}
-        for group, pool in self.pools.items():
-            if pool.history.ends != pool.saved_ends:
-                pool.saved_ends = pool.history.ends
-                found[group] = pool.history.dump(LEARNED_CELLS_MAX)
-        return found
+        found = {group: pool.learned() for group, pool in self.pools.items()}
+        return {group: learned for group, learned in found.items() if learned is not None}
 
     def settle(self, plan: Plan) -> None:
         """The plan was decided on all there was: the next looks at what changes from here on."""

@@ -20,7 +20,7 @@ from services.scheduler.domain.accounts import counted, entitled, turn_budget
 from services.scheduler.domain.lanes import Key
 from services.scheduler.domain.model import Task
 from services.scheduler.domain.order import Entry
-from services.scheduler.domain.place import Slot
+from services.scheduler.domain.placement.place import Slot
 from services.scheduler.domain.pool import Pool, saved_until
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.timeshare.rule import spent

@@ -37,6 +37,8 @@ def units_of(shape: Shape, width: int) -> float:
 SLIVER = 0.0625
 
 
+# Users' cells that are saved: about a megabyte.
+LEARNED_CELLS_MAX = 2_000
 # Owners without live tasks whose use is remembered.
 OWNERS_KEPT_MAX = 10_000
 
@@ -301,6 +303,13 @@ class Pool:
         self.book = book
         for task in kept:
             self.enter(task)
+
+    def learned(self) -> dict[str, object] | None:
+        """What the discipline has learned; None if nothing since this was asked last."""
+        if self.history.ends == self.saved_ends:
+            return None
+        self.saved_ends = self.history.ends
+        return self.history.dump(LEARNED_CELLS_MAX)
 
     def live(self) -> bool:
         """True if anything waits or runs here."""

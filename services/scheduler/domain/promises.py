@@ -14,7 +14,7 @@ from math import inf
 from services.scheduler.domain.clusters import UNCOVERED, Depth
 from services.scheduler.domain.model import WEIGHTS
 from services.scheduler.domain.order import Entry, rank_of
-from services.scheduler.domain.place import Slot
+from services.scheduler.domain.placement.place import Slot
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.waits import retry_later

@@ -7,14 +7,25 @@ expected to stay, so nothing is promised on its nodes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from services.scheduler.domain.model import Shape, Task
 from services.scheduler.domain.order import Entry
-from services.scheduler.domain.place import Capacity, Slot, slots_of
+from services.scheduler.domain.placement.place import Capacity, Slot, slots_of
+from services.scheduler.domain.placement.topology import Topology
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.round import Round
+
+
+class End(NamedTuple):
+    """When a run is expected to end, and what it then leaves; in order of these."""
+
+    at: datetime
+    task_id: str
+    slots: Sequence[Slot]
 
 
 def expected_end(pool: Pool, task: Task, now: datetime) -> datetime | None:
@@ -25,27 +36,32 @@ def expected_end(pool: Pool, task: Task, now: datetime) -> datetime | None:
     return now + timedelta(seconds=max(0.0, left))
 
 
+def expected_end_if_begun(task: Task, now: datetime) -> datetime | None:
+    """When a waiting task would end if it began now; None if nobody said so."""
+    if task.expected_seconds is None:
+        return None
+    return now + timedelta(seconds=max(0.0, task.expected_seconds - task.run_seconds))
+
+
 @dataclass(slots=True)
 class Reservation:
     """When the first in line is expected to start, and what it then leaves over."""
 
-    # None: nobody knows; then nothing may start before it on nodes that it could use.
+    # None: nobody knows; then nothing is kept for it.
     starts_at: datetime | None
     over: Capacity
     wanted: frozenset[str]
 
-    def place(self, round_: Round, pool: Pool, entry: Entry) -> tuple[Slot, ...] | None:
+    def place(
+        self, free: Capacity, shape: Shape, ends_at: datetime | None, topology: Topology | None
+    ) -> tuple[Slot, ...] | None:
         """A place for a later task that does not delay the reservation, or None."""
-        topology = round_.topology(pool)
-        expected = entry.task.expected_seconds
-        if self.starts_at is not None and expected is not None:
-            left = max(0.0, expected - entry.task.run_seconds)
-            if round_.after(left) <= self.starts_at:
-                return round_.free.pick(entry.shape, topology=topology)
-        free, over = round_.free.free, self.over.free
-        slots = round_.free.pick(
-            entry.shape,
-            lambda node_id: node_id not in self.wanted or free[node_id] & ~over[node_id] == 0,
+        if self.starts_at is not None and ends_at is not None and ends_at <= self.starts_at:
+            return free.pick(shape, topology=topology)
+        now, over = free.free, self.over.free
+        slots = free.pick(
+            shape,
+            lambda node_id: node_id not in self.wanted or now[node_id] & ~over[node_id] == 0,
             topology=topology,
         )
         if slots is not None:
@@ -55,26 +71,35 @@ class Reservation:
 
 def reserve(round_: Round, pool: Pool, entry: Entry) -> Reservation:
     """Where and when the task will start if every run ends as expected."""
-    wanted = round_.totals.eligible(entry.shape)
-    trial = round_.free.copy()
     runs = [round_.index.tasks[task_id] for row in pool.running.values() for _, task_id in row]
     runs += pool.leaving.values()
     runs += round_.started.get(pool.group, ())
-    ends = [(end, run.id, run) for run in runs if (end := expected_end(pool, run, round_.now))]
-    ends.sort(key=lambda each: each[:2])
-    for place, (end, _, run) in enumerate(ends):
-        trial.give(slots_of(run))
-        following = ends[place + 1][0] if place + 1 < len(ends) else None
+    ends = [
+        End(at, run.id, slots_of(run))
+        for run in runs
+        if (at := expected_end(pool, run, round_.now)) is not None
+    ]
+    return reserve_among(round_.free, ends, entry.shape, round_.totals.eligible(entry.shape))
+
+
+def reserve_among(
+    free: Capacity, ends: Iterable[End], shape: Shape, wanted: frozenset[str]
+) -> Reservation:
+    """The first moment at which so many ends leave room; ``wanted``: nodes that would do."""
+    trial = free.copy()
+    ordered = sorted(ends)
+    for place, end in enumerate(ordered):
+        trial.give(end.slots)
+        following = ordered[place + 1].at if place + 1 < len(ordered) else None
         # All ends of one moment count together.
-        if following != end and trial.fits(entry.shape):
-            trial.take(_least_free_now(round_, entry.shape, trial))
-            return Reservation(end, trial, wanted)
-    return Reservation(None, round_.free.copy(), frozenset())
+        if following != end.at and trial.fits(shape):
+            trial.take(_least_free_now(free.free, shape, trial))
+            return Reservation(end.at, trial, wanted)
+    return Reservation(None, free.copy(), frozenset())
 
 
-def _least_free_now(round_: Round, shape: Shape, trial: Capacity) -> tuple[Slot, ...]:
+def _least_free_now(free: Mapping[str, int], shape: Shape, trial: Capacity) -> tuple[Slot, ...]:
     """A place for the gang that uses as few as possible of the nodes that are free already."""
-    free = round_.free.free
 
     def busy(node_id: str) -> bool:
         return not free[node_id]

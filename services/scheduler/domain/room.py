@@ -18,7 +18,7 @@ from services.scheduler.domain.handover import tell_to_go
 from services.scheduler.domain.model import WEIGHTS, Shape, Task
 from services.scheduler.domain.moments import protected_until
 from services.scheduler.domain.order import Entry
-from services.scheduler.domain.place import Allowed, Capacity, Slot
+from services.scheduler.domain.placement.place import Allowed, Capacity, Slot
 from services.scheduler.domain.pool import Pool, saved_until, units_of
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.why import reason

@@ -26,11 +26,11 @@ from services.scheduler.domain.model import (
     Shape,
     Task,
 )
-from services.scheduler.domain.place import Capacity, Slot, placements_of
+from services.scheduler.domain.placement.place import Capacity, Slot, placements_of
+from services.scheduler.domain.placement.topology import Topology
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.quota import Need, held_need, minus
 from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.domain.topology import Topology
 from services.scheduler.domain.why import reason, same
 
 ANYWHERE = Topology()

@@ -21,12 +21,12 @@ from services.scheduler.domain.model import WEIGHTS, Assign, Look, Shape, Task
 from services.scheduler.domain.moments import Kind, Moment
 from services.scheduler.domain.order import Entry, Line, Outcome, auto_level, is_auto, rank_of
 from services.scheduler.domain.passes import Turns
-from services.scheduler.domain.place import Allowed, Slot, placements_of
+from services.scheduler.domain.placement.place import Allowed, Slot, placements_of
+from services.scheduler.domain.placement.topology import crosses_zone
 from services.scheduler.domain.pool import Pool, units_of
 from services.scheduler.domain.promises import Promises
-from services.scheduler.domain.reserve import Reservation, reserve
+from services.scheduler.domain.reserve import Reservation, expected_end_if_begun, reserve
 from services.scheduler.domain.round import Round
-from services.scheduler.domain.topology import crosses_zone
 from services.scheduler.domain.waits import waits_by_itself
 from services.scheduler.domain.why import reason
 
@@ -329,7 +329,8 @@ class Sharing:
         topology = round_.topology(pool)
         reservation = self._reserved.get(entry.rank)
         if reservation is not None:
-            return reservation.place(round_, pool, entry)
+            ends_at = expected_end_if_begun(entry.task, round_.now)
+            return reservation.place(round_.free, entry.shape, ends_at, topology)
         return round_.free.pick(entry.shape, self._allowed(entry), topology=topology)
 
     def _allowed(self, entry: Entry) -> Allowed | None:

@@ -20,7 +20,7 @@ from services.scheduler.domain.model import (
     PolicySettings,
     Task,
 )
-from services.scheduler.domain.place import Capacity
+from services.scheduler.domain.placement.place import Capacity
 from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.timeshare.history import History

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from services.scheduler.domain.model import Node, PolicySettings, Shape
-from services.scheduler.domain.place import Capacity, width
+from services.scheduler.domain.placement.place import Capacity, width
+from services.scheduler.domain.placement.topology import LEVELS
 from services.scheduler.domain.quota import Need
-from services.scheduler.domain.topology import LEVELS
 
 
 class Totals:

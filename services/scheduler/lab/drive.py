@@ -33,7 +33,6 @@ from libs.contracts.messages import (
 )
 from services.scheduler.domain import facts
 from services.scheduler.domain.apply import task_after
-from services.scheduler.domain.check import check
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.index import Index
 from services.scheduler.domain.lifecycle import TERMINAL
@@ -51,6 +50,7 @@ from services.scheduler.domain.model import (
     Task,
 )
 from services.scheduler.domain.outgoing import state_changed
+from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.lab.errors import LabError
 from services.scheduler.lab.options import Options

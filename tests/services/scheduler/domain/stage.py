@@ -23,7 +23,6 @@ from libs.contracts.messages import (
 )
 from services.scheduler.domain import facts
 from services.scheduler.domain.apply import Change, applied
-from services.scheduler.domain.check import check
 from services.scheduler.domain.clusters import UNCOVERED
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.index import Index
@@ -42,6 +41,7 @@ from services.scheduler.domain.model import (
 )
 from services.scheduler.domain.outgoing import state_changed
 from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import (
     START,

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from libs.contracts.messages import ExitKind, TaskState
 from services.scheduler.domain import facts
-from services.scheduler.domain.check import check
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.disciplines import DISCIPLINES
-from services.scheduler.domain.explain import explain
+from services.scheduler.domain.explanation.explain import explain
 from services.scheduler.domain.index import Index
 from services.scheduler.domain.model import Assign, Kill, PolicySettings, Preempt, Task
 from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import START, a_node, a_snapshot, a_task, at, some_nodes, submitted_event
 from tests.services.scheduler.domain.stage import Stage

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from libs.contracts.messages import ExitKind, ReasonCode
-from services.scheduler.domain.check import check
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.model import Assign, Hold, Plan, Task
 from services.scheduler.domain.policy import GroupPolicy, Timeshare
+from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import a_snapshot, a_task, at, running, some_nodes
 from tests.services.scheduler.domain.stage import Stage

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from libs.contracts.messages import ReasonCode, TaskState
 from services.scheduler.domain.apply import applied
-from services.scheduler.domain.check import check
 from services.scheduler.domain.clusters import UNCOVERED, Clusters
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.disciplines.base import Filling
@@ -26,8 +25,9 @@ from services.scheduler.domain.model import (
     Task,
 )
 from services.scheduler.domain.moments import protected_until
-from services.scheduler.domain.place import Slot, slots_of
+from services.scheduler.domain.placement.place import Slot, slots_of
 from services.scheduler.domain.pool import Pool
+from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import a_snapshot, played
 from tests.services.scheduler.domain.stage import facts_of, rebuilt

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from services.scheduler.domain.masks import span, written
 from services.scheduler.domain.model import Node
+from services.scheduler.domain.placement.masks import span, written
 
 # Node labels from the largest domain to the smallest.
 LEVELS: tuple[str, ...] = ("zone", "spine", "leaf")

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from services.scheduler.domain.fleet import Fleet
-from services.scheduler.domain.masks import places
 from services.scheduler.domain.model import Shape
+from services.scheduler.domain.placement.fleet import Fleet
+from services.scheduler.domain.placement.masks import places
 
 _BITS = 6
 _LOW = (1 << _BITS) - 1

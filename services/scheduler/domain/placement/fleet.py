@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 
-from services.scheduler.domain.masks import mask_of, span
 from services.scheduler.domain.model import Node, PolicySettings, Shape
-from services.scheduler.domain.topology import address, tree
+from services.scheduler.domain.placement.masks import mask_of, span
+from services.scheduler.domain.placement.topology import address, tree
 
 # Answers kept of which nodes suit a shape; beyond it they are found anew.
 _ANSWERS_MAX = 4096

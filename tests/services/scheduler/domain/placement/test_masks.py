@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.domain.masks import (
+from services.scheduler.domain.placement.masks import (
     first,
     gpus_of,
     joined,

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.domain.model import Node, PolicySettings, Shape
-from services.scheduler.domain.place import Capacity, Slot, placements_of
-from services.scheduler.domain.topology import Topology, address, crosses_zone
+from services.scheduler.domain.placement.place import Capacity, Slot, placements_of
+from services.scheduler.domain.placement.topology import Topology, address, crosses_zone
 from tests.builders import a_node, a_spec
 
 ANYWHERE = Topology()

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.domain.fleet import cpu_ranks_max, roomy, usable_mask, width
 from services.scheduler.domain.model import Node, PolicySettings, Shape
-from services.scheduler.domain.place import Capacity, Slot
+from services.scheduler.domain.placement.fleet import cpu_ranks_max, roomy, usable_mask, width
+from services.scheduler.domain.placement.place import Capacity, Slot
 from tests.builders import a_node
 
 SETTINGS = PolicySettings(cpu_ranks_per_node=2)

@@ -12,10 +12,10 @@ from libs.contracts.reasons import render
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.model import Assign, Hold, Plan, Reject, Task
 from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.proof.violations import Fault
 from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.domain.violations import Fault
 from tests.builders import a_node, a_snapshot, a_spec, a_task, at, running
-from tests.services.scheduler.domain.test_check import (
+from tests.services.scheduler.domain.proof.test_check import (
     ALL,
     WHY,
     changed,

@@ -12,15 +12,15 @@ from datetime import UTC, datetime, timedelta
 
 from libs.contracts.messages import Forecast, ReasonCode
 from libs.contracts.reasons import level_name
-from services.scheduler.domain.board import expected_left
-from services.scheduler.domain.course import Course, Stopped
 from services.scheduler.domain.disciplines.base import Filling
+from services.scheduler.domain.explanation.board import expected_left
+from services.scheduler.domain.explanation.course import Course, Stopped
+from services.scheduler.domain.explanation.standing import Standing
+from services.scheduler.domain.explanation.words import counted, named, span
 from services.scheduler.domain.lifecycle import PREEMPTING
 from services.scheduler.domain.model import Task
 from services.scheduler.domain.order import is_auto
-from services.scheduler.domain.place import slots_of
-from services.scheduler.domain.standing import Standing
-from services.scheduler.domain.words import counted, named, span
+from services.scheduler.domain.placement.place import slots_of
 
 AHEAD_MAX = 1_000
 RUNS_MAX = 20_000

@@ -12,8 +12,8 @@ from libs.contracts.messages import Placement, Priority, Unit
 from services.scheduler.domain.lifecycle import LEAVING
 from services.scheduler.domain.model import Assign, Hold, Kill, Limit, Plan, Preempt, Task
 from services.scheduler.domain.pool import Pool
+from services.scheduler.domain.proof.violations import Fault, Violation
 from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.domain.violations import Fault, Violation
 
 
 class _Owners:

@@ -11,13 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from libs.contracts.messages import Goal, Placement, Priority, ReasonCode
-from services.scheduler.domain.conserve import (
-    clusters_broken,
-    limits_broken,
-    taken_twice,
-    too_many_crossing,
-)
-from services.scheduler.domain.entitled import TAKING, wrong_victim
 from services.scheduler.domain.lifecycle import QUEUED, TRANSITIONS, Trigger
 from services.scheduler.domain.model import (
     WEIGHTS,
@@ -31,8 +24,15 @@ from services.scheduler.domain.model import (
     Reject,
     Task,
 )
+from services.scheduler.domain.proof.conserve import (
+    clusters_broken,
+    limits_broken,
+    taken_twice,
+    too_many_crossing,
+)
+from services.scheduler.domain.proof.entitled import TAKING, wrong_victim
+from services.scheduler.domain.proof.violations import Fault, Violation
 from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.domain.violations import Fault, Violation
 
 
 def check(snapshot: Snapshot, plan: Plan, *, deep: bool = False) -> list[Violation]:

@@ -11,7 +11,6 @@ import pytest
 
 from libs.contracts.ids import TaskId
 from libs.contracts.messages import Goal, Placement, Priority, ReasonCode, TaskState
-from services.scheduler.domain.check import check
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.lifecycle import Trigger
 from services.scheduler.domain.marks import Marks
@@ -29,8 +28,9 @@ from services.scheduler.domain.model import (
     Task,
 )
 from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
+from services.scheduler.domain.proof.check import check
+from services.scheduler.domain.proof.violations import Fault
 from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.domain.violations import Fault
 from services.scheduler.domain.why import reason
 from tests.builders import (
     a_checkpoint,

@@ -14,7 +14,7 @@ from libs.contracts.messages import (
 )
 from services.scheduler.domain.apply import applied
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.explain import explain
+from services.scheduler.domain.explanation.explain import explain
 from services.scheduler.domain.index import Index
 from services.scheduler.domain.model import Inventory, Limit, Node, PolicySettings, Task
 from services.scheduler.domain.policy import GroupPolicy, Timeshare, VirtualCluster

@@ -15,17 +15,18 @@ from datetime import UTC, datetime
 from enum import Enum
 from math import inf
 
-from services.scheduler.domain.board import Board, Reserved, Run, expected_left
 from services.scheduler.domain.disciplines.base import Filling
+from services.scheduler.domain.explanation.board import Board, Run, expected_left
+from services.scheduler.domain.explanation.purse import Purse
+from services.scheduler.domain.explanation.standing import Standing
 from services.scheduler.domain.lifecycle import PREEMPTING, QUEUED, RUNNING
-from services.scheduler.domain.masks import joined
 from services.scheduler.domain.model import WEIGHTS, Shape, Task
 from services.scheduler.domain.moments import sinks_at
 from services.scheduler.domain.order import Entry
 from services.scheduler.domain.passes import turn_cost
-from services.scheduler.domain.place import Slot, placements_of, slots_of
-from services.scheduler.domain.purse import Purse
-from services.scheduler.domain.standing import Standing
+from services.scheduler.domain.placement.masks import joined
+from services.scheduler.domain.placement.place import Slot, placements_of, slots_of
+from services.scheduler.domain.reserve import Reservation
 
 # Looks at tasks and runs, all in all: what a leader can spare for one question.
 WORK_MAX = 40_000
@@ -233,12 +234,10 @@ class Course:
         self._grant()
         self._reorder()
         turns = self._open()
-        if turns and self.pool.discipline.pays:
-            # What is free goes out in order first; who still waits then may take a turn.
-            slots = self._walk(turns=False)
-            if slots is not None:
-                return slots
-        return self._walk(turns=turns)
+        # What is free goes out in order first; who still waits then may take a turn.
+        filled = turns and self.pool.discipline.pays
+        slots = self._walk(turns=False) if filled else None
+        return self._walk(turns=turns) if slots is None else slots
 
     def _open(self) -> bool:
         """True at a pass; else the next one is noted."""
@@ -256,7 +255,7 @@ class Course:
         # by rank, what the first one that found no place has reserved.
         stuck: set[Shape] = set()
         turnless: set[Shape] = set()
-        reserved: dict[int, Reserved] = {}
+        reserved: dict[int, Reservation] = {}
         board = self._board
         self.looks += len(self._waiting) // PASSED_OVER
         for entry in list(self._waiting):
@@ -281,7 +280,7 @@ class Course:
                 self._start(entry, slots)
         return None
 
-    def _pick(self, entry: Entry, reserved: dict[int, Reserved]) -> tuple[Slot, ...] | None:
+    def _pick(self, entry: Entry, reserved: dict[int, Reservation]) -> tuple[Slot, ...] | None:
         """A place in what is free, beside what an earlier one has reserved."""
         if entry.rank in reserved:
             return self._board.beside(reserved[entry.rank], entry)

@@ -16,11 +16,18 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from libs.contracts.messages import Placement, TaskSpec
-from services.scheduler.domain.fleet import Fleet, cpu_ranks_max, usable_mask, width
-from services.scheduler.domain.masks import first, gpus_of, joined, lowest, mask_of, places
 from services.scheduler.domain.model import Node, PolicySettings, Shape, Task
-from services.scheduler.domain.stock import Stock
-from services.scheduler.domain.topology import LEVELS, Area, Topology, areas
+from services.scheduler.domain.placement.fleet import Fleet, cpu_ranks_max, usable_mask, width
+from services.scheduler.domain.placement.masks import (
+    first,
+    gpus_of,
+    joined,
+    lowest,
+    mask_of,
+    places,
+)
+from services.scheduler.domain.placement.stock import Stock
+from services.scheduler.domain.placement.topology import LEVELS, Area, Topology, areas
 
 # What others reckon with, too, is to be had here.
 __all__ = (

@@ -16,14 +16,14 @@ from libs.contracts.messages import (
     Priority,
     TaskState,
 )
-from services.scheduler.domain import course as course_module
-from services.scheduler.domain.course import GIVEN_WORK, WORK_MAX, Course, Stopped
-from services.scheduler.domain.explain import explain
-from services.scheduler.domain.forecast import AHEAD_MAX, HORIZON_SECONDS
+from services.scheduler.domain.explanation import course as course_module
+from services.scheduler.domain.explanation.course import GIVEN_WORK, WORK_MAX, Course, Stopped
+from services.scheduler.domain.explanation.explain import explain
+from services.scheduler.domain.explanation.forecast import AHEAD_MAX, HORIZON_SECONDS
+from services.scheduler.domain.explanation.standing import stand
 from services.scheduler.domain.model import Limit, Node, PolicySettings, Task
 from services.scheduler.domain.policy import GroupPolicy, Rotation, Timeshare, VirtualCluster
 from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.domain.standing import stand
 from tests.builders import START, a_limit, a_spec, a_task, at, running, some_nodes
 from tests.services.scheduler.domain.stage import Stage
 from tests.strategies import NOW, snapshots

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.messages import Role
-from services.scheduler.domain.fleet import usable_mask
-from services.scheduler.domain.masks import gpus_of, mask_of
 from services.scheduler.domain.model import Node, PolicySettings, Shape
-from services.scheduler.domain.place import (
+from services.scheduler.domain.placement.fleet import usable_mask
+from services.scheduler.domain.placement.masks import gpus_of, mask_of
+from services.scheduler.domain.placement.place import (
     Capacity,
     Slot,
     placements_of,

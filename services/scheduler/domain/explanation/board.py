@@ -14,17 +14,24 @@ from services.scheduler.domain import room
 from services.scheduler.domain.clusters import UNCOVERED, Depth
 from services.scheduler.domain.disciplines.base import Filling
 from services.scheduler.domain.disciplines.timeshare import features_of
+from services.scheduler.domain.explanation.standing import Standing
 from services.scheduler.domain.handover import ack_seconds
 from services.scheduler.domain.lanes import Key
 from services.scheduler.domain.marks import Marks
 from services.scheduler.domain.model import WEIGHTS, Shape, Task
 from services.scheduler.domain.moments import protected_until
 from services.scheduler.domain.order import Entry
-from services.scheduler.domain.place import Capacity, Slot
+from services.scheduler.domain.placement.place import Capacity, Slot
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.quota import held_need, minus
+from services.scheduler.domain.reserve import (
+    End,
+    Reservation,
+    expected_end,
+    expected_end_if_begun,
+    reserve_among,
+)
 from services.scheduler.domain.slices import finish_of
-from services.scheduler.domain.standing import Standing
 
 # With fewer ends known, the predictor says nothing that is worth saying.
 ENDS_MIN = 5
@@ -50,16 +57,6 @@ def expected_left(pool: Pool, task: Task, attained: float) -> float | None:
     if pool.history.ends >= ENDS_MIN:
         return pool.history.median_left(features_of(pool, task), attained)
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """When the first of a rank that finds no place is expected to start; None: nobody knows."""
-
-    at: float | None
-    # What it leaves over then, and the nodes that it could use.
-    over: Capacity
-    wanted: frozenset[str]
 
 
 class Board:
@@ -206,40 +203,21 @@ class Board:
                 victims.append(run)
         return victims
 
-    def reserve(self, entry: Entry) -> Reserved:
-        """As ``reserve.py`` reckons: when all runs end as their owners said."""
-        ends = sorted(
-            (run.task.expected_seconds - self.pool.attained(run.task, self.now), task_id)
+    def reserve(self, entry: Entry) -> Reservation:
+        """When and where it starts if all runs end as their owners said."""
+        ends = [
+            End(at, task_id, run.slots)
             for task_id, run in self.runs.items()
-            if run.task.expected_seconds is not None
-        )
-        trial = self.free.copy()
-        for place, (left, task_id) in enumerate(ends):
-            trial.give(self.runs[task_id].slots)
-            last = place + 1 == len(ends) or ends[place + 1][0] > left
-            slots = self.pick(entry, trial) if last and trial.fits(entry.shape) else None
-            if slots is not None:
-                trial.take(slots)
-                wanted = self.round.totals.eligible(entry.shape)
-                return Reserved(self.now.timestamp() + max(0.0, left), trial, wanted)
-        return Reserved(None, self.free.copy(), frozenset())
+            if (at := expected_end(self.pool, run.task, self.now)) is not None
+        ]
+        wanted = self.round.totals.eligible(entry.shape)
+        return reserve_among(self.free, ends, entry.shape, wanted)
 
-    def beside(self, reserved: Reserved, entry: Entry) -> tuple[Slot, ...] | None:
+    def beside(self, reserved: Reservation, entry: Entry) -> tuple[Slot, ...] | None:
         """A place for a later task that does not delay the reservation, or None."""
-        expected, at = entry.task.expected_seconds, reserved.at
-        if at is not None and expected is not None:
-            left = max(0.0, expected - entry.task.run_seconds)
-            if self.now.timestamp() + left <= at:
-                return self.pick(entry)
-        free, over = self.free.free, reserved.over.free
-        slots = self.free.pick(
-            entry.shape,
-            lambda node_id: node_id not in reserved.wanted or free[node_id] & ~over[node_id] == 0,
-            topology=self.round.topology(self.pool),
-        )
-        if slots is not None:
-            reserved.over.take(slots)
-        return slots
+        ends_at = expected_end_if_begun(entry.task, self.now)
+        topology = self.round.topology(self.pool)
+        return reserved.place(self.free, entry.shape, ends_at, topology)
 
     def _charge(self, task: Task, sign: int) -> None:
         need = held_need(task)

@@ -10,13 +10,13 @@ from datetime import timedelta
 
 from libs.contracts.messages import Priority, ReasonCode
 from services.scheduler.domain.clusters import Clusters, Depth, entitlement
-from services.scheduler.domain.conserve import taken_back
 from services.scheduler.domain.lifecycle import RUNNING
 from services.scheduler.domain.marks import Marks
 from services.scheduler.domain.model import WEIGHTS, Assign, Hold, Kill, Mark, Plan, Preempt, Task
 from services.scheduler.domain.order import is_auto
+from services.scheduler.domain.proof.conserve import taken_back
+from services.scheduler.domain.proof.violations import Fault, Violation
 from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.domain.violations import Fault, Violation
 
 # Reasons for which a run makes room for another task.
 TAKING = frozenset({ReasonCode.PREEMPTED_BY, ReasonCode.RECLAIMED_BY, ReasonCode.TURN_OF})

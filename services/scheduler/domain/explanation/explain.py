@@ -20,15 +20,15 @@ from libs.contracts.messages import (
 )
 from libs.contracts.reasons import level_name
 from services.scheduler.domain.clusters import UNCOVERED
-from services.scheduler.domain.forecast import forecast
+from services.scheduler.domain.explanation.forecast import forecast
+from services.scheduler.domain.explanation.remedies import of_any, remedies
+from services.scheduler.domain.explanation.standing import Standing, stand
+from services.scheduler.domain.explanation.words import span
 from services.scheduler.domain.lifecycle import LEAVING, QUEUED
-from services.scheduler.domain.masks import mask_of
 from services.scheduler.domain.model import Task
-from services.scheduler.domain.remedies import of_any, remedies
+from services.scheduler.domain.placement.masks import mask_of
 from services.scheduler.domain.room import move_cost
 from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.domain.standing import Standing, stand
-from services.scheduler.domain.words import span
 
 VICTIMS_SHOWN_MAX = 1000
 NODES_SHOWN_MAX = 1000

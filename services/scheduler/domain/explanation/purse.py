@@ -8,9 +8,9 @@ from __future__ import annotations
 from math import inf
 
 from services.scheduler.domain.accounts import counted, turn_budget
+from services.scheduler.domain.explanation.standing import Standing
 from services.scheduler.domain.model import Task
 from services.scheduler.domain.order import Entry
-from services.scheduler.domain.standing import Standing
 from services.scheduler.domain.timeshare.rule import grant_budget, grant_cost, is_big, spent
 
 

@@ -15,16 +15,16 @@ from libs.contracts.reasons import level_name
 from services.scheduler.domain import room
 from services.scheduler.domain.accounts import counted, entitled, turn_budget
 from services.scheduler.domain.clusters import UNCOVERED
+from services.scheduler.domain.explanation.standing import Standing, reach, run_key
+from services.scheduler.domain.explanation.words import counted as number
+from services.scheduler.domain.explanation.words import moment, named, span
 from services.scheduler.domain.lifecycle import PREEMPTING
 from services.scheduler.domain.model import Node, Shape, Task
 from services.scheduler.domain.moments import protected_until
 from services.scheduler.domain.order import LEVEL_OF_WEIGHT
 from services.scheduler.domain.passes import turn_cost
-from services.scheduler.domain.place import Capacity, slots_of
+from services.scheduler.domain.placement.place import Capacity, slots_of
 from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.domain.standing import Standing, reach, run_key
-from services.scheduler.domain.words import counted as number
-from services.scheduler.domain.words import moment, named, span
 
 # Runs of one level that are looked at; beyond them the answer says less, not something wrong.
 RUNS_LOOKED_MAX = 2_000

@@ -1,0 +1,1 @@
+"""Every plan is checked before it is committed, by code that shares nothing with what made it."""
