@@ -38,6 +38,12 @@ class Said:
         """A level as people write it."""
         return self.names[key].removeprefix("PRIORITY_").lower()
 
+    def cost(self) -> str:
+        """What going costs, in a clause of its own; nothing where it was not reckoned."""
+        if "cost_node_seconds" not in self.numbers:
+            return ""
+        return f"; unsaved work and moving cost {self.number('cost_node_seconds')} node-seconds"
+
     def size(self) -> str:
         """A gang: ``2 nodes with 4 GPUs each``, ``1 whole node``, ``3 nodes``."""
         nodes = self.numbers["nodes"]
@@ -126,6 +132,7 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
     ReasonCode.PREEMPTED_BY: (
         lambda said: (
             f"makes room for task {said.name('task')} at level {said.priority('priority')}"
+            f"{said.cost()}"
         ),
         "makes room for a task of a higher level",
     ),
@@ -183,14 +190,14 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
     ReasonCode.RECLAIMED_BY: (
         lambda said: (
             f"ran on nodes borrowed from virtual cluster {said.name('cluster')}, which takes them"
-            f" back for task {said.name('task')}"
+            f" back for task {said.name('task')}{said.cost()}"
         ),
         "ran on borrowed nodes, which their virtual cluster takes back",
     ),
     ReasonCode.TURN_OF: (
         lambda said: (
             f"it is the turn of task {said.name('task')} of the same level"
-            f" ({said.priority('priority')})"
+            f" ({said.priority('priority')}){said.cost()}"
         ),
         "it is another task's turn",
     ),

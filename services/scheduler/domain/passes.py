@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from libs.contracts.messages import PreemptMode, ReasonCode
 from services.scheduler.domain import room, slices
 from services.scheduler.domain.accounts import counted, entitled, turn_budget
+from services.scheduler.domain.floods import turnless
 from services.scheduler.domain.lanes import Key
 from services.scheduler.domain.model import Task
 from services.scheduler.domain.order import Entry
@@ -24,7 +25,6 @@ from services.scheduler.domain.placement.place import Slot
 from services.scheduler.domain.pool import Pool, saved_until
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.timeshare.rule import spent
-from services.scheduler.domain.why import reason
 
 ALMOST = 1e-6
 
@@ -90,6 +90,8 @@ class Turns:
         count = row.after(after, entry.id)
         if not count or there + row.units(count) < pool.least_units(entry.shape) - ALMOST:
             return None
+        if turnless(round_, pool, entry):
+            return None
         return self._take(entry, row, count)
 
     def _reach(self, entry: Entry, ratio: float) -> float:
@@ -128,8 +130,7 @@ class Turns:
         if not self._pay(entry, sum(turn_cost(pool, task, round_.seconds) for task in victims)):
             self._saving = True
             return None
-        names = {"task": entry.id, "priority": entry.level.value}
-        room.send(round_, victims, entry, reason(ReasonCode.TURN_OF, names=names))
+        room.send(round_, pool, victims, entry, ReasonCode.TURN_OF)
         self._used.update(task.id for task in victims)
         return room.pick(round_, pool, entry, trial)
 

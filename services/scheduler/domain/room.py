@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from libs.contracts.messages import Reason, ReasonCode
+from libs.contracts.messages import ReasonCode
 from services.scheduler.domain.clusters import UNCOVERED, Depth
 from services.scheduler.domain.handover import tell_to_go
 from services.scheduler.domain.model import WEIGHTS, Shape, Task
@@ -91,8 +91,8 @@ def _make(
     if not fits:
         return None
     victims = spare(round_, pool, entry, trial, taken, allowed)
-    cluster = pool.clusters.of(entry.task) if pool.clusters else ""
-    send(round_, victims, entry, _why(entry, cluster))
+    code = ReasonCode.RECLAIMED_BY if entry.depth < UNCOVERED else ReasonCode.PREEMPTED_BY
+    send(round_, pool, victims, entry, code)
     return pick(round_, pool, entry, trial, allowed)
 
 
@@ -115,20 +115,20 @@ def spare(  # noqa: PLR0917 - all of them say what is tried
     return victims
 
 
-def send(round_: Round, victims: Iterable[Task], entry: Entry, why: Reason) -> None:
-    """Ask runs to go and take promises back, for a task."""
+def send(
+    round_: Round, pool: Pool, victims: Iterable[Task], entry: Entry, code: ReasonCode
+) -> None:
+    """Ask runs to go and take promises back, for a task; each is told what that costs."""
+    names = {"task": entry.id, "priority": entry.level.value}
+    if code is ReasonCode.RECLAIMED_BY:
+        names["cluster"] = pool.clusters.of(entry.task)
     for task in sorted(victims, key=lambda each: each.id):
         if task.promised:
             round_.release(task)
         else:
+            cost = round(move_cost(pool, task, round_.seconds))
+            why = reason(code, names=names, cost_node_seconds=cost)
             tell_to_go(round_, task, why, beneficiary=entry.id)
-
-
-def _why(entry: Entry, cluster: str) -> Reason:
-    names = {"task": entry.id, "priority": entry.level.value}
-    if entry.depth < UNCOVERED:
-        return reason(ReasonCode.RECLAIMED_BY, names={**names, "cluster": cluster})
-    return reason(ReasonCode.PREEMPTED_BY, names=names)
 
 
 def may_go(round_: Round, pool: Pool, task: Task) -> bool:

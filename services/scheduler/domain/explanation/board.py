@@ -94,6 +94,10 @@ class Board:
         of = self.pool.clusters.of(task)
         return room.outranks(self.own, self.own.cluster, self._claim, task, depth, of)
 
+    def begun(self, task: Task) -> Task:
+        """A run as it is once it began; one that is starting does so now."""
+        return task if task.run_started_at else replace(task, run_started_at=self.now)
+
     def open_at(self, task: Task) -> float:
         """From when a run may be asked to go; lower ones are not held by their own level."""
         until = protected_until(task, self.pool.protected_seconds)

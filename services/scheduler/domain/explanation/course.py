@@ -161,6 +161,7 @@ class Course:
     def _enter(self, task: Task, slots: tuple[Slot, ...]) -> None:
         """A run with what will come of it."""
         pool, board = self.pool, self._board
+        task = board.begun(task)
         open_at = board.open_at(task)
         run = board.runs[task.id] = Run(task, WEIGHTS[task.level], slots, open_at)
         left = expected_left(pool, task, pool.attained(task, board.now))

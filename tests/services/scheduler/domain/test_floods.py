@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from libs.contracts.messages import ExitKind, ReasonCode
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.model import Assign, Hold, Plan, Task
+from services.scheduler.domain.marks import Marks
+from services.scheduler.domain.model import Assign, Hold, Plan, Preempt, Task
 from services.scheduler.domain.policy import GroupPolicy, Timeshare
 from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.snapshot import Snapshot
@@ -90,6 +93,27 @@ def test_one_task_of_everybodys_may_always_run() -> None:
     flood = many("flo", 300, nodes=4)
     plan = decided(moment([*flood, *many("bob", 30, submitted=30)], GUARDED))
     assert started(plan, "flo") == 1
+
+
+def test_nobody_goes_for_what_is_beyond_a_floods_part() -> None:
+    """The one task that may always run gets free nodes, never the turn of another owner."""
+    flood = many("flo", 40, nodes=8)
+    # Both others come much later in the order than the flood does: without the guard they go.
+    others = [
+        running(a_task(f"bob{place}", owner="bob", nodes=5, submitted=0), held, since=0)
+        for place, held in enumerate(
+            (
+                {f"n{n}": tuple(range(8)) for n in range(5)},
+                {f"n{n}": tuple(range(8)) for n in range(5, 10)},
+            )
+        )
+    ]
+    late = Marks(policy="timeshare", waiting=False, key=at(10 * 86_400).timestamp())
+    others = [replace(each, marks=late) for each in others]
+    now = 3600.0
+    for policy, gone in ((OPEN, {"bob0", "bob1"}), (GUARDED, set[str]())):
+        plan = decide(moment([*flood, *others], policy), at(now))
+        assert {each.task_id for each in plan.decisions if isinstance(each, Preempt)} == gone
 
 
 def test_what_runs_counts() -> None:
