@@ -167,7 +167,7 @@ def idle(queued: int) -> float:
 
 
 def restart(world: World) -> tuple[float, float]:
-    """CPU seconds for the index from the rows, and for the first round, which looks at all."""
+    """CPU seconds for the index from the rows, and for the first round, over all queues."""
     index = world.index
     tasks, books, nodes = [*index.tasks.values()], [*index.books.values()], [*index.nodes.values()]
     build, first = Clock(), Clock()
@@ -179,6 +179,8 @@ def restart(world: World) -> tuple[float, float]:
             )
             made.refresh()
             made.apply(put=[*books, *tasks])
+            for pool in made.pools.values():
+                pool.recognise()
             snapshot = Snapshot.view(made)
         with first:
             decide(snapshot, world.now)

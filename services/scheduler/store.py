@@ -76,6 +76,8 @@ async def load(store: Store, settings: PolicySettings) -> Index:
         # Nodes and policies first: tasks are put into pools that know them.
         index.apply(put=store.resident(kind).values())
         index.refresh()
+    for pool in index.pools.values():
+        pool.recognise()
     async with store.transaction() as tx:
         for memory in await tx.select(PoolMemory):
             index.remember(memory.group, memory.learned)

@@ -77,6 +77,9 @@ class Pool:
         self.limited = False
         self.history = History()
         self.saved_ends = 0
+        # The pace, and what it was reckoned from.
+        self._tempo = Tempo(RULE, policy.timeshare)
+        self._paced: tuple[float, int] | None = None
         self.lanes = Lanes()
         # Queued tasks without valid marks; those that are promised nodes; runs on their way out.
         self.fresh: dict[str, Task] = {}
@@ -115,9 +118,11 @@ class Pool:
     @property
     def tempo(self) -> Tempo:
         """The rule's numbers and the group's, as fast as the work of this pool is."""
-        history = self.history
-        unit = unit_of(history.mean_seconds, history.ends)
-        return tempo_of(RULE, self.policy.timeshare, unit)
+        seen = self.history.mean_seconds, self.history.ends
+        if self._paced != seen:
+            self._paced = seen
+            self._tempo = tempo_of(RULE, self.policy.timeshare, unit_of(*seen))
+        return self._tempo
 
     @property
     def protected_seconds(self) -> float:
@@ -230,6 +235,17 @@ class Pool:
         self.owner_units[owner] = self.owner_units.get(owner, 0.0) + size
         if task.holds or task.promised:
             self.owner_held[owner] = self.owner_held.get(owner, 0.0) + size
+
+    def recognise(self) -> None:
+        """After a restart: who waits with a place and a reason was looked at before.
+
+        Their queues are walked along as in any round; only who is new is looked at one by one.
+        """
+        looked_at = [
+            key for key, task in self.arrived.items() if task.accepted and self.marked(task)
+        ]
+        for task_id in looked_at:
+            del self.arrived[task_id]
 
     def gone(self, owner: str) -> None:
         """After a change: an owner without live tasks begins anew."""

@@ -225,6 +225,26 @@ async def test_a_restart_finds_everything_and_decides_nothing_anew() -> None:
     assert await world.tasks() == before
 
 
+async def test_after_a_restart_only_who_is_new_is_looked_at_one_by_one() -> None:
+    world = await a_world()
+    waiting = [a_task(f"t{number}", submitted=number) for number in range(6)]
+    await world.hear(*(submitted_event(task) for task in waiting))
+    await world.settle()
+    # Comes, and its leader dies before it decides anything.
+    await world.hear(submitted_event(a_task("late", priority=Priority.HIGH)))
+    await world.restart()
+    brain = world.service.loops[0].step.__self__
+    assert isinstance(brain, Brain)
+    assert set(brain.snapshot().pools["default"].arrived) == {"late"}
+    await world.said()
+    await world.settle()
+    # It is seen, takes the place of the one that runs, and the others wait as they did.
+    said = await world.said()
+    assert [each.task_id for each in said if isinstance(each, KillRequested | PreemptionRequested)]
+    told = {each.task_id for each in said if isinstance(each, TaskStateChanged)}
+    assert not told & {f"t{number}" for number in range(1, 6)}
+
+
 async def test_a_dry_run_knows_what_was_learned_and_changes_nothing() -> None:
     """Other policies are tried on rows of their own, with what the pools learned so far."""
     world = await a_world()
