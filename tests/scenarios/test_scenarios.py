@@ -84,7 +84,7 @@ ROUNDS_MAX = 50
 ASKING = frozenset({"explain", "forge", "dry_run"})
 EFFECTS_MAX = 20
 SAME = re.compile(r"( *[0-9.]+  hold ([a-z]+))[0-9]+ (.*)")
-STAMP = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+\+00:00")
+STAMP = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}Z")
 
 
 def ranges(gpus: tuple[int, ...]) -> str:

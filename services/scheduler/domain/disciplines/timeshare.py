@@ -134,8 +134,9 @@ def _tag(pool: PoolView, task: Task, now: float, finish: float) -> tuple[float, 
     """How far the owner's earlier tasks set this one back, and where the next one begins."""
     latest = now + pool.tempo.rule.tag_seconds_max
     start = min(max(now, finish), latest)
-    share = pool.size(task) / max(pool.units, 1e-9)
     weight = max(pool.policy.shares.of(task.owner, task.team), 1e-6)
+    # Where no node is known yet, it is as large as all of them.
+    share = pool.size(task) / max(pool.units, pool.size(task), 1e-9)
     served = pool.history.mean_seconds * share * max(1, len(pool.owners)) / weight
     return start - now, min(start + served, latest)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 
 NAMED_MAX = 3
 _STEPS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
@@ -18,8 +18,8 @@ def span(seconds: float) -> str:
 
 
 def moment(at: datetime) -> str:
-    """A moment to the second."""
-    return at.isoformat(timespec="seconds")
+    """A moment to the second, as the command line writes it."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
 
 
 def named(names: Iterable[str]) -> str:

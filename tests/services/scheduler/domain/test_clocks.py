@@ -18,7 +18,7 @@ from services.scheduler.domain.decide import decide
 from services.scheduler.domain.disciplines import DISCIPLINES
 from services.scheduler.domain.explanation.explain import explain
 from services.scheduler.domain.index import Index
-from services.scheduler.domain.model import Assign, Kill, PolicySettings, Preempt, Task
+from services.scheduler.domain.model import Assign, Hold, Kill, PolicySettings, Preempt, Task
 from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.snapshot import Snapshot
@@ -167,3 +167,11 @@ def test_turns_go_on_after_the_clock_was_set_back() -> None:
     assert stage.tasks["first"].state is TaskState.PREEMPTING
     assert stage.tasks["early"].promised
     assert stage.tasks["early"].submitted_at > START
+
+
+def test_who_comes_before_any_node_is_known_is_not_set_back_for_days() -> None:
+    """Until then each counts as large as all there is, and nobody knows better than an hour."""
+    tasks = [a_task(f"t{number}", submitted=number) for number in range(3)]
+    plan = decide(a_snapshot(tasks, []), at(3))
+    tags = [each.marks.tag for each in plan.decisions if isinstance(each, Hold) and each.marks]
+    assert tags == [0.0, 3600.0, 7200.0]

@@ -119,7 +119,7 @@ def test_protected_runs_say_until_when() -> None:
     low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=0)
     settings = PolicySettings(policy="fifo", protected_seconds=60)
     reply = about("hi", low, a_task("hi", priority=Priority.HIGH), settings=settings)
-    assert "1 lower run may be preempted from 2026-01-01T00:01:00+00:00" in reply.remedies
+    assert "1 lower run may be preempted from 2026-01-01 00:01:00Z" in reply.remedies
 
 
 def test_a_cluster_that_is_too_small_says_what_is_away() -> None:
@@ -278,4 +278,4 @@ def test_a_turn_that_cannot_be_paid_says_when_it_can() -> None:
     (turn,) = [each for each in reply.remedies if each.startswith("its turn")]
     # A full account of 4 restarts of 60 s pays for everything; 200 are missing, a tenth a second.
     assert "the pool's budget holds 40" in turn
-    assert f"enough from {at(11 + 1999).isoformat(timespec='seconds')}" in turn
+    assert f"enough from {at(11 + 1999):%Y-%m-%d %H:%M:%SZ}" in turn
