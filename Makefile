@@ -86,3 +86,8 @@ TRACE ?=
 bench: $(addprefix bench-,$(BENCHMARKS)) ## All benchmarks, each with its floor in the same run
 $(addprefix bench-,$(BENCHMARKS)): bench-%: $(STAMP)
 	@$(BIN)/python -m benchmarks.$* $(if $(and $(TRACE),$(filter p2,$*)),--trace $(TRACE))
+
+TRACES ?=
+.PHONY: bench-p6
+bench-p6: $(STAMP) ## How well the policy shares, on public workloads that are not in here: TRACES=FOLDER
+	@$(BIN)/python -m benchmarks.p6 --traces $(or $(TRACES),$(error write TRACES=FOLDER, where the workloads lie))
