@@ -61,7 +61,7 @@ def mark_starting(round_: Round, pool: Pool, task: Task) -> Marks:
 
 def tend(round_: Round, pool: Pool, moments: list[Moment]) -> None:
     """Runs whose slice is over get a new place in the order; levels sink."""
-    for task in [*pool.foreign.values()]:
+    for task in [pool.foreign[task_id] for task_id in sorted(pool.foreign)]:
         # Begun under another discipline.
         if task.id not in round_.moved:
             _slice_over(round_, pool, task)
