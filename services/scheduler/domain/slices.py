@@ -14,7 +14,7 @@ from services.scheduler.domain.model import Mark, Task
 from services.scheduler.domain.moments import Kind, Moment
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.round import Round
-from services.scheduler.domain.timeshare.rule import RULE, Load, sampled, scale
+from services.scheduler.domain.timeshare.rule import RULE, Load, sample_due, sampled, scale
 from services.scheduler.domain.why import reason
 
 
@@ -109,11 +109,11 @@ def sample(round_: Round, pool: Pool) -> None:
     if book.sampled_at is None:
         round_.books[pool.group] = replace(book, sampled_at=round_.now)
         return
-    began = book.sampled_at.timestamp()
-    if abs(round_.seconds - began) < RULE.sample_seconds:
+    before = Load(book.load, book.sampled_at.timestamp())
+    if not sample_due(RULE, before, round_.seconds):
         return
     age = round_.seconds - pool.live_moments / pool.live_units
-    load = sampled(RULE, Load(book.load, began), age, round_.seconds)
+    load = sampled(RULE, before, age, round_.seconds)
     round_.books[pool.group] = replace(
         book, load=load.mean_age_seconds, scale=scale(pool.tempo.rule, load), sampled_at=round_.now
     )

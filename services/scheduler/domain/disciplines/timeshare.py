@@ -19,6 +19,7 @@ from services.scheduler.domain.timeshare.rule import (
     hold_seconds,
     margin_seconds,
     slice_seconds,
+    tag,
 )
 
 # A submission that claims to be older than this when it is first seen counts as this old.
@@ -46,19 +47,19 @@ class TimeShare(Ordered):
         """Its place by what it has had so far; the tag is made once."""
         old = task.marks
         if old.policy == self.name:
-            base, tag, user_finish = _base(old, task), old.tag, old.user_finish
+            base, set_back, user_finish = _base(old, task), old.tag, old.user_finish
             kin = old.kin
         else:
             base = max(task.submitted_at.timestamp(), now.timestamp() - OLDEST_SECONDS)
-            tag, user_finish = _tag(pool, task, now.timestamp(), finish)
+            set_back, user_finish = _tag(pool, task, now.timestamp(), finish)
             kin = pool.history.kin(task.owner, pool.size(task))
         return Marks(
             policy=self.name,
-            key=base + tag,
+            key=base + set_back,
             scaled=_delay(pool, task, task.run_seconds, kin),
             kin=kin,
             base=base,
-            tag=tag,
+            tag=set_back,
             user_finish=user_finish,
             counted_seconds=max(old.counted_seconds, task.run_seconds),
         )
@@ -132,13 +133,17 @@ def _delay(pool: PoolView, task: Task, attained: float, kin: int) -> float:
 
 def _tag(pool: PoolView, task: Task, now: float, finish: float) -> tuple[float, float]:
     """How far the owner's earlier tasks set this one back, and where the next one begins."""
-    latest = now + pool.tempo.rule.tag_seconds_max
-    start = min(max(now, finish), latest)
-    weight = max(pool.policy.shares.of(task.owner, task.team), 1e-6)
-    # Where no node is known yet, it is as large as all of them.
-    share = pool.size(task) / max(pool.units, pool.size(task), 1e-9)
-    served = pool.history.mean_seconds * share * max(1, len(pool.owners)) / weight
-    return start - now, min(start + served, latest)
+    size = pool.size(task)
+    return tag(
+        pool.tempo.rule,
+        now,
+        finish,
+        # Where no node is known yet, it is as large as all of them.
+        share=size / max(pool.units, size, 1e-9),
+        mean_seconds=pool.history.mean_seconds,
+        users=len(pool.owners),
+        weight=pool.policy.shares.of(task.owner, task.team),
+    )
 
 
 TIMESHARE = TimeShare()

@@ -1,14 +1,13 @@
 """The rule of the timeshare discipline in numbers: delay, slice, hold, load scale, tags, accounts.
 
 The smallest key runs first: key = submit + tag + s * delay. ``delay`` orders by what a task has
-had and how long it may still run, ``Tags`` keeps users from flooding each other, ``s`` is the
-pool's load scale, and accounts bound what preemptions and grants may cost. All of it is pure but
-for ``Tags``; called by the timeshare discipline at arrivals, slice ends and passes.
+had and how long it may still run, ``tag`` keeps users from flooding each other, ``s`` is the
+pool's load scale, and accounts bound what preemptions and grants may cost. All of it is pure;
+called by the timeshare discipline at arrivals, slice ends and passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor, log2
 
@@ -168,60 +167,27 @@ def scale(settings: RuleSettings, load: Load) -> float:
     return 2.0 ** (floor(settings.scale_steps * log2(over) + 0.5) / settings.scale_steps)
 
 
-@dataclass(slots=True)
-class _Tagged:
-    live: int
-    # When what the user submitted so far would be served at their share; what the next waits for.
-    finish: float
+def tag(
+    settings: RuleSettings,
+    now: float,
+    finish: float,
+    *,
+    share: float,
+    mean_seconds: float,
+    users: int,
+    weight: float = 1.0,
+) -> tuple[float, float]:
+    """Fairness between users: how far a task is set back, and what the user's next begins after.
 
-
-class Tags:
-    """Fairness between users: who submits much at once waits for their own share of the pool."""
-
-    def __init__(self, settings: RuleSettings) -> None:
-        self._settings = settings
-        # Users with live tasks.
-        self._users: dict[str, _Tagged] = {}
-
-    def __len__(self) -> int:
-        """How many users have live tasks."""
-        return len(self._users)
-
-    def arrived(
-        self, user: str, now: float, *, share: float, mean_seconds: float, weight: float = 1.0
-    ) -> float:
-        """A user submitted a task of a share of the pool; its tag, in seconds.
-
-        ``weight`` is the user's share against the others' 1.
-        """
-        tagged = self._users.get(user)
-        if tagged is None:
-            tagged = self._users[user] = _Tagged(0, now)
-        tagged.live += 1
-        latest = now + self._settings.tag_seconds_max
-        # A clock that went back leaves no longer tag behind than the rule allows.
-        start = min(max(now, tagged.finish), latest)
-        served = mean_seconds * share * len(self._users) / max(weight, 1e-6)
-        tagged.finish = min(start + served, latest)
-        return start - now
-
-    def restored(self, user: str, finish: float | None = None) -> None:
-        """A live task is known again after a restart; ``finish`` as ``finishes`` said it."""
-        tagged = self._users.setdefault(user, _Tagged(0, 0.0))
-        tagged.live += 1
-        tagged.finish = max(tagged.finish, finish or 0.0)
-
-    def left(self, user: str) -> None:
-        """A task of a user is no longer live; with the last one what they owed is forgotten."""
-        tagged = self._users.get(user)
-        if tagged is not None:
-            tagged.live -= 1
-            if tagged.live <= 0:
-                del self._users[user]
-
-    def finishes(self) -> Mapping[str, float]:
-        """What is kept of each user, for ``restored``."""
-        return {user: tagged.finish for user, tagged in self._users.items()}
+    ``finish`` is when all the user submitted so far would be served at their share of the pool;
+    0 where nothing of theirs is live. ``users`` have live tasks, this one among them; ``weight``
+    is the user's share against the others' 1.
+    """
+    latest = now + settings.tag_seconds_max
+    # A clock that went back leaves no longer tag behind than the rule allows.
+    start = min(max(now, finish), latest)
+    served = mean_seconds * share * max(1, users) / max(weight, 1e-6)
+    return start - now, min(start + served, latest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from math import inf
 
@@ -7,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.scheduler.domain.disciplines.timeshare import TIMESHARE
 from services.scheduler.domain.policy import Timeshare
+from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.domain.timeshare.rule import (
     Account,
     Budget,
     Load,
     RuleSettings,
-    Tags,
     delay,
     flood_share,
     grant_budget,
@@ -27,7 +29,10 @@ from services.scheduler.domain.timeshare.rule import (
     scale,
     slice_seconds,
     spent,
+    tag,
 )
+from tests.builders import a_task, at, some_nodes
+from tests.services.scheduler.domain.stage import Stage
 
 RULE, NUMBERS = RuleSettings(), Timeshare()
 HOUR, DAY = 3600.0, 86_400.0
@@ -203,8 +208,40 @@ def test_the_smoothed_load_lies_between(old: float, new: float, start: float, la
 # --- tags ---
 
 
+class Tags:
+    """What a pool keeps of its users between their tasks: how many live ones, and the finish."""
+
+    def __init__(self) -> None:
+        self.live: Counter[str] = Counter()
+        self.finish: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(+self.live)
+
+    def arrived(
+        self, user: str, now: float, *, share: float, mean_seconds: float, weight: float = 1.0
+    ) -> float:
+        self.live[user] += 1
+        found, self.finish[user] = tag(
+            RULE,
+            now,
+            self.finish.get(user, 0.0),
+            share=share,
+            mean_seconds=mean_seconds,
+            users=len(self),
+            weight=weight,
+        )
+        return found
+
+    def left(self, user: str) -> None:
+        if self.live[user]:
+            self.live[user] -= 1
+        if not self.live[user]:
+            self.finish.pop(user, None)
+
+
 def test_tags_worked_by_hand() -> None:
-    tags = Tags(RULE)
+    tags = Tags()
     submit = {"share": 0.25, "mean_seconds": 4000.0}
     # Alone: each quarter of the pool for 4000 s sets the next one back by 1000 s.
     assert tags.arrived("ann", 100.0, **submit) == 0.0
@@ -220,7 +257,7 @@ def test_tags_worked_by_hand() -> None:
 
 
 def test_a_users_weight_divides_what_they_owe() -> None:
-    tags = Tags(RULE)
+    tags = Tags()
     submit = {"share": 1.0, "mean_seconds": 3000.0}
     tags.arrived("ann", 0.0, weight=3.0, **submit)
     assert tags.arrived("ann", 0.0, weight=3.0, **submit) == 1000.0
@@ -229,7 +266,7 @@ def test_a_users_weight_divides_what_they_owe() -> None:
 
 
 def test_with_the_last_task_what_was_owed_is_forgotten() -> None:
-    tags = Tags(RULE)
+    tags = Tags()
     submit = {"share": 1.0, "mean_seconds": 3000.0}
     tags.arrived("ann", 0.0, **submit)
     tags.arrived("ann", 0.0, **submit)
@@ -243,19 +280,24 @@ def test_with_the_last_task_what_was_owed_is_forgotten() -> None:
 
 
 def test_tags_survive_a_restart() -> None:
-    before, after = Tags(RULE), Tags(RULE)
-    submit = {"share": 0.5, "mean_seconds": 3000.0}
-    for user in ("ann", "ann", "bob"):
-        before.arrived(user, 0.0, **submit)
-    finishes = before.finishes()
-    for user in ("bob", "ann", "ann"):
-        after.restored(user, finishes[user])
-    assert after.finishes() == before.finishes()
-    assert before.arrived("ann", 10.0, **submit) == after.arrived("ann", 10.0, **submit)
-    for tags in (before, after):
-        for _ in range(3):
-            tags.left("ann")
-    assert len(before) == len(after) == 1
+    """They travel with the marks of the users' tasks, so the rows alone give them back."""
+    stage = Stage([*some_nodes(2)])
+    for place, owner in enumerate(("ann", "ann", "bob", "ann")):
+        stage.submit(a_task(f"t{place}", owner=owner, submitted=0))
+        stage.rounds()
+    rows = stage.index
+    before = rows.pools["default"]
+    again = Snapshot.of(
+        tasks=rows.tasks.values(), nodes=rows.nodes.values(), books=rows.books.values()
+    )
+    after = again.pools["default"]
+    assert before.finishes["ann"] > before.finishes["bob"] > 0.0
+    assert after.finishes == before.finishes
+    newcomer = a_task("t9", owner="ann", submitted=0)
+    now, finish = at(stage.seconds), before.finishes["ann"]
+    marks = [TIMESHARE.waiting(pool, newcomer, now, finish) for pool in (before, after)]
+    assert marks[0] == marks[1]
+    assert marks[0].tag > 0.0
 
 
 arrivals = st.lists(
@@ -276,13 +318,13 @@ arrivals = st.lists(
 def test_tags_lie_between_nothing_and_three_days_at_any_clock(
     rows: list[tuple[str, bool, float, float, float, float]],
 ) -> None:
-    tags = Tags(RULE)
+    tags = Tags()
     for user, leaves, now, share, mean, weight in rows:
         if leaves:
             tags.left(user)
         else:
-            tag = tags.arrived(user, now, share=share, mean_seconds=mean, weight=weight)
-            assert 0.0 <= tag <= RULE.tag_seconds_max * (1 + 1e-9)
+            found = tags.arrived(user, now, share=share, mean_seconds=mean, weight=weight)
+            assert 0.0 <= found <= RULE.tag_seconds_max * (1 + 1e-9)
     assert len(tags) <= 3
 
 
