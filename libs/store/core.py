@@ -7,6 +7,7 @@ production down to this line.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from itertools import islice
@@ -31,7 +32,7 @@ R = TypeVar("R")
 FRESH_EVENTS_MAX = 8192
 
 
-class StoreCore:
+class StoreCore(ABC):
     """The half of ``Store`` that does not depend on the database."""
 
     def __init__(
@@ -62,21 +63,25 @@ class StoreCore:
         # A leader's transaction whose commit was not answered.
         self._doubt: Landed | None = None
 
+    @abstractmethod
     async def _begin(self, epoch: int | None) -> Session:
         """Open a transaction; with an epoch, fenced by it (NotLeaderError)."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     async def _lead(self) -> Leadership:
         """Wait for the leadership."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     async def _look_outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
         """Unpublished events, oldest first, from the database."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     async def _mark_published(self, row_ids: Sequence[int]) -> None:
         """Mark events of the outbox as published, in the database."""
-        raise NotImplementedError
+        ...
 
     async def outgoing(self, limit: int, *, look: bool = True) -> list[tuple[int, Envelope]]:
         """Unpublished events, oldest first; see the port."""
