@@ -176,6 +176,33 @@ class Role(Message):
     replicas: int = 0
     command: tuple[str, ...] = ()
     env: Mapping[str, str] = pydantic.Field(default_factory=dict)
+    image: str = ""
+
+
+class EnvSource(Message):
+    """EnvSource is a variable whose value is kept elsewhere: in a Secret, a ConfigMap or the
+    pod."""
+
+    name: str = ""
+    secret: str = ""
+    config_map: str = ""
+    field: str = ""
+    key: str = ""
+    optional: bool = False
+
+
+class PodRequest(Message):
+    """PodRequest is what a task asks of its pods; a runtime without pods ignores it."""
+
+    image: str = ""
+    image_pull_policy: str = ""
+    image_pull_secrets: tuple[str, ...] = ()
+    storage: tuple[str, ...] = ()
+    resources: Mapping[str, str] = pydantic.Field(default_factory=dict)
+    shm_bytes: Int64 | None = None
+    capabilities: tuple[str, ...] = ()
+    env_from: tuple[EnvSource, ...] = ()
+    template: str = ""
 
 
 class RetryPolicy(Message):
@@ -212,6 +239,7 @@ class TaskSpec(Message):
     nodes: int = 0
     node_selector: Mapping[str, str] = pydantic.Field(default_factory=dict)
     tolerations: tuple[str, ...] = ()
+    pod: PodRequest | None = None
 
 
 class Checkpoint(Message):
@@ -796,6 +824,16 @@ class RunStarted(Message):
     attempt: int = 0
     started_at: Time
     placements: tuple[Placement, ...] = ()
+
+
+class RunDelayed(Message):
+    """RunDelayed: the run was launched, but not every process exists yet; says why."""
+
+    task_id: str = ""
+    attempt: int = 0
+    ranks: int = 0
+    detail: str = ""
+    noted_at: Time
 
 
 class CheckpointSaved(Message):

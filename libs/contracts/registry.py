@@ -307,6 +307,13 @@ ROUTES: dict[type[m.Message], Route] = {
         kind=Kind.EVENT,
         reply=None,
     ),
+    m.RunDelayed: Route(
+        type_name="shiftwork.run.v1.RunDelayed",
+        subject="evt.run.{task_id}.delayed",
+        owner="launcher",
+        kind=Kind.EVENT,
+        reply=None,
+    ),
     m.CheckpointSaved: Route(
         type_name="shiftwork.run.v1.CheckpointSaved",
         subject="evt.run.{task_id}.checkpoint_saved",
