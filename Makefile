@@ -28,9 +28,13 @@ $(STAMP): requirements/dev.txt requirements/bootstrap.txt pyproject.toml libs/sd
 
 .PHONY: lock
 lock: $(STAMP) ## Resolve the requirements anew (names, versions and hashes; no addresses)
-	@for set in bootstrap platform examples dev; do \
+	@for set in bootstrap platform examples dev go; do \
 	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	    --no-emit-index-url --no-header requirements/$$set.in -o requirements/$$set.txt; done
+	@for set in services nats build; do \
+	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	    --no-emit-index-url --no-header --constraint requirements/dev.txt requirements/$$set.in \
+	    -o requirements/$$set.txt; done
 
 .PHONY: demo
 demo: $(STAMP) ## The main job: real training, preempted after its checkpoint, resumed bit-identically
@@ -39,6 +43,30 @@ demo: $(STAMP) ## The main job: real training, preempted after its checkpoint, r
 .PHONY: dev
 dev: $(STAMP) ## Every service as a process of its own, on embedded NATS and PostgreSQL
 	@$(BIN)/python -m services.allinone.dev
+
+.PHONY: cluster cluster-down
+cluster: $(STAMP) ## A real Kubernetes: two nodes on this machine (root), or what KUBECONFIG names
+	@$(BIN)/python -m tools.cluster up
+
+cluster-down: $(STAMP) ## End the nodes of `make cluster` and leave nothing of them
+	@$(BIN)/python -m tools.cluster down
+
+ENGINE ?=
+BASE ?=
+IMAGES ?=
+.PHONY: images images-base
+images: $(STAMP) ## Container images (podman, buildah or docker): BASE=image, ENGINE=, IMAGES="names"
+	@$(BIN)/python -m tools.images build $(IMAGES) $(if $(BASE),--base $(BASE))
+
+images-base: $(STAMP) ## Only the base of a machine without a registry of images (root, debootstrap)
+	@$(BIN)/python -m tools.images base
+
+.PHONY: charts test-charts
+charts: $(STAMP) ## The Helm charts as archives in dist/charts
+	@HELM=$$($(BIN)/python -m tools.cluster programs helm) deploy/k8s/package
+
+test-charts: $(STAMP) ## Charts: lint, a matrix of values, schemas, alerts, rights, and a release's life
+	@SHIFTWORK_KUBERNETES=required $(BIN)/python -m pytest tests/charts
 
 .PHONY: gen
 gen: $(STAMP) ## Generate code and documentation from proto/ and the tables
@@ -62,11 +90,17 @@ check: $(STAMP) ## Lint, types, import contracts, proto lint and compatibility, 
 
 .PHONY: test
 test: $(STAMP) ## The whole default suite, with real servers
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not containers and not kubernetes"
 
 .PHONY: test-slow
 test-slow: $(STAMP) ## The slow tests: real processes, outages, the command line end to end
 	@$(BIN)/python -m pytest -m slow --timeout 600
+
+.PHONY: test-containers
+test-containers: images ## The images themselves, and bus and store on servers in containers
+	@$(BIN)/python -m pytest -m containers --timeout 600 tests/images
+	@$(BIN)/python -m pytest --infra=containers --timeout 120 -k "not memory" \
+	  tests/contract/test_bus.py tests/contract/test_store.py
 
 .PHONY: scenarios
 scenarios: $(STAMP) ## Scheduling scenarios against their committed timelines

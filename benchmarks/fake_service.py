@@ -1,4 +1,4 @@
-"""Some services of a platform on nodes that are not there, in one process of their own.
+"""Some services of a platform in one process of their own; on nodes that are not there, if told.
 
     SHIFTWORK_BENCHMARK_GROUPS=cohort0=120,cohort1=120 python -m benchmarks.fake_service launcher
 
@@ -33,7 +33,10 @@ PROFILE = "SHIFTWORK_BENCHMARK_PROFILE"
 
 
 def instead(name: str, groups: dict[str, int]) -> dict[str, Any]:
-    """What a service's ``build`` is given in place of this machine's own parts."""
+    """What a service's ``build`` is given in place of this machine's own parts; without groups,
+    nothing."""
+    if not groups:
+        return {}
     if name == "launcher":
         return {"runtime": FakeNodes(nodes_of(groups))}
     return {"source": MemorySource()} if name == "log_collector" else {}

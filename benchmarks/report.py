@@ -39,6 +39,8 @@ def machine() -> dict[str, object]:
         "memory_gib": round(memory / 2**30, 1),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
+        # Of the last one, five and fifteen minutes: how quiet it was.
+        "load_average": [round(load, 1) for load in os.getloadavg()],
     }
 
 

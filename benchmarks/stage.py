@@ -48,10 +48,14 @@ def now_s() -> float:
 class Platform:
     """One ``shiftwork up`` on one folder."""
 
-    def __init__(self, folder: Path, command: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = folder
         self.data = folder / "platform"
         self._command = [*command, "--data", str(self.data)]
+        # Settings of its services, beside what the command says.
+        self._environment = dict(environment or {})
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
 
@@ -70,7 +74,8 @@ class Platform:
         """Start it; returns the seconds until it says that it is ready."""
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
-        environment = {**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config")}
+        own = {"HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config")}
+        environment = {**os.environ, **own, **self._environment}
         began = time.monotonic()
         self._process = subprocess.Popen(
             self._command,
@@ -109,6 +114,11 @@ class Platform:
             raise BenchmarkError(f"it did not end within {STOP_SECONDS_MAX:g} s") from error
         finally:
             self._process = None
+
+    def keep_log(self) -> None:
+        """Leave the services' log where ``KEPT_LOG`` says, before the folder goes."""
+        if kept := os.environ.get(KEPT_LOG):
+            shutil.copy(self.data / "up.log", kept)
 
     def processes(self) -> dict[int, str]:
         """The platform's own processes (servers, services, supervisors) and what each is."""
@@ -181,8 +191,7 @@ def platform(command: Sequence[str]) -> Generator[Platform]:
         yield made
     finally:
         made.stop()
-        if kept := os.environ.get(KEPT_LOG):
-            shutil.copy(made.data / "up.log", kept)
+        made.keep_log()
         shutil.rmtree(folder, ignore_errors=True)
 
 

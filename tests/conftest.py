@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+pytest_plugins = ("tests.harness.kubernetes",)
+
 SERVER_FIXTURES = {"nats", "nats_start", "postgres_server", "postgres_start", "database"}
 # Pure code and virtual time: not even a socket on this machine.
 WITHOUT_SOCKETS = ("tests/sim/", "tests/scenarios/", "/domain")

@@ -70,6 +70,7 @@ def test_subjects_and_owners_are_as_published() -> None:
         "RunResumed": "scheduler evt.run.{task_id}.resumed",
         "PreemptionRequested": "scheduler evt.run.{task_id}.preemption_requested",
         "KillRequested": "scheduler evt.run.{task_id}.kill_requested",
+        "RunDelayed": "launcher evt.run.{task_id}.delayed",
         "RunStarted": "launcher evt.run.{task_id}.started",
         "CheckpointSaved": "launcher evt.run.{task_id}.checkpoint_saved",
         "RunExited": "launcher evt.run.{task_id}.exited",

@@ -25,14 +25,14 @@ _WORDS = {str: "text", int: "number", float: "number", bool: "true or false", Pa
 def settings_table(settings: type[BaseSettings], prefix: str) -> list[str]:
     """The lines of a table with one row for each field that the class itself declares."""
     rows = ["| variable | default | may be | |", "| --- | --- | --- | --- |"]
-    for name, comment in _declared(settings).items():
+    for name, comment in comments_of(settings).items():
         info = settings.model_fields[name]
         variable, bounds = f"`{prefix}{name.upper()}`", _cell(_bounds(info))
         rows.append(f"| {variable} | {_default(info)} | {bounds} | {_cell(comment)} |")
     return rows
 
 
-def _declared(settings: type[BaseSettings]) -> dict[str, str]:
+def comments_of(settings: type[BaseSettings]) -> dict[str, str]:
     """Field -> the comment right above it, in the order of the source."""
     source = textwrap.dedent(inspect.getsource(settings))
     lines = source.splitlines()

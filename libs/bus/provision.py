@@ -11,13 +11,16 @@ from collections.abc import Sequence
 import nats.errors
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StorageType, StreamConfig
-from nats.js.errors import NotFoundError
+from nats.js.errors import APIError, NotFoundError
 
 from libs.bus.connection import REFUSED, BusConfig, Credentials, open_client
 from libs.bus.port import BusDeniedError, BusUnavailableError
 from libs.bus.topology import ConsumerSpec, StreamSpec, Topology
 
 UNLIMITED = -1
+# The server's numbers for what trying again does not mend: a configuration that cannot be, a name
+# or subjects that another stream has, several replicas where there is one server.
+HOPELESS = frozenset({10052, 10058, 10065, 10074})
 
 
 async def provision(
@@ -26,27 +29,54 @@ async def provision(
     topology: Topology,
     *,
     reply_timeout_s: float = 5.0,
-) -> None:
-    """Create what is missing and update what differs.
+    connect_timeout_s: float = 30.0,
+) -> list[str]:
+    """Create what is missing and update what differs; returns what was done, in words.
 
     BusUnavailableError if there is no server or JetStream is not ready yet: call again.
-    BusDeniedError for wrong credentials, or for those of a service.
+    BusDeniedError for wrong credentials, for those of a service, and for what this server can
+    never give (several replicas on a single server).
     """
     refused: list[str] = []
-    config = BusConfig(urls=tuple(urls), service=credentials.user, credentials=credentials)
+    done: list[str] = []
+    config = BusConfig(
+        urls=tuple(urls),
+        service=credentials.user,
+        credentials=credentials,
+        connect_timeout_s=connect_timeout_s,
+    )
     client = await open_client(config, on_error=lambda error: refused.extend(_refusals(error)))
     try:
         jetstream = client.jetstream(timeout=reply_timeout_s)
         for stream in topology.streams:
-            await _have_stream(jetstream, stream)
+            done += await _have_stream(jetstream, stream)
         for consumer in topology.consumers:
-            await _have_consumer(jetstream, consumer)
+            done += await _have_consumer(jetstream, consumer)
+    except APIError as error:
+        text = f"the streams could not be set up: {error.description}"
+        if error.err_code in HOPELESS:
+            raise BusDeniedError(text) from error
+        raise BusUnavailableError(text) from error
     except nats.errors.Error as error:
         if refused:
             raise BusDeniedError(f"user {credentials.user!r} may not say {refused[0]}") from error
         raise BusUnavailableError(f"the streams could not be set up: {error}") from error
     finally:
         await client.close()
+    return done
+
+
+async def enter(
+    urls: Sequence[str], credentials: Credentials, *, connect_timeout_s: float = 30.0
+) -> None:
+    """Only look whether this user gets in; the errors of ``provision``."""
+    config = BusConfig(
+        urls=tuple(urls),
+        service=credentials.user,
+        credentials=credentials,
+        connect_timeout_s=connect_timeout_s,
+    )
+    await (await open_client(config)).close()
 
 
 def _refusals(error: Exception) -> list[str]:
@@ -54,7 +84,7 @@ def _refusals(error: Exception) -> list[str]:
     return [found.group(2)] if found else []
 
 
-async def _have_stream(jetstream: JetStreamContext, spec: StreamSpec) -> None:
+async def _have_stream(jetstream: JetStreamContext, spec: StreamSpec) -> list[str]:
     wanted = StreamConfig(
         name=spec.name,
         subjects=list(spec.subjects),
@@ -68,13 +98,15 @@ async def _have_stream(jetstream: JetStreamContext, spec: StreamSpec) -> None:
         found = (await jetstream.stream_info(spec.name)).config
     except NotFoundError:
         await jetstream.add_stream(wanted)
-        return
+        return [f"stream {spec.name} made"]
     # An update of a stream in use is not free of risk: only if something really differs.
-    if _differs(wanted, found, STREAM_FIELDS):
-        await jetstream.update_stream(wanted)
+    if not _differs(wanted, found, STREAM_FIELDS):
+        return []
+    await jetstream.update_stream(wanted)
+    return [f"stream {spec.name} changed"]
 
 
-async def _have_consumer(jetstream: JetStreamContext, spec: ConsumerSpec) -> None:
+async def _have_consumer(jetstream: JetStreamContext, spec: ConsumerSpec) -> list[str]:
     wanted = ConsumerConfig(
         name=spec.durable,
         durable_name=spec.durable,
@@ -89,8 +121,10 @@ async def _have_consumer(jetstream: JetStreamContext, spec: ConsumerSpec) -> Non
         found = (await jetstream.consumer_info(spec.stream, spec.durable)).config
     except NotFoundError:
         found = None
-    if found is None or _differs(wanted, found, CONSUMER_FIELDS):
-        await jetstream.add_consumer(spec.stream, config=wanted)
+    if found is not None and not _differs(wanted, found, CONSUMER_FIELDS):
+        return []
+    await jetstream.add_consumer(spec.stream, config=wanted)
+    return [f"durable {spec.stream}/{spec.durable} {'made' if found is None else 'changed'}"]
 
 
 STREAM_FIELDS = ("subjects", "max_age", "max_bytes", "duplicate_window", "num_replicas")

@@ -783,6 +783,7 @@ class RunAssigned(Message):
     start_deadline_at: Time
     resume_from: Checkpoint | None = None
     assigned_at: Time
+    team: str = ""
 
 
 class RunResumed(Message):
@@ -796,6 +797,7 @@ class RunResumed(Message):
     start_deadline_at: Time
     resume_from: Checkpoint | None = None
     assigned_at: Time
+    team: str = ""
 
 
 class PreemptionRequested(Message):

@@ -84,6 +84,24 @@ def _failed(said: Said) -> str:
     return f"attempt {said.number('attempt')} failed: {said.name('detail')}"
 
 
+def _waits_for_retry(said: Said) -> str:
+    if "attempts" in said.numbers:
+        return (
+            f"waits until {said.name('at')} to start again, after {said.count('attempts', 'start')}"
+            f" that did not come about: {said.name('detail')}"
+        )
+    return (
+        f"waits until {said.name('at')} for retry {said.number('retry')}"
+        f" of {said.number('retries_max')}"
+    )
+
+
+def _did_not_start(said: Said) -> str:
+    tries = said.count("attempts", "try").replace("trys", "tries")
+    detail = said.names.get("detail", "")
+    return f"did not start in {tries}" + (f": {detail}" if detail else "")
+
+
 # For each code: the sentence with everything, and the one without anything.
 SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
     ReasonCode.UNSPECIFIED: (lambda _: "no reason was given", "no reason was given"),
@@ -105,10 +123,7 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         "waits until the runs that make room for it have ended",
     ),
     ReasonCode.WAITS_FOR_RETRY: (
-        lambda said: (
-            f"waits until {said.name('at')} for retry {said.number('retry')}"
-            f" of {said.number('retries_max')}"
-        ),
+        _waits_for_retry,
         "waits for its next try",
     ),
     ReasonCode.WAITS_FOR_INVENTORY: (
@@ -161,7 +176,7 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         "failed, and no retry is left",
     ),
     ReasonCode.START_ATTEMPTS_USED_UP: (
-        lambda said: f"did not start in {said.count('attempts', 'try').replace('trys', 'tries')}",
+        _did_not_start,
         "did not start in as many tries as are allowed",
     ),
     ReasonCode.RUN_LOST: (

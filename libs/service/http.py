@@ -65,6 +65,13 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None]:
         yield
 
+    def close(self) -> None:
+        """Let go of the port and of quiet connections: the loop may go on without this server."""
+        for listening in getattr(self, "servers", ()):
+            listening.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+
 
 async def serve_http(
     app: Asgi | None,
@@ -96,4 +103,5 @@ async def serve_http(
         await server.serve(sockets=[sock])
         raise RuntimeError("the HTTP server ended by itself")
     finally:
+        server.close()
         sock.close()

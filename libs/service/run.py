@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from libs.service import observe
 from libs.service.http import serve_http
 from libs.service.runner import DOWN, Runner
+from libs.service.schema import wait_for_schema
 from libs.service.settings import BaseServiceSettings
 from libs.service.wiring import Wiring, connect
 
@@ -93,6 +94,7 @@ async def _main(wiring: Wiring, settings: BaseServiceSettings) -> int:
     assert task is not None
     async with stop_on_signal(task.cancel):
         try:
+            await wait_for_schema(wiring, settings)
             async with connect(wiring, settings) as ports:
                 collect_rarely()
                 await run_with_http(Runner(wiring.build(settings, ports), settings))

@@ -33,6 +33,8 @@ class BaseServiceSettings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     # Bring the schema up to date before starting (otherwise: `python -m libs.store.migrate`).
     migrate: bool = False
+    # Wait so long, before starting, for a schema that somebody else brings up to date; 0: not.
+    schema_wait_seconds: float = Field(default=0.0, ge=0, le=86_400)
 
     batch_messages_max: int = Field(default=256, ge=1, le=4096)
     # How many commands that wait for their turn are carried out in one transaction.

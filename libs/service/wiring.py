@@ -16,7 +16,7 @@ from typing import Any
 
 from libs.bus.connection import BusConfig, Credentials
 from libs.bus.jetstream import connect as connect_bus
-from libs.bus.topology import Permissions, Topology, permissions_of, topology_of
+from libs.bus.topology import Limits, Permissions, Topology, permissions_of, topology_of
 from libs.contracts.base import Message
 from libs.service.clock import SystemClock
 from libs.service.settings import BaseServiceSettings
@@ -48,9 +48,9 @@ class Wiring:
         return permissions_of(self.name, hears=self.hears, asks=self.asks, listens=self.listens)
 
 
-def topology(wirings: Collection[Wiring]) -> Topology:
+def topology(wirings: Collection[Wiring], limits: Limits | None = None) -> Topology:
     """The streams and durables that these services need."""
-    return topology_of({wiring.name: wiring.hears for wiring in wirings})
+    return topology_of({wiring.name: wiring.hears for wiring in wirings}, limits)
 
 
 def event_ids() -> Callable[[], str]:

@@ -1,27 +1,43 @@
 """Prepares a PostgreSQL server for the platform: one database, one role and schema per service.
 
 Called with an administrator's rights by ``shiftwork up`` at every start, by the test fixtures, and
-once by whoever installs the platform on a database server of their own. A service's role may enter
-the database and own its schema, nothing else.
+by the provisioner on a database server of one's own. A service's role may enter the database and
+own its schema, nothing else.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import asyncpg
 
+from libs.store.connections import BROKEN, meaning
+
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _SCRAM_ITERATIONS = 4096
+_VERIFIER = re.compile(rf"SCRAM-SHA-256\${_SCRAM_ITERATIONS}:([A-Za-z0-9+/=]+)\$")
 # Any number will do, as long as two that prepare the same server use the same one.
 _PREPARE_LOCK = 0x5157_0001
+_ALONE_LOCK = 0x5157_0002
+_CONNECT_TIMEOUT_S = 10.0
+# Error states that no waiting mends: who we are, what we may do, what is not there.
+_DENIED_CLASSES = frozenset({"28", "42"})
+_DENIED_STATES = frozenset({"3D000"})
+
+# What became of a role.
+Change = Literal["made", "password set", "unchanged"]
+
+
+class AccessDeniedError(Exception):
+    """The server does not let us in, or not do this; trying again changes nothing."""
 
 
 def scram_verifier(password: str, salt: bytes | None = None) -> str:
@@ -56,8 +72,53 @@ class Connection(Protocol):
 
 
 async def _connect(url: str, password: str | None, database: str | None = None) -> Connection:
-    connection = await asyncpg.connect(url, password=password, database=database)  # pyright: ignore[reportUnknownVariableType] - asyncpg leaves its type parameter open
+    untyped: Any = asyncpg
+    connection = await untyped.connect(
+        url, password=password, database=database, timeout=_CONNECT_TIMEOUT_S
+    )
     return cast("Connection", connection)
+
+
+@contextlib.contextmanager
+def in_words() -> Generator[None]:
+    """The driver's errors as AccessDeniedError, or as the store's for a server that is not there.
+
+    For whoever sets up a server of somebody else's and must say what is wrong with it.
+    """
+    try:
+        yield
+    except Exception as error:
+        state = str(getattr(error, "sqlstate", "") or "")
+        if state in _DENIED_STATES or state[:2] in _DENIED_CLASSES:
+            raise AccessDeniedError(str(error)) from error
+        known = meaning(error, closed=True)
+        if known is None:
+            raise
+        raise known from error
+
+
+async def enter(url: str, password: str | None) -> None:
+    """Only look whether this role gets in; see ``in_words`` for the errors."""
+    with in_words():
+        await (await _connect(url, password)).close()
+
+
+@contextlib.asynccontextmanager
+async def alone(
+    url: str, password: str | None, wait: Callable[[], Awaitable[None]]
+) -> AsyncGenerator[None]:
+    """Hold what only one provisioner of a server holds; ``wait`` is called while another does."""
+    with in_words():
+        connection = await _connect(url, password)
+    try:
+        with in_words():
+            taken = "SELECT pg_try_advisory_lock($1)"
+            while not await connection.fetchval(taken, _ALONE_LOCK):
+                await wait()
+        yield
+    finally:
+        with contextlib.suppress(*BROKEN):
+            await connection.close()
 
 
 def _name(text: str) -> str:
@@ -73,17 +134,19 @@ async def prepare_server(
     database: str,
     passwords: Mapping[str, str],
     template: str | None = None,
-) -> None:
+) -> Mapping[str, Change]:
     """Make the database, and per entry of ``passwords`` a role with a schema of the same name.
 
     ``admin_url`` names any database the administrator can enter. Safe to repeat and to run twice at
-    once; sets the passwords anew. ``template``: copy that database instead of an empty one.
+    once; a password that differs, or that may not be looked up, is set anew. ``template``: copy
+    that database instead of an empty one. Returns what became of each role.
     """
+    changes: dict[str, Change] = {}
     outside = await _connect(admin_url, admin_password)
     try:
         await outside.execute("SELECT pg_advisory_lock($1)", _PREPARE_LOCK)
         for role, password in passwords.items():
-            await _role(outside, role, password)
+            changes[role] = await _role(outside, role, password)
         if not await outside.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", database):
             source = f" TEMPLATE {_name(template)}" if template else ""
             await outside.execute(f"CREATE DATABASE {_name(database)}{source}")
@@ -97,21 +160,40 @@ async def prepare_server(
             await inside.close()
     finally:
         await outside.close()
+    return changes
 
 
-async def _role(connection: Connection, role: str, password: str) -> None:
+async def _role(connection: Connection, role: str, password: str) -> Change:
     name = _name(role)
     exists = await connection.fetchval("SELECT 1 FROM pg_roles WHERE rolname = $1", role)
-    verb = "ALTER" if exists else "CREATE"
-    await connection.execute(
-        f"{verb} ROLE {name} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE "
-        f"PASSWORD '{scram_verifier(password)}'"
-    )
+    same = bool(exists) and await _knows(connection, role, password)
+    if not exists:
+        await connection.execute(
+            f"CREATE ROLE {name} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE "
+            f"PASSWORD '{scram_verifier(password)}'"
+        )
+    elif not same:
+        # Only a superuser may name these attributes of a role, even as they are.
+        await connection.execute(f"ALTER ROLE {name} LOGIN PASSWORD '{scram_verifier(password)}'")
     if not await connection.fetchval(
         "SELECT rolsuper FROM pg_roles WHERE rolname = current_user"
     ) and not await connection.fetchval("SELECT pg_has_role(current_user, $1, 'SET')", role):
         # An administrator that is no superuser must be a member to give the schema away.
         await connection.execute(f"GRANT {name} TO CURRENT_USER")
+    return "unchanged" if same else "password set" if exists else "made"
+
+
+async def _knows(connection: Connection, role: str, password: str) -> bool:
+    """True if this is the role's password already; False also where that may not be looked up."""
+    if not await connection.fetchval("SELECT has_table_privilege('pg_authid', 'SELECT')"):
+        return False
+    kept = str(
+        await connection.fetchval("SELECT rolpassword FROM pg_authid WHERE rolname = $1", role)
+    )
+    found = _VERIFIER.match(kept)
+    if found is None:
+        return False
+    return hmac.compare_digest(kept, scram_verifier(password, base64.b64decode(found[1])))
 
 
 async def _close(connection: Connection, database: str) -> None:

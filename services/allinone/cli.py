@@ -166,11 +166,38 @@ def down(
     render.note("stopped")
 
 
-def doctor(data: Data = None) -> None:
-    """Check this machine, its GPUs, the servers and the services; say what to do about problems."""
-    from services.allinone.doctor import examine  # noqa: PLC0415 - imports the platform
+def doctor(  # noqa: PLR0917 - a command: every parameter is an option by name
+    data: Data = None,
+    kubernetes: Annotated[
+        bool, typer.Option("--kubernetes", help="Check a cluster instead of this machine.")
+    ] = False,
+    kubeconfig: Annotated[
+        Path | None, typer.Option("--kubeconfig", help="Left out: $KUBECONFIG, ~/.kube/config.")
+    ] = None,
+    kube_context: Annotated[str, typer.Option(help="A context of that file.")] = "",
+    namespace: Annotated[str, typer.Option("-n", "--namespace", help="Of the platform.")] = (
+        "shiftwork"
+    ),
+    release: Annotated[str, typer.Option(help="Its name for helm.")] = "shiftwork",
+    gpu_resource: Annotated[str, typer.Option(help="What the nodes call a GPU.")] = "",
+    storage_class: Annotated[str, typer.Option(help="Instead of the default one.")] = "",
+) -> None:
+    """Check this machine, its GPUs, the servers and the services; say what to do about problems.
 
-    findings = examine(Place(data or default_data()))
+    With --kubernetes: a cluster, one's rights there, its nodes and GPUs, and what is installed.
+    """
+    if kubernetes:
+        from services.allinone.kubernetes import preflight  # noqa: PLC0415 - only then
+        from services.allinone.kubernetes.kubectl import Target  # noqa: PLC0415
+
+        file = "" if kubeconfig is None else str(kubeconfig)
+        findings = preflight.doctor(
+            Target(file, kube_context, namespace, release), gpu_resource, storage_class
+        )
+    else:
+        from services.allinone.doctor import examine  # noqa: PLC0415 - imports the platform
+
+        findings = examine(Place(data or default_data()))
     if session.current().json:
         render.document({"findings": [finding.document() for finding in findings]})
     else:

@@ -12,13 +12,12 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Literal
 from urllib.error import URLError
 from urllib.request import urlopen
 
 from services.allinone.embedded import nats, postgres
 from services.allinone.embedded.accounts import service_account
+from services.allinone.findings import Finding
 from services.allinone.place import Options, Place
 from services.launcher.gpus import find_gpus
 from services.launcher.runtimes.node import cgroups
@@ -26,23 +25,6 @@ from services.launcher.runtimes.node import cgroups
 FREE_BYTES_MIN = 2 * 2**30
 CLOCK_YEAR_MIN = 2026
 PROBE_SECONDS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
-
-    level: Literal["ok", "warn", "bad"]
-    what: str
-    fix: str = ""
-
-    def line(self) -> str:
-        """For people."""
-        return f"{self.level:4}  {self.what}" + (f"\n      fix: {self.fix}" if self.fix else "")
-
-    def document(self) -> dict[str, str]:
-        """For scripts."""
-        return asdict(self)
 
 
 def examine(place: Place) -> list[Finding]:

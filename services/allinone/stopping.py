@@ -7,7 +7,7 @@ closed. Dying on any line leaves the list of drained nodes on the disk, and the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -31,19 +31,28 @@ async def drain(place: Place, url: str, tell: Callable[[str], None]) -> None:
     httpx.HTTPError if the platform does not answer, TimeoutError if tasks do not leave in time.
     """
     async with admin_client(place, url) as client:
-        running = await items(client, "/v1/tasks", state=LIVE)
-        if not running:
-            return
-        open_nodes = [
-            node["id"] for node in await items(client, "/v1/nodes") if node["schedulable"]
-        ]
-        write_private(place.drained, json.dumps(open_nodes) + "\n")
-        tell(f"asking {len(running)} running tasks to save and leave")
-        for node in open_nodes:
-            body = {"schedulable": False, "drain": True}
-            (await client.put(f"/v1/nodes/{node}/schedulable", json=body)).raise_for_status()
-        longest = max((_deadline_seconds(task) for task in running), default=60.0)
-        await _until_empty(client, longest + GRACE_SECONDS, tell)
+        await drain_nodes(
+            client, lambda nodes: write_private(place.drained, json.dumps(nodes) + "\n"), tell
+        )
+
+
+async def drain_nodes(
+    client: httpx.AsyncClient,
+    remember: Callable[[Sequence[str]], None],
+    tell: Callable[[str], None],
+) -> None:
+    """The same through any client; ``remember`` keeps the nodes that the stop closes."""
+    running = await items(client, "/v1/tasks", state=LIVE)
+    if not running:
+        return
+    nodes = [node["id"] for node in await items(client, "/v1/nodes") if node["schedulable"]]
+    remember(nodes)
+    tell(f"asking {len(running)} running tasks to save and leave")
+    for node in nodes:
+        body = {"schedulable": False, "drain": True}
+        (await client.put(f"/v1/nodes/{node}/schedulable", json=body)).raise_for_status()
+    longest = max((_deadline_seconds(task) for task in running), default=60.0)
+    await _until_empty(client, longest + GRACE_SECONDS, tell)
 
 
 def _deadline_seconds(task: dict[str, Any]) -> float:
@@ -74,8 +83,13 @@ async def reopen(place: Place, url: str) -> None:
     if not place.drained.exists():
         return
     async with admin_client(place, url) as client:
-        for node in json.loads(place.drained.read_text()):
-            answer = await client.put(f"/v1/nodes/{node}/schedulable", json={"schedulable": True})
-            if answer.status_code != HTTPStatus.NOT_FOUND:
-                answer.raise_for_status()
+        await open_nodes(client, json.loads(place.drained.read_text()))
     place.drained.unlink()
+
+
+async def open_nodes(client: httpx.AsyncClient, nodes: Sequence[str]) -> None:
+    """Let these nodes take runs again; those that are gone meanwhile are passed over."""
+    for node in nodes:
+        answer = await client.put(f"/v1/nodes/{node}/schedulable", json={"schedulable": True})
+        if answer.status_code != HTTPStatus.NOT_FOUND:
+            answer.raise_for_status()

@@ -7,7 +7,7 @@ say. A field that is not known is refused, so that a misspelt one is noticed.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
@@ -37,6 +37,39 @@ class RoleBody(Body):
     replicas: Count = 0
     command: list[str] = Field(min_length=1)
     env: dict[str, str] = Field(default_factory=dict)
+    image: Text = Field(default="", description="left out: the task's")
+
+
+class EnvSourceBody(Body):
+    """A variable whose value is kept in a Secret, a ConfigMap or the pod: exactly one of them."""
+
+    name: Text
+    secret: Text = ""
+    config_map: Text = ""
+    field: Text = Field(default="", description="of the pod, such as status.podIP")
+    key: Text = Field(default="", description="in the Secret or ConfigMap")
+    optional: bool = Field(default=False, description="whether the pod may start without it")
+
+
+class PodBody(Body):
+    """What the task asks of its pods; a runtime without pods ignores it."""
+
+    image: Text = Field(default="", description="left out: the site's")
+    image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
+    image_pull_secrets: list[Text] = Field(default_factory=list, max_length=1000)
+    storage: list[Text] = Field(
+        default_factory=list, max_length=1000, description="storage grants to mount"
+    )
+    resources: dict[str, Text] = Field(
+        default_factory=dict, max_length=1000, description="more of each pod, such as rdma/hca"
+    )
+    shm_bytes: Big | None = Field(default=None, description="of /dev/shm; left out: the site's")
+    capabilities: list[Text] = Field(default_factory=list, max_length=1000)
+    env_from: list[EnvSourceBody] = Field(default_factory=list, max_length=1000)
+    template: dict[str, Any] | None = Field(
+        default=None,
+        description="metadata and spec of a pod, merged over the platform's as the site allows",
+    )
 
 
 class RetryBody(Body):
@@ -84,6 +117,7 @@ class TaskBody(Body):
         max_length=1000,
         description="taints of nodes that it does not mind: key, or key=value",
     )
+    pod: PodBody | None = Field(default=None, description="for runtimes with pods")
 
 
 class BatchTaskBody(TaskBody):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import TypeVar
 
 from libs.bus.port import Bus, BusError
 from libs.contracts import messages as m
 from libs.contracts.base import Message
 from services.gateway.auth import Identity
-from services.gateway.bodies import QuotaBody, TaskBody
+from services.gateway.bodies import PodBody, QuotaBody, TaskBody
 from services.gateway.handlers import with_submission
 from services.gateway.problems import UNAVAILABLE, ProblemError, invalid, refused
 from services.gateway.rows import AcceptedRow
@@ -51,7 +52,13 @@ def create_task(body: TaskBody, identity: Identity, key: str) -> m.CreateTask:
     if body.command and body.roles:
         raise invalid("command", "", "stands beside roles", "give command or roles, not both")
     roles = [
-        m.Role(name=role.name, replicas=role.replicas, command=tuple(role.command), env=role.env)
+        m.Role(
+            name=role.name,
+            replicas=role.replicas,
+            command=tuple(role.command),
+            env=role.env,
+            image=role.image,
+        )
         for role in body.roles
     ]
     if body.command:
@@ -78,8 +85,24 @@ def create_task(body: TaskBody, identity: Identity, key: str) -> m.CreateTask:
         node_selector=body.node_selector,
         tolerations=tuple(body.tolerations),
         nodes=body.nodes,
+        pod=_pod(body.pod) if body.pod else None,
     )
     return m.CreateTask(client_key=key, owner=identity.user, team=identity.team, spec=spec)
+
+
+def _pod(body: PodBody) -> m.PodRequest:
+    return m.PodRequest(
+        image=body.image,
+        image_pull_policy=body.image_pull_policy,
+        image_pull_secrets=tuple(body.image_pull_secrets),
+        storage=tuple(body.storage),
+        resources=body.resources,
+        shm_bytes=body.shm_bytes,
+        capabilities=tuple(body.capabilities),
+        env_from=tuple(m.EnvSource(**vars(source)) for source in body.env_from),
+        # In one form, so that the same template with the same key is the same task.
+        template="" if body.template is None else json.dumps(body.template, sort_keys=True),
+    )
 
 
 def accepted(reply: m.CreateTaskReply, command: m.CreateTask) -> AcceptedRow:

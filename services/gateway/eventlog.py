@@ -38,6 +38,7 @@ FACTS: Mapping[type[Message], Fact] = {
     m.RunResumed: Fact("assigned_at", ("task_id", "attempt")),
     m.PreemptionRequested: Fact("requested_at", ("task_id", "attempt")),
     m.KillRequested: Fact("requested_at", ("task_id", "attempt")),
+    m.RunDelayed: Fact("noted_at", ("task_id", "attempt", "noted_at")),
     m.RunStarted: Fact("started_at", ("task_id", "attempt")),
     m.CheckpointSaved: Fact("checkpoint.saved_at", ("task_id", "checkpoint.no")),
     m.RunExited: Fact("exit.exited_at", ("task_id", "attempt")),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from libs.contracts.messages import ChosenVictim, ExplainReply, Forecast, OrderPlace
-from services.gateway.views import Json, reason
+from libs.contracts.messages import (
+    ChosenVictim,
+    ExplainReply,
+    Forecast,
+    OrderPlace,
+    RunDelayed,
+    TaskState,
+)
+from services.gateway.views import Json, delay, reason
 from services.gateway.words import moment, word
 
 
-def explanation(task_id: str, reply: ExplainReply) -> Json:
-    """Why a task stands where it stands."""
+def explanation(task_id: str, reply: ExplainReply, delayed: RunDelayed | None) -> Json:
+    """Why a task stands where it stands; ``delayed`` is what the launcher said of its run."""
     return {
         "task": task_id,
         "state": word(reply.state),
@@ -26,6 +33,7 @@ def explanation(task_id: str, reply: ExplainReply) -> Json:
         "chosen": [_chosen(each) for each in reply.chosen],
         "forecast": _forecast(reply.forecast),
         "beneficiary": reply.beneficiary or None,
+        "delayed": delay(delayed) if reply.state is TaskState.STARTING else None,
     }
 
 

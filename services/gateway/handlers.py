@@ -181,6 +181,17 @@ async def on_kill_requested(tx: Tx, event: m.KillRequested) -> bool:
     return True
 
 
+async def on_run_delayed(tx: Tx, event: m.RunDelayed) -> bool:
+    """The newest word wins, until every process exists or none will."""
+    run = await _run(tx, event.task_id, event.attempt)
+    if run.started_at is not None or run.exit is not None:
+        return False
+    if run.delayed is not None and event.noted_at <= run.delayed.noted_at:
+        return False
+    tx.put(replace(run, delayed=event))
+    return True
+
+
 async def on_run_started(tx: Tx, event: m.RunStarted) -> bool:
     """Every rank's process exists."""
     run = await _run(tx, event.task_id, event.attempt)
@@ -188,7 +199,9 @@ async def on_run_started(tx: Tx, event: m.RunStarted) -> bool:
         return False
     placements = run.placements or event.placements
     live = run.exit is None
-    tx.put(replace(run, started_at=event.started_at, placements=placements, live=live))
+    tx.put(
+        replace(run, started_at=event.started_at, placements=placements, live=live, delayed=None)
+    )
     return True
 
 
@@ -214,7 +227,13 @@ async def on_run_exited(tx: Tx, event: m.RunExited) -> bool:
         return False
     row = await _task(tx, event.task_id)
     tx.put(
-        replace(run, exit=event.exit, live=False, placements=run.placements or event.placements),
+        replace(
+            run,
+            exit=event.exit,
+            live=False,
+            placements=run.placements or event.placements,
+            delayed=None,
+        ),
         replace(
             row,
             exit=_later(row.exit, event.exit),
@@ -301,6 +320,7 @@ READS: Mapping[type[Message], Reads] = {
             m.RunResumed,
             m.PreemptionRequested,
             m.KillRequested,
+            m.RunDelayed,
             m.RunStarted,
             m.CheckpointSaved,
             m.RunExited,
@@ -318,6 +338,7 @@ HANDLERS: Mapping[type[Message], Handler] = {
     m.RunResumed: _logged(on_run_placed),
     m.PreemptionRequested: _logged(on_preemption_requested),
     m.KillRequested: _logged(on_kill_requested),
+    m.RunDelayed: _logged(on_run_delayed),
     m.RunStarted: _logged(on_run_started),
     m.CheckpointSaved: _logged(on_checkpoint_saved),
     m.RunExited: _logged(on_run_exited),

@@ -155,7 +155,7 @@ def shown(value: object) -> str:
 
 def _field_error(detail: ErrorDetails) -> FieldError:
     place = detail["loc"][1:] if len(detail["loc"]) > 1 else detail["loc"]
-    secret = "env" in place or detail["type"] in {"missing", "json_invalid"}
+    secret = bool({"env", "template"} & set(place)) or detail["type"] in {"missing", "json_invalid"}
     context = {name: str(value) for name, value in (detail.get("ctx") or {}).items()}
     fix = FIXES.get(detail["type"], "correct this field: /docs describes it")
     return FieldError(

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from libs.contracts.messages import Checkpoint, Node, Placement, Reason, RunExit, TaskSpec
+from libs.contracts.messages import (
+    Checkpoint,
+    Node,
+    Placement,
+    Reason,
+    RunDelayed,
+    RunExit,
+    TaskSpec,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ class AcceptedRow(TaskRow):
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One attempt of a task. Each field comes from one event and is set once."""
+    """One attempt of a task. Each field comes from one event and is set once, but ``delayed``."""
 
     task_id: str
     attempt: int
@@ -69,6 +77,8 @@ class RunRow:
     placements: tuple[Placement, ...] = ()
     start_deadline_at: datetime | None = None
     resume_from: Checkpoint | None = None
+    # The newest word on why it does not run yet; none once it does, or has ended.
+    delayed: RunDelayed | None = None
     started_at: datetime | None = None
     preempt_requested_at: datetime | None = None
     preempt_deadline_at: datetime | None = None

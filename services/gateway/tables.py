@@ -62,6 +62,7 @@ class Run(Base, table=True):
     placements: tuple[m.Placement, ...] = json_column(tuple[m.Placement, ...])
     start_deadline_at: datetime | None = time_column()
     resume_from: m.Checkpoint | None = json_column(m.Checkpoint)
+    delayed: m.RunDelayed | None = json_column(m.RunDelayed)
     started_at: datetime | None = time_column()
     preempt_requested_at: datetime | None = time_column()
     preempt_deadline_at: datetime | None = time_column()

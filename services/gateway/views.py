@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
@@ -15,8 +16,10 @@ from libs.contracts.messages import (
     ExitKind,
     LogInfo,
     Placement,
+    PodRequest,
     Priority,
     Reason,
+    RunDelayed,
     RunExit,
     TaskSpec,
     Unit,
@@ -130,6 +133,7 @@ def _spec(spec: TaskSpec | None, *, secrets: bool) -> Json:
                 "name": role.name,
                 "replicas": role.replicas,
                 "command": list(role.command),
+                "image": role.image,
                 **({"env": dict(role.env)} if secrets else {}),
             }
             for role in spec.roles
@@ -149,8 +153,28 @@ def _spec(spec: TaskSpec | None, *, secrets: bool) -> Json:
         "memory_bytes": spec.memory_bytes,
         "node_selector": dict(spec.node_selector),
         "tolerations": list(spec.tolerations),
+        "pod": _pod(spec.pod, secrets=secrets),
     }
     return found | ({"env": dict(spec.env)} if secrets else {})
+
+
+def _pod(asked: PodRequest | None, *, secrets: bool) -> Json | None:
+    """What a task asks of its pods. The template may hold variables: it is shown like them."""
+    if asked is None:
+        return None
+    found: Json = {
+        "image": asked.image,
+        "image_pull_policy": asked.image_pull_policy,
+        "image_pull_secrets": list(asked.image_pull_secrets),
+        "storage": list(asked.storage),
+        "resources": dict(asked.resources),
+        "shm_bytes": asked.shm_bytes,
+        "capabilities": list(asked.capabilities),
+        "env_from": [source.model_dump() for source in asked.env_from],
+    }
+    if secrets:
+        found["template"] = json.loads(asked.template) if asked.template else None
+    return found
 
 
 def placement(placed: Placement) -> Json:
@@ -164,6 +188,13 @@ def placement(placed: Placement) -> Json:
     }
 
 
+def delay(told: RunDelayed | None) -> Json | None:
+    """Why a run that was launched has ranks without a process; None if it has none."""
+    if told is None or not told.ranks:
+        return None
+    return {"detail": told.detail, "ranks": told.ranks, "noted_at": moment(told.noted_at)}
+
+
 def run(row: RunRow) -> Json:
     """One attempt."""
     return {
@@ -173,6 +204,7 @@ def run(row: RunRow) -> Json:
         "live": row.live,
         "assigned_at": moment(row.assigned_at),
         "start_deadline_at": moment(row.start_deadline_at),
+        "delayed": delay(row.delayed),
         "started_at": moment(row.started_at),
         "resume_from": checkpoint(row.resume_from),
         "preemption": None
@@ -318,11 +350,13 @@ def audit(row: AuditRow) -> Json:
     }
 
 
+# Variables and pod templates may hold secrets.
+_HIDDEN = frozenset({"env", "template"})
 _AS_THEY_ARE = frozenset({str, int, float, bool, type(None)})
 
 
 def plain(value: object) -> Any:  # noqa: ANN401 - any JSON
-    """A message as HTTP shows it: short words, numbers as numbers, and no environment."""
+    """A message as HTTP shows it: short words, numbers as numbers, and no secrets."""
     kind = type(value)
     return value if kind in _AS_THEY_ARE else _way_of(kind)(value)
 
@@ -331,7 +365,8 @@ def plain(value: object) -> Any:  # noqa: ANN401 - any JSON
 def _way_of(kind: type[Any]) -> Callable[[Any], Any]:
     """How values of one type are shown; found out once, because every event has dozens of them."""
     if issubclass(kind, Message) and kind is not Reason:
-        return partial(_message, tuple(name for name in kind.model_fields if name != "env"))
+        shown = tuple(name for name in kind.model_fields if name not in _HIDDEN)
+        return partial(_message, shown)
     for base, way in _WAYS.items():
         if issubclass(kind, base):
             return way

@@ -23,6 +23,7 @@ class Site:
     # The gateway as the tasks reach it.
     url: str
     token_key: bytes = field(repr=False)
+    # An empty one of these four is left to the image that the task runs in.
     path: str
     home: str
     user: str
@@ -35,7 +36,8 @@ def order_of(run: Run, master_port: int, site: Site) -> RunOrder:
     assert run.spec is not None, "an assigned run has its specification"
     roles = {role.name: role for role in run.spec.roles}
     token = make_run_token(site.token_key, run.id)
-    defaults = {"PATH": site.path, "HOME": site.home, "LANG": site.lang, "USER": site.user}
+    person = {"PATH": site.path, "HOME": site.home, "LANG": site.lang, "USER": site.user}
+    defaults = {name: value for name, value in person.items() if value}
     shared = {**_platform_variables(run, site, token), **_gang_variables(run, master_port, site)}
     return RunOrder(
         run_id=run.id,
@@ -50,10 +52,14 @@ def order_of(run: Run, master_port: int, site: Site) -> RunOrder:
                 context=json.dumps(_context(run, place, site, token)),
                 cpus=run.spec.cpus,
                 memory_bytes=run.spec.memory_bytes,
+                role=place.role,
             )
             for place in run.placements
             for role in (roles.get(place.role) or Role(),)
         ),
+        owner=run.owner,
+        team=run.team,
+        spec=run.spec,
     )
 
 

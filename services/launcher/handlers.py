@@ -61,6 +61,7 @@ async def on_run_assigned(tx: Tx, event: RunAssigned | RunResumed) -> None:
             run,
             state=move(run.state, Trigger.ASSIGNED),
             owner=event.owner,
+            team=event.team,
             spec=event.spec,
             placements=event.placements,
             resume_from=event.resume_from,

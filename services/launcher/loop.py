@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import operator
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from libs.contracts.ids import RunId
 from libs.contracts.messages import InventoryListed
@@ -20,22 +20,23 @@ from libs.service.loop import Loop, Wake
 from libs.store.port import Store, Tx
 from services.launcher import store as tables
 from services.launcher.domain import inventory
-from services.launcher.domain.inventory import LeasePolicy
+from services.launcher.domain.delays import Told
 from services.launcher.domain.lifecycle import LIVE
-from services.launcher.domain.model import Listing, PortLease, Run, RunState
-from services.launcher.domain.ports import PortRange
+from services.launcher.domain.model import Listing, PortLease, Refused, Run
+from services.launcher.domain.patience import patience_with
 from services.launcher.domain.reconcile import (
     Action,
     End,
     Launch,
     Look,
-    Policy,
     Signal,
     reconcile,
 )
 from services.launcher.environment import Site, order_of
-from services.launcher.handlers import exited, started
+from services.launcher.limits import Limits
+from services.launcher.recording import record, say_held_up
 from services.launcher.runtimes.port import (
+    LaunchRefusedError,
     Runtime,
     RuntimeDeniedError,
     RuntimeUnavailableError,
@@ -44,21 +45,6 @@ from services.launcher.runtimes.port import (
 # Timers may end early by the clock's error. Asking for the rest would ask for a pause that ends at
 # once, again and again while anything else keeps the event loop busy.
 PAUSE_SECONDS_MIN = 0.001
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The numbers of the loops."""
-
-    policy: Policy
-    leases: LeasePolicy
-    ports: PortRange
-    actions_parallel_max: int
-    retry_first_seconds: float
-    retry_most_seconds: float
-    past_keep: timedelta
-    prune_tick: timedelta
-    prune_rows_max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +77,11 @@ class Launcher:
         self._fences: set[str] = set()
         # Failures in a row, and when to try again, in the event loop's seconds.
         self._failed: dict[Action, tuple[int, float]] = {}
+        # Why the last try of it did not work, and what will never work.
+        self._problems: dict[Action, str] = {}
+        self._refused: dict[RunId, Refused] = {}
+        # What was last said about runs that are held up.
+        self._told_delays: dict[RunId, Told] = {}
         self._busy_ports: set[int] = set()
         self._last_port = 0
         self._told_nodes: frozenset[str] | None = None
@@ -124,12 +115,14 @@ class Launcher:
         self._look, self._told_nodes, self._agreed = None, None, None
         for memory in (self._asked, self._doing, self._done, self._fences, self._failed):
             memory.clear()
+        for memory in (self._problems, self._refused, self._told_delays):
+            memory.clear()
         await self.runtime.lead(epoch)
 
     async def hold(self) -> None:
-        """Let go of the runtime when the service stops; what runs goes on."""
+        """Keep the runtime going, and let go of it when the service stops; what runs goes on."""
         try:
-            await asyncio.Event().wait()
+            await self.runtime.run()
         finally:
             await self.runtime.close()
 
@@ -146,9 +139,17 @@ class Launcher:
             outcome = reconcile(runs, look, now, self.limits.policy)
             before = {run.id: run for run in runs}
             after = before | {run.id: run for run in outcome.runs}
-            await _record(tx, before, outcome.runs)
+            await record(tx, before, outcome.runs)
             stock = await self._take_stock(tx, look.listing, after.values())
             ports = await self._lease(tx, outcome.actions)
+            held_up = say_held_up(
+                tx,
+                after.values(),
+                look.listing,
+                problems={action.run_id: why for action, why in self._problems.items()},
+                told_before=self._told_delays,
+                policy=self.limits.delays,
+            )
             await self._prune(tx)
         # Only now is it true: before the commit, nothing was said.
         self._told_nodes = _nodes_in_service(look.listing)
@@ -156,12 +157,14 @@ class Launcher:
         # A failure is remembered while the action is wanted, and says when to try it again.
         wanted = set(outcome.actions)
         self._failed = {each: when for each, when in self._failed.items() if each in wanted}
+        self._problems = {each: why for each, why in self._problems.items() if each in wanted}
+        self._told_delays = held_up.told
         self._fences |= set(stock.fence)
         for action in outcome.actions:
             self._ask(action, after, look, ports)
         if self._asked or self._fences:
             self.look_wake.set()
-        return self._due_seconds([outcome.due_at, stock.due_at], now)
+        return self._due_seconds([outcome.due_at, stock.due_at, held_up.due_at], now)
 
     async def _take_stock(
         self, tx: Tx, listing: Listing, runs: Iterable[Run]
@@ -192,10 +195,11 @@ class Launcher:
         return stock
 
     async def _lease(self, tx: Tx, actions: Iterable[Action]) -> dict[RunId, int]:
-        """A port for every run about to be launched: the one it has, or the next free one."""
+        """A port for every run about to be launched: the one it has, or the next free one; 0 where
+        ranks have a network of their own."""
         wanted = [action.run_id for action in actions if isinstance(action, Launch)]
-        if not wanted:
-            return {}
+        if not wanted or not self.runtime.shares_ports:
+            return dict.fromkeys(wanted, 0)
         leased = await tables.leases(tx)
         taken = {lease.port for lease in leased}
         found = {RunId.parse(f"{lease.task_id}.{lease.attempt}"): lease.port for lease in leased}
@@ -230,6 +234,8 @@ class Launcher:
         self._done = {action for action in self._done if action.run_id in live}
         for run_id in [run_id for run_id in self._asked if run_id not in runs]:
             del self._asked[run_id]
+        for run_id in [run_id for run_id in self._refused if run_id not in live]:
+            del self._refused[run_id]
 
     def _ask(
         self, action: Action, runs: dict[RunId, Run], look: Look, ports: dict[RunId, int]
@@ -273,8 +279,14 @@ class Launcher:
         await asyncio.gather(*(self._fence(node_id) for node_id in sorted(fences)))
         done = await asyncio.gather(*(one(task) for task in tasks))
         self._done |= {action for action in done if isinstance(action, End | Signal)}
-        listing = await self.runtime.list()
-        look = Look(listing, frozenset(self._done))
+        try:
+            listing = await self.runtime.list()
+        except (RuntimeUnavailableError, RuntimeDeniedError) as problem:
+            # What was seen before is no ground for anything new: actions go on when it answers.
+            self.log.warning("cannot look", problem=str(problem))
+            self._doing = set()
+            return self.limits.retry_most_seconds
+        look = Look(listing, frozenset(self._done), dict(self._refused))
         self._doing = set()
         if look != self._look or tasks:
             self._look = look
@@ -292,18 +304,24 @@ class Launcher:
                 case Signal():
                     await self.runtime.signal(action.run_id, task.node_ids, action.signal)
                 case End():
-                    await self.runtime.end(action.run_id, task.node_ids)
+                    patience = self.limits.patience.seconds(patience_with(run))
+                    await self.runtime.end(action.run_id, task.node_ids, patience_seconds=patience)
                 case _:
                     await self.runtime.forget(action.run_id, task.node_ids)
+        except LaunchRefusedError as problem:
+            self.log.warning("launch refused", run=str(action.run_id), problem=str(problem))
+            self._refused[action.run_id] = problem.refused
+            return None
         except (RuntimeUnavailableError, RuntimeDeniedError) as problem:
             self._note_failure(action, problem)
             return None
         self._failed.pop(action, None)
+        self._problems.pop(action, None)
         return action
 
     async def _launch(self, run: Run, master_port: int) -> None:
         seen = self._look.listing.runs.get(run.id) if self._look is not None else None
-        if seen is None and not is_free(master_port):
+        if seen is None and self.runtime.shares_ports and not is_free(master_port):
             self._busy_ports.add(master_port)
             raise RuntimeUnavailableError(f"port {master_port} is taken by somebody else")
         await self.runtime.launch(order_of(run, master_port, self.site))
@@ -321,6 +339,7 @@ class Launcher:
             self.limits.retry_most_seconds, self.limits.retry_first_seconds * 2.0 ** min(count, 16)
         )
         self._failed[action] = (count + 1, asyncio.get_running_loop().time() + pause)
+        self._problems[action] = str(problem)
         self.log.warning(
             "not done, trying again",
             action=type(action).__name__.lower(),
@@ -336,21 +355,6 @@ def _same(before: Sequence[object], now: Sequence[object]) -> bool:
 
 def _nodes_in_service(listing: Listing) -> frozenset[str]:
     return frozenset(node_id for node_id, node in listing.nodes.items() if not node.retired)
-
-
-async def _record(tx: Tx, before: Mapping[RunId, Run], runs: Sequence[Run]) -> None:
-    """Write runs' new rows, and say what is new about them."""
-    forgotten = [run for run in runs if run.state is RunState.FORGOTTEN]
-    ended = [run for run in runs if before[run.id].exit is None and run.exit is not None]
-    last = await tables.last_checkpoints(tx, [*ended, *forgotten])
-    for run in runs:
-        if before[run.id].started_at is None and run.started_at is not None:
-            tx.emit(started(run))
-        if before[run.id].exit is None and run.exit is not None:
-            tx.emit(exited(run, last[run.id]))
-        if run.state is not RunState.FORGOTTEN:
-            tx.put(run)
-    await tables.forget(tx, forgotten, last)
 
 
 def is_free(port: int) -> bool:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
 from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring
+from services.launcher.domain.delays import DelayPolicy
 from services.launcher.domain.inventory import LeasePolicy
+from services.launcher.domain.patience import PatiencePolicy
+from services.launcher.domain.pod_ends import Waits
 from services.launcher.domain.ports import PortRange
 from services.launcher.domain.reconcile import Policy
 from services.launcher.environment import Site
 from services.launcher.gpus import find_gpus
 from services.launcher.handlers import HANDLERS, READS, Commands
-from services.launcher.loop import Launcher, Limits
+from services.launcher.limits import Limits
+from services.launcher.loop import Launcher
 from services.launcher.machine import plan_nodes, task_person
 from services.launcher.runtimes.node_client import Machine
 from services.launcher.runtimes.port import Runtime
@@ -24,7 +29,7 @@ from services.launcher.tables import TABLES
 
 def build(settings: LauncherSettings, ports: Ports, *, runtime: Runtime | None = None) -> Service:
     """The service, not running. ``runtime`` takes the place of this machine (the simulation)."""
-    runtime = runtime or process_runtime(settings)
+    runtime = runtime or _RUNTIMES[settings.runtime](settings, ports)
     launcher = Launcher(
         store=ports.store, runtime=runtime, site=_site(settings), limits=_limits(settings)
     )
@@ -56,7 +61,31 @@ def process_runtime(settings: LauncherSettings) -> ProcessRuntime:
     return ProcessRuntime(machine, plan_nodes(settings, gpus))
 
 
+def _kubernetes_runtime(settings: LauncherSettings, ports: Ports) -> Runtime:
+    # Only who needs it pays for its client: a hundred megabytes.
+    from services.launcher.runtimes.kubernetes import building  # noqa: PLC0415
+
+    return building.runtime_of(settings, now=ports.clock.now)
+
+
+_RUNTIMES: Mapping[str, Callable[[LauncherSettings, Ports], Runtime]] = {
+    "process": lambda settings, _: process_runtime(settings),
+    "kubernetes": _kubernetes_runtime,
+}
+
+
 def _site(settings: LauncherSettings) -> Site:
+    if settings.runtime == "kubernetes":
+        # Who a task is and where its programs are is its image's to say.
+        return Site(
+            url=settings.task_url,
+            token_key=settings.run_token_key(),
+            path="",
+            home="",
+            user="",
+            lang="",
+            master_addr="",
+        )
     person = task_person(settings.task_user)
     return Site(
         url=settings.task_url,
@@ -71,7 +100,13 @@ def _site(settings: LauncherSettings) -> Site:
 
 def _limits(settings: LauncherSettings) -> Limits:
     return Limits(
-        policy=Policy(exit_grace=timedelta(seconds=settings.exit_grace_seconds)),
+        policy=Policy(
+            exit_grace=timedelta(seconds=settings.exit_grace_seconds),
+            waits=Waits(
+                image_pull=timedelta(seconds=settings.image_pull_seconds),
+                create=timedelta(seconds=settings.create_seconds),
+            ),
+        ),
         leases=LeasePolicy(
             lease=timedelta(seconds=settings.lease_seconds),
             fence=timedelta(seconds=settings.fence_seconds),
@@ -83,6 +118,15 @@ def _limits(settings: LauncherSettings) -> Limits:
         past_keep=timedelta(seconds=settings.past_keep_seconds),
         prune_tick=timedelta(seconds=settings.prune_tick_seconds),
         prune_rows_max=settings.prune_rows_max,
+        patience=PatiencePolicy(
+            acked=settings.patience_acked_seconds,
+            mates=settings.patience_mates_seconds,
+            full=settings.patience_seconds,
+        ),
+        delays=DelayPolicy(
+            first=timedelta(seconds=settings.delay_told_seconds),
+            again=timedelta(seconds=settings.delay_told_seconds),
+        ),
     )
 
 

@@ -6,11 +6,15 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from libs.contracts.ids import LABEL_KEY_RULE, is_label_key
+from libs.pods.policy import PodPolicy, read_policy
 from libs.service.settings import BaseServiceSettings
 from services.launcher.nodes_file import check_labels, check_taints
+
+NAMESPACE = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
 
 class LauncherSettings(BaseServiceSettings):
@@ -18,7 +22,7 @@ class LauncherSettings(BaseServiceSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore", env_prefix="SHIFTWORK_LAUNCHER_")
 
-    runtime: Literal["process"] = "process"
+    runtime: Literal["process", "kubernetes"] = "process"
     # Holds the supervisors' records, ranks' output and the runs' own folders.
     data_folder: Path = Path("/var/lib/shiftwork/launcher")
     # Virtual nodes local-0 … with so many slots each; 0 nodes: this machine with its own GPUs.
@@ -43,6 +47,42 @@ class LauncherSettings(BaseServiceSettings):
     # Below the ports that the kernel hands out by itself.
     master_port_first: int = Field(default=20_000, ge=1024, le=65_535)
     master_port_last: int = Field(default=27_999, ge=1024, le=65_535)
+
+    # Runtime kubernetes. The namespace of the tasks' pods:
+    kube_namespace: str = Field(default="shiftwork-tasks", pattern=NAMESPACE)
+    # Empty: the cluster that the launcher runs in; else what KUBECONFIG names.
+    kube_config: Path | None = None
+    # Which nodes are ours, as `kubectl -l` takes it; empty: all but those of the control plane.
+    kube_node_selector: str = ""
+    # The label whose value is a node's group; without it the node is in ``node_group``.
+    kube_group_label: str = "shiftwork.dev/group"
+    # Empty: as the pod policy says.
+    kube_gpu_resource: str = ""
+    # What pods get and may ask for (docs/pods.md); none: the defaults.
+    pod_policy_file: Path | None = None
+    kube_parallel_max: int = Field(default=32, ge=1, le=512)
+    kube_call_seconds: float = Field(default=10.0, gt=0, le=120)
+    kube_tries_max: int = Field(default=4, ge=1, le=10)
+    kube_page_objects: int = Field(default=500, ge=10, le=5000)
+    # A watch lives so long, then everything is listed again; so long without a word it is broken.
+    kube_watch_seconds: float = Field(default=300.0, ge=5, le=3600)
+    kube_idle_seconds: float = Field(default=90.0, ge=5, le=3600)
+    kube_first_look_seconds: float = Field(default=30.0, gt=0, le=600)
+    # The pods of a run that is over, and with them their logs on the nodes, stay so long.
+    kube_pods_keep_seconds: float = Field(default=60.0, ge=0, le=86_400)
+    kube_sweep_tick_seconds: float = Field(default=5.0, gt=0, le=600)
+
+    # A pod may be pending for so long because its image cannot be pulled, or its container not be
+    # made, before its run has failed.
+    image_pull_seconds: float = Field(default=120.0, ge=0, le=86_400)
+    create_seconds: float = Field(default=60.0, ge=0, le=86_400)
+    # Before it is killed, a run may take so long to leave: after its acknowledgement, when one of
+    # its gang is gone, and in all other cases (torchrun takes 30 seconds).
+    patience_acked_seconds: float = Field(default=1.0, ge=0, le=3600)
+    patience_mates_seconds: float = Field(default=5.0, ge=0, le=3600)
+    patience_seconds: float = Field(default=35.0, ge=0, le=3600)
+    # That a launched run has not started is said after so long, and again at most so often.
+    delay_told_seconds: float = Field(default=5.0, gt=0, le=3600)
 
     # How long a gang may take to exit after its acknowledgement.
     exit_grace_seconds: float = Field(default=10.0, ge=0, le=3600)
@@ -74,9 +114,29 @@ class LauncherSettings(BaseServiceSettings):
             )
         if self.fence_seconds < self.lease_seconds:
             raise ValueError("fence_seconds is below lease_seconds; a fence comes after the lease")
+        if not is_label_key(self.kube_group_label):
+            raise ValueError(
+                f"kube_group_label {self.kube_group_label!r} is no label's key; use"
+                f" {LABEL_KEY_RULE}"
+            )
         check_labels(self.node_labels)
         check_taints(self.node_taints)
         return self
+
+    @field_validator("pod_policy_file")
+    @classmethod
+    def _readable(cls, path: Path | None) -> Path | None:
+        """Refuse to start with a policy that is wrong; the error names the place."""
+        if path is not None:
+            read_policy(path)
+        return path
+
+    def pod_policy(self) -> PodPolicy:
+        """The policy of pods, read now."""
+        policy = read_policy(self.pod_policy_file) if self.pod_policy_file else PodPolicy()
+        if self.kube_gpu_resource:
+            policy = policy.model_copy(update={"gpu_resource": self.kube_gpu_resource})
+        return policy
 
     def run_token_key(self) -> bytes:
         """The key of the run tokens, read now."""

@@ -33,9 +33,11 @@ class Run(Base, table=True):
     signalled_at: datetime | None = time_column()
     ending_at: datetime | None = time_column()
     end_cause: EndCause | None = enum_column(EndCause)
+    end_note: str
     started_at: datetime | None = time_column()
     exited_at: datetime | None = time_column()
     exit: RunExit | None = json_column(RunExit)
+    team: str
     __table_args__ = (
         # One attempt of a task runs at a time: the older one's exit comes first.
         partial_unique(
@@ -105,6 +107,7 @@ class InventoryNode(Base, table=True):
     silent_since: datetime | None = time_column()
     labels: dict[str, str] = json_column(dict[str, str])
     taints: tuple[str, ...] = json_column(tuple[str, ...])
+    closed: bool
 
 
 TABLES = Tables(

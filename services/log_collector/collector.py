@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from libs.bus.port import Bus, BusError
 from libs.contracts.envelope import Envelope
@@ -22,9 +22,14 @@ from libs.store.port import Delta, Store
 from services.log_collector import domain, store
 from services.log_collector.archives.port import Archive, ArchiveError, Write
 from services.log_collector.domain import Address, Bounds, IndexGrain, OutputKey, Pace
-from services.log_collector.sources.port import Ask, Got, LogSource
+from services.log_collector.sources.port import Ask, Got, Kept, LogSource
 from services.log_collector.state import SERVICE, Run, State, Tail, keys_of
 from services.log_collector.store import OutputRow, RunRow
+
+# So many of the last kept bytes are shown to the source with each question.
+LAST_BYTES = 64
+# A new leader says again what was collected since so long ago, and of how many runs at most.
+RETOLD, RETOLD_MAX = timedelta(hours=1), 10_000
 
 
 @dataclass
@@ -46,6 +51,7 @@ class Collector:
     news: dict[Run, RunRow] = field(default_factory=dict)
     known: dict[Run, dict[int, OutputRow]] = field(default_factory=dict)
     last_data_at: datetime | None = None
+    led_at: datetime | None = None
 
     def __post_init__(self) -> None:
         self.log = log(SERVICE)
@@ -62,7 +68,17 @@ class Collector:
         async with self.database.transaction(epoch=epoch) as tx:
             runs = {(row.task_id, row.attempt): row for row in await store.open_runs(tx)}
             self.known = {run: await store.outputs_of(tx, *run) for run in runs}
-        self.news = runs
+            since = self.clock.now() - RETOLD
+            ended = await store.collected_since(tx, since, RETOLD_MAX)
+        self.news, self.led_at = runs, self.clock.now()
+        # Perhaps the process before died before it could say so.
+        await self.source.kept(
+            [
+                Kept(Address(key, place.node_id), 0, done=True)
+                for row in ended
+                for key, place in _places(row).items()
+            ]
+        )
 
     async def step(self, epoch: int) -> float | None:
         """One pass over all outputs; returns in how many seconds the next one is due."""
@@ -76,69 +92,89 @@ class Collector:
         quiet = self.pace.linger
         if self.last_data_at is not None:
             quiet = (self.clock.now() - self.last_data_at).total_seconds()
-        outputs = len(self.state.tails)
+        outputs = len(self.state.tails) + len(self.news)
         return domain.next_look(self.pace, outputs=outputs, more=more, quiet_seconds=quiet)
 
     async def _take_up(self) -> None:
         """Open the outputs of runs that are new, and note the exits of others."""
         news = list(self.news.items())
-        keys = [key for _, row in news for key in keys_of(row) if key not in self.state.tails]
-        # One question for all of them: runs may start by the hundred.
-        sizes = dict(zip(keys, await self.archive.sizes(keys), strict=True)) if keys else {}
+        places = {key: place for _, row in news for key, place in _places(row).items()}
+        keys = [key for key in places if key not in self.state.tails]
+        if keys:
+            # One question for all of them: runs may start by the hundred.
+            sizes = dict(zip(keys, await self.archive.sizes(keys), strict=True))
+            opened = [await self._tail(key, places[key], sizes[key]) for key in keys]
+            waiting = await self._recover([tail for tail in opened if not tail.complete], sizes)
+            for tail in opened:
+                await self._remember_last(tail)
+        else:
+            opened, waiting = [], set[Run]()
+        tails = {tail.key: tail for tail in opened}
         for run, row in news:
-            await self._open(row, self.known.get(run, {}), sizes)
+            if run in waiting:
+                continue
+            for key in keys_of(row):
+                tail = self.state.tails.setdefault(key, tails.get(key) or self.state.tails[key])
+                tail.exited_at = row.exited_at
+            self.state.runs[run] = row
+            self.record.set()
             self.known.pop(run, None)
             if self.news.get(run) is row:
                 del self.news[run]
 
-    async def _open(
-        self, row: RunRow, known: dict[int, OutputRow], sizes: Mapping[OutputKey, int]
-    ) -> None:
-        """Take up a run's outputs, or note that they will grow no more. ``sizes``: what is kept of
-        those that are new."""
-        tails = self.state.tails
-        for placement in row.placements:
-            key = OutputKey(row.task_id, row.attempt, placement.rank)
-            if key not in tails:
-                kept = sizes[key] if key in sizes else await self.archive.size(key)
-                tails[key] = await self._tail(key, placement, known.get(placement.rank), kept)
-            tails[key].exited_at = row.exited_at
-        self.state.runs[row.task_id, row.attempt] = row
-        self.record.set()
-
-    async def _tail(
-        self, key: OutputKey, placement: Placement, known: OutputRow | None, kept: int
-    ) -> Tail:
+    async def _tail(self, key: OutputKey, placement: Placement, kept: int) -> Tail:
+        known = self.known.get((key.task_id, key.attempt), {}).get(key.rank)
         recorded = known.size if known else 0
-        tail = Tail(Address(key, placement.node_id), placement.role, recorded, recorded)
+        now = self.clock.now()
+        tail = Tail(Address(key, placement.node_id), placement.role, recorded, recorded, now)
         if known is not None:
             tail.full = known.full
             tail.complete = tail.closed = known.complete
-        if not tail.complete:
-            await self._recover(tail, kept)
+        if tail.complete:
+            # Perhaps the process before died before it could say so.
+            await self.source.kept([Kept(tail.address, tail.size, done=True)])
+        elif kept < recorded:
+            self.log.error("kept output is shorter than it was", kept=kept, was=recorded)
+            tail.size, tail.full = min(kept, self.bounds.output_bytes_max), False
         return tail
 
-    async def _recover(self, tail: Tail, kept: int) -> None:
-        """Make the kept copy what the database says it is: go on from there.
+    async def _recover(self, tails: Sequence[Tail], sizes: Mapping[OutputKey, int]) -> set[Run]:
+        """Make the kept copies what the database says they are: go on from there.
 
-        Where the source cannot give the bytes beyond again, they are the only copy and stay. What
-        the archive has lost is read again.
+        Where the source cannot give the bytes beyond again, they are the only copy and stay.
+        Returns the runs of which that is not known yet.
         """
-        if kept > tail.recorded:
-            (got,) = await self.source.read([Ask(tail.address, tail.recorded, 1)], 1)
+        beyond = [tail for tail in tails if sizes[tail.key] > tail.recorded]
+        asks = [Ask(tail.address, tail.recorded, 1, sure=True) for tail in beyond]
+        answers = await self.source.read(asks, len(asks)) if asks else ()
+        patient = self._waited(self.led_at) < self.bounds.unreadable_seconds_max
+        waiting: set[Run] = set()
+        for tail, got in zip(beyond, answers, strict=True):
             if got is not None and got.data:
                 await self.archive.truncate(tail.key, tail.recorded)
+            elif patient and (got is None or got.unsure or got.problem):
+                waiting.add((tail.key.task_id, tail.key.attempt))
             else:
-                tail.size = kept
-        elif kept < tail.recorded:
-            self.log.error("kept output is shorter than it was", kept=kept, was=tail.recorded)
-            tail.size, tail.full = min(kept, self.bounds.output_bytes_max), False
+                tail.size = sizes[tail.key]
+        return waiting
+
+    async def _remember_last(self, tail: Tail) -> None:
+        if tail.size and not tail.complete:
+            begin = max(0, tail.size - LAST_BYTES)
+            tail.last = await self.archive.read(tail.key, begin, tail.size - begin)
+
+    def _waited(self, since: datetime | None) -> float:
+        return (self.clock.now() - since).total_seconds() if since else 0.0
 
     async def _copy(self) -> bool:
         """Read what is new, keep it, tell live readers. True if there is more to read at once."""
         tails = self.state.tails
         asking = [tail for tail in tails.values() if not (tail.complete or tail.full)]
-        asks = [Ask(tail.address, tail.size, self.bounds.read_bytes_max) for tail in asking]
+        bytes_max = self.bounds.read_bytes_max
+        asks = [
+            Ask(tail.address, tail.size, bytes_max, tail.last, sure=tail.exited_at is not None)
+            for tail in asking
+        ]
         answers: Sequence[Got | None] = ()
         if asks:
             answers = await self.source.read(asks, self.bounds.pass_bytes_max)
@@ -171,6 +207,7 @@ class Collector:
             tail.entry = domain.index(tail.entry, tail.size, now, self.grain)
             tail.changed[tail.entry.offset] = tail.entry
             tail.size += len(data)
+            tail.last = (tail.last + data[-LAST_BYTES:])[-LAST_BYTES:]
             tail.full = full
             self.state.unrecorded_bytes += len(data)
         if self.state.unrecorded_bytes >= self.bounds.record_bytes:
@@ -180,19 +217,27 @@ class Collector:
     def _judge_end(self, tail: Tail, got: Got) -> None:
         """Nothing new after the exit is the end; what cannot be read is waited for, but not for
         ever."""
+        key = tail.key
         if got.problem and got.problem != tail.problem:
             self.log.warning(
                 "output cannot be read",
-                task=tail.key.task_id,
-                attempt=tail.key.attempt,
-                rank=tail.key.rank,
+                task=key.task_id,
+                attempt=key.attempt,
+                rank=key.rank,
                 problem=got.problem,
             )
         tail.problem = got.problem
-        if tail.exited_at is not None and not got.data:
-            waited = (self.clock.now() - tail.exited_at).total_seconds()
-            if not got.problem or waited >= self.bounds.unreadable_seconds_max:
-                self._end(tail)
+        if tail.exited_at is None or got.data:
+            return
+        if got.problem or got.unsure:
+            # Nobody waited while no collector was there.
+            waited = self._waited(max(tail.exited_at, tail.opened_at))
+            if waited < self.bounds.unreadable_seconds_max:
+                return
+            self.log.error(
+                "output is given up", task=key.task_id, attempt=key.attempt, rank=key.rank
+            )
+        self._end(tail)
 
     def _end(self, tail: Tail) -> None:
         if not tail.complete:
@@ -208,6 +253,11 @@ class Collector:
                     await self.bus.tell(_chunk(tail, at, piece, now))
         except BusError as error:
             self.log.info("live readers are not told", problem=str(error))
+
+
+def _places(row: RunRow) -> dict[OutputKey, Placement]:
+    """Where each rank of a run runs."""
+    return {OutputKey(row.task_id, row.attempt, place.rank): place for place in row.placements}
 
 
 def _chunk(tail: Tail, offset: int, data: bytes, now: datetime) -> Envelope:

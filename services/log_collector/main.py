@@ -30,12 +30,13 @@ def build(
 ) -> Service:
     """The service, not running. Source and archive replace the files (in a simulation)."""
     archive = archive or FileArchive(settings.logs_dir)
+    source = source or source_of(settings)
     state, record = State(), Wake()
     collector = Collector(
         database=ports.store,
         bus=ports.bus,
         clock=ports.clock,
-        source=source or FileSource(settings.runs_dir),
+        source=source,
         archive=archive,
         bounds=settings.bounds(),
         grain=settings.grain(),
@@ -47,6 +48,7 @@ def build(
         database=ports.store,
         clock=ports.clock,
         archive=archive,
+        source=source,
         bounds=settings.bounds(),
         state=state,
         wake=record,
@@ -71,7 +73,19 @@ def build(
             drop_loop(dropping, settings.drop_tick_seconds),
         ),
         on_lead=collector.lead,
+        tasks=source.tasks(),
     )
+
+
+def source_of(settings: LogCollectorSettings) -> LogSource:
+    """Where ranks' output comes from, by the settings."""
+    if settings.source == "kubernetes":
+        # Here, not above: its client is large, and one machine alone does not need it.
+        from services.log_collector.sources.kubernetes import KubernetesSource  # noqa: PLC0415
+
+        return KubernetesSource(settings.cluster())
+    assert settings.runs_dir is not None
+    return FileSource(settings.runs_dir)
 
 
 WIRING = Wiring(

@@ -15,8 +15,12 @@ from libs.service.observe import log
 from libs.store.port import Store
 from services.log_collector.archives.port import Archive, ArchiveError
 from services.log_collector.domain import Bounds, OutputKey
+from services.log_collector.sources.port import Kept, LogSource
 from services.log_collector.state import SERVICE, State, Tail
 from services.log_collector.store import EntryRow, OutputRow
+
+# Beyond every offset.
+NO_MORE = 2**62
 
 
 @dataclass
@@ -26,6 +30,7 @@ class Recorder:
     database: Store
     clock: Clock
     archive: Archive
+    source: LogSource
     bounds: Bounds
     state: State
     # Set by the collector when an output is complete or much is unrecorded.
@@ -61,6 +66,13 @@ class Recorder:
             tail.noted(row, entries)
         for row in finished:
             state.close(row)
+        # Of a full output nothing more is wanted, however much comes.
+        await self.source.kept(
+            [
+                Kept(tail.address, NO_MORE if row.full else row.size, done=row.complete)
+                for tail, row, _ in noted
+            ]
+        )
 
     def _is_due(self, now: datetime) -> bool:
         if self.state.unrecorded_bytes >= self.bounds.record_bytes or self.recorded_at is None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import BaseServiceSettings
 from services.log_collector.domain import Answers, Bounds, IndexGrain, Pace
+from services.log_collector.sources.cluster import Cluster
 
 
 class LogCollectorSettings(BaseServiceSettings):
@@ -21,9 +23,31 @@ class LogCollectorSettings(BaseServiceSettings):
     # Nothing waits for what is noted here: many events, one transaction.
     batch_gap_seconds: float = Field(default=0.02, ge=0, le=1)
 
-    # Where the supervisors of the nodes put the ranks' output, and where it is kept.
-    runs_dir: Path
+    # Where ranks' output comes from: files of the process runtime, or pods.
+    source: Literal["files", "kubernetes"] = "files"
+    # Where the supervisors of the nodes put the ranks' output (files only), and where it is kept.
+    runs_dir: Path | None = None
     logs_dir: Path
+
+    # The cluster of the pods. Without a path: the cluster that this runs in, else KUBECONFIG.
+    kube_config: Path | None = None
+    kube_namespace: str = "shiftwork-tasks"
+    # Where the log agents of the nodes are, how they are found, and what is shown to them.
+    agent_namespace: str = "shiftwork"
+    agent_label: str = "app.kubernetes.io/component=log-agent"
+    agent_port: int = Field(default=8650, ge=1, le=65535)
+    agent_token_file: Path | None = None
+    agent_timeout_seconds: float = Field(default=5.0, gt=0, le=60)
+    # Nodes asked at a time, and in a second: the more nodes, the rarer each is asked.
+    agent_requests_max: int = Field(default=32, ge=1, le=1024)
+    agent_requests_per_second: float = Field(default=400.0, gt=0)
+    agent_refresh_seconds: float = Field(default=10.0, gt=0, le=300)
+    # Without an answer for so long, a node's pods are read through the API server instead: so many
+    # streams at a time, each for at least so long.
+    fallback_seconds: float = Field(default=15.0, ge=0)
+    stream_count_max: int = Field(default=64, ge=1, le=1024)
+    stream_turn_seconds: float = Field(default=10.0, ge=0)
+    stream_retry_seconds: float = Field(default=2.0, gt=0)
 
     # How much is read in one pass: for one output, and in all.
     read_bytes_max: int = Field(default=1_048_576, ge=4096)
@@ -64,6 +88,34 @@ class LogCollectorSettings(BaseServiceSettings):
     keep_days: float = Field(default=90.0, gt=0)
     drop_runs_max: int = Field(default=100, ge=1)
     drop_tick_seconds: float = Field(default=3600.0, gt=0)
+
+    @model_validator(mode="after")
+    def _source_is_complete(self) -> Self:
+        if self.source == "files" and self.runs_dir is None:
+            raise ValueError("source files needs runs_dir: the nodes' folder of the launcher")
+        if self.source == "kubernetes" and self.agent_token_file is None:
+            raise ValueError("source kubernetes needs agent_token_file: the log agents' token")
+        return self
+
+    def cluster(self) -> Cluster:
+        """How output is read from pods."""
+        assert self.agent_token_file is not None
+        return Cluster(
+            kube_config=self.kube_config,
+            namespace=self.kube_namespace,
+            agent_namespace=self.agent_namespace,
+            agent_label=self.agent_label,
+            agent_port=self.agent_port,
+            agent_token_file=self.agent_token_file,
+            timeout_seconds=self.agent_timeout_seconds,
+            requests_max=self.agent_requests_max,
+            requests_per_second=self.agent_requests_per_second,
+            refresh_seconds=self.agent_refresh_seconds,
+            fallback_seconds=self.fallback_seconds,
+            streams_max=self.stream_count_max,
+            stream_turn_seconds=self.stream_turn_seconds,
+            stream_retry_seconds=self.stream_retry_seconds,
+        )
 
     def pace(self) -> Pace:
         """When to look again."""

@@ -26,7 +26,11 @@ class Tail:
     # Bytes written to the archive, and bytes known to the database as synced.
     size: int
     recorded: int
+    # Since when this process asks for it.
+    opened_at: datetime
     full: bool = False
+    # The last bytes before ``size``.
+    last: bytes = b""
     # Its run has exited: the next look that finds nothing new finds the end.
     exited_at: datetime | None = None
     complete: bool = False

@@ -88,6 +88,17 @@ async def runs_to_drop(tx: Tx, exited_before: datetime, limit: int) -> Sequence[
     )
 
 
+async def collected_since(tx: Tx, since: datetime, limit: int) -> Sequence[RunRow]:
+    """Collected runs that ended at or after a moment, the newest first."""
+    return await tx.select(
+        RunRow,
+        Where("collected", Op.EQ, value=True),
+        Where("exited_at", Op.GE, since),
+        order_by=[Order("exited_at", descending=True)],
+        limit=limit,
+    )
+
+
 async def drop_run(tx: Tx, row: RunRow) -> None:
     """Forget a run and everything about its outputs."""
     mine = (Where("task_id", Op.EQ, row.task_id), Where("attempt", Op.EQ, row.attempt))

@@ -57,6 +57,7 @@ def live_run(task: Task, now: datetime) -> list[Message]:
             start_deadline_at=task.start_deadline_at,
             resume_from=task.checkpoint if task.began_from_checkpoint else None,
             assigned_at=task.assigned_at,
+            team=task.team,
         )
     ]
     if task.state is TaskState.PREEMPTING and task.ack_deadline_at is not None:

@@ -6,7 +6,7 @@ Wired in ``main.py``. Commands answer with a refusal, never with an exception; e
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from libs.contracts.base import Message
@@ -34,6 +34,9 @@ from libs.contracts.messages import (
     TaskStateChanged,
     TaskSubmitted,
 )
+from libs.pods.asker import Asker
+from libs.pods.check import check_pod
+from libs.pods.policy import PodPolicy
 from libs.service.shape import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.submit import store
@@ -55,6 +58,9 @@ class Commands:
     make_id: MakeId
     reemit_tasks_max: int
     create_tasks_max: int
+    pods: PodPolicy = field(default_factory=PodPolicy)
+    # The site runs tasks in pods: without an image there is nothing to run.
+    needs_image: bool = False
 
     def table(self) -> Mapping[type[Message], CommandHandler]:
         """Which command is answered by which function."""
@@ -119,6 +125,12 @@ class Commands:
             team=command.team,
             facts=facts,
             limits=self.rules.limits,
+            pod_faults=check_pod(
+                filled,
+                Asker.of(filled, command.owner, command.team),
+                self.pods,
+                needs_image=self.needs_image,
+            ),
         )
         if isinstance(spec, Refusal):
             return CreateTaskReply(refusal=spec), None

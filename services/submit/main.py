@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
+from libs.pods.policy import PodPolicy, read_policy
 from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring
 from services.submit.handlers import HANDLERS, READS, Commands, MakeId, prepare
@@ -16,11 +17,14 @@ from services.submit.tables import TABLES
 
 def build(settings: SubmitSettings, ports: Ports, *, make_id: MakeId | None = None) -> Service:
     """The service, not running. ``make_id`` replaces the random ids (a simulation's seed)."""
+    policy_file = settings.pod_policy_file
     commands = Commands(
         rules=settings.rules(),
         make_id=make_id or TimeSortedIds(secrets.randbits),
         create_tasks_max=settings.create_tasks_max,
         reemit_tasks_max=settings.reemit_tasks_max,
+        pods=read_policy(policy_file) if policy_file else PodPolicy(),
+        needs_image=policy_file is not None,
     )
 
     async def on_lead(_epoch: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
@@ -38,6 +40,9 @@ class SubmitSettings(BaseServiceSettings):
     tolerations_max: int = Field(default=32, ge=0)
     spec_bytes_max: int = Field(default=262_144, ge=1024, le=524_288)
     retries_max: int = Field(default=100, ge=0)
+
+    # What pods may be, in YAML or JSON (docs/pods.md); the launcher reads the same file.
+    pod_policy_file: Path | None = None
 
     # How many tasks one command may ask for.
     create_tasks_max: int = Field(default=1000, ge=1, le=10_000)

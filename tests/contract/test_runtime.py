@@ -1,4 +1,6 @@
-"""What every runtime promises the launcher, held against real processes and the fake alike."""
+"""What every runtime promises the launcher, held against real processes, pods of a real API server
+and the fake alike.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -28,7 +30,9 @@ from services.launcher.runtimes.port import (
     RuntimeUnavailableError,
 )
 from services.launcher.runtimes.process import ProcessRuntime
+from tests.kubernetes.cluster_world import ClusterWorld
 from tests.services.launcher.makers import a_node, an_order, run_id
+from tools.cluster.control_plane import ControlPlane
 
 NODES = 2
 BOTH = frozenset({"local-0", "local-1"})
@@ -56,6 +60,10 @@ class World(Protocol):
 
     async def silence(self, node_id: str) -> None:
         """The node stops answering."""
+        ...
+
+    def was_killed(self, rank: ObservedRank) -> bool:
+        """Whether the rank is over because we ended it."""
         ...
 
 
@@ -89,6 +97,9 @@ class Processes:
         assert holder is not None
         os.kill(holder.pid, signal.SIGSTOP)
 
+    def was_killed(self, rank: ObservedRank) -> bool:
+        return rank.signal == signal.SIGKILL
+
     async def close(self) -> None:
         # A node that a test left silent is fenced, then everything is ended.
         runtime = self.handle()
@@ -98,7 +109,7 @@ class Processes:
             if not node.node.ready:
                 await runtime.fence(node_id)
         for run, seen in (await runtime.list()).runs.items():
-            await runtime.end(run, seen.node_ids)
+            await runtime.end(run, seen.node_ids, patience_seconds=0)
         for handle in self.handles:
             await handle.close()
 
@@ -143,13 +154,48 @@ class Fakes:
     async def silence(self, node_id: str) -> None:
         self.cluster.silence(node_id)
 
+    def was_killed(self, rank: ObservedRank) -> bool:
+        return rank.signal == signal.SIGKILL
 
-@pytest_asyncio.fixture(params=["process", "fake"])
+
+class Pods:
+    """kwok's kubelets take pods away at once and say nothing of how they ended."""
+
+    def __init__(self, plane: ControlPlane, folder: Path) -> None:
+        self.cluster = ClusterWorld(plane, folder)
+
+    def handle(self) -> Runtime:
+        return self.cluster.handle()
+
+    def endless(self, run: RunId = RUN, ranks: int = NODES) -> RunOrder:
+        return self.cluster.order(run, ranks)
+
+    def leaving(self, code: int) -> RunOrder:
+        return self.cluster.order(image=f"simulated/exits:{code}")
+
+    def starts(self) -> int:
+        return len(self.cluster.pods_created())
+
+    async def silence(self, node_id: str) -> None:
+        await asyncio.to_thread(self.cluster.silence, node_id)
+
+    def was_killed(self, rank: ObservedRank) -> bool:
+        return rank.state is RankState.EXITED and rank.note == "ended by the platform"
+
+
+@pytest_asyncio.fixture(
+    params=["process", "fake", pytest.param("kubernetes", marks=pytest.mark.kubernetes)]
+)
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     if request.param == "process":
         processes = Processes(tmp_path / "machine")
         yield processes
         await processes.close()
+        return
+    if request.param == "kubernetes":
+        pods = Pods(request.getfixturevalue("control_plane"), tmp_path)
+        yield pods
+        await pods.cluster.close()
         return
     fakes = Fakes()
     playing = asyncio.ensure_future(fakes.cluster.run())
@@ -169,7 +215,7 @@ async def runtime(world: World) -> AsyncIterator[Runtime]:
 
 
 async def until(
-    runtime: Runtime, true: Callable[[Listing], bool], *, seconds: float = 8
+    runtime: Runtime, true: Callable[[Listing], bool], *, seconds: float = 20
 ) -> Listing:
     async with asyncio.timeout(seconds):
         while not true(listing := await runtime.list()):  # noqa: ASYNC110 - hints may be missed
@@ -179,7 +225,16 @@ async def until(
 
 def over(listing: Listing, run: RunId = RUN) -> bool:
     found = listing.runs.get(run)
-    return found is not None and all(r.state is not RankState.RUNNING for r in found.ranks.values())
+    return found is not None and all(rank.over for rank in found.ranks.values())
+
+
+def running(listing: Listing, run: RunId = RUN, ranks: int = NODES) -> bool:
+    found = listing.runs.get(run)
+    return (
+        found is not None
+        and len(found.ranks) == ranks
+        and all(rank.state is RankState.RUNNING for rank in found.ranks.values())
+    )
 
 
 def rank_of(listing: Listing, rank: int = 0, run: RunId = RUN) -> ObservedRank:
@@ -188,7 +243,9 @@ def rank_of(listing: Listing, rank: int = 0, run: RunId = RUN) -> ObservedRank:
 
 async def test_a_gang_runs_once_launched(world: World, runtime: Runtime) -> None:
     await runtime.launch(world.endless())
-    listing = await runtime.list()
+    # From the very return on, every rank is there, running or pending.
+    assert set((await runtime.list()).runs[RUN].ranks) == {0, 1}
+    listing = await until(runtime, running)
     assert {rank: seen.state for rank, seen in listing.runs[RUN].ranks.items()} == {
         0: RankState.RUNNING,
         1: RankState.RUNNING,
@@ -208,7 +265,7 @@ async def test_launching_again_finds_the_first(world: World, runtime: Runtime) -
 
 async def test_half_a_gang_is_completed(world: World, runtime: Runtime) -> None:
     order = world.endless()
-    await runtime.launch(RunOrder(RUN, order.ranks[:1]))
+    await runtime.launch(replace(order, ranks=order.ranks[:1]))
     await runtime.launch(order)
     assert set((await runtime.list()).runs[RUN].ranks) == {0, 1}
     await asyncio.sleep(0.2)
@@ -227,6 +284,7 @@ async def test_exit_codes(world: World, runtime: Runtime, code: int) -> None:
 
 async def test_a_signal_reaches_the_main_process(world: World, runtime: Runtime) -> None:
     await runtime.launch(world.endless())
+    await until(runtime, running)
     await runtime.signal(RUN, BOTH, signal.SIGUSR1)
     listing = await until(runtime, over)
     assert [rank_of(listing, rank).signal for rank in (0, 1)] == [signal.SIGUSR1] * 2
@@ -234,14 +292,15 @@ async def test_a_signal_reaches_the_main_process(world: World, runtime: Runtime)
 
 async def test_end_kills(world: World, runtime: Runtime) -> None:
     await runtime.launch(world.endless())
-    await runtime.end(RUN, BOTH)
-    await runtime.end(RUN, BOTH)
+    await until(runtime, running)
+    await runtime.end(RUN, BOTH, patience_seconds=5)
+    await runtime.end(RUN, BOTH, patience_seconds=5)
     listing = await until(runtime, over)
-    assert [rank_of(listing, rank).signal for rank in (0, 1)] == [signal.SIGKILL] * 2
+    assert all(world.was_killed(rank_of(listing, rank)) for rank in (0, 1))
 
 
 async def test_what_was_ended_never_begins(world: World, runtime: Runtime) -> None:
-    await runtime.end(RUN, BOTH)
+    await runtime.end(RUN, BOTH, patience_seconds=5)
     with pytest.raises(RuntimeDeniedError):
         await runtime.launch(world.endless())
     listing = await runtime.list()
@@ -255,7 +314,7 @@ async def test_forgetting_is_for_what_is_over(world: World, runtime: Runtime) ->
     await runtime.launch(world.endless())
     with pytest.raises(RuntimeUnavailableError):
         await runtime.forget(RUN, BOTH)
-    await runtime.end(RUN, BOTH)
+    await runtime.end(RUN, BOTH, patience_seconds=5)
     await until(runtime, over)
     await runtime.forget(RUN, BOTH)
     await runtime.forget(RUN, BOTH)
@@ -266,7 +325,7 @@ async def test_runs_are_apart(world: World, runtime: Runtime) -> None:
     other = run_id("other")
     await runtime.launch(world.endless())
     await runtime.launch(world.endless(other))
-    await runtime.end(RUN, BOTH)
+    await runtime.end(RUN, BOTH, patience_seconds=5)
     listing = await until(runtime, over)
     assert not over(listing, other)
 
@@ -284,15 +343,15 @@ async def test_a_change_is_hinted(world: World, runtime: Runtime) -> None:
 
 async def test_another_launcher_takes_the_runs_up(world: World, runtime: Runtime) -> None:
     await runtime.launch(world.endless())
-    before = await runtime.list()
+    before = await until(runtime, running)
     successor = world.handle()
     await successor.lead(2)
     assert rank_of(await successor.list()) == rank_of(before)
     await successor.launch(world.endless())
     await asyncio.sleep(0.1)
     assert world.starts() == NODES
-    await successor.end(RUN, BOTH)
-    assert rank_of(await until(successor, over)).signal == signal.SIGKILL
+    await successor.end(RUN, BOTH, patience_seconds=5)
+    assert world.was_killed(rank_of(await until(successor, over)))
     await successor.close()
 
 
@@ -313,16 +372,17 @@ async def test_a_silent_node_tells_nothing_until_it_is_fenced(
     world: World, runtime: Runtime
 ) -> None:
     await runtime.launch(world.endless())
+    await until(runtime, running)
     await world.silence("local-1")
     listing = await until(runtime, lambda seen: not seen.nodes["local-1"].node.ready)
     assert set(listing.runs[RUN].ranks) == {0}
     assert listing.nodes["local-0"].node.ready
     assert listing.nodes["local-1"].problem
     with pytest.raises(RuntimeUnavailableError):
-        await runtime.end(RUN, BOTH)
+        await runtime.end(RUN, BOTH, patience_seconds=5)
     await runtime.fence("local-1")
     listing = await until(runtime, over)
-    assert rank_of(listing, 0).signal == signal.SIGKILL
+    assert world.was_killed(rank_of(listing, 0))
     assert rank_of(listing, 1).state is RankState.LOST
-    await runtime.end(RUN, BOTH)
+    await runtime.end(RUN, BOTH, patience_seconds=5)
     await runtime.forget(RUN, BOTH)

@@ -12,9 +12,17 @@ from libs.bus.connection import Credentials as BusCredentials
 from libs.bus.topology import Permissions
 from services.allinone.embedded.credentials import NATS_ADMIN, ensure_credentials
 from services.allinone.embedded.nats import Nats, NatsOptions, configuration
-from tests.harness.infra import NATS_URL, Infra, external_url, need_containers, skip_without_control
+from tests.harness.infra import (
+    NATS_URL,
+    Infra,
+    external_url,
+    image,
+    need_containers,
+    skip_without_control,
+)
 
-IMAGE = "nats:2.12"
+# Where no image of our own is.
+PUBLIC_IMAGE = "nats:2.12"
 
 
 class NatsServer:
@@ -86,10 +94,11 @@ class NatsServer:
         shutil.copytree(snapshot, store)
 
     def _start_container(self) -> str:
-        from testcontainers.core.container import DockerContainer  # only where containers are
+        need_containers()
+        # Only where containers are, and once it is known who runs them.
+        from testcontainers.core.container import DockerContainer
         from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
-        need_containers()
         home, port = Path("/tmp"), 4222
         wanted = json.loads(configuration(self._options, self._secrets, self._users, home, port))
         # Its port must be seen from outside, and what it says by the wait below.
@@ -99,7 +108,7 @@ class NatsServer:
         config.write_text(json.dumps(wanted))
         config.chmod(0o644)
         container = (
-            DockerContainer(IMAGE)
+            DockerContainer(image("nats", PUBLIC_IMAGE))
             .with_exposed_ports(port)
             .with_volume_mapping(config, "/nats.conf")
             .with_command("--config /nats.conf")

@@ -18,11 +18,13 @@ from tests.harness.infra import (
     POSTGRES_URL,
     Infra,
     external_url,
+    image,
     need_containers,
     skip_without_control,
 )
 
-IMAGE = "postgres:18"
+# Where no image of our own is.
+PUBLIC_IMAGE = "postgres:18"
 # Roles belong to the whole server: with one password each, tests beside another agree on it.
 ROLE_PASSWORD = "only-for-tests"
 _numbers = itertools.count(1)
@@ -141,10 +143,12 @@ class PostgresServer:
         return database
 
     def _start_container(self) -> str:
-        from testcontainers.community.postgres import PostgresContainer  # only where containers are
-
         need_containers()
-        container = PostgresContainer(IMAGE, username="postgres", dbname="postgres", driver=None)
+        # Only where containers are, and once it is known who runs them.
+        from testcontainers.community.postgres import PostgresContainer
+
+        chosen = image("postgres", PUBLIC_IMAGE)
+        container = PostgresContainer(chosen, username="postgres", dbname="postgres", driver=None)
         self._container = container.start()
         return container.get_connection_url()
 

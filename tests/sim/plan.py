@@ -109,6 +109,9 @@ class Plan:
     faults: Faults
     points: Points
     runtime_failure: float
+    # As with pods: ranks are pending for so long at most, and so many launches are refused.
+    pending_seconds_max: float
+    refusal: float
     strikes: tuple[Strike, ...]
     processes: Mapping[str, int]
     fault_seconds: float
@@ -121,6 +124,7 @@ def draw(seed: int) -> Plan:
     rng = Random(f"world {seed}")
     nodes, gpus = rng.randint(1, 4), rng.choice([1, 2, 2, 4])
     fault_seconds = rng.uniform(30, 120)
+    pods = Random(f"pods {seed}")
     jobs = tuple(_job(rng, number, nodes, gpus, fault_seconds) for number in range(_jobs(rng)))
     return Plan(
         seed=seed,
@@ -131,6 +135,8 @@ def draw(seed: int) -> Plan:
         faults=_faults(rng),
         points=_points(rng),
         runtime_failure=rng.choice(LEVELS) if rng.random() < 0.4 else 0.0,
+        pending_seconds_max=pods.choice([0.0, 0.0, 0.5, 6.0]),
+        refusal=pods.choice([0.0, 0.0, 0.05, 0.3]),
         strikes=_strikes(rng, nodes, fault_seconds),
         processes={name: _processes(rng, name) for name in SERVICES},
         fault_seconds=fault_seconds,

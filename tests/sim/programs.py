@@ -92,15 +92,16 @@ class SimCluster(FakeCluster):
         """Start what can be reached; the program begins when the whole gang is there."""
         run = self.runs.setdefault(order.run_id, FakeRun(order.run_id))
         for rank in order.ranks:
-            if rank.rank not in run.ranks:
-                run.ranks[rank.rank] = FakeRank(rank, self.now())
-                self.starts.append((order.run_id, rank.rank))
-                self.processes.append((run, run.ranks[rank.rank]))
             run.world_size = json.loads(rank.context)["world_size"]
-        if run.played is None and run.ranks and len(run.ranks) == run.world_size:
-            whole = RunOrder(order.run_id, tuple(rank.order for rank in run.ranks.values()))
-            self._to_play.put_nowait((run, whole))
+            if rank.rank not in run.ranks:
+                self.make(run, rank)
+        self.play(run)
         self.changed()
+
+    def begin(self, run: FakeRun, rank: FakeRank) -> None:
+        """Every process is remembered."""
+        super().begin(run, rank)
+        self.processes.append((run, rank))
 
     def spans(self) -> list[Span]:
         """Every process as it truly was."""
@@ -111,7 +112,7 @@ class SimCluster(FakeCluster):
                 rank=rank.order.rank,
                 node_id=rank.order.node_id,
                 gpus=rank.order.gpus,
-                start=rank.started_at.timestamp(),
+                start=rank.started_at.timestamp() if rank.started_at else 0.0,
                 end=rank.exited_at.timestamp() if rank.exited_at else None,
             )
             for run, rank in self.processes

@@ -88,6 +88,7 @@ class World:
         )
         self.settings = {wiring.name: _settings(plan, wiring) for wiring in WIRINGS}
         self.cluster = SimCluster(self, [_node(plan, number) for number in range(plan.nodes)])
+        self.cluster.pending_seconds_max = plan.pending_seconds_max
         self.processes = [
             Process(self, wiring, number)
             for wiring in WIRINGS
@@ -189,6 +190,7 @@ class World:
         self.points = self.plan.points
         self.broker.faults = self.plan.faults
         self.cluster.failure_rate = self.plan.runtime_failure
+        self.cluster.refusal_rate = self.plan.refusal
         for strike in self.plan.strikes:
             await pause(max(0.0, begin + strike.at - asyncio.get_running_loop().time()))
             strikes.strike(self, strike)
@@ -199,7 +201,7 @@ class World:
         self.healed = True
         self.points = None
         self.broker.faults = HEALTHY
-        self.cluster.failure_rate = 0.0
+        self.cluster.failure_rate = self.cluster.refusal_rate = 0.0
         strikes.heal_all(self)
         try:
             async with asyncio.timeout(LIVENESS_SECONDS_MAX):

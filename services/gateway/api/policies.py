@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from libs.contracts import messages as m
 from services.gateway import policy_views as views
-from services.gateway.api import shapes
+from services.gateway.api import policy_shapes as shapes
 from services.gateway.api.deps import Caller, Parts, Wanted, answer
 from services.gateway.auth import require_admin
 from services.gateway.problems import MALFORMED, ProblemError, invalid

@@ -69,6 +69,35 @@ class Role(_Secret):
     name: str
     replicas: int
     command: list[str]
+    image: str
+
+
+class _PodSecret(TypedDict, total=False):
+    template: dict[str, Any] | None
+
+
+class EnvSource(TypedDict):
+    """A variable whose value is kept elsewhere."""
+
+    name: str
+    secret: str
+    config_map: str
+    field: str
+    key: str
+    optional: bool
+
+
+class Pod(_PodSecret):
+    """What a task asks of its pods; ``template`` for owner and administrators."""
+
+    image: str
+    image_pull_policy: str
+    image_pull_secrets: list[str]
+    storage: list[str]
+    resources: dict[str, str]
+    shm_bytes: int | None
+    capabilities: list[str]
+    env_from: list[EnvSource]
 
 
 class Retry(TypedDict):
@@ -107,6 +136,7 @@ class Task(_Secret):
     memory_bytes: int | None
     node_selector: dict[str, str]
     tolerations: list[str]
+    pod: Pod | None
     goal: str
     state: str
     reason: dict[str, Any] | None
@@ -156,6 +186,14 @@ class Placement(TypedDict):
     gpus: list[int]
 
 
+class Delay(TypedDict):
+    """Why a run that was launched has ranks without a process."""
+
+    detail: str
+    ranks: int
+    noted_at: str
+
+
 class Run(TypedDict):
     """One attempt."""
 
@@ -165,6 +203,7 @@ class Run(TypedDict):
     live: bool
     assigned_at: str | None
     start_deadline_at: str | None
+    delayed: Delay | None
     started_at: str | None
     resume_from: Checkpoint | None
     preemption: dict[str, Any] | None
@@ -245,6 +284,8 @@ class Explanation(TypedDict):
     chosen: list[ChosenVictim]
     forecast: Forecast | None
     beneficiary: str | None
+    # While it is starting: what the launcher waits for.
+    delayed: Delay | None
 
 
 class Node(TypedDict):
@@ -319,81 +360,3 @@ class WhoAmI(TypedDict):
     role: str
     team: str | None
     token: dict[str, Any]
-
-
-class Policy(TypedDict):
-    """How one node group is shared. ``source``: command, file or default."""
-
-    group: str
-    policy: str
-    document: dict[str, Any]
-    version: int
-    source: str
-    changed_by: str | None
-    changed_at: str | None
-
-
-class PolicyPage(TypedDict):
-    """One page of policies."""
-
-    items: list[Policy]
-    next_cursor: str | None
-
-
-class PolicySet(TypedDict):
-    """Policies are stored: the version of each group, and which of them were not so before."""
-
-    versions: dict[str, int]
-    changed: list[str]
-    warnings: list[FieldProblem]
-
-
-class Verdict(TypedDict):
-    """What is decided about a task: a decision's kind, or wait."""
-
-    decision: str
-    reason: dict[str, Any] | None
-    beneficiary: str | None
-
-
-class PolicyEffect(TypedDict):
-    """A task about which something else would be decided; null: it is left as it is."""
-
-    task: str
-    name: str
-    owner: str
-    group: str
-    state: str
-    nodes: int
-    now: Verdict | None
-    then: Verdict | None
-
-
-class PolicyRound(TypedDict):
-    """What one round does to a group."""
-
-    starts: int
-    promised: int
-    preemptions: int
-    waiting: int
-    gpus_held: int
-    gpus_handed_over: int
-    gpu_seconds_at_risk: float
-
-
-class PolicyOutlook(TypedDict):
-    """One group's rounds, compared."""
-
-    group: str
-    now: PolicyRound
-    then: PolicyRound
-
-
-class PolicyDryRun(TypedDict):
-    """What would be decided under other policies; ``more`` effects are not named."""
-
-    effects: list[PolicyEffect]
-    more: int
-    outlooks: list[PolicyOutlook]
-    warnings: list[FieldProblem]
-    decided_at: str | None

@@ -26,7 +26,7 @@ from services.gateway.bodies import BatchBody, GoalBody, PriorityBody, TaskBody
 from services.gateway.commands import accepted, create_task, set_goal, set_priority
 from services.gateway.explanations import explanation
 from services.gateway.problems import ProblemError, invalid
-from services.gateway.rows import TaskRow
+from services.gateway.rows import RunRow, TaskRow
 from services.gateway.store import Sort
 from services.gateway.words import LIVE, PRIORITIES, STATES
 
@@ -211,6 +211,7 @@ async def explain(task_id: str, caller: Caller, parts: Parts) -> Response:
     del caller
     async with parts.store.transaction() as tx:
         row = await task_or_404(tx, task_id)
+        run = await tx.get(RunRow, task_id, row.attempt)
     try:
         reply = await parts.commands.ask(m.Explain(task_id=task_id), m.ExplainReply)
     except ProblemError as problem:
@@ -220,7 +221,7 @@ async def explain(task_id: str, caller: Caller, parts: Parts) -> Response:
         reply = m.ExplainReply(
             state=STATES[row.state], reason=row.reason, explained_at=parts.clock.now()
         )
-    return answer(explanation(task_id, reply))
+    return answer(explanation(task_id, reply, run.delayed if run else None))
 
 
 @router.get("/tasks/{task_id}/decisions", response_model=shapes.Page)

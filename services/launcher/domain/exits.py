@@ -7,7 +7,7 @@ because launchers between us and the program turn the reserved code 75 into othe
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 
@@ -32,6 +32,8 @@ class Ending:
     # How many ranks the gang has; those that never began are not in ``ranks``.
     world_size: int
     ranks: tuple[ObservedRank, ...]
+    # What was known when it was decided to end the run.
+    note: str = ""
 
 
 def _acknowledged(ending: Ending) -> bool:
@@ -61,6 +63,14 @@ def _killed(ending: Ending) -> bool:
     return ending.end_cause in (EndCause.KILL, EndCause.SUPERSEDED)
 
 
+def _cannot_start(ending: Ending) -> bool:
+    return ending.end_cause is EndCause.CANNOT_START
+
+
+def _turned_away(ending: Ending) -> bool:
+    return ending.end_cause is EndCause.TURNED_AWAY
+
+
 def _vanished(ending: Ending) -> bool:
     return ending.end_cause is EndCause.RANK_LOST or any(
         r.state is RankState.LOST for r in ending.ranks
@@ -86,7 +96,9 @@ RULES: tuple[Rule, ...] = (
     Rule(_handed_over, ExitKind.PREEMPTED, "signal mode: 75, 128+n or death by the signal"),
     Rule(_never_began, ExitKind.PREEMPTED, "preempted before anything was started"),
     Rule(_killed, ExitKind.KILLED, "we were told to end it"),
-    Rule(_vanished, ExitKind.LOST, "a rank vanished with its node or supervisor"),
+    Rule(_cannot_start, ExitKind.FAILED, "it can never start as it is: its own fault"),
+    Rule(_turned_away, ExitKind.LOST, "it could not start: the site's fault"),
+    Rule(_vanished, ExitKind.LOST, "a rank vanished with its node, pod or supervisor"),
     Rule(_otherwise, ExitKind.FAILED, "anything else"),
 )
 
@@ -113,22 +125,36 @@ def detail(ending: Ending, kind: ExitKind) -> str:
         return "handed over after a checkpoint" if ending.acked else "left when asked to"
     if kind is ExitKind.KILLED:
         return "ended by the platform"
+    if ending.end_cause in (EndCause.CANNOT_START, EndCause.TURNED_AWAY):
+        return ending.note or "it could not start"
     if kind is ExitKind.LOST:
-        lost = [r for r in ending.ranks if r.state is RankState.LOST]
-        where = ", ".join(f"rank {r.rank} on {r.node_id}" for r in lost[:3]) or "a rank"
-        return f"{where} vanished" + (f": {lost[0].note}" if lost and lost[0].note else "")
-    return _first_failure(ending)
+        return first_loss(ending.ranks) or ending.note or "a rank vanished"
+    return first_failure(ending.ranks) or ending.note or "not every rank started"
 
 
-def _first_failure(ending: Ending) -> str:
-    """Which rank failed first, and how: those that we ended because of it come later."""
-    own = [r for r in ending.ranks if r.code not in (None, 0)]
-    by_signal = [r for r in ending.ranks if r.signal is not None]
-    failed = own or by_signal
+def first_loss(ranks: Iterable[ObservedRank]) -> str:
+    """Which ranks vanished, and how the first of them; empty if none did."""
+    lost = [rank for rank in ranks if rank.state is RankState.LOST]
+    if not lost:
+        return ""
+    where = ", ".join(f"rank {rank.rank} on {rank.node_id}" for rank in lost[:3])
+    return f"{where} vanished" + (f": {lost[0].note}" if lost[0].note else "")
+
+
+def first_failure(ranks: Iterable[ObservedRank]) -> str:
+    """Which rank failed first, and how: those that we ended because of it come later. Empty if no
+    rank is known to have failed."""
+    over = [rank for rank in ranks if rank.state is RankState.EXITED]
+    own = [rank for rank in over if rank.code not in (None, 0)]
+    by_signal = [rank for rank in over if rank.signal is not None]
+    by_fault = [rank for rank in over if rank.fault is not None]
+    failed = own or by_signal or by_fault
     if not failed:
-        return "not every rank started"
+        return ""
     rank = min(failed, key=lambda r: (r.exited_at.timestamp() if r.exited_at else inf, r.rank))
     how = f"code {rank.code}" if rank.code is not None else f"signal {rank.signal}"
+    if rank.code is None and rank.signal is None:
+        return f"rank {rank.rank} on {rank.node_id}: {rank.note}"
     return f"rank {rank.rank} ended with {how}" + (f" ({rank.note})" if rank.note else "")
 
 

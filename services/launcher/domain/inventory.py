@@ -74,7 +74,7 @@ def _renewed(
     if row is not None and _is_as_said(row, observed):
         return row
     if row is None:
-        own = {"schedulable": True, **joined(observed.node, {}, ())}
+        own = joined(observed.node, {}, ())
         return NodeRow(
             node_id=observed.node.id,
             version=1,
@@ -83,13 +83,20 @@ def _renewed(
             cordoned=False,
             changed_at=now,
             silent_since=None if answers else now,
+            closed=not observed.node.schedulable,
         )
     silent_since = None if answers else row.silent_since or now
     leased = silent_since is None or (row.node.ready and now < silent_since + policy.lease)
-    word = {"schedulable": not row.cordoned, "draining": row.cordoned and row.node.draining}
+    closed = not observed.node.schedulable
+    word = {
+        "schedulable": not (row.cordoned or closed),
+        "draining": row.cordoned and row.node.draining,
+    }
     marks = joined(observed.node, row.labels, row.taints)
     node = observed.node.model_copy(update={**word, **marks, "ready": leased})
-    after = replace(row, node=node, removed=observed.retired, silent_since=silent_since)
+    after = replace(
+        row, node=node, removed=observed.retired, silent_since=silent_since, closed=closed
+    )
     if (after.node, after.removed) == (row.node, row.removed):
         return after
     return replace(after, version=row.version + 1, changed_at=now)
@@ -102,7 +109,7 @@ def _is_as_said(row: NodeRow, observed: ObservedNode) -> bool:
         return False
     if row.cordoned or row.labels or row.taints:
         return False
-    return vars(said) == {**vars(seen), "schedulable": True}
+    return row.closed is not seen.schedulable and vars(said) == vars(seen)
 
 
 def cordon(row: NodeRow, schedulable: bool, now: datetime, *, drain: bool = False) -> NodeRow:
@@ -116,7 +123,9 @@ def cordon(row: NodeRow, schedulable: bool, now: datetime, *, drain: bool = Fals
     return replace(
         row,
         cordoned=not schedulable,
-        node=row.node.model_copy(update={"schedulable": schedulable, "draining": draining}),
+        node=row.node.model_copy(
+            update={"schedulable": schedulable and not row.closed, "draining": draining}
+        ),
         version=row.version + 1,
         changed_at=now,
     )

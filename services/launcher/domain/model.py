@@ -39,6 +39,39 @@ class EndCause(StrEnum):
     RANK_LOST = "rank_lost"
     PREEMPTED_BEFORE_START = "preempted_before_start"
     SUPERSEDED = "superseded"
+    # It can never start as it was ordered: the task's fault, or the site's.
+    CANNOT_START = "cannot_start"
+    TURNED_AWAY = "turned_away"
+
+
+class Fault(StrEnum):
+    """What a runtime can say is wrong with a rank or a launch; ``pod_ends`` says what follows."""
+
+    # The launch was refused.
+    INVALID_POD = "invalid pod"
+    AGAINST_POLICY = "against the policy"
+    NOT_ADMITTED = "not admitted"
+    OVER_QUOTA = "over quota"
+    NAME_TAKEN = "name taken"
+    # It has not started yet.
+    BEING_MADE = "being made"
+    UNSCHEDULABLE = "unschedulable"
+    INVALID_IMAGE = "invalid image name"
+    IMAGE_PULL = "image pull"
+    BAD_REFERENCE = "bad reference"
+    NOT_CREATED = "container not created"
+    # It has ended.
+    OUT_OF_MEMORY = "out of memory"
+    CANNOT_RUN = "cannot run"
+    INIT_FAILED = "init failed"
+    OVER_STORAGE = "over its storage"
+    OVER_TIME = "over its time"
+    EVICTED = "evicted"
+    DISPLACED = "displaced"
+    NODE_DOWN = "node went down"
+    NODE_REFUSED = "node refused"
+    NODE_LOST = "node lost"
+    DELETED = "deleted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +101,13 @@ class Run:
     signalled_at: datetime | None = None
     ending_at: datetime | None = None
     end_cause: EndCause | None = None
+    # What was known when it was decided to end it: a runtime may forget the rest.
+    end_note: str = ""
     started_at: datetime | None = None
     exited_at: datetime | None = None
     exit: RunExit | None = None
+    # The owner's team at submission.
+    team: str = ""
 
     @property
     def id(self) -> RunId:
@@ -128,11 +165,15 @@ class NodeRow:
     # What operators gave it, beside what the runtime says; ``node`` has both.
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     taints: tuple[str, ...] = ()
+    # The runtime's own word that no new run may come, beside the operator's.
+    closed: bool = False
 
 
 class RankState(StrEnum):
     """What a runtime can say about one rank's process."""
 
+    # Ordered for good, but no process of it exists yet; ``note`` says why.
+    PENDING = "pending"
     RUNNING = "running"
     # Ended, with everything it started: code or signal is known.
     EXITED = "exited"
@@ -151,8 +192,16 @@ class ObservedRank:
     signal: int | None = None
     started_at: datetime | None = None
     exited_at: datetime | None = None
-    # One clause about the end, where the runtime knows more than the code.
+    # One clause about the end or the wait, where the runtime knows more than the code.
     note: str = ""
+    fault: Fault | None = None
+    # Since when a rank that is pending has this fault.
+    fault_since: datetime | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether no process of it is left and none will begin."""
+        return self.state in (RankState.EXITED, RankState.LOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +212,15 @@ class ObservedRun:
     ranks: Mapping[int, ObservedRank]
     # Where something is recorded of it (also where it was ended before it began).
     node_ids: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a runtime will never launch a run as it was ordered."""
+
+    fault: Fault
+    # One sentence for people.
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

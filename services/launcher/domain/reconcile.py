@@ -7,13 +7,13 @@ when its nodes have carried out our order to end it and none of it runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from libs.contracts.ids import RunId
 from libs.contracts.messages import PreemptMode, RankExit, RunExit
-from services.launcher.domain import exits
+from services.launcher.domain import exits, pod_ends
 from services.launcher.domain.lifecycle import LIVE, Trigger, move
 from services.launcher.domain.model import (
     EndCause,
@@ -21,6 +21,7 @@ from services.launcher.domain.model import (
     ObservedRank,
     ObservedRun,
     RankState,
+    Refused,
     Run,
     RunState,
 )
@@ -64,6 +65,8 @@ class Policy:
 
     # How long a gang may take to exit after its acknowledgement.
     exit_grace: timedelta
+    # How long a rank may be pending with a fault.
+    waits: pod_ends.Waits = field(default_factory=pod_ends.Waits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ class Look:
 
     listing: Listing
     done: frozenset[Action] = frozenset()
+    # Runs that the runtime will never launch as they were ordered.
+    refused: Mapping[RunId, Refused] = field(default_factory=dict[RunId, Refused])
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,8 @@ def reconcile(runs: Sequence[Run], look: Look, now: datetime, policy: Policy) ->
         actions += _actions(after, sight)
         if after.state is RunState.RUNNING and after.acked_at is not None:
             due.append(after.acked_at + policy.exit_grace)
+        if after.state is RunState.ASSIGNED:
+            due += [at for _, at in _pending_faults(sight.seen, policy) if at is not None]
     actions += _unwanted({run.id for run in runs}, look)
     return Outcome(tuple(changed), tuple(actions), min(due, default=None))
 
@@ -142,16 +149,61 @@ def _advance(run: Run, sight: _Sight, now: datetime, policy: Policy) -> Run:
     if run.state is RunState.RUNNING and _all_ended(run, sight):
         return _exited(run, sight.seen, now)
     if run.state in (RunState.ASSIGNED, RunState.RUNNING):
-        cause = end_cause(run, sight.seen, sight.look.listing, now, policy)
-        cause = cause or (EndCause.SUPERSEDED if sight.superseded else None)
+        cause, note = _why_end(run, sight, now, policy)
         if cause is not None:
             state = move(run.state, Trigger.END_ORDERED)
-            run = replace(run, state=state, end_cause=cause, ending_at=now)
+            run = replace(run, state=state, end_cause=cause, end_note=note, ending_at=now)
     if run.state is RunState.ENDING and _is_over(run, sight):
         return _exited(run, sight.seen, now)
     if run.state is RunState.EXITED and _is_forgotten(run, sight):
         return replace(run, state=move(run.state, Trigger.FORGOTTEN))
     return run
+
+
+def _why_end(run: Run, sight: _Sight, now: datetime, policy: Policy) -> tuple[EndCause | None, str]:
+    """Why to end it now, and what is known of it that a runtime may forget."""
+    ranks = sight.seen.ranks.values()
+    match end_cause(run, sight.seen, sight.look.listing, now, policy):
+        case EndCause.RANK_FAILED:
+            return EndCause.RANK_FAILED, exits.first_failure(ranks)
+        case EndCause.RANK_LOST:
+            return EndCause.RANK_LOST, exits.first_loss(ranks)
+        case None:
+            pass
+        case cause:
+            return cause, ""
+    if run.state is RunState.ASSIGNED:
+        found = _why_not_startable(run, sight, now, policy)
+        if found is not None:
+            cause = EndCause.TURNED_AWAY
+            if pod_ends.is_own_fault(found.fault):
+                cause = EndCause.CANNOT_START
+            return cause, found.text
+    return (EndCause.SUPERSEDED if sight.superseded else None), ""
+
+
+def _why_not_startable(run: Run, sight: _Sight, now: datetime, policy: Policy) -> Refused | None:
+    """What keeps an assigned run from ever starting: a refusal, or a fault for too long."""
+    refused = sight.look.refused.get(run.id)
+    if refused is not None:
+        return refused
+    for rank, at in _pending_faults(sight.seen, policy):
+        if at is not None and now >= at:
+            assert rank.fault is not None, "only a rank with a fault is due"
+            return Refused(rank.fault, f"rank {rank.rank} on {rank.node_id}: {rank.note}")
+    return None
+
+
+def _pending_faults(
+    seen: ObservedRun, policy: Policy
+) -> list[tuple[ObservedRank, datetime | None]]:
+    """Ranks that are pending with a fault, and until when each may be."""
+    found: list[tuple[ObservedRank, datetime | None]] = []
+    for rank in seen.ranks.values():
+        if rank.state is RankState.PENDING and rank.fault is not None and rank.fault_since:
+            patience = pod_ends.patience(rank.fault, policy.waits)
+            found.append((rank, None if patience is None else rank.fault_since + patience))
+    return found
 
 
 def end_cause(
@@ -201,22 +253,27 @@ def _answers(node_id: str, listing: Listing) -> bool:
 
 
 def _all_exist(run: Run, sight: _Sight) -> bool:
-    return all(place.rank in sight.seen.ranks for place in run.placements)
+    """Every rank's process exists or existed: one that is pending has none yet."""
+    ranks = sight.seen.ranks
+    return all(
+        place.rank in ranks and ranks[place.rank].state is not RankState.PENDING
+        for place in run.placements
+    )
 
 
 def _all_ended(run: Run, sight: _Sight) -> bool:
     ranks = sight.seen.ranks
-    return all(
-        place.rank in ranks and ranks[place.rank].state is not RankState.RUNNING
-        for place in run.placements
-    )
+    return all(place.rank in ranks and ranks[place.rank].over for place in run.placements)
 
 
 def _is_over(run: Run, sight: _Sight) -> bool:
     if _all_ended(run, sight):
         return True
-    running = any(rank.state is RankState.RUNNING for rank in sight.seen.ranks.values())
-    return End(run.id) in sight.look.done and not running
+    return End(run.id) in sight.look.done and _nothing_left(sight.seen)
+
+
+def _nothing_left(seen: ObservedRun) -> bool:
+    return all(rank.over for rank in seen.ranks.values())
 
 
 def _is_forgotten(run: Run, sight: _Sight) -> bool:
@@ -262,6 +319,7 @@ def _exited(run: Run, seen: ObservedRun, now: datetime) -> Run:
         end_cause=run.end_cause,
         world_size=len(run.placements),
         ranks=ranks,
+        note=run.end_note,
     )
     kind = exits.classify(ending)
     times = [rank.exited_at for rank in ranks if rank.exited_at is not None]
@@ -283,23 +341,23 @@ def _exited(run: Run, seen: ObservedRun, now: datetime) -> Run:
 def _actions(run: Run, sight: _Sight) -> list[Action]:
     """What the runtime is to do about a run that now stands so."""
     if run.state is RunState.ASSIGNED and not sight.waits:
-        return [Launch(run.id)]
+        absent = any(place.rank not in sight.seen.ranks for place in run.placements)
+        return [Launch(run.id)] if absent else []
     if run.state is RunState.RUNNING:
         signal = _signal(run)
         return [signal] if signal is not None else []
     if run.state is RunState.ENDING and End(run.id) not in sight.look.done:
         return [End(run.id)]
     if run.state is RunState.EXITED and run.id in sight.look.listing.runs:
-        return [Forget(run.id)]
+        # What an earlier leader still ordered may show only now.
+        return [Forget(run.id) if _nothing_left(sight.seen) else End(run.id)]
     return []
 
 
 def _unwanted(known: set[RunId], look: Look) -> list[Action]:
     """Runs that no row asks for (the row is over and gone, or the tables were restored)."""
     return [
-        End(run_id)
-        if any(rank.state is RankState.RUNNING for rank in seen.ranks.values())
-        else Forget(run_id)
+        Forget(run_id) if _nothing_left(seen) else End(run_id)
         for run_id, seen in look.listing.runs.items()
         if run_id not in known
     ]

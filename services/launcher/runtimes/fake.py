@@ -1,6 +1,9 @@
 """A cluster in memory, for the simulation and for tests: real behaviour on the event loop's time,
 nothing real behind it.
 
+It is as hard as the hardest runtime: with ``pending_seconds_max`` ranks exist for a while before
+their processes do, as pods do, and with ``refusal_rate`` launches are refused for good.
+
 ``FakeCluster`` stands for the machines: it outlives launchers. ``FakeRuntime`` is one launcher's
 handle on it, with that launcher's epoch. Ranks are played by a ``Script``; nodes can fall silent
 with their processes alive (a partition) or dead (a power cut), calls can fail before or after they
@@ -21,6 +24,7 @@ from libs.contracts.ids import RunId
 from libs.contracts.messages import Node
 from libs.service.loop import pause
 from services.launcher.domain.model import (
+    Fault,
     Listing,
     ObservedNode,
     ObservedRank,
@@ -28,6 +32,7 @@ from services.launcher.domain.model import (
     RankState,
 )
 from services.launcher.runtimes.port import (
+    LaunchRefusedError,
     RankOrder,
     RunOrder,
     RuntimeDeniedError,
@@ -72,7 +77,8 @@ class FakeRank:
     """One process."""
 
     order: RankOrder
-    started_at: datetime
+    # None: it is pending, there is no process yet.
+    started_at: datetime | None
     exited_at: datetime | None = None
     code: int | None = None
     signal: int | None = None
@@ -83,7 +89,7 @@ class FakeRank:
     @property
     def running(self) -> bool:
         """Whether the process lives."""
-        return self.exited_at is None
+        return self.started_at is not None and self.exited_at is None
 
 
 @dataclass
@@ -94,6 +100,7 @@ class FakeRun:
     ended: set[str] = field(default_factory=set[str])
     ranks: dict[int, FakeRank] = field(default_factory=dict[int, FakeRank])
     world_size: int = 0
+    to_play: bool = False
     played: asyncio.Task[None] | None = None
 
 
@@ -121,11 +128,16 @@ class FakeCluster:
         self.fenced: set[str] = set()
         # How likely a call fails, before or after it took effect.
         self.failure_rate = 0.0
-        # Ranks take up to so long to die or to leave.
+        # How likely a launch is refused for good, by the task's fault or by the site's.
+        self.refusal_rate = 0.0
+        self.refusals: tuple[Fault, ...] = (Fault.OVER_QUOTA, Fault.INVALID_POD)
+        # Ranks take up to so long to begin, and to die or to leave.
+        self.pending_seconds_max = 0.0
         self.exit_seconds_max = 0.05
         self.hints: list[Callable[[], None]] = []
         # Every start of a process ever: (run, rank), for checkers.
         self.starts: list[tuple[RunId, int]] = []
+        self._refusals: dict[RunId, Fault | None] = {}
         self._to_play: asyncio.Queue[tuple[FakeRun, RunOrder]] = asyncio.Queue()
 
     async def run(self) -> None:
@@ -147,7 +159,8 @@ class FakeCluster:
         """Everything on a node is gone, with nobody there to learn how it ended."""
         for run in self.runs.values():
             for rank in run.ranks.values():
-                if rank.order.node_id == node_id and rank.running:
+                if rank.order.node_id == node_id and rank.exited_at is None:
+                    # What never began must not after this.
                     rank.exited_at, rank.lost = self.now(), True
                     run.ended.add(node_id)
 
@@ -171,6 +184,13 @@ class FakeCluster:
         for hint in self.hints:
             hint()
 
+    def refusal(self, run_id: RunId) -> Fault | None:
+        """Whether a launch of this run is refused for good; the same whenever it is asked."""
+        if run_id not in self._refusals:
+            refused = self.refusal_rate > 0 and self.rng.random() < self.refusal_rate
+            self._refusals[run_id] = self.rng.choice(self.refusals) if refused else None
+        return self._refusals[run_id]
+
     # Programs
 
     def launch(self, order: RunOrder) -> None:
@@ -178,17 +198,53 @@ class FakeCluster:
         run = self.runs.setdefault(order.run_id, FakeRun(order.run_id))
         for rank in order.ranks:
             if rank.rank not in run.ranks:
-                run.ranks[rank.rank] = FakeRank(rank, self.now())
-                self.starts.append((order.run_id, rank.rank))
+                self.make(run, rank)
         run.world_size = max(run.world_size, len(order.ranks))
-        if run.played is None and len(run.ranks) == run.world_size:
-            self._to_play.put_nowait((run, order))
+        self.play(run)
         self.changed()
 
+    def make(self, run: FakeRun, order: RankOrder) -> None:
+        """A rank exists from now on; its process begins now or later."""
+        rank = run.ranks[order.rank] = FakeRank(order, None)
+        if self.pending_seconds_max <= 0:
+            self.begin(run, rank)
+            return
+        seconds = self.rng.uniform(0, self.pending_seconds_max)
+        asyncio.get_running_loop().call_later(seconds, self._begin_late, run, rank)
+
+    def _begin_late(self, run: FakeRun, rank: FakeRank) -> None:
+        if run.ranks.get(rank.order.rank) is not rank or rank.exited_at is not None:
+            return
+        if rank.order.node_id in self.silent:
+            # As a node that is cut off, and makes it when it is back.
+            asyncio.get_running_loop().call_later(0.5, self._begin_late, run, rank)
+            return
+        self.begin(run, rank)
+        self.play(run)
+        self.changed()
+
+    def begin(self, run: FakeRun, rank: FakeRank) -> None:
+        """The rank's process begins."""
+        rank.started_at = self.now()
+        self.starts.append((run.run_id, rank.order.rank))
+
+    def play(self, run: FakeRun) -> None:
+        """Once the whole gang is there, its program begins."""
+        whole = len(run.ranks) == run.world_size
+        begun = all(rank.started_at is not None for rank in run.ranks.values())
+        if run.played is None and not run.to_play and run.ranks and whole and begun:
+            run.to_play = True
+            order = RunOrder(run.run_id, tuple(rank.order for rank in run.ranks.values()))
+            self._to_play.put_nowait((run, order))
+
     def kill(self, run: FakeRun, node_id: str) -> None:
-        """SIGKILL to what runs of it on a node."""
-        for rank in run.ranks.values():
-            if rank.order.node_id == node_id and rank.running:
+        """SIGKILL to what runs of it on a node; what is pending never begins."""
+        for number, rank in list(run.ranks.items()):
+            if rank.order.node_id != node_id:
+                continue
+            if rank.started_at is None and rank.exited_at is None:
+                del run.ranks[number]
+            elif rank.running:
                 rank.exited_at, rank.signal = self.now(), KILL_SIGNAL
         self.changed()
 
@@ -241,6 +297,7 @@ class FakeRuntime:
     """``port.Runtime`` on a ``FakeCluster``, for one launcher."""
 
     name = "fake"
+    shares_ports = True
 
     def __init__(self, cluster: FakeCluster) -> None:
         self._cluster = cluster
@@ -252,15 +309,30 @@ class FakeRuntime:
         self._epoch = epoch
         self._cluster.epoch = max(self._cluster.epoch, epoch)
 
+    async def run(self) -> None:
+        """See ``port.Runtime``. The cluster lives by itself."""
+        await asyncio.Event().wait()
+
     async def launch(self, order: RunOrder) -> None:
         """See ``port.Runtime``."""
         run = self._cluster.runs.get(order.run_id)
         reachable = [rank for rank in order.ranks if rank.node_id not in self._cluster.silent]
         if run is not None and run.ended & {rank.node_id for rank in order.ranks}:
             raise RuntimeDeniedError(f"run {order.run_id} was ended")
-        await self._call([], lambda: self._cluster.launch(RunOrder(order.run_id, tuple(reachable))))
+        await self._call([], lambda: self._launch(order, reachable))
         if len(reachable) < len(order.ranks):
             raise RuntimeUnavailableError("a node of the gang does not answer")
+
+    def _launch(self, order: RunOrder, reachable: list[RankOrder]) -> None:
+        """Make what can be made; a refusal may leave half a gang, which has to be ended."""
+        cluster = self._cluster
+        fault = cluster.refusal(order.run_id)
+        if fault is not None:
+            reachable = reachable[: cluster.rng.randint(0, len(reachable) - 1)] if reachable else []
+        if reachable:
+            cluster.launch(RunOrder(order.run_id, tuple(reachable)))
+        if fault is not None:
+            raise LaunchRefusedError(fault, f"{fault}, says the cluster")
 
     async def signal(self, run_id: RunId, node_ids: frozenset[str], signal: int) -> None:
         """See ``port.Runtime``."""
@@ -273,8 +345,11 @@ class FakeRuntime:
 
         await self._call(node_ids, send)
 
-    async def end(self, run_id: RunId, node_ids: frozenset[str]) -> None:
+    async def end(
+        self, run_id: RunId, node_ids: frozenset[str], *, patience_seconds: float
+    ) -> None:
         """See ``port.Runtime``."""
+        del patience_seconds
 
         def end() -> None:
             run = self._cluster.runs.setdefault(run_id, FakeRun(run_id))
@@ -291,7 +366,7 @@ class FakeRuntime:
             run = self._cluster.runs.get(run_id)
             if run is None or not all(map(self._cluster.tells, node_ids)):
                 return
-            if any(rank.running for rank in run.ranks.values()):
+            if any(rank.exited_at is None for rank in run.ranks.values()):
                 raise RuntimeUnavailableError(f"run {run_id} is not over")
             del self._cluster.runs[run_id]
             self._cluster.changed()
@@ -358,11 +433,13 @@ class FakeRuntime:
 
 
 def _observed(rank: FakeRank) -> ObservedRank:
-    over = RankState.LOST if rank.lost else RankState.EXITED
+    state = RankState.PENDING if rank.started_at is None else RankState.RUNNING
+    if rank.exited_at is not None:
+        state = RankState.LOST if rank.lost else RankState.EXITED
     return ObservedRank(
         rank=rank.order.rank,
         node_id=rank.order.node_id,
-        state=RankState.RUNNING if rank.running else over,
+        state=state,
         code=None if rank.lost else rank.code,
         signal=None if rank.lost else rank.signal,
         started_at=rank.started_at,

@@ -1,5 +1,6 @@
-"""Where ranks run, as the launcher's loop sees it. Adapters: ``process`` (this machine), ``fake``
-(the simulation). ``tests/contract/test_runtime.py`` holds every adapter to this.
+"""Where ranks run, as the launcher's loop sees it. Adapters: ``process`` (this machine),
+``kubernetes`` (pods), ``fake`` (the simulation). ``tests/contract/test_runtime.py`` holds every
+adapter to this.
 
 Each call may be repeated: the run's id is its name, so a second launch finds the first.
 """
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from libs.contracts.ids import RunId
-from services.launcher.domain.model import Listing
+from libs.contracts.messages import TaskSpec
+from services.launcher.domain.model import Fault, Listing, Refused
 
 
 class RuntimeUnavailableError(Exception):
@@ -20,6 +22,15 @@ class RuntimeUnavailableError(Exception):
 
 class RuntimeDeniedError(Exception):
     """A newer leader commands this runtime, or the run was ended before it began."""
+
+
+class LaunchRefusedError(Exception):
+    """This run can never start as it was ordered; asking again is useless. What exists of it is
+    still there, to be ended."""
+
+    def __init__(self, fault: Fault, text: str) -> None:
+        super().__init__(text)
+        self.refused = Refused(fault, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +50,7 @@ class RankOrder:
     context: str
     cpus: float | None = None
     memory_bytes: int | None = None
+    role: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +59,10 @@ class RunOrder:
 
     run_id: RunId
     ranks: tuple[RankOrder, ...]
+    # Whose it is and what was asked for: a runtime with pods builds them from that.
+    owner: str = ""
+    team: str = ""
+    spec: TaskSpec | None = None
 
 
 class Runtime(Protocol):
@@ -57,22 +73,36 @@ class Runtime(Protocol):
         """``process`` or ``kubernetes``; the simulation's has a name of its own."""
         ...
 
+    @property
+    def shares_ports(self) -> bool:
+        """Whether ranks share this machine's ports, so that a gang's MASTER_PORT is leased."""
+        ...
+
     async def lead(self, epoch: int) -> None:
-        """Act for the leader of this epoch: orders of earlier ones are refused from now on."""
+        """Act for the leader of this epoch: orders of earlier ones are refused once this one has
+        given an order or looked."""
+        ...
+
+    async def run(self) -> None:
+        """Keep going what this runtime needs beside its calls, until cancelled."""
         ...
 
     async def launch(self, order: RunOrder) -> None:
-        """Start every rank that does not exist yet; returns when each process exists.
-        RuntimeDeniedError if the run was ended before it began."""
+        """Order every rank that does not exist yet; returns when each is listed, running or
+        pending. RuntimeDeniedError if the run was ended before it began, LaunchRefusedError if it
+        can never start like this."""
         ...
 
     async def signal(self, run_id: RunId, node_ids: frozenset[str], signal: int) -> None:
         """Send a signal to each rank's main process that runs."""
         ...
 
-    async def end(self, run_id: RunId, node_ids: frozenset[str]) -> None:
-        """Kill everything of the run; returns when every node has the order for good (a later
-        launch of this run is refused). The listing shows when it is done."""
+    async def end(
+        self, run_id: RunId, node_ids: frozenset[str], *, patience_seconds: float
+    ) -> None:
+        """End everything of the run; returns when every node has the order for good (a later
+        launch of this run is refused). The listing shows when it is done. Where the runtime can
+        ask before it kills, processes have so long to leave."""
         ...
 
     async def forget(self, run_id: RunId, node_ids: frozenset[str]) -> None:
@@ -85,7 +115,8 @@ class Runtime(Protocol):
         ...
 
     async def list(self) -> Listing:
-        """One full look: every node (silent ones as not ready) and every run known to them."""
+        """One full look: every node (silent ones as not ready) and every run known to them.
+        RuntimeUnavailableError while nothing is known yet."""
         ...
 
     def on_change(self, hint: Callable[[], None]) -> None:

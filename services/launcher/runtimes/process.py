@@ -37,6 +37,7 @@ class ProcessRuntime:
     """``port.Runtime`` on this machine."""
 
     name = "process"
+    shares_ports = True
 
     def __init__(self, machine: Machine, nodes: Iterable[NodePlan]) -> None:
         self._machine = machine
@@ -60,6 +61,10 @@ class ProcessRuntime:
             client.epoch, client.hint = epoch, self._hint
             client.hang_up()
 
+    async def run(self) -> None:
+        """See ``port.Runtime``. The supervisors need nobody."""
+        await asyncio.Event().wait()
+
     async def launch(self, order: RunOrder) -> None:
         """See ``port.Runtime``."""
         by_node: dict[str, list[dict[str, Any]]] = {}
@@ -74,8 +79,11 @@ class ProcessRuntime:
         """See ``port.Runtime``."""
         await self._tell(node_ids, {"op": "signal", "run": str(run_id), "signal": signal})
 
-    async def end(self, run_id: RunId, node_ids: frozenset[str]) -> None:
-        """See ``port.Runtime``."""
+    async def end(
+        self, run_id: RunId, node_ids: frozenset[str], *, patience_seconds: float
+    ) -> None:
+        """See ``port.Runtime``. Whole groups are killed at once: who was to save has done so."""
+        del patience_seconds
         await self._tell(node_ids, {"op": "end", "run": str(run_id)})
 
     async def forget(self, run_id: RunId, node_ids: frozenset[str]) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from libs.contracts.ids import RunId, TaskId
 from services.log_collector.domain import Address
-from services.log_collector.sources.port import Ask, Got
+from services.log_collector.sources.port import Ask, Got, Kept
 
 
 def output_path(runs_dir: Path, address: Address) -> Path:
@@ -29,9 +29,16 @@ class FileSource:
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir = runs_dir
 
+    def tasks(self) -> Sequence[Callable[[], Awaitable[None]]]:
+        """Nothing has to run beside it."""
+        return ()
+
     async def read(self, asks: Sequence[Ask], bytes_max: int) -> Sequence[Got | None]:
         """Answer the asks in their order; None for those left when ``bytes_max`` was reached."""
         return await asyncio.to_thread(self._read_all, asks, bytes_max)
+
+    async def kept(self, kept: Sequence[Kept]) -> None:
+        """Nothing to do: whoever runs the tasks clears their folders away."""
 
     def _read_all(self, asks: Sequence[Ask], bytes_max: int) -> list[Got | None]:
         answers: list[Got | None] = []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from services.log_collector.domain import OutputKey
-from services.log_collector.sources.port import Ask, Got
+from services.log_collector.sources.port import Ask, Got, Kept
 
 
 class MemorySource:
@@ -13,6 +13,10 @@ class MemorySource:
 
     def __init__(self) -> None:
         self.outputs: dict[OutputKey, bytearray] = {}
+
+    def tasks(self) -> Sequence[Callable[[], Awaitable[None]]]:
+        """Nothing has to run beside it."""
+        return ()
 
     def append(self, key: OutputKey, data: bytes) -> None:
         """What a rank writes."""
@@ -35,3 +39,6 @@ class MemorySource:
             left -= len(got.data)
             answers.append(got)
         return answers
+
+    async def kept(self, kept: Sequence[Kept]) -> None:
+        """Nothing to do: it keeps everything."""

@@ -1,13 +1,13 @@
 """Where ranks' output comes from, as the collector sees it. Adapters: ``files`` (the process
-runtime), ``memory`` (the simulation).
+runtime), ``kubernetes`` (pods, by the log agents of their nodes), ``memory`` (the simulation).
 
-A source keeps a rank's whole output until the run's folder is cleared away, so every byte can be
-asked for again; that is why a crash of the collector loses nothing.
+A source keeps a rank's output until it is told that the collector has it for good, so every other
+byte can be asked for again; that is why a crash of the collector loses nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,11 @@ class Ask:
     address: Address
     offset: int
     bytes_max: int
+    # The last bytes that the collector has before ``offset``, where it knows them: a source that
+    # has to find the place can see that it is the right one.
+    before: bytes = b""
+    # The answer decides something (an end, what a crash left): it must not come from memory.
+    sure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +35,33 @@ class Got:
     data: bytes = b""
     # There is no such output: not yet, or not any more.
     absent: bool = False
+    # Whether there is more cannot be said now: ask again. Always possible, also when asked to be
+    # sure; that bytes are missing means nothing then.
+    unsure: bool = False
     # Why it could not be read; empty if it could.
     problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The collector has the bytes before ``offset`` for good. ``done``: it asks for no more."""
+
+    address: Address
+    offset: int
+    done: bool
 
 
 class LogSource(Protocol):
     """The outputs of all ranks that this collector can reach."""
 
+    def tasks(self) -> Sequence[Callable[[], Awaitable[None]]]:
+        """What has to run beside the reading as long as the process does; usually nothing."""
+        ...
+
     async def read(self, asks: Sequence[Ask], bytes_max: int) -> Sequence[Got | None]:
         """Answer the asks in their order; None for those left when ``bytes_max`` was reached."""
+        ...
+
+    async def kept(self, kept: Sequence[Kept]) -> None:
+        """Hear what need not be held any longer. Said at least once, most times; never waits."""
         ...

@@ -30,7 +30,14 @@ from libs.contracts.messages import (
     TaskSubmitted,
 )
 from services.scheduler.domain.apply import Change, moved
-from services.scheduler.domain.lifecycle import TRANSITIONS, Ended, Trigger, Verdict, exit_rule
+from services.scheduler.domain.lifecycle import (
+    STARTING,
+    TRANSITIONS,
+    Ended,
+    Trigger,
+    Verdict,
+    exit_rule,
+)
 from services.scheduler.domain.model import PolicySettings, Task
 from services.scheduler.domain.outgoing import state_changed
 from services.scheduler.domain.why import reason
@@ -201,12 +208,16 @@ def on_run_exited(task: Task, event: RunExited, now: datetime, settings: PolicyS
 def exited(task: Task, event: Exit, now: datetime, settings: PolicySettings) -> Task:
     """The task once no process of its live run is left."""
     retries_max = task.spec.retry.max_retries
+    # A run that the site cannot start is tried elsewhere, but not for ever, and not at once.
+    lost_start = event.exit.kind is ExitKind.LOST and task.state is STARTING
+    start_attempts = task.start_attempts + lost_start
     end = Ended(
         kind=event.exit.kind,
         state=task.state,
         goal=task.goal,
         end_reason=task.end_reason.code if task.end_reason else None,
         retries_left=task.retries_used < retries_max,
+        starts_used_up=lost_start and start_attempts >= settings.start_attempts_max,
     )
     verdict = exit_rule(end, retries_max=retries_max)
     checkpoint = newest(task.checkpoint, event.checkpoint)
@@ -231,7 +242,8 @@ def exited(task: Task, event: Exit, now: datetime, settings: PolicySettings) -> 
         run_seconds=task.run_seconds + _run_seconds(task, event),
         attempts_without_progress=_without_progress(task, event, checkpoint),
         retries_used=task.retries_used + verdict.spends_retry,
-        not_before_at=_not_before(task, settings, now) if verdict.spends_retry else None,
+        start_attempts=start_attempts,
+        not_before_at=_not_before(task, verdict, lost_start, settings, now),
     )
 
 
@@ -263,9 +275,14 @@ def _without_progress(task: Task, event: Exit, checkpoint: Checkpoint | None) ->
     return task.attempts_without_progress + worked
 
 
-def _not_before(task: Task, settings: PolicySettings, now: datetime) -> datetime:
-    """Each retry waits twice as long as the one before, up to the maximum."""
-    doublings = min(task.retries_used, 30)
+def _not_before(
+    task: Task, verdict: Verdict, lost_start: bool, settings: PolicySettings, now: datetime
+) -> datetime | None:
+    """Each retry, and each start after one that was lost, waits twice as long as the one before,
+    up to the maximum; None: it may start at once."""
+    if not (verdict.spends_retry or lost_start):
+        return None
+    doublings = min(task.start_attempts if lost_start else task.retries_used, 30)
     delay = settings.retry_delay_seconds * 2.0**doublings
     return now + timedelta(seconds=min(delay, settings.retry_delay_seconds_max))
 
@@ -275,4 +292,8 @@ def _exit_reason(task: Task, event: Exit, verdict: Verdict) -> Reason:
         return task.end_reason
     names = {"detail": event.exit.detail[:200]} if event.exit.detail else {}
     retries = task.retries_used if verdict.code is ReasonCode.RETRIES_USED_UP else None
-    return reason(verdict.code, names=names, attempt=event.attempt, retries=retries)
+    used_up = verdict.code is ReasonCode.START_ATTEMPTS_USED_UP
+    attempts = task.start_attempts + 1 if used_up else None
+    return reason(
+        verdict.code, names=names, attempt=event.attempt, retries=retries, attempts=attempts
+    )

@@ -161,6 +161,8 @@ class Ended:
     # Why the task as a whole was being ended (max run time, start attempts); None if it was not.
     end_reason: ReasonCode | None
     retries_left: bool
+    # It was lost before every process of it existed, as often as is allowed.
+    starts_used_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,13 @@ EXIT_RULE: tuple[ExitLine, ...] = (
         ReasonCode.GOAL_PAUSE,
     ),
     ExitLine(
-        "preempted, killed or lost",
+        "lost before it had started, start attempts used up",
+        lambda end: end.kind is ExitKind.LOST and end.starts_used_up,
+        Trigger.EXIT_FAILED,
+        ReasonCode.START_ATTEMPTS_USED_UP,
+    ),
+    ExitLine(
+        "preempted, killed or lost (lost before it had started: the next start waits)",
         lambda end: end.kind in _NOT_THE_PROGRAMS_FAULT,
         Trigger.EXIT_REQUEUED,
     ),

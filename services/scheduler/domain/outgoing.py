@@ -63,6 +63,7 @@ def run_message(task: Task, decision: Decision, now: datetime) -> tuple[Message,
                 start_deadline_at=decision.start_deadline_at,
                 resume_from=decision.resume_from,
                 assigned_at=now,
+                team=task.team,
             ),
         )
     if isinstance(decision, Preempt):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from libs.contracts.messages import Priority, Reason, ReasonCode
+from libs.contracts.messages import ExitKind, Priority, Reason, ReasonCode
 from services.scheduler.domain.lifecycle import QUEUED
 from services.scheduler.domain.model import Reject, Task
 from services.scheduler.domain.order import Entry, Outcome
@@ -93,9 +93,13 @@ def _too_big(round_: Round, entry: Entry) -> None:
 
 def _retry_reason(task: Task) -> Reason:
     assert task.not_before_at is not None, "only a task that is to wait is asked"
+    at = task.not_before_at.isoformat(timespec="seconds")
+    if task.start_attempts and task.exit is not None and task.exit.kind is ExitKind.LOST:
+        names = {"at": at, "detail": task.exit.detail[:200]}
+        return reason(ReasonCode.WAITS_FOR_RETRY, names=names, attempts=task.start_attempts)
     return reason(
         ReasonCode.WAITS_FOR_RETRY,
-        names={"at": task.not_before_at.isoformat(timespec="seconds")},
+        names={"at": at},
         retry=task.retries_used,
         retries_max=task.spec.retry.max_retries,
     )

@@ -18,22 +18,11 @@ from libs.contracts.ids import (
     is_taint,
 )
 from libs.contracts.messages import FieldError, PreemptMode, Role, TaskSpec
+from libs.contracts.variables import is_reserved, is_variable
 from services.submit.domain.model import Limits, problem
 
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 ROLE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
-ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
-RESERVED_PREFIXES = ("SHIFTWORK_", "PET_")
-RESERVED_NAMES = frozenset(
-    {
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "WORLD_SIZE",
-        "RANK",
-        "CUDA_VISIBLE_DEVICES",
-        "NVIDIA_VISIBLE_DEVICES",
-    }
-)
 SIGNALS = frozenset({"USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM"})
 
 Errors = Iterator[FieldError]
@@ -153,14 +142,14 @@ def _environment(at: str, env: Mapping[str, str], limits: Limits) -> Errors:
 
 
 def _variable(at: str, name: str, value: str) -> Errors:
-    if not ENV_NAME.fullmatch(name):
+    if not is_variable(name):
         yield problem(
             at,
             name,
             "is not a variable's name",
             "use letters, digits and _, not beginning with a digit",
         )
-    elif name in RESERVED_NAMES or name.startswith(RESERVED_PREFIXES):
+    elif is_reserved(name):
         yield problem(
             f"{at}.{name}",
             "(not shown)",

@@ -5,6 +5,8 @@ Called by ``handlers.py`` for CreateTask.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from libs.contracts.messages import CreateTask, FieldError, Refusal, RefusalCode, TaskSpec
 from services.submit.domain.check import check_fields, check_person
 from services.submit.domain.fit import check_inventory, check_quota
@@ -15,10 +17,18 @@ CLIENT_KEY_LENGTH_MAX = 255
 
 
 def validate(
-    spec: TaskSpec, *, owner: str, team: str, facts: Facts, limits: Limits
+    spec: TaskSpec,
+    *,
+    owner: str,
+    team: str,
+    facts: Facts,
+    limits: Limits,
+    pod_faults: Sequence[FieldError] = (),
 ) -> TaskSpec | Refusal:
-    """The spec if it may run one day, else why not. ``spec`` has its defaults already."""
-    faults = [*check_fields(spec, limits)]
+    """The spec if it may run one day, else why not. ``spec`` has its defaults already;
+    ``pod_faults`` are what the site's pod policy has against it.
+    """
+    faults = [*check_fields(spec, limits), *pod_faults]
     if not faults:  # sizes are compared only once they are numbers that make sense
         faults = [*check_inventory(spec, facts), *check_quota(spec, owner, team, facts)]
     clash = _clash(spec.name, facts.name_taken_by)

@@ -112,6 +112,7 @@ async def test_answers_are_what_the_description_says(
     await world.heard(
         a_node("n0"),
         assigned(tid),
+        m.RunDelayed(task_id=tid, attempt=1, ranks=1, detail="why", noted_at=at(1)),
         m.RunStarted(task_id=tid, attempt=1, started_at=at(2)),
         preemption(tid),
         m.CheckpointSaved(task_id=tid, attempt=1, checkpoint=saved),

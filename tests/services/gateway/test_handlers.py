@@ -50,6 +50,12 @@ def checkpoint(no: int, attempt: int) -> m.CheckpointSaved:
     return m.CheckpointSaved(task_id="tt", attempt=attempt, checkpoint=saved)
 
 
+def delayed(attempt: int, second: float, detail: str, ranks: int = 1) -> m.RunDelayed:
+    return m.RunDelayed(
+        task_id="tt", attempt=attempt, ranks=ranks, detail=detail, noted_at=at(second)
+    )
+
+
 LIFE: list[Message] = [
     m.TaskSubmitted(
         task_id="tt", owner="ann", team="vision", spec=a_spec(), submitted_at=at(0), revision=1
@@ -65,6 +71,7 @@ LIFE: list[Message] = [
     state("tt", m.TaskState.QUEUED, 5, attempt=1, started_at=at(5), observed_revision=4),
     state("tt", m.TaskState.STARTING, 6, attempt=2, started_at=at(5), observed_revision=4),
     assigned("tt", 1),
+    delayed(1, 4, "rank 0 on n0: image a/b cannot be pulled"),
     m.RunStarted(task_id="tt", attempt=1, started_at=at(5)),
     checkpoint(1, 1),
     preemption("tt", 1),
@@ -77,6 +84,8 @@ LIFE: list[Message] = [
     ),
     exited("tt", 1, m.ExitKind.KILLED, 137),
     assigned("tt", 2, ("n1",)),
+    delayed(2, 61, "rank 0 on n1: is being scheduled"),
+    delayed(2, 66, "rank 0 on n1: image a/b cannot be pulled"),
     a_node("n0", 1),
     a_node("n0", 2, ready=False),
     a_node("n0", 3, removed=True),
@@ -132,6 +141,8 @@ def test_what_the_life_leads_to() -> None:
     assert (first.live, second.live) == (False, True)
     assert first.preempt_deadline_at == at(90)
     assert first.kill_requested_at == at(50)
+    assert first.delayed is None
+    assert second.delayed.detail == "rank 0 on n1: image a/b cannot be pulled"
     assert IN_ORDER[r.NodeRow]["n0"].removed
     (limit,) = IN_ORDER[r.QuotaRow].values()
     assert (limit.limit, limit.removed) == (4, True)

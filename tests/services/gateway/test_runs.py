@@ -20,7 +20,36 @@ from tests.services.gateway.world import (
     preemption,
     run_token,
     served,
+    state,
 )
+
+
+async def test_a_delayed_start_is_explained_until_the_run_has_started(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    task = await world.submitted(ann)
+    tid, why = task["id"], "rank 0 on n0: image a/b cannot be pulled: not found"
+    told = m.RunDelayed(task_id=tid, attempt=1, ranks=1, detail=why, noted_at=at(12))
+    starting = state(tid, m.TaskState.STARTING, 2, attempt=1)
+    await world.heard(assigned(tid), starting, told)
+    shown = {"detail": why, "ranks": 1, "noted_at": "2026-01-01T00:00:12Z"}
+    assert await _delayed(ann, tid) == (shown, shown)
+    # Nothing is missing any more, though the start is not announced yet.
+    await world.heard(told.model_copy(update={"ranks": 0, "detail": "", "noted_at": at(14)}))
+    assert await _delayed(ann, tid) == (None, None)
+    await world.heard(
+        told.model_copy(update={"noted_at": at(16)}),
+        m.RunStarted(task_id=tid, attempt=1, started_at=at(20)),
+    )
+    assert await _delayed(ann, tid) == (None, None)
+    listed = (await ann.get(f"/v1/events?task={tid}&type=run.delayed")).json()["items"]
+    assert [each["data"]["ranks"] for each in listed] == [1, 0, 1]
+
+
+async def _delayed(client: httpx.AsyncClient, task: str) -> tuple[Any, Any]:
+    (run,) = (await client.get(f"/v1/tasks/{task}/runs")).json()["items"]
+    explained = (await client.get(f"/v1/tasks/{task}/explain")).json()
+    return run["delayed"], explained["delayed"]
 
 
 async def test_a_run_that_nobody_wants_back(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 from libs.bus.memory_broker import Faults
 from libs.contracts import messages as m
 from services.gateway import store as rows_of
+from services.gateway.rows import TaskRow
 from tests.services.gateway.world import World, assigned, at, exited, state, until_async
 
 NEW = {"command": ["python", "train.py"], "name": "first"}
@@ -59,6 +61,7 @@ async def test_a_new_task_is_complete_at_once(ann: httpx.AsyncClient) -> None:
         "name": "worker",
         "replicas": 2,
         "command": ["python", "train.py"],
+        "image": "",
         "env": {},
     }
     assert task["preemption"] == {
@@ -338,6 +341,58 @@ async def test_only_owner_and_admin_see_the_environment(
     await world.heard(assigned(task["id"]))
     assert "hush" not in (await ann.get("/v1/events")).text
     assert "hush" not in (await ann.get(f"{path}/runs")).text
+
+
+async def test_what_is_asked_of_pods_is_stored_and_shown(
+    world: World, ann: httpx.AsyncClient, bob: httpx.AsyncClient, admin: httpx.AsyncClient
+) -> None:
+    variable = {"name": "A", "value": "hush"}
+    template = {"spec": {"containers": [{"name": "main", "env": [variable]}]}}
+    pod = {
+        "image": "example/train:1",
+        "shm_bytes": 1024,
+        "env_from": [{"name": "KEY", "secret": "user.ann.key", "key": "k"}],
+        "template": template,
+    }
+    role = {"name": "w", "replicas": 1, "command": ["x"], "image": "example/other:1"}
+    task = await world.submitted(ann, command=[], roles=[role], pod=pod)
+    async with world.gateway.ports.store.transaction() as tx:
+        row = await tx.get(TaskRow, task["id"])
+    assert row is not None
+    assert row.spec is not None
+    assert row.spec.roles[0].image == "example/other:1"
+    assert row.spec.pod == m.PodRequest(
+        image="example/train:1",
+        shm_bytes=1024,
+        env_from=(m.EnvSource(name="KEY", secret="user.ann.key", key="k"),),
+        template=json.dumps(template, sort_keys=True),
+    )
+    for who in (ann, admin):
+        shown = (await who.get(f"/v1/tasks/{task['id']}")).json()
+        assert {name: shown["pod"][name] for name in pod if name != "env_from"} == {
+            name: value for name, value in pod.items() if name != "env_from"
+        }
+        assert shown["roles"][0]["image"] == "example/other:1"
+    assert "hush" not in (await bob.get(f"/v1/tasks/{task['id']}")).text
+    events = await bob.get("/v1/events")
+    assert "example/train:1" in events.text
+    assert "hush" not in events.text
+
+
+async def test_a_pod_template_that_is_not_allowed_is_refused_with_its_path(
+    ann: httpx.AsyncClient,
+) -> None:
+    pod = {"template": {"spec": {"hostNetwork": True}}}
+    refused = await ann.post("/v1/tasks", json={**NEW, "pod": pod})
+    assert refused.status_code == 422
+    [error] = refused.json()["errors"]
+    assert error["field"] == "pod.template.spec.hostNetwork"
+    assert error["fix"] == "leave it out, or ask an administrator to allow host_network"
+    refused = await ann.post("/v1/tasks", json={**NEW, "pod": {"template": "hush"}})
+    assert refused.json()["errors"][0]["field"] == "pod.template"
+    assert "hush" not in refused.text
+    refused = await ann.post("/v1/tasks", json={**NEW, "pod": {"immage": "x"}})
+    assert refused.json()["errors"][0]["field"] == "pod.immage"
 
 
 async def test_a_whole_life_as_the_task_shows_it(world: World, ann: httpx.AsyncClient) -> None:

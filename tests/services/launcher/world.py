@@ -26,7 +26,8 @@ from services.launcher.domain.ports import PortRange
 from services.launcher.domain.reconcile import Policy
 from services.launcher.environment import Site
 from services.launcher.handlers import HANDLERS, Commands
-from services.launcher.loop import Launcher, Limits
+from services.launcher.limits import Limits
+from services.launcher.loop import Launcher
 from services.launcher.runtimes.fake import FakeCluster, FakeRuntime, Script
 from services.launcher.runtimes.port import RunOrder, Runtime
 from services.launcher.tables import TABLES
@@ -204,13 +205,13 @@ class _Mortal:
         if name not in {"launch", "signal", "end", "forget", "fence", "list"}:
             return found
 
-        async def call(*arguments: Any) -> Any:
+        async def call(*arguments: Any, **more: Any) -> Any:
             world = self._world
             world.calls_left -= 1
             dies = world.calls_left == 0
             if dies and not world.crash_after:
                 raise CrashError(name)
-            answer = await found(*arguments)
+            answer = await found(*arguments, **more)
             if dies:
                 raise CrashError(name)
             return answer

@@ -17,11 +17,11 @@ from libs.store.memory import Fault, MemoryDatabase, Point, no_fault
 from libs.store.port import StoreUnavailableError
 from services.log_collector.archives.files import FileArchive
 from services.log_collector.archives.memory import MemoryArchive
-from services.log_collector.archives.port import Archive, ArchiveError
+from services.log_collector.archives.port import Archive, ArchiveError, Write
 from services.log_collector.domain import Address, OutputKey, limit_line
 from services.log_collector.sources.files import FileSource, output_path
 from services.log_collector.sources.memory import MemorySource
-from services.log_collector.sources.port import Ask, Got
+from services.log_collector.sources.port import Ask, Got, Kept
 from services.log_collector.store import EntryRow, OutputRow, RunRow
 from tests.services.log_collector.world import (
     CrashError,
@@ -197,6 +197,160 @@ async def test_what_cannot_be_read_is_waited_for_but_not_for_ever() -> None:
     clock.moment = at(200 + 301)
     await world.settle()
     assert (await world.rows(RunRow))[1].collected
+
+
+class Doubtful(MemorySource):
+    """Cannot say for certain, until it can; remembers what it was asked and told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unsure = True
+        self.asks: list[Ask] = []
+        self.told: list[Kept] = []
+
+    async def read(self, asks: Sequence[Ask], bytes_max: int) -> Sequence[Got | None]:
+        self.asks = list(asks)
+        if self.unsure:
+            return [Got(unsure=True) for _ in asks]
+        return await super().read(asks, bytes_max)
+
+    async def kept(self, kept: Sequence[Kept]) -> None:
+        self.told.extend(kept)
+
+
+async def doubted(clock: Hands, source: Doubtful, archive: Archive) -> tuple[World, MemoryDatabase]:
+    database = MemoryDatabase()
+    world = World(a_store(clock, database), clock, archive, settings_with(), source)
+    await world.lead()
+    return world, database
+
+
+async def test_an_end_is_believed_only_when_it_is_certain(clock: Hands) -> None:
+    source = Doubtful()
+    world, _ = await doubted(clock, source, MemoryArchive())
+    await world.tell(started(), exited())
+    source.append(key_of(), b"flushed late")
+    await world.settle()
+    assert not (await world.rows(RunRow))[0].collected
+    assert [ask.sure for ask in source.asks] == [True]
+    source.unsure = False
+    await world.settle()
+    assert (await world.rows(RunRow))[0].collected
+    assert await kept(world.archive) == b"flushed late"
+
+
+async def test_uncertainty_is_waited_for_but_not_for_ever(
+    clock: Hands, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = Doubtful()
+    world, database = await doubted(clock, source, MemoryArchive())
+    await world.tell(started(), exited())
+    clock.advance(299)
+    await world.step()
+    assert not (await world.rows(RunRow))[0].collected
+    # While no collector was there nobody waited.
+    clock.advance(1000)
+    await world.restart(database)
+    await world.settle()
+    assert not (await world.rows(RunRow))[0].collected
+    clock.advance(300)
+    await world.settle()
+    assert (await world.rows(RunRow))[0].collected
+    assert "output is given up" in capsys.readouterr().out
+
+
+async def test_the_source_is_shown_the_last_bytes_that_are_kept(clock: Hands) -> None:
+    source = Doubtful()
+    source.unsure = False
+    world, database = await doubted(clock, source, MemoryArchive())
+    await world.tell(started())
+    source.append(key_of(), b"a" * 60)
+    await world.step()
+    source.append(key_of(), b"b" * 10)
+    await world.settle()
+    (ask,) = source.asks
+    assert (ask.offset, ask.before, ask.sure) == (70, b"a" * 54 + b"b" * 10, False)
+    await world.restart(database)
+    await world.step()
+    assert source.asks == [ask]
+
+
+async def test_what_a_crash_left_is_judged_when_the_source_answers(clock: Hands) -> None:
+    """Bytes beyond the recorded size may be damaged; the source has them still."""
+    source, archive = Doubtful(), MemoryArchive()
+    source.unsure = False
+    world, database = await doubted(clock, source, archive)
+    await world.tell(started())
+    source.append(key_of(), b"recorded|")
+    await world.settle()
+    await archive.write([Write(key_of(), 9, b"\0\0\0\0")])
+    source.append(key_of(), b"more")
+    source.unsure = True
+    await world.restart(database)
+    for _ in range(3):
+        assert await world.step() == 0.1
+        clock.advance(1)
+    source.unsure = False
+    await world.tell(exited())
+    await world.settle()
+    assert await kept(archive) == b"recorded|more"
+    assert (await world.rows(RunRow))[0].collected
+
+
+async def test_what_a_crash_left_is_kept_if_the_source_stays_silent(clock: Hands) -> None:
+    source, archive = Doubtful(), MemoryArchive()
+    source.unsure = False
+    world, database = await doubted(clock, source, archive)
+    await world.tell(started())
+    source.append(key_of(), b"recorded|")
+    await world.settle()
+    await archive.write([Write(key_of(), 9, b"the only copy")])
+    source.unsure = True
+    await world.restart(database)
+    await world.tell(exited())
+    await world.step()
+    clock.advance(301)
+    await world.step()
+    clock.advance(301)
+    await world.settle()
+    assert await kept(archive) == b"recorded|the only copy"
+    assert (await world.rows(RunRow))[0].collected
+
+
+async def test_the_source_is_told_what_is_recorded_and_no_more(clock: Hands) -> None:
+    source = Doubtful()
+    source.unsure = False
+    world, database = await doubted(clock, source, MemoryArchive())
+    place = Address(key_of(), "n0")
+    await world.tell(started())
+    source.append(key_of(), b"12345")
+    await world.run("copy")
+    assert source.told == []
+    await world.run("record")
+    assert source.told == [Kept(place, 5, done=False)]
+    await world.tell(exited())
+    await world.settle()
+    assert source.told[-1] == Kept(place, 5, done=True)
+    # A process that died before it could say so is followed by one that does.
+    source.told.clear()
+    await world.restart(database)
+    assert source.told == [Kept(place, 0, done=True)]
+    clock.advance(3601)
+    source.told.clear()
+    await world.restart(database)
+    assert source.told == []
+
+
+async def test_of_a_full_output_nothing_more_is_wanted(clock: Hands) -> None:
+    source = Doubtful()
+    source.unsure = False
+    limited = settings_with(output_bytes_max=1024)
+    world = World(a_store(clock), clock, MemoryArchive(), limited, source)
+    await world.lead()
+    await world.tell(started())
+    source.append(key_of(), b"x" * 5000)
+    await world.settle()
+    assert source.told[-1] == Kept(Address(key_of(), "n0"), 2**62, done=False)
 
 
 class FullDisk(MemoryArchive):

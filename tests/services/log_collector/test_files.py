@@ -11,8 +11,7 @@ from services.log_collector.archives.memory import MemoryArchive
 from services.log_collector.archives.port import Archive, ArchiveError, Write
 from services.log_collector.domain import Address
 from services.log_collector.sources.files import FileSource, output_path
-from services.log_collector.sources.memory import MemorySource
-from services.log_collector.sources.port import Ask, Got, LogSource
+from services.log_collector.sources.port import Ask, Got
 from tests.services.log_collector.world import key_of
 
 
@@ -71,39 +70,6 @@ async def test_a_refusing_disk_is_an_archive_error(tmp_path: Path) -> None:
 
 def address(rank: int = 0) -> Address:
     return Address(key_of(rank), "local-0")
-
-
-def put(source: LogSource, runs: Path, rank: int, data: bytes) -> None:
-    if isinstance(source, MemorySource):
-        source.append(key_of(rank), data)
-        return
-    path = output_path(runs, address(rank))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write(data)
-
-
-@pytest.fixture(params=["memory", "files"])
-def source(request: pytest.FixtureRequest, tmp_path: Path) -> LogSource:
-    return MemorySource() if request.param == "memory" else FileSource(tmp_path)
-
-
-async def test_a_source_gives_what_is_after_the_offset(source: LogSource, tmp_path: Path) -> None:
-    assert await source.read([Ask(address(), 0, 10)], 100) == [Got(absent=True)]
-    put(source, tmp_path, 0, b"0123456789")
-    assert await source.read([Ask(address(), 0, 4)], 100) == [Got(b"0123")]
-    assert await source.read([Ask(address(), 8, 4)], 100) == [Got(b"89")]
-    assert await source.read([Ask(address(), 10, 4)], 100) == [Got()]
-    put(source, tmp_path, 0, b"ab")
-    assert await source.read([Ask(address(), 10, 4)], 100) == [Got(b"ab")]
-    assert await source.read([], 100) == []
-
-
-async def test_a_source_stops_at_the_bytes_of_a_pass(source: LogSource, tmp_path: Path) -> None:
-    for rank in range(3):
-        put(source, tmp_path, rank, b"x" * 10)
-    asks = [Ask(address(rank), 0, 10) for rank in range(3)]
-    assert await source.read(asks, 15) == [Got(b"x" * 10), Got(b"x" * 5), None]
 
 
 def test_the_layout_is_the_supervisors(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from libs.contracts.messages import (
     InventoryListed,
     Node,
     NodeChanged,
+    PodRequest,
     Priority,
     PriorityChanged,
     Quota,
@@ -30,6 +31,7 @@ from libs.contracts.messages import (
     TaskSubmitted,
     Unit,
 )
+from libs.pods.policy import PodPolicy
 from libs.store.memory import MemoryDatabase, MemoryStore
 from libs.store.port import ConflictError
 from services.submit.handlers import prepare
@@ -360,3 +362,63 @@ async def test_shapes_are_always_the_count_of_the_nodes(
     assert {(row.group, row.gpus): row.nodes for row in shapes} == counted
     for row in await world.rows(InventoryRow):
         assert set(row.missing) == {"n1", "n2", "n3"} - set(nodes)
+
+
+POLICY = PodPolicy.model_validate(
+    {
+        "default_image": "site/train:1",
+        "images": [{"names": ["site/*"]}],
+        "storage": [
+            {
+                "name": "sets",
+                "mount_path": "/sets",
+                "source": {"claim": {"name": "sets"}},
+                "teams": ["red"],
+            }
+        ],
+    }
+)
+PRIVILEGED = '{"spec": {"containers": [{"name": "main", "securityContext": {"privileged": true}}]}}'
+
+
+def a_store() -> MemoryStore:
+    return MemoryStore(MemoryDatabase(), TABLES, clock=Hands(), source="submit", new_id=numbers())
+
+
+async def test_what_the_site_does_not_allow_of_pods_is_refused_with_its_path() -> None:
+    world = a_world(a_store(), Hands(), pods=POLICY, needs_image=True)
+    pod = PodRequest(
+        image="evil:1",
+        storage=("other",),
+        resources={"nvidia.com/mig-1g.5gb": "1"},
+        template=PRIVILEGED,
+    )
+    reply = await world.ask(create(pod=pod))
+    assert reply.refusal.code is RefusalCode.INVALID
+    assert [(error.field, error.value) for error in reply.refusal.errors] == [
+        ("pod.image", "evil:1"),
+        ("pod.storage[0]", "other"),
+        ("pod.resources.nvidia.com/mig-1g.5gb", "1"),
+        ("pod.template.spec.containers[0].securityContext.privileged", "true"),
+    ]
+    assert all(error.fix for error in reply.refusal.errors)
+    assert await world.said() == []
+
+
+async def test_what_the_site_allows_of_pods_is_stored_as_asked() -> None:
+    world = a_world(a_store(), Hands(), pods=POLICY, needs_image=True)
+    pod = PodRequest(storage=("sets",), template='{"spec": {"hostUsers": false}}')
+    reply = await world.ask(create(pod=pod))
+    assert reply.refusal is None
+    [said] = await world.said()
+    assert said.spec.pod == pod
+
+
+async def test_without_a_policy_no_image_is_needed_and_nothing_is_granted() -> None:
+    world = a_world(a_store(), Hands())
+    assert (await world.ask(create())).refusal is None
+    reply = await world.ask(create("k2", pod=PodRequest(template=PRIVILEGED)))
+    assert reply.refusal.code is RefusalCode.INVALID
+    world = a_world(a_store(), Hands(), needs_image=True)
+    reply = await world.ask(create())
+    assert [error.field for error in reply.refusal.errors] == ["pod.image"]

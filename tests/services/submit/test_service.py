@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -8,6 +9,7 @@ from pydantic import ValidationError
 
 from libs.bus.memory import MemoryBus
 from libs.bus.memory_broker import MemoryBroker
+from libs.pods.policy import PolicyError
 from libs.service.shape import Ports
 from libs.store.memory import MemoryDatabase, MemoryStore
 from services.submit.domain.model import Limits, Rules
@@ -49,3 +51,15 @@ async def test_the_service_is_wired() -> None:
         "SetPriority",
         "Reemit",
     }
+
+
+async def test_the_pod_policy_is_read_at_the_start(tmp_path: Path) -> None:
+    clock = Hands()
+    store = MemoryStore(MemoryDatabase(), TABLES, clock=clock, source="submit", new_id=numbers())
+    ports = Ports(store=store, bus=MemoryBus(MemoryBroker(Random(1)), "submit"), clock=clock)
+    file = tmp_path / "pods.yaml"
+    file.write_text("default_image: site/train:1\n")
+    assert build(SubmitSettings(**SERVERS, pod_policy_file=file), ports).name == "submit"
+    file.write_text("defaultimage: site/train:1\n")
+    with pytest.raises(PolicyError, match=r"pods\.yaml: defaultimage: is not known"):
+        build(SubmitSettings(**SERVERS, pod_policy_file=file), ports)

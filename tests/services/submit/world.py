@@ -67,8 +67,10 @@ class World:
             return await tx.select(kind)
 
 
-def a_world(store: Store, clock: Hands) -> World:
+def a_world(store: Store, clock: Hands, **more: Any) -> World:
     """Ids from a seed."""
     make_id = TimeSortedIds(Random(7).getrandbits)
-    commands = Commands(rules=Rules(), make_id=make_id, reemit_tasks_max=1000, create_tasks_max=100)
+    commands = Commands(
+        rules=Rules(), make_id=make_id, reemit_tasks_max=1000, create_tasks_max=100, **more
+    )
     return World(store, clock, dict(commands.table()))

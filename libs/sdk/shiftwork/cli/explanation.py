@@ -19,6 +19,7 @@ def facts(found: dict[str, Any], told: dict[str, Any]) -> list[tuple[str, str]]:
         ("task", f"{found['name']} ({found['id']})"),
         ("state", told["state"]),
         ("reason", parse.fields(told.get("reason")).get("text", "")),
+        ("not started", parse.fields(told.get("delayed")).get("detail", "")),
         ("makes room for", told.get("beneficiary") or ""),
         ("place", f"{place} of {told.get('queue_length')} in the queue" if place else ""),
         *(("", text) for text in _order(parse.fields(told.get("order")))),

@@ -9,6 +9,12 @@ from typing import Any, cast
 from shiftwork.cli.failures import usage
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
+_SIZE = re.compile(r"(\d{1,15})([KMGT]i?)?")
+_BYTES = {
+    None: 1,
+    **{f"{sign}i": 1024 ** (n + 1) for n, sign in enumerate("KMGT")},
+    **{sign: 1000 ** (n + 1) for n, sign in enumerate("KMGT")},
+}
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 PRIORITIES = (
@@ -30,6 +36,14 @@ def duration(text: str, option: str) -> float:
     if found is None:
         raise usage(f"{text!r} is not a duration", where=option, fix="write 90, 90s, 15m, 4h or 2d")
     return float(found[1]) * _SECONDS[found[2]]
+
+
+def size(text: str, option: str) -> int:
+    """Bytes of ``1048576``, ``512Mi``, ``8Gi`` or ``8G``."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or not int(found[1]):
+        raise usage(f"{text!r} is not a size", where=option, fix="write 512Mi, 8Gi or bytes")
+    return int(found[1]) * _BYTES[found[2]]
 
 
 def moment(text: str, option: str, now: datetime) -> str:

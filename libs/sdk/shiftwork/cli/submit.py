@@ -56,6 +56,17 @@ def submit(
     ),
     max_run_time: str = typer.Option("", "--max-run-time", help="Ends the task; such as 4h."),
     retries: Optional[int] = typer.Option(None, "--retries", min=0, help="After failures; 0."),
+    image: str = typer.Option("", "--image", help="Container image; the site's."),
+    mount: Optional[List[str]] = typer.Option(
+        None, "--mount", metavar="GRANT", help="A storage grant to mount; repeatable."
+    ),
+    shm: str = typer.Option("", "--shm", metavar="SIZE", help="Of /dev/shm; such as 8Gi."),
+    resource: Optional[List[str]] = typer.Option(
+        None, "--resource", metavar="K=V", help="More of each pod: rdma/hca=1; repeatable."
+    ),
+    pod_template: Optional[Path] = typer.Option(
+        None, "--pod-template", help="Part of a pod in YAML or JSON, as far as the site allows."
+    ),
     key: str = typer.Option("", "--key", help="Submitting twice with one key gives one task."),
     file: Optional[Path] = typer.Option(None, "--file", help="A task in YAML or JSON instead."),
     follow_it: bool = typer.Option(
@@ -86,6 +97,11 @@ def submit(
         "--fence-after": fence_after,
         "--max-run-time": max_run_time,
         "--retries": retries,
+        "--image": image,
+        "--mount": mount,
+        "--shm": shm,
+        "--resource": resource,
+        "--pod-template": pod_template,
         "CMD": command,
     }
     target = now.target()
@@ -100,7 +116,8 @@ def submit(
         body = read_file(file)
     else:
         body = _body(given)
-    if target.is_local and "working_directory" not in body:
+    # Pods have a file system of their own, however near the server seems.
+    if target.is_local and "working_directory" not in body and "pod" not in body:
         body["working_directory"] = str(Path.cwd())
     api = now.api()
     task = api.post("/v1/tasks", body, key or secrets.token_hex(16))
@@ -132,6 +149,13 @@ def _body(given: Dict[str, Any]) -> Dict[str, Any]:
     preemption = _preemption(given["--preempt"], given["--ack-deadline"])
     if preemption:
         body["preemption"] = preemption
+    pod = {
+        field: read(given[option], option)
+        for option, (field, read) in POD_FIELDS.items()
+        if given[option] not in (None, "", [])
+    }
+    if pod:
+        body["pod"] = pod
     return body
 
 
@@ -168,6 +192,23 @@ FIELDS: Dict[str, Tuple[str, Callable[..., Any]]] = {
 }
 
 
+def _template(path: Path, option: str) -> Dict[str, Any]:
+    del option
+    # A whole Pod is fine, too: what kind of object it is need not be said.
+    found = read_file(path, "pod template", "spec: {...}")
+    return {name: part for name, part in found.items() if name not in ("apiVersion", "kind")}
+
+
+# The same of what is asked of pods.
+POD_FIELDS: Dict[str, Tuple[str, Callable[..., Any]]] = {
+    "--image": ("image", _as_given),
+    "--mount": ("storage", _as_given),
+    "--shm": ("shm_bytes", parse.size),
+    "--resource": ("resources", parse.pairs),
+    "--pod-template": ("template", _template),
+}
+
+
 def _preemption(mode: str, deadline: str) -> Dict[str, Any]:
     found: Dict[str, Any] = {}
     if mode:
@@ -186,7 +227,7 @@ def _preemption(mode: str, deadline: str) -> Dict[str, Any]:
     return found
 
 
-def read_file(path: Path) -> Dict[str, Any]:
+def read_file(path: Path, what: str = "task", such_as: str = "command: [...]") -> Dict[str, Any]:
     """A task from a file, in the API's own fields. JSON always, YAML where PyYAML is."""
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
@@ -202,9 +243,9 @@ def read_file(path: Path) -> Dict[str, Any]:
     body = parse.fields(found)
     if not body:
         raise usage(
-            "the file holds no task",
+            f"the file holds no {what}",
             where=str(path),
-            fix="write its fields, such as command: [...]",
+            fix=f"write its fields, such as {such_as}",
         )
     return body
 

@@ -169,6 +169,7 @@ def show(task: str = _TASK) -> None:
     checkpoint = found.get("checkpoint")
     ended = found.get("exit")
     reason = parse.fields(found.get("reason"))
+    runs = api.get(f"/v1/tasks/{part(found['id'])}/runs")["items"]
     render.facts(
         [
             ("id", found["id"]),
@@ -176,6 +177,7 @@ def show(task: str = _TASK) -> None:
             ("owner", found["owner"]),
             ("state", found["state"]),
             ("reason", reason.get("text", "")),
+            ("not started", _delayed(runs, found)),
             ("goal", found["goal"]),
             ("priority", found["priority"]),
             ("group", found["group"]),
@@ -184,6 +186,7 @@ def show(task: str = _TASK) -> None:
             ("on nodes with", render.labels(parse.fields(found.get("node_selector")))),
             ("tolerates", " ".join(parse.listed(found.get("tolerations")))),
             ("command", _commands(found)),
+            ("pod", _pod(parse.fields(found.get("pod")))),
             ("directory", found.get("working_directory") or ""),
             ("attempt", str(found["attempt"] or "")),
             ("checkpoint", _checkpoint(checkpoint)),
@@ -196,12 +199,32 @@ def show(task: str = _TASK) -> None:
     lost = found.get("attempts_without_progress") or 0
     if lost > 1 and found["state"] != "succeeded":
         render.warning(f"{lost} attempts in a row ended without a newer checkpoint")
-    runs = api.get(f"/v1/tasks/{part(found['id'])}/runs")["items"]
     if runs:
         render.line("")
         render.table(
             ("ATTEMPT", "NODES", "STARTED", "FINISHED", "END", "CHECKPOINT"), map(_run, runs), ""
         )
+
+
+def _pod(pod: Dict[str, Any]) -> str:
+    """What was asked of its pods, in one line."""
+    said = [
+        pod.get("image") or "",
+        *(f"mounts {name}" for name in parse.listed(pod.get("storage"))),
+        *(f"{name}={amount}" for name, amount in parse.fields(pod.get("resources")).items()),
+        *([f"shm {pod['shm_bytes']}"] if pod.get("shm_bytes") else []),
+        *parse.listed(pod.get("capabilities")),
+        *(["a template"] if pod.get("template") else []),
+    ]
+    return ", ".join(word for word in said if word)
+
+
+def _delayed(runs: List[Dict[str, Any]], task: Dict[str, Any]) -> str:
+    """What the launcher waits for before the current attempt runs; empty if for nothing."""
+    for run in runs:
+        if run["attempt"] == task["attempt"]:
+            return str(parse.fields(run.get("delayed")).get("detail", ""))
+    return ""
 
 
 def _commands(task: Dict[str, Any]) -> str:

@@ -103,6 +103,9 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "task.state_changed": _state,
     "run.assigned": lambda d: f"assigned to {_nodes(d)}",
     "run.resumed": lambda d: f"resumed on {_nodes(d)}{_from(d)}",
+    "run.delayed": lambda d: (
+        f"not started yet: {d['detail']}" if d.get("detail") else "nothing delays the start"
+    ),
     "run.started": lambda d: f"started on {_nodes(d)}",
     "run.preemption_requested": lambda d: (
         f"asked to leave by {render.clock(d.get('deadline_at'))}{_reason(d)}"

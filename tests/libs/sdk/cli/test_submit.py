@@ -149,6 +149,52 @@ def test_a_file_that_holds_no_task(shiftwork: Shiftwork, tmp_path: Path, text: s
     assert shiftwork("submit", "--file", str(file)).code == 2
 
 
+def test_what_is_asked_of_pods(shiftwork: Shiftwork, server: CliServer, tmp_path: Path) -> None:
+    file = tmp_path / "pod.yaml"
+    file.write_text("apiVersion: v1\nkind: Pod\nspec: {hostUsers: false}\n")
+    options = (
+        "--image example/train:1 --mount sets --mount scratch --shm 8Gi --resource rdma/hca=1 "
+        f"--pod-template {file}"
+    )
+    assert shiftwork("submit", *options.split(), "--", "run").code == 0
+    assert body(server)["pod"] == {
+        "image": "example/train:1",
+        "storage": ["sets", "scratch"],
+        "shm_bytes": 8 << 30,
+        "resources": {"rdma/hca": "1"},
+        "template": {"spec": {"hostUsers": False}},
+    }
+    assert "working_directory" not in body(server)
+    server.tasks["taaaaa"]["pod"] = body(server)["pod"]
+    shown = shiftwork("show", "taaaaa").out
+    assert "example/train:1, mounts sets, mounts scratch, rdma/hca=1" in shown
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        (["--shm", "much"], "'much' is not a size"),
+        (["--shm", "0"], "'0' is not a size"),
+        (["--resource", "rdma/hca"], "is not KEY=VALUE"),
+        (["--pod-template", "none.yaml"], "the file cannot be read"),
+    ],
+)
+def test_wrong_words_about_pods(shiftwork: Shiftwork, option: list[str], told: str) -> None:
+    done = shiftwork("submit", *option, "--", "run")
+    assert done.code == 2
+    assert told in done.err
+
+
+def test_pods_come_from_the_tasks_file(
+    shiftwork: Shiftwork, server: CliServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "task.yaml"
+    file.write_text("command: [a]\npod: {image: example/train:1}\n")
+    assert shiftwork("submit", "--file", str(file)).code == 0
+    assert body(server)["pod"] == {"image": "example/train:1"}
+    assert "--image" in shiftwork("submit", "--file", str(file), "--image", "x").err
+
+
 def test_without_pyyaml_json_still_works(
     shiftwork: Shiftwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

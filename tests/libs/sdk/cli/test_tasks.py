@@ -86,6 +86,21 @@ def test_show_tells_the_task_and_its_runs(shiftwork: Shiftwork, server: CliServe
     assert "3 attempts in a row" in done.err
 
 
+def test_what_a_start_waits_for_is_shown(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.tasks["ta"] = a_task("ta", state="starting", attempt=2)
+    why = "rank 0 on n7: image a/b cannot be pulled"
+    told = {"detail": why, "ranks": 1, "noted_at": "2026-11-21T10:00:00Z"}
+    server.runs = [
+        {"attempt": 1, "delayed": None, "exit": {"kind": "lost"}},
+        {"attempt": 2, "delayed": told},
+    ]
+    assert f"not started  {why}" in shiftwork("show", "ta").out
+    server.explanation = {"delayed": told}
+    assert f"not started  {why}" in shiftwork("explain", "ta").out
+    server.explanation = {"delayed": None}
+    assert "not started" not in shiftwork("explain", "ta").out
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [

@@ -19,6 +19,8 @@ NODE = {"ready": True, "schedulable": True, "draining": False}
             {"owner": "ann", "gpu_seconds": 7.4, "node_seconds": 3.6},
             "used 7 GPU-seconds, 4 node-seconds, for ann",
         ),
+        ("run.delayed", {"ranks": 1, "detail": "n1 is full"}, "not started yet: n1 is full"),
+        ("run.delayed", {"ranks": 0, "detail": ""}, "nothing delays the start"),
         (
             "policy.changed",
             {

@@ -102,7 +102,7 @@ class Box:
     async def clear(self) -> None:
         await self.lead()
         for run, seen in (await self.runtime.list()).runs.items():
-            await self.runtime.end(run, seen.node_ids)
+            await self.runtime.end(run, seen.node_ids, patience_seconds=0)
         await self.until(
             lambda listing: all(
                 rank.state is not RankState.RUNNING

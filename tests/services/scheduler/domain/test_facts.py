@@ -225,6 +225,29 @@ def test_the_run_time_of_all_attempts_is_summed() -> None:
     assert task.run_seconds == 90
 
 
+def test_starts_that_are_lost_are_spaced_and_bounded() -> None:
+    task, waits = a_task(), list[float]()
+    policy = PolicySettings(start_attempts_max=3, retry_delay_seconds=10)
+    for number in (1, 2, 3):
+        task = replace(starting(a_task(), ON), start_attempts=task.start_attempts)
+        event = exited_event(task, ExitKind.LOST, now=100)
+        task = after(facts.on_run_exited(task, event, at(100), policy))
+        assert task.start_attempts == number
+        assert task.not_before_at is not None
+        waits.append((task.not_before_at - at(100)).total_seconds())
+    assert waits == [10, 20, 40]
+    assert task.state is TaskState.FAILED
+    assert task.reason.code is ReasonCode.START_ATTEMPTS_USED_UP
+    assert task.retries_used == 0
+
+
+def test_a_start_that_came_about_clears_the_count() -> None:
+    task = replace(starting(a_task(), ON), start_attempts=2)
+    task = after(facts.on_run_started(task, started_event(task, now=5), at(5)))
+    lost = ended(task, ExitKind.LOST)
+    assert (lost.start_attempts, lost.not_before_at) == (0, None)
+
+
 def test_work_that_is_lost_again_and_again_is_counted_until_a_checkpoint() -> None:
     task = a_task()
     for lost in (1, 2, 3):

@@ -78,11 +78,20 @@ def ended(
     goal: Goal = Goal.RUN,
     end: ReasonCode | None = None,
     retries: bool = False,
+    used_up: bool = False,
 ) -> Ended:
-    return Ended(kind=kind, state=state, goal=goal, end_reason=end, retries_left=retries)
+    return Ended(
+        kind=kind,
+        state=state,
+        goal=goal,
+        end_reason=end,
+        retries_left=retries,
+        starts_used_up=used_up,
+    )
 
 
-MAX = ReasonCode.MAX_RUN_TIME
+MAX, PAUSE = ReasonCode.MAX_RUN_TIME, ReasonCode.GOAL_PAUSE
+NO_START = ReasonCode.START_ATTEMPTS_USED_UP
 P, K = TaskState.PREEMPTING, TaskState.KILLING
 
 
@@ -102,6 +111,10 @@ P, K = TaskState.PREEMPTING, TaskState.KILLING
         (ended(ExitKind.PREEMPTED), Trigger.EXIT_REQUEUED, ReasonCode.RUN_PREEMPTED),
         (ended(ExitKind.KILLED), Trigger.EXIT_REQUEUED, ReasonCode.RUN_KILLED),
         (ended(ExitKind.LOST), Trigger.EXIT_REQUEUED, ReasonCode.RUN_LOST),
+        (ended(ExitKind.LOST, used_up=True), Trigger.EXIT_FAILED, NO_START),
+        (ended(ExitKind.LOST, goal=Goal.PAUSE, used_up=True), Trigger.EXIT_PAUSED, PAUSE),
+        # Only what is lost counts as a start that did not come about.
+        (ended(ExitKind.KILLED, used_up=True), Trigger.EXIT_REQUEUED, ReasonCode.RUN_KILLED),
         (ended(ExitKind.FAILED, state=P), Trigger.EXIT_REQUEUED, ReasonCode.FAILED),
         (ended(ExitKind.FAILED, state=K), Trigger.EXIT_REQUEUED, ReasonCode.FAILED),
         (ended(ExitKind.FAILED, retries=True), Trigger.EXIT_REQUEUED, ReasonCode.FAILED),
@@ -144,6 +157,6 @@ def test_the_page_has_every_transition_goal_and_line() -> None:
     page = render()
     rows = [line for line in page.splitlines() if line.startswith("| ")]
     # Three headers and three rulers beside the rows themselves.
-    assert len(rows) == len(TRANSITIONS) + len(STATES) + 8 + 6
+    assert len(rows) == len(TRANSITIONS) + len(STATES) + 9 + 6
     assert "QUEUED --> STARTING: assign" in page
     assert page.endswith("|\n")

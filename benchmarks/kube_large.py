@@ -1,0 +1,194 @@
+"""Many nodes and many pods at once, through the launcher: its memory, and what an event costs it.
+
+    python -m benchmarks.kube_large [--nodes 1000] [--pods 10000] [--gang 8] [--churn 40]
+
+The whole platform with the launcher as a process of its own, on a control plane with kwok's nodes.
+*Churn*: tasks of one pod come and go, one after the other; the launcher's processor time for each
+event of its watches, on the cluster while it is empty and again while it is full, says whether the
+cost follows what changes or how much there is. What a full list costs is asked of
+``kube_probe``. Also called by the test of the large case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import socket
+import sys
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from benchmarks.kube_stage import NAMESPACE, kubernetes, platform_on
+from benchmarks.p11 import Side, last_running, stop, submit
+from benchmarks.pod_watch import PodWatch, pods_of
+from benchmarks.report import Report
+from benchmarks.stage import BenchmarkError, Http, Platform, now_s, ready_nodes
+
+GPUS = 16
+WAIT_SECONDS = 1_800.0
+SETTLE_SECONDS = 5.0
+EVENTS = re.compile(r"shiftwork_launcher_kube_watch_events_total\{.*\} ([\d.e+]+)")
+
+
+@dataclass(frozen=True)
+class Large:
+    """What was measured; sizes in MiB."""
+
+    nodes: int
+    pods: int
+    running_s: float
+    gone_s: float
+    partial_gangs: int
+    idle_mib: float
+    full_mib: float
+    peak_mib: float
+    # Of the launcher's process, in microseconds.
+    event_us_empty: float
+    event_us_full: float
+    # Of the probe: see there.
+    probe: dict[str, float]
+
+    @property
+    def kib_per_pod(self) -> float:
+        """By how much the launcher grew for each pod."""
+        return (self.full_mib - self.idle_mib) * 1024 / self.pods
+
+
+class Launcher:
+    """The launcher's process, looked at from outside."""
+
+    def __init__(self, up: Platform, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}/metrics"
+        self._pid = next(pid for pid, kind in up.processes().items() if kind == "launcher")
+        self._up = up
+
+    def memory(self) -> tuple[float, float]:
+        """Resident memory now, and at most so far, in MiB."""
+        found = dict[str, float]()
+        for line in Path(f"/proc/{self._pid}/status").read_text().splitlines():
+            if line.startswith(("VmRSS:", "VmHWM:")):
+                found[line.split(":")[0]] = int(line.split()[1]) / 1024
+        return found["VmRSS"], found["VmHWM"]
+
+    def spent(self) -> tuple[float, float]:
+        """Processor time in seconds, and events of its watches, since it began."""
+        with urllib.request.urlopen(self._url, timeout=30) as answer:
+            text = answer.read().decode()
+        events = sum(float(number) for number in EVENTS.findall(text))
+        return self._up.cpu_seconds()["launcher"], events
+
+
+async def churn(http: Http, pods: PodWatch, launcher: Launcher, count: int) -> float:
+    """Tasks of one pod, one after the other; microseconds of the launcher for each event."""
+    spent, events = await asyncio.to_thread(launcher.spent)
+    for _ in range(count):
+        task = await submit(http, [1])
+        await pods.until_running(1, task.keys(), seconds=WAIT_SECONDS)
+        for name in task:
+            await http.call("PUT", f"/v1/tasks/{name}/goal", {"goal": "stop"})
+        await pods.until_gone(task.keys(), seconds=WAIT_SECONDS)
+    await asyncio.sleep(1.0)
+    spent_after, events_after = await asyncio.to_thread(launcher.spent)
+    return (spent_after - spent) * 1e6 / (events_after - events)
+
+
+async def probed(kubeconfig: Path) -> dict[str, float]:
+    """``kube_probe`` as a process of its own."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.kube_probe", str(kubeconfig), NAMESPACE),
+        stdout=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).resolve().parents[1],
+    )
+    said, _ = await process.communicate()
+    if process.returncode != 0:
+        raise BenchmarkError(f"the probe ended with {process.returncode}")
+    found: dict[str, float] = json.loads(said)
+    return found
+
+
+async def measure(nodes: int, count: int, gang: int, churned: int) -> Large:
+    """Fill a cluster of so many nodes with so many pods, and empty it again."""
+    port = free_port()
+    with kubernetes(nodes, gpus=GPUS) as kube:
+        path = kube.plane.kubeconfig
+        async with pods_of(path, NAMESPACE) as pods:
+            with platform_on(kube, apart=("launcher",), settings={"http_port": port}) as up:
+                await asyncio.to_thread(up.start)
+                http = Http(up.url, up.token)
+                await ready_nodes(http, nodes)
+                launcher = Launcher(up, port)
+                event_us_empty = await churn(http, pods, launcher, churned)
+                await pods.until_gone(seconds=WAIT_SECONDS)
+                pods.clear()
+                idle_mib, _ = launcher.memory()
+                began, side = now_s(), Side()
+                tasks = await submit(http, [gang] * (count // gang))
+                await pods.until_running(sum(tasks.values()), seconds=WAIT_SECONDS)
+                running_s = last_running(pods, tasks.keys()) - began
+                side.look(pods, tasks)
+                await asyncio.sleep(SETTLE_SECONDS)
+                full_mib, peak_mib = launcher.memory()
+                event_us_full = await churn(http, pods, launcher, churned)
+                probe = await probed(path)
+                began = now_s()
+                await stop(http, pods, tasks.keys(), seconds=WAIT_SECONDS)
+                gone_s = now_s() - began
+                http.close()
+    return Large(
+        nodes=nodes,
+        pods=sum(tasks.values()),
+        running_s=running_s,
+        gone_s=gone_s,
+        partial_gangs=side.partial,
+        idle_mib=idle_mib,
+        full_mib=full_mib,
+        peak_mib=peak_mib,
+        event_us_empty=event_us_empty,
+        event_us_full=event_us_full,
+        probe=probe,
+    )
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])
+
+
+async def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=1_000)
+    parser.add_argument("--pods", type=int, default=10_000)
+    parser.add_argument("--gang", type=int, default=8)
+    parser.add_argument("--churn", type=int, default=40)
+    asked = parser.parse_args()
+    found = await measure(asked.nodes, asked.pods, asked.gang, asked.churn)
+    report = Report(
+        "kube_large",
+        f"{found.nodes} simulated nodes, {found.pods} pods in gangs of {asked.gang}",
+        at_most={"partial_gangs": 0.0, "event_full_to_empty": 1.5},
+    )
+    report.measured |= {
+        "running_s": round(found.running_s, 1),
+        "gone_s": round(found.gone_s, 1),
+        "partial_gangs": found.partial_gangs,
+        "launcher_idle_mib": round(found.idle_mib, 1),
+        "launcher_full_mib": round(found.full_mib, 1),
+        "launcher_peak_mib": round(found.peak_mib, 1),
+        "launcher_kib_per_pod": round(found.kib_per_pod, 2),
+        "event_empty_us": round(found.event_us_empty),
+        "event_full_us": round(found.event_us_full),
+        "event_full_to_empty": round(found.event_us_full / found.event_us_empty, 2),
+    }
+    report.measured |= {f"view_{name}": round(value, 3) for name, value in found.probe.items()}
+    report.publish()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

@@ -1,0 +1,47 @@
+"""A platform as ``shiftwork up`` keeps it, with the launcher on a Kubernetes cluster. Started by
+``kube_stage.py``.
+
+    python -m benchmarks.kube_platform --data DIR [--host ADDRESS] [--apart launcher]
+
+Everything is as in ``up``; which cluster is in the environment (``SHIFTWORK_LAUNCHER_…``). Services
+that are named with ``--apart`` are processes of their own, whose memory and time can be told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+from benchmarks.fake_platform import Apart
+from benchmarks.fake_service import PROFILE
+from benchmarks.sampler import sampling
+from services.allinone.keep import keep_here
+from services.allinone.place import Options, Place
+from services.allinone.platform import Platform
+
+
+def main() -> int:
+    """Keep it until told to end."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--host", default="127.0.0.1", help="where the gateway listens")
+    parser.add_argument("--apart", action="append", default=[], metavar="SERVICE")
+    asked = parser.parse_args()
+
+    def make(place: Place, options: Options, pid: int) -> Platform:
+        made = Apart(place, options, pid)
+        made.homes = {name: [name] for name in asked.apart}
+        return made
+
+    place, options = Place(asked.data), Options(host=asked.host, port=0)
+    run = partial(keep_here, place, options, make=make)
+    into = os.environ.get(PROFILE)
+    with sampling(into and f"{into}.up"):
+        return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

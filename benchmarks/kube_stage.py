@@ -1,0 +1,193 @@
+"""What the Kubernetes benchmarks share: a control plane with simulated nodes, the platform on it,
+and who wrote how much.
+
+The control plane is real (etcd, API server, controllers, scheduler); kwok plays the kubelets. The
+platform runs outside, as ``shiftwork up`` does, with a launcher that has exactly the rights that
+its chart gives it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.stage import Platform
+from tools.cluster import simulated
+from tools.cluster.control_plane import ControlPlane, Options
+
+NAMESPACE = "shiftwork-tasks"
+LAUNCHER = "launcher"
+# Not one of kwok's misbehaving images: it runs until it is deleted.
+IMAGE = "benchmark/program:1"
+# A thousand nodes that renew a lease every ten seconds would be what is measured.
+LEASE_SECONDS, GRACE_SECONDS = 1_200, 3_600
+
+RULES = (
+    {
+        "apiGroups": [""],
+        "resources": ["pods"],
+        "verbs": ["get", "list", "watch", "create", "delete"],
+    },
+    {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["get", "create"]},
+    {
+        "apiGroups": [""],
+        "resources": ["configmaps"],
+        "verbs": ["get", "list", "watch", "create", "patch", "delete"],
+    },
+    {"apiGroups": [""], "resources": ["secrets", "services"], "verbs": ["create", "delete"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]},
+)
+CLUSTER_RULES = (
+    {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list", "watch"]},
+    {"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get"]},
+)
+
+
+@dataclass(frozen=True)
+class Kube:
+    """A control plane with its nodes, as the benchmarks use it."""
+
+    plane: ControlPlane
+    folder: Path
+    # The launcher's own kubeconfig, and the pod policy of the site.
+    launcher: Path
+    policy: Path
+    node_ids: tuple[str, ...]
+
+    def environment(self, **more: object) -> dict[str, str]:
+        """What the platform's process is told; ``more`` are further settings of the launcher."""
+        launcher = {
+            "runtime": "kubernetes",
+            "kube_namespace": NAMESPACE,
+            "kube_config": self.launcher,
+            "pod_policy_file": self.policy,
+            **more,
+        }
+        told = {f"SHIFTWORK_LAUNCHER_{key.upper()}": str(value) for key, value in launcher.items()}
+        return told | {"SHIFTWORK_SUBMIT_POD_POLICY_FILE": str(self.policy)}
+
+    def writes(self) -> Writes:
+        """Count what is written from now on."""
+        return Writes(self.plane.audit_log, self.plane.audit_log.stat().st_size)
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Processor time of each program of the control plane since it began."""
+        tick, found = os.sysconf("SC_CLK_TCK"), dict[str, float]()
+        for name in self.plane.processes.names():
+            identity = self.plane.processes.identity(name)
+            with contextlib.suppress(OSError, AttributeError):
+                fields = Path(f"/proc/{identity.pid}/stat").read_text().rpartition(")")[2].split()
+                found[name] = sum(int(value) for value in fields[11:13]) / tick
+        return found
+
+
+@dataclass(frozen=True)
+class Writes:
+    """The part of the audit log from a moment on."""
+
+    log: Path
+    begin: int
+
+    def entries(self) -> Iterator[Write]:
+        """Every successful one."""
+        with self.log.open("rb") as file:
+            file.seek(self.begin)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                entry: dict[str, Any] = json.loads(line)
+                if entry.get("responseStatus", {}).get("code", 0) < 300:
+                    yield _write(entry)
+
+    def by_user(self) -> Counter[tuple[str, str, str]]:
+        """(user, verb, resource) -> how many."""
+        return Counter((each.user, each.verb, each.resource) for each in self.entries())
+
+    def of_tasks(
+        self, user: str, tasks: Collection[str], verbs: Collection[str] = ()
+    ) -> Counter[tuple[str, str]]:
+        """One user's writes to the objects of these tasks: (verb, resource) -> how many."""
+        return Counter(
+            (each.verb, each.resource)
+            for each in self.entries()
+            if each.user == user
+            and each.name.partition("-")[0] in tasks
+            and (not verbs or each.verb in verbs)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One line of the audit log."""
+
+    user: str
+    verb: str
+    resource: str
+    name: str
+
+
+def _write(entry: dict[str, Any]) -> Write:
+    what = entry.get("objectRef", {})
+    return Write(
+        # Of a ServiceAccount, its own name.
+        user=entry["user"]["username"].rpartition(":")[2],
+        verb=entry["verb"],
+        resource="/".join(filter(None, (what.get("resource"), what.get("subresource")))),
+        name=what.get("name", ""),
+    )
+
+
+@contextlib.contextmanager
+def kubernetes(nodes: int, *, gpus: int = 8, **options: Any) -> Generator[Kube]:  # noqa: ANN401
+    """A control plane with so many simulated nodes; it goes, with its folder, at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="shiftwork-bench-kube-"))
+    given: dict[str, Any] = {
+        "audit": True,
+        "simulated_lease_seconds": LEASE_SECONDS,
+        "node_grace_seconds": GRACE_SECONDS,
+        **options,
+    }
+    try:
+        with ControlPlane(folder / "plane", Options(**given)) as plane:
+            plane.end_with(os.getpid())
+            names = tuple(f"n{number:05d}" for number in range(nodes))
+            simulated.add_nodes(plane.api, names, gpus=gpus, seconds=600)
+            plane.ensure_namespace(NAMESPACE, {"pod-security.kubernetes.io/enforce": "restricted"})
+            launcher = plane.service_account(
+                NAMESPACE, LAUNCHER, RULES, cluster_rules=CLUSTER_RULES
+            )
+            policy = folder / "pod-policy.json"
+            policy.write_text(json.dumps({"default_image": IMAGE}))
+            yield Kube(plane, folder, launcher, policy, names)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def up_on_kubernetes(apart: Sequence[str] = ()) -> list[str]:
+    """The platform as a command; ``apart``: services that are processes of their own."""
+    told = [word for name in apart for word in ("--apart", name)]
+    return [sys.executable, "-m", "benchmarks.kube_platform", *told]
+
+
+@contextlib.contextmanager
+def platform_on(
+    kube: Kube, *, apart: Sequence[str] = (), settings: Mapping[str, object] | None = None
+) -> Generator[Platform]:
+    """A platform whose launcher commands this control plane, not started yet."""
+    folder = Path(tempfile.mkdtemp(prefix="shiftwork-bench-"))
+    made = Platform(folder, up_on_kubernetes(apart), kube.environment(**(settings or {})))
+    try:
+        yield made
+    finally:
+        made.stop()
+        made.keep_log()
+        shutil.rmtree(folder, ignore_errors=True)

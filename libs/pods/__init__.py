@@ -1,0 +1,1 @@
+"""What a site allows of pods, and what a task may ask of its own."""

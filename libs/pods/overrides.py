@@ -1,0 +1,183 @@
+"""A task's own part of a pod template: read, held against the table, merged over the platform's.
+
+The merge is Kubernetes' own strategic merge for the lists that matter: containers, variables,
+volumes and labels by name, mounts by path. What the check let through cannot take anything back
+that the platform put there; containers of the template's own get the restricted defaults.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from libs.contracts.messages import FieldError
+from libs.pods.asker import Asker
+from libs.pods.faults import fault
+from libs.pods.fields import TEMPLATE
+from libs.pods.policy import PodPolicy
+from libs.pods.schema import View, check_value
+
+Json = dict[str, Any]
+
+FIELD = "pod.template"
+DEPTH_MAX = 32
+# Lists whose entries are the same one if this field of them is equal; others are appended to.
+KEYS: Mapping[str, str] = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+    "hostAliases": "ip",
+}
+# Entries of these are merged field by field, of the others replaced as a whole.
+MERGED_ENTRIES = frozenset({"containers", "initContainers"})
+# With these Kubernetes takes no "allowPrivilegeEscalation: false".
+ESCALATING = frozenset({"SYS_ADMIN", "ALL"})
+
+
+class _NotJsonError(ValueError):
+    """The text is not the JSON of an object; says why."""
+
+
+def check_template(text: str, asker: Asker, policy: PodPolicy) -> Iterator[FieldError]:
+    """Every fault of a template; none if there is none."""
+    if not text:
+        return
+    most, size = policy.template_bytes_max, len(text.encode())
+    if size > most:
+        fix = "put large values in a ConfigMap of your own" if most else "leave it out"
+        yield fault(FIELD, f"{size} bytes", f"is larger than {most} bytes", fix)
+        return
+    try:
+        found = _parsed(text)
+    except _NotJsonError as error:
+        yield fault(
+            FIELD, f"{size} bytes", f"is not a pod template: {error}", "write metadata and spec"
+        )
+        return
+    yield from check_value(TEMPLATE, FIELD, found, View(asker, policy, volumes=_declared(found)))
+
+
+def read_template(text: str) -> Json:
+    """A template that was checked; empty if there is none."""
+    return _parsed(text) if text else {}
+
+
+def merged(pod: Json, template: Json, policy: PodPolicy) -> Json:
+    """The platform's pod with a template that was checked. The arguments stay as they are."""
+    found: Json = _merge(pod, template)
+    spec: Json = found["spec"]
+    own = {container["name"] for part in LISTS for container in pod["spec"].get(part, ())}
+    for part in LISTS:
+        if part in spec:
+            spec[part] = [
+                _restricted(each, policy, ours=each["name"] in own) for each in spec[part]
+            ]
+    _settle_identity(spec)
+    if spec.get("hostNetwork"):
+        # Otherwise the names of the ranks are asked of the node's own servers.
+        spec["dnsPolicy"] = "ClusterFirstWithHostNet"
+    return found
+
+
+LISTS = ("containers", "initContainers")
+
+
+def _parsed(text: str) -> Json:
+    try:
+        found: Any = json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        raise _NotJsonError("it is nested too deeply") from None
+    except ValueError as error:
+        raise _NotJsonError(str(error)) from error
+    if not isinstance(found, dict):
+        raise _NotJsonError("it is not an object")
+    document = cast("Json", found)
+    _check_depth(document)
+    return document
+
+
+def _no_constant(word: str) -> object:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _check_depth(document: object) -> None:
+    level: list[Any] = [document]
+    for _ in range(DEPTH_MAX):
+        deeper: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                deeper += cast("Json", each).values()
+            elif isinstance(each, list):
+                deeper += cast("list[Any]", each)
+        level = deeper
+    if level:
+        raise _NotJsonError("it is nested too deeply")
+
+
+def _declared(template: Json) -> frozenset[str]:
+    """The names of the template's volumes, whatever else is wrong with it."""
+    spec: Any = template.get("spec")
+    volumes: Any = cast("Json", spec).get("volumes") if isinstance(spec, dict) else None
+    if not isinstance(volumes, list):
+        return frozenset()
+    listed = cast("list[Any]", volumes)
+    names = [cast("Json", each).get("name") for each in listed if isinstance(each, dict)]
+    return frozenset(name for name in names if isinstance(name, str))
+
+
+def _merge(base: Json, over: Json) -> Json:
+    found = dict(base)
+    for name, value in over.items():
+        old = found.get(name)
+        if isinstance(old, dict) and isinstance(value, dict):
+            found[name] = _merge(cast("Json", old), cast("Json", value))
+        elif isinstance(old, list) and isinstance(value, list):
+            lists = cast("list[Any]", old), cast("list[Any]", value)
+            found[name] = _merge_lists(*lists, name)
+        else:
+            found[name] = value
+    return found
+
+
+def _merge_lists(base: Sequence[Any], over: Sequence[Any], name: str) -> list[Any]:
+    key = KEYS.get(name)
+    if key is None:
+        return [*base, *(each for each in over if each not in base)]
+    found: dict[str, Json] = {entry[key]: entry for entry in base}
+    for entry in over:
+        old = found.get(entry[key]) if name in MERGED_ENTRIES else None
+        found[entry[key]] = entry if old is None else _merge(old, entry)
+    return list(found.values())
+
+
+def _restricted(container: Json, policy: PodPolicy, *, ours: bool) -> Json:
+    """The container with what the restricted profile wants, where nothing else was granted."""
+    security: Json = {"allowPrivilegeEscalation": False, **container.get("securityContext", {})}
+    capabilities: Json = dict(security.get("capabilities", {}))
+    # Dropping fewer would be keeping some.
+    capabilities["drop"] = ["ALL"]
+    security["capabilities"] = capabilities
+    if policy.read_only_root:
+        security["readOnlyRootFilesystem"] = True
+    if security.get("privileged") or ESCALATING.intersection(capabilities.get("add", ())):
+        security["allowPrivilegeEscalation"] = True
+    found = {**container, "securityContext": security}
+    if not ours:
+        # An image that wants every GPU of the node gets none beside the task.
+        void = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+        found["env"] = [*container.get("env", ()), void]
+    return found
+
+
+def _settle_identity(spec: Json) -> None:
+    """Root was granted where it is asked for: "not root" would keep the pod from starting."""
+    if spec["securityContext"].get("runAsUser") == 0:
+        spec["securityContext"] = {**spec["securityContext"], "runAsNonRoot": False}
+    for part in LISTS:
+        for container in spec.get(part, ()):
+            security: Json = container["securityContext"]
+            if security.get("runAsUser") == 0:
+                security["runAsNonRoot"] = False

@@ -1,0 +1,240 @@
+"""The pod policy: what a site gives every pod, and what it lets whom ask for beside that.
+
+One file in YAML or JSON, read at the start by submit (which refuses early) and by the launcher
+(which builds the pods and refuses again). ``docs/pods.md`` is its reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import yaml
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+
+from libs.contracts.ids import is_label_value, is_name, is_taint
+from libs.contracts.variables import is_reserved, is_variable
+from libs.pods.asker import Asker
+from libs.pods.forms import is_capability, is_object_name, is_qualified, under
+from libs.pods.grants import Grant, Part, Who
+from libs.pods.names import DOMAIN
+
+FILE_BYTES_MAX = 1_048_576
+GIB = 1 << 30
+
+
+class PolicyError(ValueError):
+    """The policy file cannot be used; the text names the place, the value and the fix."""
+
+
+class Permission(StrEnum):
+    """What no pod may do unless the policy's ``allow`` says who may."""
+
+    PRIVILEGED = "privileged"
+    PRIVILEGE_ESCALATION = "privilege_escalation"
+    RUN_AS_ROOT = "run_as_root"
+    RUN_AS_OTHERS = "run_as_others"
+    HOST_NETWORK = "host_network"
+    HOST_PID = "host_pid"
+    HOST_IPC = "host_ipc"
+    HOST_PATH = "host_path"
+    HOST_PORT = "host_port"
+    UNCONFINED = "unconfined"
+    PROC_MOUNT = "proc_mount"
+    SYSCTLS = "sysctls"
+    OTHER_VOLUMES = "other_volumes"
+    SERVICE_ACCOUNT = "service_account"
+
+
+def _checked(kind: str, fits: Any) -> AfterValidator:  # noqa: ANN401 - str -> bool
+    def check(text: str) -> str:
+        if not fits(text):
+            raise ValueError(f"{text!r} is no {kind}")
+        return text
+
+    return AfterValidator(check)
+
+
+Key = Annotated[str, _checked("label's key", is_qualified)]
+LabelValue = Annotated[str, _checked("label's value", is_label_value)]
+ObjectName = Annotated[str, _checked("object's name", is_object_name)]
+ResourceName = Annotated[str, _checked("resource's name", is_qualified)]
+UserName = Annotated[str, _checked("user's name", is_name)]
+
+
+class Rule(Who):
+    """Names, as patterns with ``*`` and ``{owner}``, ``{team}``, ``{group}``, and for whom."""
+
+    names: tuple[Annotated[str, Field(min_length=1)], ...] = Field(min_length=1)
+
+    def matches(self, name: str, asker: Asker) -> bool:
+        """True if it holds for this task and one of its patterns fits."""
+        return self.holds(asker) and any(
+            pattern is not None and fnmatchcase(name, pattern)
+            for pattern in map(asker.filled, self.names)
+        )
+
+
+class ObjectRule(Rule):
+    """Which Secrets, ConfigMaps and volume claims a task may name."""
+
+    kinds: tuple[Literal["secret", "config_map", "claim"], ...] = Field(
+        default=("secret", "config_map", "claim"), min_length=1
+    )
+
+
+class Identity(Part):
+    """Whom a user's processes are on the file systems."""
+
+    user: int = Field(ge=1, le=2**31 - 1)
+    group: int = Field(ge=1, le=2**31 - 1)
+    groups: tuple[Annotated[int, Field(ge=1, le=2**31 - 1)], ...] = Field(default=(), max_length=64)
+
+
+class Sizes(Part):
+    """Of a pod of a task that asked for no GPU and said nothing about it."""
+
+    cpus: float | None = Field(default=None, gt=0, le=65_536)
+    memory_bytes: int | None = Field(default=None, gt=0)
+
+
+class PodPolicy(Part):
+    """Everything has a default; the empty file is a policy under which nothing is granted."""
+
+    # Images.
+    default_image: str = ""
+    image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
+    image_pull_secrets: tuple[ObjectName, ...] = ()
+    # Whoever may use which images.
+    images: tuple[Rule, ...] = (Rule(names=("*",)),)
+    # Holds the Python package of the platform; empty: nothing is put into pods.
+    sdk_image: str = ""
+
+    # Resources.
+    gpu_resource: ResourceName = "nvidia.com/gpu"
+    # More that may be asked for by name: rdma/hca, hugepages-2Mi, ephemeral-storage.
+    resources: tuple[Rule, ...] = ()
+    cpu_only: Sizes = Sizes()
+    shm_bytes: int = Field(default=2 * GIB, gt=0)
+    shm_bytes_max: int | None = Field(default=None, gt=0)
+
+    # What pods may do.
+    capabilities: tuple[Rule, ...] = ()
+    allow: dict[Permission, tuple[Who, ...]] = Field(default_factory=dict[Permission, Any])
+    objects: tuple[ObjectRule, ...] = (ObjectRule(names=("user.{owner}.*", "team.{team}.*")),)
+    identity: Identity = Identity(user=10_001, group=10_001)
+    identities: dict[UserName, Identity] = Field(default_factory=dict[str, Identity])
+    read_only_root: bool = False
+
+    # Storage. A path of the nodes is mounted only below one of these.
+    host_path_roots: tuple[str, ...] = ()
+    nfs_servers: tuple[str, ...] = ()
+    storage: tuple[Grant, ...] = ()
+
+    # How pods are treated by the cluster.
+    service_account: str = ""
+    priority_class: str = ""
+    scheduler_name: str = ""
+    runtime_class: str = ""
+    # Taints (key or key=value) that every pod tolerates.
+    tolerate: tuple[Annotated[str, _checked("taint", is_taint)], ...] = ("nvidia.com/gpu",)
+    # Labels of its node that a pod is told.
+    node_labels: tuple[Key, ...] = (
+        "topology.kubernetes.io/zone",
+        "topology.kubernetes.io/region",
+    )
+    labels: dict[Key, LabelValue] = Field(default_factory=dict[str, str])
+    annotations: dict[Key, str] = Field(
+        default_factory=lambda: {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+    )
+    # Keys of labels and annotations that a pod template may set, as patterns.
+    metadata_keys: tuple[str, ...] = ("*",)
+    termination_grace_seconds: int = Field(default=35, ge=1, le=86_400)
+    env: dict[str, str] = Field(default_factory=lambda: {"LANG": "C.UTF-8"})
+    template_bytes_max: int = Field(default=65_536, ge=0, le=262_144)
+
+    @field_validator("allow", mode="before")
+    @classmethod
+    def _everyone(cls, allow: Any) -> Any:  # noqa: ANN401 - what the file says
+        """``everyone`` in the place of a list of rules."""
+        if not isinstance(allow, dict):
+            return allow
+        said = cast("dict[Any, Any]", allow)
+        everyone: list[dict[str, Any]] = [{}]
+        return {name: everyone if who == "everyone" else who for name, who in said.items()}
+
+    def allows(self, permission: Permission, asker: Asker) -> bool:
+        """True if somebody said that this task may."""
+        return any(who.holds(asker) for who in self.allow.get(permission, ()))
+
+    def allows_object(self, kind: str, name: str, asker: Asker) -> bool:
+        """True if the task may name this Secret, ConfigMap or claim."""
+        return any(kind in rule.kinds and rule.matches(name, asker) for rule in self.objects)
+
+    def identity_of(self, owner: str) -> Identity:
+        """Whom the owner's processes are."""
+        return self.identities.get(owner, self.identity)
+
+    @model_validator(mode="after")
+    def _places(self) -> PodPolicy:
+        _unique("storage", (grant.name for grant in self.storage))
+        for root in self.host_path_roots:
+            if root == "/" or not under(root, ("/",)):
+                raise ValueError(f"host_path_roots: {root!r} is no folder below /; write /data")
+        for grant in self.storage:
+            grant.check(self.host_path_roots, self.nfs_servers)
+        return self
+
+    @model_validator(mode="after")
+    def _words(self) -> PodPolicy:
+        for name in self.env:
+            if not is_variable(name) or is_reserved(name):
+                raise ValueError(f"env: {name!r} is no variable, or one of the platform's own")
+        for key in (*self.labels, *self.annotations):
+            if key.startswith(f"{DOMAIN}/"):
+                raise ValueError(f"labels, annotations: {key!r} is said by the platform itself")
+        for capability in (name for rule in self.capabilities for name in rule.names):
+            if not is_capability(capability):
+                raise ValueError(f"capabilities: {capability!r} is none; write IPC_LOCK")
+        if self.shm_bytes_max is not None and self.shm_bytes > self.shm_bytes_max:
+            raise ValueError(f"shm_bytes {self.shm_bytes} is above shm_bytes_max")
+        return self
+
+
+def _unique(what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{what}: {name} stands there twice; give each a name of its own")
+        seen.add(name)
+
+
+def read_policy(path: Path) -> PodPolicy:
+    """The policy in a file; PolicyError with the place, the value and the fix if it is wrong."""
+    try:
+        if path.stat().st_size > FILE_BYTES_MAX:
+            raise PolicyError(f"pod policy {path}: is larger than {FILE_BYTES_MAX} bytes")
+        found: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PolicyError(f"pod policy {path}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise PolicyError(f"pod policy {path}: is neither YAML nor JSON: {error}") from error
+    try:
+        return PodPolicy.model_validate({} if found is None else found)
+    except ValidationError as error:
+        raise PolicyError(f"pod policy {path}: {_told(error)}") from error
+
+
+def _told(error: ValidationError) -> str:
+    """The first fault of many: where, which value, what to do."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"] if part != "[key]") or "the file"
+    if first["type"] == "extra_forbidden":
+        return f"{where}: is not known; the reference lists every field"
+    message = first["msg"].removeprefix("Value error, ")
+    value = first["input"]
+    shown = f" (it is {value!r})" if isinstance(value, str | int | float | bool) else ""
+    return f"{where}: {message}{shown}"

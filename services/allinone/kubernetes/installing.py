@@ -1,0 +1,138 @@
+"""Wait until all of a release serves, saying what is not ready and why.
+
+Called by ``shiftwork k8s up``. A release that was taken down with its nodes drained has them opened
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from time import monotonic, sleep
+
+import httpx
+from shiftwork.cli.failures import Failure
+
+from services.allinone.kubernetes import reach, standing
+from services.allinone.kubernetes.kubectl import Kubectl
+from services.allinone.stopping import open_nodes
+
+Tell = Callable[[str], None]
+
+LOOK_SECONDS = 1.0
+# What a container said last is shown when it keeps ending, or is not ready for so long.
+SILENT_SECONDS = 30.0
+LINES = 5
+# The nodes that `down` closed, in a ConfigMap that no release owns.
+DRAINED = "drained-by-down"
+
+
+def wait(kubectl: Kubectl, tell: Tell, show: Tell, seconds_max: float) -> None:
+    """Until every part is ready. Failure if one never will be, or time is over.
+
+    ``tell`` gets a line whenever something about a part changes, ``show`` where it all stands.
+    """
+    began, said = monotonic(), dict[str, str]()
+    shown: set[tuple[str, int]] = set()
+    while True:
+        found = standing.parts(kubectl.items(standing.KINDS))
+        waiting = [part for part in found if not part.is_ready]
+        show(_summary(found, waiting))
+        for part in found:
+            if said.get(part.name) != part.line:
+                said[part.name] = part.line
+                tell(part.line)
+        late = monotonic() - began > SILENT_SECONDS
+        for part in waiting:
+            _last_words(kubectl, part, tell, shown, late=late)
+        failed = next((part for part in waiting if part.failed), None)
+        if failed is not None:
+            raise Failure(
+                f"{failed.component} {failed.problem}",
+                where=f"Job {failed.name} ({kubectl.to.where})",
+                fix="mend what its output above says, then `shiftwork k8s up` again",
+            )
+        if found and not waiting:
+            return
+        if monotonic() - began > seconds_max:
+            raise Failure(
+                f"not ready after {seconds_max:g} s: " + "; ".join(part.line for part in waiting),
+                where=kubectl.to.where,
+                fix="it goes on by itself: `shiftwork k8s status`; to wait longer: --timeout 30m",
+            )
+        sleep(LOOK_SECONDS)
+
+
+def _summary(found: Sequence[standing.Part], waiting: Sequence[standing.Part]) -> str:
+    ready = len(found) - len(waiting)
+    names = ", ".join(part.line for part in waiting[:3])
+    return f"{ready} of {len(found)} parts are ready" + (f"; {names}" if names else "")
+
+
+def _last_words(
+    kubectl: Kubectl,
+    part: standing.Part,
+    tell: Tell,
+    shown: set[tuple[str, int]],
+    *,
+    late: bool,
+) -> None:
+    """What a container in trouble wrote at its end, once for each end."""
+    for pod in part.troubled[:1]:
+        key = (pod.name, pod.restarts)
+        ended = part.kind == "Job" or "crashes" in pod.why
+        if not pod.container or key in shown or not (ended or late):
+            continue
+        shown.add(key)
+        for line in last_lines(kubectl, pod):
+            tell(f"  {pod.name}: {line}")
+
+
+def last_lines(kubectl: Kubectl, pod: standing.Troubled, lines: int = LINES) -> list[str]:
+    """The end of a container's output: of the one that ended, else of the one that runs."""
+    base = ("logs", pod.name, "-n", kubectl.to.namespace, "-c", pod.container, f"--tail={lines}")
+    for more in (("--previous",), ()) if pod.restarts else ((),):
+        try:
+            said = kubectl.run(*base, *more).splitlines()
+        except Failure:
+            continue
+        if said:
+            return said
+    return []
+
+
+def remember_drained(kubectl: Kubectl, it: reach.Installed, nodes: Sequence[str]) -> None:
+    """Keep which nodes a stop closes, where the next start finds it."""
+    it_is = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": f"{it.prefix}-{DRAINED}", "namespace": kubectl.to.namespace},
+        "data": {"nodes": json.dumps(list(nodes))},
+    }
+    kubectl.run("apply", "-f", "-", stdin=json.dumps(it_is))
+
+
+def reopen(kubectl: Kubectl, it: reach.Installed, tell: Tell) -> None:
+    """Open the nodes that the last stop drained."""
+    name = f"{it.prefix}-{DRAINED}"
+    kept = kubectl.maybe("configmap", name, "-n", kubectl.to.namespace)
+    if kept is None:
+        return
+    nodes: list[str] = json.loads(kept["data"]["nodes"])
+    tell(f"opening the {len(nodes)} nodes that `down` had closed")
+    with reach.front_door(kubectl, it) as (url, token):
+        try:
+            asyncio.run(_open(url, token, nodes))
+        except httpx.HTTPError as problem:
+            raise Failure(
+                f"the nodes could not be opened: {problem}",
+                where=it.to.where,
+                fix="`shiftwork k8s up` again, or `shiftwork node uncordon NODE`",
+            ) from problem
+    kubectl.run("delete", "configmap", name, "-n", kubectl.to.namespace, "--ignore-not-found")
+
+
+async def _open(url: str, token: str, nodes: Sequence[str]) -> None:
+    async with reach.client(url, token) as client:
+        await open_nodes(client, nodes)

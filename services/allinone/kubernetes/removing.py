@@ -1,0 +1,119 @@
+"""Around the removal of a release: running tasks save first, and what stays is told or deleted.
+
+Called by ``shiftwork k8s down``. Data outlives a removal unless ``--purge`` asks otherwise:
+volumes, the Secrets that the data knows, the namespace of tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import httpx
+from shiftwork.cli.failures import Failure
+from shiftwork.cli.parse import fields
+
+from services.allinone.kubernetes import reach, standing
+from services.allinone.kubernetes.installing import DRAINED, remember_drained
+from services.allinone.kubernetes.kubectl import Json, Kubectl
+from services.allinone.stopping import drain_nodes
+
+Tell = Callable[[str], None]
+
+# What the launcher labels everything of a run with, and where it keeps its epoch.
+OF_RUNS = "app.kubernetes.io/managed-by=shiftwork,shiftwork.dev/task"
+FENCE = "shiftwork-launcher"
+# Pods have a grace of their own, half a minute unless the policy says otherwise.
+LEAVE_SECONDS = 180
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One object that a removal leaves."""
+
+    kind: str
+    name: str
+    namespace: str
+
+    def document(self) -> dict[str, str]:
+        """For scripts."""
+        return asdict(self)
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        return f"{self.kind} {self.name}" + (f" in {self.namespace}" if self.namespace else "")
+
+
+def save_first(kubectl: Kubectl, it: reach.Installed, tell: Tell) -> None:
+    """Ask everything that runs to save and leave. Failure if that cannot be."""
+    try:
+        with reach.front_door(kubectl, it) as (url, token):
+            asyncio.run(_drain(kubectl, it, url, token, tell))
+    except (httpx.HTTPError, TimeoutError) as problem:
+        raise Failure(
+            f"not every task could save: {problem or type(problem).__name__}",
+            where=it.to.where,
+            fix="try again, or do not wait for them: `shiftwork k8s down --now`",
+        ) from problem
+    except Failure as problem:
+        raise Failure(
+            f"running tasks cannot be asked to save: {problem.what}",
+            where=problem.where,
+            fix="mend that (`shiftwork k8s status`), or do not wait for them: "
+            "`shiftwork k8s down --now`",
+            code=problem.code,
+        ) from problem
+
+
+async def _drain(kubectl: Kubectl, it: reach.Installed, url: str, token: str, tell: Tell) -> None:
+    async with reach.client(url, token) as client:
+        await drain_nodes(client, lambda nodes: remember_drained(kubectl, it, nodes), tell)
+
+
+def sweep(kubectl: Kubectl, it: reach.Installed, tell: Tell) -> None:
+    """Clear away the pods of tasks and what belongs to them; no launcher makes them anew."""
+    tell(f"clearing namespace {it.tasks_namespace}")
+    where = ("-n", it.tasks_namespace, "-l", OF_RUNS, "--ignore-not-found")
+    # A run's own object first, so that nothing of it is taken for something that lives.
+    kubectl.run("delete", "configmaps", *where, "--wait=false")
+    seconds = f"--timeout={LEAVE_SECONDS}s"
+    kubectl.run("delete", "pods", *where, seconds, seconds_max=LEAVE_SECONDS + 30)
+    kubectl.run("delete", "secrets,services", *where)
+    kubectl.run("delete", "configmap", FENCE, "-n", it.tasks_namespace, "--ignore-not-found")
+
+
+def kept(kubectl: Kubectl, it: reach.Installed) -> list[Kept]:
+    """What is left of the release: its data."""
+    found = [
+        Kept(one["kind"], one["metadata"]["name"], kubectl.to.namespace)
+        for one in kubectl.items("persistentvolumeclaims,secrets,configmaps")
+        if _is_ours(one, it)
+    ]
+    spaces = kubectl.get("namespaces", "-l", standing.SELECTOR)["items"]
+    found += [Kept("Namespace", one["metadata"]["name"], "") for one in spaces if _is_ours(one, it)]
+    return found
+
+
+def _is_ours(one: Json, it: reach.Installed) -> bool:
+    name = str(one["metadata"]["name"])
+    labels = fields(one["metadata"].get("labels"))
+    key, _, value = standing.SELECTOR.partition("=")
+    # Claims are made by their StatefulSet, with the labels that it selects by.
+    labelled = labels.get(key) == value or one["kind"] == "PersistentVolumeClaim"
+    own = labelled and labels.get("app.kubernetes.io/instance") == it.prefix
+    # Another release of that name may be in another namespace.
+    by = fields(one["metadata"].get("annotations")).get("meta.helm.sh/release-namespace")
+    return (own and by in (None, it.to.namespace)) or name == f"{it.prefix}-{DRAINED}"
+
+
+def purge(kubectl: Kubectl, found: list[Kept], tell: Tell) -> None:
+    """Delete what was kept, for good."""
+    for one in found:
+        tell(f"deleting {one.line}")
+        where = ("-n", one.namespace) if one.namespace else ()
+        kubectl.run(
+            *("delete", one.kind, one.name, "--ignore-not-found", "--timeout=120s", *where),
+            seconds_max=150,
+        )

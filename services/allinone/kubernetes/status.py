@@ -1,0 +1,124 @@
+"""How an installation fares: release, services, leaders, nodes and tasks, as one document.
+
+Called by ``shiftwork k8s status``. What cannot be asked stands as null with the reason beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import httpx
+from shiftwork.cli.failures import Failure
+
+from services.allinone.client import items
+from services.allinone.kubernetes import reach, standing
+from services.allinone.kubernetes.helm import Helm
+from services.allinone.kubernetes.kubectl import Json, Kubectl, Target
+from services.allinone.stopping import LIVE
+
+LEADS = re.compile(r"^shiftwork_leads\{[^}]*\} 1(\.0)?$", re.MULTILINE)
+# Asked inside the pod, so that no network policy stands between.
+ASK = (
+    "import os,urllib.request as r;"
+    "p=next((v for k,v in os.environ.items() if k.endswith('_HTTP_PORT')),'8080');"
+    "print(r.urlopen('http://127.0.0.1:'+p+'/metrics',timeout=5).read().decode())"
+)
+SERVICES = ("submit", "scheduler", "launcher", "log-collector", "quota", "gateway")
+_AT_ONCE = 6
+
+
+def document(to: Target) -> Json:
+    """Everything. Failure if nothing is installed or the cluster does not answer."""
+    helm, kubectl = Helm(to), Kubectl(to)
+    release = helm.release()
+    if release is None:
+        raise Failure(
+            f"there is no release {to.release}",
+            where=to.where,
+            fix="`shiftwork k8s up`, or name another: --namespace N --release R",
+        )
+    found = standing.parts(kubectl.items(standing.KINDS))
+    parts = [part for part in found if part.kind != "Job" or not part.is_ready]
+    leaders = _leaders(kubectl, parts)
+    it = reach.installed(to, helm)
+    told = _asked(kubectl, it)
+    return {
+        "release": {
+            "name": to.release,
+            "namespace": to.namespace,
+            "revision": release["version"],
+            "status": release["info"]["status"],
+            "deployed_at": release["info"].get("last_deployed"),
+        },
+        "ready": all(part.is_ready for part in parts) and release["info"]["status"] == "deployed",
+        "services": [_service(part, leaders.get(part.name)) for part in parts],
+        **told,
+    }
+
+
+def _service(part: standing.Part, leader: str | None) -> Json:
+    return {
+        "name": part.component,
+        "kind": part.kind,
+        "ready": part.ready,
+        "wanted": part.wanted,
+        "leader": leader,
+        "restarts": part.restarts,
+        "problems": [
+            *([part.problem] if part.problem else []),
+            *(f"{each.name} {each.why}" for each in part.troubled),
+        ],
+    }
+
+
+def _leaders(kubectl: Kubectl, parts: Sequence[standing.Part]) -> dict[str, str]:
+    """Workload -> the pod of it that leads; left out where nobody says so."""
+    asked = [(part.name, pod) for part in parts if part.component in SERVICES for pod in part.pods]
+    pods = [pod for _, pod in asked]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        leads = list(pool.map(partial(_leads, kubectl), pods))
+    return {name: pod for (name, pod), yes in zip(asked, leads, strict=True) if yes}
+
+
+def _leads(kubectl: Kubectl, pod: str) -> bool:
+    try:
+        said = kubectl.run("exec", pod, "-n", kubectl.to.namespace, "--", "python", "-c", ASK)
+    except Failure:
+        return False
+    return LEADS.search(said) is not None
+
+
+def _asked(kubectl: Kubectl, it: reach.Installed) -> Json:
+    """Nodes and tasks, from the API itself."""
+    try:
+        with reach.front_door(kubectl, it) as (url, token):
+            return asyncio.run(_counted(url, token))
+    except (Failure, httpx.HTTPError, OSError) as problem:
+        why = problem.what if isinstance(problem, Failure) else str(problem)
+        return {"nodes": None, "tasks": None, "problem": f"the API cannot be asked: {why}"}
+
+
+async def _counted(url: str, token: str) -> Json:
+    async with reach.client(url, token) as client:
+        nodes = await items(client, "/v1/nodes", limit=1000)
+        tasks = await items(client, "/v1/tasks", state=f"queued,paused,{LIVE}", limit=1000)
+    states: dict[str, int] = {}
+    for task in tasks:
+        states[task["state"]] = states.get(task["state"], 0) + 1
+    return {"nodes": _nodes(nodes), "tasks": states, "problem": ""}
+
+
+def _nodes(nodes: Sequence[dict[str, Any]]) -> Json:
+    ready = [node for node in nodes if node["ready"]]
+    return {
+        "seen": len(nodes),
+        "ready": len(ready),
+        "schedulable": sum(1 for node in ready if node["schedulable"]),
+        "gpus": sum(node["gpus"] for node in ready),
+        "free_gpus": sum(node["free_gpus"] for node in ready if node["schedulable"]),
+    }

@@ -1,0 +1,337 @@
+"""``python -m services.allinone.provision``: makes servers of one's own ready for the platform.
+
+Run by a deployment's job before the services start, with administrators' rights: a role and a
+schema for each service, every service's migrations, streams and durables. Waits for servers that do
+not answer yet, does only what is missing, and may run twice, also at once. Exit status 0 done, 1
+refused, 2 wrong settings, 3 a server did not answer in time.
+
+``python -m services.allinone.provision nats-config`` prints the configuration that a NATS server
+needs, with a user for each service.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Annotated, Any, TypeVar
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from pydantic import AfterValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from libs.bus import provision as bus
+from libs.bus.connection import Credentials
+from libs.bus.port import BusDeniedError, BusUnavailableError
+from libs.bus.topology import Limits
+from libs.service import observe
+from libs.service.loop import pause
+from libs.service.wiring import Wiring, topology
+from libs.store import roles
+from libs.store.connections import Address
+from libs.store.migrate import current, newest, upgrade
+from libs.store.port import StoreUnavailableError
+from services.allinone import nats_config
+from services.allinone.embedded.credentials import NATS_ADMIN
+
+T = TypeVar("T")
+Tell = Callable[[str], None]
+
+DONE, REFUSED, USAGE, UNREACHABLE = 0, 1, 2, 3
+PREFIX = "SHIFTWORK_PROVISION_"
+# Between two looks at a server that does not answer: doubling.
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 0.2, 5.0
+CONNECT_SECONDS_MAX = 10.0
+_KEPT = Limits()
+
+
+def _postgres_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("postgresql", "postgres") or not parts.username:
+        raise ValueError("write postgresql://USER@HOST:PORT/DATABASE")
+    if parts.password:
+        raise ValueError(f"a password does not belong here: use {PREFIX}DATABASE_PASSWORD_FILE")
+    return text
+
+
+def _odd(replicas: int) -> int:
+    if replicas not in (1, 3, 5):
+        raise ValueError("write 1, 3 or 5: a majority of the servers must agree")
+    return replicas
+
+
+class ProvisionSettings(BaseSettings):
+    """What the provisioner is told."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
+
+    # An administrator's, of any database it may enter; the services' differ in user and database.
+    database_url: Annotated[str, AfterValidator(_postgres_url)]
+    database_password_file: Path | None = None
+    # The platform's own database.
+    database: str = "shiftwork"
+    # A folder with a file for each service, named like the service: the password of its role.
+    database_passwords: Path
+    # False: somebody else made database, roles and schemas; only migrations are run.
+    roles: bool = True
+    # nats://HOST:PORT, several separated by commas
+    nats_url: str = Field(min_length=1)
+    nats_user: str = NATS_ADMIN
+    nats_password_file: Path
+    # A folder as for the database: each service's password is tried at the server.
+    nats_passwords: Path | None = None
+    stream_replicas: Annotated[int, AfterValidator(_odd)] = 1
+    event_age_seconds: float = Field(default=_KEPT.event_age_s, gt=0)
+    log_age_seconds: float = Field(default=_KEPT.log_age_s, gt=0)
+    log_bytes: int = Field(default=_KEPT.log_bytes, gt=0)
+    dead_letter_age_seconds: float = Field(default=_KEPT.dead_letter_age_s, gt=0)
+    # How long servers may take to answer, and another provisioner to end.
+    wait_seconds: float = Field(default=300.0, gt=0)
+
+
+class RefusedError(Exception):
+    """A server refuses; waiting changes nothing. The text says what, where and what to do."""
+
+
+class NotInTimeError(Exception):
+    """A server did not answer in time."""
+
+
+@dataclass
+class Patience:
+    """Bounded waiting for servers that are still starting, said once per reason."""
+
+    seconds_max: float
+    tell: Tell
+
+    def __post_init__(self) -> None:
+        self._ends_at = monotonic() + self.seconds_max
+
+    @property
+    def left_seconds(self) -> float:
+        """How long there still is."""
+        return max(0.0, self._ends_at - monotonic())
+
+    async def until(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
+        """What ``work`` gives once the server is there; NotInTimeError if that takes too long."""
+        seconds, said = FIRST_PAUSE_SECONDS, ""
+        while True:
+            try:
+                return await work()
+            except (StoreUnavailableError, BusUnavailableError) as problem:
+                text = f"{what}: {problem}"
+            if self.left_seconds == 0:
+                raise NotInTimeError(text)
+            if text != said:
+                self.tell(f"waiting for {text}")
+                said = text
+            await pause(min(seconds, self.left_seconds))
+            seconds = min(MOST_PAUSE_SECONDS, seconds * 2)
+
+    async def turn(self) -> None:
+        """A moment of waiting for another provisioner; NotInTimeError at the end of patience."""
+        if self.left_seconds == 0:
+            raise NotInTimeError("another provisioner is still at work")
+        await pause(min(1.0, self.left_seconds))
+
+
+def url_of(admin_url: str, role: str, database: str) -> str:
+    """The URL with which a role enters the platform's database, on the administrator's server."""
+    parts = urlsplit(admin_url)
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(
+        ("postgresql", f"{quote(role)}@{host}", f"/{database}", parts.query, parts.fragment)
+    )
+
+
+async def provision(settings: ProvisionSettings, wirings: Sequence[Wiring], tell: Tell) -> None:
+    """Make both servers ready. RefusedError or NotInTimeError; what was done until then stays."""
+    patience = Patience(settings.wait_seconds, tell)
+    where = urlsplit(settings.database_url).netloc.rpartition("@")[2] or "its socket"
+    await patience.until(
+        f"PostgreSQL at {where}", lambda: _database(settings, wirings, patience, tell)
+    )
+    await patience.until(
+        f"NATS at {settings.nats_url}", lambda: _streams(settings, wirings, patience, tell)
+    )
+
+
+async def _database(
+    settings: ProvisionSettings, wirings: Sequence[Wiring], patience: Patience, tell: Tell
+) -> None:
+    names = [wiring.name for wiring in wirings]
+    passwords = {name: secret(settings.database_passwords / name) for name in names}
+    admin = settings.database_password_file
+    first = names[0]
+    # Whoever may only migrate is kept apart from others by what the first service's role may do.
+    url, password = (
+        (settings.database_url, secret(admin) if admin else None)
+        if settings.roles
+        else (url_of(settings.database_url, first, settings.database), passwords[first])
+    )
+    try:
+        async with roles.alone(url, password, patience.turn):
+            if settings.roles:
+                with roles.in_words():
+                    changes = await roles.prepare_server(
+                        url, password, database=settings.database, passwords=passwords
+                    )
+                for name, change in changes.items():
+                    tell(f"role {name}: {change}")
+            for wiring in wirings:
+                await _migrate(settings, wiring, passwords[wiring.name], tell)
+    except roles.AccessDeniedError as problem:
+        raise RefusedError(_denied(settings, str(problem).splitlines()[0])) from problem
+
+
+def _denied(settings: ProvisionSettings, problem: str) -> str:
+    where = f"PostgreSQL ({settings.database_url}) refuses: {problem}. "
+    if settings.roles:
+        return where + (
+            f"The password in {PREFIX}DATABASE_PASSWORD_FILE must be that of an administrator who "
+            f"may create roles and databases; or make them by hand and set {PREFIX}ROLES=false."
+        )
+    return where + (
+        f"With {PREFIX}ROLES=false the database {settings.database}, and for each service a role "
+        f"with the password in {PREFIX}DATABASE_PASSWORDS and a schema of its name, must be there."
+    )
+
+
+async def _migrate(settings: ProvisionSettings, wiring: Wiring, password: str, tell: Tell) -> None:
+    """One service's schema, as its own role; one by one, because Alembic's state is global."""
+    url = url_of(settings.database_url, wiring.name, settings.database)
+    await roles.enter(url, password)
+    address = Address(url=url, password=password)
+    before = await current(address, wiring.tables)
+    await upgrade(address, wiring.tables, wiring.migrations)
+    after = max(newest(wiring.migrations), before)
+    changed = f"{before or 'empty'} -> {after}" if after != before else f"{after}, unchanged"
+    tell(f"schema {wiring.tables.schema}: {changed}")
+
+
+async def _streams(
+    settings: ProvisionSettings, wirings: Sequence[Wiring], patience: Patience, tell: Tell
+) -> None:
+    urls = settings.nats_url.split(",")
+    timeout = min(CONNECT_SECONDS_MAX, max(1.0, patience.left_seconds))
+    admin = Credentials(settings.nats_user, secret(settings.nats_password_file))
+    try:
+        done = await bus.provision(
+            urls, admin, topology(wirings, _limits(settings)), connect_timeout_s=timeout
+        )
+    except BusDeniedError as problem:
+        raise RefusedError(
+            f"NATS ({settings.nats_url}) refuses: {problem}. Compare user and password in "
+            f"{PREFIX}NATS_PASSWORD_FILE with the server's configuration (`python -m "
+            f"services.allinone.provision nats-config`), and {PREFIX}STREAM_REPLICAS with the "
+            "number of its servers."
+        ) from problem
+    for text in done or ["streams and durables: unchanged"]:
+        tell(text)
+    if settings.nats_passwords is None:
+        return
+    for wiring in wirings:
+        file = settings.nats_passwords / wiring.name
+        try:
+            await bus.enter(urls, Credentials(wiring.name, secret(file)), connect_timeout_s=timeout)
+        except BusDeniedError as problem:
+            raise RefusedError(
+                f"NATS ({settings.nats_url}) refuses: {problem}. Its "
+                f"${nats_config.variable(wiring.name)} and {file} must be the same; restart the "
+                "server after a change."
+            ) from problem
+    tell("every service's user enters NATS")
+
+
+def _limits(settings: ProvisionSettings) -> Limits:
+    return Limits(
+        event_age_s=settings.event_age_seconds,
+        log_age_s=settings.log_age_seconds,
+        log_bytes=settings.log_bytes,
+        dead_letter_age_s=settings.dead_letter_age_seconds,
+        replicas=settings.stream_replicas,
+    )
+
+
+def secret(file: Path) -> str:
+    """A password from its file; RefusedError, naming the file, if there is none."""
+    try:
+        found = file.read_text().strip()
+    except OSError as problem:
+        raise RefusedError(
+            f"{file} cannot be read: {problem.strerror}. Mount the secret there."
+        ) from problem
+    if not found:
+        raise RefusedError(f"{file} is empty: it must hold the password, alone.")
+    return found
+
+
+def say(text: str) -> None:
+    """A line of the job's log."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m services.allinone.provision",
+        description="Make PostgreSQL and NATS ready, as told by SHIFTWORK_PROVISION_… variables.",
+    )
+    config = parser.add_subparsers(dest="command").add_parser(
+        "nats-config", help="print the configuration of a NATS server, without secrets"
+    )
+    config.add_argument("--cluster", action="store_true", help="for one of several servers")
+    config.add_argument("--users", action="store_true", help="only the users and what they may do")
+    config.add_argument("--store", default=nats_config.STORE, help="folder of JetStream")
+    given = parser.parse_args(arguments)
+
+    from services.allinone.composition import WIRINGS  # noqa: PLC0415 - imports every service
+
+    if given.command == "nats-config":
+        sys.stdout.write(
+            nats_config.users_block(WIRINGS)
+            if given.users
+            else nats_config.server(WIRINGS, cluster=given.cluster, store=given.store)
+        )
+        return DONE
+    settings = load()
+    if settings is None:
+        return USAGE
+    observe.set_up_logs("console", "error", sys.stderr)
+    return _run(settings, WIRINGS)
+
+
+def load(values: Mapping[str, Any] | None = None) -> ProvisionSettings | None:
+    """The settings from the environment; None, and a line for each problem, if they are wrong."""
+    try:
+        return ProvisionSettings(**(values or {}))
+    except ValidationError as error:
+        for problem in error.errors():
+            name = PREFIX + "_".join(str(part) for part in problem["loc"]).upper()
+            sys.stderr.write(f"{name}: {problem['msg']}. Set it in the environment.\n")
+        return None
+
+
+def _run(settings: ProvisionSettings, wirings: Sequence[Wiring]) -> int:
+    try:
+        asyncio.run(provision(settings, wirings, say))
+    except RefusedError as problem:
+        sys.stderr.write(f"error: {problem}\n")
+        return REFUSED
+    except NotInTimeError as problem:
+        sys.stderr.write(
+            f"error: no answer within {settings.wait_seconds:g} s. {problem}. Is the server up, "
+            f"and may this pod reach it? To wait longer: {PREFIX}WAIT_SECONDS.\n"
+        )
+        return UNREACHABLE
+    say("ready")
+    return DONE
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

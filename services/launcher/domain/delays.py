@@ -1,0 +1,66 @@
+"""Why a launched run has not started, in one sentence. Called by ``loop.py``; pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from libs.contracts.messages import RunDelayed
+from services.launcher.domain.model import ObservedRank, ObservedRun, RankState, Run, RunState
+
+DETAIL_CHARACTERS_MAX = 500
+
+
+@dataclass(frozen=True, slots=True)
+class DelayPolicy:
+    """When a delay is worth a word: after so long, and again at most so often."""
+
+    first: timedelta = timedelta(seconds=5)
+    again: timedelta = timedelta(seconds=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What was last said about a run's delay, and when."""
+
+    ranks: int
+    detail: str
+    at: datetime
+
+
+def delay_of(run: Run, seen: ObservedRun | None, problem: str) -> tuple[int, str] | None:
+    """How many ranks have no process yet and why; None if nothing is known to hold the run up.
+
+    ``problem``: why the last try to launch it did not work.
+    """
+    if run.state is not RunState.ASSIGNED:
+        return None
+    ranks = seen.ranks if seen is not None else dict[int, ObservedRank]()
+    pending = [rank for rank in ranks.values() if rank.state is RankState.PENDING]
+    absent = sum(place.rank not in ranks for place in run.placements)
+    if not pending and not (absent and problem):
+        return None
+    detail = _worst(pending) if pending and not problem else problem
+    return len(pending) + absent, detail[:DETAIL_CHARACTERS_MAX]
+
+
+def _worst(pending: list[ObservedRank]) -> str:
+    """The rank that most needs a word: one with a fault before one that is merely being made."""
+    rank = min(pending, key=lambda rank: (not rank.note, rank.fault_since is None, rank.rank))
+    return f"rank {rank.rank} on {rank.node_id}: {rank.note or 'not started yet'}"
+
+
+def to_tell(
+    run: Run, delay: tuple[int, str] | None, told: Told | None, now: datetime, policy: DelayPolicy
+) -> RunDelayed | datetime | None:
+    """The event to say now, or when there may be one to say, or None."""
+    if delay is None or (told is not None and (told.ranks, told.detail) == delay):
+        return None
+    begin = run.assigned_at or now
+    due_at = begin + policy.first if told is None else told.at + policy.again
+    if now < due_at:
+        return due_at
+    ranks, detail = delay
+    return RunDelayed(
+        task_id=run.task_id, attempt=run.attempt, ranks=ranks, detail=detail, noted_at=now
+    )

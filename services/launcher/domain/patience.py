@@ -1,0 +1,78 @@
+"""How long a run's processes may take to leave once we end them: one table. Called by ``loop.py``;
+pure. Runtimes that cannot ask first (the process runtime kills whole groups) do not wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from services.launcher.domain.model import EndCause, Run
+
+
+class Patience(StrEnum):
+    """How patient, by name; the numbers are settings."""
+
+    NONE = "none"
+    # After an acknowledgement there is nothing left to save.
+    ACKED = "acked"
+    # The others of a gang of which one is gone: they can only clean up.
+    MATES = "mates"
+    # Whoever was never asked, or has not answered, may still write.
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class PatiencePolicy:
+    """The numbers, in seconds. ``full`` is above the 30 seconds that torchrun takes to leave."""
+
+    acked: float = 1.0
+    mates: float = 5.0
+    full: float = 35.0
+
+    def seconds(self, patience: Patience) -> float:
+        """The number behind a name."""
+        match patience:
+            case Patience.NONE:
+                return 0.0
+            case Patience.ACKED:
+                return self.acked
+            case Patience.MATES:
+                return self.mates
+            case Patience.FULL:
+                return self.full
+
+
+P = Patience
+
+# By the cause, for runs that had started and have acknowledged nothing.
+BY_CAUSE: Mapping[EndCause, Patience] = {
+    EndCause.KILL: P.FULL,
+    EndCause.GRACE_OVER: P.ACKED,
+    EndCause.RANK_FAILED: P.MATES,
+    EndCause.RANK_LOST: P.MATES,
+    EndCause.PREEMPTED_BEFORE_START: P.NONE,
+    EndCause.SUPERSEDED: P.MATES,
+    EndCause.CANNOT_START: P.NONE,
+    EndCause.TURNED_AWAY: P.NONE,
+}
+
+
+def patience_with(run: Run | None) -> Patience:
+    """How patient to be with this run; nobody knows about one without a row."""
+    if run is None or run.end_cause is None:
+        return P.FULL
+    if run.acked_at is not None:
+        return P.ACKED
+    if run.started_at is None:
+        return P.NONE
+    return BY_CAUSE[run.end_cause]
+
+
+def render_markdown() -> str:
+    """The table for the documentation."""
+    lines = ["| ended because of | patience |", "| --- | --- |"]
+    lines += ["| anything, after an acknowledgement | acked |", "| anything before it ran | none |"]
+    lines += [f"| {cause} | {patience} |" for cause, patience in BY_CAUSE.items()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,248 @@
+"""From a run's order to the objects of Kubernetes that carry it out: plain dicts, nothing asked and
+nothing sent. The kubernetes runtime creates them; the same order is the same bytes, every time.
+
+The run object (a ConfigMap) comes first and owns the rest, so that deleting it leaves nothing.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from libs.contracts.ids import RunId
+from libs.contracts.messages import PodRequest
+from libs.pods.asker import Asker
+from libs.pods.check import check_pod
+from libs.pods.faults import PodRefusedError
+from libs.pods.names import DOMAIN, label_value
+from libs.pods.overrides import merged, read_template
+from libs.pods.policy import PodPolicy
+from services.launcher.pod_spec import TOKEN, TOKEN_KEY, PodPlan, compact, pod_spec
+from services.launcher.runtimes.port import RankOrder, RunOrder
+
+Json = dict[str, Any]
+
+# A Secret holds at most 1 MiB; this leaves room for names and base64.
+SECRET_RANKS_MAX = 400
+SECRET_BYTES_MAX = 512 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PodSite:
+    """Where pods are made, beside what the policy says."""
+
+    namespace: str = "shiftwork-tasks"
+    master_port_first: int = 20_000
+    master_port_last: int = 27_999
+
+
+@dataclass(frozen=True, slots=True)
+class RunObjects:
+    """Everything of one run, in the order in which it is created."""
+
+    run_object: Json
+    secrets: tuple[Json, ...]
+    # Only gangs have one.
+    service: Json | None
+    pods: tuple[Json, ...]
+
+    def owned_by(self, uid: str) -> RunObjects:
+        """The same, all of it owned by the run object, whose uid is known once it exists."""
+        name: str = self.run_object["metadata"]["name"]
+        owner: Json = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "name": name,
+            "uid": uid,
+            "controller": True,
+            "blockOwnerDeletion": False,
+        }
+
+        def owned(thing: Json) -> Json:
+            return {**thing, "metadata": {**thing["metadata"], "ownerReferences": [owner]}}
+
+        return replace(
+            self,
+            secrets=tuple(owned(each) for each in self.secrets),
+            service=owned(self.service) if self.service else None,
+            pods=tuple(owned(each) for each in self.pods),
+        )
+
+
+def run_name(run_id: RunId) -> str:
+    """The name of a run's own objects."""
+    return f"{run_id.task_id}-{run_id.attempt}"
+
+
+def pod_name(run_id: RunId, rank: int) -> str:
+    """The name of a rank's pod, which is also its host name."""
+    return f"{run_name(run_id)}-{rank}"
+
+
+def run_labels(run_id: RunId) -> dict[str, str]:
+    """What finds a run's objects."""
+    return {
+        "app.kubernetes.io/managed-by": "shiftwork",
+        f"{DOMAIN}/task": run_id.task_id,
+        f"{DOMAIN}/attempt": str(run_id.attempt),
+    }
+
+
+def master_port(run_id: RunId, first: int, last: int) -> int:
+    """Where rank 0 listens. Every pod has ports of its own, so a run's name is enough."""
+    return first + zlib.crc32(str(run_id).encode()) % (last - first + 1)
+
+
+def objects_of(
+    order: RunOrder,
+    policy: PodPolicy,
+    site: PodSite,
+    node_labels: Mapping[str, Mapping[str, str]] | None = None,
+) -> RunObjects:
+    """The run object, Secrets, Service and pods of a run. ``node_labels`` are those of each node
+    that the order names, as far as known. PodRefusedError if the policy does not let it.
+    """
+    assert order.spec is not None, "an order for pods has its specification"
+    asker = Asker.of(order.spec, order.owner, order.team)
+    faults = check_pod(order.spec, asker, policy, needs_image=True)
+    if faults:
+        raise PodRefusedError(faults)
+    plan = _plan(order, asker, policy, site)
+    make = _Maker(order, plan, site.namespace, read_template(plan.request.template))
+    secrets, secret_of = make.secrets()
+    told = node_labels or {}
+    return RunObjects(
+        run_object=make.run_object(),
+        secrets=tuple(secrets),
+        service=make.service() if plan.is_gang else None,
+        pods=tuple(
+            make.pod(rank, secret_of[rank.rank], told.get(rank.node_id, {})) for rank in order.ranks
+        ),
+    )
+
+
+def _plan(order: RunOrder, asker: Asker, policy: PodPolicy, site: PodSite) -> PodPlan:
+    assert order.spec is not None, "an order for pods has its specification"
+    name = run_name(order.run_id)
+    is_gang = len(order.ranks) > 1
+    return PodPlan(
+        name=name,
+        is_gang=is_gang,
+        # Rank 0 by its name in the gang's Service, which the pods' search list completes.
+        master_addr=f"{pod_name(order.run_id, 0)}.{name}" if is_gang else "127.0.0.1",
+        master_port=master_port(order.run_id, site.master_port_first, site.master_port_last),
+        spec=order.spec,
+        request=order.spec.pod or PodRequest(),
+        asker=asker,
+        policy=policy,
+        roles={role.name: role for role in order.spec.roles},
+        token_secret=name,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes one run's objects."""
+
+    order: RunOrder
+    plan: PodPlan
+    namespace: str
+    # The task's own part of a pod template.
+    template: Json
+
+    def metadata(self, name: str, **labels: str) -> Json:
+        """Of an object of the run; annotations say what labels cannot hold as it is."""
+        asker = self.plan.asker
+        more = {f"{DOMAIN}/{key}": value for key, value in labels.items()}
+        said = {
+            "task-name": self.plan.spec.name,
+            "owner": asker.owner,
+            "team": asker.team,
+            "group": asker.group,
+        }
+        return {
+            "name": name,
+            "namespace": self.namespace,
+            "labels": {
+                **run_labels(self.order.run_id),
+                f"{DOMAIN}/owner": label_value(asker.owner),
+                **more,
+            },
+            "annotations": {f"{DOMAIN}/{key}": value for key, value in said.items() if value},
+        }
+
+    def run_object(self) -> Json:
+        """What is there exactly as long as anything of the run is."""
+        return {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": self.metadata(self.plan.name),
+            "data": {"ranks": str(len(self.order.ranks))},
+        }
+
+    def secrets(self) -> tuple[list[Json], dict[int, str]]:
+        """Token and context files, in as few Secrets as hold them; and each rank's Secret."""
+        ranks = self.order.ranks
+        data: dict[str, str] = {TOKEN_KEY: ranks[0].env.get(TOKEN, "") if ranks else ""}
+        size, held, secret_of = 0, [data], dict[int, str]()
+        for rank in ranks:
+            length = len(rank.context.encode())
+            full = len(data) > SECRET_RANKS_MAX or size + length > SECRET_BYTES_MAX
+            if full and size:
+                data, size = dict[str, str](), 0
+                held.append(data)
+            data[f"context-{rank.rank}"] = rank.context
+            size += length
+            secret_of[rank.rank] = self._secret_name(len(held) - 1)
+        return [self._secret(index, data) for index, data in enumerate(held)], secret_of
+
+    def _secret_name(self, index: int) -> str:
+        return f"{self.plan.name}-c{index}" if index else self.plan.name
+
+    def _secret(self, index: int, data: Mapping[str, str]) -> Json:
+        return {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "Opaque",
+            "immutable": True,
+            "metadata": self.metadata(self._secret_name(index)),
+            "stringData": data,
+        }
+
+    def service(self) -> Json:
+        """Gives each rank a name, which others find before it is ready."""
+        return {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": self.metadata(self.plan.name),
+            "spec": {
+                "clusterIP": "None",
+                "publishNotReadyAddresses": True,
+                "selector": run_labels(self.order.run_id),
+                "ports": [{"name": "master", "port": self.plan.master_port}],
+            },
+        }
+
+    def pod(self, rank: RankOrder, secret: str, node_labels: Mapping[str, str]) -> Json:
+        """One rank, with the task's own template merged in."""
+        plan, policy = self.plan, self.plan.policy
+        name = pod_name(self.order.run_id, rank.rank)
+        topology = {key: node_labels[key] for key in policy.node_labels if key in node_labels}
+        metadata = self.metadata(name, rank=str(rank.rank), role=label_value(rank.role))
+        metadata["labels"] = {**policy.labels, **metadata["labels"]}
+        metadata["annotations"] = {
+            **policy.annotations,
+            **metadata["annotations"],
+            f"{DOMAIN}/node": rank.node_id,
+            f"{DOMAIN}/gpus": ",".join(str(gpu) for gpu in rank.gpus),
+            **({f"{DOMAIN}/topology": compact(topology)} if topology else {}),
+        }
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": metadata,
+            "spec": pod_spec(plan, rank, name, secret, topology),
+        }
+        return merged(pod, self.template, policy)

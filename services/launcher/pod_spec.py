@@ -1,0 +1,262 @@
+"""One rank as the ``spec`` of a pod, before the task's own template is merged in. Pure; called by
+``manifests.py``.
+
+Without grants it passes the Pod Security profile "restricted".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from libs.contracts.messages import EnvSource, PodRequest, Role, TaskSpec
+from libs.pods.asker import Asker
+from libs.pods.names import CONTEXT_FOLDER, HOME_FOLDER, MAIN, SDK_CONTAINER, SDK_FOLDER
+from libs.pods.policy import Identity, PodPolicy
+from libs.pods.storage import mounts_of
+from services.launcher.runtimes.port import RankOrder
+
+Json = dict[str, Any]
+
+TOKEN = "SHIFTWORK_RUN_TOKEN"  # noqa: S105 - the variable's name
+TOKEN_KEY = "run-token"  # noqa: S105 - the key's name
+CONTEXT_PATH = f"{CONTEXT_FOLDER}/context.json"
+# Where the image of the SDK holds the Python package.
+SDK_IN_IMAGE = "/opt/shiftwork/sdk"
+SDK_BYTES_MAX = 64 << 20
+# Lost nodes are the platform's to judge: it asks, waits and fences by its own clock.
+LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+# Kubernetes expands $(NAME) and turns $$ into $; what people write must arrive as it is.
+_EXPANDED = re.compile(r"\$+(?=\()|\${2,}")
+
+
+@dataclass(frozen=True, slots=True)
+class PodPlan:
+    """What every rank of a run is built from."""
+
+    # The run's own name; gangs have a Service of this name.
+    name: str
+    is_gang: bool
+    master_addr: str
+    master_port: int
+    spec: TaskSpec
+    request: PodRequest
+    asker: Asker
+    policy: PodPolicy
+    roles: Mapping[str, Role]
+    # The Secret with the run token.
+    token_secret: str
+
+
+def pod_spec(
+    plan: PodPlan, rank: RankOrder, hostname: str, secret: str, topology: Mapping[str, str]
+) -> Json:
+    """The rank. ``secret`` has its context file; ``topology`` is told to it."""
+    policy = plan.policy
+    mounts = mounts_of(plan.request.storage, plan.asker, policy)
+    own = list(_volumes(plan, rank, secret))
+    spec: Json = {
+        "restartPolicy": "Never",
+        "hostname": hostname,
+        "enableServiceLinks": False,
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": policy.termination_grace_seconds,
+        "securityContext": _pod_security(policy.identity_of(plan.asker.owner)),
+        "affinity": _on_node(rank.node_id),
+        "tolerations": list(_tolerations(plan)),
+        "containers": [
+            {
+                **_image(plan, rank),
+                "name": MAIN,
+                "command": [literal(word) for word in rank.argv],
+                **({"workingDir": rank.cwd} if rank.cwd else {}),
+                "env": list(_env(plan, rank, topology)),
+                "resources": _resources(plan, rank),
+                "securityContext": _security(plan.request.capabilities, policy),
+                "volumeMounts": [*(_mount(each) for each in own), *(m.mount for m in mounts)],
+            }
+        ],
+        "volumes": [*(each.volume for each in own), *(each.volume for each in mounts)],
+    }
+    named = {
+        "subdomain": plan.name if plan.is_gang else "",
+        "serviceAccountName": policy.service_account,
+        "priorityClassName": policy.priority_class,
+        "schedulerName": policy.scheduler_name,
+        "runtimeClassName": policy.runtime_class,
+    }
+    pull_secrets = dict.fromkeys((*policy.image_pull_secrets, *plan.request.image_pull_secrets))
+    if pull_secrets:
+        spec["imagePullSecrets"] = [{"name": each} for each in pull_secrets]
+    if policy.sdk_image:
+        spec["initContainers"] = [_sdk(policy)]
+    return {**spec, **{key: value for key, value in named.items() if value}}
+
+
+def literal(text: str) -> str:
+    """The text so that Kubernetes hands it on as it was."""
+    return _EXPANDED.sub(lambda found: found[0] * 2, text)
+
+
+def compact(value: object) -> str:
+    """JSON in one form only."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _image(plan: PodPlan, rank: RankOrder) -> Json:
+    role = plan.roles.get(rank.role)
+    image = (role.image if role else "") or plan.request.image or plan.policy.default_image
+    pull = plan.request.image_pull_policy or plan.policy.image_pull_policy
+    return {"image": image, **({"imagePullPolicy": pull} if pull else {})}
+
+
+def _on_node(node_id: str) -> Json:
+    """To this node by way of the cluster's scheduler, so that devices and volumes are bound."""
+    field = {"key": "metadata.name", "operator": "In", "values": [node_id]}
+    terms = {"nodeSelectorTerms": [{"matchFields": [field]}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
+
+def _tolerations(plan: PodPlan) -> Iterator[Json]:
+    """The task's taints and the site's, whatever their effect."""
+    for taint in dict.fromkeys((*plan.spec.tolerations, *plan.policy.tolerate)):
+        key, sign, value = taint.partition("=")
+        if sign:
+            yield {"key": key, "operator": "Equal", "value": value}
+        else:
+            yield {"key": key, "operator": "Exists"}
+    for key in LOST_NODE_TAINTS:
+        yield {"key": key, "operator": "Exists", "effect": "NoExecute"}
+
+
+def _pod_security(identity: Identity) -> Json:
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": identity.user,
+        "runAsGroup": identity.group,
+        "fsGroup": identity.group,
+        # Files of a large volume are not walked through at every start.
+        "fsGroupChangePolicy": "OnRootMismatch",
+        **({"supplementalGroups": list(identity.groups)} if identity.groups else {}),
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _security(capabilities: Sequence[str], policy: PodPolicy) -> Json:
+    added = sorted(set(capabilities))
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"], **({"add": added} if added else {})},
+        **({"readOnlyRootFilesystem": True} if policy.read_only_root else {}),
+    }
+
+
+def _resources(plan: PodPlan, rank: RankOrder) -> Json:
+    """Asked and limited alike: what was planned is what it gets."""
+    wanted: dict[str, str] = dict(plan.request.resources)
+    cpus, memory = rank.cpus, rank.memory_bytes
+    if plan.spec.gpus_per_node == 0:
+        cpus = cpus if cpus is not None else plan.policy.cpu_only.cpus
+        memory = memory if memory is not None else plan.policy.cpu_only.memory_bytes
+    if cpus is not None:
+        wanted["cpu"] = _cores(cpus)
+    if memory is not None:
+        wanted["memory"] = str(memory)
+    if rank.gpus:
+        wanted[plan.policy.gpu_resource] = str(len(rank.gpus))
+    ordered = dict(sorted(wanted.items()))
+    return {"limits": ordered, "requests": dict(ordered)} if ordered else {}
+
+
+def _cores(cpus: float) -> str:
+    thousandths = max(1, round(cpus * 1000))
+    whole, rest = divmod(thousandths, 1000)
+    return str(whole) if not rest else f"{thousandths}m"
+
+
+@dataclass(frozen=True, slots=True)
+class _Volume:
+    """A volume of the platform's own, and where the main container has it."""
+
+    volume: Json
+    path: str
+    read_only: bool = False
+
+
+def _mount(each: _Volume) -> Json:
+    mount: Json = {"name": each.volume["name"], "mountPath": each.path}
+    return {**mount, "readOnly": True} if each.read_only else mount
+
+
+def _volumes(plan: PodPlan, rank: RankOrder, secret: str) -> Iterator[_Volume]:
+    key = f"context-{rank.rank}"
+    held = {"secretName": secret, "items": [{"key": key, "path": "context.json"}]}
+    yield _Volume({"name": "shiftwork-context", "secret": held}, CONTEXT_FOLDER, read_only=True)
+    yield _Volume({"name": "shiftwork-home", "emptyDir": {}}, HOME_FOLDER)
+    shm = {"medium": "Memory", "sizeLimit": str(_shm_bytes(plan, rank))}
+    yield _Volume({"name": "shiftwork-shm", "emptyDir": shm}, "/dev/shm")  # noqa: S108 - as named
+    if plan.policy.sdk_image:
+        size = {"sizeLimit": str(SDK_BYTES_MAX)}
+        yield _Volume({"name": SDK_CONTAINER, "emptyDir": size}, SDK_FOLDER, read_only=True)
+    if plan.policy.read_only_root:
+        yield _Volume({"name": "shiftwork-tmp", "emptyDir": {}}, "/tmp")  # noqa: S108 - as named
+
+
+def _shm_bytes(plan: PodPlan, rank: RankOrder) -> int:
+    """What it asked for; else the site's, but not more than its memory, in which it counts."""
+    if plan.request.shm_bytes is not None:
+        return plan.request.shm_bytes
+    most = plan.policy.shm_bytes
+    return most if rank.memory_bytes is None else min(most, rank.memory_bytes)
+
+
+def _sdk(policy: PodPolicy) -> Json:
+    """Copies the SDK where the task's Python finds it."""
+    size = {"cpu": "100m", "memory": str(SDK_BYTES_MAX)}
+    return {
+        "name": SDK_CONTAINER,
+        "image": policy.sdk_image,
+        **({"imagePullPolicy": policy.image_pull_policy} if policy.image_pull_policy else {}),
+        "command": ["cp", "-R", f"{SDK_IN_IMAGE}/.", SDK_FOLDER],
+        "resources": {"limits": size, "requests": dict(size)},
+        "securityContext": _security((), policy),
+        "volumeMounts": [{"name": SDK_CONTAINER, "mountPath": SDK_FOLDER}],
+    }
+
+
+def _env(plan: PodPlan, rank: RankOrder, topology: Mapping[str, str]) -> Iterator[Json]:
+    """Every variable, by name; values kept elsewhere are named, not held."""
+    policy = plan.policy
+    values = {"HOME": HOME_FOLDER, **policy.env, **rank.env}
+    for prefix in ("MASTER", "PET_MASTER"):
+        values[f"{prefix}_ADDR"] = plan.master_addr
+        values[f"{prefix}_PORT"] = str(plan.master_port)
+    values["SHIFTWORK_CONTEXT"] = CONTEXT_PATH
+    if topology:
+        values["SHIFTWORK_TOPOLOGY"] = compact(topology)
+    if policy.sdk_image:
+        values["PYTHONPATH"] = ":".join(filter(None, (SDK_FOLDER, values.get("PYTHONPATH"))))
+    if not rank.gpus:
+        # Images that want every GPU of the node get none where none was granted.
+        values["NVIDIA_VISIBLE_DEVICES"] = "void"
+    found: dict[str, Json] = {name: {"value": literal(text)} for name, text in values.items()}
+    for source in plan.request.env_from:
+        found[source.name] = {"valueFrom": _value_from(source)}
+    token = {"name": plan.token_secret, "key": TOKEN_KEY}
+    found[TOKEN] = {"valueFrom": {"secretKeyRef": token}}
+    for name in sorted(found):
+        yield {"name": name, **found[name]}
+
+
+def _value_from(source: EnvSource) -> Json:
+    optional = {"optional": True} if source.optional else {}
+    if source.secret:
+        return {"secretKeyRef": {"name": source.secret, "key": source.key, **optional}}
+    if source.config_map:
+        return {"configMapKeyRef": {"name": source.config_map, "key": source.key, **optional}}
+    if source.field.startswith(("limits.", "requests.")):
+        return {"resourceFieldRef": {"containerName": MAIN, "resource": source.field}}
+    return {"fieldRef": {"fieldPath": source.field}}

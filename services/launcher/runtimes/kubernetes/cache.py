@@ -1,0 +1,277 @@
+"""Everything that is known of the cluster, kept by four reflectors; ``listing`` is one full look.
+
+Used by ``runtime.py``. Events change small records, never the whole: a look costs what changed,
+and one copy of each index.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from datetime import datetime
+from typing import Any
+
+from libs.contracts.ids import RunId
+from services.launcher.domain.model import Listing
+from services.launcher.runtimes.kubernetes.nodes import NodeRules, Nodes, Use, use_of
+from services.launcher.runtimes.kubernetes.pod_state import is_over
+from services.launcher.runtimes.kubernetes.pods import Runs, run_id_of
+
+Json = dict[str, Any]
+
+
+class Cache:
+    """Nodes, run objects, pods of ours and the use by others."""
+
+    def __init__(
+        self, rules: NodeRules, now: Callable[[], datetime], changed: Callable[[], None]
+    ) -> None:
+        self._rules, self._changed = rules, changed
+        self.nodes = Nodes(rules)
+        self.runs = Runs(self.nodes, now)
+        # On which node a pod of somebody else is, and whether among ours, by its uid.
+        self._others: dict[str, tuple[str, bool]] = {}
+        self._nodes: dict[str, str] = {}
+        # Up to which version of the cluster the reflectors have told everything.
+        self.pods_told = self.objects_told = 0
+
+    def listing(self) -> Listing:
+        """One full look."""
+        return Listing(self.nodes.listing(), self.runs.listing())
+
+    def answered(self, thing: Json) -> None:
+        """A pod or run object as an answer to a call of ours showed it. The watch may have told of
+        its end before: it told everything up to some version."""
+        run_id, meta = run_id_of(thing), thing["metadata"]
+        if run_id is None:
+            return
+        version, is_pod = int(meta["resourceVersion"]), "containers" in thing.get("spec", {})
+        if is_pod:
+            if version > self.pods_told or self.runs.pod(meta["name"]) is not None:
+                self._put_pod(thing, run_id)
+        elif version > self.objects_told or run_id in self.runs.objects:
+            self._put_object(thing, run_id)
+
+    def put_pod(self, thing: Json) -> None:
+        """A pod in the namespace of the tasks: ours, or somebody's who may be there, too."""
+        run_id = run_id_of(thing)
+        if run_id is None:
+            self.put_other(thing, within=True)
+        else:
+            self._put_pod(thing, run_id)
+
+    def _put_pod(self, thing: Json, run_id: RunId) -> None:
+        if self.runs.put_pod(run_id, thing):
+            self._changed()
+
+    def gone_pod(self, thing: Json) -> None:
+        """A pod in the namespace of the tasks is gone."""
+        meta = thing["metadata"]
+        if run_id_of(thing) is None:
+            self.gone_other(meta["uid"])
+        elif self.runs.drop_pod(meta["name"], thing, int(meta["resourceVersion"])):
+            self._changed()
+
+    def forget_pods(self, named: AbstractSet[str], version: int) -> None:
+        """Pods of ours without one of these uids are gone as of this version."""
+        for name, uid in self.runs.names():
+            if uid not in named and self.runs.drop_pod(name, None, version):
+                self._changed()
+
+    def put_other(self, thing: Json, *, within: bool) -> None:
+        """Somebody else's pod; ``within`` the namespace of the tasks."""
+        uid: str = thing["metadata"]["uid"]
+        node_id: str = thing["spec"].get("nodeName") or ""
+        use = use_of(thing, self._rules.gpu_resource)
+        if not node_id or is_over(thing) or use == Use():
+            self.gone_other(uid)
+            return
+        self._others[uid] = (node_id, within)
+        if self.nodes.use_by_other(node_id, uid, use):
+            self._changed()
+
+    def gone_other(self, uid: str) -> None:
+        """Somebody else's pod is gone, or holds nothing any more."""
+        node_id, _ = self._others.pop(uid, ("", False))
+        if node_id:
+            self.nodes.use_by_other(node_id, uid, None)
+            self._changed()
+
+    def forget_others(self, named: AbstractSet[str], *, within: bool) -> None:
+        """Others' pods without one of these uids are gone."""
+        known = [uid for uid, (_, where) in self._others.items() if where is within]
+        for uid in known:
+            if uid not in named:
+                self.gone_other(uid)
+
+    def put_node(self, thing: Json) -> None:
+        """A node of ours."""
+        node_id: str = thing["metadata"]["name"]
+        self._nodes[thing["metadata"]["uid"]] = node_id
+        if self.nodes.put(thing):
+            self.runs.node_changed(node_id)
+        self._changed()
+
+    def gone_node(self, uid: str) -> None:
+        """A node is gone, or is none of ours any more."""
+        node_id = self._nodes.pop(uid, "")
+        # One that came back under its name is another one.
+        if node_id and node_id not in self._nodes.values() and self.nodes.drop(node_id):
+            self.runs.node_changed(node_id)
+            self._changed()
+
+    def forget_nodes(self, named: AbstractSet[str]) -> None:
+        """Nodes without one of these uids are gone."""
+        for uid in list(self._nodes):
+            if uid not in named:
+                self.gone_node(uid)
+
+    def put_object(self, thing: Json) -> None:
+        """A run object."""
+        run_id = run_id_of(thing)
+        if run_id is not None:
+            self._put_object(thing, run_id)
+
+    def _put_object(self, thing: Json, run_id: RunId) -> None:
+        if self.runs.put_object(run_id, thing):
+            self._changed()
+
+    def gone_object(self, uid: str, version: int) -> None:
+        """A run object is gone."""
+        if self.runs.drop_object(uid, version):
+            self._changed()
+
+    def forget_objects(self, named: AbstractSet[str], version: int) -> None:
+        """Run objects without one of these uids are gone as of this version."""
+        for thing in list(self.runs.objects.values()):
+            if thing.uid not in named:
+                self.gone_object(thing.uid, version)
+
+
+def version_of(thing: Json) -> int:
+    """The version of the cluster that made an object what it is; they only grow."""
+    return int(thing["metadata"]["resourceVersion"])
+
+
+class _Sink(ABC):
+    """``reflector.Sink``: what a full list does not name is gone."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self._named: set[str] | None = None
+
+    def begin(self) -> None:
+        """See ``reflector.Sink``."""
+        self._named = set()
+
+    def put(self, thing: Json) -> None:
+        """See ``reflector.Sink``."""
+        if self._named is not None:
+            # Of a list, what is named says nothing of what is not named yet.
+            self._named.add(thing["metadata"]["uid"])
+        else:
+            self.told(version_of(thing))
+        self.take(thing)
+
+    def gone(self, thing: Json) -> None:
+        """See ``reflector.Sink``."""
+        self.told(version_of(thing))
+        self.drop(thing)
+
+    def end(self, version: int) -> None:
+        """See ``reflector.Sink``."""
+        named, self._named = self._named or set[str](), None
+        self.told(version)
+        self.forget(named, version)
+
+    def told(self, version: int) -> None:  # noqa: B027 - most kinds need not remember
+        """Everything up to this version was told."""
+
+    @abstractmethod
+    def take(self, thing: Json) -> None:
+        """An object as it now is."""
+
+    @abstractmethod
+    def drop(self, thing: Json) -> None:
+        """An object in its last state."""
+
+    @abstractmethod
+    def forget(self, named: AbstractSet[str], version: int) -> None:
+        """Drop what has none of these uids, unless it is of a later version: made by us meanwhile,
+        it stays."""
+
+
+class PodSink(_Sink):
+    """Pods in the namespace of the tasks."""
+
+    def told(self, version: int) -> None:
+        """See ``_Sink``."""
+        self.cache.pods_told = max(self.cache.pods_told, version)
+
+    def take(self, thing: Json) -> None:
+        """See ``_Sink``."""
+        self.cache.put_pod(thing)
+
+    def drop(self, thing: Json) -> None:
+        """See ``_Sink``."""
+        self.cache.gone_pod(thing)
+
+    def forget(self, named: AbstractSet[str], version: int) -> None:
+        """See ``_Sink``."""
+        self.cache.forget_pods(named, version)
+        self.cache.forget_others(named, within=True)
+
+
+class OtherPodSink(_Sink):
+    """Pods in every other namespace."""
+
+    def take(self, thing: Json) -> None:
+        """See ``_Sink``."""
+        self.cache.put_other(thing, within=False)
+
+    def drop(self, thing: Json) -> None:
+        """See ``_Sink``."""
+        self.cache.gone_other(thing["metadata"]["uid"])
+
+    def forget(self, named: AbstractSet[str], version: int) -> None:
+        """See ``_Sink``."""
+        del version
+        self.cache.forget_others(named, within=False)
+
+
+class NodeSink(_Sink):
+    """Nodes of ours."""
+
+    def take(self, thing: Json) -> None:
+        """See ``_Sink``."""
+        self.cache.put_node(thing)
+
+    def drop(self, thing: Json) -> None:
+        """See ``_Sink``."""
+        self.cache.gone_node(thing["metadata"]["uid"])
+
+    def forget(self, named: AbstractSet[str], version: int) -> None:
+        """See ``_Sink``."""
+        del version
+        self.cache.forget_nodes(named)
+
+
+class ObjectSink(_Sink):
+    """Run objects."""
+
+    def told(self, version: int) -> None:
+        """See ``_Sink``."""
+        self.cache.objects_told = max(self.cache.objects_told, version)
+
+    def take(self, thing: Json) -> None:
+        """See ``_Sink``."""
+        self.cache.put_object(thing)
+
+    def drop(self, thing: Json) -> None:
+        """See ``_Sink``."""
+        self.cache.gone_object(thing["metadata"]["uid"], version_of(thing))
+
+    def forget(self, named: AbstractSet[str], version: int) -> None:
+        """See ``_Sink``."""
+        self.cache.forget_objects(named, version)

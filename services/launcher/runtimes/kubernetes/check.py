@@ -1,0 +1,197 @@
+"""Whether the launcher can do its work on a cluster, asked as whoever the launcher is there.
+
+``check`` is called when a launcher begins, and by hand:
+``python -m services.launcher.runtimes.kubernetes.check`` with the launcher's settings. Nothing is
+changed: rights are asked of the API server, not tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from libs.service.run import load_settings
+from services.launcher.runtimes.kubernetes.client import (
+    FORBIDDEN,
+    NOT_FOUND,
+    ApiError,
+    CallLimits,
+    KubeClient,
+)
+from services.launcher.runtimes.kubernetes.nodes import CONTROL_PLANE_LABEL, quantity
+from services.launcher.runtimes.port import RuntimeUnavailableError
+from services.launcher.settings import LauncherSettings
+
+Json = dict[str, Any]
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+NODES_ASKED_MAX = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    level: Literal["ok", "warn", "bad"]
+    what: str
+    fix: str = ""
+
+    def line(self) -> str:
+        """For people."""
+        return f"{self.level:4}  {self.what}" + (f"\n      fix: {self.fix}" if self.fix else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """What the launcher does to a kind of objects."""
+
+    resource: str
+    verbs: tuple[str, ...]
+    # In the namespace of the tasks; else in the whole cluster.
+    within: bool = True
+    # What does not work without.
+    needed_for: str = ""
+
+
+# The whole of it; the chart gives exactly these.
+RIGHTS: tuple[Right, ...] = (
+    Right("pods", ("get", "list", "watch", "create", "delete"), needed_for="runs"),
+    Right("configmaps", ("get", "list", "watch", "create", "patch", "delete"), needed_for="runs"),
+    # Never read; they go with the run object that owns them.
+    Right("secrets", ("create",), needed_for="the tokens of runs"),
+    Right("services", ("create",), needed_for="the names of ranks"),
+    Right("pods/exec", ("get", "create"), needed_for="preemption by signal"),
+    Right("nodes", ("list", "watch"), within=False, needed_for="the inventory"),
+    Right("pods", ("list", "watch"), within=False, needed_for="what others use of nodes"),
+)
+
+
+async def check(settings: LauncherSettings, client: KubeClient) -> list[Finding]:
+    """Every finding, in the order of the checks; what cannot be asked ends the list."""
+    findings: list[Finding] = []
+    try:
+        async for finding in _checks(settings, client):
+            findings.append(finding)  # noqa: PERF401 - what came before a failure stays
+    except RuntimeUnavailableError as problem:
+        findings.append(Finding("bad", str(problem), _fix_of(str(problem), settings)))
+    except ApiError as problem:
+        findings.append(Finding("bad", f"the cluster refuses us: {problem}", "ask its operators"))
+    return findings
+
+
+def _fix_of(problem: str, settings: LauncherSettings) -> str:
+    where = settings.kube_config or "the ServiceAccount's token, or KUBECONFIG"
+    if "credentials" in problem:
+        return f"renew the token in {where}"
+    if "cannot be used" in problem:
+        return "name a kubeconfig: SHIFTWORK_LAUNCHER_KUBE_CONFIG=FILE"
+    return f"see that the address in {where} is the API server's and can be reached from here"
+
+
+async def _checks(settings: LauncherSettings, client: KubeClient) -> AsyncIterator[Finding]:
+    namespace = settings.kube_namespace
+    version = await client.get("/version")
+    yield Finding("ok", f"the API server answers: {version.get('gitVersion')}")
+    yield await _namespace(client, namespace)
+    async for finding in _rights(client, namespace):
+        yield finding
+    async for finding in _nodes(settings, client):
+        yield finding
+
+
+async def _namespace(client: KubeClient, namespace: str) -> Finding:
+    fix = f"kubectl create namespace {namespace}, or set SHIFTWORK_LAUNCHER_KUBE_NAMESPACE"
+    try:
+        # Asked where there is a right to: the ConfigMaps of a namespace that is not there are none.
+        found = await client.get(f"/api/v1/namespaces/{namespace}")
+    except ApiError as problem:
+        if problem.status == NOT_FOUND:
+            return Finding("bad", f"there is no namespace {namespace}", fix)
+        if problem.status == FORBIDDEN:
+            return Finding("warn", f"whether there is a namespace {namespace} may not be asked")
+        raise
+    if found.get("status", {}).get("phase") == "Terminating":
+        return Finding("bad", f"namespace {namespace} is being deleted", "wait, then create it")
+    return Finding("ok", f"namespace {namespace}")
+
+
+async def _rights(client: KubeClient, namespace: str) -> AsyncIterator[Finding]:
+    for right in RIGHTS:
+        where = f"in namespace {namespace}" if right.within else "in the cluster"
+        missing = [verb for verb in right.verbs if not await _may(client, right, verb, namespace)]
+        if missing:
+            what = f"the launcher may not {', '.join(missing)} {right.resource} {where}"
+            kind = "Role" if right.within else "ClusterRole"
+            fix = (
+                f"add verbs [{', '.join(missing)}] for {right.resource} to its {kind},"
+                f" needed for {right.needed_for}; the chart does"
+            )
+            yield Finding("bad", what, fix)
+        else:
+            yield Finding("ok", f"may {', '.join(right.verbs)} {right.resource} {where}")
+
+
+async def _may(client: KubeClient, right: Right, verb: str, namespace: str) -> bool:
+    resource, _, subresource = right.resource.partition("/")
+    asked: Json = {"resource": resource, "subresource": subresource, "verb": verb}
+    if right.within:
+        asked["namespace"] = namespace
+    review: Json = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": asked},
+    }
+    answer = await client.create(REVIEWS, review)
+    return bool(answer.get("status", {}).get("allowed"))
+
+
+async def _nodes(settings: LauncherSettings, client: KubeClient) -> AsyncIterator[Finding]:
+    selector = settings.kube_node_selector or f"!{CONTROL_PLANE_LABEL}"
+    count = gpus = offering = 0
+    async for items, _ in client.pages("/api/v1/nodes", labelSelector=selector):
+        count += len(items)
+        found = list(_offered(items, settings.pod_policy().gpu_resource))
+        gpus, offering = gpus + sum(found), offering + len(found)
+        if count >= NODES_ASKED_MAX:
+            break
+    resource = settings.pod_policy().gpu_resource
+    if not count:
+        fix = "set SHIFTWORK_LAUNCHER_KUBE_NODE_SELECTOR, or label nodes so that it selects some"
+        yield Finding("bad", f"no node is selected by {selector!r}", fix)
+    elif not offering:
+        fix = (
+            "install the GPUs' device plugin, or name its resource: gpu_resource in the pod policy;"
+            " tasks with 0 GPUs run all the same"
+        )
+        yield Finding("warn", f"none of {count} nodes offers {resource}", fix)
+    else:
+        yield Finding("ok", f"{offering} of {count} nodes offer {resource}: {gpus} in all")
+
+
+def _offered(items: Iterable[Json], resource: str) -> Iterable[int]:
+    for node in items:
+        offers: Json = node.get("status", {}).get("allocatable") or {}
+        if gpus := int(quantity(offers.get(resource))):
+            yield gpus
+
+
+async def _main(settings: LauncherSettings) -> int:
+    from services.launcher.runtimes.kubernetes.building import client_of  # noqa: PLC0415 - a cycle
+
+    client = client_of(settings.kube_config, CallLimits(tries_max=2))
+    try:
+        findings = await check(settings, client)
+    finally:
+        await client.close()
+    sys.stdout.writelines(finding.line() + "\n" for finding in findings)
+    return int(any(finding.level == "bad" for finding in findings))
+
+
+if __name__ == "__main__":
+    from services.launcher.main import WIRING
+
+    loaded = load_settings(WIRING)
+    assert isinstance(loaded, LauncherSettings), "the launcher's wiring"
+    raise SystemExit(asyncio.run(_main(loaded)))

@@ -1,0 +1,244 @@
+"""Calls to the API server: bounded in number, time and tries. Used by everything in this package.
+
+A call that is repeated finds its first try by the object's name. ``ApiError`` is the server's
+considered no; everything that may pass is ``RuntimeUnavailableError``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any, cast
+from urllib.parse import quote
+
+import orjson
+from prometheus_client import Counter
+
+from libs.service.loop import pause
+from services.launcher.runtimes.kubernetes.transport import (
+    ConfigurationError,
+    ConnectionFailedError,
+    Query,
+    Transport,
+)
+from services.launcher.runtimes.port import RuntimeUnavailableError
+
+Json = dict[str, Any]
+MERGE_PATCH = "application/merge-patch+json"
+UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, GONE = 401, 403, 404, 409, 410
+TOO_MANY, SERVER_ERROR = 429, 500
+RETRY_AFTER_SECONDS_MAX = 30.0
+MESSAGE_CHARACTERS_MAX = 400
+
+CALLS = Counter(
+    "shiftwork_launcher_kube_calls_total", "Calls to the API server", ["verb", "answer"]
+)
+
+
+class ApiError(Exception):
+    """The API server refused."""
+
+    def __init__(self, status: int, reason: str, message: str, *, repeated: bool = False) -> None:
+        super().__init__(message or f"answer {status}")
+        self.status, self.reason = status, reason
+        self.message = message[:MESSAGE_CHARACTERS_MAX]
+        # An earlier try got no answer: it may have taken effect.
+        self.repeated = repeated
+
+    @property
+    def exists(self) -> bool:
+        """There is an object of that name already."""
+        return self.status == CONFLICT and self.reason == "AlreadyExists"
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """The numbers of this module."""
+
+    parallel_max: int = 32
+    seconds: float = 10.0
+    tries_max: int = 4
+    pause_first_seconds: float = 0.1
+    pause_most_seconds: float = 2.0
+    page_objects: int = 500
+
+
+class KubeClient:
+    """One API server."""
+
+    def __init__(self, transport: Transport, limits: CallLimits, rng: Random) -> None:
+        self.transport, self.limits = transport, limits
+        self._rng = rng
+        self._gate = asyncio.Semaphore(limits.parallel_max)
+
+    async def get(self, path: str, **query: str) -> Json:
+        """Read one object, or a list."""
+        return await self._call("GET", path, query=query)
+
+    async def create(self, path: str, body: Json) -> Json:
+        """Create; ``ApiError.exists`` if the name is taken."""
+        return await self._call("POST", path, body=body)
+
+    async def patch(self, path: str, body: Json) -> Json:
+        """Merge into an object; with a resourceVersion in it only into that version."""
+        return await self._call("PATCH", path, body=body, content_type=MERGE_PATCH)
+
+    async def delete(self, path: str, options: Json | None = None) -> Json | None:
+        """Delete; the object as it now stands, None if there is none."""
+        try:
+            return await self._call("DELETE", path, body=options or {})
+        except ApiError as problem:
+            if problem.status == NOT_FOUND:
+                return None
+            raise
+
+    async def pages(self, path: str, **query: str) -> AsyncGenerator[tuple[list[Json], str]]:
+        """A list, page by page, with its resource version. ``ApiError`` 410: it took too long."""
+        ask = {**query, "limit": str(self.limits.page_objects)}
+        while True:
+            page = await self._call("GET", path, query=ask)
+            meta: Json = page.get("metadata", {})
+            yield page.get("items") or [], meta.get("resourceVersion", "")
+            if not meta.get("continue"):
+                return
+            ask["continue"] = meta["continue"]
+
+    @asynccontextmanager
+    async def watch(
+        self, path: str, idle_seconds: float, **query: str
+    ) -> AsyncGenerator[AsyncIterator[bytes]]:
+        """Pieces of a watch's answer; ``ApiError`` and ``RuntimeUnavailableError`` as for calls."""
+        opening = self.transport.stream(path, query=query, idle_seconds=idle_seconds)
+        try:
+            async with opening as (status, headers, pieces):
+                CALLS.labels("watch", str(status)).inc()
+                if status == UNAUTHORIZED:
+                    await self.transport.renew()
+                if status != 200:  # noqa: PLR2004 - HTTP's OK
+                    body = b"".join([piece async for piece in pieces])
+                    raise _refused(status, body) or _unavailable(status, headers, body)
+                yield pieces
+        except (ConnectionFailedError, ConfigurationError) as problem:
+            raise RuntimeUnavailableError(str(problem)) from problem
+
+    async def run_in(self, path: str, container: str, argv: list[str], seconds: float) -> str:
+        """Run a command in a container; empty if it ended with 0, else what was wrong."""
+        query = [("container", container), ("stdout", "true"), ("stderr", "true")]
+        query += [("command", word) for word in argv]
+        said = ""
+        try:
+            async with self.transport.socket(
+                f"{path}/exec", query=query, protocol="v4.channel.k8s.io", seconds=seconds
+            ) as messages:
+                async for message in messages:
+                    channel, data = message[0], message[1:]
+                    if channel == 3 and data:  # noqa: PLR2004 - the channel of the outcome
+                        return _outcome(orjson.loads(data), said)
+                    said += data.decode(errors="replace")[:MESSAGE_CHARACTERS_MAX]
+        except (ConnectionFailedError, ConfigurationError) as problem:
+            raise RuntimeUnavailableError(str(problem)) from problem
+        raise RuntimeUnavailableError("the API server did not say how the command ended")
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self.transport.close()
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        body: Json | None = None,
+        content_type: str = "application/json",
+    ) -> Json:
+        headers = {"Content-Type": content_type} if body is not None else {}
+        data = orjson.dumps(body) if body is not None else None
+        wait, repeated, renewed = self.limits.pause_first_seconds, False, False
+        for left in range(self.limits.tries_max - 1, -1, -1):
+            try:
+                async with self._gate:
+                    answer = await self.transport.send(
+                        method,
+                        path,
+                        query=query or {},
+                        headers=headers,
+                        body=data,
+                        seconds=self.limits.seconds,
+                    )
+            except (ConnectionFailedError, ConfigurationError) as problem:
+                CALLS.labels(method.lower(), "none").inc()
+                if not left or isinstance(problem, ConfigurationError):
+                    raise RuntimeUnavailableError(str(problem)) from problem
+                repeated, asked = True, 0.0
+            else:
+                CALLS.labels(method.lower(), str(answer.status)).inc()
+                if answer.status < 300:  # noqa: PLR2004 - HTTP's success
+                    return orjson.loads(answer.body) if answer.body else {}
+                if answer.status == UNAUTHORIZED and not renewed:
+                    await self.transport.renew()
+                    renewed = True
+                    continue
+                refused = _refused(answer.status, answer.body, repeated=repeated)
+                if refused is not None:
+                    raise refused
+                if not left or answer.status == UNAUTHORIZED:
+                    raise _unavailable(answer.status, answer.headers, answer.body)
+                repeated = repeated or answer.status >= SERVER_ERROR
+                asked = _retry_after(answer.headers)
+            await pause(max(asked, wait * self._rng.uniform(0.5, 1.5)))
+            wait = min(self.limits.pause_most_seconds, wait * 2)
+        raise RuntimeUnavailableError("the API server does not accept our credentials")
+
+
+def _status(body: bytes) -> Json:
+    try:
+        found: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        found = None
+    if isinstance(found, dict):
+        return cast("Json", found)
+    return {"message": body[:MESSAGE_CHARACTERS_MAX].decode(errors="replace")}
+
+
+def _refused(status: int, body: bytes, *, repeated: bool = False) -> ApiError | None:
+    """The error if this answer will be the same next time; None if it may pass."""
+    if status in (UNAUTHORIZED, TOO_MANY) or status >= SERVER_ERROR:
+        return None
+    told = _status(body)
+    reason, message = told.get("reason") or "", told.get("message") or ""
+    # Of two writers of one quota one is told to try again.
+    if status == CONFLICT and reason == "Conflict" and "resourcequotas" in message:
+        return None
+    return ApiError(status, reason, message, repeated=repeated)
+
+
+def _unavailable(status: int, headers: Mapping[str, str], body: bytes) -> RuntimeUnavailableError:
+    message = (_status(body).get("message") or "")[:MESSAGE_CHARACTERS_MAX]
+    if status == UNAUTHORIZED:
+        return RuntimeUnavailableError(
+            "the API server does not accept our credentials: the token is expired or unknown"
+        )
+    seconds = _retry_after(headers)
+    later = f", to be asked again in {seconds:.0f} s" if seconds else ""
+    return RuntimeUnavailableError(f"the API server answered {status}{later}: {message}")
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    value = headers.get("Retry-After", "")
+    return min(float(value), RETRY_AFTER_SECONDS_MAX) if value.isdecimal() else 0.0
+
+
+def _outcome(status: Json, said: str) -> str:
+    if status.get("status") == "Success":
+        return ""
+    return " ".join(filter(None, ((status.get("message") or "failed"), said.strip())))
+
+
+def namespaced(namespace: str, kind: str, name: str = "") -> str:
+    """The path of a kind in a namespace, or of one object."""
+    path = f"/api/v1/namespaces/{quote(namespace)}/{kind}"
+    return f"{path}/{quote(name)}" if name else path

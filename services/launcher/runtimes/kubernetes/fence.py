@@ -1,0 +1,147 @@
+"""One leader: the highest epoch is written into an object of the cluster, and asked before every
+order. Used by ``runtime.py``.
+
+A check that begins after an order came holds for all orders that came before it began, so many
+orders at once cost one read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from services.launcher.runtimes.kubernetes.client import (
+    CONFLICT,
+    NOT_FOUND,
+    ApiError,
+    KubeClient,
+    namespaced,
+)
+from services.launcher.runtimes.kubernetes.pods import MANAGED_BY, MANAGER
+from services.launcher.runtimes.port import RuntimeDeniedError, RuntimeUnavailableError
+
+Json = dict[str, Any]
+NAME = "shiftwork-launcher"
+EPOCH = "epoch"
+TRIES_MAX = 10
+
+
+class Fence:
+    """The epoch of whoever commands this namespace."""
+
+    def __init__(self, client: KubeClient, namespace: str) -> None:
+        self._client, self._namespace = client, namespace
+        self._epoch, self._taken = 0, False
+        self._reading = asyncio.Lock()
+        # Reads that were begun, the last of them that was answered, and what it said.
+        self._begun, self._answered, self._held = 0, 0, 0
+
+    @property
+    def taken(self) -> bool:
+        """Whether the cluster knows our epoch."""
+        return self._taken
+
+    def lead(self, epoch: int) -> None:
+        """Orders are given for this epoch from now on."""
+        self._epoch, self._taken = epoch, False
+
+    async def check(self) -> None:
+        """RuntimeDeniedError if a newer leader has written itself down."""
+        if not self._taken:
+            await self._take()
+            return
+        before = self._begun
+        async with self._reading:
+            if self._answered <= before:
+                self._begun += 1
+                number = self._begun
+                self._held = await self._read()
+                self._answered = number
+            held = self._held
+        if held == 0:
+            # Somebody has deleted it.
+            self._taken = False
+            await self._take()
+        elif held > self._epoch:
+            raise _newer(held)
+
+    async def _take(self) -> None:
+        """Write our epoch down, unless a higher one stands there."""
+        async with self._reading:
+            for _ in range(TRIES_MAX):
+                if self._taken or await self._try_take():
+                    self._taken = True
+                    return
+        raise RuntimeUnavailableError(f"ConfigMap {NAME} changes all the time")
+
+    async def _try_take(self) -> bool:
+        path = namespaced(self._namespace, "configmaps", NAME)
+        try:
+            found = await self._client.get(path)
+        except ApiError as problem:
+            if problem.status != NOT_FOUND:
+                raise told(problem, self._namespace) from problem
+            return await self._create()
+        held = _epoch_of(found)
+        if held > self._epoch:
+            raise _newer(held)
+        if held == self._epoch:
+            return True
+        version = found["metadata"]["resourceVersion"]
+        try:
+            await self._client.patch(
+                path,
+                {"metadata": {"resourceVersion": version}, "data": {EPOCH: str(self._epoch)}},
+            )
+        except ApiError as problem:
+            if problem.status in (CONFLICT, NOT_FOUND):
+                return False
+            raise told(problem, self._namespace) from problem
+        return True
+
+    async def _create(self) -> bool:
+        thing: Json = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": NAME, "labels": {MANAGED_BY: MANAGER}},
+            "data": {EPOCH: str(self._epoch)},
+        }
+        try:
+            await self._client.create(namespaced(self._namespace, "configmaps"), thing)
+        except ApiError as problem:
+            if problem.exists:
+                return False
+            raise told(problem, self._namespace) from problem
+        return True
+
+    async def _read(self) -> int:
+        """The epoch that stands there; 0 if none does."""
+        try:
+            found = await self._client.get(namespaced(self._namespace, "configmaps", NAME))
+        except ApiError as problem:
+            if problem.status == NOT_FOUND:
+                return 0
+            raise told(problem, self._namespace) from problem
+        return _epoch_of(found)
+
+
+def _epoch_of(thing: Json) -> int:
+    data: Json = thing.get("data") or {}
+    text = str(data.get(EPOCH, "0"))
+    return int(text) if text.isdecimal() else 0
+
+
+def _newer(epoch: int) -> RuntimeDeniedError:
+    return RuntimeDeniedError(f"a newer leader (epoch {epoch}) commands this cluster")
+
+
+def told(problem: ApiError, namespace: str) -> RuntimeUnavailableError:
+    """A refusal that is nobody's run's fault, with what to do about it."""
+    if problem.status == NOT_FOUND:
+        return RuntimeUnavailableError(
+            f"{problem.message}; is there a namespace {namespace}? Create it, or install the chart"
+        )
+    return RuntimeUnavailableError(
+        f"the cluster refuses the launcher ({problem.status}): {problem.message};"
+        " see `shiftwork doctor`"
+    )

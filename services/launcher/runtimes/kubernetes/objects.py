@@ -1,0 +1,216 @@
+"""The objects of runs in the cluster: made, marked, deleted. Used by ``runtime.py``, which knows
+when.
+
+Every answer goes into what is known, so that no look is older than our own orders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from datetime import datetime
+from typing import Any
+
+from libs.contracts.ids import RunId
+from services.launcher.manifests import RunObjects, run_labels, run_name
+from services.launcher.runtimes.kubernetes.cache import Cache
+from services.launcher.runtimes.kubernetes.client import (
+    CONFLICT,
+    NOT_FOUND,
+    ApiError,
+    KubeClient,
+    namespaced,
+)
+from services.launcher.runtimes.kubernetes.fence import Fence, told
+from services.launcher.runtimes.kubernetes.pods import ENDED, Pod, owner_uid_of, run_id_of
+from services.launcher.runtimes.kubernetes.refusals import name_taken, refusal
+from services.launcher.runtimes.port import (
+    LaunchRefusedError,
+    RuntimeDeniedError,
+    RuntimeUnavailableError,
+)
+
+Json = dict[str, Any]
+KINDS = {"ConfigMap": "configmaps", "Pod": "pods", "Secret": "secrets", "Service": "services"}
+
+
+class Objects:
+    """What is done to objects, in one namespace."""
+
+    def __init__(self, client: KubeClient, cache: Cache, namespace: str) -> None:
+        self._client, self._cache, self._namespace = client, cache, namespace
+
+    def path(self, kind: str, name: str = "") -> str:
+        """Of a kind, or of one object."""
+        return namespaced(self._namespace, kind, name)
+
+    # Making
+
+    async def make(self, run_id: RunId, objects: RunObjects, fence: Fence) -> None:
+        """Create what is missing: the run object, then what the pods name, then the pods."""
+        uid, fresh = await self._own(run_id, objects.run_object)
+        objects = objects.owned_by(uid)
+        missing = [pod for pod in objects.pods if self._is_missing(run_id, pod, uid)]
+        if not missing:
+            return
+        beside = [*objects.secrets, *([objects.service] if objects.service else [])]
+        await every(self._create_beside(each, fresh=fresh) for each in beside)
+        await fence.check()
+        await every(self._create_pod(run_id, pod, uid) for pod in missing)
+
+    async def _own(self, run_id: RunId, thing: Json) -> tuple[str, bool]:
+        """The run object's uid, and whether it was made just now. RuntimeDeniedError if the run
+        was ended."""
+        known = self._cache.runs.objects.get(run_id)
+        if known is not None:
+            if known.ended or known.forgotten_at is not None:
+                raise RuntimeDeniedError(f"run {run_id} was ended")
+            return known.uid, False
+        fresh = True
+        try:
+            made = await self._client.create(self.path("configmaps"), thing)
+        except ApiError as problem:
+            if not problem.exists:
+                raise self._refusal(problem, thing) from problem
+            made, fresh = await self._read(thing), False
+            if run_id_of(made) != run_id:
+                raise name_taken(_named(thing)) from problem
+        self._cache.answered(made)
+        known = self._cache.runs.objects[run_id]
+        if known.ended or known.forgotten_at is not None:
+            raise RuntimeDeniedError(f"run {run_id} was ended")
+        return known.uid, fresh
+
+    async def _read(self, thing: Json) -> Json:
+        try:
+            path = self.path(KINDS[thing["kind"]], thing["metadata"]["name"])
+            return await self._client.get(path)
+        except ApiError as problem:
+            # Gone again between two calls.
+            raise RuntimeUnavailableError(problem.message) from problem
+
+    def _is_missing(self, run_id: RunId, thing: Json, uid: str) -> bool:
+        meta = thing["metadata"]
+        known = self._cache.runs.pod(meta["name"])
+        if known is not None:
+            if known.owner_uid != uid:
+                raise name_taken(_named(thing))
+            return False
+        rank = int(meta["name"].rpartition("-")[2])
+        return not self._cache.runs.is_gone(run_id, rank)
+
+    async def _create_beside(self, thing: Json, *, fresh: bool) -> None:
+        """A Secret or the Service. Those of an earlier try are ours, as the run object is."""
+        try:
+            await self._client.create(self.path(KINDS[thing["kind"]]), thing)
+        except ApiError as problem:
+            if problem.exists and (not fresh or problem.repeated):
+                return
+            if problem.exists:
+                raise name_taken(_named(thing)) from problem
+            raise self._refusal(problem, thing) from problem
+
+    async def _create_pod(self, run_id: RunId, thing: Json, uid: str) -> None:
+        try:
+            made = await self._client.create(self.path("pods"), thing)
+        except ApiError as problem:
+            if not problem.exists:
+                raise self._refusal(problem, thing) from problem
+            made = await self._read(thing)
+            if run_id_of(made) != run_id or owner_uid_of(made) != uid:
+                raise name_taken(_named(thing)) from problem
+        self._cache.answered(made)
+
+    def _refusal(
+        self, problem: ApiError, thing: Json
+    ) -> LaunchRefusedError | RuntimeUnavailableError:
+        return refusal(problem, _named(thing), self._namespace)
+
+    # Marking and deleting
+
+    async def mark_ended(self, run_id: RunId, now: datetime) -> None:
+        """Note on the run object that nothing of it may begin any more; make one if need be."""
+        known = self._cache.runs.objects.get(run_id)
+        if known is not None and known.ended:
+            return
+        notes = {ENDED: now.isoformat(timespec="seconds")}
+        if await self.annotate(run_id, notes) is not None:
+            return
+        thing: Json = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": run_name(run_id),
+                "labels": run_labels(run_id),
+                "annotations": notes,
+            },
+        }
+        try:
+            self._cache.answered(await self._client.create(self.path("configmaps"), thing))
+        except ApiError as problem:
+            # Made meanwhile: the next try finds it.
+            raise told(problem, self._namespace) from problem
+
+    async def annotate(self, run_id: RunId, notes: Json) -> Json | None:
+        """The run object with these annotations; None if there is none."""
+        path = self.path("configmaps", run_name(run_id))
+        try:
+            made = await self._client.patch(path, {"metadata": {"annotations": notes}})
+        except ApiError as problem:
+            if problem.status == NOT_FOUND:
+                return None
+            raise told(problem, self._namespace) from problem
+        self._cache.answered(made)
+        return made
+
+    async def look_at_pods(self, run_id: RunId) -> None:
+        """Learn of every pod of a run that there is now, whoever made it."""
+        selector = ",".join(f"{key}={value}" for key, value in run_labels(run_id).items())
+        try:
+            async for items, _ in self._client.pages(self.path("pods"), labelSelector=selector):
+                for thing in items:
+                    self._cache.answered(thing)
+        except ApiError as problem:
+            raise told(problem, self._namespace) from problem
+
+    async def delete_pod(self, pod: Pod, grace: int) -> None:
+        """Have it deleted; it is gone when it is seen gone. A pod that is being deleted already is
+        only hurried."""
+        if pod.deleting is not None and pod.deleting <= grace:
+            return
+        options: Json = {"preconditions": {"uid": pod.uid}}
+        if pod.bound and not pod.over:
+            options["gracePeriodSeconds"] = grace
+        try:
+            left = await self._client.delete(self.path("pods", pod.name), options)
+        except ApiError as problem:
+            if problem.status == CONFLICT:
+                raise RuntimeUnavailableError(f"pod {pod.name} is another one now") from problem
+            raise told(problem, self._namespace) from problem
+        if left is not None and left.get("kind") == "Pod":
+            self._cache.answered(left)
+
+    async def delete(self, kind: str, name: str, options: Json | None = None) -> None:
+        """Have one object deleted; it may be gone already."""
+        try:
+            await self._client.delete(self.path(kind, name), options)
+        except ApiError as problem:
+            raise told(problem, self._namespace) from problem
+
+
+def _named(thing: Json) -> str:
+    return f"{thing['kind']} {thing['metadata']['name']}"
+
+
+async def every(calls: Iterable[Awaitable[None]]) -> None:
+    """Make every call, side by side; then raise the worst failure: a denial, then a refusal."""
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    order = (RuntimeDeniedError, LaunchRefusedError)
+    failures.sort(
+        key=lambda failure: next(
+            (rank for rank, kind in enumerate(order) if isinstance(failure, kind)), len(order)
+        )
+    )
+    if failures:
+        raise failures[0]

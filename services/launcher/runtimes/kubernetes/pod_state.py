@@ -1,0 +1,232 @@
+"""What a pod's JSON says about its rank: not started and why, running, or how it ended. Pure.
+
+Called by ``pods.py`` for every change of a pod of ours. The classes are the table of
+``domain/pod_ends.py``; here is only where Kubernetes writes them down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from libs.pods.names import MAIN
+from services.launcher.domain.model import Fault, ObservedRank, RankState
+from services.launcher.domain.pod_ends import (
+    Line,
+    Wait,
+    ended_as,
+    is_own_fault,
+    sentence,
+    waiting_as,
+)
+
+Json = dict[str, Any]
+WORDS_CHARACTERS_MAX = 300
+OVER_PHASES = ("Succeeded", "Failed")
+SHELL_SIGNAL_BASE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which rank a pod is, and on which node."""
+
+    rank: int
+    node_id: str
+
+
+def moment(text: str | None) -> datetime | None:
+    """A time of Kubernetes, which has whole seconds."""
+    return datetime.fromisoformat(text) if text else None
+
+
+def is_over(pod: Json) -> bool:
+    """Whether every container of it ended for good: what it held is free."""
+    return pod.get("status", {}).get("phase") in OVER_PHASES
+
+
+def main_is_over(pod: Json) -> bool:
+    """Whether the task's own container ended, whatever the user's others do."""
+    return "terminated" in _main(pod).get("state", {})
+
+
+def rank_of(pod: Json, place: Place) -> ObservedRank:
+    """The rank as the pod tells it."""
+    state: Json = _main(pod).get("state", {})
+    if is_over(pod):
+        return _ended(pod, place)
+    started: Json | None = state.get("running") or state.get("terminated")
+    if started is not None:
+        return ObservedRank(
+            place.rank,
+            place.node_id,
+            RankState.RUNNING,
+            started_at=moment(started.get("startedAt")),
+        )
+    fault, note = _why_pending(pod, place)
+    return ObservedRank(place.rank, place.node_id, RankState.PENDING, note=note, fault=fault)
+
+
+def vanished(pod: Json | None, last: ObservedRank, *, ordered: bool) -> ObservedRank:
+    """The rank once its pod is gone. ``pod``: its last state, if that was seen; ``ordered``: we
+    have had it deleted."""
+    place = Place(last.rank, last.node_id)
+    if pod is not None and (is_over(pod) or main_is_over(pod)):
+        return _ended(pod, place)
+    if last.over:
+        return last
+    if ordered:
+        # How it ended was not told; that it ended was.
+        return ObservedRank(
+            last.rank,
+            last.node_id,
+            RankState.EXITED,
+            started_at=last.started_at,
+            note="ended by the platform",
+        )
+    line = _disruption(pod) if pod is not None else None
+    fault = line.fault if line is not None else Fault.DELETED
+    return _lost(place, fault, _disruption_words(pod) if pod else "", last.started_at)
+
+
+def _lost(place: Place, fault: Fault, words: str, started_at: datetime | None) -> ObservedRank:
+    return ObservedRank(
+        place.rank,
+        place.node_id,
+        RankState.LOST,
+        started_at=started_at,
+        note=sentence(fault, words),
+        fault=fault,
+    )
+
+
+def _ended(pod: Json, place: Place) -> ObservedRank:
+    status: Json = pod["status"]
+    end: Json = _main(pod).get("state", {}).get("terminated") or {}
+    started_at, exited_at = moment(end.get("startedAt")), moment(end.get("finishedAt"))
+    code: int | None = end.get("exitCode")
+    if code == 0 and status["phase"] != "Failed":
+        return ObservedRank(
+            place.rank, place.node_id, RankState.EXITED, 0, None, started_at, exited_at
+        )
+    fault, words = _why_ended(pod, end)
+    if fault is not None and not is_own_fault(fault):
+        return _lost(place, fault, words, started_at)
+    if code is None and fault is None:
+        # Failed without a word about its container: it never had one.
+        unknown = f"{status.get('reason') or 'Failed'}: {status.get('message') or 'no reason'}"
+        return _lost(place, Fault.NODE_REFUSED, _cut(unknown), started_at)
+    if code is None:
+        code = _init_code(pod)
+    signal: int | None = end.get("signal") or None
+    return ObservedRank(
+        rank=place.rank,
+        node_id=place.node_id,
+        state=RankState.EXITED,
+        code=None if signal else code,
+        signal=signal,
+        started_at=started_at,
+        exited_at=exited_at,
+        note=sentence(fault, words) if fault is not None else words,
+        fault=fault,
+    )
+
+
+def _why_ended(pod: Json, end: Json) -> tuple[Fault | None, str]:
+    """The fault, if it is more than a code, and the cluster's words."""
+    status: Json = pod["status"]
+    reason, message = status.get("reason") or "", status.get("message") or ""
+    if line := ended_as(reason, message):
+        return line.fault, _cut(message)
+    if line := _disruption(pod):
+        return line.fault, _disruption_words(pod)
+    if line := ended_as(end.get("reason") or ""):
+        return line.fault, _cut(end.get("message") or _limit(pod, line))
+    if not end and (failed := _failed_init(pod)):
+        ended: Json = failed["state"]["terminated"]
+        if line := ended_as(ended.get("reason") or ""):
+            return line.fault, f"{failed['name']} {_cut(ended.get('message') or '')}".strip()
+        words = f"{failed['name']} ended with code {ended.get('exitCode')}"
+        return Fault.INIT_FAILED, f"{words} {_cut(ended.get('message') or '')}".strip()
+    return None, _cut(end.get("message") or "")
+
+
+def _limit(pod: Json, line: Line) -> str:
+    if line.fault is not Fault.OUT_OF_MEMORY:
+        return ""
+    for container in pod["spec"].get("containers", ()):
+        limits: Json = container.get("resources", {}).get("limits") or {}
+        if container["name"] == MAIN and "memory" in limits:
+            return f"its limit is {limits['memory']}"
+    return "its node has no more"
+
+
+def _disruption(pod: Json) -> Line | None:
+    found = _condition(pod, "DisruptionTarget", "True")
+    return ended_as(found.get("reason") or "", found.get("message") or "")
+
+
+def _disruption_words(pod: Json) -> str:
+    return _cut(_condition(pod, "DisruptionTarget", "True").get("message") or "")
+
+
+def _why_pending(pod: Json, place: Place) -> tuple[Fault, str]:
+    """What it waits for: a container with a fault first, then its node, then its making."""
+    making = ""
+    for container in _containers(pod):
+        waiting: Json = container.get("state", {}).get("waiting") or {}
+        reason: str = waiting.get("reason") or ""
+        line = waiting_as(reason)
+        if line is not None and line.wait is not Wait.START_DEADLINE:
+            image = container.get("image") or ""
+            words = _cut(waiting.get("message") or reason)
+            about = f"image {image}: {words}" if line.wait is Wait.IMAGE_PULL else words
+            return line.fault, sentence(line.fault, about)
+        making = making or (f"{reason} {_cut(waiting.get('message') or '')}".strip())
+    bound = _condition(pod, "PodScheduled")
+    if not pod["spec"].get("nodeName"):
+        words = _cut(bound.get("message") or "")
+        if bound.get("reason") in ("Unschedulable", "SchedulingGated"):
+            return Fault.UNSCHEDULABLE, sentence(Fault.UNSCHEDULABLE, words)
+        return Fault.BEING_MADE, "waits to be bound to its node"
+    return Fault.BEING_MADE, sentence(Fault.BEING_MADE, making or f"node {place.node_id} has it")
+
+
+def _cut(words: str) -> str:
+    """One line of bounded length."""
+    return " ".join(words.split())[:WORDS_CHARACTERS_MAX]
+
+
+def _condition(pod: Json, kind: str, status: str | None = None) -> Json:
+    for condition in pod.get("status", {}).get("conditions") or ():
+        if condition["type"] == kind and status in (None, condition["status"]):
+            return condition
+    return {}
+
+
+def _containers(pod: Json) -> Iterator[Json]:
+    """What is said of each container, in the order in which they begin."""
+    status: Json = pod.get("status", {})
+    yield from status.get("initContainerStatuses") or ()
+    yield from status.get("containerStatuses") or ()
+
+
+def _main(pod: Json) -> Json:
+    for container in pod.get("status", {}).get("containerStatuses") or ():
+        if container["name"] == MAIN:
+            return container
+    return {}
+
+
+def _failed_init(pod: Json) -> Json | None:
+    for container in pod["status"].get("initContainerStatuses") or ():
+        end = container.get("state", {}).get("terminated")
+        if end and end.get("exitCode"):
+            return container
+    return None
+
+
+def _init_code(pod: Json) -> int | None:
+    failed = _failed_init(pod)
+    return failed["state"]["terminated"].get("exitCode") if failed else None

@@ -1,0 +1,318 @@
+"""Pods and run objects of ours, as small records, and the runs that they make up. Filled by the
+reflectors and by the answers to our own calls; read by ``runtime.py``.
+
+A record is never older than what was put before: versions of the cluster only grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from libs.contracts.ids import RunId, TaskId, is_task_id
+from libs.pods.names import DOMAIN
+from services.launcher.domain.model import Fault, ObservedRank, ObservedRun, RankState
+from services.launcher.domain.pod_ends import sentence
+from services.launcher.runtimes.kubernetes.nodes import Nodes
+from services.launcher.runtimes.kubernetes.pod_state import (
+    Place,
+    is_over,
+    main_is_over,
+    moment,
+    rank_of,
+    vanished,
+)
+
+Json = dict[str, Any]
+MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGER = "shiftwork"
+TASK, ATTEMPT, RANK = f"{DOMAIN}/task", f"{DOMAIN}/attempt", f"{DOMAIN}/rank"
+NODE, GPUS = f"{DOMAIN}/node", f"{DOMAIN}/gpus"
+ENDED, FORGOTTEN = f"{DOMAIN}/ended", f"{DOMAIN}/forgotten"
+
+
+@dataclass(slots=True)
+class Pod:
+    """One pod of ours."""
+
+    name: str
+    uid: str
+    version: int
+    run_id: RunId
+    owner_uid: str
+    bound: bool
+    gpus: tuple[int, ...]
+    seen: ObservedRank
+    over: bool
+    # Its main container ended while others of it go on.
+    only_others: bool
+    # Seconds of grace of its deletion, once that is ordered.
+    deleting: int | None
+    # Its run was given up with its node; whatever the pod still says.
+    lost: bool = False
+
+
+@dataclass(slots=True)
+class RunObject:
+    """The object that owns everything of a run."""
+
+    uid: str
+    version: int
+    ended: bool
+    forgotten_at: datetime | None
+
+
+def run_id_of(thing: Json) -> RunId | None:
+    """Which run an object of ours belongs to; None if it is not one of ours."""
+    labels: Json = thing["metadata"].get("labels") or {}
+    task, attempt = labels.get(TASK, ""), labels.get(ATTEMPT, "")
+    ours = labels.get(MANAGED_BY) == MANAGER and is_task_id(task) and attempt.isdecimal()
+    return RunId(TaskId(task), int(attempt)) if ours else None
+
+
+def owner_uid_of(thing: Json) -> str:
+    """The uid of the run object that owns it."""
+    for owner in thing["metadata"].get("ownerReferences") or ():
+        if owner.get("kind") == "ConfigMap":
+            return owner["uid"]
+    return ""
+
+
+class Runs:
+    """Every run of which something is there."""
+
+    def __init__(self, nodes: Nodes, now: Callable[[], datetime]) -> None:
+        self._nodes, self._now = nodes, now
+        self.objects: dict[RunId, RunObject] = {}
+        self._run_of: dict[str, RunId] = {}
+        self._pods: dict[str, Pod] = {}
+        self._by_run: dict[RunId, dict[int, Pod]] = {}
+        self._on_node: dict[str, dict[str, Pod]] = {}
+        # Ranks whose pods are gone, while their runs are not forgotten.
+        self._gone: dict[RunId, dict[int, ObservedRank]] = {}
+        self._observed: dict[RunId, ObservedRun] = {}
+        self._dirty: set[RunId] = set()
+
+    # What is known
+
+    def pod(self, name: str) -> Pod | None:
+        """A pod of ours by its name."""
+        return self._pods.get(name)
+
+    def pods_of(self, run_id: RunId) -> list[Pod]:
+        """The pods of a run that are there."""
+        return list(self._by_run.get(run_id, {}).values())
+
+    def pods_on(self, node_id: str) -> list[Pod]:
+        """The pods of ours that are bound to a node."""
+        return list(self._on_node.get(node_id, {}).values())
+
+    def names(self) -> list[tuple[str, str]]:
+        """All pods of ours: name and uid."""
+        return [(pod.name, pod.uid) for pod in self._pods.values()]
+
+    def is_gone(self, run_id: RunId, rank: int) -> bool:
+        """Whether the rank had a pod that is gone."""
+        return rank in self._gone.get(run_id, {})
+
+    def left_with_others(self) -> Iterator[Pod]:
+        """Pods in which only the user's other containers still run."""
+        return (pod for pod in self._pods.values() if pod.only_others and pod.deleting is None)
+
+    def strays(self) -> Iterator[Pod]:
+        """Pods of runs that were ended which nobody has deleted: made by an outdated leader."""
+        for pod in self._pods.values():
+            thing = self.objects.get(pod.run_id)
+            if thing is not None and thing.ended and not pod.over and pod.deleting is None:
+                yield pod
+
+    def forgotten(self) -> Iterator[tuple[RunId, RunObject, datetime]]:
+        """Runs that nobody asks for any more, and since when."""
+        for run_id, thing in self.objects.items():
+            if thing.forgotten_at is not None:
+                yield run_id, thing, thing.forgotten_at
+
+    def listing(self) -> dict[RunId, ObservedRun]:
+        """Every run as it is now; only what changed is looked at."""
+        for run_id in self._dirty:
+            seen = self._observe(run_id)
+            if seen is None:
+                self._observed.pop(run_id, None)
+            else:
+                self._observed[run_id] = seen
+        self._dirty.clear()
+        return dict(self._observed)
+
+    def _observe(self, run_id: RunId) -> ObservedRun | None:
+        thing = self.objects.get(run_id)
+        pods = self._by_run.get(run_id, {})
+        forgotten = thing is not None and thing.forgotten_at is not None
+        if forgotten:
+            # Unless somebody who was no longer to do so has made a pod of it.
+            pods = {rank: pod for rank, pod in pods.items() if not (pod.over or pod.lost)}
+        gone = {} if forgotten else self._gone.get(run_id, {})
+        if not pods and not gone and (thing is None or forgotten):
+            return None
+        ranks = dict(gone)
+        for rank, pod in pods.items():
+            if self._tells(pod):
+                ranks[rank] = pod.seen
+            else:
+                ranks.pop(rank, None)
+        return ObservedRun(run_id, ranks, frozenset(rank.node_id for rank in ranks.values()))
+
+    def _tells(self, pod: Pod) -> bool:
+        """Whether what is known of a pod is so: of a silent node's only what is final."""
+        return pod.over or pod.lost or not pod.bound or self._nodes.ready(pod.seen.node_id)
+
+    # What is learned
+
+    def put_object(self, run_id: RunId, thing: Json) -> bool:
+        """A run object as it now is; True if that is news."""
+        meta, known = thing["metadata"], self.objects.get(run_id)
+        version = int(meta["resourceVersion"])
+        if known is not None and version < known.version:
+            return False
+        notes: Json = meta.get("annotations") or {}
+        forgotten_at = moment(notes.get(FORGOTTEN))
+        if known is not None and known.uid != meta["uid"]:
+            self._run_of.pop(known.uid, None)
+        self._run_of[meta["uid"]] = run_id
+        self.objects[run_id] = RunObject(meta["uid"], version, ENDED in notes, forgotten_at)
+        if forgotten_at is not None:
+            self._gone.pop(run_id, None)
+        self._dirty.add(run_id)
+        return True
+
+    def drop_object(self, uid: str, version: int) -> bool:
+        """A run object is gone; True if that is news."""
+        run_id = self._run_of.get(uid)
+        known = self.objects.get(run_id) if run_id is not None else None
+        if run_id is None or known is None or known.version > version:
+            return False
+        del self.objects[run_id], self._run_of[uid]
+        if known.forgotten_at is not None:
+            self._gone.pop(run_id, None)
+        self._dirty.add(run_id)
+        return True
+
+    def forget(self, run_id: RunId) -> None:
+        """Drop what only memory holds of a run."""
+        self._gone.pop(run_id, None)
+        self._dirty.add(run_id)
+
+    def put_pod(self, run_id: RunId, thing: Json) -> bool:
+        """A pod of ours as it now is; True if that is news."""
+        meta = thing["metadata"]
+        name: str = meta["name"]
+        version = int(meta["resourceVersion"])
+        known = self._pods.get(name)
+        if known is not None and version < known.version:
+            return False
+        labels: Json = meta.get("labels") or {}
+        rank = str(labels.get(RANK, ""))
+        if not rank.isdecimal():
+            return False
+        if known is not None and known.uid != meta["uid"]:
+            self._remove(known, vanished(None, known.seen, ordered=self._ordered(known)))
+            known = None
+        pod = self._read(run_id, int(rank), thing, version, known)
+        self._pods[name] = pod
+        self._by_run.setdefault(run_id, {})[pod.seen.rank] = pod
+        if pod.bound:
+            self._on_node.setdefault(pod.seen.node_id, {})[name] = pod
+        self._note_use(pod)
+        if known is None or (known.seen, known.lost) != (pod.seen, pod.lost):
+            self._dirty.add(run_id)
+            return True
+        return known.deleting != pod.deleting or known.only_others != pod.only_others
+
+    def _read(self, run_id: RunId, rank: int, thing: Json, version: int, known: Pod | None) -> Pod:
+        meta, spec = thing["metadata"], thing["spec"]
+        notes: Json = meta.get("annotations") or {}
+        bound: str = spec.get("nodeName") or ""
+        place = Place(rank, bound or notes.get(NODE, ""))
+        over, lost = is_over(thing), known is not None and known.lost
+        seen = self._since(rank_of(thing, place), known)
+        deleting = meta.get("deletionTimestamp") is not None
+        return Pod(
+            name=meta["name"],
+            uid=meta["uid"],
+            version=version,
+            run_id=run_id,
+            owner_uid=owner_uid_of(thing),
+            bound=bool(bound),
+            gpus=tuple(int(gpu) for gpu in notes.get(GPUS, "").split(",") if gpu.isdecimal()),
+            seen=_given_up(seen) if lost else seen,
+            over=over,
+            only_others=not over and main_is_over(thing),
+            deleting=int(meta.get("deletionGracePeriodSeconds") or 0) if deleting else None,
+            lost=lost,
+        )
+
+    def _since(self, seen: ObservedRank, known: Pod | None) -> ObservedRank:
+        """With the time from which the rank has had its fault."""
+        if seen.state is not RankState.PENDING:
+            return seen
+        before = known.seen if known is not None else None
+        same = before is not None and before.fault is seen.fault
+        since = before.fault_since if before is not None and same else self._now()
+        return replace(seen, fault_since=since)
+
+    def drop_pod(self, name: str, thing: Json | None, version: int) -> bool:
+        """A pod of ours is gone; ``thing`` is its last state, if that was told."""
+        known = self._pods.get(name)
+        if known is None or version < known.version:
+            return False
+        if thing is not None and known.uid != thing["metadata"]["uid"]:
+            return False
+        last = vanished(thing, known.seen, ordered=self._ordered(known))
+        if known.lost:
+            last = known.seen
+        self._remove(known, last)
+        return True
+
+    def _ordered(self, pod: Pod) -> bool:
+        thing = self.objects.get(pod.run_id)
+        return (thing is not None and thing.ended) or pod.only_others
+
+    def _remove(self, pod: Pod, last: ObservedRank) -> None:
+        del self._pods[pod.name]
+        _drop(self._by_run, pod.run_id, pod.seen.rank)
+        _drop(self._on_node, pod.seen.node_id, pod.name)
+        self._nodes.use_by_us(pod.seen.node_id, pod.name, None)
+        thing = self.objects.get(pod.run_id)
+        if thing is None or thing.forgotten_at is None:
+            self._gone.setdefault(pod.run_id, {})[pod.seen.rank] = last
+        self._dirty.add(pod.run_id)
+
+    def give_up(self, pod: Pod) -> None:
+        """What runs in the pod is lost with its node, though the pod is still there."""
+        if not (pod.lost or pod.over):
+            pod.lost, pod.seen = True, _given_up(pod.seen)
+            self._note_use(pod)
+            self._dirty.add(pod.run_id)
+
+    def node_changed(self, node_id: str) -> None:
+        """A node began or ceased to answer."""
+        self._dirty |= {pod.run_id for pod in self._on_node.get(node_id, {}).values()}
+
+    def _note_use(self, pod: Pod) -> None:
+        if pod.bound:
+            gpus = None if pod.over else pod.gpus
+            self._nodes.use_by_us(pod.seen.node_id, pod.name, gpus, lost=pod.lost)
+
+
+def _given_up(seen: ObservedRank) -> ObservedRank:
+    fault = Fault.NODE_LOST
+    return replace(seen, state=RankState.LOST, fault=fault, note=sentence(fault), fault_since=None)
+
+
+def _drop(index: dict[Any, dict[Any, Pod]], key: object, inner: object) -> None:
+    held = index.get(key)
+    if held is not None:
+        held.pop(inner, None)
+        if not held:
+            del index[key]

@@ -1,0 +1,297 @@
+"""The kubernetes runtime: a rank is a pod. Used by ``loop.py`` through ``port.Runtime``.
+
+Orders go to the API server, each checked against the leader's epoch; what is seen comes from the
+reflectors alone, and from the answers to our own orders, so that a look is never older than them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from random import Random
+from typing import Any
+
+from libs.contracts.ids import RunId
+from libs.pods.faults import PodRefusedError
+from libs.pods.names import MAIN
+from libs.service import observe
+from libs.service.loop import pause
+from services.launcher.domain.model import Fault, Listing, RankState
+from services.launcher.domain.pod_ends import sentence
+from services.launcher.manifests import RunObjects, run_name
+from services.launcher.runtimes.kubernetes.cache import (
+    Cache,
+    NodeSink,
+    ObjectSink,
+    OtherPodSink,
+    PodSink,
+)
+from services.launcher.runtimes.kubernetes.client import (
+    KubeClient,
+)
+from services.launcher.runtimes.kubernetes.fence import Fence
+from services.launcher.runtimes.kubernetes.nodes import CONTROL_PLANE_LABEL, NodeRules
+from services.launcher.runtimes.kubernetes.objects import Objects, every
+from services.launcher.runtimes.kubernetes.pods import (
+    FORGOTTEN,
+    MANAGED_BY,
+    MANAGER,
+    Pod,
+)
+from services.launcher.runtimes.kubernetes.reflector import Reflector, WatchPolicy
+from services.launcher.runtimes.port import (
+    LaunchRefusedError,
+    RunOrder,
+    RuntimeDeniedError,
+    RuntimeUnavailableError,
+)
+
+Json = dict[str, Any]
+SIGNAL_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class KubePolicy:
+    """The numbers and names of this runtime."""
+
+    namespace: str = "shiftwork-tasks"
+    # Which nodes are ours, as kubectl's -l takes it; empty: all but those of the control plane.
+    node_selector: str = ""
+    rules: NodeRules = field(default_factory=NodeRules)
+    watch: WatchPolicy = field(default_factory=WatchPolicy)
+    # How long a look waits for the first lists.
+    first_look_seconds: float = 30.0
+    # A forgotten run's pods and their logs stay so long.
+    pods_keep: timedelta = timedelta(seconds=60)
+    sweep_tick_seconds: float = 5.0
+    # Of pods whose node does not answer, once they are given up.
+    lost_grace_seconds: float = 35.0
+
+
+class KubernetesRuntime:
+    """``port.Runtime`` on a cluster, in one namespace."""
+
+    name = "kubernetes"
+    shares_ports = False
+
+    def __init__(
+        self,
+        client: KubeClient,
+        policy: KubePolicy,
+        build: Callable[[RunOrder, Cache], RunObjects],
+        *,
+        at_start: Callable[[], Coroutine[Any, Any, None]],
+        now: Callable[[], datetime],
+        rng: Random,
+    ) -> None:
+        self._client, self._policy, self._build, self._now = client, policy, build, now
+        self._at_start = at_start
+        self._strays = set[str]()
+        self._hint: Callable[[], None] = lambda: None
+        self.cache = Cache(policy.rules, now, self._changed)
+        self._fence = Fence(client, policy.namespace)
+        self._objects = Objects(client, self.cache, policy.namespace)
+        self._led = asyncio.Event()
+        self._log = observe.log("launcher")
+        selector = policy.node_selector or f"!{CONTROL_PLANE_LABEL}"
+        ours = f"{MANAGED_BY}={MANAGER}"
+        live = "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="
+        others = f"metadata.namespace!={policy.namespace},{live}"
+        kinds = (
+            ("nodes", "/api/v1/nodes", {"labelSelector": selector}, NodeSink),
+            ("pods", self._objects.path("pods"), dict[str, str](), PodSink),
+            ("others' pods", "/api/v1/pods", {"fieldSelector": others}, OtherPodSink),
+            ("run objects", self._objects.path("configmaps"), {"labelSelector": ours}, ObjectSink),
+        )
+        self._reflectors = [
+            Reflector(
+                kind,
+                path,
+                query,
+                client=client,
+                sink=sink(self.cache),
+                policy=policy.watch,
+                rng=rng,
+            )
+            for kind, path, query, sink in kinds
+        ]
+
+    def _changed(self) -> None:
+        self._hint()
+
+    # port.Runtime
+
+    async def lead(self, epoch: int) -> None:
+        """See ``port.Runtime``. What was known before is looked at anew: an earlier leader may
+        have done more than we have seen."""
+        self._fence.lead(epoch)
+        for reflector in self._reflectors:
+            reflector.renew()
+        self._led.set()
+
+    async def run(self) -> None:
+        """See ``port.Runtime``."""
+        await self._led.wait()
+        async with asyncio.TaskGroup() as group:
+            for reflector in self._reflectors:
+                group.create_task(reflector.run(), name=f"kubernetes:{reflector.kind}")
+            group.create_task(self._sweep(), name="kubernetes:sweep")
+            group.create_task(self._at_start(), name="kubernetes:check")
+
+    def on_change(self, hint: Callable[[], None]) -> None:
+        """See ``port.Runtime``."""
+        self._hint = hint
+
+    async def close(self) -> None:
+        """See ``port.Runtime``."""
+        await self._client.close()
+
+    async def list(self) -> Listing:
+        """See ``port.Runtime``."""
+        if not self._fence.taken:
+            await self._fence.check()
+        await self._known()
+        return self.cache.listing()
+
+    async def _known(self) -> None:
+        """Wait for full lists from after we began to lead."""
+        try:
+            async with asyncio.timeout(self._policy.first_look_seconds):
+                for reflector in self._reflectors:
+                    await reflector.fresh()
+        except TimeoutError:
+            problems = [each.problem for each in self._reflectors if each.problem]
+            raise RuntimeUnavailableError("; ".join(problems) or "not listed yet") from None
+
+    async def launch(self, order: RunOrder) -> None:
+        """See ``port.Runtime``. The run object comes first, and the Secret before the pods that
+        name it; nothing of these is ever read back by us."""
+        await self._known()
+        try:
+            objects = self._build(order, self.cache)
+        except PodRefusedError as problem:
+            words = sentence(Fault.AGAINST_POLICY, str(problem))
+            raise LaunchRefusedError(Fault.AGAINST_POLICY, words) from problem
+        await self._fence.check()
+        await self._objects.make(order.run_id, objects, self._fence)
+        silent = {rank.node_id for rank in order.ranks if not self.cache.nodes.ready(rank.node_id)}
+        if silent:
+            raise RuntimeUnavailableError(f"{', '.join(sorted(silent))} does not answer")
+
+    async def signal(self, run_id: RunId, node_ids: frozenset[str], signal: int) -> None:
+        """See ``port.Runtime``. Sent from inside the container: process 1 gets what it handles."""
+        await self._fence.check()
+        pods = [
+            pod
+            for pod in self.cache.runs.pods_of(run_id)
+            if pod.seen.state is RankState.RUNNING and pod.seen.node_id in node_ids
+        ]
+        await every(self._signal(pod, signal) for pod in pods)
+
+    async def end(
+        self, run_id: RunId, node_ids: frozenset[str], *, patience_seconds: float
+    ) -> None:
+        """See ``port.Runtime``. A pod that somebody outdated still makes after this is found by the
+        watch, and ended as a stray."""
+        del node_ids
+        await self._known()
+        await self._fence.check()
+        await self._objects.mark_ended(run_id, self._now())
+        grace = max(1, math.ceil(patience_seconds))
+        # Asked now, and not taken from what is known: an earlier leader may have made more.
+        await self._objects.look_at_pods(run_id)
+        alive = [pod for pod in self.cache.runs.pods_of(run_id) if not pod.over]
+        await every(self._objects.delete_pod(pod, grace) for pod in alive)
+        silent = {
+            pod.seen.node_id
+            for pod in self.cache.runs.pods_of(run_id)
+            if not (pod.over or pod.lost or self._answers(pod))
+        }
+        if silent:
+            raise RuntimeUnavailableError(f"{', '.join(sorted(silent))} does not answer")
+
+    async def forget(self, run_id: RunId, node_ids: frozenset[str]) -> None:
+        """See ``port.Runtime``. Its objects stay for a while, for whoever reads their logs."""
+        del node_ids
+        await self._known()
+        await self._fence.check()
+        if any(not (pod.over or pod.lost) for pod in self.cache.runs.pods_of(run_id)):
+            raise RuntimeUnavailableError(f"run {run_id} is not over")
+        known = self.cache.runs.objects.get(run_id)
+        if known is not None and known.forgotten_at is None:
+            moment = self._now().isoformat(timespec="seconds")
+            if await self._objects.annotate(run_id, {FORGOTTEN: moment}) is None:
+                self.cache.gone_object(known.uid, known.version)
+                known = None
+        if known is None:
+            # Somebody has deleted it: the rest follows by itself.
+            await every(self._objects.delete_pod(pod, 1) for pod in self.cache.runs.pods_of(run_id))
+        self.cache.runs.forget(run_id)
+        self._hint()
+
+    async def fence(self, node_id: str) -> None:
+        """See ``port.Runtime``. The pods stay until their node or its deletion ends them, and hold
+        their GPUs; no platform's word of theirs is accepted any more."""
+        await self._known()
+        await self._fence.check()
+        if self.cache.nodes.ready(node_id):
+            raise RuntimeUnavailableError(f"node {node_id} answers again")
+        pods = [pod for pod in self.cache.runs.pods_on(node_id) if not pod.over]
+        grace = max(1, math.ceil(self._policy.lost_grace_seconds))
+        await every(self._objects.delete_pod(pod, grace) for pod in pods if pod.deleting is None)
+        for pod in pods:
+            self.cache.runs.give_up(pod)
+        if pods:
+            self._hint()
+
+    def _answers(self, pod: Pod) -> bool:
+        return not pod.bound or self.cache.nodes.ready(pod.seen.node_id)
+
+    async def _signal(self, pod: Pod, signal: int) -> None:
+        problem = await self._client.run_in(
+            self._objects.path("pods", pod.name),
+            MAIN,
+            ["sh", "-c", f"kill -{signal} 1"],
+            SIGNAL_SECONDS,
+        )
+        if problem:
+            # Asking again would not help an image without a shell.
+            self._log.warning("signal not delivered", pod=pod.name, problem=problem)
+
+    # Clearing away
+
+    async def _sweep(self) -> None:
+        """Delete what was forgotten long enough ago, for as long as we lead."""
+        while True:
+            await pause(self._policy.sweep_tick_seconds)
+            try:
+                await self.sweep()
+            except (RuntimeUnavailableError, RuntimeDeniedError) as problem:
+                self._log.warning("not cleared away yet", problem=str(problem))
+
+    async def sweep(self) -> None:
+        """One round."""
+        before = self._now() - self._policy.pods_keep
+        old = [each for each in self.cache.runs.forgotten() if each[2] <= before]
+        left = list(self.cache.runs.left_with_others())
+        # Pods that are just being ended are no strays: those were there last time, too.
+        strays, known = list(self.cache.runs.strays()), self._strays
+        self._strays = {pod.uid for pod in strays}
+        left += [pod for pod in strays if pod.uid in known]
+        if not (old or left):
+            return
+        await self._fence.check()
+        grace = max(1, math.ceil(self._policy.lost_grace_seconds))
+        await every(self._objects.delete_pod(pod, grace) for pod in left)
+        await every(self._clear(run_id, thing.uid) for run_id, thing, _ in old)
+
+    async def _clear(self, run_id: RunId, uid: str) -> None:
+        """Its pods, and the object that owns the rest. What may still run is not touched."""
+        pods = self.cache.runs.pods_of(run_id)
+        await every(self._objects.delete_pod(pod, 1) for pod in pods if pod.over)
+        if all(pod.over for pod in pods):
+            options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+            await self._objects.delete("configmaps", run_name(run_id), options)

@@ -1,0 +1,95 @@
+"""Delete everything of runs in a namespace, once no launcher is left.
+
+``python -m services.launcher.runtimes.kubernetes.sweep --namespace N`` is run by the chart when the
+platform is removed. Run objects go first, and what they own with them; pods are asked to leave
+with their own grace, and waited for as long as ``--seconds`` says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+from libs.service.loop import pause
+from services.launcher.runtimes.kubernetes.building import client_of
+from services.launcher.runtimes.kubernetes.client import (
+    NOT_FOUND,
+    ApiError,
+    CallLimits,
+    KubeClient,
+    namespaced,
+)
+from services.launcher.runtimes.kubernetes.fence import NAME
+from services.launcher.runtimes.kubernetes.objects import every
+from services.launcher.runtimes.kubernetes.pods import MANAGED_BY, MANAGER, TASK
+from services.launcher.runtimes.port import RuntimeUnavailableError
+
+Json = dict[str, Any]
+LOOK_SECONDS = 1.0
+
+
+async def sweep(client: KubeClient, namespace: str, seconds_max: float) -> list[str]:
+    """Delete, wait, and say what is still there after so long (names of pods)."""
+    loop = asyncio.get_running_loop()
+    ends_s = loop.time() + seconds_max
+    ours = f"{MANAGED_BY}={MANAGER}"
+    runs = await _names(client, namespace, "configmaps", f"{ours},{TASK}")
+    await every(_delete(client, namespace, "configmaps", name) for name in runs)
+    # What the collector of garbage has not reached, and what lost its owner before.
+    left = await _names(client, namespace, "pods", f"{ours},{TASK}")
+    await every(_delete(client, namespace, "pods", name) for name in left)
+    while left and loop.time() < ends_s:
+        await pause(LOOK_SECONDS)
+        left = await _names(client, namespace, "pods", f"{ours},{TASK}")
+    await _delete(client, namespace, "configmaps", NAME)
+    return left
+
+
+async def _names(client: KubeClient, namespace: str, kind: str, selector: str) -> list[str]:
+    found = list[str]()
+    try:
+        async for items, _ in client.pages(namespaced(namespace, kind), labelSelector=selector):
+            found += [thing["metadata"]["name"] for thing in items]
+    except ApiError as problem:
+        if problem.status != NOT_FOUND:
+            raise
+    return found
+
+
+async def _delete(client: KubeClient, namespace: str, kind: str, name: str) -> None:
+    await client.delete(namespaced(namespace, kind, name), {"propagationPolicy": "Background"})
+
+
+async def _main(arguments: argparse.Namespace) -> int:
+    client = client_of(arguments.kubeconfig, CallLimits())
+    try:
+        left = await sweep(client, arguments.namespace, arguments.seconds)
+    except (ApiError, RuntimeUnavailableError) as problem:
+        sys.stderr.write(f"not swept: {problem}\n")
+        return 1
+    finally:
+        await client.close()
+    if left:
+        shown = ", ".join(left[:5]) + (" …" if len(left) > 5 else "")  # noqa: PLR2004 - as shown
+        sys.stderr.write(
+            f"{len(left)} pods are still being ended: {shown}. They are gone once their nodes"
+            " answer; nothing else is left\n"
+        )
+        return 1
+    sys.stdout.write(f"nothing of any run is left in namespace {arguments.namespace}\n")
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Delete everything of runs in a namespace.")
+    parser.add_argument("--namespace", required=True, help="the namespace of the tasks")
+    parser.add_argument("--kubeconfig", type=Path, help="default: as kubectl, or the pod's own")
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long to wait for pods")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    raise SystemExit(asyncio.run(_main(_arguments())))

@@ -1,0 +1,222 @@
+"""The one door to kubernetes_asyncio: where the API server is, who we are, and bytes to and fro.
+
+``client.py`` calls this; tests wrap it to fail, or to die, at a chosen call. The package's models
+are not used: thousands of pods as its objects would cost more than the pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes_asyncio import config
+from kubernetes_asyncio.client.configuration import Configuration
+from kubernetes_asyncio.client.rest import RESTClientObject
+
+CONNECT_SECONDS = 10.0
+Query = Mapping[str, str] | Sequence[tuple[str, str]]
+
+
+class ConnectionFailedError(Exception):
+    """No answer came: whether the request took effect is not known."""
+
+
+class ConfigurationError(Exception):
+    """There is no cluster to talk to, or no way to say who we are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the API server said."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Transport(Protocol):
+    """Bytes to and from one API server, as whoever the configuration says we are."""
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        seconds: float,
+    ) -> Answer:
+        """One request; ConnectionFailedError if no answer came."""
+        ...
+
+    @asynccontextmanager
+    def stream(
+        self, path: str, *, query: Query, idle_seconds: float
+    ) -> AsyncGenerator[tuple[int, Mapping[str, str], AsyncIterator[bytes]]]:
+        """A request whose answer goes on and on: status, headers, pieces.
+
+        ConnectionFailedError when it breaks, or nothing comes for so long.
+        """
+        ...
+
+    @asynccontextmanager
+    def socket(
+        self, path: str, *, query: Query, protocol: str, seconds: float
+    ) -> AsyncGenerator[AsyncIterator[bytes]]:
+        """A web socket that is only listened to: its messages."""
+        ...
+
+    async def renew(self) -> None:
+        """Read again who we are: a token's or certificate's time may be over."""
+        ...
+
+    async def close(self) -> None:
+        """Hang up."""
+        ...
+
+
+class HttpTransport:
+    """``Transport`` over aiohttp, configured as every tool of Kubernetes is."""
+
+    def __init__(self, kubeconfig: Path | None, connections_max: int) -> None:
+        self._kubeconfig = kubeconfig
+        self._connections_max = connections_max
+        self._configuration: Configuration | None = None
+        self._rest: RESTClientObject | None = None
+        self._opening = asyncio.Lock()
+        self._closed = False
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        seconds: float,
+    ) -> Answer:
+        """See ``Transport``."""
+        session, arguments = await self._request(path, query, headers)
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+        try:
+            async with session.request(method, **arguments, data=body, timeout=timeout) as response:
+                return Answer(response.status, response.headers, await response.read())
+        except (aiohttp.ClientError, TimeoutError, OSError) as problem:
+            raise _failed(problem) from problem
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, *, query: Query, idle_seconds: float
+    ) -> AsyncGenerator[tuple[int, Mapping[str, str], AsyncIterator[bytes]]]:
+        """See ``Transport``."""
+        session, arguments = await self._request(path, query, {})
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=CONNECT_SECONDS, sock_read=idle_seconds
+        )
+        try:
+            async with session.get(**arguments, timeout=timeout) as response:
+                yield response.status, response.headers, response.content.iter_any()
+        except (aiohttp.ClientError, TimeoutError, OSError) as problem:
+            raise _failed(problem) from problem
+
+    @asynccontextmanager
+    async def socket(
+        self, path: str, *, query: Query, protocol: str, seconds: float
+    ) -> AsyncGenerator[AsyncIterator[bytes]]:
+        """See ``Transport``."""
+        session, arguments = await self._request(path, query, {})
+        url = "ws" + arguments.pop("url").removeprefix("http")
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                cast(
+                    "AbstractAsyncContextManager[aiohttp.ClientWebSocketResponse]",
+                    session.ws_connect(url, **arguments, protocols=(protocol,)),
+                ) as opened,
+            ):
+                yield _messages(opened)
+        except aiohttp.WSServerHandshakeError as problem:
+            raise ConnectionFailedError(
+                f"the API server answered {problem.status} to an upgrade"
+            ) from problem
+        except (aiohttp.ClientError, TimeoutError, OSError) as problem:
+            raise _failed(problem) from problem
+
+    async def renew(self) -> None:
+        """See ``Transport``."""
+        async with self._opening:
+            await self._hang_up()
+
+    async def close(self) -> None:
+        """See ``Transport``."""
+        async with self._opening:
+            self._closed = True
+            await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        rest, self._rest, self._configuration = self._rest, None, None
+        if rest is not None:
+            await rest.close()
+
+    async def _request(
+        self, path: str, query: Query, headers: Mapping[str, str]
+    ) -> tuple[aiohttp.ClientSession, dict[str, Any]]:
+        """The session, and what every request of it says."""
+        async with self._opening:
+            if self._closed:
+                raise ConnectionFailedError("we have hung up")
+            if self._configuration is None or self._rest is None:
+                self._configuration = await _configured(self._kubeconfig)
+                self._rest = RESTClientObject(self._configuration, maxsize=self._connections_max)
+            configuration, rest = self._configuration, self._rest
+        token = await configuration.get_api_key_with_prefix("BearerToken")
+        who = {"Authorization": token} if token else {}
+        arguments: dict[str, Any] = {
+            "url": f"{configuration.host}{path}" + (f"?{urlencode(query)}" if query else ""),
+            "headers": {"Accept": "application/json", "Accept-Encoding": "identity"}
+            | dict(headers)
+            | who,
+        }
+        if rest.proxy:
+            arguments["proxy"] = rest.proxy
+        if rest.server_hostname:
+            arguments["server_hostname"] = rest.server_hostname
+        return rest.pool_manager, arguments
+
+
+async def _messages(opened: aiohttp.ClientWebSocketResponse) -> AsyncIterator[bytes]:
+    async for message in opened:
+        if message.type is aiohttp.WSMsgType.BINARY:
+            yield message.data
+
+
+def _failed(problem: Exception) -> ConnectionFailedError:
+    words = str(problem) or type(problem).__name__
+    return ConnectionFailedError(f"the API server does not answer ({words[:200]})")
+
+
+async def _configured(kubeconfig: Path | None) -> Configuration:
+    """The file that is named; else the pod that we are in; else KUBECONFIG as kubectl reads it."""
+    configuration = Configuration()
+    inside = "KUBERNETES_SERVICE_HOST" in os.environ  # noqa: TID251 - Kubernetes' own sign
+    try:
+        if kubeconfig is None and inside:
+            config.load_incluster_config(client_configuration=configuration)
+        else:
+            await config.load_kube_config(
+                config_file=str(kubeconfig) if kubeconfig else None,
+                client_configuration=configuration,
+            )
+    except (config.ConfigException, OSError, ValueError, TypeError) as problem:
+        where = f"kubeconfig {kubeconfig}" if kubeconfig else "the kubeconfig"
+        raise ConfigurationError(f"{where} cannot be used: {problem}") from problem
+    return configuration

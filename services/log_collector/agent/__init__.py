@@ -1,0 +1,1 @@
+"""The per-node program that reads containers' log files for log-collector."""

@@ -1,0 +1,5 @@
+"""``python -m services.log_collector.agent``: the log agent of one node."""
+
+from services.log_collector.agent.main import main
+
+main()

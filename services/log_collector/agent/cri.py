@@ -1,0 +1,101 @@
+"""The log format of container runtimes, undone: what a container wrote, byte for byte.
+
+A container's log file has one entry a line: ``<time> stdout|stderr <tag> <text>``. The tag ``P``
+says that the text goes on in the next entry (the runtime splits long lines, and a last line without
+an end); any other that it was a whole line. Entries of both streams are taken in their order in the
+file, as the API server's log endpoint does, so that both give the same bytes. Called by
+``output.py``; pure.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+
+# No entry's header is longer. A line that has none within so many bytes is no entry.
+HEADER_BYTES_MAX = 256
+NEWLINE = b"\n"
+
+_HEAD = rb"\d{4}-\d\d-\d\dT[^ \n]{1,64} std(?:out|err) "
+_HEADER = re.compile(_HEAD + rb"([^ \n]{0,64}) ")
+# One match is one line; a group is what the container wrote of it. Nothing, if it is no entry.
+_WHOLE_LINES = re.compile(_HEAD + rb"[^ \n]{0,64} ([^\n]*\n)|[^\n]*\n")
+_LINES = re.compile(
+    _HEAD + rb"(?:P(?::[^ \n]{0,62})? ([^\n]*)\n|[^ \n]{0,64} ([^\n]*\n))|([^\n]*\n)"
+)
+_STAMP = re.compile(rb"[^ \n]{1,80} ")
+
+
+class Inside(IntEnum):
+    """Where between two looks the decoding stands."""
+
+    NOTHING = 0  # at the beginning of an entry
+    WHOLE = 1  # in the text of a whole line
+    PART = 2  # in a text that goes on in the next entry
+    BAD = 3  # in a line that is no entry
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What so many ``used`` bytes of a file say. ``bad``: lines in them that are no entries."""
+
+    data: bytes
+    used: int
+    inside: Inside
+    bad: int = 0
+
+
+def decode(raw: bytes, inside: Inside) -> Decoded:
+    """Decode the bytes of a log file that follow a position; the result does not depend on where
+    they are cut.
+
+    What is left unused is the beginning of a header: it comes again with the next bytes.
+    """
+    parts: list[bytes] = []
+    at = 0
+    if inside is not Inside.NOTHING:
+        newline = raw.find(NEWLINE)
+        at = len(raw) if newline < 0 else newline + 1
+        if inside is not Inside.BAD:
+            parts.append(raw[: at - 1] if inside is Inside.PART and newline >= 0 else raw[:at])
+        if newline < 0:
+            return Decoded(b"".join(parts), at, inside)
+        inside = Inside.NOTHING
+    bad = 0
+    end = raw.rfind(NEWLINE, at) + 1
+    if end > at:
+        text, bad = _lines(raw[at:end] if at or end < len(raw) else raw)
+        parts.append(text)
+        at = end
+    header = _HEADER.match(raw, at)
+    if header is not None:
+        inside = Inside.PART if _is_part(header[1]) else Inside.WHOLE
+        parts.append(raw[header.end() :])
+        at = len(raw)
+    elif len(raw) - at >= HEADER_BYTES_MAX:
+        inside, at, bad = Inside.BAD, len(raw), bad + 1
+    return Decoded(parts[0] if len(parts) == 1 else b"".join(parts), at, inside, bad)
+
+
+def stamp(beginning: bytes) -> str:
+    """The first entry's time, which tells a container's files apart; empty if it is not there yet.
+
+    Times have nanoseconds, and one container has one clock.
+    """
+    found = _STAMP.match(beginning)
+    return found[0].decode("ascii", "replace").strip() if found else ""
+
+
+def _is_part(tag: bytes) -> bool:
+    return tag == b"P" or tag.startswith(b"P:")
+
+
+def _lines(lines: bytes) -> tuple[bytes, int]:
+    """The text of whole lines, and how many of them are no entries."""
+    if b"out P" not in lines and b"err P" not in lines:
+        texts = _WHOLE_LINES.findall(lines)
+        return b"".join(texts), texts.count(b"")
+    parts = _LINES.findall(lines)
+    text = b"".join([part or whole for part, whole, _ in parts])
+    return text, sum(1 for _, _, other in parts if other)

@@ -1,0 +1,259 @@
+"""One rank's output as the collector reads it: bytes by offset, whatever became of the files.
+
+The offset of a byte is how many bytes the container wrote before it, in the order of its log files.
+What has been given out keeps its offset for good: a file is left for the next one only when
+nothing can come into it any more (``_may_pass``), and where the next one begins is then written
+down as a check-point. Used by ``spool.py``, by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from services.log_collector.agent import cri
+from services.log_collector.agent.checkpoints import Checkpoints, Position
+from services.log_collector.agent.folder import OutputFolder
+from services.log_collector.agent.segments import Mark, Segment, filler
+
+CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 65_536, 262_144
+CHECKPOINT_BYTES = 1_048_576
+# One call decodes at most so much; only finding a far place again needs more.
+DECODE_BYTES_MAX = 64 * 1_048_576
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of an output. ``unsure``: there may be more than could be said now."""
+
+    data: bytes = b""
+    unsure: bool = False
+    # Why the asked place is not there; empty if it is.
+    moved: str = ""
+
+
+class Output:
+    """The output of one pod's container."""
+
+    def __init__(
+        self, folder: OutputFolder, *, settle_seconds: float, monotonic: Callable[[], float]
+    ) -> None:
+        self.folder = folder
+        self.bad_lines = 0
+        self._settle_seconds = settle_seconds
+        self._monotonic = monotonic
+        self._checkpoints = Checkpoints(str(folder.path / "checkpoints"))
+        record = folder.record
+        sizes = {number: segment.size() for number, segment in folder.segments.items()}
+        self._checkpoints.load(Position(record.first, 0, record.first_offset), sizes)
+        # How far it has been decoded, and where the last read ended.
+        self.frontier = self._checkpoints.at(len(self._checkpoints) - 1)
+        self._cursor = self.frontier
+        # An earlier process may have given out more than the last check-point says.
+        self._frontier_known = len(folder.segments) == 0
+        # When a file that has a successor was last seen to grow: (segment, size) and since when.
+        self._quiet: tuple[int, int] = (-1, -1)
+        self._quiet_since = 0.0
+
+    def read(self, offset: int, bytes_max: int) -> Piece:
+        """Up to so many bytes from an offset on. Fewer, and not unsure: that is all there is."""
+        begin = self.folder.record.first_offset
+        if offset < begin:
+            return Piece(filler(offset, min(bytes_max, begin - offset)))
+        position, decoded = self._nearest(offset), 0
+        pieces: list[bytes] = []
+        size, waiting = 0, False
+        while size < bytes_max:
+            found = self._step(position, offset + bytes_max - position.offset)
+            if found is None:
+                waiting = self.folder.after(position.segment) is not None
+                break
+            data, after = found
+            self._note(after)
+            start = offset + size - position.offset
+            piece = data[start : start + bytes_max - size] if start < len(data) else b""
+            pieces.append(piece)
+            size += len(piece)
+            if start + len(piece) < len(data) and size >= bytes_max:
+                break
+            decoded += max(len(data), after.raw - position.raw)
+            position = after
+            if decoded >= DECODE_BYTES_MAX:
+                waiting = True
+                break
+        self._cursor = position
+        if not size and not waiting and position.offset < offset:
+            return Piece(
+                moved=f"only {position.offset} bytes are here, and bytes from {offset} are asked"
+            )
+        return Piece(b"".join(pieces), unsure=waiting and size < bytes_max)
+
+    @property
+    def is_read(self) -> bool:
+        """All that is here has been decoded, and is kept by the collector."""
+        if self.folder.record.done:
+            return True
+        last = max(self.folder.segments, default=None)
+        if last is None:
+            return True
+        end = self.frontier.segment == last and self.frontier.raw >= self._size(last)
+        return end and self.folder.record.kept >= self.frontier.offset
+
+    def forget(self) -> int:
+        """Drop the files that are before what the collector has kept; returns how many."""
+        starts, segments = self._checkpoints.starts, self.folder.segments
+        kept = self.folder.record.kept
+        until = max(
+            (n for n in segments if n - 1 in segments and starts.get(n, kept + 1) <= kept),
+            default=None,
+        )
+        if until is None:
+            return 0
+        before = len(segments)
+        self.folder.drop(until, starts[until])
+        self._checkpoints.keep(lambda position: position.segment >= until)
+        if self._cursor.segment < until:
+            self._cursor = self._checkpoints.at(0)
+        return before - len(self.folder.segments)
+
+    def lose(self, segment: Segment) -> int:
+        """Drop a segment that was not kept, to save the node's disk; returns the bytes lost.
+
+        A mark takes its place. What of it may have been given out keeps its length.
+        """
+        size = segment.size()
+        start = self._checkpoints.starts.get(segment.number)
+        until = self._checkpoints.starts.get(segment.number + 1)
+        if until is None and start is not None and not self._frontier_known:
+            until = self._decode_to_end(segment)
+        end = self.frontier.offset if until is None else until
+        counted = 0 if start is None else end - start
+        text = "" if until is not None else f"[shiftwork: {size} bytes of log file are lost here]\n"
+        mark = Mark(counted, text)
+        self.folder.replace(segment, mark)
+        number = segment.number
+        self._checkpoints.keep(lambda place: place.segment != number or place.raw == 0)
+        if start is not None and until is None:
+            self.frontier = Position(number, counted, start + counted)
+        if self._cursor.segment == number:
+            self._cursor = self._checkpoints.before(self._cursor.offset) or self.frontier
+        return size
+
+    # -- inside
+
+    def _nearest(self, offset: int) -> Position:
+        found = self._checkpoints.before(offset) or self._checkpoints.at(0)
+        for other in (self.frontier, self._cursor):
+            if found.order < other.order and other.offset <= offset:
+                found = other
+        return found
+
+    def _step(self, position: Position, wanted: int) -> tuple[bytes, Position] | None:
+        """The next bytes from a position on, and the position after them; None at the end."""
+        number = position.segment
+        segment = self.folder.segments.get(number)
+        if segment is None:
+            return None
+        # Where it has been left for the next one: nothing after that counts.
+        end = self._checkpoints.starts.get(number + 1)
+        left = None if end is None else end - position.offset
+        found = None
+        if left != 0:
+            read = self._step_in_mark if segment.mark else self._step_in_file
+            found = read(segment, position, wanted)
+        if found is not None and left is not None:
+            data, after = found
+            return data[:left], replace(after, offset=position.offset + len(data[:left]))
+        if left:
+            # The file is shorter than it was: the node lost power, and with it these bytes.
+            lost = filler(position.offset, min(left, CHUNK_BYTES_MAX))
+            return lost, replace(position, offset=position.offset + len(lost))
+        if found is None and (left == 0 or self._may_pass(segment)):
+            return b"", Position(number + 1, 0, position.offset)
+        return found
+
+    def _step_in_file(
+        self, segment: Segment, position: Position, wanted: int
+    ) -> tuple[bytes, Position] | None:
+        if segment.size() <= position.raw:
+            return None
+        raw_max = min(CHUNK_BYTES_MAX, max(CHUNK_BYTES_MIN, wanted + wanted // 4))
+        number = os.open(segment.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            raw = os.pread(number, raw_max, position.raw)
+        finally:
+            os.close(number)
+        found = cri.decode(raw, position.inside)
+        if not found.used:
+            return None
+        if position.order >= self.frontier.order:
+            self.bad_lines += found.bad
+        offset = position.offset + len(found.data)
+        return found.data, Position(segment.number, position.raw + found.used, offset, found.inside)
+
+    def _step_in_mark(
+        self, segment: Segment, position: Position, wanted: int
+    ) -> tuple[bytes, Position] | None:
+        assert segment.mark is not None
+        data = segment.mark.read(position.raw, max(1, min(wanted, CHUNK_BYTES_MAX)))
+        if not data:
+            return None
+        raw, offset = position.raw + len(data), position.offset + len(data)
+        return data, Position(segment.number, raw, offset)
+
+    def _may_pass(self, segment: Segment) -> bool:
+        """May it be left for the next one: is there one, and will nothing more come?
+
+        After a rotation the runtime still writes what it has in hand to the old file, so that one
+        must have been quiet for a while.
+        """
+        if self.folder.after(segment.number) is None:
+            return False
+        if segment.closed or segment.mark is not None or self.folder.record.ended_at:
+            return True
+        now, seen = self._monotonic(), (segment.number, segment.size())
+        if seen != self._quiet:
+            self._quiet, self._quiet_since = seen, now
+        return now - self._quiet_since >= self._settle_seconds
+
+    def _note(self, position: Position) -> None:
+        """Remember how far it has been decoded."""
+        if position.order <= self.frontier.order:
+            return
+        last = self._checkpoints.at(len(self._checkpoints) - 1)
+        self.frontier = position
+        if position.segment != last.segment or position.raw - last.raw >= CHECKPOINT_BYTES:
+            self._checkpoints.add(position)
+            # What comes from here on is given out by this process alone.
+            self._frontier_known = True
+
+    def _decode_to_end(self, segment: Segment) -> int:
+        """Decode the rest of a segment and leave it; returns where the next one begins."""
+        position = self.frontier
+        while position.segment == segment.number:
+            found = self._step(position, CHUNK_BYTES_MAX)
+            if found is None:
+                position = Position(segment.number + 1, 0, position.offset)
+                self._note(position)
+                break
+            position = found[1]
+            self._note(position)
+        return position.offset
+
+    def _size(self, number: int) -> int:
+        return self.folder.segments[number].size()
+
+
+def open_output(
+    path: Path,
+    *,
+    settle_seconds: float,
+    unpacked_bytes_max: int,
+    monotonic: Callable[[], float],
+) -> Output:
+    """An output's folder with what an earlier process left in it, or a new one."""
+    folder = OutputFolder(path, unpacked_bytes_max=unpacked_bytes_max)
+    folder.load()
+    return Output(folder, settle_seconds=settle_seconds, monotonic=monotonic)

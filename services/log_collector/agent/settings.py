@@ -1,0 +1,54 @@
+"""What the log agent of a node is told: where logs are, and every limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from services.log_collector.agent.spool import Limits
+
+
+class AgentSettings(BaseSettings):
+    """Environment variables ``SHIFTWORK_LOG_AGENT_…``."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="ignore", env_prefix="SHIFTWORK_LOG_AGENT_"
+    )
+
+    # The node's folder of container logs, and the agent's own beside it: hard links join them, so
+    # both are in one file system and one mount.
+    pods_dir: Path = Path("/var/log/pods")
+    spool_dir: Path = Path("/var/log/shiftwork")
+    # Whose logs: pods of this namespace, and the container of each that is the task's.
+    namespace: str = Field(default="shiftwork-tasks", pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+    container: str = Field(default="main", pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+
+    # Every address of the pod: log-collector comes from other nodes.
+    host: str = "0.0.0.0"  # noqa: S104 - as said
+    port: int = Field(default=8650, ge=0, le=65535)
+    # What log-collector shows as `Authorization: Bearer …`.
+    token_file: Path
+
+    # New log files are looked for so often: the kubelet rotates no faster than every ten seconds.
+    poll_seconds: float = Field(default=0.25, gt=0, le=5)
+    # A rotated file is left for the next one when it has been quiet for so long.
+    settle_seconds: float = Field(default=1.0, ge=0, le=60)
+    # The spool may hold so many bytes that the kubelet has removed, and outputs of pods that are
+    # gone for so long. Beyond that the oldest is dropped, read or not.
+    spool_bytes_max: int = Field(default=20 * 1024**3, ge=65_536)
+    keep_seconds: float = Field(default=3 * 86_400.0, gt=0)
+    prune_seconds: float = Field(default=10.0, gt=0, le=3600)
+
+    log_format: Literal["json", "console"] = "json"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    def limits(self) -> Limits:
+        """The spool's limits."""
+        return Limits(
+            bytes_max=self.spool_bytes_max,
+            keep_seconds=self.keep_seconds,
+            settle_seconds=self.settle_seconds,
+        )

@@ -1,0 +1,353 @@
+"""The agent's spool: every log file of task pods gets a second name here as soon as it appears.
+
+So neither the kubelet's rotation nor the pod's deletion loses a byte before the collector has it.
+``scan`` looks for new files, ``read`` answers the collector, ``done`` and ``prune`` make room.
+Everything here blocks and is called by one thread at a time (``main.py`` and ``app.py`` take
+turns).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from libs.service.clock import Clock
+from libs.service.observe import log
+from services.log_collector.agent import metrics
+from services.log_collector.agent.folder import AdoptionError
+from services.log_collector.agent.kubelet import log_files, pod_of
+from services.log_collector.agent.output import Output, Piece, open_output
+from services.log_collector.agent.segments import Segment
+from services.log_collector.agent.wire import PodAnswer, PodAsk, PodKept
+
+SERVICE = "log_agent"
+# A folder's time of change is only as fine as the kernel's tick: after a change it is listed again
+# for so long, so that a second change in the same tick is seen.
+UNSETTLED_SECONDS = 0.5
+LISTINGS_MAX = 8
+# Names of folders that are gone are forgotten when there are so many of them.
+FORGET_AFTER = 64
+# Several asks for pods that are not there need one look, not one each.
+SCAN_SECONDS_MIN = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the spool may hold, and how patient it is; see ``settings.py``."""
+
+    bytes_max: int
+    keep_seconds: float
+    settle_seconds: float
+
+
+@dataclass(slots=True)
+class Seen:
+    """A container's folder, as it was last looked at."""
+
+    changed_ns: int = -1
+    changed_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Watched:
+    """One pod's output, and the folders that it comes from."""
+
+    output: Output
+    folders: dict[str, str] = field(default_factory=dict[str, str])
+    problem: str = ""
+    bad_lines: int = 0
+    gaps: int = 0
+
+
+class Spool:
+    """The outputs of one node's task pods."""
+
+    def __init__(
+        self,
+        pods_dir: Path,
+        spool_dir: Path,
+        *,
+        namespace: str,
+        container: str,
+        limits: Limits,
+        clock: Clock,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._pods_dir, self._spool_dir = str(pods_dir), spool_dir / namespace
+        self._namespace, self._container = namespace, container
+        self._limits, self._clock, self._monotonic = limits, clock, monotonic
+        self._watched: dict[str, Watched] = {}
+        # Pods of ours that are there: their folders by name, and each folder's uid.
+        self._pods: dict[str, dict[str, str]] = {}
+        self._names: dict[str, tuple[str, str] | None] = {}
+        self._seen: dict[str, Seen] = {}
+        self._scanned_at = float("-inf")
+        # Why nothing can be read; empty if it can.
+        self.problem = "the first look is not done"
+        self.log = log(SERVICE)
+
+    def load(self) -> None:
+        """Take up what an earlier process left, and look for the first time."""
+        self._spool_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in sorted(self._spool_dir.iterdir()):
+            if path.is_dir():
+                self._watched[path.name] = Watched(self._open(path.name))
+        self.scan()
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs are there."""
+        return len(self._watched)
+
+    # -- looking
+
+    def scan(self) -> None:
+        """Look for log files that are new, and for pods that are gone."""
+        self._scanned_at = self._monotonic()
+        try:
+            names = os.listdir(self._pods_dir)  # noqa: PTH208 - the hot path: no Path objects
+        except OSError as error:
+            self._note_problem(
+                f"{self._pods_dir} cannot be listed: {error.strerror}. Mount the node's folder"
+            )
+            return
+        self._pods = {}
+        for name in names:
+            if name not in self._names:
+                self._names[name] = pod_of(name, self._namespace)
+            found = self._names[name]
+            if found is not None:
+                self._pods.setdefault(found[0], {})[name] = found[1]
+        if len(self._names) > 2 * len(names) + FORGET_AFTER:
+            self._names = {name: self._names[name] for name in names}
+            there = {self._container_folder(name) for name in names}
+            self._seen = {path: seen for path, seen in self._seen.items() if path in there}
+        problem = ""
+        for pod in self._pods:
+            problem = self._look(pod) or problem
+        self._note_problem(problem)
+        for pod in [pod for pod in self._watched if pod not in self._pods]:
+            try:
+                self._note_gone(pod)
+            except OSError as error:
+                self._note_problem(f"{self._spool_dir} cannot be written: {error.strerror}")
+
+    def _note_problem(self, problem: str) -> None:
+        if problem and problem != self.problem:
+            self.log.error("logs cannot be collected", problem=problem)
+        self.problem = problem
+
+    def _look(self, pod: str) -> str:
+        """Link what is new of one pod; returns why that is not possible."""
+        watched = self._watched.get(pod)
+        if watched is not None and watched.output.folder.record.done:
+            return ""
+        for name, uid in self._pods.get(pod, {}).items():
+            folder = self._container_folder(name)
+            try:
+                if self._has_changed(folder):
+                    self._adopt(pod, folder, uid)
+            except FileNotFoundError:
+                continue  # no container yet, or gone this very moment
+            except AdoptionError as error:
+                self._seen.pop(folder, None)
+                return str(error)
+            except OSError as error:
+                self._seen.pop(folder, None)
+                return f"{folder} cannot be read: {error.strerror}"
+        return ""
+
+    def _has_changed(self, folder: str) -> bool:
+        changed_ns = os.stat(folder).st_mtime_ns  # noqa: PTH116 - the hot path
+        seen = self._seen.get(folder)
+        if seen is None:
+            seen = self._seen[folder] = Seen()
+        now = self._monotonic()
+        if seen.changed_ns != changed_ns:
+            seen.changed_ns, seen.changed_at = changed_ns, now
+            return True
+        return now - seen.changed_at < UNSETTLED_SECONDS
+
+    def _adopt(self, pod: str, folder: str, uid: str) -> None:
+        for _ in range(LISTINGS_MAX):
+            files = log_files(folder, uid)
+            if not files:
+                return
+            watched = self._watched.get(pod)
+            if watched is None:
+                watched = self._watched[pod] = Watched(self._open(pod))
+            record = watched.output.folder.record
+            if record.done:
+                return
+            if record.ended_at:
+                record.ended_at = 0.0
+                watched.output.folder.save()
+            try:
+                if watched.output.folder.adopt(files):
+                    return
+            finally:
+                self._count_gaps(pod, watched)
+        self._seen.pop(folder, None)  # it changes all the time: go on at the next look
+
+    def _count_gaps(self, pod: str, watched: Watched) -> None:
+        new = watched.output.folder.gaps - watched.gaps
+        if new:
+            watched.gaps += new
+            metrics.GAPS.inc(new)
+            self.log.error("output is missing: it was gone before it was seen", pod=pod)
+
+    def _note_gone(self, pod: str) -> None:
+        """The kubelet has removed the pod's folder: nothing more comes."""
+        watched = self._watched[pod]
+        folder = watched.output.folder
+        if folder.record.done:
+            self._remove(pod)
+        elif not folder.record.ended_at:
+            folder.record.ended_at = self._clock.now().timestamp()
+            folder.save()
+
+    def _container_folder(self, name: str) -> str:
+        return f"{self._pods_dir}/{name}/{self._container}"
+
+    def _open(self, pod: str) -> Output:
+        return open_output(
+            self._spool_dir / pod,
+            settle_seconds=self._limits.settle_seconds,
+            unpacked_bytes_max=self._limits.bytes_max,
+            monotonic=self._monotonic,
+        )
+
+    def _remove(self, pod: str) -> None:
+        self._watched.pop(pod).output.folder.remove()
+
+    # -- answering
+
+    def read(self, asks: Sequence[PodAsk], bytes_max: int) -> list[PodAnswer | None]:
+        """Answer the asks in their order; None for those left when ``bytes_max`` was reached."""
+        unknown = any(ask.pod not in self._watched for ask in asks)
+        late = self._monotonic() - self._scanned_at >= SCAN_SECONDS_MIN
+        if any(ask.ended for ask in asks) or (unknown and late):
+            self.scan()
+        answers: list[PodAnswer | None] = []
+        left = bytes_max
+        for ask in asks:
+            if left <= 0:
+                answers.append(None)
+                continue
+            answer = self._answer(ask, min(left, ask.bytes_max))
+            left -= len(answer.data)
+            answers.append(answer)
+        metrics.READ_BYTES.inc(bytes_max - left)
+        return answers
+
+    def _answer(self, ask: PodAsk, bytes_max: int) -> PodAnswer:
+        try:
+            problem = self._look(ask.pod) or ("" if ask.pod in self._watched else self.problem)
+            if problem:
+                return PodAnswer(problem=problem)
+            watched = self._watched.get(ask.pod)
+            if watched is None or watched.output.folder.record.done:
+                return PodAnswer(absent=True, complete=watched is not None)
+            piece = _read_after(watched.output, ask, bytes_max)
+        except OSError as error:
+            return PodAnswer(problem=f"the spool cannot be read: {error}")
+        bad = watched.output.bad_lines - watched.bad_lines
+        if bad:
+            watched.bad_lines += bad
+            metrics.BAD_LINES.inc(bad)
+            self.log.warning("lines of a log file are no entries", pod=ask.pod, lines=bad)
+        if piece.moved:
+            return PodAnswer(moved=True, problem=piece.moved)
+        ended = bool(watched.output.folder.record.ended_at)
+        complete = ended and not piece.unsure and len(piece.data) < bytes_max
+        return PodAnswer(piece.data, unsure=piece.unsure, complete=complete)
+
+    # -- making room
+
+    def done(self, kept: Sequence[PodKept]) -> None:
+        """Drop what the collector has for good."""
+        for each in kept:
+            watched = self._watched.get(each.pod)
+            if watched is None or watched.output.folder.record.done:
+                continue
+            folder = watched.output.folder
+            if each.done:
+                folder.finish()
+                if each.pod not in self._pods:
+                    self._remove(each.pod)
+            elif each.offset > folder.record.kept:
+                folder.record.kept = each.offset
+                if not watched.output.forget():
+                    folder.save(sync=False)
+
+    def prune(self) -> None:
+        """Drop what is too old or too much; say so loudly if nobody has read it."""
+        try:
+            self._prune()
+        except OSError as error:
+            self.log.error("the spool cannot be pruned", problem=str(error))  # noqa: TRY400
+
+    def _prune(self) -> None:
+        oldest = self._clock.now().timestamp() - self._limits.keep_seconds
+        for pod, watched in list(self._watched.items()):
+            ended_at = watched.output.folder.record.ended_at
+            if ended_at and ended_at < oldest:
+                if not watched.output.is_read:
+                    self._say_lost(pod, watched.output.folder.sole_bytes(), "it is too old")
+                self._remove(pod)
+        held = sum(watched.output.folder.sole_bytes() for watched in self._watched.values())
+        if held > self._limits.bytes_max:
+            held = self._lose(held)
+        metrics.SPOOL_BYTES.set(held)
+        metrics.OUTPUTS.set(len(self._watched))
+
+    def _lose(self, held: int) -> int:
+        """Drop the oldest files until the rest fits: of pods that are gone before others."""
+        for pod, segment in self._droppable():
+            if held <= self._limits.bytes_max:
+                break
+            size = self._watched[pod].output.lose(segment)
+            self._say_lost(pod, size, "the spool is full")
+            held -= size
+        return held
+
+    def _droppable(self) -> list[tuple[str, Segment]]:
+        found: list[tuple[float, float, int, str, Segment]] = []
+        for pod, watched in self._watched.items():
+            folder = watched.output.folder
+            ended_at = folder.record.ended_at
+            for number, segment in folder.segments.items():
+                if segment.mark is not None:
+                    continue
+                info = Path(segment.path).stat()
+                spare = ended_at or folder.after(number) is not None
+                if spare and info.st_nlink == 1 and info.st_size:
+                    when = ended_at or float("inf")
+                    found.append((when, info.st_mtime, number, pod, segment))
+        found.sort(key=lambda each: each[:3])
+        return [(pod, segment) for _, _, _, pod, segment in found]
+
+    def _say_lost(self, pod: str, size: int, why: str) -> None:
+        metrics.LOST_BYTES.inc(size)
+        self.log.error(
+            "output is lost: log-collector had not read it", pod=pod, bytes=size, why=why
+        )
+
+
+def _read_after(output: Output, ask: PodAsk, bytes_max: int) -> Piece:
+    """Read, after seeing that what comes before is what the collector has."""
+    before = ask.before[-ask.offset :] if ask.offset < len(ask.before) else ask.before
+    begin = output.folder.record.first_offset
+    if not before or ask.offset - len(before) < begin:
+        return output.read(ask.offset, bytes_max)
+    piece = output.read(ask.offset - len(before), len(before) + bytes_max)
+    if piece.moved or (piece.unsure and len(piece.data) < len(before)):
+        return Piece(unsure=piece.unsure, moved=piece.moved)
+    if piece.data[: len(before)] != before:
+        return Piece(
+            moved=f"the bytes before {ask.offset} are not those that were kept: log files were"
+            " rotated away before the log agent saw the first of them"
+        )
+    return Piece(piece.data[len(before) :], piece.unsure)

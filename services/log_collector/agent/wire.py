@@ -1,0 +1,208 @@
+"""What log-collector and the agents say to each other over HTTP: asks and answers as bytes.
+
+``POST /read``: a JSON body of asks; the answer is one line of JSON and then the bytes of all
+answers in their order, so that output travels as it is. ``POST /done``: what the collector has for
+good. Used by ``app.py`` and by the collector's Kubernetes source.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+ASKS_MAX = 4096
+BODY_BYTES_MAX = 2 * 1_048_576
+BYTES_MAX = 32 * 1_048_576
+BEFORE_BYTES_MAX = 256
+POD_NAME_MAX = 253
+
+
+class WireError(ValueError):
+    """A body that is not what it should be: the text names the field, the value and the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodAsk:
+    """Bytes wanted of a pod's output: those after ``offset``."""
+
+    pod: str
+    offset: int
+    bytes_max: int
+    # What the collector has right before ``offset``: it must be the same here. Empty: not known.
+    before: bytes = b""
+    # The pod has ended: the answer must hold for good.
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PodAnswer:
+    """Fewer bytes than asked, and not unsure: that is all there is now."""
+
+    data: bytes = b""
+    # There is no log file of this pod: it never had one, or it is not wanted any more.
+    absent: bool = False
+    unsure: bool = False
+    # Nothing more will come.
+    complete: bool = False
+    # What was asked is not where the collector counts it: this agent cannot go on from there.
+    moved: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PodKept:
+    """The collector has so many bytes for good; ``done``: it wants no more of this pod."""
+
+    pod: str
+    offset: int
+    done: bool
+
+
+def asks_body(asks: Sequence[PodAsk], bytes_max: int) -> bytes:
+    """The body of ``POST /read``."""
+    said = [
+        {
+            "pod": ask.pod,
+            "offset": ask.offset,
+            "bytes_max": ask.bytes_max,
+            "before": base64.b64encode(ask.before).decode(),
+            "ended": ask.ended,
+        }
+        for ask in asks
+    ]
+    return json.dumps({"bytes_max": bytes_max, "asks": said}).encode()
+
+
+def read_asks(body: bytes) -> tuple[list[PodAsk], int]:
+    """The asks of a body, and how many bytes all answers together may have. WireError."""
+    said = _object(body)
+    asks = [
+        PodAsk(
+            pod=_pod(each),
+            offset=_number(each, "offset"),
+            bytes_max=_number(each, "bytes_max"),
+            before=_before(each),
+            ended=_flag(each, "ended"),
+        )
+        for each in _list(said, "asks")
+    ]
+    return asks, min(_number(said, "bytes_max"), BYTES_MAX)
+
+
+def answer_head(agent: str, answers: Sequence[PodAnswer | None]) -> bytes:
+    """The first line of an answer; the answers' bytes follow it. ``agent`` is another one after
+    each start."""
+    said = [
+        None
+        if answer is None
+        else {
+            "size": len(answer.data),
+            "absent": answer.absent,
+            "unsure": answer.unsure,
+            "complete": answer.complete,
+            "moved": answer.moved,
+            "problem": answer.problem,
+        }
+        for answer in answers
+    ]
+    return json.dumps({"agent": agent, "answers": said}).encode() + b"\n"
+
+
+def read_answers(body: bytes) -> tuple[str, list[PodAnswer | None]]:
+    """Which agent answered, and what. WireError."""
+    head, _, rest = body.partition(b"\n")
+    said = _object(head)
+    answers: list[PodAnswer | None] = []
+    at = 0
+    for each in _list(said, "answers", null=True):
+        if each is None:
+            answers.append(None)
+            continue
+        size = _number(each, "size")
+        if at + size > len(rest):
+            raise WireError(f"size {size}: the answer ends before, it was cut short; ask again")
+        answers.append(
+            PodAnswer(
+                data=rest[at : at + size],
+                absent=_flag(each, "absent"),
+                unsure=_flag(each, "unsure"),
+                complete=_flag(each, "complete"),
+                moved=_flag(each, "moved"),
+                problem=str(each.get("problem", "")),
+            )
+        )
+        at += size
+    return str(said.get("agent", "")), answers
+
+
+def kept_body(kept: Sequence[PodKept]) -> bytes:
+    """The body of ``POST /done``."""
+    said = [{"pod": each.pod, "offset": each.offset, "done": each.done} for each in kept]
+    return json.dumps({"kept": said}).encode()
+
+
+def read_kept(body: bytes) -> list[PodKept]:
+    """What a body says is kept. WireError."""
+    return [
+        PodKept(pod=_pod(each), offset=_number(each, "offset"), done=_flag(each, "done"))
+        for each in _list(_object(body), "kept")
+    ]
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        said = json.loads(body)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict):
+        raise WireError(f"the body {body[:80]!r} is no JSON object; send one")
+    return cast("dict[str, Any]", said)
+
+
+def _list(said: dict[str, Any], name: str, *, null: bool = False) -> list[Any]:
+    value = said.get(name)
+    if not isinstance(value, list):
+        raise WireError(f"{name} {value!r:.80}: write a list of objects")
+    each = cast("list[Any]", value)
+    if len(each) > ASKS_MAX:
+        raise WireError(f"{name}: {len(each)} are too many; send at most {ASKS_MAX} at once")
+    for one in each:
+        if not (isinstance(one, dict) or (null and one is None)):
+            raise WireError(f"{name}: {one!r:.80} is no object; write a list of objects")
+    return each
+
+
+def _pod(said: dict[str, Any]) -> str:
+    value = said.get("pod")
+    if not isinstance(value, str) or not 0 < len(value) <= POD_NAME_MAX or set(value) & set("/_"):
+        raise WireError(f"pod {value!r:.80}: write the pod's name")
+    return value
+
+
+def _number(said: dict[str, Any], name: str) -> int:
+    value = said.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise WireError(f"{name} {value!r:.80}: write a whole number of bytes, 0 or more")
+    return value
+
+
+def _flag(said: dict[str, Any], name: str) -> bool:
+    value = said.get(name, False)
+    if not isinstance(value, bool):
+        raise WireError(f"{name} {value!r:.80}: write true or false")
+    return value
+
+
+def _before(said: dict[str, Any]) -> bytes:
+    value = said.get("before", "")
+    try:
+        found = base64.b64decode(value, validate=True)
+    except (TypeError, ValueError, binascii.Error):
+        raise WireError(f"before {value!r:.80}: write base64") from None
+    if len(found) > BEFORE_BYTES_MAX:
+        raise WireError(f"before: {len(found)} bytes; send at most {BEFORE_BYTES_MAX}")
+    return found

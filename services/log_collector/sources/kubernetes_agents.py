@@ -1,0 +1,203 @@
+"""The log agents of the nodes: where they are, and asking many of them side by side.
+
+A node whose agent fails is left alone until the next refresh finds it well again, so that one dead
+node does not slow the others down. Used by ``kubernetes.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import aiohttp
+
+from libs.service.observe import log
+from services.log_collector.agent import wire
+from services.log_collector.agent.wire import PodAnswer, PodAsk, PodKept
+from services.log_collector.sources.cluster import Cluster
+from services.log_collector.sources.kubernetes_api import (
+    BROKEN,
+    HTTP_OK,
+    AgentPod,
+    ClusterError,
+    KubeApi,
+)
+from services.log_collector.state import SERVICE
+
+HEAD_BYTES_MAX = 4 * 1_048_576
+DETAIL_BYTES_MAX = 4096
+T = TypeVar("T")
+
+
+class AgentError(Exception):
+    """A node's agent does not answer, or not as it should; the text says why."""
+
+
+@dataclass(slots=True)
+class Node:
+    """One node's agent, as this process knows it."""
+
+    node_id: str
+    url: str = ""
+    # Since when it does not answer, and why; None while it does.
+    silent_since: float | None = None
+    problem: str = "no log agent is there"
+    # Another one after each start of the agent, and the pods of which it was seen that its bytes
+    # are where the collector counts them.
+    agent: str = ""
+    agreed: set[str] = field(default_factory=set[str])
+    # When it is asked again, and how long it is left alone when it has nothing.
+    due_at: float = 0.0
+    gap_seconds: float = 0.0
+
+
+@dataclass
+class Agents:
+    """The agents of all nodes."""
+
+    api: KubeApi
+    session: aiohttp.ClientSession
+    cluster: Cluster
+    monotonic: Callable[[], float]
+    nodes: dict[str, Node] = field(default_factory=dict[str, Node])
+    problem: str = ""
+
+    def __post_init__(self) -> None:
+        self._room = asyncio.Semaphore(self.cluster.requests_max)
+        self._log = log(SERVICE)
+
+    def node(self, node_id: str) -> Node:
+        """What is known of a node; one that nobody spoke of is silent from now on."""
+        found = self.nodes.get(node_id)
+        if found is None:
+            found = self.nodes[node_id] = Node(node_id, silent_since=self.monotonic())
+        return found
+
+    async def refresh(self) -> None:
+        """Look where the agents are, and whether the silent ones answer again. Never raises."""
+        try:
+            pods = await self.api.agents(self.cluster.agent_namespace, self.cluster.agent_label)
+        except ClusterError as error:
+            if str(error) != self.problem:
+                self._log.warning("log agents cannot be looked up", problem=str(error))
+            self.problem = str(error)
+        else:
+            self.problem = ""
+            self._note(pods)
+        silent = [node for node in self.nodes.values() if node.silent_since is not None]
+        await asyncio.gather(*(self._probe(node) for node in silent if node.url))
+
+    def _note(self, pods: Sequence[AgentPod]) -> None:
+        # While one is replaced there may be two on a node: the ready one answers.
+        best = {pod.node_id: pod for pod in sorted(pods, key=lambda pod: pod.ready)}
+        for pod in best.values():
+            host = f"[{pod.host}]" if ":" in pod.host else pod.host
+            url = f"http://{host}:{pod.port or self.cluster.agent_port}"
+            node = self.node(pod.node_id)
+            if node.url != url:
+                node.url = url
+                if node.silent_since is None:
+                    node.silent_since = self.monotonic()
+        for node in self.nodes.values():
+            if node.node_id not in best and node.url:
+                node.url = ""
+                self._fail(node, "no log agent is there")
+
+    async def _probe(self, node: Node) -> None:
+        try:
+            await self.read(node, (), 0)
+        except AgentError:
+            return
+        self._log.info("log agent answers", node=node.node_id)
+
+    async def read(
+        self, node: Node, asks: Sequence[PodAsk], bytes_max: int
+    ) -> Sequence[PodAnswer | None]:
+        """Ask one node. AgentError."""
+        # What is agreed with this agent needs no proof again.
+        sent = [
+            ask
+            if ask.pod not in node.agreed
+            else PodAsk(ask.pod, ask.offset, ask.bytes_max, b"", ask.ended)
+            for ask in asks
+        ]
+        body = wire.asks_body(sent, bytes_max)
+        agent, answers = await self._post(
+            node, "/read", body, bytes_max + HEAD_BYTES_MAX, wire.read_answers
+        )
+        if len(answers) != len(asks):
+            raise self._fail(node, f"{len(answers)} answers came to {len(asks)} asks")
+        if agent != node.agent:
+            # It was started anew: what was not proved to it counts for nothing.
+            trusted = [ask.pod not in node.agreed for ask in asks]
+            node.agent, node.agreed = agent, set()
+            answers = [
+                answer if known else PodAnswer(unsure=True)
+                for answer, known in zip(answers, trusted, strict=True)
+            ]
+        node.agreed |= {
+            ask.pod
+            for ask, answer in zip(asks, answers, strict=True)
+            if answer is not None and not (answer.absent or answer.unsure or answer.problem)
+        }
+        return answers
+
+    async def done(self, node: Node, kept: Sequence[PodKept]) -> None:
+        """Tell one node what is kept. AgentError."""
+        body = wire.kept_body(kept)
+        await self._post(node, "/done", body, DETAIL_BYTES_MAX, lambda said: said)
+        node.agreed -= {each.pod for each in kept if each.done}
+
+    async def _post(
+        self, node: Node, path: str, body: bytes, answer_max: int, read: Callable[[bytes], T]
+    ) -> T:
+        url = node.url
+        if not url:
+            raise AgentError(node.problem)
+        try:
+            try:
+                status, said = await self._send(url + path, body, answer_max)
+            except aiohttp.ServerDisconnectedError:
+                # It closed a quiet connection in this very moment; saying it twice does no harm.
+                status, said = await self._send(url + path, body, answer_max)
+            if status != HTTP_OK:
+                detail = said[:DETAIL_BYTES_MAX].decode(errors="replace").strip()
+                raise self._fail(node, f"it answers {status}: {detail}")
+            answer = read(said)
+        except wire.WireError as error:
+            raise self._fail(node, f"its answer cannot be read: {error}") from error
+        except BROKEN as error:
+            raise self._fail(node, str(error) or type(error).__name__) from error
+        if node.url == url:
+            node.silent_since, node.problem = None, ""
+        return answer
+
+    async def _send(self, url: str, body: bytes, answer_max: int) -> tuple[int, bytes]:
+        headers = self._headers()
+        async with self._room, self.session.post(url, data=body, headers=headers) as got:
+            return got.status, await _all_of(got, answer_max)
+
+    def _headers(self) -> Mapping[str, str]:
+        token = self.cluster.agent_token_file.read_text().strip()
+        return {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+
+    def _fail(self, node: Node, why: str) -> AgentError:
+        if node.silent_since is None:
+            node.silent_since = self.monotonic()
+        if node.problem != why:
+            node.problem = why
+            self._log.warning("log agent does not answer", node=node.node_id, problem=why)
+        return AgentError(f"the log agent of node {node.node_id}: {why}")
+
+
+async def _all_of(got: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while data := await got.content.readany():
+        size += len(data)
+        if size > bytes_max:
+            raise wire.WireError(f"it is longer than {bytes_max} bytes")
+        parts.append(data)
+    return b"".join(parts)

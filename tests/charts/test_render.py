@@ -1,0 +1,397 @@
+"""What the charts give: every installation of the matrix keeps the same rules."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic_settings import BaseSettings
+
+from libs.pods.policy import PodPolicy
+from services.allinone.composition import WIRINGS
+from services.allinone.provision import PREFIX as PROVISION
+from services.allinone.provision import ProvisionSettings
+from services.log_collector.agent.settings import AgentSettings
+from tests.charts.charts import (
+    NAMESPACE,
+    SERVICES,
+    TASKS,
+    UMBRELLA,
+    Helm,
+    Json,
+    containers,
+    named,
+    of_kind,
+    pod_specs,
+)
+from tests.charts.matrix import EXTERNAL, MATRIX, MONITORED
+
+pytestmark = pytest.mark.kubernetes
+
+LEADING = ("submit", "scheduler", "launcher", "quota", "gateway")
+# The only ones that talk to the Kubernetes API.
+TOKENS = {"launcher", "log-collector", "sweep"}
+
+
+@pytest.fixture(scope="module")
+def rendered(helm: Helm) -> dict[str, list[Json]]:
+    return {case: helm.template(UMBRELLA, values) for case, values in MATRIX.items()}
+
+
+@pytest.fixture(params=MATRIX)
+def objects(rendered: dict[str, list[Json]], request: pytest.FixtureRequest) -> list[Json]:
+    return rendered[request.param]
+
+
+def variables(container: Json) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in container.get("env", ()) if "value" in each}
+
+
+def test_every_image_has_a_tag_or_a_digest(objects: list[Json]) -> None:
+    images = {each["image"] for _, each in containers(objects)}
+    bare = {
+        image for image in images if not re.search(r"[^/]+(:[\w.-]+|@sha256:[0-9a-f]{64})$", image)
+    }
+    assert images
+    assert bare == set()
+    assert not any(image.endswith(":latest") for image in images)
+
+
+def test_everything_has_its_labels_and_its_place(objects: list[Json]) -> None:
+    names = [(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects]
+    assert len(set(names)) == len(names)
+    spaces = {space for _, space, _ in names}
+    for each in objects:
+        labels = each["metadata"]["labels"]
+        assert labels["app.kubernetes.io/part-of"] == "shiftwork", each["metadata"]["name"]
+        assert labels["app.kubernetes.io/managed-by"] == "Helm"
+    assert spaces <= {NAMESPACE, TASKS, "training", None}
+
+
+def test_every_pod_is_held_to_the_least(objects: list[Json]) -> None:
+    """Beside the API server's own judgement (test_server.py), which knows no read-only roots."""
+    for whose, spec in pod_specs(objects):
+        if "log-agent" not in whose:
+            assert spec["securityContext"]["runAsNonRoot"] is True, whose
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, whose
+        assert spec["enableServiceLinks"] is False, whose
+    for whose, each in containers(objects):
+        security = each["securityContext"]
+        assert security["readOnlyRootFilesystem"] is True, whose
+        assert security["allowPrivilegeEscalation"] is False, whose
+        assert security["capabilities"] == {"drop": ["ALL"]}, whose
+        assert set(each["resources"]["requests"]) == {"cpu", "memory"}, whose
+        assert "memory" in each["resources"]["limits"], whose
+
+
+def test_only_who_needs_the_cluster_has_a_token_for_it(objects: list[Json]) -> None:
+    with_token = {
+        spec["containers"][0]["name"]
+        for _, spec in pod_specs(objects)
+        if spec["automountServiceAccountToken"]
+    }
+    assert with_token <= TOKENS
+    assert {"launcher", "log-collector"} <= with_token
+    for account in of_kind(objects, "ServiceAccount"):
+        assert account["automountServiceAccountToken"] is False
+
+
+def test_every_server_is_probed(objects: list[Json]) -> None:
+    for each in of_kind(objects, "Deployment", "StatefulSet", "DaemonSet"):
+        (container,) = each["spec"]["template"]["spec"]["containers"]
+        assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(container)
+
+
+def test_secrets_are_files_or_references_and_nothing_else(objects: list[Json]) -> None:
+    """No password in a ConfigMap, an argument or a variable's own text."""
+    secret = re.compile(r"password|token|secret|key", re.IGNORECASE)
+    for whose, each in containers(objects):
+        for name, value in variables(each).items():
+            if secret.search(name) and not name.endswith("_URL"):
+                is_file = value.startswith("/etc/shiftwork/secrets/")
+                # NATS's configuration names variables: each is a reference in quotes.
+                is_reference = re.fullmatch(r'"\$\(SECRET_[A-Z_]+\)"', value)
+                assert is_file or is_reference, (whose, name)
+            assert not re.search(r"://[^/@$]+:[^/@$]+@", value), (whose, name)
+        assert not secret.search(" ".join(each.get("args", ()))), whose
+    generated = {
+        value
+        for each in of_kind(objects, "Secret")
+        for value in (*each.get("data", {}).values(), *each.get("stringData", {}).values())
+    }
+    others = yaml.safe_dump([each for each in objects if each["kind"] != "Secret"])
+    assert not any(value in others for value in generated)
+
+
+def test_generated_secrets_have_what_pods_read(objects: list[Json]) -> None:
+    there = {each["metadata"]["name"]: set(each["data"]) for each in of_kind(objects, "Secret")}
+    for whose, spec in pod_specs(objects):
+        for name, keys in _read_of(spec):
+            if not name.startswith("our-"):
+                assert keys <= there[name], (whose, name)
+
+
+def _read_of(spec: Json) -> Iterator[tuple[str, set[str]]]:
+    """The Secrets that a pod reads, with their keys."""
+    for volume in spec["volumes"]:
+        for source in volume.get("projected", {}).get("sources", ()):
+            yield source["secret"]["name"], {i["key"] for i in source["secret"]["items"]}
+        if "secret" in volume:
+            yield (
+                volume["secret"]["secretName"],
+                {item["key"] for item in volume["secret"].get("items", ())},
+            )
+    for container in spec["containers"]:
+        for each in container.get("env", ()):
+            of = each.get("valueFrom", {}).get("secretKeyRef")
+            if of:
+                yield of["name"], {of["key"]}
+
+
+def test_mounts_and_volumes_belong_together(objects: list[Json]) -> None:
+    claims = {
+        each["metadata"]["name"]: [
+            c["metadata"]["name"] for c in each["spec"].get("volumeClaimTemplates", ())
+        ]
+        for each in of_kind(objects, "StatefulSet")
+    }
+    for whose, spec in pod_specs(objects):
+        given = {each["name"] for each in spec["volumes"]} | set(claims.get(whose.split()[-1], ()))
+        used = {each["name"] for c in spec["containers"] for each in c["volumeMounts"]}
+        assert used == given, whose
+
+
+def test_replicas_that_can_lead_are_two(rendered: dict[str, list[Json]]) -> None:
+    for name in LEADING:
+        deployment = named(rendered["default"], "Deployment", f"shiftwork-{name}")
+        assert deployment["spec"]["replicas"] == 2
+        assert deployment["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+        assert named(rendered["default"], "PodDisruptionBudget", f"shiftwork-{name}")
+
+
+def test_the_archive_has_one_writer_unless_it_is_shared(rendered: dict[str, list[Json]]) -> None:
+    alone = named(rendered["default"], "Deployment", "shiftwork-log-collector")["spec"]
+    assert (alone["replicas"], alone["strategy"]["type"]) == (1, "Recreate")
+    shared = named(rendered["high-availability"], "Deployment", "shiftwork-log-collector")["spec"]
+    assert (shared["replicas"], shared["strategy"]["type"]) == (2, "RollingUpdate")
+
+
+def _load(
+    settings: type[BaseSettings], prefix: str, given: dict[str, str], root: Path
+) -> BaseSettings:
+    """The settings as the process in the container would have them. Its files stand below root."""
+    kept = {key: os.environ.pop(key) for key in list(os.environ) if key.startswith(prefix)}
+    try:
+        for name, value in given.items():
+            path = root / value.lstrip("/")
+            is_read = name.endswith(("POLICY_FILE", "_FILE")) and path.exists()
+            os.environ[name] = str(path) if is_read else value
+        return settings()
+    finally:
+        for name in given:
+            os.environ.pop(name, None)
+        os.environ.update(kept)
+
+
+@pytest.mark.parametrize("wiring", WIRINGS, ids=lambda wiring: wiring.name)
+def test_every_variable_is_a_setting_and_every_needed_setting_is_given(
+    objects: list[Json], wiring: Any, tmp_path: Path
+) -> None:
+    """The service's own class reads what the chart says, policy files included."""
+    prefix = str(wiring.settings.model_config["env_prefix"])
+    name = wiring.name.replace("_", "-")
+    deployment = next(
+        each
+        for each in of_kind(objects, "Deployment")
+        if each["metadata"]["labels"]["app.kubernetes.io/name"] == name
+    )
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["python", "-m", f"services.{wiring.name}"]
+    given = variables(container)
+    unknown = {
+        key for key in given if key.removeprefix(prefix).lower() not in wiring.settings.model_fields
+    }
+    assert unknown == set()
+    _place_files(objects, deployment, tmp_path)
+    settings = _load(wiring.settings, prefix, given, tmp_path)
+    assert settings.model_fields_set >= {"database_url", "nats_url", "http_port"}
+    port = container["ports"][0]["containerPort"]
+    assert getattr(settings, "http_port") == port  # noqa: B009 - the class is not known here
+
+
+def _place_files(objects: list[Json], deployment: Json, root: Path) -> None:
+    """The ConfigMaps of a pod as files, as they would be mounted."""
+    spec = deployment["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    where = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    for volume in spec["volumes"]:
+        if "configMap" in volume and volume["name"] != "database-ca":
+            data = named(objects, "ConfigMap", volume["configMap"]["name"])["data"]
+            folder = root / where[volume["name"]].lstrip("/")
+            folder.mkdir(parents=True)
+            for name, text in data.items():
+                (folder / name).write_text(text)
+
+
+def test_the_log_agents_are_told_what_the_collector_asks_for(helm: Helm, tmp_path: Path) -> None:
+    objects = helm.template(
+        UMBRELLA, {"log-collector": {"agent": {"settings": {"poll_seconds": 1}}}}
+    )
+    agent = named(objects, "DaemonSet", "shiftwork-log-agent")["spec"]["template"]
+    (container,) = agent["spec"]["containers"]
+    prefix = str(AgentSettings.model_config["env_prefix"])
+    given = variables(container)
+    assert {key.removeprefix(prefix).lower() for key in given} <= set(AgentSettings.model_fields)
+    settings = _load(AgentSettings, prefix, given, tmp_path)
+    assert isinstance(settings, AgentSettings)
+    collector = named(objects, "Deployment", "shiftwork-log-collector")["spec"]["template"]["spec"]
+    asked = variables(collector["containers"][0])
+    start = "SHIFTWORK_LOG_COLLECTOR_"
+    labels = dict(each.split("=") for each in asked[start + "AGENT_LABEL"].split(","))
+    assert labels.items() <= agent["metadata"]["labels"].items()
+    assert asked[start + "AGENT_NAMESPACE"] == NAMESPACE
+    assert asked[start + "KUBE_NAMESPACE"] == settings.namespace
+    assert settings.port == container["ports"][0]["containerPort"]
+    # Links are made from the log files' folder to the spool's: one mount.
+    (logs,) = (each for each in container["volumeMounts"] if each["name"] == "logs")
+    assert settings.pods_dir.is_relative_to(logs["mountPath"])
+    assert settings.spool_dir.is_relative_to(logs["mountPath"])
+
+
+def test_the_provisioner_is_told_what_it_needs(objects: list[Json], tmp_path: Path) -> None:
+    (job,) = (
+        each
+        for each in of_kind(objects, "Job")
+        if each["metadata"]["labels"]["app.kubernetes.io/name"] == "provision"
+    )
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    given = variables(container)
+    unknown = {
+        key
+        for key in given
+        if key.removeprefix(PROVISION).lower() not in ProvisionSettings.model_fields
+    }
+    assert unknown == set()
+    assert _load(ProvisionSettings, PROVISION, given, tmp_path)
+    # A Job cannot be changed: another revision must be another Job. And it is no hook, for which
+    # `helm install --wait` would wait while the services wait for it.
+    assert re.fullmatch(r"[a-z]+-provision-1-[0-9a-f]{8}", job["metadata"]["name"])
+    assert "annotations" not in job["metadata"]
+
+
+def test_the_pod_policy_is_one_and_valid(objects: list[Json]) -> None:
+    texts = {
+        each["data"]["policy.yaml"]
+        for each in of_kind(objects, "ConfigMap")
+        if each["metadata"]["name"].endswith("-pod-policy")
+    }
+    (text,) = texts
+    policy = PodPolicy.model_validate(yaml.safe_load(text))
+    assert re.search(r"shiftwork/platform:\S+$", policy.sdk_image)
+    assert re.search(r"shiftwork/task:\S+$", policy.default_image)
+
+
+def test_servers_of_ones_own_take_the_place_of_the_bundled_ones(
+    rendered: dict[str, list[Json]],
+) -> None:
+    objects = rendered["external"]
+    assert not of_kind(objects, "StatefulSet", "Secret")
+    for name in SERVICES:
+        deployment = named(objects, "Deployment", f"shiftwork-{name}")
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        said = variables(container)
+        role = name.replace("-", "_")
+        prefix = f"SHIFTWORK_{role.upper()}_"
+        assert said[prefix + "DATABASE_URL"] == (
+            f"postgresql://{role}@db.example.org:6432/training"
+            "?sslmode=verify-full&sslrootcert=/etc/shiftwork/database-ca/ca.crt"
+        )
+        assert said[prefix + "NATS_URL"] == EXTERNAL["global"]["nats"]["url"]
+        policy = named(objects, "NetworkPolicy", f"shiftwork-{name}")["spec"]
+        anywhere = {
+            p["port"] for rule in policy["egress"] if "to" not in rule for p in rule["ports"]
+        }
+        assert {4222, 6432} <= anywhere
+
+
+def test_a_service_restarts_when_the_policy_it_reads_changes(helm: Helm) -> None:
+    def marks(values: dict[str, Any]) -> list[Json]:
+        objects = helm.template(UMBRELLA, values)
+        return [
+            named(objects, "Deployment", f"shiftwork-{name}")["spec"]["template"]["metadata"]
+            for name in ("submit", "launcher", "quota")
+        ]
+
+    before = marks({})
+    after = marks({"global": {"podPolicy": {"gpu_resource": "amd.com/gpu"}}})
+    assert [one == other for one, other in zip(before, after, strict=True)] == [False, False, True]
+
+
+def test_tasks_reach_the_gateway_and_one_another_and_nothing_else(
+    rendered: dict[str, list[Json]],
+) -> None:
+    spec = named(rendered["default"], "NetworkPolicy", "shiftwork-tasks")["spec"]
+    assert spec["podSelector"] == {}
+    assert spec["ingress"] == [{"from": [{"podSelector": {}}]}]
+    dns, gateway, one_another = spec["egress"]
+    assert {each["port"] for each in dns["ports"]} == {53}
+    (peer,) = gateway["to"]
+    assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": NAMESPACE}
+    assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/name"] == "gateway"
+    assert one_another == {"to": [{"podSelector": {}}]}
+
+
+def test_network_policies_name_pods_that_exist(objects: list[Json]) -> None:
+    """A selector with a slip lets nobody in, silently."""
+    pods = [
+        each["spec"]["template"]["metadata"]["labels"]
+        for each in of_kind(objects, "Deployment", "StatefulSet", "DaemonSet", "Job")
+    ]
+    for policy in of_kind(objects, "NetworkPolicy"):
+        spec = policy["spec"]
+        peers = [
+            peer
+            for rule in (*spec.get("ingress", ()), *spec.get("egress", ()))
+            for peer in (*rule.get("from", ()), *rule.get("to", ()))
+        ]
+        selectors = [spec["podSelector"], *(p["podSelector"] for p in peers if "podSelector" in p)]
+        for selector in selectors:
+            wanted = selector.get("matchLabels", {}).items()
+            assert any(wanted <= labels.items() for labels in pods), policy["metadata"]["name"]
+
+
+def test_services_and_monitors_name_pods_and_ports_that_exist(helm: Helm) -> None:
+    objects = helm.template(UMBRELLA, MONITORED)
+    pods = [
+        each["spec"]["template"]
+        for each in of_kind(objects, "Deployment", "StatefulSet", "DaemonSet")
+    ]
+    services = of_kind(objects, "Service")
+    for service in services:
+        selector = service["spec"]["selector"].items()
+        (pod,) = (each for each in pods if selector <= each["metadata"]["labels"].items())
+        ports = {p["name"] for c in pod["spec"]["containers"] for p in c["ports"]}
+        assert {each["targetPort"] for each in service["spec"]["ports"]} <= ports
+    monitors = of_kind(objects, "ServiceMonitor")
+    # And the log agents.
+    assert len(monitors) == len(SERVICES) + 1
+    for monitor in monitors:
+        assert monitor["metadata"]["labels"]["release"] == "prometheus"
+        wanted = monitor["spec"]["selector"]["matchLabels"].items()
+        (service,) = (each for each in services if wanted <= each["metadata"]["labels"].items())
+        ports = {each["name"] for each in service["spec"]["ports"]}
+        assert {each["port"] for each in monitor["spec"]["endpoints"]} <= ports
+
+
+@pytest.mark.parametrize("chart", SERVICES)
+def test_a_service_by_itself_is_the_one_of_the_umbrella(helm: Helm, chart: str) -> None:
+    """One release for each service gives the same Deployment under global.name."""
+    whole = helm.template(UMBRELLA, {})
+    alone = helm.template(chart, {"global": {"name": "shiftwork"}})
+    name = f"shiftwork-{chart}"
+    assert named(alone, "Deployment", name) == named(whole, "Deployment", name)

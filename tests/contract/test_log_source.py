@@ -1,0 +1,397 @@
+"""What every source of output promises the collector, held against real files and real HTTP.
+
+The log agent reads a folder that is written to as a kubelet does it; the API server is a real HTTP
+server that speaks the log endpoint. Both with rotations and restarts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+import pytest_asyncio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.log_collector.domain import Address, OutputKey
+from services.log_collector.sources.cluster import pod_name
+from services.log_collector.sources.files import FileSource, output_path
+from services.log_collector.sources.kubernetes import KubernetesSource
+from services.log_collector.sources.memory import MemorySource
+from services.log_collector.sources.port import Ask, Got, Kept, LogSource
+from tests.services.log_collector.cluster import Agent, ApiServer, cluster_of, running
+from tests.services.log_collector.kubelet import Container, Kubelet
+
+LAST_BYTES = 64
+
+
+def address(rank: int = 0) -> Address:
+    return Address(OutputKey("t1", 1, rank), f"n{rank % 2}")
+
+
+class World(Protocol):
+    """A source's outside: ranks that write, and what happens to their files."""
+
+    source: LogSource
+
+    def begin(self, rank: int) -> None:
+        """The rank exists and has written nothing."""
+        ...
+
+    def write(self, rank: int, data: bytes) -> None: ...
+
+    async def rotate(self, rank: int) -> None: ...
+
+    async def restart(self) -> None:
+        """Whatever stands between the files and the source dies and comes back."""
+        ...
+
+    def end(self, rank: int) -> None: ...
+
+
+@dataclass
+class Memory:
+    source: MemorySource = field(default_factory=MemorySource)
+
+    def begin(self, rank: int) -> None:
+        self.source.append(address(rank).key, b"")
+
+    def write(self, rank: int, data: bytes) -> None:
+        self.source.append(address(rank).key, data)
+
+    async def rotate(self, rank: int) -> None: ...
+
+    async def restart(self) -> None: ...
+
+    def end(self, rank: int) -> None: ...
+
+
+@dataclass
+class Files:
+    runs: Path
+
+    def __post_init__(self) -> None:
+        self.source = FileSource(self.runs)
+
+    def begin(self, rank: int) -> None:
+        self.write(rank, b"")
+
+    def write(self, rank: int, data: bytes) -> None:
+        path = output_path(self.runs, address(rank))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(data)
+
+    async def rotate(self, rank: int) -> None: ...
+
+    async def restart(self) -> None:
+        self.source = FileSource(self.runs)
+
+    def end(self, rank: int) -> None: ...
+
+
+@dataclass
+class Pods:
+    """Pods on two nodes; ``agents`` only where the log agents are part of it."""
+
+    api: ApiServer
+    source: KubernetesSource
+    unseen: dict[int, int] = field(default_factory=dict[int, int])
+
+    def container(self, rank: int) -> Container:
+        kubelet = self.api.kubelets[f"n{rank % 2}"]
+        pod = pod_name(address(rank).key)
+        return kubelet.containers.get(pod) or kubelet.create(pod)
+
+    def begin(self, rank: int) -> None:
+        self.container(rank)
+
+    def write(self, rank: int, data: bytes) -> None:
+        self.container(rank).write(data)
+
+    async def rotate(self, rank: int) -> None:
+        if not self.api.agents:
+            return  # the endpoint alone cannot follow what it did not see
+        container = self.container(rank)
+        container.rotate()
+        # The kubelet takes ten seconds for each: an agent that looks at all sees three of them.
+        self.unseen[rank] = self.unseen.get(rank, 0) + 1
+        spool = self.api.kubelets[f"n{rank % 2}"].log_dir / "shiftwork"
+        while self.unseen[rank] >= container.files_max - 2:
+            inodes = {path.stat().st_ino for path in spool.rglob("*_*_*.log")}
+            if container.path.stat().st_ino in inodes:
+                self.unseen[rank] = 0
+            await asyncio.sleep(0.005)
+
+    async def restart(self) -> None:
+        for agent in self.api.agents.values():
+            await agent.stop()
+            await agent.start()
+
+    def end(self, rank: int) -> None:
+        self.container(rank).end()
+
+
+@asynccontextmanager
+async def pods(folder: Path, *, agents: bool) -> AsyncIterator[Pods]:
+    async with AsyncExitStack() as stack:
+        kubelets = {node: Kubelet(folder / node / "log") for node in ("n0", "n1")}
+        api = ApiServer(kubelets)
+        for node, kubelet in kubelets.items():
+            stack.callback(kubelet.close)
+            if agents:
+                agent = api.agents[node] = Agent(kubelet)
+                await agent.start()
+                stack.push_async_callback(agent.stop)
+        await api.start()
+        stack.push_async_callback(api.stop)
+        source = KubernetesSource(
+            cluster_of(folder, api.port, fallback_seconds=60.0 if agents else 0.0)
+        )
+        await stack.enter_async_context(running(source))
+        yield Pods(api, source)
+
+
+@asynccontextmanager
+async def world_of(kind: str, folder: Path) -> AsyncIterator[World]:
+    if kind == "memory":
+        yield Memory()
+    elif kind == "files":
+        yield Files(folder)
+    else:
+        async with pods(folder, agents=kind == "agent") as world:
+            yield world
+
+
+@pytest_asyncio.fixture(params=["memory", "files", "agent", "api"])
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    async with world_of(request.param, tmp_path) as made:
+        yield made
+
+
+async def until_sure(source: LogSource, *asks: Ask, bytes_max: int = 1 << 24) -> list[Got | None]:
+    """Ask as the collector does: again, as long as it cannot be said."""
+    patience = time.monotonic() + 10
+    while True:
+        answers = list(await source.read(asks, bytes_max))
+        if not any(got is not None and got.unsure and not got.data for got in answers):
+            return answers
+        assert time.monotonic() < patience, answers
+        await asyncio.sleep(0.005)
+
+
+@dataclass
+class Reader:
+    """One output, read on and on as the collector does it."""
+
+    world: World
+    rank: int = 0
+    data: bytes = b""
+
+    def ask(self, offset: int | None = None, bytes_max: int = 1 << 20, *, sure: bool) -> Ask:
+        at = len(self.data) if offset is None else offset
+        before = self.data[max(0, at - LAST_BYTES) : at]
+        return Ask(address(self.rank), at, bytes_max, before, sure=sure)
+
+    async def look(self, bytes_max: int = 1 << 20) -> None:
+        (got,) = await self.world.source.read([self.ask(bytes_max=bytes_max, sure=False)], 1 << 24)
+        assert got is not None
+        assert not got.problem
+        self.data += got.data
+
+    async def until(self, size: int) -> None:
+        patience = time.monotonic() + 10
+        while len(self.data) < size:
+            await self.look()
+            assert time.monotonic() < patience, (len(self.data), size)
+            await asyncio.sleep(0.005)
+
+    async def to_the_end(self) -> Got:
+        while True:
+            (got,) = await until_sure(self.world.source, self.ask(sure=True))
+            assert got is not None
+            if not got.data:
+                return got
+            self.data += got.data
+
+
+async def test_what_is_written_is_read_as_it_comes(world: World) -> None:
+    reader = Reader(world)
+    await reader.look()
+    assert reader.data == b""
+    world.write(0, b"one\n")
+    await reader.until(4)
+    world.write(0, b"two\nthree\n")
+    await reader.until(14)
+    world.write(0, b"no end")
+    world.end(0)
+    assert await reader.to_the_end() == Got()
+    assert reader.data == b"one\ntwo\nthree\nno end"
+
+
+async def test_what_never_was_is_absent_for_certain(world: World) -> None:
+    got = await until_sure(world.source, Ask(address(), 0, 10, sure=True))
+    assert got == [Got(absent=True)]
+
+
+async def test_an_output_without_a_byte_is_there(world: World) -> None:
+    world.begin(0)
+    world.end(0)
+    assert await Reader(world).to_the_end() == Got()
+
+
+async def test_any_byte_can_be_asked_for_again(world: World) -> None:
+    written = b"".join(b"line %d\n" % number for number in range(2000))
+    world.write(0, written)
+    world.end(0)
+    reader = Reader(world)
+    await reader.to_the_end()
+    assert reader.data == written
+    for offset in (0, 1, 4096, 7, len(written) - 1, 9000):
+        asked = reader.ask(offset, 50, sure=True)
+        assert await until_sure(world.source, asked) == [Got(written[offset : offset + 50])]
+    assert await until_sure(world.source, reader.ask(len(written), sure=True)) == [Got()]
+
+
+async def test_what_could_not_be_kept_is_given_again(world: World) -> None:
+    """The collector's disk was full: it asks from the same place."""
+    reader = Reader(world)
+    world.write(0, b"first\n")
+    await reader.until(6)
+    world.write(0, b"second\n")
+    kept = reader.data
+    await reader.until(13)
+    reader.data = kept
+    world.write(0, b"third\n")
+    await reader.until(19)
+    assert reader.data == b"first\nsecond\nthird\n"
+
+
+async def test_a_pass_stops_at_its_bytes(world: World) -> None:
+    for rank in range(0, 6, 2):
+        world.write(rank, b"123456789\n")
+        world.end(rank)
+    asks = [Ask(address(rank), 0, 10, sure=True) for rank in range(0, 6, 2)]
+    await until_sure(world.source, *asks)
+    answers = await until_sure(world.source, *asks, bytes_max=15)
+    assert answers == [Got(b"123456789\n"), Got(b"12345"), None]
+    assert await world.source.read([], 100) == []
+
+
+async def test_several_nodes_at_once(world: World) -> None:
+    readers = [Reader(world, rank) for rank in range(4)]
+    for turn in range(3):
+        for reader in readers:
+            world.write(reader.rank, b"%d of rank %d\n" % (turn, reader.rank))
+            await world.rotate(reader.rank)
+        for reader in readers:
+            await reader.until(12 * (turn + 1))
+    for reader in readers:
+        world.end(reader.rank)
+        await reader.to_the_end()
+        assert reader.data == b"".join(
+            b"%d of rank %d\n" % (turn, reader.rank) for turn in range(3)
+        )
+
+
+AWKWARD = [
+    b"",
+    b"\n",
+    b"\n\n\n",
+    b"\x00\xff\xfe no text at all \x80\n",
+    "schräg ✓ 🙂\n".encode()[:-3] + b"\n",
+    b"x" * 16_384 + b"\n",
+    b"x" * 16_385,
+    b"y" * 200_000 + b"\n" + b"z" * 40_000,
+    b"2026-01-01T00:00:00.1Z stdout F looks like an entry\n",
+    b" P \n F \nstdout P x\n",
+]
+
+
+@pytest.mark.parametrize("number", range(len(AWKWARD)))
+async def test_every_byte_comes_through(world: World, number: int) -> None:
+    world.begin(0)
+    for part in (AWKWARD[number], b"|", AWKWARD[number]):
+        world.write(0, part)
+        await world.rotate(0)
+    world.end(0)
+    reader = Reader(world)
+    await reader.to_the_end()
+    assert reader.data == AWKWARD[number] + b"|" + AWKWARD[number]
+
+
+async def test_a_restart_in_between_loses_and_doubles_nothing(world: World) -> None:
+    reader, written = Reader(world), b""
+    for turn in range(4):
+        data = b"".join(b"%d.%d\n" % (turn, number) for number in range(300))
+        world.write(0, data)
+        written += data
+        await reader.until(len(written) - 7)
+        await world.restart()
+        if turn % 2:
+            await world.rotate(0)
+    world.end(0)
+    await reader.to_the_end()
+    assert reader.data == written
+
+
+async def test_what_is_kept_may_go_and_the_rest_stays(world: World) -> None:
+    reader = Reader(world)
+    world.write(0, b"old\n")
+    await reader.until(4)
+    await world.rotate(0)
+    world.write(0, b"new\n")
+    await reader.until(8)
+    await world.source.kept([Kept(address(), 4, done=False)])
+    world.write(0, b"newest\n")
+    world.end(0)
+    reader.data = reader.data[:4]
+    await reader.to_the_end()
+    assert reader.data == b"old\nnew\nnewest\n"
+    await world.source.kept([Kept(address(), 15, done=True)])
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.binary(max_size=400).map(lambda b: b.replace(b"\r", b"\n"))),
+        st.tuples(st.just("write"), st.integers(0, 40_000).map(lambda size: b"w" * size)),
+        st.tuples(st.just("look"), st.integers(1, 50_000)),
+        st.tuples(st.just("rotate"), st.none()),
+        st.tuples(st.just("restart"), st.none()),
+    ),
+    max_size=14,
+)
+
+
+@pytest.mark.parametrize("kind", ["files", "agent", "api"])
+@given(todo=steps)
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+async def test_exactly_what_was_written_is_read(
+    kind: str, todo: list[tuple[str, bytes | int | None]]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        async with world_of(kind, Path(folder)) as world:
+            world.begin(0)
+            reader, written = Reader(world), b""
+            for what, value in todo:
+                if isinstance(value, bytes):
+                    world.write(0, value)
+                    written += value
+                elif isinstance(value, int):
+                    await reader.look(value)
+                elif what == "rotate":
+                    await world.rotate(0)
+                else:
+                    await world.restart()
+            world.end(0)
+            await reader.to_the_end()
+            assert reader.data == written

@@ -1,0 +1,194 @@
+"""``docker/compose.yaml`` against the settings that services really have; no engine is needed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.allinone.composition import WIRINGS
+from services.allinone.provision import PREFIX, ProvisionSettings
+from tests.images.compose import read, secrets_of
+from tools.images.catalog import BY_NAME, DOCKER, ROOT
+
+USERS_CONF = ROOT / "deploy" / "k8s" / "charts" / "nats" / "files" / "users.conf"
+SERVICES = {wiring.name.replace("_", "-"): wiring for wiring in WIRINGS}
+BY_SERVICE = pytest.mark.parametrize("name", SERVICES)
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("secrets")
+    subprocess.run([DOCKER / "secrets.sh", folder], check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def told(secrets: Path) -> dict[str, Any]:
+    return read({"SHIFTWORK_SECRETS": str(secrets)})
+
+
+def targets(service: dict[str, Any]) -> dict[str, str]:
+    """What is mounted, by where."""
+    return {parts[1]: parts[0] for parts in (each.split(":") for each in service["volumes"])}
+
+
+def lies_in(path: str, mounted: dict[str, str]) -> str:
+    """Where a container's path comes from on the host; empty if from nowhere."""
+    for target, source in mounted.items():
+        if path == target:
+            return source
+        if path.startswith(f"{target}/"):
+            return source + path.removeprefix(target)
+    return ""
+
+
+def test_every_service_is_there_and_nothing_else(told: dict[str, Any]) -> None:
+    assert set(told["services"]) == {*SERVICES, "postgres", "nats", "provision"}
+    for name, service in told["services"].items():
+        image = service["image"].removeprefix("localhost/shiftwork/").removesuffix(":dev")
+        assert image in BY_NAME
+        assert set(service.get("depends_on", ())) <= set(told["services"])
+        if name in SERVICES:
+            assert service["command"] == [f"services.{SERVICES[name].name}"]
+
+
+@BY_SERVICE
+def test_a_service_is_told_what_its_settings_know(told: dict[str, Any], name: str) -> None:
+    wiring, service = SERVICES[name], told["services"][name]
+    prefix = str(wiring.settings.model_config.get("env_prefix"))
+    environment = {key: str(value) for key, value in service["environment"].items()}
+    fields = {prefix + field.upper(): field for field in wiring.settings.model_fields}
+    assert set(environment) <= set(fields)
+    # Types and ranges are checked by the class itself.
+    values = {fields[key]: value for key, value in environment.items()}
+    settings = wiring.settings.model_validate(values)
+    port = 8642 if name == "gateway" else 8080
+    assert settings.http_port == port
+    assert f":{port}/readyz" in service["healthcheck"]["test"][-1]
+    assert settings.database_url == f"postgresql://{wiring.name}@postgres:5432/shiftwork"
+
+
+@BY_SERVICE
+def test_a_service_finds_its_own_secrets_and_nobody_elses(
+    told: dict[str, Any], secrets: Path, name: str
+) -> None:
+    wiring, service = SERVICES[name], told["services"][name]
+    mounted = targets(service)
+    for key, value in service["environment"].items():
+        if key.endswith("_FILE"):
+            source = lies_in(str(value), mounted)
+            assert source, f"{key}: nothing is mounted at {value}"
+            assert Path(source).read_text().strip()
+    own = {f"postgres/{wiring.name}", f"nats/{wiring.name}"}
+    shared = {"run-token-key", "launcher-run-token-key", "admin-token"}
+    given = {
+        str(Path(source).relative_to(secrets))
+        for source in mounted.values()
+        if Path(source).is_relative_to(secrets)
+    }
+    assert own <= given <= own | shared
+    assert name == "gateway" or "admin-token" not in given
+
+
+def test_the_provisioner_is_told_what_it_knows(told: dict[str, Any], secrets: Path) -> None:
+    service = told["services"]["provision"]
+    fields = {PREFIX + field.upper(): field for field in ProvisionSettings.model_fields}
+    values = {fields[key]: value for key, value in service["environment"].items()}
+    settings = ProvisionSettings.model_validate(values)
+    mounted = targets(service)
+    for folder in (settings.database_passwords, settings.nats_passwords):
+        for wiring in WIRINGS:
+            assert Path(lies_in(f"{folder}/{wiring.name}", mounted)).is_file()
+    for file in (settings.database_password_file, settings.nats_password_file):
+        assert Path(lies_in(str(file), mounted)).is_file()
+
+
+def test_nothing_has_more_rights_than_it_needs(told: dict[str, Any]) -> None:
+    published = {}
+    for name, service in told["services"].items():
+        assert service["read_only"] is True, name
+        assert not {"privileged", "network_mode", "pid", "devices"} & set(service), name
+        if "ports" in service:
+            published[name] = service["ports"]
+        if name != "postgres":
+            assert service["cap_drop"] == ["ALL"], name
+            assert service["security_opt"] == ["no-new-privileges:true"], name
+        # Root only where tasks are run as somebody else, or their files are read.
+        assert service.get("user") is None or name in {"provision", "launcher", "log-collector"}
+    assert published == {"gateway": ["127.0.0.1:8642:8642"]}
+
+
+def test_every_server_says_how_it_is(told: dict[str, Any]) -> None:
+    for name, service in told["services"].items():
+        check = service["healthcheck"]
+        if name == "provision":
+            assert check == {"disable": True}
+        else:
+            assert check["test"][0] == "CMD"
+        for other, condition in service.get("depends_on", {}).items():
+            once = other == "provision"
+            assert condition == {
+                "condition": "service_completed_successfully" if once else "service_healthy"
+            }
+
+
+def test_no_environment_holds_a_secret_but_the_message_servers(
+    told: dict[str, Any], secrets: Path
+) -> None:
+    values = set(secrets_of(secrets).values())
+    for name, service in told["services"].items():
+        assert not values & {str(value) for value in service.get("environment", {}).values()}, name
+        assert "env_file" not in service or name == "nats"
+
+
+def test_the_message_server_takes_its_configuration(told: dict[str, Any], secrets: Path) -> None:
+    mounted = targets(told["services"]["nats"])
+    assert (DOCKER / mounted["/etc/nats/users.conf"]).resolve() == USERS_CONF
+    given = dict(
+        line.split("=", 1) for line in (secrets / "nats.env").read_text().splitlines() if line
+    )
+    wanted = set(re.findall(r"\$(NATS_\w+)", USERS_CONF.read_text()))
+    assert wanted == set(given)
+    server = Path(sys.executable).parent / "nats-server"
+    config = secrets.parent / "nats.conf"
+    config.write_text((DOCKER / "nats-compose.conf").read_text())
+    (secrets.parent / "users.conf").write_text(USERS_CONF.read_text())
+    done = subprocess.run(
+        [server, "--config", config, "-t"],
+        env={"PATH": os.environ["PATH"], **given},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_secrets_are_made_once_and_closed(secrets: Path) -> None:
+    before = secrets_of(secrets)
+    subprocess.run([DOCKER / "secrets.sh", secrets], check=True, stdout=subprocess.DEVNULL)
+    assert secrets_of(secrets) == before
+    assert secrets.stat().st_mode & 0o777 == 0o700
+    assert (secrets / "nats.env").stat().st_mode & 0o777 == 0o600
+    modes = {
+        str(path.relative_to(secrets)): path.stat().st_mode & 0o777
+        for path in secrets.rglob("*")
+        if path.is_file() and path.name != "nats.env"
+    }
+    launchers = {"postgres/launcher", "nats/launcher", "launcher-run-token-key"}
+    assert {name for name, mode in modes.items() if mode == 0o400} == launchers
+    assert {modes[name] for name in set(modes) - launchers} == {0o444}
+    # The launcher and the gateway sign and check with the same key; nothing else is shared.
+    assert before["run-token-key"] == before["launcher-run-token-key"]
+    own = [
+        value
+        for name, value in before.items()
+        if not name.endswith((".env", "launcher-run-token-key"))
+    ]
+    assert len(set(own)) == len(own)
+    assert all(re.fullmatch(r"[0-9a-f]{48}", value) for value in own)

@@ -1,0 +1,111 @@
+"""A real launcher on memory tables and a real API server; it dies where it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from libs.contracts.messages import Placement, PodRequest, RunAssigned, TaskSpec
+from libs.service.clock import SystemClock
+from services.launcher.domain.delays import DelayPolicy
+from services.launcher.domain.inventory import LeasePolicy
+from services.launcher.domain.patience import PatiencePolicy
+from services.launcher.domain.pod_ends import Waits
+from services.launcher.domain.reconcile import Policy
+from tests.kubernetes.cluster_world import RUNS, ClusterWorld, Crash, CrashError
+from tests.services.launcher.makers import a_spec, an_assignment
+from tests.services.launcher.world import World, limits
+from tools.cluster.control_plane import ControlPlane
+
+
+class LauncherWorld(World):
+    """Whatever becomes of launchers, one at a time lives."""
+
+    def __init__(self, cluster: ClusterWorld, **more: Any) -> None:
+        self.cluster_world = cluster
+        second = timedelta(seconds=1)
+        super().__init__(
+            nodes=0,
+            clock=SystemClock(),  # type: ignore[arg-type]
+            handle=cluster.handle,
+            limits=limits(
+                policy=Policy(exit_grace=second, waits=Waits(image_pull=second, create=second)),
+                leases=LeasePolicy(second, 2 * second),
+                patience=PatiencePolicy(acked=1, mates=1, full=2),
+                delays=DelayPolicy(first=second / 2, again=second / 2),
+                **more,
+            ),
+        )
+        self.deaths = 0
+
+    async def start(self) -> None:
+        if self.cluster_world.handles:
+            await self.cluster_world.stop()
+        await super().start()
+
+    async def turn(self, times: int = 1) -> None:
+        """Both loops; dying anywhere in them starts a fresh launcher."""
+        for _ in range(times):
+            beside = self.cluster_world.running[-1]
+            try:
+                await self.launcher.act(self.epoch)
+                await self.launcher.reconcile(self.epoch)
+                died = beside.done()
+            except CrashError:
+                died = True
+            if died:
+                self.deaths += 1
+                await self.restart()
+
+    def crash_at(self, call: int, *, after: bool) -> Crash:
+        """Die at the so-manieth call of an order from now on."""
+        crash = Crash(call, after)
+        self.cluster_world.transports[-1].crash = crash
+        return crash
+
+    def spec(self, ranks: int = 1, *, image: str = RUNS, gpus: int = 1, **more: Any) -> TaskSpec:
+        return a_spec(ranks, gpus_per_node=gpus, pod=PodRequest(image=image), **more)
+
+    def assignment(
+        self,
+        ranks: int = 1,
+        *,
+        task: str = "task",
+        attempt: int = 1,
+        spec: TaskSpec | None = None,
+        nodes: list[str] | None = None,
+        gpus: int = 1,
+        **how: Any,
+    ) -> RunAssigned:
+        """A gang round the nodes, from the first GPU on."""
+        names = nodes or list(self.cluster_world.node_names)
+        placed = tuple(
+            Placement(
+                rank=rank,
+                role="worker",
+                role_index=rank,
+                node_id=names[rank % len(names)],
+                gpus=tuple(range(rank // len(names) * gpus, (rank // len(names) + 1) * gpus)),
+            )
+            for rank in range(ranks)
+        )
+        made = an_assignment(attempt, task=task, spec=spec or self.spec(ranks, gpus=gpus, **how), ranks=ranks)
+        return made.model_copy(update={"placements": placed, "assigned_at": self.clock.now()})
+
+
+@asynccontextmanager
+async def a_launcher(
+    plane: ControlPlane, folder: Path, *, nodes: int = 2, **more: Any
+) -> AsyncIterator[LauncherWorld]:
+    """A launcher that leads, with nodes of its own."""
+    cluster = ClusterWorld(plane, folder, tuple(f"local-{number}" for number in range(nodes)))
+    world = LauncherWorld(cluster, **more)
+    try:
+        await world.start()
+        await world.turn(2)
+        yield world
+    finally:
+        await cluster.close()

@@ -1,0 +1,97 @@
+"""The platform on real nodes, installed once with its charts for all tests of this folder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+import yaml
+
+from tests.harness.kubernetes import NodesCluster
+from tools.kubernetes_demo.__main__ import (
+    GRANT,
+    MOUNT,
+    NAMESPACE,
+    TASKS_NAMESPACE,
+    VOLUME,
+    storage,
+    values,
+)
+from tools.kubernetes_demo.kube import Kube
+from tools.kubernetes_demo.stage import Stage
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+REGISTRY, TAG = "localhost", "dev"
+IMAGES = ("platform", "task", "nats", "postgres")
+
+
+def k8s(config: str, *command: str) -> None:
+    """A ``shiftwork k8s`` command, as an operator would give it."""
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("shiftwork")), "k8s", *command],
+        env={**os.environ, "KUBECONFIG": config},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=REPOSITORY,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+@pytest.fixture(scope="session")
+def installed(nodes_cluster: NodesCluster) -> Iterator[NodesCluster]:
+    """The cluster with the platform on it."""
+    config = str(nodes_cluster.kubeconfig)
+    nodes_cluster.load([f"{REGISTRY}/shiftwork/{name}:{TAG}" for name in IMAGES])
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(values(REGISTRY, TAG), file)
+        file.flush()
+        images = ("--registry", REGISTRY, "--tag", TAG)
+        k8s(config, "up", "--values", file.name, "--no-persistence", *images)
+    for wanted in storage(str(nodes_cluster.shared_folder), None):
+        asyncio.run(Kube(str(nodes_cluster.kubectl), config).apply(wanted))
+    yield nodes_cluster
+    k8s(config, "down", "--now", "--purge")
+    asyncio.run(Kube(str(nodes_cluster.kubectl), config).run("delete", "pv", VOLUME))
+
+
+@pytest_asyncio.fixture
+async def stage(installed: NodesCluster) -> AsyncIterator[Stage]:
+    """The platform as a test sees it: its API, and a diary of events and pods."""
+    kube = Kube(str(installed.kubectl), str(installed.kubeconfig))
+    token = await kube.run(
+        *("get", "secret", "shiftwork-keys", "-n", NAMESPACE),
+        *("-o", 'go-template={{index .data "admin-token" | base64decode}}'),
+    )
+    headers = {"authorization": f"Bearer {token.strip()}"}
+    async with (
+        kube.tunnel(NAMESPACE, "shiftwork-gateway", 8642) as url,
+        httpx.AsyncClient(base_url=url, headers=headers, timeout=15, trust_env=False) as client,
+    ):
+        made = Stage(
+            kube=kube,
+            client=client,
+            namespace=NAMESPACE,
+            tasks_namespace=TASKS_NAMESPACE,
+            image=f"{REGISTRY}/shiftwork/task:{TAG}",
+            storage=GRANT,
+            mount=MOUNT,
+            run=secrets.token_hex(3),
+        )
+        writing = asyncio.ensure_future(made.keep_diary())
+        yield made
+        for task_id in made.names:
+            with contextlib.suppress(Exception):
+                await made.request("PUT", f"/v1/tasks/{task_id}/goal", json={"goal": "stop"})
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)

@@ -1,0 +1,101 @@
+"""The launcher dies at every call of a launch and of a deletion; another one takes over.
+
+At the end each rank had exactly one pod ever, or the run is over and nothing of it is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from libs.contracts.messages import ExitKind, RunExited, RunStarted
+from tests.kubernetes.launcher_world import LauncherWorld, a_launcher
+from tests.services.launcher.makers import a_kill
+from tools.cluster.control_plane import ControlPlane
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600, func_only=True)]
+
+RANKS = 2
+# More calls than the longest of the stories makes; the tests see that it is so.
+CALLS_MAX = 60
+
+
+@pytest_asyncio.fixture
+async def world(control_plane: ControlPlane, tmp_path: Path) -> AsyncIterator[LauncherWorld]:
+    async with a_launcher(control_plane, tmp_path) as made:
+        yield made
+
+
+def name(call: int) -> str:
+    """A task's name for each call at which one dies."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return "t" + letters[call // 26] + letters[call % 26]
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_dying_at_every_call_of_a_launch(world: LauncherWorld, after: bool) -> None:
+    for call in range(1, CALLS_MAX):
+        task = name(call)
+        crash = world.crash_at(call, after=after)
+        await world.tell(world.assignment(RANKS, task=task))
+        await world.until_started(task=task)
+        pods = [each for each in world.cluster_world.pods_created() if each.startswith(task)]
+        assert sorted(pods) == [f"{task}-1-{rank}" for rank in range(RANKS)]
+        await world.tell(a_kill(task=task))
+        exited = await world.until_exited(task=task)
+        assert exited.exit.kind is ExitKind.KILLED
+        if crash.left > 0:
+            break
+    else:
+        pytest.fail("no launch came through without dying")
+    # The run object, Secret, Service and two pods, and the checks before them.
+    assert call > 6
+    assert world.deaths == call - 1
+    assert len(await world.said(RunStarted)) == len(await world.said(RunExited)) == call
+    await world.until(lambda: not world.cluster_world.left())
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_dying_at_every_call_of_a_deletion(world: LauncherWorld, after: bool) -> None:
+    for call in range(1, CALLS_MAX):
+        task = name(call)
+        await world.tell(world.assignment(RANKS, task=task))
+        await world.until_started(task=task)
+        crash = world.crash_at(call, after=after)
+        await world.tell(a_kill(task=task))
+        exited = await world.until_exited(task=task)
+        assert exited.exit.kind is ExitKind.KILLED
+        await world.until(lambda: not world.cluster_world.left())
+        if crash.left > 0:
+            break
+    else:
+        pytest.fail("no deletion came through without dying")
+    assert call > 6
+    assert len(await world.said(RunStarted)) == len(await world.said(RunExited)) == call
+    assert sorted(world.cluster_world.pods_created()) == sorted(
+        f"{name(each)}-1-{rank}" for each in range(1, call + 1) for rank in range(RANKS)
+    )
+
+
+async def test_a_pod_made_by_an_outdated_leader_is_ended(world: LauncherWorld) -> None:
+    """It had passed its checks before the run was ended, and its request arrives after."""
+    await world.tell(world.assignment(RANKS))
+    await world.until_started()
+    late = world.cluster_world.pod("task-1-0")
+    await world.tell(a_kill())
+    await world.until_exited()
+    made = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            key: late["metadata"][key]
+            for key in ("name", "namespace", "labels", "annotations", "ownerReferences")
+        },
+        "spec": {key: value for key, value in late["spec"].items() if key != "nodeName"},
+    }
+    world.cluster_world.api.create(world.cluster_world.path("pods"), made)
+    await world.until(lambda: not world.cluster_world.left())
+    assert len(await world.said(RunExited)) == 1

@@ -1,0 +1,242 @@
+"""Runs whose objects are kept beside the tests, each under a policy that shows something."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from libs.contracts.messages import Checkpoint, EnvSource, Placement, PodRequest, Role
+from libs.pods.policy import PodPolicy
+from services.launcher.domain.model import RunState
+from services.launcher.environment import Site, order_of
+from services.launcher.manifests import PodSite, RunObjects, objects_of
+from services.launcher.runtimes.port import RunOrder
+from tests.services.launcher.makers import KEY, START, a_run, a_spec
+
+GIB = 1 << 30
+SITE = Site(
+    url="http://shiftwork-gateway.shiftwork:8642",
+    token_key=KEY,
+    path="",
+    home="",
+    user="",
+    lang="",
+    master_addr="",
+)
+PODS = PodSite()
+NODE_LABELS = {
+    "n0": {"topology.kubernetes.io/zone": "a", "kubernetes.io/hostname": "n0"},
+    "n1": {"topology.kubernetes.io/zone": "b", "kubernetes.io/hostname": "n1"},
+}
+# What a site may say; nothing of it loosens the restricted profile.
+SITES_POLICY: dict[str, Any] = {
+    "default_image": "localhost/shiftwork/task:1",
+    "image_pull_policy": "IfNotPresent",
+    "image_pull_secrets": ["registry"],
+    "sdk_image": "localhost/shiftwork/platform:1",
+    "resources": [{"names": ["rdma/*", "hugepages-2Mi"]}],
+    "shm_bytes": 4 * GIB,
+    "identities": {"ada": {"user": 5001, "group": 5000, "groups": [6001]}},
+    "read_only_root": True,
+    "service_account": "tasks",
+    "priority_class": "training",
+    "scheduler_name": "default-scheduler",
+    "runtime_class": "nvidia",
+    "tolerate": ["nvidia.com/gpu", "pool=training"],
+    "labels": {"example.com/kind": "training"},
+    "annotations": {"example.com/cost": "research"},
+    "env": {"LANG": "C.UTF-8", "NCCL_SOCKET_IFNAME": "eth0"},
+    "storage": [
+        {
+            "name": "home",
+            "mount_path": "/home/{owner}",
+            "source": {"claim": {"name": "user.{owner}.home"}},
+            "default": True,
+        },
+        {
+            "name": "settings",
+            "mount_path": "/etc/site.conf",
+            "source": {"config_map": {"name": "site", "key": "site.conf"}},
+            "default": True,
+            "read_only": True,
+        },
+        {"name": "scratch", "mount_path": "/scratch", "source": {"empty_dir": {}}},
+    ],
+}
+# What loosens it, for one team.
+GRANTING_POLICY: dict[str, Any] = {
+    "default_image": "localhost/shiftwork/task:1",
+    "allow": {
+        name: [{"teams": ["vision"]}]
+        for name in ("privileged", "host_network", "host_path", "run_as_root", "unconfined")
+    },
+    "capabilities": [{"names": ["IPC_LOCK"], "teams": ["vision"]}],
+    "host_path_roots": ["/data"],
+    "nfs_servers": ["*.example"],
+    "storage": [
+        {
+            "name": "sets",
+            "mount_path": "/sets",
+            "source": {"nfs": {"server": "nas.example", "path": "/sets"}},
+            "read_only": True,
+            "default": True,
+        },
+        {
+            "name": "fast",
+            "mount_path": "/fast",
+            "source": {"host_path": {"path": "/data/fast", "type": "DirectoryOrCreate"}},
+            "default": True,
+        },
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run."""
+
+    order: RunOrder
+    policy: PodPolicy
+    # Whether a namespace that enforces "restricted" takes its pods.
+    restricted: bool = True
+    node_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Any])
+
+    def objects(self, site: PodSite = PODS) -> RunObjects:
+        return objects_of(self.order, self.policy, site, self.node_labels)
+
+
+def an_order(
+    ranks: int = 1,
+    *,
+    gpus: int = 1,
+    pod: PodRequest | None = None,
+    resume_from: Checkpoint | None = None,
+    **spec: Any,
+) -> RunOrder:
+    run = a_run(
+        RunState.ASSIGNED,
+        spec=a_spec(ranks, pod=pod, gpus_per_node=gpus).model_copy(update=spec),
+        placements=tuple(
+            Placement(
+                rank=rank,
+                role="worker",
+                role_index=rank,
+                node_id=f"n{rank}",
+                gpus=tuple(range(gpus)),
+            )
+            for rank in range(ranks)
+        ),
+        owner="ada",
+        team="vision",
+        resume_from=resume_from,
+    )
+    return order_of(run, 0, SITE)
+
+
+SIDECAR = {
+    "metadata": {"labels": {"example.com/board": "yes"}},
+    "spec": {
+        "containers": [
+            {
+                "name": "main",
+                "env": [{"name": "BOARD", "value": "/logs"}],
+                "volumeMounts": [{"name": "logs", "mountPath": "/logs"}],
+            },
+            {
+                "name": "board",
+                "image": "example/tensorboard:2",
+                "args": ["--logdir", "/logs"],
+                "ports": [{"containerPort": 6006}],
+                "resources": {"limits": {"cpu": "1", "memory": "1Gi"}},
+                "readinessProbe": {"httpGet": {"path": "/", "port": 6006}},
+                "volumeMounts": [{"name": "logs", "mountPath": "/logs", "readOnly": True}],
+            },
+        ],
+        "initContainers": [
+            {"name": "fetch", "image": "example/fetch:1", "command": ["fetch", "/logs"]}
+        ],
+        "volumes": [{"name": "logs", "emptyDir": {"sizeLimit": "1Gi"}}],
+    },
+}
+HOST = {
+    "spec": {
+        "hostNetwork": True,
+        "securityContext": {"runAsUser": 0},
+        "containers": [
+            {
+                "name": "main",
+                "securityContext": {
+                    "privileged": True,
+                    "seccompProfile": {"type": "Unconfined"},
+                },
+                "volumeMounts": [{"name": "dev", "mountPath": "/host/data"}],
+            }
+        ],
+        "volumes": [{"name": "dev", "hostPath": {"path": "/data", "type": "Directory"}}],
+    }
+}
+
+CASES: dict[str, Case] = {
+    "one-rank-without-gpu": Case(
+        an_order(gpus=0, pod=PodRequest(image="python:3"), cpus=1.5, memory_bytes=GIB),
+        PodPolicy(),
+    ),
+    "gang-of-two": Case(
+        an_order(2, gpus=8, pod=None, env={"PYTHONPATH": "/code", "MESSAGE": "$(HOME) costs $$5"}),
+        PodPolicy.model_validate(
+            {"default_image": "example/train:1", "sdk_image": "localhost/shiftwork/platform:1"}
+        ),
+        node_labels=NODE_LABELS,
+    ),
+    "all-that-a-site-may-say": Case(
+        an_order(
+            pod=PodRequest(
+                image="example/train@sha256:" + "0" * 64,
+                image_pull_policy="Always",
+                image_pull_secrets=("user.ada.registry",),
+                storage=("scratch",),
+                resources={"rdma/hca": "1", "hugepages-2Mi": "64Mi"},
+                shm_bytes=8 * GIB,
+                env_from=(
+                    EnvSource(name="WANDB", secret="user.ada.wandb", key="key", optional=True),
+                    EnvSource(name="MODE", config_map="team.vision.settings", key="mode"),
+                    EnvSource(name="POD_IP", field="status.podIP"),
+                    EnvSource(name="LIMIT", field="limits.memory"),
+                ),
+            ),
+            cpus=8.0,
+            memory_bytes=64 * GIB,
+            working_directory="/home/ada/project",
+            tolerations=("reserved=vision", "spot"),
+            resume_from=Checkpoint(
+                no=3, attempt=1, step=70, uri="/home/ada/c3", digest="abc", saved_at=START
+            ),
+        ),
+        PodPolicy.model_validate(SITES_POLICY),
+        node_labels=NODE_LABELS,
+    ),
+    "roles-with-images": Case(
+        an_order(
+            roles=(
+                Role(
+                    name="worker",
+                    replicas=1,
+                    command=("serve", "--port=$PORT"),
+                    image="example/ps:1",
+                ),
+            ),
+        ),
+        PodPolicy(default_image="example/train:1"),
+    ),
+    "a-template-with-a-sidecar": Case(
+        an_order(pod=PodRequest(template=json.dumps(SIDECAR))),
+        PodPolicy(default_image="example/train:1"),
+    ),
+    "granted-beyond-restricted": Case(
+        an_order(pod=PodRequest(template=json.dumps(HOST), capabilities=("IPC_LOCK",))),
+        PodPolicy.model_validate(GRANTING_POLICY),
+        restricted=False,
+    ),
+}

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.log_collector.agent.cri import HEADER_BYTES_MAX, Inside, decode, stamp
+
+AT = b"2026-01-01T00:00:00.123456789Z"
+
+
+def entry(tag: bytes, text: bytes, stream: bytes = b"stdout") -> bytes:
+    return AT + b" " + stream + b" " + tag + b" " + text + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("raw", "text", "bad"),
+    [
+        (b"", b"", 0),
+        (entry(b"F", b"hello"), b"hello\n", 0),
+        (entry(b"F", b""), b"\n", 0),
+        (entry(b"P", b"no end"), b"no end", 0),
+        (entry(b"P", b""), b"", 0),
+        (entry(b"P", b"one ") + entry(b"F", b"line"), b"one line\n", 0),
+        (entry(b"F", b"out") + entry(b"F", b"err", b"stderr"), b"out\nerr\n", 0),
+        (entry(b"P:later:tags", b"part") + entry(b"F:more", b"whole"), b"partwhole\n", 0),
+        (entry(b"F", b"a stdout P b") + entry(b"F", b" 2  "), b"a stdout P b\n 2  \n", 0),
+        # What is no entry is left out, as the API server leaves it out.
+        (b"no entry at all\n" + entry(b"F", b"x"), b"x\n", 1),
+        (AT + b" stdin F x\n" + entry(b"P", b"x"), b"x", 1),
+        (AT + b" stdout F\n", b"", 1),
+        (b"\n", b"", 1),
+        (b"12:00 stdout F x\n", b"", 1),
+    ],
+)  # fmt: skip
+def test_entries_become_what_was_written(raw: bytes, text: bytes, bad: int) -> None:
+    found = decode(raw, Inside.NOTHING)
+    assert (found.data, found.used, found.inside, found.bad) == (
+        text,
+        len(raw),
+        Inside.NOTHING,
+        bad,
+    )
+
+
+def test_an_entry_without_its_end_is_given_as_far_as_it_is_there() -> None:
+    raw = entry(b"F", b"hello")
+    header = len(raw) - len(b"hello\n")
+    for cut in range(1, header):
+        assert decode(raw[:cut], Inside.NOTHING).used == 0
+    for cut in range(header, len(raw)):
+        found = decode(raw[:cut], Inside.NOTHING)
+        assert (found.data, found.used, found.inside) == (raw[header:cut], cut, Inside.WHOLE)
+        assert decode(raw[cut:], found.inside).data == raw[cut:]
+
+
+entries = st.lists(
+    st.one_of(
+        st.tuples(
+            st.sampled_from([b"F", b"P", b"P:x", b"F:x"]),
+            st.binary(max_size=40).map(lambda text: text.replace(b"\n", b" ")),
+            st.sampled_from([b"stdout", b"stderr"]),
+        ).map(lambda each: entry(*each)),
+        st.binary(max_size=20).map(lambda text: text + b"\n"),
+        st.just(b"z" * (HEADER_BYTES_MAX + 5) + b"\n"),
+        st.just(entry(b"F", b"long " * 200)),
+    ),
+    max_size=8,
+).map(b"".join)
+
+
+@given(entries, st.lists(st.integers(0, 4000), max_size=12))
+def test_it_does_not_matter_where_the_bytes_are_cut(raw: bytes, cuts: list[int]) -> None:
+    whole = decode(raw, Inside.NOTHING)
+    assert whole.used == len(raw)
+    text, at, bad, inside = b"", 0, 0, Inside.NOTHING
+    for end in [*sorted(min(cut, len(raw)) for cut in cuts), len(raw)]:
+        if end <= at:
+            continue
+        found = decode(raw[at:end], inside)
+        text, at, bad, inside = text + found.data, at + found.used, bad + found.bad, found.inside
+    assert (text, at, bad, inside) == (whole.data, len(raw), whole.bad, Inside.NOTHING)
+
+
+def test_a_line_that_is_no_entry_and_has_no_end_does_not_stop_the_reading() -> None:
+    found = decode(b"z" * HEADER_BYTES_MAX, Inside.NOTHING)
+    assert (found.used, found.inside, found.bad) == (HEADER_BYTES_MAX, Inside.BAD, 1)
+    after = decode(b"zzz\n" + entry(b"F", b"x"), Inside.BAD)
+    assert (after.data, after.inside, after.bad) == (b"x\n", Inside.NOTHING, 0)
+
+
+def test_the_stamp_is_the_first_entrys_time() -> None:
+    assert stamp(entry(b"F", b"x")) == AT.decode()
+    assert stamp(AT) == ""
+    assert stamp(b"") == ""

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from services.log_collector.agent import wire
+from services.log_collector.agent.wire import PodAnswer, PodAsk, PodKept, WireError
+
+
+def test_asks_answers_and_what_is_kept_arrive_as_they_were_sent() -> None:
+    asks = [PodAsk("t-1-0", 5, 10, b"\x00\xff", ended=True), PodAsk("t-1-1", 0, 1)]
+    assert wire.read_asks(wire.asks_body(asks, 99)) == (asks, 99)
+    answers = [
+        PodAnswer(b"a\nb\x00", complete=True),
+        None,
+        PodAnswer(absent=True),
+        PodAnswer(unsure=True),
+        PodAnswer(b"\n", moved=True, problem="why"),
+    ]
+    data = b"".join(answer.data for answer in answers if answer)
+    assert wire.read_answers(wire.answer_head("me", answers) + data) == ("me", answers)
+    kept = [PodKept("t-1-0", 7, done=False), PodKept("t-1-1", 2**62, done=True)]
+    assert wire.read_kept(wire.kept_body(kept)) == kept
+
+
+ASK: dict[str, Any] = {"pod": "t-1-0", "offset": 0, "bytes_max": 1}
+
+
+@pytest.mark.parametrize(
+    ("said", "names"),
+    [
+        (b"", "JSON object"),
+        (b"[]", "JSON object"),
+        ({"bytes_max": 1}, "asks None"),
+        ({"bytes_max": 1, "asks": {}}, "asks {}"),
+        ({"bytes_max": 1, "asks": [None]}, "no object"),
+        ({"bytes_max": 1, "asks": [ASK] * (wire.ASKS_MAX + 1)}, "too many"),
+        ({"asks": []}, "bytes_max None"),
+        ({"bytes_max": -1, "asks": []}, "bytes_max -1"),
+        ({"bytes_max": 1, "asks": [ASK | {"pod": "../../etc"}]}, "pod '../../etc'"),
+        ({"bytes_max": 1, "asks": [ASK | {"pod": ""}]}, "pod ''"),
+        ({"bytes_max": 1, "asks": [ASK | {"pod": 3}]}, "pod 3"),
+        ({"bytes_max": 1, "asks": [ASK | {"offset": "0"}]}, "offset '0'"),
+        ({"bytes_max": 1, "asks": [ASK | {"offset": True}]}, "offset True"),
+        ({"bytes_max": 1, "asks": [ASK | {"offset": 2**63}]}, "whole number"),
+        ({"bytes_max": 1, "asks": [ASK | {"before": "!"}]}, "base64"),
+        ({"bytes_max": 1, "asks": [ASK | {"before": "AAAA" * 100}]}, "at most 256"),
+        ({"bytes_max": 1, "asks": [ASK | {"ended": 1}]}, "ended 1"),
+    ],
+)
+def test_what_is_wrong_is_named(said: Any, names: str) -> None:
+    body = said if isinstance(said, bytes) else json.dumps(said).encode()
+    with pytest.raises(WireError) as refused:
+        wire.read_asks(body)
+    assert names in str(refused.value)
+
+
+def test_a_pass_has_a_limit_whatever_is_asked() -> None:
+    assert wire.read_asks(wire.asks_body([], 2**40)) == ([], wire.BYTES_MAX)
+
+
+def test_an_answer_that_was_cut_short_is_refused() -> None:
+    body = wire.answer_head("me", [PodAnswer(b"12345")]) + b"1234"
+    with pytest.raises(WireError, match="cut short"):
+        wire.read_answers(body)

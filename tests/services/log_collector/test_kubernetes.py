@@ -1,0 +1,445 @@
+"""The Kubernetes source when things go wrong: agents away, a refusing API server, rotated logs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.store.memory import MemoryDatabase
+from services.log_collector.archives.files import FileArchive
+from services.log_collector.domain import Address, OutputKey
+from services.log_collector.sources.kubernetes import KubernetesSource
+from services.log_collector.sources.kubernetes_api import ClusterError, configuration_of
+from services.log_collector.sources.kubernetes_streams import GAP, Finder, Place
+from services.log_collector.sources.port import Ask, Got, Kept
+from services.log_collector.store import OutputRow, RunRow
+from tests.services.log_collector.cluster import Agent, ApiServer, cluster_of, kubeconfig, running
+from tests.services.log_collector.kubelet import Container, Kubelet
+from tests.services.log_collector.world import (
+    Hands,
+    World,
+    a_store,
+    exited,
+    key_of,
+    settings_with,
+    started,
+)
+
+
+def address(rank: int = 0, node: str = "n0") -> Address:
+    return Address(OutputKey("t1", 1, rank), node)
+
+
+@dataclass
+class Site:
+    folder: Path
+    stack: AsyncExitStack
+    api: ApiServer = field(default_factory=ApiServer)
+
+    def node(self, name: str) -> Kubelet:
+        kubelet = self.api.kubelets[name] = Kubelet(self.folder / name / "log")
+        self.stack.callback(kubelet.close)
+        return kubelet
+
+    async def agent(self, name: str) -> Agent:
+        agent = self.api.agents[name] = Agent(self.api.kubelets[name])
+        await agent.start()
+        self.stack.push_async_callback(agent.stop)
+        return agent
+
+    async def source(self, **changes: Any) -> KubernetesSource:
+        made = KubernetesSource(cluster_of(self.folder, self.api.port, **changes))
+        return await self.stack.enter_async_context(running(made))
+
+
+@pytest_asyncio.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with AsyncExitStack() as stack:
+        made = Site(tmp_path, stack)
+        await made.api.start()
+        stack.push_async_callback(made.api.stop)
+        yield made
+
+
+async def until(done: Callable[[], Awaitable[bool]]) -> None:
+    patience = time.monotonic() + 10
+    while not await done():
+        assert time.monotonic() < patience
+        await asyncio.sleep(0.005)
+
+
+@dataclass
+class Reading:
+    """One output as the collector reads it."""
+
+    source: KubernetesSource
+    where: Address = field(default_factory=address)
+    data: bytes = b""
+    last: Got = field(default_factory=Got)
+
+    async def once(self, *, sure: bool = False) -> Got:
+        ask = Ask(self.where, len(self.data), 1 << 20, self.data[-64:], sure=sure)
+        (got,) = await self.source.read([ask], 1 << 24)
+        assert got is not None
+        self.data += got.data
+        self.last = got
+        return got
+
+    async def until(self, wanted: bytes) -> None:
+        async def done() -> bool:
+            got = await self.once()
+            assert not got.problem
+            return len(self.data) >= len(wanted)
+
+        await until(done)
+        assert self.data == wanted
+
+    async def end(self) -> Got:
+        async def done() -> bool:
+            got = await self.once(sure=True)
+            return not (got.data or got.unsure or got.problem)
+
+        await until(done)
+        return self.last
+
+
+async def test_without_an_agent_the_api_server_is_read_and_both_agree(site: Site) -> None:
+    container = site.node("n0").create("t1-1-0")
+    reading = Reading(await site.source())
+    container.write(b"by the API\n")
+    await reading.until(b"by the API\n")
+    agent = await site.agent("n0")
+    # From now on the agent is found and asked.
+    await until(lambda: _is_read_by_agent(site, reading))
+    container.write(b"by the agent\n")
+    await reading.until(b"by the API\nby the agent\n")
+    await agent.stop()
+    container.write(b"by the API again\n")
+    container.end()
+    assert await reading.end() == Got()
+    assert reading.data == bytes(container.said)
+
+
+async def _is_read_by_agent(site: Site, reading: Reading) -> bool:
+    before = len(site.api.requests)
+    got = await reading.once(sure=True)
+    logs = [each for each in site.api.requests[before:] if "/log" in each]
+    return not (logs or got.unsure or got.data)
+
+
+async def test_an_agent_that_is_away_for_a_moment_is_waited_for(site: Site) -> None:
+    container = site.node("n0").create("t1-1-0")
+    agent = await site.agent("n0")
+    reading = Reading(await site.source(fallback_seconds=60.0))
+    container.write(b"one\n")
+    await reading.until(b"one\n")
+    await agent.stop()
+    container.write(b"two\n")
+    container.end()
+    for _ in range(20):
+        got = await reading.once(sure=True)
+        assert got == Got(unsure=True)
+    assert not any("/log" in each for each in site.api.requests)
+    await agent.start()
+    assert await reading.end() == Got()
+    assert reading.data == b"one\ntwo\n"
+
+
+async def test_a_silent_node_does_not_hold_up_the_others(site: Site) -> None:
+    site.node("n0")
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()  # until the other side has enough
+        writer.close()
+
+    hung = await asyncio.start_server(hang, "127.0.0.1", 0)
+    silent = Agent(site.api.kubelets["n0"])
+    silent.port = hung.sockets[0].getsockname()[1]
+    site.api.agents["n0"] = silent
+    container = site.node("n1").create("t1-1-1")
+    await site.agent("n1")
+    source = await site.source(timeout_seconds=0.3, fallback_seconds=60.0)
+    reading = Reading(source, address(1, "n1"))
+    slow = 0
+    for number in range(40):
+        container.write(b"%d\n" % number)
+        begin = time.monotonic()
+        dead = Ask(address(0, "n0"), 0, 100)
+        live = Ask(reading.where, len(reading.data), 100)
+        answers = await source.read([dead, live], 1000)
+        slow += time.monotonic() - begin > 0.25
+        assert answers[0] == Got(unsure=True)
+        assert answers[1] is not None
+        reading.data += answers[1].data
+        await asyncio.sleep(0.01)
+    assert slow <= 2
+    await reading.until(bytes(container.said))
+    hung.close()
+    await asyncio.sleep(0.35)  # the last question has ended
+
+
+async def test_a_refusing_api_server_is_a_problem_and_then_none(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    container = site.node("n0").create("t1-1-0")
+    container.write(b"x\n")
+    container.end()
+    site.api.refuses = 403
+    reading = Reading(await site.source())
+
+    async def refused() -> bool:
+        return bool((await reading.once(sure=True)).problem)
+
+    await until(refused)
+    assert reading.last.problem == (
+        "the log of pod t1-1-0 cannot be read: 403 Forbidden: said by the API server (403)"
+    )
+    said = capsys.readouterr().out
+    assert "pods labelled app.kubernetes.io/component=log-agent in namespace shiftwork" in said
+    assert "403 Forbidden" in said
+    site.api.refuses = 0
+    assert await reading.end() == Got()
+    assert reading.data == b"x\n"
+
+
+async def test_a_wrong_token_is_said(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.node("n0").create("t1-1-0").write(b"x\n")
+    agent = await site.agent("n0")
+    reading = Reading(await site.source(fallback_seconds=60.0))
+    agent.token_file.write_text("another")
+
+    async def said() -> bool:
+        await reading.once()
+        return "it answers 401" in capsys.readouterr().out
+
+    await until(said)
+    assert reading.data == b""
+
+
+async def test_a_pod_without_a_log_file_is_asked_of_the_api_server_too(site: Site) -> None:
+    """The agent looks into a folder that is not the node's: everything is absent there."""
+    container = site.node("n0").create("t1-1-0")
+    container.write(b"x\n")
+    container.end()
+    other = Kubelet(site.folder / "wrong" / "log")
+    site.stack.callback(other.close)
+    agent = site.api.agents["n0"] = Agent(other)
+    await agent.start()
+    site.stack.push_async_callback(agent.stop)
+    source = await site.source(fallback_seconds=60.0)
+    reading = Reading(source)
+    assert await reading.end() == Got(absent=True) or reading.data == b"x\n"
+    assert reading.data == b"x\n"
+    assert (await Reading(source, address(5)).end()).absent
+
+
+# -- streams of the API server
+
+
+async def test_a_stream_that_breaks_off_is_taken_up_where_it_was(site: Site) -> None:
+    container = site.node("n0").create("t1-1-0")
+    site.api.cuts = [9, 9, 14]
+    reading = Reading(await site.source())
+    for number in range(6):
+        container.write(b"line %d\n" % number)
+
+    async def done() -> bool:
+        await reading.once()  # that it broke off is a problem, and passes
+        return len(reading.data) == 42
+
+    await until(done)
+    container.end()
+    assert await reading.end() == Got()
+    assert reading.data == bytes(container.said)
+
+
+async def test_a_followed_log_may_be_rotated(site: Site) -> None:
+    container = site.node("n0").create("t1-1-0")
+    reading = Reading(await site.source())
+    for number in range(5):
+        container.write(b"line %d\n" % number)
+        await reading.until(bytes(container.said))
+        container.rotate()
+    container.end()
+    assert reading.data == bytes(container.said)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+async def test_a_rotation_that_nobody_followed_is_seen(site: Site, seen: bool) -> None:
+    """A new collector finds only the newest file: the place is found by its bytes, or it is said
+    that something may be missing."""
+    container = site.node("n0").create("t1-1-0")
+    container.write(b"in a file that is rotated away\n" * 3)
+    first = bytes(container.said)
+    container.rotate()
+    container.write(b"in the newest file, and read before; some more text to know it by\n")
+    read = len(container.said) if seen else len(first) - 5
+    container.write(b"not read yet\n")
+    reading = Reading(await site.source(), data=bytes(container.said)[:read])
+    container.end()
+    await reading.end()
+    if seen:
+        assert reading.data == bytes(container.said)
+    else:
+        newest = bytes(container.said)[len(first) :]
+        assert reading.data == bytes(container.said)[:read] + GAP + newest
+
+
+async def test_an_agent_that_counts_otherwise_is_not_believed(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The agent came when the first files were gone; the collector had read them."""
+    container = site.node("n0").create("t1-1-0")
+    for number in range(6):
+        container.write(b"file %d, with a text of its own that is long enough\n" % number)
+        container.rotate()
+    container.write(b"the newest file\n")
+    said = bytes(container.said)
+    await site.agent("n0")
+    reading = Reading(await site.source(fallback_seconds=60.0), data=said)
+    container.write(b"new\n")
+    container.end()
+    await reading.end()
+    assert reading.data == said + GAP + b"the newest file\nnew\n"
+    assert "counts otherwise" in capsys.readouterr().out
+
+
+async def test_the_number_of_streams_is_bounded_and_all_get_their_turn(site: Site) -> None:
+    kubelet = site.node("n0")
+    source = await site.source(streams_max=2, stream_turn_seconds=0.02)
+    containers: list[Container] = []
+    for rank in range(6):
+        containers.append(kubelet.create(f"t1-1-{rank}"))
+        containers[-1].write(b"rank %d\n" % rank)
+    readings = [Reading(source, address(rank)) for rank in range(6)]
+
+    async def done() -> bool:
+        for reading in readings:
+            await reading.once()
+        assert len(source._streams.open if source._streams else {}) <= 2
+        return all(reading.data for reading in readings)
+
+    await until(done)
+    assert [reading.data for reading in readings] == [b"rank %d\n" % rank for rank in range(6)]
+
+
+@given(st.binary(max_size=60), st.data())
+def test_a_place_is_found_by_the_bytes_before_it(log: bytes, data: st.DataObject) -> None:
+    offset = data.draw(st.integers(0, len(log)))
+    size = data.draw(st.integers(0, 8))
+    before = log[max(0, offset - size) : offset]
+    finder, left = Finder(offset, before), log
+    while left:
+        cut = data.draw(st.integers(1, len(left)))
+        finder.feed(left[:cut])
+        left = left[cut:]
+    assert finder.place() == Place(offset, before)
+    # The same bytes further back in the file, and nowhere.
+    moved = Finder(offset + 1000, before)
+    moved.feed(log)
+    place = moved.place()
+    if before:
+        at = log.rfind(before) + len(before)
+        assert place == Place(at, before)
+    else:
+        assert place == Place(0, mark=GAP)
+
+
+# -- what is kept, and settings
+
+
+async def test_what_is_kept_is_told_to_the_node_even_if_its_agent_was_away(site: Site) -> None:
+    container = site.node("n0").create("t1-1-0")
+    agent = await site.agent("n0")
+    source = await site.source(fallback_seconds=60.0)
+    reading = Reading(source)
+    container.write(b"x\n")
+    await reading.until(b"x\n")
+    container.end()
+    await reading.end()
+    await agent.stop()
+    await source.kept([Kept(address(), 2, done=False), Kept(address(), 2, done=True)])
+    await asyncio.sleep(0.05)
+    await agent.start()
+
+    async def told() -> bool:
+        await reading.once()
+        return not list(site.api.kubelets["n0"].log_dir.rglob("shiftwork/*/*/*.log"))
+
+    await until(told)
+
+
+async def test_a_cluster_that_is_not_described_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ClusterError, match="no cluster is described by /nowhere/at-all"):
+        await configuration_of(Path("/nowhere/at-all"))
+    path = tmp_path / "kubeconfig"
+    path.write_text("{}")
+    with pytest.raises(ClusterError, match="set SHIFTWORK_LOG_COLLECTOR_KUBE_CONFIG"):
+        await configuration_of(path)
+    made = await configuration_of(kubeconfig(tmp_path, 1234))
+    assert made.host == "http://127.0.0.1:1234"
+
+
+async def test_a_source_that_does_not_run_knows_nothing_for_certain(tmp_path: Path) -> None:
+    source = KubernetesSource(cluster_of(tmp_path, 1))
+    assert await source.read([Ask(address(), 0, 10, sure=True)], 10) == [Got(unsure=True)]
+
+
+async def test_restarts_of_collector_and_agent_lose_and_double_nothing(site: Site) -> None:
+    """The whole way: pods that write, agents, this source, the collector; everything dies."""
+    rng, clock, database = Random(11), Hands(), MemoryDatabase()
+    archive = FileArchive(site.folder / "logs")
+    containers = {}
+    for rank in range(2):
+        containers[rank] = site.node(f"n{rank}").create(f"t1-1-{rank}")
+        await site.agent(f"n{rank}")
+    source = await site.source(fallback_seconds=60.0)
+    settings = settings_with(record_bytes=50_000, record_seconds=1.0)
+    world = World(a_store(clock, database), clock, archive, settings, source)
+    await world.lead()
+    await world.tell(started(2))
+    for _ in range(60):
+        for container in containers.values():
+            container.write(rng.randbytes(rng.choice([0, 5, 3000, 40_000])).replace(b"\r", b"."))
+        await world.step()
+        clock.advance(0.2)
+        await asyncio.sleep(0.002)
+        what = rng.random()
+        if what < 0.1:
+            await world.restart(database)
+        elif what < 0.2:
+            containers[rng.randrange(2)].rotate()
+            await asyncio.sleep(0.05)
+        elif what < 0.25:
+            agent = site.api.agents[f"n{rng.randrange(2)}"]
+            await agent.stop()
+            await agent.start()
+    for container in containers.values():
+        container.end()
+    await world.tell(exited(2))
+
+    async def collected() -> bool:
+        clock.advance(0.2)
+        await world.step()
+        return (await world.rows(RunRow))[0].collected
+
+    await until(collected)
+    for rank, container in containers.items():
+        assert archive.path(key_of(rank)).read_bytes() == bytes(container.said)
+    rows = await world.rows(OutputRow)
+    assert [(row.size, row.complete) for row in rows] == [
+        (len(container.said), True) for container in containers.values()
+    ]

@@ -1,0 +1,1 @@
+"""Builds the container images of this repository; ``make images`` runs it (see ``__main__``)."""

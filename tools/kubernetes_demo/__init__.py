@@ -1,0 +1,1 @@
+"""``make demo-kubernetes``: the README's demo in pods, on real nodes."""

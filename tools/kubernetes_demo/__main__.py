@@ -1,0 +1,200 @@
+"""Entry of ``make demo-kubernetes``; see ``story.py`` for what it shows.
+
+    python -m tools.kubernetes_demo [--kubeconfig FILE] [--keep]
+
+On a cluster of one's own (KUBECONFIG) the images must be where it pulls from (``--registry``), and
+checkpoints need storage that all nodes share: a folder that is the same on each (``--host-path``),
+or a storage class whose volumes many nodes may write (``--storage-class``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+import yaml
+
+from services.allinone.client import TIMEOUT_SECONDS, items
+from tools.kubernetes_demo import story
+from tools.kubernetes_demo.kube import Kube, KubeError
+from tools.kubernetes_demo.stage import DemoError, Stage, say
+
+NAMESPACE, TASKS_NAMESPACE = "shiftwork", "shiftwork-tasks"
+GRANT, MOUNT, VOLUME = "demo", "/data", "shiftwork-demo"
+NODES_SECONDS_MAX = 120.0
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kubeconfig", default=os.environ.get("KUBECONFIG"), required=False)
+    parser.add_argument("--kubectl", default=os.environ.get("KUBECTL", "kubectl"))
+    parser.add_argument("--registry", default="localhost", help="where the images are")
+    parser.add_argument("--tag", default="dev", help="of the images")
+    parser.add_argument("--host-path", help="a folder that all nodes share (one machine)")
+    parser.add_argument("--storage-class", help="of volumes that many nodes may write")
+    parser.add_argument("--keep", action="store_true", help="leave the platform installed")
+    given = parser.parse_args()
+    if not given.kubeconfig:
+        parser.error("no cluster: make cluster, or set KUBECONFIG")
+    if bool(given.host_path) == bool(given.storage_class):
+        parser.error("give --host-path or --storage-class, where checkpoints go")
+    return given
+
+
+def values(registry: str, tag: str) -> dict[str, object]:
+    """What the umbrella chart is told for the demo."""
+    return {
+        "global": {
+            "podPolicy": {
+                "default_image": f"{registry}/shiftwork/task:{tag}",
+                "storage": [{"name": GRANT, "mount_path": MOUNT, "source": {"claim": {"name": GRANT}}}],
+            },
+        },
+    }
+
+
+def storage(host_path: str | None, storage_class: str | None) -> list[dict[str, object]]:
+    """The claim that the grant names; with a folder of the nodes also its volume, bound to it."""
+    room, many = {"storage": "1Gi"}, ["ReadWriteMany"]
+    claim: dict[str, object] = {"accessModes": many, "resources": {"requests": room}}
+    objects: list[dict[str, object]] = []
+    if host_path:
+        claim |= {"storageClassName": "", "volumeName": VOLUME}
+        volume = {
+            "capacity": room,
+            "accessModes": many,
+            "persistentVolumeReclaimPolicy": "Delete",
+            "hostPath": {"path": host_path, "type": "Directory"},
+            "claimRef": {"namespace": TASKS_NAMESPACE, "name": GRANT},
+        }
+        objects.append(
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": VOLUME},
+                "spec": volume,
+            }
+        )
+    else:
+        claim["storageClassName"] = storage_class
+    objects.append(
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": GRANT, "namespace": TASKS_NAMESPACE},
+            "spec": claim,
+        }
+    )
+    return objects
+
+
+def shiftwork(given: argparse.Namespace, *command: str) -> None:
+    """A ``shiftwork k8s`` command, as an operator would give it; DemoError if it fails."""
+    program = Path(sys.executable).with_name("shiftwork")
+    done = subprocess.run(  # noqa: S603 - our own program
+        [str(program), "k8s", *command],
+        env={**os.environ, "KUBECONFIG": given.kubeconfig},
+        check=False,
+        cwd=REPOSITORY,
+    )
+    if done.returncode != 0:
+        raise DemoError(f"shiftwork k8s {' '.join(command)} ended with {done.returncode}")
+
+
+async def main() -> int:
+    """Install, play, remove; 0 if everything was as promised."""
+    given = arguments()
+    kube = Kube(given.kubectl, given.kubeconfig)
+    began = time.monotonic()
+    try:
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            yaml.safe_dump(values(given.registry, given.tag), file)
+            file.flush()
+            say("Installing the platform with its charts")
+            images = ("--registry", given.registry, "--tag", given.tag)
+            shiftwork(given, "up", "--values", file.name, "--no-persistence", *images)
+        for wanted in storage(given.host_path, given.storage_class):
+            await kube.apply(wanted)
+        say(f"Installed after {time.monotonic() - began:.0f} s")
+        await play(given, kube)
+    except (DemoError, KubeError, httpx.HTTPError, TimeoutError) as problem:
+        say(f"The demo failed: {problem or type(problem).__name__}")
+        say(await _state_of(kube))
+        return 1
+    finally:
+        if not given.keep:
+            shiftwork(given, "down", "--now", "--purge")
+            await kube.run("delete", "pv", VOLUME, "--ignore-not-found")
+    say(f"All of it took {time.monotonic() - began:.0f} s.")
+    return 0
+
+
+async def play(given: argparse.Namespace, kube: Kube) -> None:
+    """All acts, on the installed platform."""
+    token = await kube.run(
+        *("get", "secret", "shiftwork-keys", "-n", NAMESPACE),
+        *("-o", 'go-template={{index .data "admin-token" | base64decode}}'),
+    )
+    headers = {"authorization": f"Bearer {token.strip()}"}
+    async with (
+        kube.tunnel(NAMESPACE, "shiftwork-gateway", 8642) as url,
+        httpx.AsyncClient(
+            base_url=url, headers=headers, timeout=TIMEOUT_SECONDS, trust_env=False
+        ) as client,
+    ):
+        stage = Stage(
+            kube=kube,
+            client=client,
+            namespace=NAMESPACE,
+            tasks_namespace=TASKS_NAMESPACE,
+            image=f"{given.registry}/shiftwork/task:{given.tag}",
+            storage=GRANT,
+            mount=MOUNT,
+            run=secrets.token_hex(3),
+        )
+        nodes = await _nodes(stage)
+        writing = asyncio.ensure_future(stage.keep_diary())
+        try:
+            cast = story.Cast(tuple(nodes), await story.alone(stage))
+            await story.preempted(stage, cast, "digits")
+            await story.preempted(stage, cast, "again", kill=("launcher", "scheduler"))
+            torch = f"{given.registry}/shiftwork/task-torch:{given.tag}"
+            await story.torch_gang(stage, cast, torch)
+        finally:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+
+
+async def _nodes(stage: Stage) -> list[str]:
+    """The nodes, once the launcher has told them."""
+    until = time.monotonic() + NODES_SECONDS_MAX
+    while time.monotonic() < until:
+        nodes = [node for node in await items(stage.client, "/v1/nodes") if node["ready"]]
+        if len(nodes) > 1:
+            say("Nodes: " + ", ".join(f"{node['id']} ({node['gpus']} GPUs)" for node in nodes))
+            return [str(node["id"]) for node in nodes]
+        await asyncio.sleep(0.5)
+    raise DemoError("the demo needs two nodes that are ready")
+
+
+async def _state_of(kube: Kube) -> str:
+    """What there is, for whoever has to find out why."""
+    found = [
+        await kube.run("get", "pods", "-A", "-o", "wide"),
+        await kube.run("get", "events", "-A", "--sort-by=.lastTimestamp"),
+    ]
+    return "\n".join(text[-6000:] for text in found)
+
+
+if __name__ == "__main__":
+    raise SystemExit(asyncio.run(main()))

@@ -1,0 +1,300 @@
+"""Where the demo plays: the platform's API through a tunnel, and a diary of what happened.
+
+Used by ``story.py``. The diary joins two witnesses, the platform's events and the API server's
+watch of pods, in the order in which they were heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import sys
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import httpx
+
+from services.allinone.client import items
+from tools.kubernetes_demo.kube import Kube, Sighting
+
+T = TypeVar("T")
+ENDED = ("succeeded", "failed", "stopped", "rejected")
+WAIT_SECONDS_MAX = 300.0
+LOOK_SECONDS = 0.1
+_WEIGHTS = re.compile(r"weights sha256 ([0-9a-f]{64})")
+
+
+class DemoError(Exception):
+    """The demo did not show what it promises."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that was heard: an event of the platform, or a pod at a moment."""
+
+    at: float
+    # A type of event such as run.exited, or pod.running, pod.ended, pod.leaving, pod.gone.
+    fact: str
+    task_id: str
+    data: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def say(text: str = "") -> None:
+    """A line for the audience."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+@dataclass
+class Stage:
+    """One platform on one cluster."""
+
+    kube: Kube
+    client: httpx.AsyncClient
+    # Of the platform and of the tasks.
+    namespace: str
+    tasks_namespace: str
+    # The image and the storage grant of the demo's tasks, and where the grant is mounted.
+    image: str
+    storage: str
+    mount: str
+    # Makes this demo's names unlike those of an earlier one on the same platform.
+    run: str
+    began: float = field(default_factory=time.monotonic)
+    diary: list[Entry] = field(default_factory=list[Entry])
+    names: dict[str, str] = field(default_factory=dict[str, str])
+
+    async def request(self, method: str, path: str, **more: Any) -> Any:  # noqa: ANN401 - JSON
+        """An answer of the API. What a dying tunnel or gateway swallows is asked again."""
+        until = time.monotonic() + WAIT_SECONDS_MAX
+        while True:
+            try:
+                answer = await self.client.request(method, path, **more)
+            except httpx.TransportError:
+                if time.monotonic() > until:
+                    raise
+            else:
+                if answer.status_code not in (502, 503, 504) or time.monotonic() > until:
+                    break
+            await asyncio.sleep(LOOK_SECONDS)
+        if answer.is_error:
+            raise DemoError(f"{method} {path}: {answer.text}")
+        return answer.json() if "json" in answer.headers.get("content-type", "") else answer.text
+
+    async def submit(self, name: str, command: list[str], **fields: object) -> str:
+        """A new task in pods; its id."""
+        body = {
+            "name": f"{name}-{self.run}",
+            "command": command,
+            "pod": {"image": self.image, "storage": [self.storage]},
+            **fields,
+        }
+        key = {"idempotency-key": body["name"]}
+        task_id = str((await self.request("POST", "/v1/tasks", json=body, headers=key))["id"])
+        self.names[task_id] = name
+        return task_id
+
+    async def task(self, task_id: str) -> dict[str, Any]:
+        """A task as the API shows it; DemoError if it has ended otherwise than well."""
+        task = await self.request("GET", f"/v1/tasks/{task_id}")
+        if task["state"] in ENDED and task["state"] != "succeeded":
+            query = {"rank": 0, "tail": 15}
+            logs = await self.request("GET", f"/v1/tasks/{task_id}/logs", params=query)
+            name = self.names.get(task_id, task_id)
+            raise DemoError(f"{name} {task['state']}: {task['reason']['text']}\n{logs}")
+        return task
+
+    async def wait(
+        self,
+        look: Callable[[], Awaitable[T]],
+        true: Callable[[T], bool],
+        what: str,
+        seconds: float = WAIT_SECONDS_MAX,
+    ) -> T:
+        """Look again and again until it is as wanted; DemoError with the last look if never."""
+        until = time.monotonic() + seconds
+        while not true(seen := await look()):
+            if time.monotonic() > until:
+                raise DemoError(f"not within {seconds:g} s: {what}; last seen: {str(seen)[-2000:]}")
+            await asyncio.sleep(LOOK_SECONDS)
+        return seen
+
+    async def until(
+        self,
+        task_id: str,
+        what: str,
+        true: Callable[[dict[str, Any]], bool],
+        seconds: float = WAIT_SECONDS_MAX,
+    ) -> dict[str, Any]:
+        """Wait until something is true of a task."""
+
+        async def look() -> dict[str, Any]:
+            return await self.task(task_id)
+
+        try:
+            return await self.wait(look, true, f"{self.names[task_id]} is {what}", seconds)
+        except DemoError as problem:
+            told = await self.request("GET", f"/v1/tasks/{task_id}/explain")
+            raise DemoError(f"{problem}\n{json.dumps(told)[:2000]}") from problem
+
+    async def until_logged(self, task_id: str, text: str, *, attempt: int = 0) -> None:
+        """Wait until rank 0 has written something."""
+        query = {"rank": 0, **({"attempt": attempt} if attempt else {})}
+
+        async def look() -> str:
+            try:
+                return str(await self.request("GET", f"/v1/tasks/{task_id}/logs", params=query))
+            except DemoError as problem:  # no attempt has begun yet
+                return str(problem)
+
+        await self.wait(look, lambda logs: text in logs.splitlines(), f"{text!r} in the output")
+
+    async def until_nothing_left(self, task_id: str) -> None:
+        """Wait until the cluster has no object of a task."""
+
+        async def look() -> str:
+            kinds = "pods,services,configmaps,secrets"
+            selector = f"shiftwork.dev/task={task_id}"
+            return await self.kube.run(
+                *("get", kinds, "-n", self.tasks_namespace, "-l", selector, "-o", "name")
+            )
+
+        await self.wait(look, lambda names: not names.strip(), f"nothing is left of {task_id}")
+
+    async def until_state(self, task_id: str, *states: str) -> dict[str, Any]:
+        """Wait until a task stands there."""
+        return await self.until(task_id, " or ".join(states), lambda t: t["state"] in states)
+
+    async def until_step(self, task_id: str, step: int) -> None:
+        """Wait until a task's training has come so far."""
+        until = time.monotonic() + WAIT_SECONDS_MAX
+        while time.monotonic() < until:
+            with contextlib.suppress(httpx.HTTPError):
+                latest = await items(self.client, f"/v1/tasks/{task_id}/metrics")
+                if any(point["latest"].get("step", 0) >= step for point in latest):
+                    return
+            await self.task(task_id)
+            await asyncio.sleep(LOOK_SECONDS)
+        raise DemoError(f"{self.names[task_id]} did not come to step {step}")
+
+    async def until_told(self, fact: str, task_id: str, *, after: int = 0) -> Entry:
+        """Wait until the diary, from an entry on, has a fact of a task."""
+        until = time.monotonic() + WAIT_SECONDS_MAX
+        while time.monotonic() < until:
+            for entry in self.diary[after:]:
+                if (entry.fact, entry.task_id) == (fact, task_id):
+                    return entry
+            await asyncio.sleep(LOOK_SECONDS / 5)
+        raise DemoError(f"never heard: {fact} of {self.names[task_id]}")
+
+    async def weights(self, task_id: str, rank: int = 0) -> str:
+        """The digest that a rank printed at its end, from the platform's logs."""
+
+        async def look() -> str:
+            query = {"rank": rank, "tail": 20}
+            return str(await self.request("GET", f"/v1/tasks/{task_id}/logs", params=query))
+
+        logs = await self.wait(
+            look, lambda logs: bool(_WEIGHTS.search(logs)), "a digest is printed"
+        )
+        found = _WEIGHTS.search(logs)
+        assert found is not None, "just seen"
+        return found.group(1)
+
+    # The two witnesses
+
+    async def keep_diary(self) -> None:
+        """Write down events and pods, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._hear())
+            group.create_task(self._see())
+
+    async def _hear(self) -> None:
+        position = 0
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                async for at, event in self._events(position):
+                    position = at
+                    self._note(event)
+            # The gateway's pod or the tunnel went: from the same position on, through the next.
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _events(self, position: int) -> AsyncGenerator[tuple[int, dict[str, Any]]]:
+        accept = {"accept": "text/event-stream"}
+        query = {"from": position}
+        async with self.client.stream(
+            "GET", "/v1/events", params=query, headers=accept, timeout=None
+        ) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("id: "):
+                    position = int(line.removeprefix("id: "))
+                elif line.startswith("data: "):
+                    yield position, json.loads(line.removeprefix("data: "))
+
+    def _note(self, event: dict[str, Any]) -> None:
+        task_id = event["data"].get("task_id", "")
+        if task_id not in self.names:
+            return
+        self.diary.append(Entry(time.monotonic(), event["type"], task_id, event["data"]))
+        told = _TOLD.get(event["type"])
+        if told is not None:
+            self._tell(task_id, told(event["data"]))
+
+    async def _see(self) -> None:
+        before: dict[str, str] = {}
+        while True:
+            async for pod in self.kube.watch_pods(self.tasks_namespace):
+                fact = _fact_of(pod)
+                if before.get(pod.name) == fact:
+                    continue
+                before[pod.name] = fact
+                task_id = pod.name.split("-")[0]
+                if task_id in self.names:
+                    data = {"pod": pod.name, "node": pod.node}
+                    self.diary.append(Entry(pod.at, fact, task_id, data))
+                    self._tell(task_id, f"{fact.replace('.', ' ')}: {pod.name} on {pod.node}")
+
+    def _tell(self, task_id: str, text: str) -> None:
+        say(f"  {time.monotonic() - self.began:7.2f} s  {self.names[task_id]:9} {text}")
+
+
+def _fact_of(pod: Sighting) -> str:
+    if pod.gone:
+        return "pod.gone"
+    if pod.phase in ("Succeeded", "Failed"):
+        return "pod.ended"
+    if pod.leaving:
+        return "pod.leaving"
+    return "pod.running" if pod.phase == "Running" else "pod.pending"
+
+
+def _where(data: dict[str, Any]) -> str:
+    return ", ".join(placement["node_id"] for placement in data["placements"])
+
+
+def _exit(data: dict[str, Any]) -> str:
+    kind = data["exit"]["kind"].removeprefix("EXIT_KIND_").lower()
+    return f"exit observed: {kind} ({data['exit']['detail']})"
+
+
+def _resumed(data: dict[str, Any]) -> str:
+    checkpoint: Any = data.get("resume_from")
+    step = checkpoint["step"] if checkpoint else 0
+    return f"resumed on {_where(data)} as attempt {data['attempt']} from step {step}"
+
+
+# Type of event -> what is told of it.
+_TOLD: dict[str, Callable[[dict[str, Any]], str]] = {
+    "task.submitted": lambda _: "submitted",
+    "run.assigned": lambda data: f"assigned to {_where(data)}",
+    "run.started": lambda data: f"running on {_where(data)}",
+    "run.delayed": lambda data: f"waits: {data['detail']}",
+    "run.preemption_requested": lambda _: "asked to save and hand its nodes over",
+    "run.checkpoint_saved": lambda data: f"checkpoint saved at step {data['checkpoint']['step']}",
+    "run.exited": _exit,
+    "run.resumed": _resumed,
+}
