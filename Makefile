@@ -94,13 +94,31 @@ test: $(STAMP) ## The whole default suite, with real servers
 
 .PHONY: test-slow
 test-slow: $(STAMP) ## The slow tests: real processes, outages, the command line end to end
-	@$(BIN)/python -m pytest -m slow --timeout 600
+	@$(BIN)/python -m pytest -m "slow and not containers and not kubernetes" --timeout 600
 
 .PHONY: test-containers
 test-containers: images ## The images themselves, and bus and store on servers in containers
 	@$(BIN)/python -m pytest -m containers --timeout 600 tests/images
 	@$(BIN)/python -m pytest --infra=containers --timeout 120 -k "not memory" \
 	  tests/contract/test_bus.py tests/contract/test_store.py
+
+# Real API servers with simulated nodes first, then two nodes that run containers. A machine that
+# cannot have them fails with the reason; KUBECONFIG is the way out for the nodes.
+ON_PLANES := tests/contract tests/services tests/kubernetes tests/tools/test_cluster_control_plane.py
+.PHONY: test-kubernetes test-kubernetes-planes test-kubernetes-nodes
+test-kubernetes: test-charts test-kubernetes-planes test-containers test-kubernetes-nodes ## All of Kubernetes: charts, API servers, images, two real nodes (root)
+
+test-kubernetes-planes: $(STAMP) ## Only on API servers with simulated nodes
+	@SHIFTWORK_KUBERNETES=required $(BIN)/python -m pytest -m kubernetes $(ON_PLANES) \
+	  --ignore=tests/kubernetes/nodes --durations=10
+
+test-kubernetes-nodes: images ## Only on the two real nodes
+	@SHIFTWORK_KUBERNETES=required $(BIN)/python -m pytest -m kubernetes --timeout 600 \
+	  tests/tools/test_cluster_nodes.py tests/kubernetes/nodes --durations=10
+
+.PHONY: demo-kubernetes
+demo-kubernetes: images ## The demo in pods on real nodes: saved, deleted, moved, bit-identical
+	@$(BIN)/python -m tools.kubernetes_demo
 
 .PHONY: scenarios
 scenarios: $(STAMP) ## Scheduling scenarios against their committed timelines

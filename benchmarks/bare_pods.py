@@ -22,8 +22,8 @@ from typing import Any, Self
 import uvloop
 from kubernetes_asyncio import client
 
-from benchmarks.kube_stage import NAMESPACE, Kube
-from benchmarks.pod_watch import cluster
+from benchmarks.kube_stage import Cluster
+from benchmarks.pod_watch import client_of
 from benchmarks.stage import BenchmarkError, now_s
 from libs.contracts.ids import RunId
 from libs.contracts.messages import (
@@ -37,10 +37,11 @@ from libs.contracts.messages import (
 from libs.pods.policy import read_policy
 from services.launcher.domain.model import Run, RunState
 from services.launcher.environment import Site, order_of
-from services.launcher.manifests import PodSite, objects_of
+from services.launcher.manifests import PodSite, RunObjects, objects_of
 
 IN_FLIGHT = 32
-COMMAND = ("/bin/sleep", "86400")
+Command = tuple[str, ...]
+COMMAND: Command = ("/bin/sleep", "86400")
 KEY = b"the key of nobody's runs, as long as a real one is: 0123456789"
 _names = itertools.count()
 
@@ -51,18 +52,36 @@ def named(prefix: str) -> str:
     return f"t{prefix}{number:a>{20 - len(prefix)}}"
 
 
-def gang(kube: Kube, name: str, size: int, first_node: int, gpu: int = 0) -> list[dict[str, Any]]:
-    """The pods of a gang exactly as the launcher makes them, on nodes from ``first_node`` on."""
-    nodes = kube.node_ids
+def run_objects(
+    cluster: Cluster,
+    name: str,
+    size: int,
+    first_node: int,
+    *,
+    gpu: int = 0,
+    command: Command = COMMAND,
+) -> RunObjects:
+    """A gang exactly as the launcher makes it, on nodes from ``first_node`` on."""
+    nodes = cluster.node_ids
     spec = TaskSpec(
         name=name,
         group="default",
         priority=Priority.NORMAL,
-        roles=(Role(name="main", replicas=size, command=COMMAND),),
+        roles=(Role(name="main", replicas=size, command=command),),
         gpus_per_node=1,
         retry=RetryPolicy(),
         preemption=PreemptionPolicy(),
         nodes=size,
+    )
+    placements = tuple(
+        Placement(
+            rank=rank,
+            role="main",
+            role_index=rank,
+            node_id=nodes[(first_node + rank) % len(nodes)],
+            gpus=(gpu,),
+        )
+        for rank in range(size)
     )
     run = Run(
         task_id=RunId.parse(f"{name}.1").task_id,
@@ -70,29 +89,27 @@ def gang(kube: Kube, name: str, size: int, first_node: int, gpu: int = 0) -> lis
         state=RunState.ASSIGNED,
         owner="admin",
         spec=spec,
-        placements=tuple(
-            Placement(
-                rank=rank,
-                role="main",
-                role_index=rank,
-                node_id=nodes[(first_node + rank) % len(nodes)],
-                gpus=(gpu,),
-            )
-            for rank in range(size)
-        ),
+        placements=placements,
     )
     site = Site("http://127.0.0.1:8642", KEY, path="", home="", user="", lang="", master_addr="")
-    made = objects_of(order_of(run, 0, site), read_policy(kube.policy), PodSite(NAMESPACE))
-    return list(made.pods)
+    where = PodSite(cluster.namespace)
+    return objects_of(order_of(run, 0, site), read_policy(cluster.policy), where)
+
+
+def gang(
+    cluster: Cluster, name: str, size: int, first_node: int, gpu: int = 0
+) -> list[dict[str, Any]]:
+    """The pods of ``run_objects``."""
+    return list(run_objects(cluster, name, size, first_node, gpu=gpu).pods)
 
 
 class Bare:
     """The bare client as a process, for as long as the context is open."""
 
-    def __init__(self, kube: Kube) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         command = [sys.executable, "-m", "benchmarks.bare_pods"]
         self._process = subprocess.Popen(
-            [*command, str(kube.plane.kubeconfig), NAMESPACE],
+            [*command, str(cluster.kubeconfig), cluster.namespace],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -142,7 +159,7 @@ async def _all(api: client.CoreV1Api, namespace: str, verb: str, pods: list[Any]
 
 
 async def _serve(kubeconfig: Path, namespace: str) -> None:
-    async with cluster(kubeconfig) as api:
+    async with client_of(kubeconfig) as api:
         while line := await asyncio.to_thread(sys.stdin.readline):
             verb, file = line.split()
             pods = json.loads(await asyncio.to_thread(Path(file).read_text))

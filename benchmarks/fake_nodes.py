@@ -107,9 +107,9 @@ class FakeNodes:
         run.ended = True
         self._finish(run, None, KILL_SIGNAL)
 
-    async def forget(self, run_id: RunId, node_ids: frozenset[str]) -> None:
+    async def forget(self, run_id: RunId, node_ids: frozenset[str], *, keep: bool) -> None:
         """See ``port.Runtime``."""
-        del node_ids
+        del node_ids, keep
         if self._runs.pop(run_id, None) is not None:
             self._changed()
 

@@ -30,6 +30,7 @@ from benchmarks.report import Report
 from benchmarks.stage import BenchmarkError, Http, Platform, now_s, ready_nodes
 
 GPUS = 16
+REPOSITORY = Path(__file__).resolve().parents[1]
 WAIT_SECONDS = 1_800.0
 SETTLE_SECONDS = 5.0
 EVENTS = re.compile(r"shiftwork_launcher_kube_watch_events_total\{.*\} ([\d.e+]+)")
@@ -102,7 +103,7 @@ async def probed(kubeconfig: Path) -> dict[str, float]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "benchmarks.kube_probe", str(kubeconfig), NAMESPACE),
         stdout=asyncio.subprocess.PIPE,
-        cwd=Path(__file__).resolve().parents[1],
+        cwd=REPOSITORY,
     )
     said, _ = await process.communicate()
     if process.returncode != 0:
@@ -115,7 +116,7 @@ async def measure(nodes: int, count: int, gang: int, churned: int) -> Large:
     """Fill a cluster of so many nodes with so many pods, and empty it again."""
     port = free_port()
     with kubernetes(nodes, gpus=GPUS) as kube:
-        path = kube.plane.kubeconfig
+        path = kube.kubeconfig
         async with pods_of(path, NAMESPACE) as pods:
             with platform_on(kube, apart=("launcher",), settings={"http_port": port}) as up:
                 await asyncio.to_thread(up.start)

@@ -22,12 +22,21 @@ from typing import Any
 
 from benchmarks.stage import Platform
 from tools.cluster import simulated
-from tools.cluster.control_plane import ControlPlane, Options
+from tools.cluster.control_plane import (
+    API_SERVER,
+    CONTROLLERS,
+    ETCD,
+    KWOK,
+    SCHEDULER,
+    ControlPlane,
+    Options,
+)
 
 NAMESPACE = "shiftwork-tasks"
 LAUNCHER = "launcher"
 # Not one of kwok's misbehaving images: it runs until it is deleted.
 IMAGE = "benchmark/program:1"
+USED = {API_SERVER, CONTROLLERS, ETCD, KWOK, SCHEDULER}
 # A thousand nodes that renew a lease every ten seconds would be what is measured.
 LEASE_SECONDS, GRACE_SECONDS = 1_200, 3_600
 
@@ -52,28 +61,38 @@ CLUSTER_RULES = (
 )
 
 
-@dataclass(frozen=True)
-class Kube:
-    """A control plane with its nodes, as the benchmarks use it."""
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A cluster as the platform is told of it."""
 
-    plane: ControlPlane
-    folder: Path
-    # The launcher's own kubeconfig, and the pod policy of the site.
+    # The administrator's kubeconfig, and the launcher's own.
+    kubeconfig: Path
     launcher: Path
+    # The pod policy of the site.
     policy: Path
     node_ids: tuple[str, ...]
+    namespace: str = NAMESPACE
+    # Where the gateway listens: an address that pods reach, if they are real.
+    host: str = "127.0.0.1"
 
     def environment(self, **more: object) -> dict[str, str]:
         """What the platform's process is told; ``more`` are further settings of the launcher."""
         launcher = {
             "runtime": "kubernetes",
-            "kube_namespace": NAMESPACE,
+            "kube_namespace": self.namespace,
             "kube_config": self.launcher,
             "pod_policy_file": self.policy,
             **more,
         }
         told = {f"SHIFTWORK_LAUNCHER_{key.upper()}": str(value) for key, value in launcher.items()}
         return told | {"SHIFTWORK_SUBMIT_POD_POLICY_FILE": str(self.policy)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kube(Cluster):
+    """A control plane of our own with simulated nodes."""
+
+    plane: ControlPlane
 
     def writes(self) -> Writes:
         """Count what is written from now on."""
@@ -82,7 +101,7 @@ class Kube:
     def cpu_seconds(self) -> dict[str, float]:
         """Processor time of each program of the control plane since it began."""
         tick, found = os.sysconf("SC_CLK_TCK"), dict[str, float]()
-        for name in self.plane.processes.names():
+        for name in USED & set(self.plane.processes.names()):
             identity = self.plane.processes.identity(name)
             with contextlib.suppress(OSError, AttributeError):
                 fields = Path(f"/proc/{identity.pid}/stat").read_text().rpartition(")")[2].split()
@@ -167,24 +186,27 @@ def kubernetes(nodes: int, *, gpus: int = 8, **options: Any) -> Generator[Kube]:
             )
             policy = folder / "pod-policy.json"
             policy.write_text(json.dumps({"default_image": IMAGE}))
-            yield Kube(plane, folder, launcher, policy, names)
+            yield Kube(
+                kubeconfig=plane.kubeconfig,
+                launcher=launcher,
+                policy=policy,
+                node_ids=names,
+                plane=plane,
+            )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def up_on_kubernetes(apart: Sequence[str] = ()) -> list[str]:
-    """The platform as a command; ``apart``: services that are processes of their own."""
-    told = [word for name in apart for word in ("--apart", name)]
-    return [sys.executable, "-m", "benchmarks.kube_platform", *told]
-
-
 @contextlib.contextmanager
 def platform_on(
-    kube: Kube, *, apart: Sequence[str] = (), settings: Mapping[str, object] | None = None
+    cluster: Cluster, *, apart: Sequence[str] = (), settings: Mapping[str, object] | None = None
 ) -> Generator[Platform]:
-    """A platform whose launcher commands this control plane, not started yet."""
+    """A platform whose launcher commands this cluster, not started yet. ``apart``: services that
+    are processes of their own; ``settings``: the launcher's, beside where the cluster is."""
     folder = Path(tempfile.mkdtemp(prefix="shiftwork-bench-"))
-    made = Platform(folder, up_on_kubernetes(apart), kube.environment(**(settings or {})))
+    told = [word for name in apart for word in ("--apart", name)]
+    command = [sys.executable, "-m", "benchmarks.kube_platform", "--host", cluster.host, *told]
+    made = Platform(folder, command, cluster.environment(**(settings or {})))
     try:
         yield made
     finally:

@@ -109,6 +109,7 @@ async def bare_burst(kube: Kube, client: Bare, pods: PodWatch, side: Side, count
     used = parts(before, kube.cpu_seconds())
     side.cpu_ms = {name: seconds * 1000 / len(made) for name, seconds in used.items()}
     side.pods_per_s.append(len(made) / (last_running(pods, set(names)) - began))
+    side.look(pods, dict.fromkeys(names, BURST_GANG))
     began = await client.do("delete", made)
     await pods.until_gone(seconds=WAIT_SECONDS)
     side.gone_per_s.append(len(made) / (last_gone(pods, set(names)) - began))
@@ -123,6 +124,8 @@ async def submit(http: Http, sizes: Iterable[int]) -> dict[str, int]:
             "nodes": size,
             "gpus_per_node": 1,
             "command": list(COMMAND),
+            # Nobody is there to save anything: a stop is one at once.
+            "preemption": {"mode": "kill"},
         }
         for size in sizes
     ]
@@ -250,7 +253,7 @@ async def main() -> None:
     asked = parser.parse_args()
     bare = Side()
     with kubernetes(asked.nodes, gpus=GPUS) as kube:
-        async with pods_of(kube.plane.kubeconfig, TASKS) as pods:
+        async with pods_of(kube.kubeconfig, TASKS) as pods:
             with Bare(kube) as client:
                 await bare_gangs(kube, client, pods, bare, asked.gangs)
                 for _ in range(asked.rounds - 1):
@@ -275,6 +278,7 @@ def publish(asked: argparse.Namespace, our: Side, bare: Side) -> None:
     for side, figures in ((our, report.measured), (bare, report.floor)):
         for size in SIZES:
             figures.update(spread(side.gangs[size], f"gang_{size}_running"))
+        figures.update(spread(side.partly, "partly_running"))
         figures["burst_pods_per_s"] = round(max(side.pods_per_s), 1)
         figures["burst_gone_pods_per_s"] = round(max(side.gone_per_s), 1)
         for name, ms in sorted(side.cpu_ms.items()):
@@ -285,7 +289,6 @@ def publish(asked: argparse.Namespace, our: Side, bare: Side) -> None:
     measured["writes_per_pod_max"] = round(max(launches.values()), 3)
     measured |= {f"writes_per_pod_{key}": round(n, 3) for key, n in our.writes.items()}
     measured["partial_gangs"] = our.partial
-    measured |= spread(our.partly, "partly_running")
     report.publish()
 
 

@@ -20,6 +20,7 @@ from benchmarks.stage import BenchmarkError, now_s
 
 WATCH_SECONDS = 3_000
 TASK, ATTEMPT = "shiftwork.dev/task", "shiftwork.dev/attempt"
+ENDED = {"Succeeded", "Failed"}
 Gang = tuple[str, str]
 
 
@@ -33,7 +34,14 @@ class Life:
     bound: float = 0.0
     running: float = 0.0
     leaving: float = 0.0
+    # Its containers have ended; or the pod is gone.
+    ended: float = 0.0
     gone: float = 0.0
+
+    @property
+    def over(self) -> float:
+        """Since when nothing of it runs."""
+        return min(self.ended or self.gone, self.gone or self.ended)
 
 
 @dataclass
@@ -62,8 +70,11 @@ class PodWatch:
         else:
             life.node = pod["spec"].get("nodeName") or ""
             life.bound = life.bound or (at if life.node else 0.0)
-            if pod["status"].get("phase") == "Running":
+            phase = pod["status"].get("phase")
+            if phase == "Running":
                 life.running = life.running or at
+            elif phase in ENDED:
+                life.ended = life.ended or at
             if meta.get("deletionTimestamp"):
                 life.leaving = life.leaving or at
         self.changed.set()
@@ -80,7 +91,7 @@ class PodWatch:
         return sum(
             1
             for life in self.lives.values()
-            if life.running and not life.gone and (tasks is None or life.gang[0] in tasks)
+            if life.running and not life.over and (tasks is None or life.gang[0] in tasks)
         )
 
     def present(self, tasks: Collection[str] | None = None) -> int:
@@ -145,7 +156,7 @@ class PodWatch:
 
 
 @contextlib.asynccontextmanager
-async def cluster(kubeconfig: Path) -> AsyncGenerator[client.CoreV1Api]:
+async def client_of(kubeconfig: Path) -> AsyncGenerator[client.CoreV1Api]:
     """A client of the API server, while the context is open."""
     settings = client.Configuration()
     await config.load_kube_config(str(kubeconfig), client_configuration=settings)
@@ -157,7 +168,7 @@ async def cluster(kubeconfig: Path) -> AsyncGenerator[client.CoreV1Api]:
 @contextlib.asynccontextmanager
 async def pods_of(kubeconfig: Path, namespace: str) -> AsyncGenerator[PodWatch]:
     """The pods of a namespace, kept known while the context is open."""
-    async with cluster(kubeconfig) as api:
+    async with client_of(kubeconfig) as api:
         listed = await api.list_namespaced_pod(namespace, limit=1)
         kept = PodWatch()
         kept.following = following = asyncio.ensure_future(

@@ -59,7 +59,7 @@ RUN rm -r /opt/shiftwork/app/libs/sdk \
 
 FROM ${BASE} AS platform
 # The standard library too, where the base comes without its compiled modules.
-RUN stdlib="$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" \
+RUN stdlib="$(PYTHONDONTWRITEBYTECODE=1 python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" \
  && { test -e "$stdlib/__pycache__" || PYTHONHASHSEED=0 python3 -m compileall -q -j 1 \
       --invalidation-mode unchecked-hash -x '/(test|tests|site-packages|dist-packages)/' "$stdlib"; } \
  && echo 'shiftwork:x:10001:10001:Shiftwork:/tmp:/usr/sbin/nologin' >> /etc/passwd \

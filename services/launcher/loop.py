@@ -19,7 +19,7 @@ from libs.service import observe
 from libs.service.loop import Loop, Wake
 from libs.store.port import Store, Tx
 from services.launcher import store as tables
-from services.launcher.domain import inventory
+from services.launcher.domain import exits, inventory
 from services.launcher.domain.delays import Told
 from services.launcher.domain.lifecycle import LIVE
 from services.launcher.domain.model import Listing, PortLease, Refused, Run
@@ -307,7 +307,8 @@ class Launcher:
                     patience = self.limits.patience.seconds(patience_with(run))
                     await self.runtime.end(action.run_id, task.node_ids, patience_seconds=patience)
                 case _:
-                    await self.runtime.forget(action.run_id, task.node_ids)
+                    keep = exits.is_kept(run.exit if run is not None else None)
+                    await self.runtime.forget(action.run_id, task.node_ids, keep=keep)
         except LaunchRefusedError as problem:
             self.log.warning("launch refused", run=str(action.run_id), problem=str(problem))
             self._refused[action.run_id] = problem.refused

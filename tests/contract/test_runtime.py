@@ -20,7 +20,8 @@ import pytest_asyncio
 
 from libs.contracts.ids import RunId
 from services.launcher.domain.model import Listing, ObservedRank, RankState
-from services.launcher.runtimes.fake import FakeCluster, FakeRuntime, Script
+from services.launcher.runtimes.fake import FakeRuntime
+from services.launcher.runtimes.fake_cluster import FakeCluster, Script
 from services.launcher.runtimes.node import proc
 from services.launcher.runtimes.node_client import Machine, NodePlan
 from services.launcher.runtimes.port import (

@@ -93,7 +93,7 @@ def control_plane_start() -> Iterator[StartControlPlane]:
             plane.start()
         except BuildError as problem:
             cannot(problem)
-        plane.end_with(os.getpid())
+        plane.end_with(os.getpid(), remove=True)
         return plane
 
     yield start

@@ -92,7 +92,8 @@ class LauncherWorld(World):
             )
             for rank in range(ranks)
         )
-        made = an_assignment(attempt, task=task, spec=spec or self.spec(ranks, gpus=gpus, **how), ranks=ranks)
+        spec = spec or self.spec(ranks, gpus=gpus, **how)
+        made = an_assignment(attempt, task=task, spec=spec, ranks=ranks)
         return made.model_copy(update={"placements": placed, "assigned_at": self.clock.now()})
 
 

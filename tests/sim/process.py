@@ -17,7 +17,8 @@ from libs.service.wiring import Wiring
 from libs.store.memory_database import Point, Schema
 from libs.store.port import StoreUnavailableError
 from services.gateway.auth import Mint
-from services.launcher.runtimes.fake import FakeCluster, FakeRuntime
+from services.launcher.runtimes.fake import FakeRuntime
+from services.launcher.runtimes.fake_cluster import FakeCluster
 from services.submit.ids import TimeSortedIds
 from tests.harness.virtual_time import LoopClock
 

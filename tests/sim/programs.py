@@ -20,7 +20,7 @@ from libs.contracts.messages import (
     RefusalCode,
 )
 from libs.service.loop import pause
-from services.launcher.runtimes.fake import (
+from services.launcher.runtimes.fake_cluster import (
     PREEMPTED_CODE,
     SUPERSEDED_CODE,
     FakeCluster,

@@ -15,7 +15,8 @@ import pytest
 from tests.harness.kubernetes import StartControlPlane
 from tools.cluster import simulated
 from tools.cluster.api import Api, ApiError, wait_until
-from tools.cluster.control_plane import API_SERVER, KWOK, ControlPlane
+from tools.cluster.control_plane import API_SERVER, ControlPlane
+from tools.cluster.processes import is_running
 
 pytestmark = pytest.mark.kubernetes
 
@@ -228,19 +229,20 @@ def test_nothing_stays_when_its_user_is_killed(tmp_path: Path) -> None:
         "from tools.cluster.control_plane import ControlPlane, Options\n"
         "few = Options(controllers=False, scheduler=False, simulated_nodes=False)\n"
         "plane = ControlPlane(Path(sys.argv[1]), few)\n"
-        "plane.start(); plane.end_with(os.getpid()); print('up', flush=True); time.sleep(600)\n"
+        "plane.start(); plane.end_with(os.getpid(), remove=True)\n"
+        "print('up', flush=True); time.sleep(600)\n"
     )
     root = Path(__file__).resolve().parents[2]
     child = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, cwd=root
+        [sys.executable, "-c", code, str(tmp_path / "plane")], stdout=subprocess.PIPE, cwd=root
     )
     assert child.stdout is not None
     assert child.stdout.readline() == b"up\n"
-    processes = ControlPlane(tmp_path).processes
-    assert processes.is_running(API_SERVER)
-    assert not processes.is_running(KWOK)
+    processes = ControlPlane(tmp_path / "plane").processes
+    names = {name: processes.identity(name) for name in processes.names()}
+    assert set(names) == {"guard", "etcd", API_SERVER}
     child.kill()
     child.wait()
     child.stdout.close()
-    wait_until(lambda: processes.names() in ([], ["guard"]), "all ended", seconds=30)
-    wait_until(lambda: not processes.is_running("guard"), "the guard too", seconds=10)
+    wait_until(lambda: not (tmp_path / "plane").exists(), "all ended", seconds=40)
+    wait_until(lambda: not any(is_running(one) for one in names.values() if one), "the guard too")

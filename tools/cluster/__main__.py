@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import select
+import shutil
 import sys
 from pathlib import Path
 
@@ -105,6 +106,8 @@ def guard(arguments: argparse.Namespace) -> int:
         pass
     one = ControlPlane(arguments.folder, Options())
     one.stop(but=GUARD)
+    if arguments.remove:
+        shutil.rmtree(arguments.folder, ignore_errors=True)
     return 0
 
 
@@ -149,6 +152,7 @@ def parser() -> argparse.ArgumentParser:
     one = commands.add_parser("guard", help="end a control plane when a process is gone")
     one.add_argument("folder", type=Path)
     one.add_argument("pid", type=int)
+    one.add_argument("--remove", action="store_true", help="the folder too")
     one.set_defaults(do=guard)
     one = commands.add_parser("programs", help="build programs and print their paths")
     one.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PROGRAMS))

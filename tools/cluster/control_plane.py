@@ -134,9 +134,13 @@ class ControlPlane:
             if name != but:
                 self.processes.stop(name)
 
-    def end_with(self, pid: int) -> None:
-        """Have everything ended when the process ``pid`` is gone, however it goes."""
+    def end_with(self, pid: int, *, remove: bool = False) -> None:
+        """Have everything ended when the process ``pid`` is gone, however it goes.
+
+        With ``remove`` the folder goes too.
+        """
         command = [sys.executable, "-m", "tools.cluster", "guard", str(self.folder), str(pid)]
+        command += ["--remove"] if remove else []
         root = str(Path(__file__).resolve().parents[2])
         self.processes.start(GUARD, command, {"PYTHONPATH": root})
 

@@ -84,18 +84,42 @@ def load(nodes: Iterable[Node], images: Iterable[str]) -> None:
     kind = "oci-archive" if Path(engine).name == "podman" else None
     reached = list(nodes)
     for image in images:
+        identity = _said(engine, "image", "inspect", "--format", "{{.Id}}", image).strip()
+        lacking = [node for node in reached if not _has(node, image, identity)]
+        if not lacking:
+            continue
         with tempfile.TemporaryDirectory(prefix="shiftwork-image-") as folder:
             archive = Path(folder) / "image.tar"
-            command = [engine, "save", *(["--format", kind] if kind else []), "-o", str(archive)]
-            done = subprocess.run(  # noqa: S603 - our own arguments
-                [*command, image], capture_output=True, text=True, check=False
-            )
-            if done.returncode != 0:
-                raise ImageError(f"{image}: {done.stderr.strip()[-1_000:]}")
-            for node in reached:
-                kept = node.plan.folder / "image.tar"
+            _said(engine, "save", *(["--format", kind] if kind else []), "-o", str(archive), image)
+            for node in lacking:
+                # A name of its own: two loads at once do not write into one another's file.
+                kept = node.plan.folder / f"{Path(folder).name}.tar"
                 shutil.copyfile(archive, kept)
                 try:
                     node.ctr("images", "import", kept)
                 finally:
                     kept.unlink()
+                _label_of(node, image).write_text(identity)
+
+
+def _said(engine: Path | str, *arguments: str) -> str:
+    done = subprocess.run(  # noqa: S603 - our own arguments
+        [engine, *arguments], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise ImageError(f"{arguments[-1]}: {done.stderr.strip()[-1_000:]}")
+    return done.stdout
+
+
+def _label_of(node: Node, image: str) -> Path:
+    """Where it is noted which build of an image a node was given last."""
+    folder = node.plan.folder / "loaded"
+    folder.mkdir(exist_ok=True)
+    return folder / hashlib.sha256(image.encode()).hexdigest()
+
+
+def _has(node: Node, image: str, identity: str) -> bool:
+    """Whether the node was given this very build and still has it (a full disk takes images)."""
+    label = _label_of(node, image)
+    given = label.exists() and label.read_text() == identity
+    return given and image in node.ctr("images", "list", "--quiet").split()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 PROGRAMS = ("podman", "buildah", "docker")
 # Open files, and processes, of a step of a build.
@@ -111,9 +111,8 @@ class Engine:
         done = _said([self.program, *verb, *kind, reference])
         if done.returncode != 0:
             return []
-        found = json.loads(done.stdout)
-        several: list[dict[str, Any]] = found if isinstance(found, list) else [found]
-        return several
+        found: Any = json.loads(done.stdout)
+        return cast("list[dict[str, Any]]", found if isinstance(found, list) else [found])
 
     def _run(self, *arguments: str) -> str:
         done = _said([self.program, *arguments])

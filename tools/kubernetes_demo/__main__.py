@@ -1,28 +1,37 @@
 """Entry of ``make demo-kubernetes``; see ``story.py`` for what it shows.
 
-    python -m tools.kubernetes_demo [--kubeconfig FILE] [--keep]
+    python -m tools.kubernetes_demo [--keep]
 
-On a cluster of one's own (KUBECONFIG) the images must be where it pulls from (``--registry``), and
-checkpoints need storage that all nodes share: a folder that is the same on each (``--host-path``),
-or a storage class whose volumes many nodes may write (``--storage-class``).
+Without more it plays on the two real nodes of ``make cluster``; it starts them, and ends them again
+if they did not run. On a cluster of one's own (``--kubeconfig`` or KUBECONFIG) the images must be
+where it pulls from (``--registry``), and checkpoints need storage that all nodes share: a folder
+that is the same on each (``--host-path``), or a storage class whose volumes many nodes may write
+(``--storage-class``).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import secrets
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import yaml
 
 from services.allinone.client import TIMEOUT_SECONDS, items
+from tools.cluster.cluster import Cluster
+from tools.cluster.images import ImageError
+from tools.cluster.layout import Layout
+from tools.cluster.prerequisites import CannotRunError
+from tools.cluster.programs import BuildError, program
 from tools.kubernetes_demo import story
 from tools.kubernetes_demo.kube import Kube, KubeError
 from tools.kubernetes_demo.stage import DemoError, Stage, say
@@ -30,23 +39,24 @@ from tools.kubernetes_demo.stage import DemoError, Stage, say
 NAMESPACE, TASKS_NAMESPACE = "shiftwork", "shiftwork-tasks"
 GRANT, MOUNT, VOLUME = "demo", "/data", "shiftwork-demo"
 NODES_SECONDS_MAX = 120.0
+IMAGES = ("platform", "task", "task-torch", "nats", "postgres")
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--kubeconfig", default=os.environ.get("KUBECONFIG"), required=False)
-    parser.add_argument("--kubectl", default=os.environ.get("KUBECTL", "kubectl"))
+    parser.add_argument("--kubeconfig", help="a cluster of yours; left out: $KUBECONFIG")
+    parser.add_argument("--kubectl", default=os.environ.get("KUBECTL"))
     parser.add_argument("--registry", default="localhost", help="where the images are")
     parser.add_argument("--tag", default="dev", help="of the images")
     parser.add_argument("--host-path", help="a folder that all nodes share (one machine)")
     parser.add_argument("--storage-class", help="of volumes that many nodes may write")
     parser.add_argument("--keep", action="store_true", help="leave the platform installed")
     given = parser.parse_args()
-    if not given.kubeconfig:
-        parser.error("no cluster: make cluster, or set KUBECONFIG")
-    if bool(given.host_path) == bool(given.storage_class):
+    named = given.kubeconfig or os.environ.get("KUBECONFIG")
+    given.kubeconfig = None if named == str(Layout().kubeconfig) else named
+    if given.kubeconfig and bool(given.host_path) == bool(given.storage_class):
         parser.error("give --host-path or --storage-class, where checkpoints go")
     return given
 
@@ -57,7 +67,9 @@ def values(registry: str, tag: str) -> dict[str, object]:
         "global": {
             "podPolicy": {
                 "default_image": f"{registry}/shiftwork/task:{tag}",
-                "storage": [{"name": GRANT, "mount_path": MOUNT, "source": {"claim": {"name": GRANT}}}],
+                "storage": [
+                    {"name": GRANT, "mount_path": MOUNT, "source": {"claim": {"name": GRANT}}}
+                ],
             },
         },
     }
@@ -111,10 +123,44 @@ def shiftwork(given: argparse.Namespace, *command: str) -> None:
         raise DemoError(f"shiftwork k8s {' '.join(command)} ended with {done.returncode}")
 
 
-async def main() -> int:
-    """Install, play, remove; 0 if everything was as promised."""
+@contextlib.contextmanager
+def nodes_of_this_machine(given: argparse.Namespace) -> Iterator[None]:
+    """Play on two real nodes of this machine; end them afterwards if nobody had started them."""
+    cluster = Cluster()
+    ran_before = cluster.is_up()
+    if not ran_before:
+        say("Starting two real nodes on this machine")
+        cluster.up()
+    try:
+        say("Giving the nodes the images")
+        cluster.load([f"{given.registry}/shiftwork/{name}:{given.tag}" for name in IMAGES])
+        given.kubeconfig = str(cluster.layout.kubeconfig)
+        given.kubectl = given.kubectl or str(program("kubectl"))
+        given.host_path = str(cluster.layout.shared)
+        cluster.close()
+        yield
+    finally:
+        if not ran_before and not given.keep:
+            Cluster().down()
+
+
+def run() -> int:
+    """The whole command: its exit status."""
     given = arguments()
-    kube = Kube(given.kubectl, given.kubeconfig)
+    if given.kubeconfig:
+        return asyncio.run(main(given))
+    try:
+        with nodes_of_this_machine(given):
+            return asyncio.run(main(given))
+    except (BuildError, CannotRunError, ImageError) as problem:
+        say(f"There can be no nodes here: {problem}")
+        say("On a cluster of yours: KUBECONFIG=FILE, and see python -m tools.kubernetes_demo -h")
+        return 1
+
+
+async def main(given: argparse.Namespace) -> int:
+    """Install, play, remove; 0 if everything was as promised."""
+    kube = Kube(given.kubectl or "kubectl", given.kubeconfig)
     began = time.monotonic()
     try:
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
@@ -197,4 +243,4 @@ async def _state_of(kube: Kube) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(asyncio.run(main()))
+    raise SystemExit(run())

@@ -55,7 +55,7 @@ def _as_values(wanted: Wanted) -> Generator[Values]:
     with tempfile.TemporaryDirectory(prefix="shiftwork-values-") as folder:
         own = Path(folder) / "options.yaml"
         own.write_text(commented(wanted.chosen))
-        yield Values((*wanted.files, own), wanted.sets)
+        yield Values((*wanted.files, own), wanted.sets, wanted.added)
 
 
 @taking(target=target, wanted=wanted, choices=choices)
@@ -99,7 +99,10 @@ def up(  # noqa: PLR0917 - a command: every parameter is an option by name
         bool, typer.Option("--no-preflight", help="Do not look at the cluster first.")
     ] = False,
 ) -> None:
-    """Install the platform, or change it to these values, and wait until it serves."""
+    """Install the platform, or change it, and wait until it serves.
+
+    On a release that is there, options add to what it was told before; files (-f) replace it.
+    """
     from services.allinone.kubernetes import charts, installing, reach  # noqa: PLC0415 - the top
     from services.allinone.kubernetes.helm import Helm  # noqa: PLC0415
     from services.allinone.kubernetes.kubectl import Kubectl  # noqa: PLC0415
@@ -136,7 +139,7 @@ def _preflight(target: Target, wanted: Wanted) -> None:
     """Say what is doubtful; Failure for what cannot work."""
     from services.allinone.kubernetes import preflight  # noqa: PLC0415 - see the top
 
-    findings = preflight.examine(target, _wants(wanted))
+    findings = preflight.examine(target, _wants(target, wanted))
     for finding in findings:
         if finding.level == "ok":
             render.detail(finding.line())
@@ -150,13 +153,13 @@ def _preflight(target: Target, wanted: Wanted) -> None:
         )
 
 
-def _wants(wanted: Wanted) -> Wants:
+def _wants(target: Target, wanted: Wanted) -> Wants:
     """What an installation with these values will need; files are read for it, too."""
     import yaml  # noqa: PLC0415 - see the top
 
-    from services.allinone.kubernetes.preflight import wants_of  # noqa: PLC0415
+    from services.allinone.kubernetes.preflight import told_before, wants_of  # noqa: PLC0415
 
-    documents: list[dict[str, Any]] = []
+    documents: list[dict[str, Any]] = told_before(target) if wanted.added else []
     for file in wanted.files:
         try:
             documents.append(parse.fields(yaml.safe_load(file.read_text())))

@@ -27,11 +27,14 @@ class Values:
 
     files: tuple[Path, ...] = ()
     sets: tuple[str, ...] = ()
+    # On top of what the release was told before, instead of in its place.
+    added: bool = False
 
     def arguments(self) -> list[str]:
         """As helm takes them."""
         files = [word for file in self.files for word in ("--values", str(file))]
-        return files + [word for one in self.sets for word in ("--set", one)]
+        sets = [word for one in self.sets for word in ("--set", one)]
+        return files + sets + (["--reset-then-reuse-values"] if self.added else [])
 
 
 class Helm:
@@ -90,7 +93,9 @@ class Helm:
         Without the hook that clears away tasks' pods: it is a pod itself, and would be waited for
         where none can run (an image that is not there, a full quota). ``removing.sweep`` does it.
         """
-        self.run("uninstall", self.to.release, "--no-hooks", "--wait", "--timeout", "5m")
+        # In the foreground: gone means that the pods are gone, too.
+        how = ("--no-hooks", "--cascade", "foreground", "--wait", "--timeout", "5m")
+        self.run("uninstall", self.to.release, *how)
 
     def _upgrade(self, chart: Path, values: Values) -> list[str]:
         return ["upgrade", "--install", self.to.release, str(chart), *values.arguments()]

@@ -137,6 +137,11 @@ class Wanted:
     sets: tuple[str, ...] = ()
     chosen: dict[Path_, Any] = field(default_factory=dict[Path_, Any])
 
+    @property
+    def added(self) -> bool:
+        """It adds to what a release was told before; files are the whole of it."""
+        return not self.files
+
 
 def wanted(
     charts: Annotated[

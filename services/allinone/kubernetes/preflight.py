@@ -93,14 +93,19 @@ def _until_failure(checks: Iterator[Finding]) -> tuple[list[Finding], bool]:
     return findings, True
 
 
-def doctor(to: Target, gpu_resource: str = "", storage_class: str = "") -> list[Finding]:
-    """The same as the release has it that is there, or as the charts; and how that one fares."""
+def told_before(to: Target) -> list[Json]:
+    """The values of the release that is there; none if there is none, or it cannot be asked."""
     try:
         helm = Helm(to)
-        found = wants_of([helm.values()] if helm.release() else [])
+        return [helm.values()] if helm.release() else []
     except Failure:
         # The checks will say it better.
-        found = Wants()
+        return []
+
+
+def doctor(to: Target, gpu_resource: str = "", storage_class: str = "") -> list[Finding]:
+    """The same as the release has it that is there, or as the charts; and how that one fares."""
+    found = wants_of(told_before(to))
     if gpu_resource:
         found = replace(found, gpu_resource=gpu_resource)
     if storage_class:

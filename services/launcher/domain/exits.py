@@ -7,11 +7,11 @@ because launchers between us and the program turn the reserved code 75 into othe
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from libs.contracts.messages import ExitKind, PreemptMode
+from libs.contracts.messages import ExitKind, PreemptMode, RunExit
 from services.launcher.domain.model import EndCause, ObservedRank, RankState
 
 PREEMPTED_CODE = 75
@@ -103,6 +103,22 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+# Whether what a run leaves in the runtime (its pods) is kept for a while for people to look at: only
+# if it ended by itself. Whoever was to make room has made it when nothing of it is left.
+KEPT: Mapping[ExitKind, bool] = {
+    ExitKind.OK: True,
+    ExitKind.FAILED: True,
+    ExitKind.PREEMPTED: False,
+    ExitKind.KILLED: False,
+    ExitKind.LOST: False,
+}
+
+
+def is_kept(exit_: RunExit | None) -> bool:
+    """Whether to keep what is left of a run that ended so; nobody asks for one without a row."""
+    return exit_ is not None and KEPT[exit_.kind]
+
+
 def classify(ending: Ending) -> ExitKind:
     """The kind of end; total: the last rule always holds."""
     return next(rule.kind for rule in RULES if rule.holds(ending))
@@ -160,5 +176,8 @@ def first_failure(ranks: Iterable[ObservedRank]) -> str:
 
 def render_markdown() -> str:
     """The table for the documentation."""
-    head = "| first that holds | exit |\n| --- | --- |\n"
-    return head + "".join(f"| {rule.says} | {rule.kind.name.lower()} |\n" for rule in RULES)
+    head = "| first that holds | exit | its pods |\n| --- | --- | --- |\n"
+    pods = {True: "kept for a while", False: "deleted at once"}
+    return head + "".join(
+        f"| {rule.says} | {rule.kind.name.lower()} | {pods[KEPT[rule.kind]]} |\n" for rule in RULES
+    )

@@ -105,8 +105,9 @@ class Runtime(Protocol):
         ask before it kills, processes have so long to leave."""
         ...
 
-    async def forget(self, run_id: RunId, node_ids: frozenset[str]) -> None:
-        """Drop the records of a run of which nothing runs."""
+    async def forget(self, run_id: RunId, node_ids: frozenset[str], *, keep: bool) -> None:
+        """Drop the records of a run of which nothing runs. ``keep``: what people may still want to
+        look at stays for a while, where the runtime has such a thing."""
         ...
 
     async def fence(self, node_id: str) -> None:

@@ -86,8 +86,9 @@ class ProcessRuntime:
         del patience_seconds
         await self._tell(node_ids, {"op": "end", "run": str(run_id)})
 
-    async def forget(self, run_id: RunId, node_ids: frozenset[str]) -> None:
-        """See ``port.Runtime``."""
+    async def forget(self, run_id: RunId, node_ids: frozenset[str], *, keep: bool) -> None:
+        """See ``port.Runtime``. Output is a file, which is kept anyhow."""
+        del keep
         await self._tell(node_ids, {"op": "forget", "run": str(run_id)})
 
     async def fence(self, node_id: str) -> None:

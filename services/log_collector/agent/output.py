@@ -144,6 +144,8 @@ class Output:
     # -- inside
 
     def _nearest(self, offset: int) -> Position:
+        if self._cursor.offset == offset:
+            return self._cursor
         found = self._checkpoints.before(offset) or self._checkpoints.at(0)
         for other in (self.frontier, self._cursor):
             if found.order < other.order and other.offset <= offset:

@@ -33,6 +33,8 @@ from tools.kubernetes_demo.stage import Stage
 REPOSITORY = Path(__file__).resolve().parents[3]
 REGISTRY, TAG = "localhost", "dev"
 IMAGES = ("platform", "task", "nats", "postgres")
+# Set by people who run one test after the other: the platform stays installed for the next one.
+KEEP = "SHIFTWORK_TEST_KEEP_PLATFORM"
 
 
 def k8s(config: str, *command: str) -> None:
@@ -61,6 +63,8 @@ def installed(nodes_cluster: NodesCluster) -> Iterator[NodesCluster]:
     for wanted in storage(str(nodes_cluster.shared_folder), None):
         asyncio.run(Kube(str(nodes_cluster.kubectl), config).apply(wanted))
     yield nodes_cluster
+    if os.environ.get(KEEP):
+        return
     k8s(config, "down", "--now", "--purge")
     asyncio.run(Kube(str(nodes_cluster.kubectl), config).run("delete", "pv", VOLUME))
 

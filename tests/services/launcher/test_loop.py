@@ -26,7 +26,7 @@ from libs.store.port import StoreUnavailableError
 from services.launcher.domain.model import PastRun, PortLease, Run, RunState
 from services.launcher.domain.ports import PortRange
 from services.launcher.loop import PAUSE_SECONDS_MIN
-from services.launcher.runtimes.fake import Script
+from services.launcher.runtimes.fake_cluster import Script
 from tests.harness.virtual_time import virtually
 from tests.services.launcher.makers import (
     a_kill,

@@ -28,7 +28,8 @@ from services.launcher.environment import Site
 from services.launcher.handlers import HANDLERS, Commands
 from services.launcher.limits import Limits
 from services.launcher.loop import Launcher
-from services.launcher.runtimes.fake import FakeCluster, FakeRuntime, Script
+from services.launcher.runtimes.fake import FakeRuntime
+from services.launcher.runtimes.fake_cluster import FakeCluster, Script
 from services.launcher.runtimes.port import RunOrder, Runtime
 from services.launcher.tables import TABLES
 from tests.harness.virtual_time import LoopClock

@@ -21,10 +21,11 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True)
 class Named:
-    """One context."""
+    """One context. ``remote``: tasks run elsewhere, though the address may be a tunnel's here."""
 
     url: str
     token_file: str
+    remote: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,12 @@ class Target:
 
     url: str
     token: str
+    remote: bool = False
 
     @property
     def is_local(self) -> bool:
         """True if the server is on this machine, so that paths mean the same to both."""
-        return urlsplit(self.url).hostname in _LOOPBACK
+        return not self.remote and urlsplit(self.url).hostname in _LOOPBACK
 
 
 def default_path() -> Path:
@@ -62,7 +64,11 @@ def load(path: Path) -> tuple[str, dict[str, Named]]:
     for name, told in cast("dict[str, Any]", whole.get("contexts") or {}).items():
         if isinstance(told, dict):
             fields = cast("dict[str, Any]", told)
-            contexts[name] = Named(str(fields.get("url", "")), str(fields.get("token_file", "")))
+            contexts[name] = Named(
+                str(fields.get("url", "")),
+                str(fields.get("token_file", "")),
+                fields.get("remote") is True,
+            )
     return str(whole.get("current") or ""), contexts
 
 
@@ -74,7 +80,12 @@ def save(path: Path, name: str, context: Named) -> None:
     document = {
         "current": name,
         "contexts": {
-            key: {"url": one.url, "token_file": one.token_file} for key, one in contexts.items()
+            key: {
+                "url": one.url,
+                "token_file": one.token_file,
+                **({"remote": True} if one.remote else {}),
+            }
+            for key, one in contexts.items()
         },
     }
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
@@ -98,7 +109,7 @@ def target(*, url: str, token: str, context: str, environ: Mapping[str, str], pa
                 f"there is no context {context!r}", where=str(path), fix=f"known contexts: {known}"
             )
         named = contexts[context]
-        return Target(url or named.url, token or _token(named))
+        return Target(url or named.url, token or _token(named), named.remote)
     chosen = url or environ.get("SHIFTWORK_URL", "")
     fallback = contexts.get(current)
     if not chosen:
@@ -111,13 +122,11 @@ def target(*, url: str, token: str, context: str, environ: Mapping[str, str], pa
             )
         chosen = fallback.url
     held = token or environ.get("SHIFTWORK_TOKEN", "")
-    if held:
-        return Target(chosen, held)
     preferred = ([fallback] if fallback else []) + list(contexts.values())
     for named in preferred:
         if _same(named.url, chosen):
-            return Target(chosen, _token(named))
-    return Target(chosen, "")
+            return Target(chosen, held or _token(named), named.remote)
+    return Target(chosen, held)
 
 
 def _token(named: Named) -> str:

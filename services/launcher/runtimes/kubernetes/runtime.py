@@ -213,8 +213,9 @@ class KubernetesRuntime:
         if silent:
             raise RuntimeUnavailableError(f"{', '.join(sorted(silent))} does not answer")
 
-    async def forget(self, run_id: RunId, node_ids: frozenset[str]) -> None:
-        """See ``port.Runtime``. Its objects stay for a while, for whoever reads their logs."""
+    async def forget(self, run_id: RunId, node_ids: frozenset[str], *, keep: bool) -> None:
+        """See ``port.Runtime``. Pods that are kept stay for a while, for whoever describes them;
+        the run object does in any case, so that no late launch makes them anew."""
         del node_ids
         await self._known()
         await self._fence.check()
@@ -226,8 +227,8 @@ class KubernetesRuntime:
             if await self._objects.annotate(run_id, {FORGOTTEN: moment}) is None:
                 self.cache.gone_object(known.uid, known.version)
                 known = None
-        if known is None:
-            # Somebody has deleted it: the rest follows by itself.
+        if known is None or not keep:
+            # Where somebody has deleted the run object, the rest follows by itself.
             await every(self._objects.delete_pod(pod, 1) for pod in self.cache.runs.pods_of(run_id))
         self.cache.runs.forget(run_id)
         self._hint()

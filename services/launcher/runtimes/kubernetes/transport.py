@@ -7,6 +7,7 @@ are not used: thousands of pods as its objects would cost more than the pods.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -21,6 +22,8 @@ from kubernetes_asyncio.client.configuration import Configuration
 from kubernetes_asyncio.client.rest import RESTClientObject
 
 CONNECT_SECONDS = 10.0
+# Many calls are refused at once when a token ends: one new reading serves them all.
+RENEW_SECONDS_MIN = 1.0
 Query = Mapping[str, str] | Sequence[tuple[str, str]]
 
 
@@ -93,6 +96,9 @@ class HttpTransport:
         self._rest: RESTClientObject | None = None
         self._opening = asyncio.Lock()
         self._closed = False
+        # Before the last renewal: calls that it had begun may end.
+        self._before: RESTClientObject | None = None
+        self._renewed_s = -math.inf
 
     async def send(
         self,
@@ -153,19 +159,22 @@ class HttpTransport:
 
     async def renew(self) -> None:
         """See ``Transport``."""
+        now_s = asyncio.get_running_loop().time()
         async with self._opening:
-            await self._hang_up()
+            if now_s - self._renewed_s >= RENEW_SECONDS_MIN:
+                before, self._before, self._rest = self._before, self._rest, None
+                self._renewed_s = now_s
+                if before is not None:
+                    await before.close()
 
     async def close(self) -> None:
         """See ``Transport``."""
         async with self._opening:
             self._closed = True
-            await self._hang_up()
-
-    async def _hang_up(self) -> None:
-        rest, self._rest, self._configuration = self._rest, None, None
-        if rest is not None:
-            await rest.close()
+            held, self._rest, self._before = (self._rest, self._before), None, None
+            for rest in held:
+                if rest is not None:
+                    await rest.close()
 
     async def _request(
         self, path: str, query: Query, headers: Mapping[str, str]

@@ -46,6 +46,19 @@ def test_the_current_context_needs_no_options(
     assert server.seen[-1].headers["authorization"] == f"Bearer {TOKEN}"
 
 
+def test_a_tunnels_end_on_this_machine_is_not_this_machine(home: Path) -> None:
+    """Else a task in a pod would be given a folder of whoever submits it."""
+    a_context(home, "local", "http://127.0.0.1:1")
+    assert target(home).is_local
+    (home / "token").write_text("t")
+    named = Named("http://127.0.0.1:8642", str(home / "token"), remote=True)
+    contexts.save(contexts.default_path(), "kubernetes", named)
+    assert contexts.load(contexts.default_path())[1]["kubernetes"] == named
+    assert not target(home).is_local
+    assert not target(home, token="another", url="http://localhost:8642").is_local
+    assert target(home, context="local").is_local
+
+
 def test_contexts_are_their_owners_alone(home: Path) -> None:
     a_context(home, "local", "http://127.0.0.1:8642")
     path = contexts.default_path()

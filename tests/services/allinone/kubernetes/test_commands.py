@@ -32,6 +32,11 @@ def test_a_release_comes_up_changes_and_goes(operator: Operator) -> None:
     again = operator.dryrun()
     assert {each["kind"] for each in again["create"]} == {"Job"}
     assert "change" not in again
+    # What was said is remembered, volumes that are not wanted included.
+    said = operator.run("k8s", "dryrun", "--json", "--nats-replicas", "3").stdout
+    found = {each["name"]: each for each in json.loads(said)["changes"] if each["change"] != "same"}
+    assert "spec.replicas" in found["shiftwork-nats"]["detail"]
+    assert "shiftwork-log-collector" not in found
     changed = operator.dryrun("--gpu-resource", "amd.com/gpu")["change"]
     assert ("ConfigMap", "data.policy.yaml") in {(each["kind"], each["detail"]) for each in changed}
 
@@ -86,9 +91,12 @@ def test_what_is_not_ready_is_said_while_waiting(operator: Operator) -> None:
         operator.plane.ensure_namespace(space)
         quota = {"metadata": {"name": "few"}, "spec": {"hard": hard}}
         operator.plane.api.create(f"/api/v1/namespaces/{space}/resourcequotas", quota)
-    nowhere = "gateway.pod.nodeSelector.disk=gold"
-    said = operator.up("--set", nowhere, "--timeout", "12s", code=1)
+    nowhere = ("--set", "gateway.pod.nodeSelector.disk=gold")
+    # This name is what a simulated kubelet cannot pull.
+    missing = ("--set", "quota.image.repository=simulated/missing")
+    said = operator.up(*nowhere, *missing, "--timeout", "12s", code=1)
     assert "gateway 0/2: shiftwork-gateway-" in said.stderr
+    assert "image simulated/missing:0.1.0 cannot be pulled" in said.stderr
     assert "has no node: 0/" in said.stderr
     assert "error: not ready after 12 s: gateway 0/2" in said.stderr
     status = json.loads(operator.run("k8s", "status", "--json", code=1).stdout)
@@ -96,8 +104,9 @@ def test_what_is_not_ready_is_said_while_waiting(operator: Operator) -> None:
     assert "didn't match Pod's node affinity/selector" in gateway["problems"][0]
     found = operator.doctor(code=1)
     assert any("not ready: gateway 0/2" in each["what"] for each in found)
-    # Corrected, the same command mends it.
-    assert "ready" in operator.up().stdout
+    # Corrected, the same command mends it: what was said before holds unless it is said anew.
+    right = ("--set", "gateway.pod.nodeSelector=null", "--set", "quota.image.repository=a/b")
+    assert "ready" in operator.run("k8s", "up", *right).stdout
 
 
 def test_pods_that_a_quota_refuses_are_explained(operator: Operator) -> None:

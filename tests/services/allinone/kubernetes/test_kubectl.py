@@ -113,3 +113,8 @@ def test_an_exit_code_and_a_hang_of_the_program_are_failures(
 def test_values_reach_helm_in_their_order() -> None:
     given = Values((Path("a"), Path("b")), ("x=1",))
     assert given.arguments() == ["--values", "a", "--values", "b", "--set", "x=1"]
+    assert Values(sets=("x=1",), added=True).arguments() == [
+        "--set",
+        "x=1",
+        "--reset-then-reuse-values",
+    ]

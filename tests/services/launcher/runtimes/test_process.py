@@ -267,7 +267,7 @@ async def test_the_whole_group_ends(box: Box, middle: str) -> None:
     await box.started()
     found = pids(box.output())
     assert len(found) == 4
-    await box.runtime.end(RUN, HERE)
+    await box.runtime.end(RUN, HERE, patience_seconds=0)
     rank = await box.over()
     assert rank.signal == signal.SIGKILL
     assert [pid for pid in found if alive(pid)] == []
@@ -537,7 +537,7 @@ async def test_a_node_no_longer_configured_finishes_what_it_runs(box: Box) -> No
     listing = await smaller.list()
     assert listing.nodes["local-0"].retired
     assert RUN in listing.runs
-    await smaller.end(RUN, HERE)
+    await smaller.end(RUN, HERE, patience_seconds=0)
     async with asyncio.timeout(5):
         while (await smaller.list()).runs[RUN].ranks[0].state is RankState.RUNNING:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.01)

@@ -1,0 +1,104 @@
+"""What operators see and do of an installed platform, on nodes that run containers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.allinone.kubernetes import installing, reach, removing
+from services.allinone.kubernetes.helm import Helm
+from services.allinone.kubernetes.kubectl import Kubectl, Target
+from tests.harness.kubernetes import NodesCluster
+from tools.cluster.programs import program
+from tools.kubernetes_demo.stage import Stage
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(600)]
+SERVICES = {"submit", "scheduler", "launcher", "log-collector", "quota", "gateway"}
+# Saves when it is asked to leave, and says from where it goes on.
+TRAINING = """
+import shiftwork, time
+found = shiftwork.resume_from()
+print("resumes from", found.step if found else None, flush=True)
+while not shiftwork.should_preempt():
+    time.sleep(0.1)
+shiftwork.checkpoint_saved(7, "/tmp/7")
+shiftwork.exit_preempted()
+"""
+
+
+def shiftwork(cluster: NodesCluster, *words: str) -> str:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("shiftwork")), *words],
+        env={**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "HELM": str(program("helm"))},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+async def nodes_of(stage: Stage) -> list[dict[str, Any]]:
+    return (await stage.request("GET", "/v1/nodes"))["items"]
+
+
+async def test_status_names_leaders_nodes_and_tasks(installed: NodesCluster, stage: Stage) -> None:
+    said = await asyncio.to_thread(shiftwork, installed, "k8s", "status", "--json")
+    found = json.loads(said)
+    assert found["ready"]
+    leads = {each["name"]: each["leader"] for each in found["services"] if each["leader"]}
+    assert set(leads) == SERVICES
+    assert all(f"-{name}-" in pod for name, pod in leads.items())
+    assert found["nodes"]["ready"] == len(installed.node_names)
+    assert found["nodes"]["gpus"] == sum(node["gpus"] for node in await nodes_of(stage))
+    assert found["problem"] == ""
+
+
+async def test_doctor_finds_nothing_wrong_with_the_launchers_rights(
+    installed: NodesCluster,
+) -> None:
+    said = await asyncio.to_thread(
+        subprocess.run,
+        [str(Path(sys.executable).with_name("shiftwork")), "doctor", "--kubernetes", "--json"],
+        env={**os.environ, "KUBECONFIG": str(installed.kubeconfig), "HELM": str(program("helm"))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    findings = json.loads(said.stdout)["findings"]
+    bad = [each["what"] for each in findings if each["level"] == "bad"]
+    assert bad == []
+    assert any("the launcher has the" in each["what"] for each in findings)
+
+
+async def test_a_stop_lets_tasks_save_and_the_next_start_opens_what_it_closed(
+    installed: NodesCluster, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECTL", str(installed.kubectl))
+    monkeypatch.setenv("HELM", str(program("helm")))
+    to = Target(kubeconfig=str(installed.kubeconfig))
+    kubectl = Kubectl(to)
+    it = reach.installed(to, Helm(to))
+    task = await stage.submit("saves", ["python3", "-c", TRAINING], gpus_per_node=1)
+    await stage.until_logged(task, "resumes from None")
+    said: list[str] = []
+    await asyncio.to_thread(removing.save_first, kubectl, it, said.append)
+    assert "asking 1 running tasks to save and leave" in said
+    saved = await stage.task(task)
+    assert (saved["state"], saved["checkpoint"]["step"]) == ("queued", 7)
+    assert not [node["id"] for node in await nodes_of(stage) if node["schedulable"]]
+    # Dying here leaves the list where the next start finds it.
+    await asyncio.to_thread(installing.reopen, kubectl, it, said.append)
+    assert all(node["schedulable"] for node in await nodes_of(stage))
+    await stage.until_logged(task, "resumes from 7", attempt=2)
+    assert (
+        kubectl.maybe("configmap", f"{it.prefix}-{installing.DRAINED}", "-n", to.namespace) is None
+    )

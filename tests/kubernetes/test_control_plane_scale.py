@@ -1,0 +1,81 @@
+"""Many pods at once: a gang of 64, and how much each pod costs the API server and us."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from libs.contracts.messages import ExitKind
+from tests.kubernetes.cluster_world import ClusterWorld
+from tests.kubernetes.launcher_world import LauncherWorld, a_launcher
+from tests.services.launcher.makers import a_kill
+from tools.cluster.control_plane import ControlPlane
+
+pytestmark = pytest.mark.kubernetes
+
+GANG = 64
+
+
+@pytest_asyncio.fixture
+async def world(control_plane: ControlPlane, tmp_path: Path) -> AsyncIterator[LauncherWorld]:
+    async with a_launcher(control_plane, tmp_path, nodes=8) as made:
+        yield made
+
+
+def writes(cluster: ClusterWorld) -> Counter[tuple[str, str]]:
+    """What the launcher wrote into the namespace: (verb, kind) by the server's own record."""
+    found = Counter[tuple[str, str]]()
+    for line in cluster.plane.audit_log.read_text().splitlines():
+        entry = json.loads(line)
+        about = entry.get("objectRef") or {}
+        who = entry["user"]["username"]
+        if about.get("namespace") == cluster.namespace and not who.startswith("system:"):
+            agent: str = entry.get("userAgent", "")
+            if "aiohttp" in agent and not about.get("subresource"):
+                found[entry["verb"], about["resource"]] += 1
+    return found
+
+
+async def test_a_gang_of_64(world: LauncherWorld) -> None:
+    cluster = world.cluster_world
+    await world.turn(2)
+    before = writes(cluster)
+    await world.tell(world.assignment(GANG))
+    await world.until_started()
+    pods = [cluster.pod(f"task-1-{rank}") for rank in range(GANG)]
+    assert [pod["spec"]["nodeName"] for pod in pods] == [f"local-{n % 8}" for n in range(GANG)]
+    launch = writes(cluster) - before
+    assert launch == Counter(
+        {
+            ("create", "configmaps"): 1,
+            ("create", "secrets"): 1,
+            ("create", "services"): 1,
+            ("create", "pods"): GANG,
+        }
+    )
+    await world.tell(a_kill())
+    exited = await world.until_exited()
+    assert exited.exit.kind is ExitKind.KILLED
+    assert len(exited.exit.ranks) == GANG
+    await world.until(lambda: not cluster.left())
+    whole = writes(cluster) - before
+    # Also with its end: at most three writes for a pod.
+    assert whole["create", "pods"] + whole["delete", "pods"] == 2 * GANG
+    assert whole.total() <= 3 * GANG
+
+
+async def test_many_runs_at_once(world: LauncherWorld) -> None:
+    letters = "abcdefghijklmnopqrst"
+    await world.tell(*(world.assignment(task=f"t{letter}", gpus=0) for letter in letters))
+    for letter in letters:
+        await world.until_started(task=f"t{letter}")
+    assert len(world.cluster_world.names("pods")) == len(letters)
+    await world.tell(*(a_kill(task=f"t{letter}") for letter in letters))
+    for letter in letters:
+        await world.until_exited(task=f"t{letter}")
+    await world.until(lambda: not world.cluster_world.left())

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from pydantic import ValidationError
+
+from libs.bus.memory import MemoryBus
+from libs.bus.memory_broker import MemoryBroker
+from libs.service.shape import Ports
+from services.log_collector.domain import OutputKey
+from services.log_collector.main import build, source_of
+from services.log_collector.sources.cluster import pod_name
+from services.log_collector.sources.files import FileSource
+from services.log_collector.sources.kubernetes import KubernetesSource
+from tests.services.log_collector.world import Hands, a_store, settings_with
+
+
+def test_files_need_their_folder() -> None:
+    assert isinstance(source_of(settings_with()), FileSource)
+    with pytest.raises(ValidationError, match="source files needs runs_dir"):
+        settings_with(runs_dir=None)
+
+
+def test_pods_need_the_agents_token_and_no_folder() -> None:
+    with pytest.raises(ValidationError, match="source kubernetes needs agent_token_file"):
+        settings_with(source="kubernetes", runs_dir=None)
+    made = settings_with(source="kubernetes", runs_dir=None, agent_token_file="/run/token")
+    cluster = made.cluster()
+    assert (cluster.namespace, cluster.agent_namespace) == ("shiftwork-tasks", "shiftwork")
+    assert (cluster.agent_port, cluster.agent_token_file) == (8650, Path("/run/token"))
+    assert cluster.agent_label == "app.kubernetes.io/component=log-agent"
+
+
+def test_the_service_runs_what_its_source_has_in_the_background() -> None:
+    made = settings_with(source="kubernetes", runs_dir=None, agent_token_file="/run/token")
+    bus, clock = MemoryBus(MemoryBroker(Random(1)), "log_collector"), Hands()
+    ports = Ports(store=a_store(clock), bus=bus, clock=clock)
+    assert len(build(made, ports).tasks) == 1
+    assert build(settings_with(), ports).tasks == ()
+    assert isinstance(source_of(made), KubernetesSource)
+
+
+def test_a_pods_name_is_the_launchers() -> None:
+    assert pod_name(OutputKey("t23abc", 4, 11)) == "t23abc-4-11"
