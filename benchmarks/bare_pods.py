@@ -3,8 +3,9 @@ else. A process of its own, as the launcher is; driven by ``Bare`` over its stan
 
     python -m benchmarks.bare_pods KUBECONFIG NAMESPACE
 
-It is kubernetes_asyncio with 32 requests in flight, without the models of the answers: nobody who
-only creates pods needs them, and they would cost more than the requests.
+It has the launcher's rights, and is kubernetes_asyncio with 32 requests in flight, without the
+models of the answers: nobody who only creates pods needs them, and they would cost more than the
+requests.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Self
 import uvloop
 from kubernetes_asyncio import client
 
-from benchmarks.kube_stage import Cluster
+from benchmarks.kube_stage import Cluster, cpu_seconds_of
 from benchmarks.pod_watch import client_of
 from benchmarks.stage import BenchmarkError, now_s
 from libs.contracts.ids import RunId
@@ -109,7 +110,7 @@ class Bare:
     def __init__(self, cluster: Cluster) -> None:
         command = [sys.executable, "-m", "benchmarks.bare_pods"]
         self._process = subprocess.Popen(
-            [*command, str(cluster.kubeconfig), cluster.namespace],
+            [*command, str(cluster.launcher), cluster.namespace],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -122,6 +123,10 @@ class Bare:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(10)
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Its processor time, by the name under which it is told."""
+        return {"client": cpu_seconds_of(self._process.pid)}
 
     async def do(self, verb: str, pods: Sequence[dict[str, Any]]) -> float:
         """``create`` or ``delete`` these; when it began, by the clock of all."""

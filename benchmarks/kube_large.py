@@ -5,18 +5,23 @@
 The whole platform with the launcher as a process of its own, on a control plane with kwok's nodes.
 *Churn*: tasks of one pod come and go, one after the other; the launcher's processor time for each
 event of its watches, on the cluster while it is empty and again while it is full, says whether the
-cost follows what changes or how much there is. What a full list costs is asked of
-``kube_probe``. Also called by the test of the large case.
+cost follows what changes or how much there is. (A task's whole life is in it: transactions and bus
+as well.) What a full list costs is asked of ``kube_probe``, and shown by killing the launcher while
+the cluster is full. Also called by the test of the large case.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
 import re
+import signal
 import socket
 import sys
+import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +38,10 @@ GPUS = 16
 REPOSITORY = Path(__file__).resolve().parents[1]
 WAIT_SECONDS = 1_800.0
 SETTLE_SECONDS = 5.0
+LAUNCHER = "launcher"
+# What it watches: nodes, its pods, others' pods, run objects.
+KINDS = 4
+WATCHES = re.compile(r'shiftwork_launcher_kube_calls_total\{answer="200",verb="watch"\} ([\d.e+]+)')
 EVENTS = re.compile(r"shiftwork_launcher_kube_watch_events_total\{.*\} ([\d.e+]+)")
 
 
@@ -47,10 +56,15 @@ class Large:
     partial_gangs: int
     idle_mib: float
     full_mib: float
+    # At most, until it was full.
     peak_mib: float
-    # Of the launcher's process, in microseconds.
+    # Of the launcher's process, in microseconds of processor time.
     event_us_empty: float
     event_us_full: float
+    # Killed while the cluster is full: until its successor has listed everything and watches, and
+    # the most that it has needed.
+    takeover_s: float
+    takeover_mib: float
     # Of the probe: see there.
     probe: dict[str, float]
 
@@ -65,23 +79,38 @@ class Launcher:
 
     def __init__(self, up: Platform, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/metrics"
-        self._pid = next(pid for pid, kind in up.processes().items() if kind == "launcher")
         self._up = up
+
+    def _pid(self) -> int:
+        return next(pid for pid, kind in self._up.processes().items() if kind == LAUNCHER)
 
     def memory(self) -> tuple[float, float]:
         """Resident memory now, and at most so far, in MiB."""
         found = dict[str, float]()
-        for line in Path(f"/proc/{self._pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{self._pid()}/status").read_text().splitlines():
             if line.startswith(("VmRSS:", "VmHWM:")):
                 found[line.split(":")[0]] = int(line.split()[1]) / 1024
         return found["VmRSS"], found["VmHWM"]
 
     def spent(self) -> tuple[float, float]:
         """Processor time in seconds, and events of its watches, since it began."""
+        return self._up.cpu_seconds()[LAUNCHER], self._sum(EVENTS)
+
+    def _sum(self, what: re.Pattern[str]) -> float:
         with urllib.request.urlopen(self._url, timeout=30) as answer:
-            text = answer.read().decode()
-        events = sum(float(number) for number in EVENTS.findall(text))
-        return self._up.cpu_seconds()["launcher"], events
+            return sum(float(number) for number in what.findall(answer.read().decode()))
+
+    async def killed(self) -> float:
+        """Kill it; seconds until the one that is started in its place watches everything."""
+        began = time.monotonic()
+        os.kill(self._pid(), signal.SIGKILL)
+        while True:
+            await asyncio.sleep(0.1)
+            with contextlib.suppress(OSError):
+                if await asyncio.to_thread(self._sum, WATCHES) >= KINDS:
+                    return time.monotonic() - began
+            if time.monotonic() - began > WAIT_SECONDS:
+                raise BenchmarkError("no launcher watches again")
 
 
 async def churn(http: Http, pods: PodWatch, launcher: Launcher, count: int) -> float:
@@ -118,7 +147,7 @@ async def measure(nodes: int, count: int, gang: int, churned: int) -> Large:
     with kubernetes(nodes, gpus=GPUS) as kube:
         path = kube.kubeconfig
         async with pods_of(path, NAMESPACE) as pods:
-            with platform_on(kube, apart=("launcher",), settings={"http_port": port}) as up:
+            with platform_on(kube, apart=(LAUNCHER,), settings={"http_port": port}) as up:
                 await asyncio.to_thread(up.start)
                 http = Http(up.url, up.token)
                 await ready_nodes(http, nodes)
@@ -136,6 +165,9 @@ async def measure(nodes: int, count: int, gang: int, churned: int) -> Large:
                 full_mib, peak_mib = launcher.memory()
                 event_us_full = await churn(http, pods, launcher, churned)
                 probe = await probed(path)
+                takeover_s = await launcher.killed()
+                await asyncio.sleep(SETTLE_SECONDS)
+                _, takeover_mib = launcher.memory()
                 began = now_s()
                 await stop(http, pods, tasks.keys(), seconds=WAIT_SECONDS)
                 gone_s = now_s() - began
@@ -151,6 +183,8 @@ async def measure(nodes: int, count: int, gang: int, churned: int) -> Large:
         peak_mib=peak_mib,
         event_us_empty=event_us_empty,
         event_us_full=event_us_full,
+        takeover_s=takeover_s,
+        takeover_mib=takeover_mib,
         probe=probe,
     )
 
@@ -183,6 +217,8 @@ async def main() -> None:
         "launcher_full_mib": round(found.full_mib, 1),
         "launcher_peak_mib": round(found.peak_mib, 1),
         "launcher_kib_per_pod": round(found.kib_per_pod, 2),
+        "launcher_takeover_mib": round(found.takeover_mib, 1),
+        "takeover_s": round(found.takeover_s, 2),
         "event_empty_us": round(found.event_us_empty),
         "event_full_us": round(found.event_us_full),
         "event_full_to_empty": round(found.event_us_full / found.event_us_empty, 2),

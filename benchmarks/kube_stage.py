@@ -39,6 +39,8 @@ IMAGE = "benchmark/program:1"
 USED = {API_SERVER, CONTROLLERS, ETCD, KWOK, SCHEDULER}
 # A thousand nodes that renew a lease every ten seconds would be what is measured.
 LEASE_SECONDS, GRACE_SECONDS = 1_200, 3_600
+# Who writes less than so often for each pod is not shown.
+SHOWN_MIN = 0.01
 
 RULES = (
     {
@@ -100,13 +102,21 @@ class Kube(Cluster):
 
     def cpu_seconds(self) -> dict[str, float]:
         """Processor time of each program of the control plane since it began."""
-        tick, found = os.sysconf("SC_CLK_TCK"), dict[str, float]()
-        for name in USED & set(self.plane.processes.names()):
+        found: dict[str, float] = {}
+        for name in sorted(USED):
             identity = self.plane.processes.identity(name)
-            with contextlib.suppress(OSError, AttributeError):
-                fields = Path(f"/proc/{identity.pid}/stat").read_text().rpartition(")")[2].split()
-                found[name] = sum(int(value) for value in fields[11:13]) / tick
+            if identity is not None:
+                found[name] = cpu_seconds_of(identity.pid)
         return found
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """Processor time of a process since it began; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(int(value) for value in fields[11:13]) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -127,9 +137,10 @@ class Writes:
                 if entry.get("responseStatus", {}).get("code", 0) < 300:
                     yield _write(entry)
 
-    def by_user(self) -> Counter[tuple[str, str, str]]:
-        """(user, verb, resource) -> how many."""
-        return Counter((each.user, each.verb, each.resource) for each in self.entries())
+    def per(self, count: int) -> dict[str, float]:
+        """Writes by user, for each of so many."""
+        users = Counter(each.user for each in self.entries())
+        return {user: found / count for user, found in users.items() if found >= count * SHOWN_MIN}
 
     def of_tasks(
         self, user: str, tasks: Collection[str], verbs: Collection[str] = ()

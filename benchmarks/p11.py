@@ -9,7 +9,8 @@ gangs of 8, as batches over HTTP. When a pod runs is told by one watch that both
 wrote how often by the API server's audit log.
 
 A gang is partly running while some of its pods run and others do not: as it starts, for as long as
-the scheduler and kwok take for its pods (told), and never otherwise.
+the scheduler and kwok take for its pods (told, beside the bare client's, whose pods wait for
+nobody), and never otherwise.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import uvloop
 from benchmarks.bare_pods import COMMAND, Bare, gang, named
 from benchmarks.kube_stage import LAUNCHER, Kube, Writes, kubernetes, platform_on
 from benchmarks.kube_stage import NAMESPACE as TASKS
-from benchmarks.pod_watch import PodWatch, pods_of
+from benchmarks.pod_watch import TASK, PodWatch, pods_of
 from benchmarks.report import Report, spread
 from benchmarks.stage import BenchmarkError, Http, Platform, now_s, parts, ready_nodes
 
@@ -38,9 +39,11 @@ WAIT_SECONDS = 300.0
 SETTLE_SECONDS = 1.0
 # After their end, objects of runs go so soon, so that the whole life can be counted.
 KEEP_SECONDS = 10.0
-# A gang that is partly running for longer than this is no gang.
+# A gang that is partly running for longer than this, and twice as long as the bare client's, is
+# no gang.
 PARTLY_SECONDS_MAX = 5.0
 GPUS = 16
+ENDPOINTS = ("endpoint", "endpointslice")
 _names = itertools.count()
 
 
@@ -53,21 +56,26 @@ class Side:
     gone_per_s: list[float] = field(default_factory=list)
     # Milliseconds of processor time for each pod of the last burst, by program.
     cpu_ms: dict[str, float] = field(default_factory=dict)
-    # How long each gang of a burst was partly running as it started.
+    # Writes for each pod of the last burst, by who wrote.
+    wrote: dict[str, float] = field(default_factory=dict)
+    # How long each gang was partly running as it started.
     partly: list[float] = field(default_factory=list)
-    # Gangs of which some pod ran and not all of them came to run.
+    # Gangs of which some pod ran and not all of them came to run, or one was over too early.
     partial: int = 0
     writes: dict[str, float] = field(default_factory=dict)
 
     def look(self, pods: PodWatch, sizes: dict[str, int]) -> None:
-        """Take down how whole the gangs (task -> pods) were."""
+        """Take down how whole the gangs (task -> pods) were, before they are told to end."""
         for (task, _), lives in pods.gangs().items():
-            if task not in sizes:
-                continue
-            ran = sorted(life.running for life in lives if life.running)
-            if ran:
+            ran = sorted(life.running for life in lives if life.running and not life.over)
+            if task in sizes and (ran or any(life.over for life in lives)):
                 self.partial += len(ran) != sizes[task]
                 self.partly.append(ran[-1] - ran[0])
+
+    def spend(self, before: dict[str, float], after: dict[str, float], size: int) -> None:
+        """Take down the processor time of a burst of so many pods."""
+        used = parts(before, after)
+        self.cpu_ms = {name: seconds * 1000 / size for name, seconds in used.items()}
 
 
 def last_running(pods: PodWatch, tasks: Collection[str]) -> float:
@@ -103,11 +111,11 @@ async def bare_burst(kube: Kube, client: Bare, pods: PodWatch, side: Side, count
         for number, name in enumerate(names)
         for pod in gang(kube, name, BURST_GANG, number * BURST_GANG, number % GPUS)
     ]
-    before = kube.cpu_seconds()
+    before, writes = kube.cpu_seconds() | client.cpu_seconds(), kube.writes()
     began = await client.do("create", made)
     await pods.until_running(len(made), seconds=WAIT_SECONDS)
-    used = parts(before, kube.cpu_seconds())
-    side.cpu_ms = {name: seconds * 1000 / len(made) for name, seconds in used.items()}
+    side.spend(before, kube.cpu_seconds() | client.cpu_seconds(), len(made))
+    side.wrote = writes.per(len(made))
     side.pods_per_s.append(len(made) / (last_running(pods, set(names)) - began))
     side.look(pods, dict.fromkeys(names, BURST_GANG))
     began = await client.do("delete", made)
@@ -186,9 +194,9 @@ async def our_burst(
     began = now_s()
     tasks = await submit(http, [BURST_GANG] * (count // BURST_GANG))
     await pods.until_running(sum(tasks.values()), seconds=WAIT_SECONDS)
-    used = parts(before, kube.cpu_seconds() | up.cpu_seconds())
     size = sum(tasks.values())
-    side.cpu_ms = {name: seconds * 1000 / size for name, seconds in used.items()}
+    side.spend(before, kube.cpu_seconds() | up.cpu_seconds(), size)
+    side.wrote = writes.per(size)
     side.pods_per_s.append(size / (last_running(pods, tasks.keys()) - began))
     made = writes.of_tasks(LAUNCHER, tasks.keys())
     side.writes["burst"] = made.total() / size
@@ -201,8 +209,8 @@ async def our_burst(
     return tasks
 
 
-async def swept(kube: Kube, tasks: Collection[str]) -> None:
-    """Wait until nothing of these runs is left in the cluster."""
+async def swept(kube: Kube) -> None:
+    """Wait until nothing of any run is left in the cluster."""
     path = f"/api/v1/namespaces/{TASKS}"
     ends_at = now_s() + WAIT_SECONDS
     kinds = ("configmaps", "secrets", "services", "pods")
@@ -211,7 +219,7 @@ async def swept(kube: Kube, tasks: Collection[str]) -> None:
             thing["metadata"]["name"]
             for kind in kinds
             for thing in await asyncio.to_thread(kube.plane.api.items, f"{path}/{kind}")
-            if thing["metadata"]["name"].partition("-")[0] in tasks
+            if TASK in (thing["metadata"].get("labels") or {})
         ]
         if not left:
             return
@@ -229,10 +237,13 @@ async def ours(kube: Kube, pods: PodWatch, asked: argparse.Namespace) -> Side:
         await ready_nodes(http, len(kube.node_ids))
         writes = kube.writes()
         await our_gangs(http, pods, side, writes, asked.gangs)
+        tasks: dict[str, int] = {}
         for _ in range(asked.rounds):
+            # What is left of the last one would be cleared away during the next.
+            await swept(kube)
             writes = kube.writes()
             tasks = await our_burst((kube, up, http), pods, side, asked.burst)
-        await swept(kube, tasks)
+        await swept(kube)
         lives = writes.of_tasks(LAUNCHER, tasks.keys())
         side.writes["whole_life"] = lives.total() / sum(tasks.values())
         side.writes |= {
@@ -250,9 +261,17 @@ async def main() -> None:
     parser.add_argument("--burst", type=int, default=2_000, help="pods, in gangs of 8")
     parser.add_argument("--rounds", type=int, default=3, help="bursts of each side")
     parser.add_argument("--gangs", type=int, default=10, help="gangs of each size")
+    parser.add_argument(
+        "--endpoints-batch",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long controllers join changes of a Service (0: at once, as by default)",
+    )
     asked = parser.parse_args()
     bare = Side()
-    with kubernetes(asked.nodes, gpus=GPUS) as kube:
+    flags = tuple(f"--{kind}-updates-batch-period={asked.endpoints_batch}s" for kind in ENDPOINTS)
+    with kubernetes(asked.nodes, gpus=GPUS, controller_flags=flags) as kube:
         async with pods_of(kube.kubeconfig, TASKS) as pods:
             with Bare(kube) as client:
                 await bare_gangs(kube, client, pods, bare, asked.gangs)
@@ -271,7 +290,7 @@ def publish(asked: argparse.Namespace, our: Side, bare: Side) -> None:
         at_most={
             "writes_per_pod_max": 3.0,
             "partial_gangs": 0.0,
-            "partly_running_max_ms": PARTLY_SECONDS_MAX * 1000,
+            "partly_running_max_ms": 1000 * max(PARTLY_SECONDS_MAX, 2 * max(bare.partly)),
         },
         at_least={"burst_percent_of_bare": 85.0},
     )
@@ -283,6 +302,9 @@ def publish(asked: argparse.Namespace, our: Side, bare: Side) -> None:
         figures["burst_gone_pods_per_s"] = round(max(side.gone_per_s), 1)
         for name, ms in sorted(side.cpu_ms.items()):
             figures[f"cpu_{name.replace('-', '_')}_ms_per_pod"] = round(ms, 2)
+        figures["cpu_sum_ms_per_pod"] = round(sum(side.cpu_ms.values()), 2)
+        for user, count in sorted(side.wrote.items()):
+            figures[f"wrote_{user.replace('-', '_')}_per_pod"] = round(count, 3)
     measured = report.measured
     measured["burst_percent_of_bare"] = round(100 * max(our.pods_per_s) / max(bare.pods_per_s), 1)
     launches = {key: n for key, n in our.writes.items() if not key.startswith("whole_life")}

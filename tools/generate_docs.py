@@ -17,7 +17,9 @@ from libs.service.settings import BaseServiceSettings
 from services.allinone import nats_config
 from services.allinone.composition import WIRINGS
 from services.allinone.provision import PREFIX, ProvisionSettings
+from services.launcher.domain import exits as launcher_exits
 from services.launcher.domain import lifecycle as launcher_lifecycle
+from services.launcher.domain import patience, pod_ends
 from services.log_collector.agent.settings import AgentSettings
 from services.scheduler.domain import lifecycle as scheduler_lifecycle
 from tools.chart_schemas import schemas
@@ -147,7 +149,13 @@ def pages() -> dict[Path, str]:
         GENERATED / "lifecycle.md": NOTE
         + scheduler_lifecycle.render()
         + "\n"
-        + launcher_lifecycle.render_markdown(),
+        + launcher_lifecycle.render_markdown()
+        + "\n## How a run ended\n\n"
+        + launcher_exits.render_markdown()
+        + "\n## What can be wrong with a rank or a launch\n\n"
+        + pod_ends.render_markdown()
+        + "\n## How patient the launcher is\n\n"
+        + patience.render_markdown(),
         GENERATED / "messages.md": messages_page(),
         GENERATED / "settings.md": settings_page(),
         GENERATED / "asyncapi.json": asyncapi_page(),

@@ -98,6 +98,10 @@ async def connect(address: Address) -> Connection:
             "tcp_keepalives_idle": "5",
             "tcp_keepalives_interval": "2",
             "tcp_keepalives_count": "3",
+            # Keepalives are not sent while an answer waits for its receipt: without this a leader
+            # whose machine vanished with an answer on the way would hold its lock for a quarter of
+            # an hour.
+            "tcp_user_timeout": "10000",
             "timezone": "UTC",
             # Every statement names its schema; nothing is found by accident.
             "search_path": "pg_catalog",

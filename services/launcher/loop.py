@@ -45,6 +45,8 @@ from services.launcher.runtimes.port import (
 # Timers may end early by the clock's error. Asking for the rest would ask for a pause that ends at
 # once, again and again while anything else keeps the event loop busy.
 PAUSE_SECONDS_MIN = 0.001
+# Between two looks each of the parallel actions may be followed by so many others.
+ROUNDS_PER_LOOK = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +268,8 @@ class Launcher:
     # Acting
 
     async def act(self, _epoch: int) -> float | None:
-        """Carry out what is asked, then look at the runtime."""
-        tasks, self._asked = list(self._asked.values()), {}
+        """Carry out what is asked, a part of it if it is much, then look at the runtime."""
+        tasks = self._take()
         self._doing = {task.action for task in tasks}
         fences, self._fences = self._fences, set()
         gate = asyncio.Semaphore(self.limits.actions_parallel_max)
@@ -291,7 +293,16 @@ class Launcher:
         if look != self._look or tasks:
             self._look = look
             self.reconcile_wake.set()
-        return None
+        return 0.0 if self._asked else None
+
+    def _take(self) -> list[Task]:
+        """What to do before the next look: ends before launches, and no more than takes a moment,
+        so that a flood of launches hides nothing that happens meanwhile."""
+        wanted = sorted(self._asked.values(), key=lambda task: isinstance(task.action, Launch))
+        tasks = wanted[: self.limits.actions_parallel_max * ROUNDS_PER_LOOK]
+        for task in tasks:
+            del self._asked[task.action.run_id]
+        return tasks
 
     async def _carry_out(self, task: Task) -> Action | None:
         """Do one thing; None if it did not work, which is tried again later."""

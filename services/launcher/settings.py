@@ -14,7 +14,8 @@ from libs.pods.policy import PodPolicy, read_policy
 from libs.service.settings import BaseServiceSettings
 from services.launcher.nodes_file import check_labels, check_taints
 
-NAMESPACE = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+# A group, or a namespace.
+NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
 
 class LauncherSettings(BaseServiceSettings):
@@ -28,7 +29,7 @@ class LauncherSettings(BaseServiceSettings):
     # Virtual nodes local-0 … with so many slots each; 0 nodes: this machine with its own GPUs.
     virtual_nodes: int = Field(default=0, ge=0, le=4096)
     slots_per_node: int = Field(default=2, ge=0, le=1024)
-    node_group: str = Field(default="default", pattern=r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+    node_group: str = Field(default="default", pattern=NAME)
     # Of every node of this machine; ``nodes_file`` says what differs between them, in YAML or JSON:
     # local-0: {group: dev, labels: {zone: a, leaf: a1}, taints: [reserved=vision]}
     node_labels: dict[str, str] = Field(default_factory=dict)
@@ -49,7 +50,7 @@ class LauncherSettings(BaseServiceSettings):
     master_port_last: int = Field(default=27_999, ge=1024, le=65_535)
 
     # Runtime kubernetes. The namespace of the tasks' pods:
-    kube_namespace: str = Field(default="shiftwork-tasks", pattern=NAMESPACE)
+    kube_namespace: str = Field(default="shiftwork-tasks", pattern=NAME)
     # Empty: the cluster that the launcher runs in; else what KUBECONFIG names.
     kube_config: Path | None = None
     # Which nodes are ours, as `kubectl -l` takes it; empty: all but those of the control plane.

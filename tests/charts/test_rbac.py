@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from services.launcher.runtimes.kubernetes import check
 from tests.charts.charts import NAMESPACE, TASKS, UMBRELLA, Helm, Json, named, of_kind
 from tests.charts.matrix import MATRIX
 
@@ -15,8 +16,7 @@ LAUNCHER_IN_TASKS: Rules = [
     (("pods",), ("get", "list", "watch", "create", "delete")),
     (("pods/exec",), ("get", "create")),
     (("configmaps",), ("get", "list", "watch", "create", "patch", "delete")),
-    (("secrets",), ("create", "delete")),
-    (("services",), ("create", "delete")),
+    (("secrets", "services"), ("create",)),
     (("events",), ("list",)),
     (("namespaces",), ("get",)),
 ]
@@ -26,10 +26,7 @@ LAUNCHER_IN_CLUSTER: Rules = [
 ]
 COLLECTOR_IN_TASKS: Rules = [(("pods/log",), ("get",))]
 COLLECTOR_AMONG_AGENTS: Rules = [(("pods",), ("list",))]
-SWEEP: Rules = [
-    (("pods", "configmaps"), ("list", "delete")),
-    (("secrets", "services"), ("delete",)),
-]
+SWEEP: Rules = [(("pods", "configmaps"), ("list", "delete"))]
 RIGHTS: dict[tuple[str, str | None, str], Rules] = {
     ("Role", TASKS, "shiftwork-launcher"): LAUNCHER_IN_TASKS,
     ("ClusterRole", None, "shiftwork-shiftwork-launcher"): LAUNCHER_IN_CLUSTER,
@@ -44,6 +41,20 @@ def rules_of(role: Json) -> Rules:
         assert rule["apiGroups"] == [""], "nothing beyond the core group"
         assert set(rule) == {"apiGroups", "resources", "verbs"}
     return [(tuple(rule["resources"]), tuple(rule["verbs"])) for rule in role["rules"]]
+
+
+def test_the_launcher_asks_for_what_it_is_given() -> None:
+    """Its own check, at its start, is about the very same rights."""
+    asked = {(right.within, right.resource, verb) for right in check.RIGHTS for verb in right.verbs}
+    given = {
+        (rules is LAUNCHER_IN_TASKS, resource, verb)
+        for rules in (LAUNCHER_IN_TASKS, LAUNCHER_IN_CLUSTER)
+        for resources, verbs in rules
+        for resource in resources
+        for verb in verbs
+    }
+    assert given - asked == {(True, "namespaces", "get")}
+    assert asked <= given
 
 
 def test_rights_are_exactly_these(helm: Helm) -> None:

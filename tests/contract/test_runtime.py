@@ -307,18 +307,19 @@ async def test_what_was_ended_never_begins(world: World, runtime: Runtime) -> No
     listing = await runtime.list()
     assert listing.runs[RUN].ranks == {}
     assert world.starts() == 0
-    await runtime.forget(RUN, BOTH)
+    await runtime.forget(RUN, BOTH, keep=True)
     assert RUN not in (await runtime.list()).runs
 
 
-async def test_forgetting_is_for_what_is_over(world: World, runtime: Runtime) -> None:
+@pytest.mark.parametrize("keep", [True, False])
+async def test_forgetting_is_for_what_is_over(world: World, runtime: Runtime, keep: bool) -> None:
     await runtime.launch(world.endless())
     with pytest.raises(RuntimeUnavailableError):
-        await runtime.forget(RUN, BOTH)
+        await runtime.forget(RUN, BOTH, keep=keep)
     await runtime.end(RUN, BOTH, patience_seconds=5)
     await until(runtime, over)
-    await runtime.forget(RUN, BOTH)
-    await runtime.forget(RUN, BOTH)
+    await runtime.forget(RUN, BOTH, keep=keep)
+    await runtime.forget(RUN, BOTH, keep=keep)
     assert (await runtime.list()).runs == {}
 
 
@@ -386,4 +387,4 @@ async def test_a_silent_node_tells_nothing_until_it_is_fenced(
     assert world.was_killed(rank_of(listing, 0))
     assert rank_of(listing, 1).state is RankState.LOST
     await runtime.end(RUN, BOTH, patience_seconds=5)
-    await runtime.forget(RUN, BOTH)
+    await runtime.forget(RUN, BOTH, keep=True)

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +212,40 @@ async def test_an_exit_that_no_launcher_saw(world: LauncherWorld) -> None:
     exited = await world.until_exited()
     assert exited.exit.kind is ExitKind.FAILED
     assert [rank.code for rank in exited.exit.ranks] == [7]
+
+
+async def test_why_a_pod_is_not_made_is_asked_of_the_events(world: LauncherWorld) -> None:
+    """As when a volume cannot be mounted: the pod itself only says that it is being made."""
+    await world.tell(world.assignment(image="simulated/hangs"))
+    cluster = world.cluster_world
+    await world.until(lambda: "task-1-0" in cluster.names("pods"))
+    pod = await eventually(lambda: _bound(cluster.pod("task-1-0")))
+    cluster.api.create(
+        cluster.path("events"),
+        {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": "task-1-0.1"},
+            "type": "Warning",
+            "reason": "FailedMount",
+            "message": 'MountVolume.SetUp failed for volume "data": configmap "data" not found',
+            "involvedObject": {
+                "kind": "Pod",
+                "name": "task-1-0",
+                "namespace": cluster.namespace,
+                "uid": pod["metadata"]["uid"],
+            },
+        },
+    )
+    runtime = cluster.handles[-1]
+    runtime._policy = replace(runtime._policy, ask_after=timedelta(seconds=1))
+    await a_while(world, 4.0)
+    delayed = await world.said(RunDelayed)
+    assert 'FailedMount: MountVolume.SetUp failed for volume "data"' in delayed[-1].detail
+
+
+def _bound(pod: dict[str, Any]) -> dict[str, Any] | None:
+    return pod if pod["spec"].get("nodeName") else None
 
 
 # Launches that are refused

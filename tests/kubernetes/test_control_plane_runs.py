@@ -119,6 +119,27 @@ async def test_a_program_that_leaves_by_itself_after_its_acknowledgement(
     assert [rank.code for rank in exited.exit.ranks] == [75]
 
 
+async def test_pods_stay_for_a_while_unless_they_made_room(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    """What a preempted run leaves is deleted at once; what ended by itself can be looked at."""
+    async with a_launcher(control_plane, tmp_path) as world:
+        world.cluster_world.settings = {"kube_pods_keep_seconds": 3600}
+        await world.restart()
+        for task in ("leaves", "fails"):
+            await world.tell(world.assignment(task=task, image="simulated/exits:75"))
+            await world.until_started(task=task)
+        await world.tell(a_preemption(task="leaves"))
+        await world.acknowledge("leaves", 1, 10)
+        kinds = [(await world.until_exited(task=each)).exit.kind for each in ("leaves", "fails")]
+        assert kinds == [ExitKind.PREEMPTED, ExitKind.FAILED]
+        await world.until(lambda: world.cluster_world.names("pods") == ["fails-1-0"])
+        await world.turn(3)
+        assert world.cluster_world.names("pods") == ["fails-1-0"]
+        # A late launch of it finds its run object, which says that it was over.
+        assert world.cluster_world.names("configmaps") == ["fails-1", "leaves-1"]
+
+
 async def test_preempted_without_an_acknowledgement(world: LauncherWorld) -> None:
     """The scheduler's deadline is over: the pods have their grace, and are gone before it is
     said that the run is over."""

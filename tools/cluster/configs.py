@@ -114,7 +114,9 @@ def kubelet(layout: Layout, node: NodePlan, *, cgroup_version: int) -> str:
         "eventRecordQPS": 0,
         "kubeAPIQPS": 200,
         "kubeAPIBurst": 400,
-        "containerLogMaxSize": "50Mi",
+        # As by default; looked at often, so that a test sees a rotation.
+        "containerLogMaxSize": "10Mi",
+        "containerLogMonitorInterval": "3s",
     }
     if cgroup_version == 2:  # noqa: PLR2004 - the version's number
         del settings["failCgroupV1"]

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import httpx
@@ -124,7 +124,7 @@ def shiftwork(given: argparse.Namespace, *command: str) -> None:
 
 
 @contextlib.contextmanager
-def nodes_of_this_machine(given: argparse.Namespace) -> Iterator[None]:
+def nodes_of_this_machine(given: argparse.Namespace) -> Generator[None]:
     """Play on two real nodes of this machine; end them afterwards if nobody had started them."""
     cluster = Cluster()
     ran_before = cluster.is_up()

@@ -18,15 +18,25 @@ GANG_STEPS, GANG_STEP_SECONDS = 60, 0.05
 # The gang comes once training has really begun.
 STEPS_BEFORE_GANG = 80
 TORCH_STEPS = 30
-# What happens to the victim and the newcomer, in this order.
-PROMISE = (
-    ("run.preemption_requested", "victim"),
-    ("run.checkpoint_saved", "victim"),
-    ("pod.off", "victim"),
-    ("run.exited", "victim"),
-    ("pod.running", "newcomer"),
-    ("run.resumed", "victim"),
+# What happens to the victim and the newcomer, each in this order. ``pod.off`` is ended or gone: a
+# program that leaves by itself ends its pod, which is deleted as soon as the end is recorded; one
+# that stays has its pod deleted first.
+PROMISES = (
+    (
+        ("run.preemption_requested", "victim"),
+        ("run.checkpoint_saved", "victim"),
+        ("pod.off", "victim"),
+        ("run.exited", "victim"),
+        ("pod.running", "newcomer"),
+        ("run.resumed", "victim"),
+    ),
+    (
+        ("run.checkpoint_saved", "victim"),
+        ("pod.gone", "victim"),
+        ("pod.running", "newcomer"),
+    ),
 )
+_OFF = ("pod.ended", "pod.gone")
 
 
 @dataclass(frozen=True)
@@ -138,15 +148,17 @@ async def _schedulable(stage: Stage, node_id: str, *, schedulable: bool) -> None
 def _keeps_promise(diary: list[Entry], victim: str, newcomer: str) -> None:
     """Compare what was heard with what was promised; DemoError says what is different."""
     who = {victim: "victim", newcomer: "newcomer"}
-    off = ("pod.ended", "pod.gone")
-    told = iter(
-        ("pod.off" if entry.fact in off else entry.fact, who[entry.task_id])
+    told = [
+        (fact, who[entry.task_id])
         for entry in sorted(diary, key=lambda entry: entry.at)
         if entry.task_id in who
-    )
-    missing = [promise for promise in PROMISE if promise not in told]
-    if missing:
-        raise DemoError(f"not seen in this order: {missing[0]}")
+        for fact in ([entry.fact, "pod.off"] if entry.fact in _OFF else [entry.fact])
+    ]
+    for promise in PROMISES:
+        rest = iter(told)
+        missing = [each for each in promise if each not in rest]
+        if missing:
+            raise DemoError(f"not seen in this order: {missing[0]} of {promise}")
     partly = [e for e in diary if e.task_id == newcomer and e.fact == "run.started"]
     running = {e.data["pod"] for e in diary if (e.task_id, e.fact) == (newcomer, "pod.running")}
     if not partly or len(running) < len(partly[0].data["placements"]):

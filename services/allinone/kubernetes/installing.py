@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic, sleep
 
 import httpx
-from shiftwork.cli.failures import Failure
+from shiftwork.cli.failures import UNREACHABLE, Failure
 
 from services.allinone.kubernetes import reach, standing
 from services.allinone.kubernetes.kubectl import Kubectl
@@ -36,7 +36,7 @@ def wait(kubectl: Kubectl, tell: Tell, show: Tell, seconds_max: float) -> None:
     began, said = monotonic(), dict[str, str]()
     shown: set[tuple[str, int]] = set()
     while True:
-        found = standing.parts(kubectl.items(standing.KINDS))
+        found = _look(kubectl, tell, patient=monotonic() - began <= seconds_max)
         waiting = [part for part in found if not part.is_ready]
         show(_summary(found, waiting))
         for part in found:
@@ -62,6 +62,17 @@ def wait(kubectl: Kubectl, tell: Tell, show: Tell, seconds_max: float) -> None:
                 fix="it goes on by itself: `shiftwork k8s status`; to wait longer: --timeout 30m",
             )
         sleep(LOOK_SECONDS)
+
+
+def _look(kubectl: Kubectl, tell: Tell, *, patient: bool) -> Sequence[standing.Part]:
+    """Every part; none while the API server is away and there is time."""
+    try:
+        return standing.parts(kubectl.items(standing.KINDS))
+    except Failure as problem:
+        if problem.code != UNREACHABLE or not patient:
+            raise
+        tell(problem.what)
+        return ()
 
 
 def _summary(found: Sequence[standing.Part], waiting: Sequence[standing.Part]) -> str:

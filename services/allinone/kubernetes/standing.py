@@ -61,17 +61,23 @@ class Part:
 
 
 def parts(objects: Sequence[Json]) -> tuple[Part, ...]:
-    """Every workload among the objects, by name. Only the newest Job of each component counts."""
+    """Every workload of the platform's, by name. Only the newest Job of each component counts."""
     pods = [each for each in objects if each["kind"] == "Pod"]
     events = [each for each in objects if each["kind"] == "Event"]
-    found = [_WAYS[each["kind"]](each, pods, events) for each in objects if each["kind"] in _WAYS]
+    ours = [each for each in objects if _is_ours(each)]
+    found = [_WAYS[each["kind"]](each, pods, events) for each in ours if each["kind"] in _WAYS]
     newest: dict[str, Json] = {}
-    for job in (each for each in objects if each["kind"] == "Job"):
+    for job in (each for each in ours if each["kind"] == "Job"):
         component = _component(job)
         if component not in newest or _made(newest[component]) < _made(job):
             newest[component] = job
     found += [_job(job, pods) for job in newest.values()]
     return tuple(sorted(found, key=lambda part: (part.component, part.name)))
+
+
+def _is_ours(it: Json) -> bool:
+    key, _, value = SELECTOR.partition("=")
+    return fields(it["metadata"].get("labels")).get(key) == value
 
 
 def _deployment(it: Json, pods: Sequence[Json], events: Sequence[Json]) -> Part:

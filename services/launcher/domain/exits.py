@@ -103,8 +103,8 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-# Whether what a run leaves in the runtime (its pods) is kept for a while for people to look at: only
-# if it ended by itself. Whoever was to make room has made it when nothing of it is left.
+# Whether what a run leaves in the runtime (its pods) is kept for a while for people to look at:
+# only if it ended by itself. Whoever was to make room has made it when nothing of it is left.
 KEPT: Mapping[ExitKind, bool] = {
     ExitKind.OK: True,
     ExitKind.FAILED: True,

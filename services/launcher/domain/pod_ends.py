@@ -27,7 +27,7 @@ class Seen(StrEnum):
 class Wait(StrEnum):
     """How long a rank may be pending with the fault before the run is ended."""
 
-    NONE = "none"
+    NONE = "at once"
     IMAGE_PULL = "image_pull_seconds"
     CREATE = "create_seconds"
     START_DEADLINE = "the start deadline"

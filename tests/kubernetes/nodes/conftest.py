@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import secrets
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -33,6 +35,9 @@ from tools.kubernetes_demo.stage import Stage
 REPOSITORY = Path(__file__).resolve().parents[3]
 REGISTRY, TAG = "localhost", "dev"
 IMAGES = ("platform", "task", "nats", "postgres")
+# So that nobody waits long for programs that do not leave when they are asked, and for the end of
+# what is kept after them.
+SOON = {"launcher": {"settings": {"patience_seconds": 5, "kube_pods_keep_seconds": 10}}}
 # Set by people who run one test after the other: the platform stays installed for the next one.
 KEEP = "SHIFTWORK_TEST_KEEP_PLATFORM"
 
@@ -51,12 +56,22 @@ def k8s(config: str, *command: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def installed(nodes_cluster: NodesCluster) -> Iterator[NodesCluster]:
+def alone(nodes_cluster: NodesCluster) -> Iterator[None]:
+    """Of several sessions on one cluster, one after the other has it: the platform is one."""
+    name = zlib.crc32(str(nodes_cluster.kubeconfig).encode())
+    with (Path(tempfile.gettempdir()) / f"shiftwork-nodes-{name:08x}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def installed(nodes_cluster: NodesCluster, alone: None) -> Iterator[NodesCluster]:
     """The cluster with the platform on it."""
+    del alone
     config = str(nodes_cluster.kubeconfig)
     nodes_cluster.load([f"{REGISTRY}/shiftwork/{name}:{TAG}" for name in IMAGES])
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump(values(REGISTRY, TAG), file)
+        yaml.safe_dump(values(REGISTRY, TAG) | SOON, file)
         file.flush()
         images = ("--registry", REGISTRY, "--tag", TAG)
         k8s(config, "up", "--values", file.name, "--no-persistence", *images)

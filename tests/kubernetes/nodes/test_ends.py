@@ -62,7 +62,9 @@ async def test_a_program_that_is_not_in_the_image_is_said(stage: Stage) -> None:
 async def test_a_stopped_task_has_time_to_close(stage: Stage) -> None:
     """Grace: what the program does after SIGTERM is done."""
     script = "trap 'sleep 2; echo closed well; exit 0' TERM; echo up; while :; do sleep 0.1; done"
-    task_id = await stage.submit("closer", ["sh", "-c", script], gpus_per_node=0)
+    # It is asked to save first, which it does not know how to do.
+    asked = {"ack_deadline_seconds": 1}
+    task_id = await stage.submit("closer", ["sh", "-c", script], gpus_per_node=0, preemption=asked)
     await stage.until_state(task_id, "running")
     await stage.until_logged(task_id, "up")
     await stage.request("PUT", f"/v1/tasks/{task_id}/goal", json={"goal": "stop"})
@@ -71,12 +73,12 @@ async def test_a_stopped_task_has_time_to_close(stage: Stage) -> None:
 
 
 async def test_output_is_complete_across_a_restart_of_the_collector(stage: Stage) -> None:
-    lines = 3000
+    lines = 1800
     script = f"i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); sleep 0.003; done"
     task_id = await stage.submit("talker", ["sh", "-c", script], gpus_per_node=0)
-    await stage.until_logged(task_id, "line 300")
+    await stage.until_logged(task_id, "line 200")
     await stage.kube.kill_pods(stage.namespace, "app.kubernetes.io/component=log-collector")
-    await stage.until_logged(task_id, "line 1500")
+    await stage.until_logged(task_id, "line 900")
     await stage.kube.kill_pods(stage.namespace, "app.kubernetes.io/component=log-agent")
     await ended(stage, task_id)
     await stage.until_logged(task_id, f"line {lines - 1}")

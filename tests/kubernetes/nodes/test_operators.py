@@ -50,6 +50,10 @@ async def nodes_of(stage: Stage) -> list[dict[str, Any]]:
     return (await stage.request("GET", "/v1/nodes"))["items"]
 
 
+async def open_nodes(stage: Stage) -> list[str]:
+    return [node["id"] for node in await nodes_of(stage) if node["schedulable"]]
+
+
 async def test_status_names_leaders_nodes_and_tasks(installed: NodesCluster, stage: Stage) -> None:
     said = await asyncio.to_thread(shiftwork, installed, "k8s", "status", "--json")
     found = json.loads(said)
@@ -94,10 +98,12 @@ async def test_a_stop_lets_tasks_save_and_the_next_start_opens_what_it_closed(
     assert "asking 1 running tasks to save and leave" in said
     saved = await stage.task(task)
     assert (saved["state"], saved["checkpoint"]["step"]) == ("queued", 7)
-    assert not [node["id"] for node in await nodes_of(stage) if node["schedulable"]]
+    # The list of nodes is a copy, a moment behind.
+    await stage.wait(lambda: open_nodes(stage), lambda found: not found, "nodes are closed")
     # Dying here leaves the list where the next start finds it.
     await asyncio.to_thread(installing.reopen, kubectl, it, said.append)
-    assert all(node["schedulable"] for node in await nodes_of(stage))
+    every = len(installed.node_names)
+    await stage.wait(lambda: open_nodes(stage), lambda found: len(found) == every, "nodes open")
     await stage.until_logged(task, "resumes from 7", attempt=2)
     assert (
         kubectl.maybe("configmap", f"{it.prefix}-{installing.DRAINED}", "-n", to.namespace) is None

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from tests.harness.kubernetes import NodesCluster
 from tools.kubernetes_demo.stage import Stage
 
 pytestmark = pytest.mark.kubernetes
+# Saves all the time, and stays when it is told that another attempt has taken its place.
+STUBBORN = """
+import shiftwork, time
+step = 0
+print("up", flush=True)
+while True:
+    time.sleep(0.5)
+    step += 1
+    try:
+        shiftwork.checkpoint_saved(step, f"memory:{step}")
+    except shiftwork.Superseded:
+        print("superseded", flush=True)
+        time.sleep(3600)
+"""
 
 
 async def test_a_silent_program_is_ended_at_its_deadline_and_runs_again(stage: Stage) -> None:
@@ -43,47 +60,47 @@ async def test_a_program_that_knows_signals_only(stage: Stage) -> None:
     await stage.until_state(newcomer, "succeeded")
     await stage.until_logged(victim, "told", attempt=1)
     exits = [e for e in stage.diary if (e.task_id, e.fact) == (victim, "run.exited")]
-    assert exits[0].data["exit"]["kind"] == "EXIT_KIND_PREEMPTED"
+    assert exits[0].data["exit"]["kind"] == "preempted"
 
 
 async def test_a_node_whose_kubelet_stops(stage: Stage, installed: NodesCluster) -> None:
     """Lost, run elsewhere; what still runs there acknowledges nothing and keeps its GPUs."""
-    script = (
-        "import shiftwork, time\n"
-        "step = 0\n"
-        "print('up', flush=True)\n"
-        "while True:\n"
-        "    time.sleep(0.5); step += 1\n"
-        "    try:\n"
-        "        shiftwork.checkpoint_saved(step, f'memory:{step}')\n"
-        "    except shiftwork.Superseded:\n"
-        "        print('superseded', flush=True); time.sleep(3600)\n"
-    )
-    victim = await stage.submit("stranded", ["python3", "-c", script], preemption={"mode": "sdk"})
+    victim = await stage.submit("stranded", ["python3", "-c", STUBBORN], nodes=1, gpus_per_node=1)
     await stage.until_logged(victim, "up")
-    first = str((await stage.until_told("run.started", victim)).data["placements"][0]["node_id"])
-    installed.stop_kubelet(first)
+    [place] = (await stage.until_told("run.started", victim)).data["placements"]
+    first, gpu = str(place["node_id"]), int(place["gpus"][0])
+
+    async def look() -> dict[str, Any]:
+        node: dict[str, Any] = await stage.request("GET", f"/v1/nodes/{first}")
+        return node
+
+    await asyncio.to_thread(installed.stop_kubelet, first)
     try:
-        again = await stage.until(victim, "run again", lambda t: t["attempt"] == 2, seconds=180)
-        assert again["attempt"] == 2
+        resumed = await stage.until_told("run.resumed", victim)
+        assert resumed.data["placements"][0]["node_id"] != first
         exits = [e for e in stage.diary if (e.task_id, e.fact) == (victim, "run.exited")]
-        assert [e.data["exit"]["kind"] for e in exits] == ["EXIT_KIND_LOST"]
-        await stage.until_state(victim, "running")
+        assert [e.data["exit"]["kind"] for e in exits] == ["lost"]
+        # The containers of the silent node go on, and are told that their time is over.
+        await stage.until_logged(victim, "superseded", attempt=1)
         mark = len(stage.diary)
-        # The old attempt still runs on the silent node, and says so in vain.
         await stage.until_told("run.checkpoint_saved", victim, after=mark)
-        saved = [e for e in stage.diary[mark:] if e.fact == "run.checkpoint_saved"]
-        assert {e.data["attempt"] for e in saved if e.task_id == victim} == {2}
-        node = await stage.request("GET", f"/v1/nodes/{first}")
+        accepted = [e.data for e in stage.diary if e.fact == "run.checkpoint_saved"]
+        later = accepted[[e["attempt"] for e in accepted].index(2) :]
+        assert {e["attempt"] for e in later} == {2}
+        node = await look()
         assert not node["ready"]
+        assert gpu in node["unusable_gpus"]
+        assert (f"{victim}-1-0", "pod.gone") not in pods_of(stage)
     finally:
-        installed.start_kubelet(first)
-
-    async def look() -> dict[str, object]:
-        found: dict[str, object] = await stage.request("GET", f"/v1/nodes/{first}")
-        return found
-
-    back = await stage.wait(
+        await asyncio.to_thread(installed.start_kubelet, first)
+    await stage.wait(
         look, lambda n: bool(n["ready"]) and not n["unusable_gpus"], "the node's GPUs come free"
     )
-    assert back["ready"]
+    # Only what was seen to end is free.
+    assert {(f"{victim}-1-0", "pod.ended"), (f"{victim}-1-0", "pod.gone")} & pods_of(stage)
+
+
+def pods_of(stage: Stage) -> set[tuple[str, str]]:
+    """Which pod was seen how, so far."""
+    told = (entry for entry in stage.diary if entry.fact.startswith("pod."))
+    return {(str(entry.data["pod"]), entry.fact) for entry in told}

@@ -90,6 +90,10 @@ def seen(rank: int = 0, state: RankState = RankState.RUNNING, **more: Any) -> Ob
     return ObservedRank(rank, f"local-{rank}", state, **{"started_at": START, **over, **more})
 
 
+def pending(rank: int = 0, **more: Any) -> ObservedRank:
+    return ObservedRank(rank, f"local-{rank}", RankState.PENDING, **more)
+
+
 def exited(rank: int = 0, code: int | None = 0, signal: int | None = None) -> ObservedRank:
     return seen(rank, RankState.EXITED, code=code, signal=signal)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -17,16 +18,18 @@ from libs.contracts.messages import (
     InventoryListed,
     NodeChanged,
     PreemptMode,
+    RunDelayed,
     RunExited,
     RunStarted,
 )
 from libs.service.loop import pause
 from libs.store.memory_database import Point
 from libs.store.port import StoreUnavailableError
-from services.launcher.domain.model import PastRun, PortLease, Run, RunState
+from services.launcher.domain.model import Fault, Listing, PastRun, PortLease, Run, RunState
 from services.launcher.domain.ports import PortRange
 from services.launcher.loop import PAUSE_SECONDS_MIN
 from services.launcher.runtimes.fake_cluster import Script
+from services.launcher.runtimes.port import RuntimeUnavailableError
 from tests.harness.virtual_time import virtually
 from tests.services.launcher.makers import (
     a_kill,
@@ -324,6 +327,103 @@ async def test_without_a_free_port_a_gang_waits(world: World) -> None:
     await world.tell(a_kill(task="taska"))
     await world.until_exited(task="taska")
     await world.until_started(task="taskb")
+
+
+@in_a_world(script=Script(steps=3, step_seconds=0.5))
+async def test_a_gang_whose_ranks_are_pending_for_a_while(world: World) -> None:
+    world.cluster.pending_seconds_max = 20.0
+    await world.tell(an_assignment(ranks=3))
+    started = await world.until_started()
+    delayed = await world.said(RunDelayed)
+    assert delayed
+    assert all(event.noted_at <= started.started_at for event in delayed)
+    assert delayed[0].detail == "rank 0 on local-0: not started yet"
+    # Said only when it changes, and not all the time.
+    texts = [(event.ranks, event.detail) for event in delayed]
+    assert all(one != other for one, other in itertools.pairwise(texts))
+    times = [event.noted_at for event in delayed]
+    assert all(b - a >= timedelta(seconds=5) for a, b in itertools.pairwise(times))
+    assert (await world.until_exited()).exit.kind is ExitKind.OK
+
+
+@in_a_world(script=ENDLESS)
+async def test_a_pending_gang_that_is_killed(world: World) -> None:
+    world.cluster.pending_seconds_max = 50.0
+    await world.tell(an_assignment(ranks=3))
+    await world.turn(3)
+    await world.tell(a_kill())
+    exited = await world.until_exited()
+    assert exited.exit.kind is ExitKind.KILLED
+    await pause(60)
+    assert world.cluster.starts == []
+    await world.until(lambda: world.cluster.runs == {})
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [(Fault.OVER_QUOTA, ExitKind.LOST), (Fault.INVALID_POD, ExitKind.FAILED)],
+)
+def test_a_launch_that_is_refused_is_taken_back(fault: Fault, kind: ExitKind) -> None:
+    async def main() -> None:
+        async with playing(World(script=ENDLESS)) as world:
+            world.cluster.refusal_rate, world.cluster.refusals = 1.0, (fault,)
+            await world.tell(an_assignment(ranks=3))
+            exited = await world.until_exited()
+            assert (exited.exit.kind, exited.exit.detail) == (kind, f"{fault}, says the cluster")
+            assert await world.said(RunStarted) == []
+            await world.until(lambda: world.cluster.runs == {})
+            await world.turn(3)
+            assert await runs(world) == []
+
+    virtually(main())
+
+
+@in_a_world(script=ENDLESS, limits=limits(actions_parallel_max=1))
+async def test_a_flood_of_launches_holds_up_no_end(world: World) -> None:
+    await world.tell(an_assignment(task="first"))
+    await world.until_started(task="first")
+    tasks = [f"t{letter}" for letter in "abcdefghijklmnopqrst"]
+    await world.tell(*(an_assignment(task=task) for task in tasks))
+    await world.launcher.reconcile(world.epoch)
+    # Some of them before the next look, and the loop asks to go on at once.
+    assert await world.launcher.act(world.epoch) == 0.0
+    launched = len(world.cluster.runs) - 1
+    assert 0 < launched < 8
+    await world.tell(a_kill(task="first"))
+    await world.launcher.reconcile(world.epoch)
+    await world.launcher.act(world.epoch)
+    assert not any(rank.running for rank in world.cluster.runs[run_id("first")].ranks.values())
+    for task in tasks:
+        await world.until_started(task=task)
+
+
+@in_a_world()
+async def test_a_runtime_that_cannot_be_looked_at(world: World) -> None:
+    """Nothing is concluded, and it is looked at again."""
+    await world.tell(an_assignment())
+    await world.until_started()
+
+    async def blind() -> Listing:
+        raise RuntimeUnavailableError("the cluster does not answer")
+
+    runtime = world.launcher.runtime
+    world.launcher.runtime = _Blind(runtime, blind)  # type: ignore[assignment]
+    for _ in range(3):
+        assert await world.launcher.act(world.epoch) == world.limits.retry_most_seconds
+        await world.launcher.reconcile(world.epoch)
+    assert await world.said(RunExited) == []
+    world.launcher.runtime = runtime
+    assert (await world.until_exited()).exit.kind is ExitKind.OK
+
+
+class _Blind:
+    """A runtime that cannot be looked at."""
+
+    def __init__(self, runtime: Any, look: Any) -> None:
+        self._runtime, self.list = runtime, look
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime, name)
 
 
 # Crashes: at every call of the runtime, before and after it took effect; at every commit.

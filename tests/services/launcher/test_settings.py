@@ -18,6 +18,33 @@ def some(tmp_path: Path, **more: Any) -> LauncherSettings:
     return LauncherSettings(**{**fixed, "run_token_key_file": key, **more})
 
 
+def test_pods_are_made_as_the_policy_says(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("gpu_resource: example.com/gpu\nshm_bytes: 1048576\n")
+    settings = some(tmp_path, runtime="kubernetes", pod_policy_file=policy)
+    assert settings.pod_policy().gpu_resource == "example.com/gpu"
+    assert settings.pod_policy().shm_bytes == 1 << 20
+    # A setting goes before the policy.
+    settings = some(tmp_path, pod_policy_file=policy, kube_gpu_resource="other.com/gpu")
+    assert settings.pod_policy().gpu_resource == "other.com/gpu"
+    assert some(tmp_path).pod_policy().gpu_resource == "nvidia.com/gpu"
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ({"kube_namespace": "Not_A_Namespace"}, "kube_namespace"),
+        ({"node_group": "not a group"}, "node_group"),
+        ({"kube_group_label": "a label"}, "'a label' is no label's key"),
+        ({"pod_policy_file": "nowhere.yaml"}, "cannot be read"),
+        ({"runtime": "slurm"}, "runtime"),
+    ],
+)
+def test_wrong_settings_of_kubernetes(tmp_path: Path, more: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValidationError, match=match):
+        some(tmp_path, **more)
+
+
 def test_virtual_nodes_share_the_machine(tmp_path: Path) -> None:
     plans = plan_nodes(some(tmp_path, virtual_nodes=3, slots_per_node=2), ())
     assert [plan.node.id for plan in plans] == ["local-0", "local-1", "local-2"]

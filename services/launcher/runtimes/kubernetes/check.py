@@ -62,6 +62,7 @@ RIGHTS: tuple[Right, ...] = (
     # Never read; they go with the run object that owns them.
     Right("secrets", ("create",), needed_for="the tokens of runs"),
     Right("services", ("create",), needed_for="the names of ranks"),
+    Right("events", ("list",), needed_for="saying why a pod is not made yet"),
     Right("pods/exec", ("get", "create"), needed_for="preemption by signal"),
     Right("nodes", ("list", "watch"), within=False, needed_for="the inventory"),
     Right("pods", ("list", "watch"), within=False, needed_for="what others use of nodes"),

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Iterable
 from datetime import datetime
 from typing import Any
+from weakref import WeakValueDictionary
 
 from libs.contracts.ids import RunId
 from services.launcher.manifests import RunObjects, run_labels, run_name
@@ -22,6 +23,7 @@ from services.launcher.runtimes.kubernetes.client import (
     namespaced,
 )
 from services.launcher.runtimes.kubernetes.fence import Fence, told
+from services.launcher.runtimes.kubernetes.pod_state import cut
 from services.launcher.runtimes.kubernetes.pods import ENDED, Pod, owner_uid_of, run_id_of
 from services.launcher.runtimes.kubernetes.refusals import name_taken, refusal
 from services.launcher.runtimes.port import (
@@ -31,6 +33,7 @@ from services.launcher.runtimes.port import (
 )
 
 Json = dict[str, Any]
+WARNINGS_MAX = 50
 KINDS = {"ConfigMap": "configmaps", "Pod": "pods", "Secret": "secrets", "Service": "services"}
 
 
@@ -39,6 +42,8 @@ class Objects:
 
     def __init__(self, client: KubeClient, cache: Cache, namespace: str) -> None:
         self._client, self._cache, self._namespace = client, cache, namespace
+        # Two makers of one run would each take the other's objects for somebody else's.
+        self._making = WeakValueDictionary[RunId, asyncio.Lock]()
 
     def path(self, kind: str, name: str = "") -> str:
         """Of a kind, or of one object."""
@@ -48,6 +53,10 @@ class Objects:
 
     async def make(self, run_id: RunId, objects: RunObjects, fence: Fence) -> None:
         """Create what is missing: the run object, then what the pods name, then the pods."""
+        async with self._making.setdefault(run_id, asyncio.Lock()):
+            await self._make(run_id, objects, fence)
+
+    async def _make(self, run_id: RunId, objects: RunObjects, fence: Fence) -> None:
         uid, fresh = await self._own(run_id, objects.run_object)
         objects = objects.owned_by(uid)
         missing = [pod for pod in objects.pods if self._is_missing(run_id, pod, uid)]
@@ -189,6 +198,21 @@ class Objects:
             raise told(problem, self._namespace) from problem
         if left is not None and left.get("kind") == "Pod":
             self._cache.answered(left)
+
+    async def warning_about(self, pod: Pod) -> str:
+        """The newest of the cluster's warnings about a pod; empty if there is none."""
+        selector = f"involvedObject.name={pod.name},involvedObject.uid={pod.uid},type=Warning"
+        try:
+            found = await self._client.get(
+                self.path("events"), fieldSelector=selector, limit=str(WARNINGS_MAX)
+            )
+        except ApiError as problem:
+            raise told(problem, self._namespace) from problem
+        items: list[Json] = found.get("items") or []
+        if not items:
+            return ""
+        newest = max(items, key=lambda event: int(event["metadata"]["resourceVersion"]))
+        return cut(f"{newest.get('reason') or ''}: {newest.get('message') or ''}")
 
     async def delete(self, kind: str, name: str, options: Json | None = None) -> None:
         """Have one object deleted; it may be gone already."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from libs.pods.names import MAIN
@@ -51,6 +51,19 @@ def main_is_over(pod: Json) -> bool:
     return "terminated" in _main(pod).get("state", {})
 
 
+def only_others_run(pod: Json) -> bool:
+    """Whether the task's own container ended and another one keeps the pod from ending. A kubelet
+    says Running for a moment longer than any container does."""
+    status: Json = pod.get("status", {})
+    every = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
+    others = (each for each in every if each["name"] != MAIN)
+    return (
+        not is_over(pod)
+        and main_is_over(pod)
+        and any("terminated" not in each.get("state", {}) for each in others)
+    )
+
+
 def rank_of(pod: Json, place: Place) -> ObservedRank:
     """The rank as the pod tells it."""
     state: Json = _main(pod).get("state", {})
@@ -90,6 +103,22 @@ def vanished(pod: Json | None, last: ObservedRank, *, ordered: bool) -> Observed
     return _lost(place, fault, _disruption_words(pod) if pod else "", last.started_at)
 
 
+def taken_away(pod: Json, place: Place) -> ObservedRank | None:
+    """The rank as lost, if it ended because somebody had its pod deleted: whatever the program made
+    of its SIGTERM, it was not done. None if it goes on, or ended before that."""
+    meta, end = pod["metadata"], _main(pod).get("state", {}).get("terminated") or {}
+    deadline = moment(meta.get("deletionTimestamp"))
+    if deadline is None or not (is_over(pod) or end):
+        return None
+    asked_at = deadline - timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0)
+    exited_at = moment(end.get("finishedAt"))
+    if exited_at is not None and exited_at < asked_at:
+        return None
+    line = _disruption(pod)
+    fault = line.fault if line is not None else Fault.DELETED
+    return _lost(place, fault, _disruption_words(pod), moment(end.get("startedAt")))
+
+
 def _lost(place: Place, fault: Fault, words: str, started_at: datetime | None) -> ObservedRank:
     return ObservedRank(
         place.rank,
@@ -116,7 +145,7 @@ def _ended(pod: Json, place: Place) -> ObservedRank:
     if code is None and fault is None:
         # Failed without a word about its container: it never had one.
         unknown = f"{status.get('reason') or 'Failed'}: {status.get('message') or 'no reason'}"
-        return _lost(place, Fault.NODE_REFUSED, _cut(unknown), started_at)
+        return _lost(place, Fault.NODE_REFUSED, cut(unknown), started_at)
     if code is None:
         code = _init_code(pod)
     signal: int | None = end.get("signal") or None
@@ -138,18 +167,18 @@ def _why_ended(pod: Json, end: Json) -> tuple[Fault | None, str]:
     status: Json = pod["status"]
     reason, message = status.get("reason") or "", status.get("message") or ""
     if line := ended_as(reason, message):
-        return line.fault, _cut(message)
+        return line.fault, cut(message)
     if line := _disruption(pod):
         return line.fault, _disruption_words(pod)
     if line := ended_as(end.get("reason") or ""):
-        return line.fault, _cut(end.get("message") or _limit(pod, line))
+        return line.fault, cut(end.get("message") or _limit(pod, line))
     if not end and (failed := _failed_init(pod)):
         ended: Json = failed["state"]["terminated"]
         if line := ended_as(ended.get("reason") or ""):
-            return line.fault, f"{failed['name']} {_cut(ended.get('message') or '')}".strip()
+            return line.fault, f"{failed['name']} {cut(ended.get('message') or '')}".strip()
         words = f"{failed['name']} ended with code {ended.get('exitCode')}"
-        return Fault.INIT_FAILED, f"{words} {_cut(ended.get('message') or '')}".strip()
-    return None, _cut(end.get("message") or "")
+        return Fault.INIT_FAILED, f"{words} {cut(ended.get('message') or '')}".strip()
+    return None, cut(end.get("message") or "")
 
 
 def _limit(pod: Json, line: Line) -> str:
@@ -168,7 +197,7 @@ def _disruption(pod: Json) -> Line | None:
 
 
 def _disruption_words(pod: Json) -> str:
-    return _cut(_condition(pod, "DisruptionTarget", "True").get("message") or "")
+    return cut(_condition(pod, "DisruptionTarget", "True").get("message") or "")
 
 
 def _why_pending(pod: Json, place: Place) -> tuple[Fault, str]:
@@ -180,20 +209,20 @@ def _why_pending(pod: Json, place: Place) -> tuple[Fault, str]:
         line = waiting_as(reason)
         if line is not None and line.wait is not Wait.START_DEADLINE:
             image = container.get("image") or ""
-            words = _cut(waiting.get("message") or reason)
+            words = cut(waiting.get("message") or reason)
             about = f"image {image}: {words}" if line.wait is Wait.IMAGE_PULL else words
             return line.fault, sentence(line.fault, about)
-        making = making or (f"{reason} {_cut(waiting.get('message') or '')}".strip())
+        making = making or (f"{reason} {cut(waiting.get('message') or '')}".strip())
     bound = _condition(pod, "PodScheduled")
     if not pod["spec"].get("nodeName"):
-        words = _cut(bound.get("message") or "")
+        words = cut(bound.get("message") or "")
         if bound.get("reason") in ("Unschedulable", "SchedulingGated"):
             return Fault.UNSCHEDULABLE, sentence(Fault.UNSCHEDULABLE, words)
         return Fault.BEING_MADE, "waits to be bound to its node"
     return Fault.BEING_MADE, sentence(Fault.BEING_MADE, making or f"node {place.node_id} has it")
 
 
-def _cut(words: str) -> str:
+def cut(words: str) -> str:
     """One line of bounded length."""
     return " ".join(words.split())[:WORDS_CHARACTERS_MAX]
 

@@ -21,7 +21,9 @@ from services.launcher.runtimes.kubernetes.pod_state import (
     is_over,
     main_is_over,
     moment,
+    only_others_run,
     rank_of,
+    taken_away,
     vanished,
 )
 
@@ -52,6 +54,12 @@ class Pod:
     deleting: int | None
     # Its run was given up with its node; whatever the pod still says.
     lost: bool = False
+    # Its main container had ended before any deletion was ordered.
+    done: bool = False
+    # The rank as lost, where it ended only because of that deletion; so it is unless it was ours.
+    taken: ObservedRank | None = None
+    # Why it is not made yet, which only the cluster's events say.
+    words: str = ""
 
 
 @dataclass(slots=True)
@@ -158,7 +166,7 @@ class Runs:
         ranks = dict(gone)
         for rank, pod in pods.items():
             if self._tells(pod):
-                ranks[rank] = pod.seen
+                ranks[rank] = self._seen(pod)
             else:
                 ranks.pop(rank, None)
         return ObservedRun(run_id, ranks, frozenset(rank.node_id for rank in ranks.values()))
@@ -166,6 +174,11 @@ class Runs:
     def _tells(self, pod: Pod) -> bool:
         """Whether what is known of a pod is so: of a silent node's only what is final."""
         return pod.over or pod.lost or not pod.bound or self._nodes.ready(pod.seen.node_id)
+
+    def _seen(self, pod: Pod) -> ObservedRank:
+        if pod.taken is None or pod.lost or self._ordered(pod):
+            return pod.seen
+        return pod.taken
 
     # What is learned
 
@@ -224,7 +237,7 @@ class Runs:
         if pod.bound:
             self._on_node.setdefault(pod.seen.node_id, {})[name] = pod
         self._note_use(pod)
-        if known is None or (known.seen, known.lost) != (pod.seen, pod.lost):
+        if known is None or _news(known) != _news(pod):
             self._dirty.add(run_id)
             return True
         return known.deleting != pod.deleting or known.only_others != pod.only_others
@@ -235,8 +248,12 @@ class Runs:
         bound: str = spec.get("nodeName") or ""
         place = Place(rank, bound or notes.get(NODE, ""))
         over, lost = is_over(thing), known is not None and known.lost
-        seen = self._since(rank_of(thing, place), known)
+        words = known.words if known is not None else ""
+        seen = _with_words(self._since(rank_of(thing, place), known), words)
         deleting = meta.get("deletionTimestamp") is not None
+        done = (known is not None and known.done) or (
+            not deleting and (over or main_is_over(thing))
+        )
         return Pod(
             name=meta["name"],
             uid=meta["uid"],
@@ -247,10 +264,28 @@ class Runs:
             gpus=tuple(int(gpu) for gpu in notes.get(GPUS, "").split(",") if gpu.isdecimal()),
             seen=_given_up(seen) if lost else seen,
             over=over,
-            only_others=not over and main_is_over(thing),
+            only_others=only_others_run(thing),
             deleting=int(meta.get("deletionGracePeriodSeconds") or 0) if deleting else None,
             lost=lost,
+            done=done,
+            taken=None if done else taken_away(thing, place),
+            words=words,
         )
+
+    def waiting(self, before: datetime) -> Iterator[Pod]:
+        """Pods that a node has had since before then, and has not made."""
+        for pod in self._pods.values():
+            since = pod.seen.fault_since
+            if pod.bound and pod.seen.fault is Fault.BEING_MADE and since and since <= before:
+                yield pod
+
+    def explain(self, pod: Pod, words: str) -> bool:
+        """Events say why a pod is not made yet; True if that is news."""
+        if pod.words == words or self._pods.get(pod.name) is not pod:
+            return False
+        pod.words, pod.seen = words, _with_words(pod.seen, words)
+        self._dirty.add(pod.run_id)
+        return True
 
     def _since(self, seen: ObservedRank, known: Pod | None) -> ObservedRank:
         """With the time from which the rank has had its fault."""
@@ -269,8 +304,13 @@ class Runs:
         if thing is not None and known.uid != thing["metadata"]["uid"]:
             return False
         last = vanished(thing, known.seen, ordered=self._ordered(known))
+        taken = known.taken
+        if thing is not None and not known.done:
+            taken = taken_away(thing, Place(known.seen.rank, known.seen.node_id))
         if known.lost:
             last = known.seen
+        elif taken is not None and not self._ordered(known):
+            last = taken
         self._remove(known, last)
         return True
 
@@ -303,6 +343,16 @@ class Runs:
         if pod.bound:
             gpus = None if pod.over else pod.gpus
             self._nodes.use_by_us(pod.seen.node_id, pod.name, gpus, lost=pod.lost)
+
+
+def _news(pod: Pod) -> tuple[object, ...]:
+    return pod.seen, pod.lost, pod.taken
+
+
+def _with_words(seen: ObservedRank, words: str) -> ObservedRank:
+    if not words or seen.fault is not Fault.BEING_MADE or seen.state is not RankState.PENDING:
+        return seen
+    return replace(seen, note=sentence(Fault.BEING_MADE, words))
 
 
 def _given_up(seen: ObservedRank) -> ObservedRank:

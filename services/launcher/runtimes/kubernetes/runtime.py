@@ -67,6 +67,9 @@ class KubePolicy:
     # A forgotten run's pods and their logs stay so long.
     pods_keep: timedelta = timedelta(seconds=60)
     sweep_tick_seconds: float = 5.0
+    # A pod that its node has had for so long and not made is asked about; so many at a time.
+    ask_after: timedelta = timedelta(seconds=8)
+    ask_max: int = 8
     # Of pods whose node does not answer, once they are given up.
     lost_grace_seconds: float = 35.0
 
@@ -90,6 +93,10 @@ class KubernetesRuntime:
         self._client, self._policy, self._build, self._now = client, policy, build, now
         self._at_start = at_start
         self._strays = set[str]()
+        # When events about a run's pods were last asked for, in the event loop's seconds.
+        self._asked = dict[RunId, float]()
+        # Runs whose pods are being deleted at this moment.
+        self._ending = set[RunId]()
         self._hint: Callable[[], None] = lambda: None
         self.cache = Cache(policy.rules, now, self._changed)
         self._fence = Fence(client, policy.namespace)
@@ -204,7 +211,11 @@ class KubernetesRuntime:
         # Asked now, and not taken from what is known: an earlier leader may have made more.
         await self._objects.look_at_pods(run_id)
         alive = [pod for pod in self.cache.runs.pods_of(run_id) if not pod.over]
-        await every(self._objects.delete_pod(pod, grace) for pod in alive)
+        self._ending.add(run_id)
+        try:
+            await every(self._objects.delete_pod(pod, grace) for pod in alive)
+        finally:
+            self._ending.discard(run_id)
         silent = {
             pod.seen.node_id
             for pod in self.cache.runs.pods_of(run_id)
@@ -270,6 +281,7 @@ class KubernetesRuntime:
             await pause(self._policy.sweep_tick_seconds)
             try:
                 await self.sweep()
+                await self._ask_why()
             except (RuntimeUnavailableError, RuntimeDeniedError) as problem:
                 self._log.warning("not cleared away yet", problem=str(problem))
 
@@ -279,7 +291,8 @@ class KubernetesRuntime:
         old = [each for each in self.cache.runs.forgotten() if each[2] <= before]
         left = list(self.cache.runs.left_with_others())
         # Pods that are just being ended are no strays: those were there last time, too.
-        strays, known = list(self.cache.runs.strays()), self._strays
+        strays = [pod for pod in self.cache.runs.strays() if pod.run_id not in self._ending]
+        known = self._strays
         self._strays = {pod.uid for pod in strays}
         left += [pod for pod in strays if pod.uid in known]
         if not (old or left):
@@ -288,6 +301,18 @@ class KubernetesRuntime:
         grace = max(1, math.ceil(self._policy.lost_grace_seconds))
         await every(self._objects.delete_pod(pod, grace) for pod in left)
         await every(self._clear(run_id, thing.uid) for run_id, thing, _ in old)
+
+    async def _ask_why(self) -> None:
+        """Learn from events why pods are not made: of each run one, and of so many runs."""
+        waiting = self.cache.runs.waiting(self._now() - self._policy.ask_after)
+        first = {pod.run_id: pod for pod in waiting}
+        # Those that were asked about longest ago come first.
+        order = sorted(first.values(), key=lambda pod: self._asked.get(pod.run_id, 0.0))
+        self._asked = {run_id: when for run_id, when in self._asked.items() if run_id in first}
+        for pod in order[: self._policy.ask_max]:
+            self._asked[pod.run_id] = asyncio.get_running_loop().time()
+            if self.cache.runs.explain(pod, await self._objects.warning_about(pod)):
+                self._hint()
 
     async def _clear(self, run_id: RunId, uid: str) -> None:
         """Its pods, and the object that owns the rest. What may still run is not touched."""

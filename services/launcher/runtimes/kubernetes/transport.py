@@ -139,7 +139,8 @@ class HttpTransport:
         self, path: str, *, query: Query, protocol: str, seconds: float
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         """See ``Transport``."""
-        session, arguments = await self._request(path, query, {})
+        # Whoever wants JSON of an upgrade is answered 406.
+        session, arguments = await self._request(path, query, {"Accept": "*/*"})
         url = "ws" + arguments.pop("url").removeprefix("http")
         try:
             async with (

@@ -8,7 +8,8 @@ import pytest
 
 from services.allinone.kubernetes.standing import Part, parts
 
-LABELS = {"app.kubernetes.io/component": "launcher", "app": "launcher"}
+OURS = {"app.kubernetes.io/part-of": "shiftwork"}
+LABELS = {**OURS, "app.kubernetes.io/component": "launcher", "app": "launcher"}
 
 
 def deployment(ready: int, wanted: int = 2, **status: Any) -> dict[str, Any]:
@@ -49,6 +50,12 @@ def warning(kind: str, name: str, reason: str, message: str, at: str = "") -> di
 def only(*objects: dict[str, Any]) -> Part:
     (found,) = parts(objects)
     return found
+
+
+def test_what_is_not_the_platforms_does_not_count() -> None:
+    other = deployment(0)
+    other["metadata"]["labels"] = {"app": "somebody else's"}
+    assert parts([other]) == ()
 
 
 def test_all_of_it_in_its_newest_form_is_ready() -> None:
@@ -189,7 +196,7 @@ def job(name: str, made: str, **status: Any) -> dict[str, Any]:
         "kind": "Job",
         "metadata": {
             "name": name,
-            "labels": {"app.kubernetes.io/component": "provision"},
+            "labels": {**OURS, "app.kubernetes.io/component": "provision"},
             "creationTimestamp": made,
         },
         "spec": {"selector": {"matchLabels": {"job": name}}},

@@ -106,6 +106,7 @@ def test_total_and_documented() -> None:
     assert kinds == set(ExitKind) - {K.UNSPECIFIED}
     text = exits.render_markdown()
     assert all(rule.says in text for rule in exits.RULES)
+    assert set(exits.KEPT) == kinds
 
 
 def test_signal_names() -> None:

@@ -87,6 +87,29 @@ def test_a_retired_node_is_removed_though_it_still_runs_something() -> None:
     assert fresh.said == []
 
 
+def test_a_node_that_its_own_cluster_has_cordoned() -> None:
+    def listing(schedulable: bool) -> Listing:
+        node = a_node("local-0").model_copy(update={"schedulable": schedulable})
+        return Listing({"local-0": ObservedNode(node)})
+
+    book = Book()
+    book.look(0, listing(False))
+    assert not book.rows["local-0"].node.schedulable
+    # The operator's word does not open what the cluster has closed, and the other way round.
+    row = cordon(book.rows["local-0"], schedulable=False, now=at(1))
+    row = cordon(row, schedulable=True, now=at(2))
+    assert not row.node.schedulable
+    book.rows["local-0"] = row
+    book.look(3, listing(True))
+    assert book.rows["local-0"].node.schedulable
+    book.rows["local-0"] = cordon(book.rows["local-0"], schedulable=False, now=at(4))
+    book.look(5, listing(False))
+    book.look(6, listing(True))
+    assert not book.rows["local-0"].node.schedulable
+    opened = cordon(book.rows["local-0"], schedulable=True, now=at(7))
+    assert opened.node.schedulable
+
+
 def test_cordon_survives_what_the_runtime_says() -> None:
     book = Book()
     book.look(0, a_listing(nodes=1))

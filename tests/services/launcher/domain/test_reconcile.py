@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from libs.contracts.messages import ExitKind, PreemptMode
 from services.launcher.domain.model import (
     EndCause,
+    Fault,
     Listing,
     ObservedRank,
     ObservedRun,
-    RankState,
+    Refused,
     Run,
     RunState,
 )
+from services.launcher.domain.pod_ends import Waits
 from services.launcher.domain.reconcile import (
     Action,
     End,
@@ -37,11 +39,15 @@ from tests.services.launcher.makers import (
     at,
     exited,
     lost,
+    pending,
     run_id,
     seen,
 )
 
-POLICY = Policy(exit_grace=timedelta(seconds=10))
+POLICY = Policy(
+    exit_grace=timedelta(seconds=10),
+    waits=Waits(image_pull=timedelta(seconds=20), create=timedelta(seconds=10)),
+)
 RUN = run_id()
 
 
@@ -49,8 +55,10 @@ def step(
     run: Run, ranks: Sequence[ObservedRank] | None = None, *, seconds: float = 5, **more: object
 ) -> tuple[Run, Outcome]:
     done = frozenset(more.pop("done", ()))  # type: ignore[call-overload]
+    refused: Refused | None = more.pop("refused", None)  # type: ignore[assignment]
     listing = a_listing({} if ranks is None else {RUN: ranks}, **more)  # type: ignore[arg-type]
-    outcome = reconcile([run], Look(listing, done), at(seconds), POLICY)
+    look = Look(listing, done, {RUN: refused} if refused else {})
+    outcome = reconcile([run], look, at(seconds), POLICY)
     return (outcome.runs[0] if outcome.runs else run), outcome
 
 
@@ -71,6 +79,80 @@ def test_started_when_every_rank_exists() -> None:
     run, outcome = step(a_run(RunState.ASSIGNED, ranks=2), ranks)
     assert (run.state, run.started_at) == (RunState.RUNNING, at(3))
     assert outcome.actions == ()
+
+
+def test_a_pending_rank_exists_and_has_not_started() -> None:
+    run, outcome = step(a_run(RunState.ASSIGNED, ranks=2), [seen(0), pending(1)])
+    assert run.state is RunState.ASSIGNED
+    assert outcome.actions == ()
+    run, outcome = step(a_run(RunState.ASSIGNED, ranks=3), [seen(0), pending(1)])
+    assert outcome.actions == (Launch(RUN),)
+
+
+def test_a_run_is_not_over_while_a_rank_is_pending() -> None:
+    ending = a_run(RunState.ENDING, ranks=2, ending_at=START, end_cause=EndCause.KILL)
+    run, _ = step(ending, [exited(0, None, 9), pending(1)], done=[End(RUN)])
+    assert run.state is RunState.ENDING
+    run, _ = step(ending, [exited(0, None, 9)], done=[End(RUN)])
+    assert run.state is RunState.EXITED
+
+
+def test_a_rank_that_fails_before_the_others_began_ends_the_gang() -> None:
+    run, outcome = step(a_run(RunState.ASSIGNED, ranks=2), [exited(0, 1), pending(1)])
+    assert (run.end_cause, run.end_note) == (EndCause.RANK_FAILED, "rank 0 ended with code 1")
+    assert outcome.actions == (End(RUN),)
+    # What was known when it was decided stays, whatever the runtime forgets.
+    over, _ = step(run, [], done=[End(RUN)])
+    assert over.exit is not None
+    assert (over.exit.kind, over.exit.detail) == (ExitKind.FAILED, "rank 0 ended with code 1")
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "kind"),
+    [
+        (Fault.INVALID_POD, EndCause.CANNOT_START, ExitKind.FAILED),
+        (Fault.AGAINST_POLICY, EndCause.CANNOT_START, ExitKind.FAILED),
+        (Fault.OVER_QUOTA, EndCause.TURNED_AWAY, ExitKind.LOST),
+        (Fault.NAME_TAKEN, EndCause.TURNED_AWAY, ExitKind.LOST),
+    ],
+)
+def test_a_refused_launch_is_taken_back(fault: Fault, cause: EndCause, kind: ExitKind) -> None:
+    refused = Refused(fault, "because")
+    run, outcome = step(a_run(RunState.ASSIGNED, ranks=2), [pending(0)], refused=refused)
+    assert (run.end_cause, run.end_note) == (cause, "because")
+    assert outcome.actions == (End(RUN),)
+    over, _ = step(run, [], done=[End(RUN)], refused=refused)
+    assert over.exit is not None
+    assert (over.exit.kind, over.exit.detail) == (kind, "because")
+    assert over.started_at is None
+
+
+def test_a_fault_ends_the_run_when_its_time_is_over() -> None:
+    ranks = [seen(0), pending(1, fault=Fault.IMAGE_PULL, fault_since=START, note="no such image")]
+    assigned = a_run(RunState.ASSIGNED, ranks=2)
+    run, outcome = step(assigned, ranks, seconds=19)
+    assert (run.state, outcome.due_at) == (RunState.ASSIGNED, at(20))
+    run, outcome = step(assigned, ranks, seconds=20)
+    assert (run.end_cause, run.end_note) == (
+        EndCause.CANNOT_START,
+        "rank 1 on local-1: no such image",
+    )
+
+
+@pytest.mark.parametrize("fault", [Fault.UNSCHEDULABLE, Fault.BEING_MADE])
+def test_what_may_still_come_right_waits_for_the_start_deadline(fault: Fault) -> None:
+    ranks = [pending(0, fault=fault, fault_since=START)]
+    run, outcome = step(a_run(RunState.ASSIGNED), ranks, seconds=100_000)
+    assert run.state is RunState.ASSIGNED
+    assert (outcome.actions, outcome.due_at) == ((), None)
+
+
+def test_a_run_that_is_over_and_shows_again_is_ended_again() -> None:
+    """An outdated leader's order arrived late."""
+    over, _ = step(a_run(), [exited(0)])
+    for late in (pending(0), seen(0)):
+        same, outcome = step(over, [late])
+        assert (same.state, outcome.actions) == (RunState.EXITED, (End(RUN),))
 
 
 def test_a_run_that_was_over_before_we_looked_started_and_exited() -> None:
@@ -239,7 +321,14 @@ RANKS = st.sampled_from(
         exited(0, None, 9),
         exited(0, None, 10),
         lost(0),
+        pending(0),
+        pending(0, fault=Fault.IMAGE_PULL, fault_since=START),
+        pending(0, fault=Fault.UNSCHEDULABLE, fault_since=START),
     ]
+)
+REFUSALS = st.one_of(
+    st.none(),
+    st.sampled_from([Refused(Fault.OVER_QUOTA, "quota"), Refused(Fault.INVALID_POD, "invalid")]),
 )
 MOMENTS = st.one_of(st.none(), st.integers(-20, 20).map(at))
 
@@ -266,24 +355,27 @@ def runs(draw: st.DrawFn) -> Run:
     second=st.one_of(st.none(), RANKS),
     ended=st.booleans(),
     silent=st.sets(st.sampled_from(["local-0", "local-1"])),
+    refused=REFUSALS,
 )
 def test_total_idempotent_and_truthful(
     run: Run,
+    *,
     first: ObservedRank | None,
     second: ObservedRank | None,
     ended: bool,
     silent: set[str],
+    refused: Refused | None,
 ) -> None:
     """Any state meets any look: no exception; a second pass adds nothing; an exit is only said
     when nothing runs and nothing can begin."""
     ranks = [first] if first else []
     ranks += [replace(second, rank=1, node_id="local-1")] if second else []
     done: list[Action] = [End(RUN)] if ended else []
-    after, _ = step(run, ranks, done=done, silent=sorted(silent))
-    again, outcome = step(after, ranks, done=done, silent=sorted(silent))
+    after, _ = step(run, ranks, done=done, silent=sorted(silent), refused=refused)
+    again, outcome = step(after, ranks, done=done, silent=sorted(silent), refused=refused)
     assert again == after or (again.state is RunState.FORGOTTEN and not ranks)
     if after.exit is not None:
-        assert all(rank.state is not RankState.RUNNING for rank in ranks)
+        assert all(rank.over for rank in ranks)
         assert len(ranks) == 2 or ended
     assert not (after.state is RunState.RUNNING and Launch(RUN) in outcome.actions)
 

@@ -13,7 +13,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from libs.contracts.ids import RunId
 from libs.contracts.messages import PreemptMode
 from services.launcher.domain.lifecycle import LIVE, Trigger, move
-from services.launcher.domain.model import Listing, ObservedRank, RankState, Run, RunState
+from services.launcher.domain.model import (
+    Fault,
+    Listing,
+    ObservedRank,
+    RankState,
+    Refused,
+    Run,
+    RunState,
+)
 from services.launcher.domain.reconcile import (
     Action,
     End,
@@ -30,6 +38,7 @@ from tests.services.launcher.makers import (
     at,
     exited,
     lost,
+    pending,
     placements,
     run_id,
     seen,
@@ -52,6 +61,9 @@ class Machine(RuleBasedStateMachine):
         self.ranks: dict[RunId, dict[int, ObservedRank]] = {}
         self.ended: set[RunId] = set()
         self.begun: list[tuple[RunId, int]] = []
+        # Launches that are refused, whoever asks.
+        self.refusing: dict[RunId, Refused] = {}
+        self.refused: dict[RunId, Refused] = {}
         # The launcher's memory.
         self.look: Look | None = None
         self.asked: dict[RunId, Action] = {}
@@ -111,6 +123,31 @@ class Machine(RuleBasedStateMachine):
         if rank in ranks and ranks[rank].state is RankState.RUNNING:
             ranks[rank] = replace(how, rank=rank, node_id=f"local-{rank}")
 
+    @precondition(lambda self: any(self.ranks.values()))
+    @rule(rank=st.integers(0, RANKS - 1))
+    def start(self, rank: int) -> None:
+        """A pending rank's process begins."""
+        run = run_id(attempt=self.newest)
+        found = self.ranks.get(run, {}).get(rank)
+        if found is not None and found.state is RankState.PENDING:
+            self.ranks[run][rank] = seen(rank)
+            self.begun.append((run, rank))
+
+    @precondition(lambda self: any(self.ranks.values()))
+    @rule(
+        rank=st.integers(0, RANKS - 1), fault=st.sampled_from([Fault.IMAGE_PULL, Fault.BEING_MADE])
+    )
+    def falter(self, rank: int, fault: Fault) -> None:
+        """A pending rank cannot start, or takes its time."""
+        ranks = self.ranks.get(run_id(attempt=self.newest), {})
+        if rank in ranks and ranks[rank].state is RankState.PENDING:
+            ranks[rank] = pending(rank, fault=fault, fault_since=at(self.seconds))
+
+    @rule(fault=st.sampled_from([Fault.OVER_QUOTA, Fault.INVALID_POD]))
+    def refuse(self, fault: Fault) -> None:
+        """The next launch is refused."""
+        self.refusing[run_id(attempt=self.newest)] = Refused(fault, "refused")
+
     @rule(seconds=st.sampled_from([0.5, 2.0, 5.0]))
     def wait(self, seconds: float) -> None:
         self.seconds += seconds
@@ -129,18 +166,20 @@ class Machine(RuleBasedStateMachine):
             if number not in fails:
                 self.carry_out(action)
             elif half and isinstance(action, Launch):
-                self.begin(action.run_id, 0)
+                self.make(action.run_id, 0)
         self.doing = []
-        self.look = Look(self.listing(), frozenset(self.done))
+        self.look = Look(self.listing(), frozenset(self.done), dict(self.refused))
 
     @precondition(lambda self: self.dying)
     @rule()
     def die(self) -> None:
         """What was told to end is gone at last."""
         for run in self.dying:
-            for rank, found in self.ranks.get(run, {}).items():
+            for rank, found in list(self.ranks.get(run, {}).items()):
                 if found.state is RankState.RUNNING:
                     self.ranks[run][rank] = exited(rank, None, 9)
+                elif found.state is RankState.PENDING:
+                    del self.ranks[run][rank]
         self.dying = set()
 
     @rule(times=st.integers(1, 3))
@@ -162,7 +201,7 @@ class Machine(RuleBasedStateMachine):
                 self.said_started.append(run.id)
             if before.exit is None and run.exit is not None:
                 self.said_exited.append(run.id)
-                running = [r for r in self.ranks.get(run.id, {}).values() if not r.exited_at]
+                running = [r for r in self.ranks.get(run.id, {}).values() if not r.over]
                 assert running == [], "said that a run is over, and it runs"
             if run.state is RunState.FORGOTTEN:
                 del self.rows[run.id]
@@ -179,21 +218,25 @@ class Machine(RuleBasedStateMachine):
     def crash(self) -> None:
         """A launcher dies: rows and processes stay, everything else is gone."""
         self.look, self.asked, self.doing, self.done = None, {}, [], set()
+        self.refused = {}
 
     # The runtime does as it is told
 
-    def begin(self, run: RunId, rank: int) -> None:
+    def make(self, run: RunId, rank: int) -> None:
         ranks = self.ranks.setdefault(run, {})
         if run not in self.ended and rank not in ranks:
-            ranks[rank] = seen(rank)
-            self.begun.append((run, rank))
+            ranks[rank] = pending(rank)
 
     def carry_out(self, action: Action) -> None:
         run = action.run_id
         match action:
             case Launch():
+                if run in self.refusing:
+                    self.make(run, 0)
+                    self.refused[run] = self.refusing[run]
+                    return
                 for rank in range(RANKS):
-                    self.begin(run, rank)
+                    self.make(run, rank)
             case Signal():
                 self.done.add(action)
             case End():
@@ -203,7 +246,7 @@ class Machine(RuleBasedStateMachine):
                 self.done.add(action)
             case Forget():
                 found = self.ranks.get(run, {}).values()
-                if any(rank.state is RankState.RUNNING for rank in found):
+                if not all(rank.over for rank in found):
                     return
                 self.ranks.pop(run, None)
                 self.ended.discard(run)
@@ -227,7 +270,7 @@ class Machine(RuleBasedStateMachine):
         running = {
             run
             for run, ranks in self.ranks.items()
-            if any(rank.state is RankState.RUNNING for rank in ranks.values())
+            if any(not rank.over for rank in ranks.values())
         }
         assert len(running) <= 1
 
@@ -235,7 +278,7 @@ class Machine(RuleBasedStateMachine):
     def what_is_over_stays_over(self) -> None:
         for run in self.said_exited:
             ranks = self.ranks.get(run, {}).values()
-            assert all(rank.state is not RankState.RUNNING for rank in ranks)
+            assert all(rank.over for rank in ranks)
 
     def teardown(self) -> None:
         """Without faults, a kill ends everything within a few turns, and nothing is left."""

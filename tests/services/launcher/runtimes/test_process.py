@@ -162,7 +162,7 @@ async def test_files_are_private(box: Box) -> None:
     assert stat.S_IMODE((box.folder / "nodes/local-0").stat().st_mode) == 0o700
     journal = (box.folder / "nodes/local-0/journal").read_text()
     assert "secret" not in journal
-    await box.runtime.forget(RUN, HERE)
+    await box.runtime.forget(RUN, HERE, keep=True)
     assert not (box.rank_folder / "context.json").exists()
     assert box.output() != ""
 
@@ -541,7 +541,7 @@ async def test_a_node_no_longer_configured_finishes_what_it_runs(box: Box) -> No
     async with asyncio.timeout(5):
         while (await smaller.list()).runs[RUN].ranks[0].state is RankState.RUNNING:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.01)
-    await smaller.forget(RUN, HERE)
+    await smaller.forget(RUN, HERE, keep=True)
     assert set((await smaller.list()).nodes) == {"another"}
     await smaller.close()
     box.epoch = 6

@@ -1,0 +1,169 @@
+"""What pods write, kept whole: while its readers die, its files are rotated, nobody reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from tools.kubernetes_demo.stage import ENDED, Stage
+
+pytestmark = pytest.mark.kubernetes
+AGENT = "app.kubernetes.io/component=log-agent"
+COLLECTOR = "app.kubernetes.io/component=log-collector"
+# Above what the kubelet lets a file grow to, in lines of 100 bytes, and so many at a time.
+ROTATED_BYTES, LINE_BYTES, BURST_LINES = 24 * 2**20, 100, 4000
+
+
+def counting(lines: int, gap_s: float) -> list[str]:
+    """A program that writes numbered lines."""
+    count = f"i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); sleep {gap_s}; done"
+    return ["sh", "-c", count]
+
+
+def counted(lines: int) -> list[str]:
+    return [f"line {number}" for number in range(lines)]
+
+
+async def until_ended(stage: Stage, task_id: str) -> dict[str, Any]:
+    return await stage.until(task_id, "ended", lambda task: task["state"] in ENDED)
+
+
+async def kept(stage: Stage, task_id: str) -> list[str]:
+    """Every line that is kept of the first rank."""
+    logs = await stage.request("GET", f"/v1/tasks/{task_id}/logs", params={"rank": 0})
+    return str(logs).split("\n")[:-1]
+
+
+async def follow(stage: Stage, task_id: str) -> list[dict[str, Any]]:
+    """Everything that a reader is told from the first byte until the task has ended; one whose
+    connection breaks goes on where it was."""
+    told: list[dict[str, Any]] = []
+    while True:
+        asked: dict[str, int] = {"follow": 1, "rank": 0}
+        if told:
+            asked["offset"] = told[-1]["offset"] + len(told[-1]["text"].encode())
+        try:
+            async with stage.client.stream(
+                "GET", f"/v1/tasks/{task_id}/logs", params=asked, timeout=60
+            ) as answer:
+                assert answer.status_code == 200
+                async for line in answer.aiter_lines():
+                    if line == "event: end":
+                        return told
+                    if line.startswith("data: "):
+                        told.append(json.loads(line.removeprefix("data: ")))
+        except httpx.TransportError:
+            await asyncio.sleep(0.2)
+
+
+async def test_a_live_reader_misses_nothing_while_the_collector_is_replaced(stage: Stage) -> None:
+    lines = 1500
+    task_id = await stage.submit("followed", counting(lines, 0.004), gpus_per_node=0)
+    await stage.until_logged(task_id, "line 100")
+    reading = asyncio.ensure_future(follow(stage, task_id))
+    await stage.until_logged(task_id, "line 400")
+    await stage.kube.kill_pods(stage.namespace, COLLECTOR)
+    await until_ended(stage, task_id)
+    told = await asyncio.wait_for(reading, 90)
+    assert "".join(event["text"] for event in told).split("\n")[:-1] == counted(lines)
+    assert await kept(stage, task_id) == counted(lines)
+
+
+async def test_rotated_output_is_complete(stage: Stage) -> None:
+    lines = ROTATED_BYTES // LINE_BYTES
+    script = (
+        "import time\n"
+        f"for first in range(0, {lines}, {BURST_LINES}):\n"
+        f"    for number in range(first, min({lines}, first + {BURST_LINES})):\n"
+        f"        print(f'{{number:0{LINE_BYTES - 1}}}')\n"
+        "    time.sleep(0.2)\n"
+        "print('written', flush=True)\n"
+        "time.sleep(3600)\n"
+    )
+    task_id = await stage.submit("writer", ["python3", "-c", script], gpus_per_node=0)
+    await stage.until_state(task_id, "running")
+    size = lines * LINE_BYTES + len("written\n")
+
+    async def look() -> int:
+        answer = await stage.request("GET", f"/v1/tasks/{task_id}/logs", params={"list": 1})
+        return max((each["size"] for each in answer["logs"]), default=0)
+
+    await stage.wait(look, lambda seen: seen == size, f"{size} bytes are kept")
+    assert await rotated_files(stage, task_id) > 0
+    wanted = hashlib.sha256()
+    for number in range(lines):
+        wanted.update(b"%0*d\n" % (LINE_BYTES - 1, number))
+    wanted.update(b"written\n")
+    got, offset = hashlib.sha256(), 0
+    while offset < size:
+        asked = {"rank": 0, "offset": offset, "limit_bytes": 2**20}
+        piece = str(await stage.request("GET", f"/v1/tasks/{task_id}/logs", params=asked)).encode()
+        assert piece
+        got.update(piece)
+        offset += len(piece)
+    assert got.hexdigest() == wanted.hexdigest()
+    await stage.request("PUT", f"/v1/tasks/{task_id}/goal", json={"goal": "stop"})
+
+
+async def rotated_files(stage: Stage, task_id: str) -> int:
+    """How many files of a task's pod its kubelet has put aside, by the agent of its node."""
+    pod = f"{task_id}-1-0"
+    node = await stage.kube.run(
+        *("get", "pod", pod, "-n", stage.tasks_namespace, "-o", "jsonpath={.spec.nodeName}")
+    )
+    agent = await stage.kube.run(
+        *("get", "pods", "-n", stage.namespace, "-l", AGENT, "-o", "name"),
+        *("--field-selector", f"spec.nodeName={node}"),
+    )
+    pattern = f"/var/log/pods/{stage.tasks_namespace}_{pod}_*/main/0.log.*"
+    count = f"import glob; print(len(glob.glob({pattern!r})))"
+    run = ("exec", "-n", stage.namespace, agent.strip(), "--", "python", "-c", count)
+    return int(await stage.kube.run(*run))
+
+
+@asynccontextmanager
+async def no_agents(stage: Stage) -> AsyncGenerator[None]:
+    """No node has a log agent."""
+    agents = (await stage.kube.run("get", "ds", "-n", stage.namespace, "-o", "name")).split()
+    assert len(agents) == 1
+
+    async def only_on(label: str | None) -> None:
+        selector = {"spec": {"template": {"spec": {"nodeSelector": {"shiftwork.dev/test": label}}}}}
+        await stage.kube.run(
+            *("patch", agents[0], "-n", stage.namespace, "--type", "merge", "-p"),
+            json.dumps(selector),
+        )
+
+    async def look() -> list[str]:
+        return await stage.kube.pods_of(stage.namespace, AGENT)
+
+    await only_on("nowhere")
+    try:
+        await stage.wait(look, lambda names: not names, "no agent is left")
+        yield
+    finally:
+        await only_on(None)
+        await stage.kube.run(
+            *("rollout", "status", agents[0], "-n", stage.namespace, "--timeout", "60s")
+        )
+
+
+async def test_without_agents_the_api_server_is_read(stage: Stage) -> None:
+    lines = 1200
+    async with no_agents(stage):
+        task_id = await stage.submit("streamed", counting(lines, 0.01), gpus_per_node=0)
+        await stage.until_logged(task_id, f"line {lines - 1}")
+        await until_ended(stage, task_id)
+        assert await kept(stage, task_id) == counted(lines)
+    # And what began without agents goes on with them.
+    task_id = await stage.submit("again", counting(10, 0.01), gpus_per_node=0)
+    await stage.until_logged(task_id, "line 9")
+    await until_ended(stage, task_id)
+    assert await kept(stage, task_id) == counted(10)

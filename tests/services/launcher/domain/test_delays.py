@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+from libs.contracts.messages import RunDelayed
+from services.launcher.domain.delays import (
+    DETAIL_CHARACTERS_MAX,
+    DelayPolicy,
+    Told,
+    delay_of,
+    to_tell,
+)
+from services.launcher.domain.model import Fault, ObservedRank, ObservedRun, RunState
+from tests.services.launcher.makers import START, a_run, at, pending, run_id, seen
+
+RUN = a_run(RunState.ASSIGNED, ranks=3, assigned_at=START)
+POLICY = DelayPolicy(first=timedelta(seconds=5), again=timedelta(seconds=5))
+
+
+def looked(*ranks: ObservedRank) -> ObservedRun:
+    return ObservedRun(run_id(), {rank.rank: rank for rank in ranks})
+
+
+def test_a_run_that_has_started_is_not_delayed() -> None:
+    assert delay_of(a_run(ranks=3), looked(seen(0)), "") is None
+
+
+def test_before_anything_was_tried_there_is_nothing_to_say() -> None:
+    assert delay_of(RUN, None, "") is None
+
+
+def test_the_rank_with_a_fault_is_named() -> None:
+    made = pending(0, note="the pod is being made", fault=Fault.BEING_MADE)
+    fault = pending(1, note="no such image", fault=Fault.IMAGE_PULL, fault_since=START)
+    assert delay_of(RUN, looked(made, fault, seen(2)), "") == (
+        2,
+        "rank 1 on local-1: no such image",
+    )
+
+
+def test_why_a_launch_does_not_work() -> None:
+    assert delay_of(RUN, None, "the API server does not answer") == (
+        3,
+        "the API server does not answer",
+    )
+    assert delay_of(RUN, looked(seen(0), pending(1)), "quiet") == (2, "quiet")
+
+
+def test_the_text_is_bounded() -> None:
+    delay = delay_of(RUN, None, "x" * 10_000)
+    assert delay is not None
+    assert len(delay[1]) == DETAIL_CHARACTERS_MAX
+
+
+def test_it_is_said_after_a_while_and_again_only_when_it_changes() -> None:
+    delay = (2, "why")
+    assert to_tell(RUN, delay, None, at(4), POLICY) == at(5)
+    event = to_tell(RUN, delay, None, at(5), POLICY)
+    assert isinstance(event, RunDelayed)
+    assert (event.ranks, event.detail, event.noted_at) == (2, "why", at(5))
+    told = Told(2, "why", at(5))
+    assert to_tell(RUN, delay, told, at(100), POLICY) is None
+    assert to_tell(RUN, (1, "why"), told, at(7), POLICY) == at(10)
+    again = to_tell(RUN, (1, "why"), told, at(10), POLICY)
+    assert isinstance(again, RunDelayed)
+    assert again.ranks == 1
+
+
+def test_nothing_to_say_is_nothing_due() -> None:
+    assert to_tell(RUN, None, Told(2, "why", at(5)), at(100), POLICY) is None

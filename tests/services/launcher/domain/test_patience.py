@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.launcher.domain import patience
+from services.launcher.domain.model import EndCause, RunState
+from services.launcher.domain.patience import BY_CAUSE, Patience, PatiencePolicy, patience_with
+from tests.services.launcher.makers import START, a_run, at
+
+P = Patience
+
+
+def ending(cause: EndCause, **more: Any) -> Patience:
+    run = a_run(RunState.ENDING, end_cause=cause, ending_at=at(1), **{"started_at": START, **more})
+    return patience_with(run)
+
+
+def test_every_cause_has_its_patience() -> None:
+    assert set(BY_CAUSE) == set(EndCause)
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [
+        (EndCause.KILL, P.FULL),
+        (EndCause.GRACE_OVER, P.ACKED),
+        (EndCause.RANK_FAILED, P.MATES),
+        (EndCause.RANK_LOST, P.MATES),
+        (EndCause.PREEMPTED_BEFORE_START, P.NONE),
+    ],
+)
+def test_by_cause(cause: EndCause, expected: Patience) -> None:
+    assert ending(cause) is expected
+
+
+def test_who_has_saved_or_never_ran_is_not_waited_for() -> None:
+    assert ending(EndCause.KILL, acked_at=at(1)) is P.ACKED
+    assert ending(EndCause.KILL, started_at=None) is P.NONE
+
+
+def test_nobody_knows_a_run_without_a_row() -> None:
+    assert patience_with(None) is P.FULL
+
+
+def test_the_numbers_rise() -> None:
+    policy = PatiencePolicy()
+    seconds = [policy.seconds(each) for each in (P.NONE, P.ACKED, P.MATES, P.FULL)]
+    assert seconds == sorted(seconds)
+    # torchrun takes thirty.
+    assert seconds[-1] > 30
+
+
+def test_the_page_has_every_cause() -> None:
+    page = patience.render_markdown()
+    assert all(f"| {cause} |" in page for cause in EndCause)

@@ -1,0 +1,213 @@
+"""The client against a server on this machine that answers as API servers do on bad days."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from services.launcher.runtimes.kubernetes.client import (
+    ApiError,
+    CallLimits,
+    KubeClient,
+    namespaced,
+)
+from services.launcher.runtimes.kubernetes.transport import HttpTransport
+from services.launcher.runtimes.port import RuntimeUnavailableError
+
+Answer = Callable[[web.Request], web.StreamResponse]
+PODS = namespaced("ns", "pods")
+
+
+def status(code: int, reason: str = "", message: str = "", **headers: str) -> Answer:
+    body = {"kind": "Status", "reason": reason, "message": message, "code": code}
+    return lambda _: web.json_response(body, status=code, headers=headers)
+
+
+def fine(**body: Any) -> Answer:
+    return lambda _: web.json_response(body)
+
+
+def hangs_up(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.close()
+    return web.Response()
+
+
+class Server:
+    """Gives the next of its answers to each request, the last one again and again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.answers: list[Answer] = [fine()]
+        self.requests: list[tuple[str, str, str]] = []
+        self.most = self.now = 0
+        self.slow = 0.0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.requests.append(
+            (request.method, request.path, request.headers.get("Authorization", ""))
+        )
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await asyncio.sleep(self.slow)
+            return (self.answers.pop(0) if len(self.answers) > 1 else self.answers[0])(request)
+        finally:
+            self.now -= 1
+
+    def token(self, token: str) -> None:
+        cluster = {"server": self.url}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": cluster}],
+            "users": [{"name": "u", "user": {"token": token}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+        (self.folder / "kubeconfig").write_text(json.dumps(config))
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self.handle)
+        self.runner = web.AppRunner(app)
+        await self.runner.setup()
+        site = web.TCPSite(self.runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = self.runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        self.token("one")
+
+
+@pytest_asyncio.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    made = Server(tmp_path)
+    await made.start()
+    yield made
+    await made.runner.cleanup()
+
+
+@pytest_asyncio.fixture
+async def client(server: Server) -> AsyncIterator[KubeClient]:
+    limits = CallLimits(
+        parallel_max=4, seconds=1, tries_max=3, pause_first_seconds=0.01, pause_most_seconds=0.02
+    )
+    transport = HttpTransport(server.folder / "kubeconfig", 8)
+    made = KubeClient(transport, limits, Random(1))
+    yield made
+    await made.close()
+
+
+async def test_a_call(server: Server, client: KubeClient) -> None:
+    server.answers = [fine(kind="Pod")]
+    assert await client.create(PODS, {"kind": "Pod"}) == {"kind": "Pod"}
+    assert server.requests == [("POST", "/api/v1/namespaces/ns/pods", "Bearer one")]
+
+
+@pytest.mark.parametrize("trouble", [status(503), status(500), status(429), hangs_up])
+async def test_what_may_pass_is_tried_again(
+    server: Server, client: KubeClient, trouble: Answer
+) -> None:
+    server.answers = [trouble, trouble, fine(kind="Pod")]
+    assert await client.get(PODS) == {"kind": "Pod"}
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("trouble", [status(503, message="etcd is away"), hangs_up])
+async def test_tries_are_bounded(server: Server, client: KubeClient, trouble: Answer) -> None:
+    server.answers = [trouble]
+    with pytest.raises(RuntimeUnavailableError):
+        await client.create(PODS, {})
+    assert len(server.requests) == 3
+
+
+async def test_the_server_says_when_to_ask_again(server: Server, client: KubeClient) -> None:
+    server.answers = [status(429, **{"Retry-After": "1"}), fine()]
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await client.get(PODS)
+    assert loop.time() - began >= 0.99
+
+
+async def test_a_considered_no_is_not_asked_again(server: Server, client: KubeClient) -> None:
+    server.answers = [status(403, "Forbidden", "exceeded quota")]
+    with pytest.raises(ApiError, match="exceeded quota") as raised:
+        await client.create(PODS, {})
+    assert (raised.value.status, raised.value.repeated) == (403, False)
+    assert len(server.requests) == 1
+
+
+async def test_a_name_that_may_be_our_own(server: Server, client: KubeClient) -> None:
+    """The first try got no answer and may have taken effect."""
+    server.answers = [hangs_up, status(409, "AlreadyExists", "it is there")]
+    with pytest.raises(ApiError) as raised:
+        await client.create(PODS, {})
+    assert raised.value.exists
+    assert raised.value.repeated
+
+
+async def test_writers_of_one_quota_try_again(server: Server, client: KubeClient) -> None:
+    busy = 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified'
+    server.answers = [status(409, "Conflict", busy), fine(kind="Pod")]
+    assert await client.create(PODS, {}) == {"kind": "Pod"}
+
+
+async def test_a_refused_token_is_read_again_once(server: Server, client: KubeClient) -> None:
+    await client.get(PODS)
+    server.token("two")
+    server.answers = [status(401), fine()]
+    await client.get(PODS)
+    assert [token for *_, token in server.requests] == ["Bearer one", "Bearer one", "Bearer two"]
+    server.answers = [status(401)]
+    with pytest.raises(RuntimeUnavailableError, match="expired or unknown"):
+        await client.get(PODS)
+
+
+async def test_a_call_has_its_time(server: Server, client: KubeClient) -> None:
+    server.slow = 5.0
+    with pytest.raises(RuntimeUnavailableError, match="does not answer"):
+        await asyncio.wait_for(client.get(PODS), 5)
+
+
+async def test_so_many_at_once(server: Server, client: KubeClient) -> None:
+    server.slow = 0.02
+    await asyncio.gather(*(client.get(PODS) for _ in range(20)))
+    assert server.most == 4
+
+
+async def test_deleting_what_is_not_there(server: Server, client: KubeClient) -> None:
+    server.answers = [status(404, "NotFound")]
+    assert await client.delete(f"{PODS}/x") is None
+
+
+async def test_pages(server: Server, client: KubeClient) -> None:
+    def page(request: web.Request) -> web.StreamResponse:
+        number = int(request.query.get("continue", "0"))
+        more = {"continue": str(number + 1)} if number < 2 else {}
+        meta = {"resourceVersion": "7", **more}
+        return web.json_response({"items": [{"number": number}], "metadata": meta})
+
+    server.answers = [page]
+    found = [(items, version) async for items, version in client.pages(PODS, labelSelector="a=b")]
+    assert found == [([{"number": number}], "7") for number in range(3)]
+
+
+async def test_an_answer_that_is_no_json(server: Server, client: KubeClient) -> None:
+    server.answers = [lambda _: web.Response(status=404, text="404 page not found")]
+    with pytest.raises(ApiError, match="404 page not found"):
+        await client.get(PODS)
+
+
+async def test_after_hanging_up_nothing_is_asked(server: Server, client: KubeClient) -> None:
+    await client.close()
+    with pytest.raises(RuntimeUnavailableError):
+        await client.get(PODS)
+    assert server.requests == []
