@@ -45,6 +45,8 @@ def test_what_was_mended_stays_right(seed: int) -> None:
     assert run_world(seed).complaints == ()
 
 
+# Three worlds, two of them in interpreters of their own: ten seconds of a core that may be shared.
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", [2, 40])
 def test_a_seed_is_one_history(seed: int) -> None:
     here = run_world(seed).digest
