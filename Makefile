@@ -133,11 +133,19 @@ chaos: $(STAMP) ## kill -9 of every part, with real processes: SECONDS=120, SEED
 	@$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 BENCHMARKS := p1 p2 p3 p4 p5 p10
+KUBE_BENCHMARKS := p11 p5-kubernetes kube-large
 TRACE ?=
-.PHONY: bench $(addprefix bench-,$(BENCHMARKS))
-bench: $(addprefix bench-,$(BENCHMARKS)) ## All benchmarks, each with its floor in the same run
+.PHONY: bench $(addprefix bench-,$(BENCHMARKS) $(KUBE_BENCHMARKS))
+bench: $(addprefix bench-,$(BENCHMARKS) $(KUBE_BENCHMARKS)) ## All benchmarks, each with its floor in the same run
 $(addprefix bench-,$(BENCHMARKS)): bench-%: $(STAMP)
 	@$(BIN)/python -m benchmarks.$* $(if $(and $(TRACE),$(filter p2,$*)),--trace $(TRACE))
+
+# On a control plane of their own; p5-kubernetes on real nodes, too, with
+# NODES=KUBECONFIG and HOST=ADDRESS of this machine as pods reach it.
+NODES ?=
+HOST ?=
+$(addprefix bench-,$(KUBE_BENCHMARKS)): bench-%: $(STAMP)
+	@$(BIN)/python -m benchmarks.$(subst -,_,$*) $(if $(and $(NODES),$(filter p5-kubernetes,$*)),--nodes $(NODES) --host $(HOST))
 
 TRACES ?=
 .PHONY: bench-p6

@@ -33,6 +33,7 @@ from benchmarks.p11 import Side, last_running, stop, submit
 from benchmarks.pod_watch import PodWatch, pods_of
 from benchmarks.report import Report
 from benchmarks.stage import BenchmarkError, Http, Platform, now_s, ready_nodes
+from tools.cluster.programs import BuildError
 
 GPUS = 16
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -203,12 +204,17 @@ async def main() -> None:
     parser.add_argument("--gang", type=int, default=8)
     parser.add_argument("--churn", type=int, default=40)
     asked = parser.parse_args()
-    found = await measure(asked.nodes, asked.pods, asked.gang, asked.churn)
     report = Report(
         "kube_large",
-        f"{found.nodes} simulated nodes, {found.pods} pods in gangs of {asked.gang}",
+        f"{asked.nodes} simulated nodes, {asked.pods} pods in gangs of {asked.gang}",
         at_most={"partial_gangs": 0.0, "event_full_to_empty": 1.5},
     )
+    try:
+        found = await measure(asked.nodes, asked.pods, asked.gang, asked.churn)
+    except BuildError as problem:
+        report.problem = str(problem)
+        report.publish()
+        return
     report.measured |= {
         "running_s": round(found.running_s, 1),
         "gone_s": round(found.gone_s, 1),

@@ -30,6 +30,7 @@ from benchmarks.kube_stage import NAMESPACE as TASKS
 from benchmarks.pod_watch import TASK, PodWatch, pods_of
 from benchmarks.report import Report, spread
 from benchmarks.stage import BenchmarkError, Http, Platform, now_s, parts, ready_nodes
+from tools.cluster.programs import BuildError
 
 SIZES = (1, 8, 64)
 BURST_GANG = 8
@@ -254,6 +255,22 @@ async def ours(kube: Kube, pods: PodWatch, asked: argparse.Namespace) -> Side:
     return side
 
 
+async def both(asked: argparse.Namespace) -> tuple[Side, Side]:
+    """The platform's figures and the bare client's."""
+    bare = Side()
+    batch = asked.endpoints_batch
+    flags = tuple(f"--{kind}-updates-batch-period={batch}s" for kind in ENDPOINTS)
+    with kubernetes(asked.nodes, gpus=GPUS, controller_flags=flags) as kube:
+        async with pods_of(kube.kubeconfig, TASKS) as pods:
+            with Bare(kube) as client:
+                await bare_gangs(kube, client, pods, bare, asked.gangs)
+                for _ in range(asked.rounds - 1):
+                    await bare_burst(kube, client, pods, bare, asked.burst)
+                our = await ours(kube, pods, asked)
+                await bare_burst(kube, client, pods, bare, asked.burst)
+    return our, bare
+
+
 async def main() -> None:
     """Measure both and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -269,31 +286,28 @@ async def main() -> None:
         help="how long controllers join changes of a Service (0: at once, as by default)",
     )
     asked = parser.parse_args()
-    bare = Side()
-    flags = tuple(f"--{kind}-updates-batch-period={asked.endpoints_batch}s" for kind in ENDPOINTS)
-    with kubernetes(asked.nodes, gpus=GPUS, controller_flags=flags) as kube:
-        async with pods_of(kube.kubeconfig, TASKS) as pods:
-            with Bare(kube) as client:
-                await bare_gangs(kube, client, pods, bare, asked.gangs)
-                for _ in range(asked.rounds - 1):
-                    await bare_burst(kube, client, pods, bare, asked.burst)
-                our = await ours(kube, pods, asked)
-                await bare_burst(kube, client, pods, bare, asked.burst)
-    publish(asked, our, bare)
-
-
-def publish(asked: argparse.Namespace, our: Side, bare: Side) -> None:
-    """The table and the line."""
     report = Report(
         "p11",
         f"Kubernetes: {asked.nodes} simulated nodes, a burst of {asked.burst} pods",
         at_most={
             "writes_per_pod_max": 3.0,
             "partial_gangs": 0.0,
-            "partly_running_max_ms": 1000 * max(PARTLY_SECONDS_MAX, 2 * max(bare.partly)),
+            "partly_running_max_ms": PARTLY_SECONDS_MAX * 1000,
         },
         at_least={"burst_percent_of_bare": 85.0},
     )
+    try:
+        fill(report, *await both(asked))
+    except BuildError as problem:
+        report.problem = str(problem)
+    report.publish()
+
+
+def fill(report: Report, our: Side, bare: Side) -> None:
+    """The figures of both sides."""
+    # A gang starts no quicker than the cluster starts pods that wait for nobody.
+    slowest_ms = 1000 * max(PARTLY_SECONDS_MAX, 2 * max(bare.partly))
+    report.at_most = {**report.at_most, "partly_running_max_ms": slowest_ms}
     for side, figures in ((our, report.measured), (bare, report.floor)):
         for size in SIZES:
             figures.update(spread(side.gangs[size], f"gang_{size}_running"))
@@ -307,11 +321,14 @@ def publish(asked: argparse.Namespace, our: Side, bare: Side) -> None:
             figures[f"wrote_{user.replace('-', '_')}_per_pod"] = round(count, 3)
     measured = report.measured
     measured["burst_percent_of_bare"] = round(100 * max(our.pods_per_s) / max(bare.pods_per_s), 1)
+    # What the rates would be to one another if nothing but processor time counted.
+    measured["bare_cpu_percent_of_ours"] = round(
+        100 * sum(bare.cpu_ms.values()) / sum(our.cpu_ms.values()), 1
+    )
     launches = {key: n for key, n in our.writes.items() if not key.startswith("whole_life")}
     measured["writes_per_pod_max"] = round(max(launches.values()), 3)
     measured |= {f"writes_per_pod_{key}": round(n, 3) for key, n in our.writes.items()}
     measured["partial_gangs"] = our.partial
-    report.publish()
 
 
 if __name__ == "__main__":

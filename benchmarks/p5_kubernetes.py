@@ -36,6 +36,7 @@ from benchmarks.pod_watch import PodWatch, client_of, pods_of
 from benchmarks.preempting import SETTLE_SECONDS, WAIT_SECONDS, Found, Preempting
 from benchmarks.report import Report, spread
 from benchmarks.stage import Http, ready_nodes, seconds
+from tools.cluster.programs import BuildError
 
 NARROW = 4
 SILENT_DEADLINE_SECONDS = 2.0
@@ -143,11 +144,14 @@ async def main() -> None:
             **({"nodes_acknowledged_steps_lost": 0.0} if asked.nodes else {}),
         },
     )
-    await simulated(NARROW, asked.rounds, report, "")
-    if asked.wide:
-        await simulated(asked.wide, asked.wide_rounds, report, "wide_")
-    if asked.nodes:
-        await p5_nodes.measure(asked, report)
+    try:
+        await simulated(NARROW, asked.rounds, report, "")
+        if asked.wide:
+            await simulated(asked.wide, asked.wide_rounds, report, "wide_")
+        if asked.nodes:
+            await p5_nodes.measure(asked, report)
+    except BuildError as problem:
+        report.problem = str(problem)
     report.publish()
 
 

@@ -54,6 +54,8 @@ class Report:
     floor: dict[str, Number] = field(default_factory=dict)
     at_most: Mapping[str, float] = field(default_factory=dict)
     at_least: Mapping[str, float] = field(default_factory=dict)
+    # Why it could not be carried out.
+    problem: str = ""
 
     def misses(self) -> list[str]:
         """The goals that the measured figures do not meet."""
@@ -84,8 +86,9 @@ class Report:
         console = Console(file=sys.stderr)
         console.print(table)
         misses = self.misses()
-        console.print("goals met" if not misses else "missed: " + "; ".join(misses))
         missing = [key for key in goals if self.measured.get(key) is None]
+        told = f"missed: {'; '.join(misses)}" if misses else "goals met"
+        console.print(self.problem or told)
         print(
             json.dumps(
                 {
@@ -98,6 +101,7 @@ class Report:
                     },
                     "met": None if missing else not misses,
                     "misses": misses + [f"{key} was not measured" for key in missing],
+                    **({"problem": self.problem} if self.problem else {}),
                     "machine": machine(),
                 }
             ),

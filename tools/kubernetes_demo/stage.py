@@ -96,6 +96,9 @@ class Stage:
         key = {"idempotency-key": body["name"]}
         task_id = str((await self.request("POST", "/v1/tasks", json=body, headers=key))["id"])
         self.names[task_id] = name
+        # Events may come before the answer does.
+        for entry in [entry for entry in self.diary if entry.task_id == task_id]:
+            self._tell(entry)
         return task_id
 
     async def task(self, task_id: str) -> dict[str, Any]:
@@ -237,12 +240,7 @@ class Stage:
 
     def _note(self, event: dict[str, Any]) -> None:
         task_id = event["data"].get("task_id", "")
-        if task_id not in self.names:
-            return
-        self.diary.append(Entry(time.monotonic(), event["type"], task_id, event["data"]))
-        told = _TOLD.get(event["type"])
-        if told is not None:
-            self._tell(task_id, told(event["data"]))
+        self._write(Entry(time.monotonic(), event["type"], task_id, event["data"]))
 
     async def _see(self) -> None:
         before: dict[str, str] = {}
@@ -252,14 +250,19 @@ class Stage:
                 if before.get(pod.name) == fact:
                     continue
                 before[pod.name] = fact
-                task_id = pod.name.split("-")[0]
-                if task_id in self.names:
-                    data = {"pod": pod.name, "node": pod.node}
-                    self.diary.append(Entry(pod.at, fact, task_id, data))
-                    self._tell(task_id, f"{fact.replace('.', ' ')}: {pod.name} on {pod.node}")
+                data = {"pod": pod.name, "node": pod.node}
+                self._write(Entry(pod.at, fact, pod.name.split("-")[0], data))
 
-    def _tell(self, task_id: str, text: str) -> None:
-        say(f"  {time.monotonic() - self.began:7.2f} s  {self.names[task_id]:9} {text}")
+    def _write(self, entry: Entry) -> None:
+        self.diary.append(entry)
+        if entry.task_id in self.names:
+            self._tell(entry)
+
+    def _tell(self, entry: Entry) -> None:
+        told = _of_pod if entry.fact.startswith("pod.") else _TOLD.get(entry.fact)
+        if told is not None:
+            text = told({**entry.data, "fact": entry.fact})
+            say(f"  {entry.at - self.began:7.2f} s  {self.names[entry.task_id]:9} {text}")
 
 
 def _fact_of(pod: Sighting) -> str:
@@ -270,6 +273,10 @@ def _fact_of(pod: Sighting) -> str:
     if pod.leaving:
         return "pod.leaving"
     return "pod.running" if pod.phase == "Running" else "pod.pending"
+
+
+def _of_pod(data: dict[str, Any]) -> str:
+    return f"{data['fact'].replace('.', ' ')}: {data['pod']} on {data['node']}"
 
 
 def _where(data: dict[str, Any]) -> str:

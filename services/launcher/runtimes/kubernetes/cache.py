@@ -44,7 +44,8 @@ class Cache:
         """A pod or run object as an answer to a call of ours showed it. The watch may have told of
         its end before: it told everything up to some version."""
         run_id, meta = run_id_of(thing), thing["metadata"]
-        if run_id is None:
+        if run_id is None or not meta.get("resourceVersion"):
+            # A deletion that another one overtook is answered with an object of no version.
             return
         version, is_pod = int(meta["resourceVersion"]), "containers" in thing.get("spec", {})
         if is_pod:

@@ -106,7 +106,8 @@ def vanished(pod: Json | None, last: ObservedRank, *, ordered: bool) -> Observed
 def taken_away(pod: Json, place: Place) -> ObservedRank | None:
     """The rank as lost, if it ended because somebody had its pod deleted: whatever the program made
     of its SIGTERM, it was not done. None if it goes on, or ended before that."""
-    meta, end = pod["metadata"], _main(pod).get("state", {}).get("terminated") or {}
+    meta: Json = pod["metadata"]
+    end: Json = _main(pod).get("state", {}).get("terminated") or {}
     deadline = moment(meta.get("deletionTimestamp"))
     if deadline is None or not (is_over(pod) or end):
         return None

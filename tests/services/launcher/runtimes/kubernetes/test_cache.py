@@ -113,6 +113,17 @@ def test_an_older_word_changes_nothing() -> None:
     assert known.states() == {0: RankState.RUNNING}
 
 
+def test_an_answer_without_a_version_changes_nothing() -> None:
+    """The API server's to a deletion that another one overtook."""
+    known = Known()
+    known.begun()
+    known.pods.put(known.pod())
+    late = known.pod(state="done")
+    del late["metadata"]["resourceVersion"]
+    known.cache.answered(late)
+    assert known.states() == {0: RankState.RUNNING}
+
+
 def test_our_own_orders_show_at_once() -> None:
     known = Known()
     known.begun()
