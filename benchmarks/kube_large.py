@@ -40,6 +40,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 WAIT_SECONDS = 1_800.0
 SETTLE_SECONDS = 5.0
 LAUNCHER = "launcher"
+# Every gang is assigned at once; a slow cluster may take longer than usual to come to the last one.
+PATIENT = {"SHIFTWORK_SCHEDULER_START_DEADLINE_SECONDS": "3600"}
 # What it watches: nodes, its pods, others' pods, run objects.
 KINDS = 4
 WATCHES = re.compile(r'shiftwork_launcher_kube_calls_total\{answer="200",verb="watch"\} ([\d.e+]+)')
@@ -148,7 +150,8 @@ async def measure(nodes: int, count: int, gang: int, churned: int) -> Large:
     with kubernetes(nodes, gpus=GPUS) as kube:
         path = kube.kubeconfig
         async with pods_of(path, NAMESPACE) as pods:
-            with platform_on(kube, apart=(LAUNCHER,), settings={"http_port": port}) as up:
+            settings = {"http_port": port}
+            with platform_on(kube, apart=(LAUNCHER,), settings=settings, environment=PATIENT) as up:
                 await asyncio.to_thread(up.start)
                 http = Http(up.url, up.token)
                 await ready_nodes(http, nodes)

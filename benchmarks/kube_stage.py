@@ -210,14 +210,19 @@ def kubernetes(nodes: int, *, gpus: int = 8, **options: Any) -> Generator[Kube]:
 
 @contextlib.contextmanager
 def platform_on(
-    cluster: Cluster, *, apart: Sequence[str] = (), settings: Mapping[str, object] | None = None
+    cluster: Cluster,
+    *,
+    apart: Sequence[str] = (),
+    settings: Mapping[str, object] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Generator[Platform]:
     """A platform whose launcher commands this cluster, not started yet. ``apart``: services that
     are processes of their own; ``settings``: the launcher's, beside where the cluster is."""
     folder = Path(tempfile.mkdtemp(prefix="shiftwork-bench-"))
     told = [word for name in apart for word in ("--apart", name)]
     command = [sys.executable, "-m", "benchmarks.kube_platform", "--host", cluster.host, *told]
-    made = Platform(folder, command, cluster.environment(**(settings or {})))
+    told_more = cluster.environment(**(settings or {})) | dict(environment or {})
+    made = Platform(folder, command, told_more)
     try:
         yield made
     finally:

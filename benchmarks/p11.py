@@ -55,7 +55,7 @@ class Side:
     gangs: dict[int, list[float]] = field(default_factory=lambda: {size: [] for size in SIZES})
     pods_per_s: list[float] = field(default_factory=list)
     gone_per_s: list[float] = field(default_factory=list)
-    # Milliseconds of processor time for each pod of the last burst, by program.
+    # Milliseconds of processor time for each pod of the cheapest burst, by program.
     cpu_ms: dict[str, float] = field(default_factory=dict)
     # Writes for each pod of the last burst, by who wrote.
     wrote: dict[str, float] = field(default_factory=dict)
@@ -74,9 +74,10 @@ class Side:
                 self.partly.append(ran[-1] - ran[0])
 
     def spend(self, before: dict[str, float], after: dict[str, float], size: int) -> None:
-        """Take down the processor time of a burst of so many pods."""
-        used = parts(before, after)
-        self.cpu_ms = {name: seconds * 1000 / size for name, seconds in used.items()}
+        """Take down the processor time of a burst of so many pods, if none took less."""
+        used = {name: s * 1000 / size for name, s in parts(before, after).items()}
+        if not self.cpu_ms or sum(used.values()) < sum(self.cpu_ms.values()):
+            self.cpu_ms = used
 
 
 def last_running(pods: PodWatch, tasks: Collection[str]) -> float:

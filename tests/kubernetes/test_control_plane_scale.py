@@ -36,7 +36,9 @@ def writes(cluster: ClusterWorld) -> Counter[tuple[str, str]]:
         who = entry["user"]["username"]
         if about.get("namespace") == cluster.namespace and not who.startswith("system:"):
             agent: str = entry.get("userAgent", "")
-            if "aiohttp" in agent and not about.get("subresource"):
+            # A busy server may turn a request away, which is then sent again: that wrote nothing.
+            answer = entry.get("responseStatus", {}).get("code", 0)
+            if answer < 300 and "aiohttp" in agent and not about.get("subresource"):
                 found[entry["verb"], about["resource"]] += 1
     return found
 

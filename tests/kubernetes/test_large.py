@@ -16,8 +16,8 @@ import pytest
 
 from benchmarks.kube_large import measure
 
-NODES = int(os.environ.get("SHIFTWORK_LARGE_NODES", "100"))
-PODS = int(os.environ.get("SHIFTWORK_LARGE_PODS", "800"))
+NODES = int(os.environ.get("SHIFTWORK_LARGE_NODES", "50"))
+PODS = int(os.environ.get("SHIFTWORK_LARGE_PODS", "240"))
 GANG = 8
 CHURN = 10
 MEMORY_MIB_BASE = 160
