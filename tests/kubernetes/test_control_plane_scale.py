@@ -32,8 +32,9 @@ def writes(cluster: ClusterWorld) -> Counter[tuple[str, str]]:
     found = Counter[tuple[str, str]]()
     for line in cluster.plane.audit_log.read_text().splitlines():
         entry = json.loads(line)
-        about = entry.get("objectRef") or {}
-        who = entry["user"]["username"]
+        about: dict[str, str] = entry.get("objectRef") or {}
+        # Nobody, where the server gave up on a request before it knew whose it was.
+        who: str = entry["user"].get("username", "system:")
         if about.get("namespace") == cluster.namespace and not who.startswith("system:"):
             agent: str = entry.get("userAgent", "")
             # A busy server may turn a request away, which is then sent again: that wrote nothing.
