@@ -109,7 +109,7 @@ ON_PLANES := tests/contract tests/services tests/kubernetes tests/tools/test_clu
 test-kubernetes: test-charts test-kubernetes-planes test-containers test-kubernetes-nodes ## All of Kubernetes: charts, API servers, images, two real nodes (root)
 
 test-kubernetes-planes: $(STAMP) ## Only on API servers with simulated nodes
-	@SHIFTWORK_KUBERNETES=required $(BIN)/python -m pytest -m kubernetes $(ON_PLANES) \
+	@SHIFTWORK_KUBERNETES=required $(BIN)/python -m pytest -n 2 --dist loadfile -m kubernetes $(ON_PLANES) \
 	  --ignore=tests/kubernetes/nodes --durations=10
 
 test-kubernetes-nodes: images ## Only on the two real nodes

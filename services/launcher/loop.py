@@ -17,11 +17,10 @@ from libs.contracts.ids import RunId
 from libs.contracts.messages import InventoryListed
 from libs.service import observe
 from libs.service.loop import Loop, Wake
-from libs.store.port import Store, Tx
+from libs.store.port import Delta, Store, Tx
 from services.launcher import store as tables
 from services.launcher.domain import exits, inventory
 from services.launcher.domain.delays import Told
-from services.launcher.domain.lifecycle import LIVE
 from services.launcher.domain.model import Listing, PortLease, Refused, Run
 from services.launcher.domain.patience import patience_with
 from services.launcher.domain.reconcile import (
@@ -30,8 +29,8 @@ from services.launcher.domain.reconcile import (
     Launch,
     Look,
     Signal,
-    reconcile,
 )
+from services.launcher.domain.worklist import Worklist
 from services.launcher.environment import Site, order_of
 from services.launcher.limits import Limits
 from services.launcher.recording import record, say_held_up
@@ -90,7 +89,12 @@ class Launcher:
         # Rows and listed nodes that were found to agree: with many nodes, nearly every look's.
         self._agreed: tuple[Sequence[object], ...] | None = None
         self._pruned_at: datetime | None = None
+        self._work = Worklist()
+        self.store.observe(self._observe)
         self.runtime.on_change(self.look_wake.set)
+
+    def _observe(self, delta: Delta) -> None:
+        self._work.apply(delta.put, delta.deleted)
 
     def loops(self, look_tick_seconds: float, reconcile_tick_seconds: float) -> tuple[Loop, ...]:
         """Both loops."""
@@ -113,7 +117,7 @@ class Launcher:
 
     async def on_lead(self, epoch: int) -> None:
         """Begin as a new leader: with the tables, and without any earlier look."""
-        await tables.load(self.store)
+        self._work = Worklist(await tables.load(self.store))
         self._look, self._told_nodes, self._agreed = None, None, None
         for memory in (self._asked, self._doing, self._done, self._fences, self._failed):
             memory.clear()
@@ -132,30 +136,33 @@ class Launcher:
 
     async def reconcile(self, epoch: int) -> float | None:
         """Record what the last look shows, and ask for what is to be done."""
-        look = self._look
+        look, work = self._look, self._work
         if look is None:
             return None
-        async with self.store.transaction(epoch=epoch) as tx:
-            now = tx.now
-            runs = await tables.all_runs(tx)
-            outcome = reconcile(runs, look, now, self.limits.policy)
-            before = {run.id: run for run in runs}
-            after = before | {run.id: run for run in outcome.runs}
-            await record(tx, before, outcome.runs)
-            stock = await self._take_stock(tx, look.listing, after.values())
-            ports = await self._lease(tx, outcome.actions)
-            held_up = say_held_up(
-                tx,
-                after.values(),
-                look.listing,
-                problems={action.run_id: why for action, why in self._problems.items()},
-                told_before=self._told_delays,
-                policy=self.limits.delays,
-            )
-            await self._prune(tx)
+        marks = work.take()
+        try:
+            async with self.store.transaction(epoch=epoch) as tx:
+                now = tx.now
+                outcome = work.step(marks, look, now, self.limits.policy)
+                await record(tx, work.runs, outcome.runs)
+                stock = await self._take_stock(tx, look.listing)
+                ports = await self._lease(tx, outcome.actions)
+                held_up = say_held_up(
+                    tx,
+                    work.assigned(),
+                    look.listing,
+                    problems={action.run_id: why for action, why in self._problems.items()},
+                    told_before=self._told_delays,
+                    policy=self.limits.delays,
+                )
+                await self._prune(tx)
+        except BaseException:
+            work.give_back(marks)
+            raise
         # Only now is it true: before the commit, nothing was said.
+        work.settle(outcome)
         self._told_nodes = _nodes_in_service(look.listing)
-        self._forget_done(after)
+        self._forget_done()
         # A failure is remembered while the action is wanted, and says when to try it again.
         wanted = set(outcome.actions)
         self._failed = {each: when for each, when in self._failed.items() if each in wanted}
@@ -163,20 +170,18 @@ class Launcher:
         self._told_delays = held_up.told
         self._fences |= set(stock.fence)
         for action in outcome.actions:
-            self._ask(action, after, look, ports)
+            self._ask(action, look, ports)
         if self._asked or self._fences:
             self.look_wake.set()
         return self._due_seconds([outcome.due_at, stock.due_at, held_up.due_at], now)
 
-    async def _take_stock(
-        self, tx: Tx, listing: Listing, runs: Iterable[Run]
-    ) -> inventory.Inventory:
+    async def _take_stock(self, tx: Tx, listing: Listing) -> inventory.Inventory:
         rows = await tables.nodes(tx)
         compared = (rows, tuple(listing.nodes), tuple(listing.nodes.values()))
         if self._agreed is not None and all(map(_same, self._agreed, compared)):
             return inventory.Inventory((), ())
         self._agreed = None
-        busy = {place.node_id for run in runs if run.state in LIVE for place in run.placements}
+        busy = self._work.is_busy
         stock = inventory.take_stock(rows, listing, busy, tx.now, self.limits.leases)
         for row in stock.rows:
             tx.put(row)
@@ -230,20 +235,18 @@ class Launcher:
         await tables.prune(tx, before, self.limits.prune_rows_max)
         self._pruned_at = tx.now
 
-    def _forget_done(self, runs: dict[RunId, Run]) -> None:
+    def _forget_done(self) -> None:
         """An action that was carried out matters while its run is live."""
-        live = {run_id for run_id, run in runs.items() if run.state in LIVE}
-        self._done = {action for action in self._done if action.run_id in live}
-        for run_id in [run_id for run_id in self._asked if run_id not in runs]:
+        is_live = self._work.is_live
+        self._done = {action for action in self._done if is_live(action.run_id)}
+        for run_id in [run_id for run_id in self._asked if run_id not in self._work.runs]:
             del self._asked[run_id]
-        for run_id in [run_id for run_id in self._refused if run_id not in live]:
+        for run_id in [run_id for run_id in self._refused if not is_live(run_id)]:
             del self._refused[run_id]
 
-    def _ask(
-        self, action: Action, runs: dict[RunId, Run], look: Look, ports: dict[RunId, int]
-    ) -> None:
+    def _ask(self, action: Action, look: Look, ports: dict[RunId, int]) -> None:
         """Put an action on the list, unless it is under way or has just failed."""
-        run_id, run = action.run_id, runs.get(action.run_id)
+        run_id, run = action.run_id, self._work.runs.get(action.run_id)
         seen = look.listing.runs.get(run_id)
         placed = {place.node_id for place in run.placements} if run else set[str]()
         known = frozenset(placed & look.listing.nodes.keys())
@@ -290,8 +293,10 @@ class Launcher:
             return self.limits.retry_most_seconds
         look = Look(listing, frozenset(self._done), dict(self._refused))
         self._doing = set()
-        if look != self._look or tasks:
-            self._look = look
+        news = look != self._look
+        self._look = look
+        self._work.see(look)
+        if news or tasks:
             self.reconcile_wake.set()
         return 0.0 if self._asked else None
 

@@ -26,9 +26,10 @@ RESIDENT = (Run, NodeRow, PortLease)
 CHECKPOINTS_KEPT = 20
 
 
-async def load(store: Store) -> None:
-    """Read the working set, once, as a new leader."""
+async def load(store: Store) -> list[Run]:
+    """Read the working set, once, as a new leader; returns every run that is not forgotten."""
     await store.make_resident(*RESIDENT)
+    return list(store.resident(Run).values())
 
 
 async def all_runs(tx: Tx) -> list[Run]:

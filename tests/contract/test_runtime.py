@@ -218,8 +218,14 @@ async def runtime(world: World) -> AsyncIterator[Runtime]:
 async def until(
     runtime: Runtime, true: Callable[[Listing], bool], *, seconds: float = 20
 ) -> Listing:
+    before = Listing()
     async with asyncio.timeout(seconds):
-        while not true(listing := await runtime.list()):  # noqa: ASYNC110 - hints may be missed
+        while not true(listing := await runtime.list()):
+            if listing.number and listing.number == before.number + 1:
+                every = before.runs.keys() | listing.runs.keys()
+                differs = {run for run in every if before.runs.get(run) != listing.runs.get(run)}
+                assert differs <= {*listing.changed}
+            before = listing
             await asyncio.sleep(0.01)
         return listing
 

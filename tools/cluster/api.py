@@ -18,7 +18,7 @@ from threading import local
 from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
 
-import yaml
+from tools.cluster.kubeconfig import identity_of
 
 Body = Mapping[str, Any]
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -38,9 +38,9 @@ class ApiError(RuntimeError):
 class Api:
     """One API server as one user."""
 
-    def __init__(self, url: str, *, token: str | None = None, tls: ssl.SSLContext) -> None:
+    def __init__(self, url: str, *, authorization: str | None, tls: ssl.SSLContext) -> None:
         self.url = url
-        self._token = token
+        self._authorization = authorization
         self._tls = tls
         self._address = urlsplit(url)
         self._local = local()
@@ -54,18 +54,9 @@ class Api:
 
     @staticmethod
     def of_kubeconfig(path: Path | str) -> Api:
-        """As the current context of this kubeconfig says (token or client certificate files)."""
-        config = yaml.safe_load(Path(path).read_text("utf-8"))
-        context = _named(config["contexts"], config["current-context"])["context"]
-        cluster = _named(config["clusters"], context["cluster"])["cluster"]
-        user = _named(config["users"], context["user"])["user"]
-        tls = ssl.create_default_context(
-            cafile=cluster.get("certificate-authority"),
-            cadata=_decoded(cluster.get("certificate-authority-data")),
-        )
-        if "client-certificate" in user:
-            tls.load_cert_chain(user["client-certificate"], user["client-key"])
-        return Api(cluster["server"], token=user.get("token"), tls=tls)
+        """As the current context of this kubeconfig says; ``KubeconfigError`` if it cannot be."""
+        who = identity_of(path)
+        return Api(who.url, authorization=who.authorization, tls=who.tls)
 
     def request(
         self,
@@ -82,8 +73,8 @@ class Api:
             ApiError: An answer other than 2xx, or none (status 0).
         """
         headers = {"Accept": "application/json", "Content-Type": content_type}
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
+        if self._authorization:
+            headers["Authorization"] = self._authorization
         target = f"{path}?{urlencode(query)}" if query else path
         data = None if body is None else json.dumps(body).encode()
         for attempt in (1, 2):
@@ -195,16 +186,6 @@ def wait_until(
             raise TimeoutError(f"{what}: not within {seconds:g} s")
         time.sleep(every)
     return value
-
-
-def _named(entries: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    return next(entry for entry in entries if entry["name"] == name)
-
-
-def _decoded(data: str | None) -> str | None:
-    from base64 import b64decode  # noqa: PLC0415 - rarely
-
-    return None if data is None else b64decode(data).decode("ascii")
 
 
 def _message(text: str) -> str:

@@ -254,7 +254,7 @@ class ControlPlane:
     def _ready(self) -> bool:
         token = self._tokens[access.ADMIN]
         tls = ssl.create_default_context(cafile=self.authority)
-        with Api(self.url, token=token, tls=tls) as api:
+        with Api(self.url, authorization=f"Bearer {token}", tls=tls) as api:
             return api.ready()
 
     def _wait(self, true: Any, name: str) -> None:  # noqa: ANN401 - a condition

@@ -7,8 +7,7 @@ lost only when the runtime has *seen* them gone; after the fence time it is aske
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -37,11 +36,12 @@ class Inventory:
 def take_stock(
     rows: Iterable[NodeRow],
     listing: Listing,
-    busy: AbstractSet[str],
+    is_busy: Callable[[str], bool],
     now: datetime,
     policy: LeasePolicy,
 ) -> Inventory:
-    """Compare the rows with one full listing. ``busy``: nodes that hold runs not yet over."""
+    """Compare the rows with one full listing. ``is_busy``: whether a node holds runs not
+    yet over."""
     before = {row.node_id: row for row in rows}
     changed: list[NodeRow] = []
     fence: list[str] = []
@@ -56,7 +56,7 @@ def take_stock(
         if after.silent_since is None:
             continue
         fence_at = after.silent_since + policy.fence
-        if node_id in busy and now >= fence_at:
+        if now >= fence_at and is_busy(node_id):
             fence.append(node_id)
         due += [at for at in (after.silent_since + policy.lease, fence_at) if at > now]
     changed += [

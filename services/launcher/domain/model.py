@@ -240,3 +240,7 @@ class Listing:
 
     nodes: Mapping[str, ObservedNode] = field(default_factory=dict[str, ObservedNode])
     runs: Mapping[RunId, ObservedRun] = field(default_factory=dict[RunId, ObservedRun])
+    # A runtime that knows what changed counts its looks from 1, and names every run that this one
+    # may show otherwise than the one before.
+    number: int = field(default=0, compare=False)
+    changed: tuple[RunId, ...] = field(default=(), compare=False)

@@ -1,5 +1,6 @@
-"""What to do next, from what is wanted and what is seen. Called by ``loop.py`` inside a leader's
-transaction; pure, so that running it again after any crash gives what is still to be done.
+"""What to do next about one run, from what is wanted and what is seen. Called by ``worklist.py``
+for the runs that something has changed for; pure, so that stepping a run again after any crash
+gives what is still to be done.
 
 Nothing is ever concluded from silence: a run is over when each of its ranks was seen to end, or
 when its nodes have carried out our order to end it and none of it runs.
@@ -7,14 +8,14 @@ when its nodes have carried out our order to end it and none of it runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from libs.contracts.ids import RunId
 from libs.contracts.messages import PreemptMode, RankExit, RunExit
 from services.launcher.domain import exits, pod_ends
-from services.launcher.domain.lifecycle import LIVE, Trigger, move
+from services.launcher.domain.lifecycle import Trigger, move
 from services.launcher.domain.model import (
     EndCause,
     Listing,
@@ -80,16 +81,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """Rows that changed, what to do, and when to look again at the latest."""
-
-    runs: tuple[Run, ...]
-    actions: tuple[Action, ...]
-    due_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Sight:
+class Sight:
     """One run with everything that its step may look at."""
 
     look: Look
@@ -99,49 +91,45 @@ class _Sight:
     superseded: bool
 
 
-NOTHING = ObservedRun(RunId.parse("nothing.0"), {})
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The run as it now stands, what to do about it, and when to look at it again at the latest.
+    Of a run without a row there is only something left."""
+
+    run: Run | None
+    actions: tuple[Action, ...] = ()
+    due_at: datetime | None = None
 
 
-def reconcile(runs: Sequence[Run], look: Look, now: datetime, policy: Policy) -> Outcome:
-    """Advance every open run by what was seen; end what nobody wants."""
-    changed: list[Run] = []
-    actions: list[Action] = []
+def step(run: Run, sight: Sight, now: datetime, policy: Policy) -> Step:
+    """Advance a run by what was seen."""
+    if run.state is RunState.TOMBSTONE:
+        return Step(run)
+    after = _advance(run, sight, now, policy)
     due: list[datetime] = []
-    oldest, newest = _attempts(runs)
-    for run in runs:
-        if run.state is RunState.TOMBSTONE:
-            continue
-        sight = _Sight(
-            look=look,
-            seen=look.listing.runs.get(run.id, NOTHING),
-            waits=oldest.get(run.task_id, run.attempt) < run.attempt,
-            superseded=newest[run.task_id] > run.attempt,
-        )
-        after = _advance(run, sight, now, policy)
-        if after != run:
-            changed.append(after)
-        actions += _actions(after, sight)
-        if after.state is RunState.RUNNING and after.acked_at is not None:
-            due.append(after.acked_at + policy.exit_grace)
-        if after.state is RunState.ASSIGNED:
-            due += [at for _, at in _pending_faults(sight.seen, policy) if at is not None]
-    actions += _unwanted({run.id for run in runs}, look)
-    return Outcome(tuple(changed), tuple(actions), min(due, default=None))
+    if after.state is RunState.RUNNING and after.acked_at is not None:
+        due.append(after.acked_at + policy.exit_grace)
+    if after.state is RunState.ASSIGNED:
+        due += [at for _, at in _pending_faults(sight.seen, policy) if at is not None]
+    return Step(after, tuple(_actions(after, sight)), min(due, default=None))
 
 
-def _attempts(runs: Iterable[Run]) -> tuple[dict[str, int], dict[str, int]]:
-    """For each task its oldest live attempt, and its newest assigned one."""
-    oldest: dict[str, int] = {}
-    newest: dict[str, int] = {}
-    for run in runs:
-        if run.state in LIVE:
-            oldest[run.task_id] = min(run.attempt, oldest.get(run.task_id, run.attempt))
-        if run.state is not RunState.TOMBSTONE:
-            newest[run.task_id] = max(run.attempt, newest.get(run.task_id, run.attempt))
-    return oldest, newest
+def step_unwanted(seen: ObservedRun | None) -> Step:
+    """Clear away a run that no row asks for (the row is over and gone, or the tables were
+    restored)."""
+    if seen is None:
+        return Step(None)
+    return Step(None, (Forget(seen.run_id) if _nothing_left(seen) else End(seen.run_id),))
 
 
-def _advance(run: Run, sight: _Sight, now: datetime, policy: Policy) -> Run:
+def answers(node_id: str, listing: Listing) -> bool:
+    """Whether what a listing does not show on a node is not there; true also for a node that is
+    gone from the runtime."""
+    node = listing.nodes.get(node_id)
+    return node is None or node.node.ready
+
+
+def _advance(run: Run, sight: Sight, now: datetime, policy: Policy) -> Run:
     """The run after everything that this look shows; each step is one line of the lifecycle."""
     run = _note_signal(run, sight, now)
     if run.state is RunState.ASSIGNED and _all_exist(run, sight):
@@ -160,7 +148,7 @@ def _advance(run: Run, sight: _Sight, now: datetime, policy: Policy) -> Run:
     return run
 
 
-def _why_end(run: Run, sight: _Sight, now: datetime, policy: Policy) -> tuple[EndCause | None, str]:
+def _why_end(run: Run, sight: Sight, now: datetime, policy: Policy) -> tuple[EndCause | None, str]:
     """Why to end it now, and what is known of it that a runtime may forget."""
     ranks = sight.seen.ranks.values()
     match end_cause(run, sight.seen, sight.look.listing, now, policy):
@@ -182,7 +170,7 @@ def _why_end(run: Run, sight: _Sight, now: datetime, policy: Policy) -> tuple[En
     return (EndCause.SUPERSEDED if sight.superseded else None), ""
 
 
-def _why_not_startable(run: Run, sight: _Sight, now: datetime, policy: Policy) -> Refused | None:
+def _why_not_startable(run: Run, sight: Sight, now: datetime, policy: Policy) -> Refused | None:
     """What keeps an assigned run from ever starting: a refusal, or a fault for too long."""
     refused = sight.look.refused.get(run.id)
     if refused is not None:
@@ -241,18 +229,11 @@ def _failed(rank: ObservedRank) -> bool:
 def _vanished(run: Run, seen: ObservedRun, listing: Listing) -> bool:
     """A rank that once existed is unknown to a node that answers."""
     return any(
-        place.rank not in seen.ranks and _answers(place.node_id, listing)
-        for place in run.placements
+        place.rank not in seen.ranks and answers(place.node_id, listing) for place in run.placements
     )
 
 
-def _answers(node_id: str, listing: Listing) -> bool:
-    """True also for a node that is gone from the runtime: nothing can be there."""
-    node = listing.nodes.get(node_id)
-    return node is None or node.node.ready
-
-
-def _all_exist(run: Run, sight: _Sight) -> bool:
+def _all_exist(run: Run, sight: Sight) -> bool:
     """Every rank's process exists or existed: one that is pending has none yet."""
     ranks = sight.seen.ranks
     return all(
@@ -261,12 +242,12 @@ def _all_exist(run: Run, sight: _Sight) -> bool:
     )
 
 
-def _all_ended(run: Run, sight: _Sight) -> bool:
+def _all_ended(run: Run, sight: Sight) -> bool:
     ranks = sight.seen.ranks
     return all(place.rank in ranks and ranks[place.rank].over for place in run.placements)
 
 
-def _is_over(run: Run, sight: _Sight) -> bool:
+def _is_over(run: Run, sight: Sight) -> bool:
     if _all_ended(run, sight):
         return True
     return End(run.id) in sight.look.done and _nothing_left(sight.seen)
@@ -276,13 +257,13 @@ def _nothing_left(seen: ObservedRun) -> bool:
     return all(rank.over for rank in seen.ranks.values())
 
 
-def _is_forgotten(run: Run, sight: _Sight) -> bool:
+def _is_forgotten(run: Run, sight: Sight) -> bool:
     return run.id not in sight.look.listing.runs and all(
-        _answers(place.node_id, sight.look.listing) for place in run.placements
+        answers(place.node_id, sight.look.listing) for place in run.placements
     )
 
 
-def _note_signal(run: Run, sight: _Sight, now: datetime) -> Run:
+def _note_signal(run: Run, sight: Sight, now: datetime) -> Run:
     action = _signal(run)
     if action is not None and action in sight.look.done:
         return replace(run, signalled_at=now)
@@ -338,7 +319,7 @@ def _exited(run: Run, seen: ObservedRun, now: datetime) -> Run:
     )
 
 
-def _actions(run: Run, sight: _Sight) -> list[Action]:
+def _actions(run: Run, sight: Sight) -> list[Action]:
     """What the runtime is to do about a run that now stands so."""
     if run.state is RunState.ASSIGNED and not sight.waits:
         absent = any(place.rank not in sight.seen.ranks for place in run.placements)
@@ -352,12 +333,3 @@ def _actions(run: Run, sight: _Sight) -> list[Action]:
         # What an earlier leader still ordered may show only now.
         return [Forget(run.id) if _nothing_left(sight.seen) else End(run.id)]
     return []
-
-
-def _unwanted(known: set[RunId], look: Look) -> list[Action]:
-    """Runs that no row asks for (the row is over and gone, or the tables were restored)."""
-    return [
-        Forget(run_id) if _nothing_left(seen) else End(run_id)
-        for run_id, seen in look.listing.runs.items()
-        if run_id not in known
-    ]

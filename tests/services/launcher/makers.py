@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -31,6 +31,8 @@ from services.launcher.domain.model import (
     Run,
     RunState,
 )
+from services.launcher.domain.reconcile import Look, Policy
+from services.launcher.domain.worklist import Outcome, Worklist
 from services.launcher.runtimes.port import RankOrder, RunOrder
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -182,3 +184,10 @@ def an_order(
             for rank in range(ranks)
         ),
     )
+
+
+def reconcile(runs: Iterable[Run], look: Look, now: datetime, policy: Policy) -> Outcome:
+    """One round of a launcher that begins with these rows."""
+    work = Worklist(runs)
+    work.see(look)
+    return work.step(work.take(), look, now, policy)

@@ -33,12 +33,15 @@ class Cache:
         # On which node a pod of somebody else is, and whether among ours, by its uid.
         self._others: dict[str, tuple[str, bool]] = {}
         self._nodes: dict[str, str] = {}
+        self._looks = 0
         # Up to which version of the cluster the reflectors have told everything.
         self.pods_told = self.objects_told = 0
 
     def listing(self) -> Listing:
         """One full look."""
-        return Listing(self.nodes.listing(), self.runs.listing())
+        runs, changed = self.runs.listing()
+        self._looks += 1
+        return Listing(self.nodes.listing(), runs, self._looks, changed)
 
     def answered(self, thing: Json) -> None:
         """A pod or run object as an answer to a call of ours showed it. The watch may have told of

@@ -142,16 +142,18 @@ class Runs:
             if thing.forgotten_at is not None:
                 yield run_id, thing, thing.forgotten_at
 
-    def listing(self) -> dict[RunId, ObservedRun]:
-        """Every run as it is now; only what changed is looked at."""
-        for run_id in self._dirty:
+    def listing(self) -> tuple[dict[RunId, ObservedRun], tuple[RunId, ...]]:
+        """Every run as it is now, and those that may have changed since this was last asked; only
+        they are looked at."""
+        changed = tuple(self._dirty)
+        for run_id in changed:
             seen = self._observe(run_id)
             if seen is None:
                 self._observed.pop(run_id, None)
             else:
                 self._observed[run_id] = seen
         self._dirty.clear()
-        return dict(self._observed)
+        return dict(self._observed), changed
 
     def _observe(self, run_id: RunId) -> ObservedRun | None:
         thing = self.objects.get(run_id)

@@ -17,6 +17,7 @@ from typing import Any, Protocol, cast
 from urllib.parse import urlencode
 
 import aiohttp
+import yaml
 from kubernetes_asyncio import config
 from kubernetes_asyncio.client.configuration import Configuration
 from kubernetes_asyncio.client.rest import RESTClientObject
@@ -226,7 +227,7 @@ async def _configured(kubeconfig: Path | None) -> Configuration:
                 config_file=str(kubeconfig) if kubeconfig else None,
                 client_configuration=configuration,
             )
-    except (config.ConfigException, OSError, ValueError, TypeError) as problem:
+    except (config.ConfigException, OSError, ValueError, TypeError, yaml.YAMLError) as problem:
         where = f"kubeconfig {kubeconfig}" if kubeconfig else "the kubeconfig"
         raise ConfigurationError(f"{where} cannot be used: {problem}") from problem
     return configuration

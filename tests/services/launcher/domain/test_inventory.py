@@ -19,7 +19,7 @@ class Book:
         self.said: list[tuple[str, int, bool, bool]] = []
 
     def look(self, seconds: float, listing: Listing, busy: Sequence[str] = ()) -> Inventory:
-        stock = take_stock(self.rows.values(), listing, set(busy), at(seconds), POLICY)
+        stock = take_stock(self.rows.values(), listing, set(busy).__contains__, at(seconds), POLICY)
         self.said += [
             (m.node_id, m.version, m.node.ready, m.removed) for m in told(self.rows, stock.rows)
         ]

@@ -25,7 +25,7 @@ OWN = Node(
 def seen(rows: list[NodeRow], node: Node = OWN, *, retired: bool = False) -> list[NodeRow]:
     """The rows after one look at the runtime."""
     listing = Listing({"local-0": ObservedNode(node, retired=retired)})
-    return list(take_stock(rows, listing, set(), at(1), POLICY).rows) or rows
+    return list(take_stock(rows, listing, lambda _: False, at(1), POLICY).rows) or rows
 
 
 def told(row: NodeRow, **changes: object) -> NodeRow:

@@ -26,11 +26,10 @@ from services.launcher.domain.reconcile import (
     Forget,
     Launch,
     Look,
-    Outcome,
     Policy,
     Signal,
-    reconcile,
 )
+from services.launcher.domain.worklist import Outcome
 from tests.services.launcher.makers import (
     START,
     a_listing,
@@ -40,6 +39,7 @@ from tests.services.launcher.makers import (
     exited,
     lost,
     pending,
+    reconcile,
     run_id,
     seen,
 )

@@ -1,5 +1,7 @@
 """A rule machine: messages, crashes, failing calls and dying ranks in any order, against a model of
-a runtime that does exactly what it is told. The invariants are the launcher's promises."""
+a runtime that does exactly what it is told. The invariants are the launcher's promises. Beside it,
+each round has to come to what a launcher finds that has just begun with the same rows and look.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ from services.launcher.domain.reconcile import (
     Look,
     Policy,
     Signal,
-    reconcile,
 )
+from services.launcher.domain.worklist import Worklist
 from tests.services.launcher.makers import (
     a_listing,
     a_spec,
@@ -40,6 +42,7 @@ from tests.services.launcher.makers import (
     lost,
     pending,
     placements,
+    reconcile,
     run_id,
     seen,
 )
@@ -66,6 +69,10 @@ class Machine(RuleBasedStateMachine):
         self.refused: dict[RunId, Refused] = {}
         # The launcher's memory.
         self.look: Look | None = None
+        self.work = Worklist()
+        # The rows that it was told of, and the runtime's last look.
+        self.told: dict[RunId, Run] = {}
+        self.last = Listing()
         self.asked: dict[RunId, Action] = {}
         self.doing: list[Action] = []
         self.done: set[Action] = set()
@@ -159,8 +166,8 @@ class Machine(RuleBasedStateMachine):
         if not self.doing:
             self.doing, self.asked = list(self.asked.values()), {}
 
-    @rule(fails=st.sets(st.integers(0, 3)), half=st.booleans())
-    def act(self, fails: set[int], half: bool) -> None:
+    @rule(fails=st.sets(st.integers(0, 3)), half=st.booleans(), hints=st.booleans())
+    def act(self, fails: set[int], half: bool, hints: bool = False) -> None:
         """Carry it out (some calls fail, some only half reach), then look."""
         for number, action in enumerate(self.doing):
             if number not in fails:
@@ -168,7 +175,15 @@ class Machine(RuleBasedStateMachine):
             elif half and isinstance(action, Launch):
                 self.make(action.run_id, 0)
         self.doing = []
-        self.look = Look(self.listing(), frozenset(self.done), dict(self.refused))
+        listing, before = self.listing(), self.last
+        if hints:
+            # As a runtime does that knows what changed.
+            every = before.runs.keys() | listing.runs.keys()
+            changed = tuple(r for r in every if before.runs.get(r) != listing.runs.get(r))
+            listing = replace(listing, number=before.number + 1, changed=changed)
+        self.last = listing
+        self.look = Look(listing, frozenset(self.done), dict(self.refused))
+        self.work.see(self.look)
 
     @precondition(lambda self: self.dying)
     @rule()
@@ -190,11 +205,21 @@ class Machine(RuleBasedStateMachine):
             self.act(fails=set(), half=False)
             self.decide()
 
-    @rule(take=st.booleans())
-    def decide(self, take: bool = False) -> None:
+    @rule(take=st.booleans(), commits=st.booleans())
+    def decide(self, take: bool = False, commits: bool = True) -> None:
         if self.look is None:
             return
-        outcome = reconcile(list(self.rows.values()), self.look, at(self.seconds), POLICY)
+        self.tell()
+        marks = self.work.take()
+        outcome = self.work.step(marks, self.look, at(self.seconds), POLICY)
+        anew = reconcile(self.rows.values(), self.look, at(self.seconds), POLICY)
+        assert {run.id: run for run in outcome.runs} == {run.id: run for run in anew.runs}
+        assert sorted(outcome.actions, key=str) == sorted(anew.actions, key=str)
+        assert outcome.due_at == anew.due_at
+        if not commits:
+            self.work.give_back(marks)
+            return
+        self.work.settle(outcome)
         for run in outcome.runs:
             before = self.rows[run.id]
             if before.started_at is None and run.started_at is not None:
@@ -211,14 +236,23 @@ class Machine(RuleBasedStateMachine):
             self.asked.pop(action.run_id, None)
             if action not in self.doing:
                 self.asked[action.run_id] = action
+        self.tell()
         if take:
             self.take()
+
+    def tell(self) -> None:
+        """Committed rows, as the store tells of them."""
+        put = [row for run, row in self.rows.items() if self.told.get(run) is not row]
+        gone = [(Run, (run.task_id, run.attempt)) for run in self.told if run not in self.rows]
+        self.work.apply(put, gone)
+        self.told = dict(self.rows)
 
     @rule()
     def crash(self) -> None:
         """A launcher dies: rows and processes stay, everything else is gone."""
         self.look, self.asked, self.doing, self.done = None, {}, [], set()
         self.refused = {}
+        self.work, self.told = Worklist(self.rows.values()), dict(self.rows)
 
     # The runtime does as it is told
 

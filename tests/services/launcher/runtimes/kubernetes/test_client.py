@@ -19,7 +19,7 @@ from services.launcher.runtimes.kubernetes.client import (
     KubeClient,
     namespaced,
 )
-from services.launcher.runtimes.kubernetes.transport import HttpTransport
+from services.launcher.runtimes.kubernetes.transport import ConfigurationError, HttpTransport
 from services.launcher.runtimes.port import RuntimeUnavailableError
 
 Answer = Callable[[web.Request], web.StreamResponse]
@@ -211,3 +211,13 @@ async def test_after_hanging_up_nothing_is_asked(server: Server, client: KubeCli
     with pytest.raises(RuntimeUnavailableError):
         await client.get(PODS)
     assert server.requests == []
+
+
+@pytest.mark.parametrize("text", ["nonsense: [", "{}", '{"current-context": "x"}'])
+async def test_a_kubeconfig_that_is_none_is_said(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    made = HttpTransport(path, 1)
+    with pytest.raises(ConfigurationError, match=f"kubeconfig {path} cannot be used"):
+        await made.send("GET", "/", query={}, headers={}, body=None, seconds=1)
+    await made.close()

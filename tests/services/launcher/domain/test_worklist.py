@@ -1,0 +1,240 @@
+"""A worklist that has followed any history says what one says that was made this moment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libs.contracts.ids import RunId
+from services.launcher.domain.model import (
+    Fault,
+    ObservedRank,
+    Refused,
+    Run,
+    RunState,
+)
+from services.launcher.domain.reconcile import Action, End, Forget, Launch, Look, Policy, Signal
+from services.launcher.domain.worklist import Worklist
+from tests.services.launcher.makers import (
+    START,
+    a_listing,
+    a_run,
+    at,
+    exited,
+    lost,
+    pending,
+    reconcile,
+    run_id,
+    seen,
+)
+
+POLICY = Policy(exit_grace=timedelta(seconds=3))
+RUNS = [run_id("one", 1), run_id("one", 2), run_id("two", 1)]
+
+# Any of them as it may come to stand; most of what is drawn no launcher would ever see.
+STATES = st.sampled_from(
+    [
+        RunState.TOMBSTONE,
+        RunState.ASSIGNED,
+        RunState.ASSIGNED,
+        RunState.RUNNING,
+        RunState.ENDING,
+        RunState.EXITED,
+    ]
+)
+TIMES = st.sampled_from([None, None, None, START, at(2)])
+RANKS = st.lists(
+    st.sampled_from(
+        [
+            seen(),
+            exited(),
+            exited(0, 1),
+            lost(),
+            pending(),
+            pending(fault=Fault.IMAGE_PULL, fault_since=START),
+        ]
+    ),
+    max_size=2,
+)
+ACTIONS = st.builds(
+    lambda run, make: make(run),
+    st.sampled_from(RUNS),
+    st.sampled_from([End, lambda r: Signal(r, 10)]),
+)
+REFUSED = Refused(Fault.OVER_QUOTA, "full")
+# One thing that a look may show otherwise than the last one did.
+NEWS = st.one_of(
+    st.tuples(st.just("ranks"), st.sampled_from(RUNS), st.none() | RANKS),
+    st.tuples(st.just("silent"), st.sampled_from(["local-0", "local-1"]), st.booleans()),
+    st.tuples(st.just("done"), ACTIONS, st.booleans()),
+    st.tuples(st.just("refused"), st.sampled_from(RUNS), st.booleans()),
+)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Run:
+    run = draw(st.sampled_from(RUNS))
+    made = a_run(draw(STATES), ranks=draw(st.integers(1, 2)))
+    return replace(
+        made,
+        task_id=run.task_id,
+        attempt=run.attempt,
+        kill_requested_at=draw(TIMES),
+        preempt_requested_at=draw(TIMES),
+        acked_at=draw(TIMES),
+    )
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.tuples(st.just("row"), rows())
+        | st.tuples(st.just("gone"), st.sampled_from(RUNS))
+        | st.tuples(st.sampled_from(["look", "told look"]), NEWS),
+        st.sampled_from(["", "round", "round", "round", "lost round"]),
+        st.sampled_from([0.0, 0.0, 1.0, 40.0]),
+    ),
+    min_size=3,
+    max_size=40,
+)
+
+
+class Sky:
+    """What a runtime would show, changed one thing at a time."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[RunId, list[ObservedRank]] = {}
+        self.silent: set[str] = set()
+        self.done: set[Action] = set()
+        self.refused: dict[RunId, Refused] = {}
+        self.look = Look(a_listing())
+
+    def change(self, what: str, which: Any, how: Any, *, told: bool) -> Look:
+        match what:
+            case "ranks" if how is None:
+                self.ranks.pop(which, None)
+            case "ranks":
+                self.ranks[which] = [
+                    replace(rank, rank=n, node_id=f"local-{n}") for n, rank in enumerate(how)
+                ]
+            case "silent":
+                self.silent = self.silent | {which} if how else self.silent - {which}
+            case "done":
+                self.done = self.done | {which} if how else self.done - {which}
+            case _:
+                self.refused.pop(which, None)
+                self.refused |= {which: REFUSED} if how else {}
+        before, listing = self.look.listing, a_listing(self.ranks, silent=sorted(self.silent))
+        every = before.runs.keys() | listing.runs.keys()
+        changed = tuple(run for run in every if before.runs.get(run) != listing.runs.get(run))
+        number = before.number + 1 if told else 0
+        listing = replace(listing, number=number, changed=changed)
+        self.look = Look(listing, frozenset(self.done), dict(self.refused))
+        return self.look
+
+
+@settings(max_examples=400, deadline=None)
+@given(STEPS)
+def test_what_is_followed_is_what_is_found_anew(
+    steps: list[tuple[tuple[Any, Any], str, float]],
+) -> None:
+    work, table, sky, seconds = Worklist(), dict[RunId, Run](), Sky(), 5.0
+    work.see(sky.look)
+    for (what, value), then, later in [*steps, (("", None), "round", 0.0)]:
+        match what:
+            case "row":
+                table[value.id] = value
+                work.apply([value])
+            case "gone":
+                if table.pop(value, None) is not None:
+                    work.apply((), [(Run, (value.task_id, value.attempt))])
+            case "look" | "told look":
+                work.see(sky.change(*value, told=what == "told look"))
+            case _:
+                pass
+        seconds += later
+        if then:
+            a_round(work, table, sky.look, seconds, lost=then == "lost round")
+        assert work.runs == table
+        assert {run.id for run in work.assigned()} == {
+            run.id for run in table.values() if run.state is RunState.ASSIGNED
+        }
+        for node_id in ("local-0", "local-1"):
+            on = [run for run in table.values() if node_id in {p.node_id for p in run.placements}]
+            assert work.is_busy(node_id) == any(work.is_live(run.id) for run in on)
+
+
+def a_round(
+    work: Worklist, table: dict[RunId, Run], look: Look, seconds: float, *, lost: bool
+) -> None:
+    marks = work.take()
+    outcome = work.step(marks, look, at(seconds), POLICY)
+    anew = reconcile(table.values(), look, at(seconds), POLICY)
+    assert {run.id: run for run in outcome.runs} == {run.id: run for run in anew.runs}
+    assert set(outcome.actions) == set(anew.actions)
+    assert len(outcome.actions) == len(anew.actions)
+    assert outcome.due_at == anew.due_at
+    if lost:
+        work.give_back(marks)
+        return
+    work.settle(outcome)
+    # Its rows are committed, too, and this is how the store tells of them.
+    kept = [run for run in outcome.runs if run.state is not RunState.FORGOTTEN]
+    over = [run for run in outcome.runs if run.state is RunState.FORGOTTEN]
+    for run in over:
+        del table[run.id]
+    table |= {run.id: run for run in kept}
+    work.apply(kept, [(Run, (run.task_id, run.attempt)) for run in over])
+
+
+def test_a_round_looks_only_at_what_changed() -> None:
+    table = {run_id(f"a{letter}"): a_run() for letter in "bcdefgh"}
+    table = {run: replace(row, task_id=run.task_id) for run, row in table.items()}
+    ranks: dict[RunId, list[ObservedRank]] = {run: [seen()] for run in table}
+    work = Worklist(table.values())
+    look = Look(a_listing(ranks))
+    work.see(look)
+    first = work.step(work.take(), look, at(1), POLICY)
+    assert first.steps.keys() == table.keys()
+    work.settle(first)
+    one, other = run_id("ab"), run_id("ac")
+    look = Look(a_listing(ranks | {one: [exited()]}))
+    work.see(look)
+    work.apply([replace(table[other], preempt_requested_at=at(1), acked_at=at(1))])
+    second = work.step(work.take(), look, at(2), POLICY)
+    assert second.steps.keys() == {one, other}
+    assert [run.id for run in second.runs] == [one]
+    assert second.due_at == at(4)
+    work.settle(second)
+    # Nothing is new, and nothing is looked at before its time.
+    assert work.step(work.take(), look, at(3), POLICY).steps == {}
+    due = work.step(work.take(), look, at(4), POLICY)
+    assert due.steps.keys() == {other}
+    assert set(due.actions) == {Forget(one), End(other)}
+    # A node that falls silent concerns those that are on it.
+    look = Look(a_listing(ranks | {one: [exited()]}, silent=["local-1"]))
+    work.see(look)
+    assert work.take() == {}
+
+
+def test_launches_come_in_the_order_of_their_assignments() -> None:
+    names = ["zz", "mm", "aa", "yy"]
+    work = Worklist(replace(a_run(RunState.ASSIGNED), task_id=name) for name in names)
+    look = Look(a_listing())
+    work.see(look)
+    outcome = work.step(work.take(), look, at(1), POLICY)
+    assert outcome.actions == tuple(Launch(run_id(name)) for name in names)
+
+
+def test_a_refusal_is_news() -> None:
+    run = a_run(RunState.ASSIGNED)
+    work, look = Worklist([run]), Look(a_listing())
+    for refused, actions in (({}, Launch), ({run.id: REFUSED}, End), ({}, Launch)):
+        look = replace(look, refused=refused)
+        work.see(look)
+        outcome = work.step(work.take(), look, at(1), POLICY)
+        assert outcome.actions == (actions(run.id),)
+        work.settle(outcome)
