@@ -216,7 +216,8 @@ def _changed_runs(before: Listing, now: Listing) -> Iterable[RunId]:
 
 def _changed_nodes(before: Listing, now: Listing) -> Iterator[str]:
     """Nodes that began or ceased to answer."""
-    for node_id in sorted(before.nodes.keys() | now.nodes.keys()):
+    gone = [node_id for node_id in before.nodes if node_id not in now.nodes]
+    for node_id in (*gone, *now.nodes):
         same = before.nodes.get(node_id) is now.nodes.get(node_id)
         if not same and answers(node_id, before) != answers(node_id, now):
             yield node_id
