@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from ssl import SSLContext
+from pathlib import Path
 
 import nats.errors
 import structlog
@@ -28,6 +28,7 @@ from nats.protocol.command import (
 
 from libs.bus.port import BusDeniedError, BusUnavailableError
 from libs.bus.topology import inbox_prefix
+from libs.bus.trust import trust, wants_tls
 from libs.contracts.base import Message
 
 # So many events' headers are remembered.
@@ -56,7 +57,8 @@ class BusConfig:
     credentials: Credentials
     # The event types of this service's durable.
     hears: tuple[type[Message], ...] = ()
-    tls: SSLContext | None = None
+    # For tls:// addresses: the authority (PEM) that vouches for the servers; None: the machine's.
+    ca_file: Path | None = None
     connect_timeout_s: float = 30.0
     # For the server's own answers: an event is stored, an acknowledgement is noted.
     reply_timeout_s: float = 5.0
@@ -100,6 +102,16 @@ class ServerClient(Client):
     Its flush keeps its word: the library's ping is written past what still waits to be written,
     so that only the answer to a second one says that the server has seen it all.
     """
+
+    def __init__(self, *, tls_only: bool = False) -> None:
+        super().__init__()
+        self._tls_only = tls_only
+
+    def _connect_command(self) -> bytes:
+        """User and password; the library would say them to whoever does not ask for TLS."""
+        if self._tls_only and not self._server_info.get("tls_required"):
+            raise nats.errors.Error("the server does not speak TLS, and its address says tls://")
+        return super()._connect_command()
 
     async def flush(self, timeout: int = 10) -> None:  # noqa: ASYNC109 - the library's signature
         """Return when the server has seen everything said so far; ``timeout`` in seconds."""
@@ -150,7 +162,8 @@ async def open_client(
 
     BusUnavailableError if there is no server in time, BusDeniedError if it does not know the user.
     """
-    client, ever_connected, told = ServerClient(), False, set[str]()
+    tls = wants_tls(config.urls)
+    client, ever_connected, told = ServerClient(tls_only=tls), False, set[str]()
 
     async def error(problem: Exception) -> None:
         text = str(problem)
@@ -179,7 +192,7 @@ async def open_client(
                 user=config.credentials.user,
                 password=config.credentials.password,
                 inbox_prefix=inbox_prefix(config.service),
-                tls=config.tls,
+                tls=trust(config.ca_file) if tls else None,
                 error_cb=error,
                 disconnected_cb=lost,
                 reconnected_cb=back,

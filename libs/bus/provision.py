@@ -7,6 +7,7 @@ services only use what is there. Safe to call again: what is as it should be is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import nats.errors
 from nats.js import JetStreamContext
@@ -28,6 +29,7 @@ async def provision(
     credentials: Credentials,
     topology: Topology,
     *,
+    ca_file: Path | None = None,
     reply_timeout_s: float = 5.0,
     connect_timeout_s: float = 30.0,
 ) -> list[str]:
@@ -43,6 +45,7 @@ async def provision(
         urls=tuple(urls),
         service=credentials.user,
         credentials=credentials,
+        ca_file=ca_file,
         connect_timeout_s=connect_timeout_s,
     )
     client = await open_client(config, on_error=lambda error: refused.extend(_refusals(error)))
@@ -67,13 +70,18 @@ async def provision(
 
 
 async def enter(
-    urls: Sequence[str], credentials: Credentials, *, connect_timeout_s: float = 30.0
+    urls: Sequence[str],
+    credentials: Credentials,
+    *,
+    ca_file: Path | None = None,
+    connect_timeout_s: float = 30.0,
 ) -> None:
     """Only look whether this user gets in; the errors of ``provision``."""
     config = BusConfig(
         urls=tuple(urls),
         service=credentials.user,
         credentials=credentials,
+        ca_file=ca_file,
         connect_timeout_s=connect_timeout_s,
     )
     await (await open_client(config)).close()

@@ -7,10 +7,17 @@ no environment and no process list holds them.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from libs.bus.trust import authority, wants_tls
+
+
+def _addresses(text: str) -> str:
+    wants_tls(text.split(","))
+    return text
 
 
 class BaseServiceSettings(BaseSettings):
@@ -22,8 +29,10 @@ class BaseServiceSettings(BaseSettings):
     database_url: str
     database_password_file: Path | None = None
     database_pool_max: int = Field(default=5, ge=1, le=100)
-    # nats://HOST:PORT, several separated by commas
-    nats_url: str
+    # nats://HOST:PORT, or tls://HOST:PORT, several separated by commas
+    nats_url: Annotated[str, AfterValidator(_addresses)]
+    # The authority (PEM) that vouches for the servers behind tls://; without: the machine's own.
+    nats_ca_file: Annotated[Path | None, AfterValidator(authority)] = None
     nats_user: str = ""
     nats_password_file: Path | None = None
     # Where /healthz, /readyz and /metrics are served; no port, no HTTP (the gateway must have one).

@@ -84,6 +84,7 @@ async def connect(wiring: Wiring, settings: BaseServiceSettings) -> AsyncGenerat
                     settings.nats_user or wiring.name, settings.nats_password() or ""
                 ),
                 hears=tuple(wiring.hears),
+                ca_file=settings.nats_ca_file,
             )
         )
         try:

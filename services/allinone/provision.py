@@ -28,6 +28,7 @@ from libs.bus import provision as bus
 from libs.bus.connection import Credentials
 from libs.bus.port import BusDeniedError, BusUnavailableError
 from libs.bus.topology import Limits
+from libs.bus.trust import authority
 from libs.service import observe
 from libs.service.loop import pause
 from libs.service.wiring import Wiring, topology
@@ -78,8 +79,10 @@ class ProvisionSettings(BaseSettings):
     database_passwords: Path
     # False: somebody else made database, roles and schemas; only migrations are run.
     roles: bool = True
-    # nats://HOST:PORT, several separated by commas
+    # nats://HOST:PORT, or tls://HOST:PORT, several separated by commas
     nats_url: str = Field(min_length=1)
+    # The authority (PEM) that vouches for the servers behind tls://; without: the machine's own.
+    nats_ca_file: Annotated[Path | None, AfterValidator(authority)] = None
     nats_user: str = NATS_ADMIN
     nats_password_file: Path
     # A folder as for the database: each service's password is tried at the server.
@@ -221,7 +224,11 @@ async def _streams(
     admin = Credentials(settings.nats_user, secret(settings.nats_password_file))
     try:
         done = await bus.provision(
-            urls, admin, topology(wirings, _limits(settings)), connect_timeout_s=timeout
+            urls,
+            admin,
+            topology(wirings, _limits(settings)),
+            ca_file=settings.nats_ca_file,
+            connect_timeout_s=timeout,
         )
     except BusDeniedError as problem:
         raise RefusedError(
@@ -237,7 +244,12 @@ async def _streams(
     for wiring in wirings:
         file = settings.nats_passwords / wiring.name
         try:
-            await bus.enter(urls, Credentials(wiring.name, secret(file)), connect_timeout_s=timeout)
+            await bus.enter(
+                urls,
+                Credentials(wiring.name, secret(file)),
+                ca_file=settings.nats_ca_file,
+                connect_timeout_s=timeout,
+            )
         except BusDeniedError as problem:
             raise RefusedError(
                 f"NATS ({settings.nats_url}) refuses: {problem}. Its "

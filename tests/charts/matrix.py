@@ -22,7 +22,10 @@ EXTERNAL: dict[str, Any] = {
             "sslmode": "verify-full",
             "caConfigMap": "db-ca",
         },
-        "nats": {"url": "nats://a.example.org:4222,nats://b.example.org"},
+        "nats": {
+            "url": "tls://a.example.org:4222,tls://b.example.org",
+            "caConfigMap": "nats-ca",
+        },
         **SECRETS,
     },
     "nats": {"enabled": False},

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -30,6 +32,7 @@ from tests.charts.charts import (
     pod_specs,
 )
 from tests.charts.matrix import EXTERNAL, MATRIX, MONITORED
+from tools.cluster.access import ensure_certificates
 
 pytestmark = pytest.mark.kubernetes
 
@@ -224,14 +227,27 @@ def test_every_variable_is_a_setting_and_every_needed_setting_is_given(
     assert getattr(settings, "http_port") == port  # noqa: B009 - the class is not known here
 
 
+@cache
+def an_authority() -> str:
+    with TemporaryDirectory() as folder:
+        ensure_certificates(Path(folder), ["localhost"])
+        return (Path(folder) / "ca.crt").read_text()
+
+
 def _place_files(objects: list[Json], deployment: Json, root: Path) -> None:
     """The ConfigMaps of a pod as files, as they would be mounted."""
     spec = deployment["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     where = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     for volume in spec["volumes"]:
-        if "configMap" in volume and volume["name"] != "database-ca":
-            data = named(objects, "ConfigMap", volume["configMap"]["name"])["data"]
+        if "configMap" in volume:
+            # Those of the authorities are the operator's.
+            theirs = volume["name"] in ("database-ca", "nats-ca")
+            data = (
+                {"ca.crt": an_authority()}
+                if theirs
+                else named(objects, "ConfigMap", volume["configMap"]["name"])["data"]
+            )
             folder = root / where[volume["name"]].lstrip("/")
             folder.mkdir(parents=True)
             for name, text in data.items():
@@ -277,6 +293,7 @@ def test_the_provisioner_is_told_what_it_needs(objects: list[Json], tmp_path: Pa
         if key.removeprefix(PROVISION).lower() not in ProvisionSettings.model_fields
     }
     assert unknown == set()
+    _place_files(objects, job, tmp_path)
     assert _load(ProvisionSettings, PROVISION, given, tmp_path)
     # A Job cannot be changed: another revision must be another Job. And it is no hook, for which
     # `helm install --wait` would wait while the services wait for it.
@@ -312,6 +329,7 @@ def test_servers_of_ones_own_take_the_place_of_the_bundled_ones(
             "?sslmode=verify-full&sslrootcert=/etc/shiftwork/database-ca/ca.crt"
         )
         assert said[prefix + "NATS_URL"] == EXTERNAL["global"]["nats"]["url"]
+        assert said[prefix + "NATS_CA_FILE"] == "/etc/shiftwork/nats-ca/ca.crt"
         policy = named(objects, "NetworkPolicy", f"shiftwork-{name}")["spec"]
         anywhere = {
             p["port"] for rule in policy["egress"] if "to" not in rule for p in rule["ports"]

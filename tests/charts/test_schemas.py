@@ -81,6 +81,10 @@ IMPOSSIBLE: tuple[tuple[dict[str, Any], str], ...] = (
         {"nats": {"enabled": False}, "global": {"nats": {"url": "nats://n:4222"}}},
         "set global.secrets.nats",
     ),
+    (
+        {"global": {"nats": {"url": "nats://n", "caConfigMap": "ca"}}, "nats": {"enabled": False}},
+        "write tls://HOST:PORT in global.nats.url",
+    ),
     ({"postgres": {"enabled": False}}, "set global.database.host"),
     ({"global": {"database": {"host": "db"}}}, "set postgres.enabled=false"),
     ({"global": {"tasks": {"namespace": "shiftwork"}}}, "must not share a namespace"),

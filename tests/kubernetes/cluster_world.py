@@ -293,8 +293,16 @@ class ClusterWorld:
         return replace(order, ranks=placed, owner="ada", spec=spec)
 
 
+# A cluster that lost its API server a few times takes it slowly: its scheduler and kwok wait twice
+# as long after each time, half a minute at last.
+RECOVERS_SECONDS = 120.0
+
+
 async def until(
-    runtime: KubernetesRuntime, true: Callable[[Listing], bool], *, seconds: float = 30
+    runtime: KubernetesRuntime,
+    true: Callable[[Listing], bool],
+    *,
+    seconds: float = RECOVERS_SECONDS,
 ) -> Listing:
     """Look until it is so."""
     async with asyncio.timeout(seconds):
@@ -303,7 +311,7 @@ async def until(
         return listing
 
 
-async def eventually(true: Callable[[], Any], *, seconds: float = 30) -> Any:
+async def eventually(true: Callable[[], Any], *, seconds: float = RECOVERS_SECONDS) -> Any:
     """Ask the cluster itself until it is so."""
     async with asyncio.timeout(seconds):
         while not (found := await asyncio.to_thread(true)):  # noqa: ASYNC110 - nobody hints

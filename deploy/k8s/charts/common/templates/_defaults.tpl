@@ -21,6 +21,7 @@ database:
   caConfigMap: ""
 nats:
   url: ""
+  caConfigMap: ""
 tasks:
   namespace: shiftwork-tasks
 podPolicy: {}

@@ -126,6 +126,11 @@ spec:
               mountPath: /etc/shiftwork/database-ca
               readOnly: true
             {{- end }}
+            {{- if $shared.nats.caConfigMap }}
+            - name: nats-ca
+              mountPath: /etc/shiftwork/nats-ca
+              readOnly: true
+            {{- end }}
             {{- with .mounts }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
@@ -152,7 +157,7 @@ spec:
           configMap:
             name: {{ include "common.fullname" $root }}-pod-policy
         {{- end }}
-        {{- include "common.databaseCa" $root | nindent 8 }}
+        {{- include "common.authorities" $root | nindent 8 }}
         {{- with .volumes }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -167,6 +172,10 @@ spec:
   value: /etc/shiftwork/secrets/database-password
 - name: {{ .prefix }}NATS_URL
   value: {{ include "common.natsUrl" .root | quote }}
+{{- if $shared.nats.caConfigMap }}
+- name: {{ .prefix }}NATS_CA_FILE
+  value: /etc/shiftwork/nats-ca/ca.crt
+{{- end }}
 - name: {{ .prefix }}NATS_USER
   value: {{ .service }}
 - name: {{ .prefix }}NATS_PASSWORD_FILE
@@ -183,13 +192,19 @@ spec:
   value: {{ $shared.logLevel }}
 {{- end -}}
 
-{{- define "common.databaseCa" -}}
+{{/* The authorities that vouch for servers of one's own. */}}
+{{- define "common.authorities" -}}
 {{- $shared := include "common.shared" . | fromYaml -}}
-{{- with $shared.database.caConfigMap -}}
+{{- with $shared.database.caConfigMap }}
 - name: database-ca
   configMap:
     name: {{ . }}
-{{- end -}}
+{{- end }}
+{{- with $shared.nats.caConfigMap }}
+- name: nats-ca
+  configMap:
+    name: {{ . }}
+{{- end }}
 {{- end -}}
 
 {{- define "common.serviceAccount" -}}

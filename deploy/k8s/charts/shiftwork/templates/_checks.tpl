@@ -8,6 +8,11 @@
 {{- if and (not $shared.nats.url) (not .Values.nats.enabled) -}}
 {{- $faults = append $faults "nats.enabled is false: set global.nats.url to nats://HOST:PORT" -}}
 {{- end -}}
+{{- range splitList "," $shared.nats.url -}}
+{{- if and $shared.nats.caConfigMap (not (hasPrefix "tls://" .)) -}}
+{{- $faults = append $faults (printf "global.nats.caConfigMap vouches for servers behind tls://: write tls://HOST:PORT in global.nats.url, not %s" (. | quote)) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (not .Values.nats.enabled) (not $shared.secrets.nats) -}}
 {{- $faults = append $faults "nats.enabled is false: set global.secrets.nats to the Secret with its users' passwords" -}}
 {{- end -}}
