@@ -66,10 +66,11 @@ ENTRIES: tuple[Entry, ...] = (
     _entry("global/database/sslmode", "verify-full", "require, verify-ca or verify-full."),
     _entry(
         "global/nats/url",
-        "nats://nats.example.org:4222",
+        "tls://nats.example.org:4222",
         "A NATS of your own (then nats.enabled: false, and its Secret below); its configuration:\n"
         "python -m services.allinone.provision nats-config",
     ),
+    _entry("global/nats/caConfigMap", "nats-ca", "With ca.crt, who vouches for tls:// servers."),
     _entry(
         "global/secrets/postgres",
         "shiftwork-postgres",
@@ -225,7 +226,8 @@ def _nats(text: str) -> str:
             raise usage(
                 f"{url!r} is no server",
                 where="--external-nats",
-                fix="write nats://HOST:PORT, several separated by commas, without a password",
+                fix="write nats://HOST:PORT or tls://HOST:PORT, several separated by commas, "
+                "without a password",
             )
     return text
 

@@ -98,7 +98,9 @@ def choices(  # noqa: PLR0917 - options, by name
     postgres_secret: Annotated[
         str, typer.Option(help="A Secret with the passwords of its roles.")
     ] = "",
-    external_nats: Annotated[str, typer.Option(help="Servers of your own, nats://HOST:PORT.")] = "",
+    external_nats: Annotated[
+        str, typer.Option(help="Servers of your own, nats://HOST:PORT or tls://HOST:PORT.")
+    ] = "",
     nats_secret: Annotated[str, typer.Option(help="A Secret with their users' passwords.")] = "",
     nats_replicas: Annotated[
         int, typer.Option(min=0, max=5, help="Of the bundled server: 1, 3 or 5.")
