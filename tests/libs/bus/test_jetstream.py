@@ -24,6 +24,7 @@ from libs.bus.topology import Limits, permissions_of, topology_of
 from libs.contracts import messages as m
 from libs.contracts.base import Message
 from libs.contracts.envelope import Envelope
+from tests.harness.freezing import freeze
 from tests.harness.infra import Infra
 from tests.harness.nats_server import NatsServer
 
@@ -154,7 +155,7 @@ async def test_a_sender_that_waits_for_a_slow_server_can_be_cancelled(world: Wor
                 await admin.publish("log.t.1.0", b"x" * 500_000)
                 sent += 1
 
-        os.kill(process, signal.SIGSTOP)
+        freeze(process)
         try:
             flooding = asyncio.ensure_future(flood())
             await asyncio.sleep(0.3)
@@ -381,7 +382,7 @@ async def test_a_publication_under_way_when_the_server_dies_is_unknown_at_once(
 ) -> None:
     submit = await world.bus("submit")
     assert world.server.embedded.child is not None
-    os.kill(world.server.embedded.child.pid, signal.SIGSTOP)
+    freeze(world.server.embedded.child.pid)
     publishing = asyncio.ensure_future(submit.publish([goal(1)]))
     await asyncio.sleep(0.1)
     assert not publishing.done()
