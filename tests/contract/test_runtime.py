@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
@@ -31,6 +30,7 @@ from services.launcher.runtimes.port import (
     RuntimeUnavailableError,
 )
 from services.launcher.runtimes.process import ProcessRuntime
+from tests.harness.freezing import freeze
 from tests.kubernetes.cluster_world import ClusterWorld
 from tests.services.launcher.makers import a_node, an_order, run_id
 from tools.cluster.control_plane import ControlPlane
@@ -96,7 +96,7 @@ class Processes:
     async def silence(self, node_id: str) -> None:
         holder = proc.by_signature((self.folder / "nodes" / node_id / "lock").read_text())
         assert holder is not None
-        os.kill(holder.pid, signal.SIGSTOP)
+        freeze(holder.pid)
 
     def was_killed(self, rank: ObservedRank) -> bool:
         return rank.signal == signal.SIGKILL

@@ -15,6 +15,7 @@ from tools.cluster.api import Api, ApiError
 from tools.cluster.cluster import Cluster
 from tools.cluster.control_plane import GUARD, ControlPlane, Options
 from tools.cluster.images import ImageError
+from tools.cluster.kubeconfig import KubeconfigError
 from tools.cluster.layout import Layout, default_folder
 from tools.cluster.prerequisites import CannotRunError
 from tools.cluster.processes import ProcessError
@@ -164,7 +165,8 @@ def main() -> int:
     """Do what the command line says; expected failures are one message."""
     arguments = parser().parse_args()
     expected = (
-        *(AccessError, ApiError, BuildError, CannotRunError, ImageError, ProcessError),
+        *(AccessError, ApiError, BuildError, CannotRunError, ImageError, KubeconfigError),
+        ProcessError,
         *(SystemFailure, TimeoutError, KeyError, LookupError),
     )
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import socket
 import stat
 import subprocess
@@ -21,6 +20,7 @@ from services.allinone.embedded import wire
 from services.allinone.embedded.credentials import ensure_credentials
 from services.allinone.embedded.nats import Nats, NatsOptions, configuration
 from services.allinone.embedded.processes import ServerError
+from tests.harness.freezing import freeze
 from tests.harness.nats_server import NatsServer, StartNats
 
 pytestmark = pytest.mark.server
@@ -208,7 +208,7 @@ async def test_a_frozen_server_is_not_healthy_and_is_ended(nats_start: StartNats
     hasty = NatsOptions(answer_seconds_max=0.2, stop_seconds_max=0.3)
     frozen = Nats(server.data, ensure_credentials(server.data), {}, hasty)
     await frozen.start()
-    os.kill(frozen.child.pid, signal.SIGSTOP)
+    freeze(frozen.child.pid)
     assert "no answer" in await frozen.healthy()
     await frozen.stop()
     await frozen.start()

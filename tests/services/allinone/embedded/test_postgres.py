@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from services.allinone.embedded.postgres import (
     programs_folder,
 )
 from services.allinone.embedded.processes import ServerError
+from tests.harness.freezing import freeze
 from tests.harness.postgres import Database, PostgresServer, StartPostgres, copy_of_pristine
 
 pytestmark = pytest.mark.server
@@ -230,7 +230,7 @@ async def test_a_frozen_server_is_not_healthy_and_is_ended(postgres_start: Start
     await test_server.embedded.stop()
     server = Postgres(test_server.data, ensure_credentials(test_server.data), hasty)
     await server.start()
-    os.kill(server.child.pid, signal.SIGSTOP)
+    freeze(server.child.pid)
     assert "no answer" in await server.healthy()
     await server.stop()
     assert "not started" in await server.healthy()
