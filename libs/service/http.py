@@ -6,18 +6,23 @@ with it, instead of leaving a process that still answers ``ok``.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import socket
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from typing import Any
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from libs.service.loop import pause
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 SHUTDOWN_SECONDS_MAX = 5
+_TURNS_TO_CONNECT = 2
 
 
 class Probes:
@@ -65,12 +70,21 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None]:
         yield
 
-    def close(self) -> None:
+    async def close(self, sock: socket.socket) -> None:
         """Let go of the port and of quiet connections: the loop may go on without this server."""
-        for listening in getattr(self, "servers", ()):
-            listening.close()
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
+        try:
+            # asyncio takes two turns from accepting a connection to telling the protocol of it.
+            # One that is on its way in is known after them; it would be left half-made otherwise.
+            if sock.fileno() >= 0:
+                asyncio.get_running_loop().remove_reader(sock)
+            for _ in range(_TURNS_TO_CONNECT):
+                await pause(0)
+        finally:
+            for listening in getattr(self, "servers", ()):
+                listening.close()
+            for connection in list(self.server_state.connections):
+                connection.shutdown()
+            sock.close()
 
 
 async def serve_http(
@@ -103,5 +117,4 @@ async def serve_http(
         await server.serve(sockets=[sock])
         raise RuntimeError("the HTTP server ended by itself")
     finally:
-        server.close()
-        sock.close()
+        await server.close(sock)
