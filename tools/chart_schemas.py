@@ -36,6 +36,11 @@ LIST: Schema = {"type": "array", "items": {"type": "object"}}
 TEXTS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
 NAMES: Schema = {"type": "array", "items": {"type": "string"}}
 SIZE: Schema = {"type": "string", "pattern": "^[1-9][0-9]*(Mi|Gi|Ti)$"}
+PORTS: Schema = {
+    "type": "array",
+    "minItems": 1,
+    "items": {"type": "integer", "minimum": 1, "maximum": 65_535},
+}
 PULL: Schema = {"enum": ["Always", "IfNotPresent", "Never"]}
 NAMESPACE: Schema = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
 IMAGE: Schema = {
@@ -66,11 +71,8 @@ RULES: dict[str, Schema] = {
     },
     "global.gateway.url": {"type": "string", "pattern": "^(https?://[^ /]+(/[^ ]*)?)?$"},
     "global.tasks.namespace": NAMESPACE,
-    "global.networkPolicies.apiServerPorts": {
-        "type": "array",
-        "minItems": 1,
-        "items": {"type": "integer", "minimum": 1, "maximum": 65_535},
-    },
+    "global.networkPolicies.apiServerPorts": PORTS,
+    "global.networkPolicies.dns.ports": PORTS,
     "global.monitoring.labels": TEXTS,
     "global.monitoring.interval": {"type": "string", "pattern": "^[1-9][0-9]*(s|m)$"},
     "global.logFormat": {"enum": ["json", "console"]},

@@ -15,12 +15,12 @@ from tools.cluster.control_plane import ControlPlane
 from tools.cluster.programs import BuildError, program
 
 
-@pytest.fixture(scope="session")
-def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    """helm, and the charts as `deploy/k8s/package` packs them."""
+@pytest.fixture(scope="session", params=["helm", "helm3"])
+def helm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    """helm of either kind in use, and the charts as `deploy/k8s/package` packs them."""
     packed, home = tmp_path_factory.mktemp("packed"), tmp_path_factory.mktemp("helm")
     try:
-        found = program("helm")
+        found = program(request.param)
     except BuildError as problem:
         cannot(problem)
     done = subprocess.run(

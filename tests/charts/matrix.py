@@ -93,7 +93,10 @@ MATRIX: dict[str, dict[str, Any]] = {
         "global": {
             "tasks": {"namespace": "training"},
             "gateway": {"url": "https://training.example.org"},
-            "networkPolicies": {"dns": {"namespace": ""}, "apiServerPorts": [443]},
+            "networkPolicies": {
+                "dns": {"namespace": "", "ports": [53, 5353]},
+                "apiServerPorts": [443],
+            },
             "podPolicy": {
                 "gpu_resource": "example.org/gpu",
                 "host_path_roots": ["/data"],

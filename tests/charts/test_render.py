@@ -364,6 +364,19 @@ def test_tasks_reach_the_gateway_and_one_another_and_nothing_else(
     assert one_another == {"to": [{"podSelector": {}}]}
 
 
+def test_dns_is_reached_where_the_cluster_has_it(rendered: dict[str, list[Json]]) -> None:
+    rules = [
+        policy["spec"]["egress"][0]
+        for policy in of_kind(rendered["everything-said"], "NetworkPolicy")
+        if policy["spec"].get("egress")
+    ]
+    for rule in rules:
+        assert {each["port"] for each in rule["ports"]} == {53, 5353}
+        assert {each["protocol"] for each in rule["ports"]} == {"TCP", "UDP"}
+        assert "to" not in rule
+    assert len(rules) > len(SERVICES)
+
+
 def test_network_policies_name_pods_that_exist(objects: list[Json]) -> None:
     """A selector with a slip lets nobody in, silently."""
     pods = [

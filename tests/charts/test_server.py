@@ -163,6 +163,7 @@ REFUSED = (
 )
 
 
+@pytest.mark.usefixtures("live")
 class TestLife:
     """One release, from its installation to its removal, on a cluster whose pods are simulated.
 

@@ -112,6 +112,12 @@ def guard(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def policies(_: argparse.Namespace) -> int:
+    """Have the nodes enforce NetworkPolicies, until ended."""
+    Cluster().enforce()
+    return 0
+
+
 def build(arguments: argparse.Namespace) -> int:
     """Build programs and print where they are."""
     for path in programs(arguments.names or PROGRAMS).values():
@@ -155,6 +161,9 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("pid", type=int)
     one.add_argument("--remove", action="store_true", help="the folder too")
     one.set_defaults(do=guard)
+    commands.add_parser("policies", help="enforce NetworkPolicies, until ended").set_defaults(
+        do=policies
+    )
     one = commands.add_parser("programs", help="build programs and print their paths")
     one.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PROGRAMS))
     one.set_defaults(do=build)

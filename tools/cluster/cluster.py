@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +17,14 @@ from pathlib import Path
 from tools.cluster import access, cgroups, configs, dns, images, network, nodes, prerequisites
 from tools.cluster.api import ApiError, wait_until
 from tools.cluster.control_plane import ControlPlane, Options, free_ports
+from tools.cluster.enforcing import Enforcer, usual_dns_port
 from tools.cluster.layout import API_PORT, Layout, NodePlan, default_folder
 from tools.cluster.programs import program, programs
 from tools.cluster.simulated import NODES, ready_nodes
 from tools.cluster.system import Switches, switch
 
 NODE_SECONDS = 90.0
-DNS = "coredns"
+DNS, POLICIES = "coredns", "policies"
 NODE_PROGRAMS = (
     "etcd",
     "kube-apiserver",
@@ -103,7 +105,7 @@ class Cluster:
     def ended(self) -> list[str]:
         """The programs that should run and do not."""
         plane = self.plane.processes
-        wanted = [(name, plane.is_running(name)) for name in (*self.plane.wanted(), DNS)]
+        wanted = [(name, plane.is_running(name)) for name in (*self.plane.wanted(), DNS, POLICIES)]
         for node in self.nodes:
             wanted += [(node.named(name), node.is_running(name)) for name in node.wanted()]
         return [name for name, runs in wanted if not runs]
@@ -131,12 +133,20 @@ class Cluster:
         for node in self.nodes:
             node.start(tokens)
             images.load_program(node, "pause", configs.PAUSE_IMAGE)
+        root = str(Path(__file__).resolve().parents[2])
+        command = [sys.executable, "-m", "tools.cluster", "policies"]
+        self.plane.processes.start(POLICIES, command, {"PYTHONPATH": root})
         try:
             wait_until(self._nodes_ready, "nodes Ready", seconds=NODE_SECONDS)
         except TimeoutError as problem:
             raise TimeoutError("\n".join([str(problem), *self.status()])) from problem
         text = self.plane.kubeconfig.read_text("utf-8")
         access.write_secret(layout.kubeconfig, text)
+
+    def enforce(self) -> None:
+        """Have the nodes enforce NetworkPolicies until this process is ended."""
+        port, _ = self._dns_ports()
+        Enforcer(self.layout, self.nodes, self.plane.api, port).run()
 
     def close(self) -> None:
         """Close our own connections; the cluster runs on."""
@@ -161,6 +171,7 @@ class Cluster:
     def _down(self) -> list[str]:
         left: list[str] = []
         if self.exists:
+            self.plane.processes.stop(POLICIES)
             for node in self.nodes:
                 node.stop()
             self.plane.processes.stop(DNS)
@@ -242,10 +253,7 @@ class Cluster:
     def _start_dns(self) -> None:
         plane, folder = self.plane, self.layout.folder / "dns"
         folder.mkdir(exist_ok=True)
-        ports = folder / "ports.json"
-        if not ports.exists():
-            ports.write_text(json.dumps(free_ports(2)), "utf-8")
-        port, health = json.loads(ports.read_text("utf-8"))
+        port, health = self._dns_ports()
         config = folder / "kubeconfig"
         access.write_secret(config, plane.kubeconfig_text("coredns"))
         text = dns.corefile(self.layout, kubeconfig=str(config), port=port, health_port=health)
@@ -253,3 +261,13 @@ class Cluster:
         for path, body in dns.objects(self.layout, port):
             plane.api.apply(path, body)
         plane.processes.start(DNS, [program(DNS), "-conf", folder / "Corefile"])
+
+    def _dns_ports(self) -> tuple[int, int]:
+        """Where DNS answers questions, and about its health."""
+        path = self.layout.folder / "dns" / "ports.json"
+        if not path.exists():
+            other, health = free_ports(2)
+            port = usual_dns_port(self.layout.host_address) or other
+            path.write_text(json.dumps([port, health]), "utf-8")
+        port, health = json.loads(path.read_text("utf-8"))
+        return port, health

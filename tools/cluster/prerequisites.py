@@ -14,6 +14,7 @@ from tools.cluster.system import find, run, succeeds
 TOOLS = {
     "runc": "runc",
     "iptables": "iptables",
+    "nft": "nftables",
     "ip": "iproute2",
     "nsenter": "util-linux",
     "mount": "mount",
@@ -85,6 +86,8 @@ def _reasons(layout: Layout) -> list[str]:
         reasons.append("this machine does not let us make name spaces (is it a container?)")
     if not succeeds("iptables", "-t", "nat", "-S"):
         reasons.append("iptables does not work here (kernel modules or rights are missing)")
+    if not succeeds("nft", "list", "tables"):
+        reasons.append("nft does not work here (kernel modules or rights are missing)")
     if not os.access("/sys/fs/cgroup", os.W_OK):
         reasons.append("/sys/fs/cgroup is read-only, so pods cannot have limits")
     if not succeeds("ip", "link", "show", BRIDGE):

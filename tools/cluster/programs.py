@@ -62,6 +62,7 @@ PROGRAMS = {
     "probe": Program("node", "./probe"),
     "coredns": Program("coredns", "."),
     "helm": Program("helm", "helm.sh/helm/v4/cmd/helm"),
+    "helm3": Program("helm3", "helm.sh/helm/v3/cmd/helm"),
     "kubeconform": Program("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),
     "promtool": Program(
         "promtool", "github.com/prometheus/prometheus/cmd/promtool", tags="remove_all_sd"
@@ -105,15 +106,21 @@ def kubernetes_version() -> str:
 
 
 def _linker_flags(module: str) -> str:
-    flags = ["-s", "-w"]
-    # Kubernetes' programs ask one another for their versions, so these are written in.
+    """Versions that a release's build writes in."""
+    values: dict[str, str] = {}
     if module == "kubernetes":
-        version = kubernetes_version()
-        flags += [
-            f"-X {package}.gitVersion={version}"
-            for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
-        ]
-    return " ".join(flags)
+        # Its programs ask one another for them.
+        packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+        values = {f"{package}.gitVersion": kubernetes_version() for package in packages}
+    elif module == "helm3":
+        # It takes its own for the cluster's where it asks none.
+        numbers = dict(zip(("Major", "Minor"), kubernetes_version()[1:].split("."), strict=False))
+        values = {
+            f"helm.sh/helm/v3/pkg/{package}.k8sVersion{part}": number
+            for package in ("chartutil", "lint/rules")
+            for part, number in numbers.items()
+        }
+    return " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in values.items())])
 
 
 def program(name: str) -> Path:

@@ -32,6 +32,7 @@ networkPolicies:
   monitoringNamespace: monitoring
   dns:
     namespace: kube-system
+    ports: [53]
   apiServerPorts: [443, 6443]
 monitoring:
   enabled: false

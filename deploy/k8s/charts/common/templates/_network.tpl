@@ -49,8 +49,10 @@ spec:
 {{- define "common.dnsEgress" -}}
 {{- $shared := include "common.shared" . | fromYaml -}}
 - ports:
-    - {port: 53, protocol: UDP}
-    - {port: 53, protocol: TCP}
+    {{- range $shared.networkPolicies.dns.ports }}
+    - {port: {{ int . }}, protocol: UDP}
+    - {port: {{ int . }}, protocol: TCP}
+    {{- end }}
   {{- with $shared.networkPolicies.dns.namespace }}
   to:
     - namespaceSelector:
