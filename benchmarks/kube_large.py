@@ -23,10 +23,13 @@ import socket
 import sys
 import time
 import urllib.request
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress
 
 from benchmarks.kube_stage import NAMESPACE, kubernetes, platform_on
 from benchmarks.p11 import Side, last_running, stop, submit
@@ -130,6 +133,26 @@ async def churn(http: Http, pods: PodWatch, launcher: Launcher, count: int) -> f
     return (spent_after - spent) * 1e6 / (events_after - events)
 
 
+@contextlib.asynccontextmanager
+async def counted(what: str, total: int, count: Callable[[], int]) -> AsyncGenerator[None]:
+    """A bar while the context is open: it takes minutes."""
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        shown = bar.add_task(what, total=total)
+
+        async def follow() -> None:
+            while True:
+                bar.update(shown, completed=count())
+                await asyncio.sleep(1.0)
+
+        following = asyncio.ensure_future(follow())
+        try:
+            yield
+        finally:
+            following.cancel()
+            bar.update(shown, completed=count())
+
+
 async def probed(kubeconfig: Path) -> dict[str, float]:
     """``kube_probe`` as a process of its own."""
     process = await asyncio.create_subprocess_exec(
@@ -162,7 +185,9 @@ async def measure(nodes: int, count: int, gang: int, churned: int) -> Large:
                 idle_mib, _ = launcher.memory()
                 began, side = now_s(), Side()
                 tasks = await submit(http, [gang] * (count // gang))
-                await pods.until_running(sum(tasks.values()), seconds=WAIT_SECONDS)
+                made = sum(tasks.values())
+                async with counted("pods running", made, pods.running):
+                    await pods.until_running(made, seconds=WAIT_SECONDS)
                 running_s = last_running(pods, tasks.keys()) - began
                 side.look(pods, tasks)
                 await asyncio.sleep(SETTLE_SECONDS)
@@ -173,12 +198,13 @@ async def measure(nodes: int, count: int, gang: int, churned: int) -> Large:
                 await asyncio.sleep(SETTLE_SECONDS)
                 _, takeover_mib = launcher.memory()
                 began = now_s()
-                await stop(http, pods, tasks.keys(), seconds=WAIT_SECONDS)
+                async with counted("pods gone", made, lambda: made - pods.present()):
+                    await stop(http, pods, tasks.keys(), seconds=WAIT_SECONDS)
                 gone_s = now_s() - began
                 http.close()
     return Large(
         nodes=nodes,
-        pods=sum(tasks.values()),
+        pods=made,
         running_s=running_s,
         gone_s=gone_s,
         partial_gangs=side.partial,

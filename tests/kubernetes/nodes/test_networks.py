@@ -133,7 +133,9 @@ async def until_found(stage: Stage, namespace: str, wanted: str) -> None:
 
 
 async def test_tasks_reach_the_gateway_alone(stage: Stage, places: dict[str, str]) -> None:
-    task_id = await stage.submit("prober", arguments(places), gpus_per_node=0)
+    # It is asked to save first, which it does not know how to do.
+    asked = {"ack_deadline_seconds": 1}
+    task_id = await stage.submit("prober", arguments(places), gpus_per_node=0, preemption=asked)
 
     async def look() -> str:
         query = {"rank": 0, "tail": 1}
@@ -145,6 +147,8 @@ async def test_tasks_reach_the_gateway_alone(stage: Stage, places: dict[str, str
 
     wanted = expected(places, "gateway")
     await stage.wait(look, lambda last: last == wanted, f"a task finds {wanted}", seconds=60)
+    await stage.request("PUT", f"/v1/tasks/{task_id}/goal", json={"goal": "stop"})
+    await stage.until_nothing_left(task_id)
 
 
 @pytest.mark.usefixtures("bystanders")
