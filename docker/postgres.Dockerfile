@@ -19,7 +19,7 @@ RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99build \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends postgresql-15 \
  && dpkg --purge --force-depends libllvm14 libz3-4 \
  && rm -rf /usr/lib/postgresql/15/lib/llvmjit* /usr/lib/postgresql/15/lib/bitcode \
-      /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/log/* \
+      /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/* /var/log/* \
       /var/cache/ldconfig/aux-cache /etc/ssl/private/ssl-cert-snakeoil.key \
       /etc/ssl/certs/ssl-cert-snakeoil.pem /etc/passwd- /etc/group- /etc/shadow- /etc/gshadow- \
  && mkdir -p /docker-entrypoint-initdb.d /var/lib/postgresql/data /var/run/postgresql \

@@ -20,7 +20,7 @@ RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99build \
  && find /usr/lib/python3 -name '*.pyc' -delete \
  && PYTHONHASHSEED=0 /usr/bin/python3 -m compileall -q -j 1 --invalidation-mode unchecked-hash \
       /usr/lib/python3/dist-packages \
- && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/log/* \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/* /var/log/* \
       /var/cache/ldconfig/aux-cache /etc/passwd- /etc/group- /etc/shadow- /etc/gshadow-
 COPY examples /opt/shiftwork/examples
 # The package is for Debian's own Python, which may not be the base's first.

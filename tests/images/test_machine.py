@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -105,7 +106,7 @@ def test_a_build_is_said_alike_to_every_engine(tmp_path: Path) -> None:
         secrets={"pip": tmp_path / "pip"},
     )
     for name in ("podman", "buildah", "docker"):
-        command = Engine(name).command(build)
+        command = Engine(name).command(build, tmp_path / "image.tar")
         assert command[0] == name
         assert command[-1] == str(tmp_path)
         assert f"--file={tmp_path}/x.Dockerfile" in command
@@ -115,6 +116,25 @@ def test_a_build_is_said_alike_to_every_engine(tmp_path: Path) -> None:
         assert f"--secret=id=pip,src={tmp_path}/pip" in command
         # What only podman and buildah understand.
         assert (f"--timestamp={EPOCH}" in command) == (name != "docker")
+        # Docker's way to give every file the time of the build.
+        output = f"--output=type=docker,rewrite-timestamp=true,dest={tmp_path}/image.tar"
+        assert (output in command) == (name == "docker")
+
+
+def test_what_docker_puts_into_an_archive_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With a stand-in for docker: the real one is nowhere that tests run."""
+    program = tmp_path / "docker"
+    program.write_text(
+        "#!/bin/sh\nfor word; do case $word in --output=*dest=*) echo image >${word##*dest=};; "
+        f"--input=*) cp ${{word#--input=}} {tmp_path}/loaded;; esac; done\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    build = Build(tmp_path / "x", tmp_path, "localhost/x:dev", EPOCH)
+    Engine("docker").build(build, tmp_path / "log")
+    assert (tmp_path / "loaded").read_text() == "image\n"
 
 
 def test_what_cannot_be_is_said(

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import Any, cast
 
 PROGRAMS = ("podman", "buildah", "docker")
+# Every file gets the time that is given (podman has an option for it). Straight into the daemon's
+# images it cannot, so by way of an archive.
+DOCKER = ("buildx", "build", "--output=type=docker,rewrite-timestamp=true,dest={archive}")
 # Open files, and processes, of a step of a build.
 LIMIT = 1024
 
@@ -40,12 +44,13 @@ class Engine:
 
     program: str
 
-    def command(self, build: Build) -> list[str]:
-        """The command line of a build."""
+    def command(self, build: Build, archive: Path) -> list[str]:
+        """The command line of a build; docker's result goes into ``archive``."""
+        verb = DOCKER if self.program == "docker" else ("build",)
         arguments = {"SOURCE_DATE_EPOCH": str(build.epoch), **build.arguments}
         return [
             self.program,
-            *(["buildx", "build", "--load"] if self.program == "docker" else ["build"]),
+            *(part.format(archive=archive) for part in verb),
             f"--file={build.dockerfile}",
             f"--tag={build.reference}",
             # The network of the machine: a proxy on its loopback is reached, too.
@@ -62,18 +67,21 @@ class Engine:
         begun = time.monotonic()
         environment = {**os.environ, "SOURCE_DATE_EPOCH": str(build.epoch)}
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("wb") as words:
+        with log.open("wb") as words, tempfile.TemporaryDirectory(prefix="shiftwork-") as folder:
+            archive = Path(folder) / "image.tar"
             done = subprocess.run(  # noqa: S603 - our own words
-                self.command(build),
+                self.command(build, archive),
                 stdin=subprocess.DEVNULL,
                 stdout=words,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 check=False,
             )
-        if done.returncode != 0:
-            last = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
-            raise EngineError(f"{build.reference} was not built; the end of {log}:\n{last}")
+            if done.returncode != 0:
+                last = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
+                raise EngineError(f"{build.reference} was not built; the end of {log}:\n{last}")
+            if archive.exists():
+                self._run("load", "--quiet", f"--input={archive}")
         return time.monotonic() - begun
 
     def exists(self, reference: str) -> bool:
