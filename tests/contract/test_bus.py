@@ -588,8 +588,10 @@ async def test_an_exception_of_the_serving_body_comes_out_as_it_is(world: World)
 # Telemetry
 
 
-def chunk(rank: int) -> Envelope:
-    message = m.LogChunk(task_id="t", attempt=1, rank=rank, data=b"\x00line\n", collected_at=NOW)
+def chunk(rank: int, task_id: str = "t") -> Envelope:
+    message = m.LogChunk(
+        task_id=task_id, attempt=1, rank=rank, data=b"\x00line\n", collected_at=NOW
+    )
     return Envelope(id=f"l-{rank}", source="log_collector", time=NOW, message=message)
 
 
@@ -606,11 +608,14 @@ async def test_telemetry_passes_by_those_who_listen(world: World) -> None:
 
 async def test_a_slow_listener_loses_the_oldest(world: World) -> None:
     collector, gateway = await world.bus("log_collector"), await world.bus("gateway")
-    async with gateway.listen("log.t.>") as stream:
+    async with gateway.listen("log.t.>") as stream, gateway.listen("log.last.>") as last:
         for rank in range(1500):
             await collector.tell(chunk(rank))
-        await asyncio.sleep(0.3)
+        await collector.tell(chunk(0, "last"))
         async with asyncio.timeout(WAIT_S):
+            # It came to this connection after all others.
+            await anext(last)
+            await asyncio.sleep(0.3)
             got = [await anext(stream) for _ in range(1000)]
     assert got[0] == chunk(500)
     assert got[-1] == chunk(1499)

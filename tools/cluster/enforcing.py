@@ -41,8 +41,8 @@ class Enforcer:
         # What each node's kernel was told last, by the node's first process: a new one knows none.
         self._told: dict[int, str] = {}
 
-    def look(self) -> int:
-        """Compare and set; how many nodes were told something new.
+    def look(self) -> None:
+        """Compare and set.
 
         Raises:
             ApiError: The API server does not answer.
@@ -50,7 +50,6 @@ class Enforcer:
         """
         world = self._world()
         told: dict[int, str] = {}
-        changed = 0
         for node in self._nodes:
             try:
                 pid = node.init_pid
@@ -60,9 +59,7 @@ class Enforcer:
             if self._told.get(pid) != text:
                 inside = ("nsenter", "--target", str(pid), "--net", "--")
                 run(*inside, "nft", "--file", "-", standard_input=text)
-                changed += 1
         self._told = told
-        return changed
 
     def _world(self) -> World:
         pods = list(pods_of(self._items(PODS)))

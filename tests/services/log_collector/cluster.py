@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -88,11 +89,16 @@ class ApiServer:
         app.router.add_get("/api/v1/namespaces/{namespace}/pods/{pod}/log", self._log)
         self._runner = web.AppRunner(app, shutdown_timeout=0.01)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
+        self._listening = socket.create_server(("127.0.0.1", self.port))
+        await web.SockSite(self._runner, self._listening).start()
+        self.port = self._listening.getsockname()[1]
 
     async def stop(self) -> None:
+        # Who is just being let in is known two turns later, and asyncio leaves it half-made if the
+        # server ends before (see libs/service/http.py).
+        asyncio.get_running_loop().remove_reader(self._listening)
+        for _ in range(2):
+            await asyncio.sleep(0)
         await self._runner.cleanup()
 
     def _check(self, request: web.Request) -> None:

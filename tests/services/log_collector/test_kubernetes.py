@@ -205,9 +205,16 @@ async def test_a_refusing_api_server_is_a_problem_and_then_none(
     assert reading.last.problem == (
         "the log of pod t1-1-0 cannot be read: 403 Forbidden: said by the API server (403)"
     )
-    said = capsys.readouterr().out
-    assert "pods labelled app.kubernetes.io/component=log-agent in namespace shiftwork" in said
-    assert "403 Forbidden" in said
+    printed = ""
+
+    async def said() -> bool:
+        nonlocal printed
+        printed += capsys.readouterr().out
+        what = "pods labelled app.kubernetes.io/component=log-agent in namespace shiftwork"
+        return what in printed and "403 Forbidden" in printed
+
+    # The list of agents is asked for beside the logs.
+    await until(said)
     site.api.refuses = 0
     assert await reading.end() == Got()
     assert reading.data == b"x\n"
