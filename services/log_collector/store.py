@@ -110,7 +110,7 @@ async def drop_run(tx: Tx, row: RunRow) -> None:
 
 
 async def entries_around(tx: Tx, key: OutputKey, since: datetime) -> list[Entry]:
-    """The last entry that begins at or before a moment, and the first one after it."""
+    """The last entry that begins before a moment, and the first one that begins at it or after."""
     mine = (
         Where("task_id", Op.EQ, key.task_id),
         Where("attempt", Op.EQ, key.attempt),
@@ -119,14 +119,14 @@ async def entries_around(tx: Tx, key: OutputKey, since: datetime) -> list[Entry]
     before = await tx.select(
         EntryRow,
         *mine,
-        Where("first_at", Op.LE, since),
+        Where("first_at", Op.LT, since),
         order_by=[Order("first_at", descending=True), Order("offset", descending=True)],
         limit=1,
     )
     after = await tx.select(
         EntryRow,
         *mine,
-        Where("first_at", Op.GT, since),
+        Where("first_at", Op.GE, since),
         order_by=[Order("first_at"), Order("offset")],
         limit=1,
     )

@@ -4,7 +4,7 @@ import itertools
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.log_collector.domain import (
@@ -94,6 +94,8 @@ GRAIN = IndexGrain(seconds=10, bytes=50)
     st.lists(st.tuples(st.floats(0, 30), st.integers(1, 40)), min_size=1, max_size=30),
     st.floats(-10, 1000),
 )
+# Two entries of one moment, which is the one that is asked for.
+@example([(0.0, 10), (0.0, 40), (0.0, 1)], 0.0)
 def test_since_never_skips_and_is_as_fine_as_the_index(
     collected: list[tuple[float, int]], since_s: float
 ) -> None:
@@ -113,8 +115,8 @@ def test_since_never_skips_and_is_as_fine_as_the_index(
     early = [when for when, begin in history if start <= begin < first]
     assert all(since - at(when) <= timedelta(seconds=GRAIN.seconds) for when in early)
     # The store gives only the entries around the moment: the answer is the same.
-    before = [entry for entry in entries.values() if entry.first_at <= since]
-    after = [entry for entry in entries.values() if entry.first_at > since]
+    before = [entry for entry in entries.values() if entry.first_at < since]
+    after = [entry for entry in entries.values() if entry.first_at >= since]
     around = before[-1:] + after[:1]
     assert start_since(around, since, size) == start
 

@@ -3,10 +3,19 @@ from __future__ import annotations
 import pytest
 
 from libs.contracts.messages import ListLogs, ReadLog, RefusalCode
+from libs.store.port import Store
 from services.log_collector.archives.memory import MemoryArchive
 from services.log_collector.archives.port import ArchiveError
 from services.log_collector.sources.memory import MemorySource
-from tests.services.log_collector.world import World, at, exited, key_of, started
+from tests.services.log_collector.world import (
+    Hands,
+    World,
+    at,
+    exited,
+    key_of,
+    settings_with,
+    started,
+)
 
 LINES = b"".join(b"line %06d\n" % number for number in range(100_000))  # 12 bytes each
 
@@ -79,6 +88,22 @@ async def test_since_begins_with_the_entry_of_the_moment(
         assert reply.offset == offset, seconds
     later = await world.ask(read(since=at(50)))
     assert (later.offset, later.data) == (400, b"")
+
+
+async def test_since_skips_nothing_of_its_own_moment(
+    store: Store, clock: Hands, source: MemorySource
+) -> None:
+    """Much at once makes several entries of one moment."""
+    settings = settings_with(index_bytes=4096)
+    world = World(store, clock, MemoryArchive(), settings, source)
+    await world.lead()
+    await world.tell(started())
+    for _ in range(3):
+        source.append(key_of(), b"x" * 4096)
+        await world.step()
+    await world.tell(exited())
+    await world.settle()
+    assert (await world.ask(read(since=at(0)))).offset == 0
 
 
 async def test_attempt_zero_is_the_newest(world: World, source: MemorySource) -> None:
