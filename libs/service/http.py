@@ -73,18 +73,25 @@ class _Server(uvicorn.Server):
     async def close(self, sock: socket.socket) -> None:
         """Let go of the port and of quiet connections: the loop may go on without this server."""
         try:
-            # asyncio takes two turns from accepting a connection to telling the protocol of it.
-            # One that is on its way in is known after them; it would be left half-made otherwise.
-            if sock.fileno() >= 0:
-                asyncio.get_running_loop().remove_reader(sock)
-            for _ in range(_TURNS_TO_CONNECT):
-                await pause(0)
+            await stop_accepting(sock)
         finally:
             for listening in getattr(self, "servers", ()):
                 listening.close()
             for connection in list(self.server_state.connections):
                 connection.shutdown()
             sock.close()
+
+
+async def stop_accepting(sock: socket.socket) -> None:
+    """Let nobody in any more; whoever was accepted is known to the server when this returns.
+
+    asyncio takes two turns from accepting a connection to telling the protocol of it: a server that
+    is closed in between leaves it half-made.
+    """
+    if sock.fileno() >= 0:
+        asyncio.get_running_loop().remove_reader(sock)
+    for _ in range(_TURNS_TO_CONNECT):
+        await pause(0)
 
 
 async def serve_http(

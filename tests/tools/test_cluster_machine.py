@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.harness.kubernetes import REQUIRED, cannot, given_kubeconfig
-from tools.cluster import cgroups, enforcing, prerequisites, system
+from tools.cluster import cgroups, prerequisites, system
+from tools.cluster.control_plane import is_free
 from tools.cluster.layout import FOLDER_VARIABLE, Layout
 from tools.cluster.nodes import remove_folder
 from tools.cluster.prerequisites import CannotRunError
@@ -110,12 +111,9 @@ def test_the_kubeconfig_of_our_own_nodes_is_not_somebody_elses(
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM])
-def test_dns_takes_its_usual_port_where_nobody_has_it(
-    monkeypatch: pytest.MonkeyPatch, kind: socket.SocketKind
-) -> None:
+def test_a_port_is_free_when_nobody_has_it_for_either_protocol(kind: socket.SocketKind) -> None:
     with socket.socket(socket.AF_INET, kind) as other:
         other.bind(("127.0.0.1", 0))
         port = other.getsockname()[1]
-        monkeypatch.setattr(enforcing, "DNS_PORT", port)
-        assert enforcing.usual_dns_port("127.0.0.1") is None
-    assert enforcing.usual_dns_port("127.0.0.1") == port
+        assert not is_free("127.0.0.1", port)
+    assert is_free("127.0.0.1", port)

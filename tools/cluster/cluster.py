@@ -9,15 +9,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tools.cluster import access, cgroups, configs, dns, images, network, nodes, prerequisites
 from tools.cluster.api import ApiError, wait_until
-from tools.cluster.control_plane import ControlPlane, Options, free_ports
-from tools.cluster.enforcing import Enforcer, usual_dns_port
+from tools.cluster.control_plane import ControlPlane, Options, free_ports, is_free
+from tools.cluster.enforcing import Enforcer
 from tools.cluster.layout import API_PORT, Layout, NodePlan, default_folder
 from tools.cluster.programs import program, programs
 from tools.cluster.simulated import NODES, ready_nodes
@@ -133,9 +132,7 @@ class Cluster:
         for node in self.nodes:
             node.start(tokens)
             images.load_program(node, "pause", configs.PAUSE_IMAGE)
-        root = str(Path(__file__).resolve().parents[2])
-        command = [sys.executable, "-m", "tools.cluster", "policies"]
-        self.plane.processes.start(POLICIES, command, {"PYTHONPATH": root})
+        self.plane.processes.start_command(POLICIES, "policies")
         try:
             wait_until(self._nodes_ready, "nodes Ready", seconds=NODE_SECONDS)
         except TimeoutError as problem:
@@ -266,8 +263,9 @@ class Cluster:
         """Where DNS answers questions, and about its health."""
         path = self.layout.folder / "dns" / "ports.json"
         if not path.exists():
-            other, health = free_ports(2)
-            port = usual_dns_port(self.layout.host_address) or other
+            port, health = free_ports(2)
+            if is_free(self.layout.host_address, dns.PORT):
+                port = dns.PORT
             path.write_text(json.dumps([port, health]), "utf-8")
         port, health = json.loads(path.read_text("utf-8"))
         return port, health

@@ -12,7 +12,6 @@ import json
 import signal
 import socket
 import ssl
-import sys
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -139,10 +138,8 @@ class ControlPlane:
 
         With ``remove`` the folder goes too.
         """
-        command = [sys.executable, "-m", "tools.cluster", "guard", str(self.folder), str(pid)]
-        command += ["--remove"] if remove else []
-        root = str(Path(__file__).resolve().parents[2])
-        self.processes.start(GUARD, command, {"PYTHONPATH": root})
+        options = ["--remove"] if remove else []
+        self.processes.start_command(GUARD, "guard", str(self.folder), str(pid), *options)
 
     def restart(self, name: str = API_SERVER, *, kill: bool = False) -> None:
         """Stop and start one program in place: the same address, the same data.
@@ -306,6 +303,17 @@ def free_ports(count: int) -> list[int]:
     finally:
         for one in sockets:
             one.close()
+
+
+def is_free(address: str, port: int) -> bool:
+    """Whether nobody listens on this port of an address of ours, and we may."""
+    for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
+        with socket.socket(socket.AF_INET, kind) as probe:
+            try:
+                probe.bind((address, port))
+            except OSError:
+                return False
+    return True
 
 
 def _answers(url: str) -> bool:

@@ -11,6 +11,8 @@ from typing import Any
 from tools.cluster.access import DNS_USER
 from tools.cluster.layout import Layout
 
+# Where it answers if it can: policies and people expect it there.
+PORT = 53
 RBAC = "rbac.authorization.k8s.io"
 ROLE = "shiftwork:coredns"
 PROTOCOLS = {"dns": "UDP", "dns-tcp": "TCP"}

@@ -5,20 +5,22 @@ Runs as a process of the machine beside the nodes, for all of them. What was set
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 from typing import Any
 
+from tools.cluster import dns, network
 from tools.cluster.api import Api, ApiError
 from tools.cluster.layout import Layout
 from tools.cluster.nodes import Node
-from tools.cluster.policies import World, pods_of, ruleset
+from tools.cluster.policies import Pod, World, pods_of, ruleset
 from tools.cluster.system import SystemFailure, run
 
 LOOK_SECONDS = 0.5
-DNS_PORT = 53
-DNS_PEER = {"k8s-app": "kube-dns"}
+NOT_ENFORCED = (
+    "NetworkPolicies are not enforced: the kernel does not show its rules what goes over a bridge "
+    "(modprobe br_netfilter)"
+)
 NAMESPACES = "/api/v1/namespaces"
 PODS = "/api/v1/pods"
 POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
@@ -36,7 +38,7 @@ class Enforcer:
         self._passing = [
             f"ip daddr {host} {protocol} dport {dns_port}"
             for protocol in ("udp", "tcp")
-            if dns_port != DNS_PORT
+            if dns_port != dns.PORT
         ]
         # What each node's kernel was told last, by the node's first process: a new one knows none.
         self._told: dict[int, str] = {}
@@ -46,7 +48,7 @@ class Enforcer:
 
         Raises:
             ApiError: The API server does not answer.
-            SystemFailure: A node's kernel does not take its rules.
+            SystemFailure: A node's kernel does not take its rules, or would judge wrongly by them.
         """
         world = self._world()
         told: dict[int, str] = {}
@@ -55,6 +57,9 @@ class Enforcer:
                 pid = node.init_pid
             except LookupError:
                 continue
+            if pid not in self._told and not network.sees_bridged_traffic(pid):
+                # Then Services hide who asks (see Node), and who may ask would be refused.
+                raise SystemFailure(NOT_ENFORCED)
             told[pid] = text = ruleset(world, node.plan.name, self._passing)
             if self._told.get(pid) != text:
                 inside = ("nsenter", "--target", str(pid), "--net", "--")
@@ -64,7 +69,7 @@ class Enforcer:
     def _world(self) -> World:
         pods = list(pods_of(self._items(PODS)))
         # DNS is a process of this machine; policies know it as the pods it is elsewhere.
-        pods += pods_of([_dns(self._layout.host_address)])
+        pods.append(Pod("kube-system", {"k8s-app": "kube-dns"}, self._layout.host_address, ""))
         namespaces = {
             one["metadata"]["name"]: one["metadata"].get("labels") or {}
             for one in self._items(NAMESPACES)
@@ -89,22 +94,3 @@ class Enforcer:
                 print(problem or "rules are set again", file=sys.stderr, flush=True)
             said = problem
             time.sleep(LOOK_SECONDS)
-
-
-def _dns(address: str) -> dict[str, Any]:
-    return {
-        "metadata": {"namespace": "kube-system", "labels": DNS_PEER},
-        "spec": {"containers": []},
-        "status": {"podIP": address},
-    }
-
-
-def usual_dns_port(address: str) -> int | None:
-    """53, if nobody else listens there on this address of ours."""
-    for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
-        with socket.socket(socket.AF_INET, kind) as probe:
-            try:
-                probe.bind((address, DNS_PORT))
-            except OSError:
-                return None
-    return DNS_PORT

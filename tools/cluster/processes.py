@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -138,6 +139,12 @@ class Processes:
         unfinished = self._run / f"{name}.new"
         unfinished.write_text(text, "utf-8")
         unfinished.rename(self._run / f"{name}.json")
+
+    def start_command(self, name: str, *arguments: str) -> None:
+        """Start a command of ``python -m tools.cluster`` as a program of its own."""
+        root = str(Path(__file__).resolve().parents[2])
+        command = [sys.executable, "-m", "tools.cluster", *arguments]
+        self.start(name, command, {"PYTHONPATH": root})
 
     def signal(self, name: str, number: signal.Signals) -> bool:
         """Send a signal to exactly this program; False: it does not run."""

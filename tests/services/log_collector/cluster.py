@@ -18,6 +18,7 @@ from typing import Any
 
 from aiohttp import web
 
+from libs.service.http import stop_accepting
 from services.log_collector.agent.app import Token
 from services.log_collector.agent.main import run
 from services.log_collector.agent.settings import AgentSettings
@@ -94,11 +95,7 @@ class ApiServer:
         self.port = self._listening.getsockname()[1]
 
     async def stop(self) -> None:
-        # Who is just being let in is known two turns later, and asyncio leaves it half-made if the
-        # server ends before (see libs/service/http.py).
-        asyncio.get_running_loop().remove_reader(self._listening)
-        for _ in range(2):
-            await asyncio.sleep(0)
+        await stop_accepting(self._listening)
         await self._runner.cleanup()
 
     def _check(self, request: web.Request) -> None:
