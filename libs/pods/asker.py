@@ -5,7 +5,7 @@ Built from a task's specification by submit and by the launcher; read by ``polic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from libs.contracts.messages import Priority, TaskSpec
@@ -50,3 +50,7 @@ class Asker:
                     return None
                 template = template.replace(sign, value)
         return template
+
+    def filled_all(self, templates: Iterable[str]) -> tuple[str, ...]:
+        """The templates filled in, without those that do not hold for this task."""
+        return tuple(text for text in map(self.filled, templates) if text is not None)

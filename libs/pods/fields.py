@@ -210,6 +210,18 @@ INIT_CONTAINER = Struct(
     j.init_container,
 )
 
+# What is said about an object itself.
+METADATA = Struct(
+    {
+        "labels": Mapped("a text", j.label),
+        "annotations": Mapped("a text", j.annotation),
+        **dict.fromkeys(
+            ("name", "generateName", "namespace", "ownerReferences", "finalizers"),
+            _never("leave it out: the run gives its objects name, place and owner"),
+        ),
+    }
+)
+
 # What it mounts.
 KEYS_TO_PATHS = Items(Struct({"key": TEXT, "path": TEXT, "mode": NUMBER}, ("key", "path")))
 DOWNWARD = Items(
@@ -237,6 +249,26 @@ PROJECTED = Struct(
             Struct({"audience": TEXT, "expirationSeconds": NUMBER, "path": TEXT}, ("path",)),
         ),
     }
+)
+# An ephemeral claim is a new and empty volume. A source, a selector or a volume's name would give
+# the pod what another person stored.
+EMPTY = _never("leave it out: an ephemeral volume begins empty", "names another volume's content")
+CLAIM_AMOUNTS = Mapped("a text or a whole number", j.claim_amount)
+EPHEMERAL_CLAIM = Struct(
+    {
+        "metadata": METADATA,
+        "spec": Struct(
+            {
+                "accessModes": TEXTS,
+                "resources": Struct({"requests": CLAIM_AMOUNTS, "limits": CLAIM_AMOUNTS}),
+                "storageClassName": TEXT,
+                "volumeMode": _word("Filesystem"),
+                **dict.fromkeys(("dataSource", "dataSourceRef", "selector", "volumeName"), EMPTY),
+            },
+            ("accessModes", "resources"),
+        ),
+    },
+    ("spec",),
 )
 VOLUME = Struct(
     {
@@ -272,15 +304,14 @@ VOLUME = Struct(
         "nfs": Needs(
             Permission.OTHER_VOLUMES,
             Struct(
-                {"server": Leaf("a text", j.nfs_server), "path": TEXT, "readOnly": FLAG},
-                ("server", "path"),
+                {"server": TEXT, "path": TEXT, "readOnly": FLAG}, ("server", "path"), j.nfs_export
             ),
         ),
         "csi": Needs(
             Permission.OTHER_VOLUMES,
             Struct(
                 {
-                    "driver": TEXT,
+                    "driver": Leaf("a text", j.csi_driver),
                     "fsType": TEXT,
                     "readOnly": FLAG,
                     "volumeAttributes": Mapped("a text"),
@@ -291,7 +322,7 @@ VOLUME = Struct(
         ),
         "ephemeral": Needs(
             Permission.OTHER_VOLUMES,
-            Struct({"volumeClaimTemplate": Leaf("an object")}, ("volumeClaimTemplate",)),
+            Struct({"volumeClaimTemplate": EPHEMERAL_CLAIM}, ("volumeClaimTemplate",)),
         ),
         "image": Needs(
             Permission.OTHER_VOLUMES,
@@ -372,16 +403,6 @@ POD_SPEC = Struct(
         "serviceAccount": _never("write serviceAccountName"),
     },
     judge=j.names_differ,
-)
-METADATA = Struct(
-    {
-        "labels": Mapped("a text", j.label),
-        "annotations": Mapped("a text", j.annotation),
-        **dict.fromkeys(
-            ("name", "generateName", "namespace", "ownerReferences", "finalizers"),
-            _never("leave it out: the run gives its objects name, place and owner"),
-        ),
-    }
 )
 TEMPLATE = Struct(
     {

@@ -34,6 +34,16 @@ TAKEN_PATHS = (
 )
 
 
+def nfs_root(export: str, server: str) -> str | None:
+    """The folder below which an entry of ``nfs_servers`` offers this server.
+
+    The entry is ``SERVER`` (then the result is empty: no folder is named) or ``SERVER:/PATH``;
+    ``SERVER`` is a pattern. None if the entry is about another server.
+    """
+    pattern, _, root = export.partition(":")
+    return root if fnmatchcase(server, pattern) else None
+
+
 class Part(BaseModel):
     """A part of the file: fields that are not known are refused."""
 
@@ -182,13 +192,19 @@ class Grant(Who):
                 f" ({roots}); list its folder there"
             )
         nfs = source.nfs
-        if nfs and not any(fnmatchcase(nfs.server, each) for each in nfs_servers):
+        roots = [nfs_root(each, nfs.server) for each in nfs_servers] if nfs else []
+        if nfs and not any(root is not None for root in roots):
             servers = ", ".join(nfs_servers) or "none"
             raise ValueError(
                 f"{where}: server {nfs.server!r} fits none of nfs_servers ({servers}); list it"
             )
         if nfs and not under(nfs.path, ("/",)):
             raise ValueError(f"{where}: nfs path {nfs.path!r} is no plain absolute path")
+        if nfs and not any(under(nfs.path, (root or "/",)) for root in roots if root is not None):
+            raise ValueError(
+                f"{where}: nfs path {nfs.path!r} is below no folder that nfs_servers lists for"
+                f" {nfs.server}; list it there"
+            )
         named = source.claim or source.config_map
         plain = named.name.replace("{owner}", "o").replace("{team}", "t") if named else "x"
         if not is_object_name(plain.replace("{group}", "g")):

@@ -15,17 +15,13 @@ from libs.contracts.variables import RESERVED_PREFIXES, is_reserved, is_variable
 from libs.pods import offers
 from libs.pods.faults import fault
 from libs.pods.forms import amount, is_dns_label, is_object_name, is_qualified, under
-from libs.pods.grants import TAKEN_PATHS
-from libs.pods.names import DOMAIN, MAIN, OWN_PREFIX, STORAGE_PREFIX
+from libs.pods.grants import TAKEN_PATHS, nfs_root
+from libs.pods.names import MAIN, OWN_PREFIX, STORAGE_PREFIX, is_platforms_key
 from libs.pods.policy import Permission
 from libs.pods.schema import Judge, View
 
 Faults = Iterator[FieldError]
 CONFINED = ("RuntimeDefault", "Localhost")
-# Keys of Kubernetes' own domains steer the cluster: they need a pattern of their own.
-STEERING_DOMAINS = ("kubernetes.io", "k8s.io", "cncf.io")
-# Container runtimes read annotations such as io.katacontainers.config.
-RUNTIMES_PREFIX = "io."
 FREE_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 
 
@@ -98,6 +94,11 @@ def quantity(field: str, value: str | int, _view: View) -> Faults:
     """An amount of something."""
     if amount(str(value)) is None:
         yield fault(field, value, "is not an amount", "write such as 500m, 2 or 4Gi")
+
+
+def claim_amount(field: str, entry: tuple[str, str | int], view: View) -> Faults:
+    """How much storage a claim asks for."""
+    yield from quantity(field, entry[1], view)
 
 
 def variable(field: str, name: str, view: View) -> Faults:
@@ -290,18 +291,31 @@ def sidecar_restart(field: str, word: str, _view: View) -> Faults:
 
 def host_path(field: str, path: str, view: View) -> Faults:
     """A path of the node that the site lists."""
-    roots = view.policy.host_path_roots
+    roots = view.asker.filled_all(view.policy.host_path_roots)
     if not under(path, roots):
         fix = "use one below " + (", ".join(roots) or "(no path of the nodes is offered)")
         yield fault(field, path, "is not among the paths of the nodes that are offered", fix)
 
 
-def nfs_server(field: str, server: str, view: View) -> Faults:
-    """A server that the site lists."""
-    servers = view.policy.nfs_servers
-    if not any(fnmatchcase(server, each) for each in servers):
-        fix = "use " + (", ".join(servers) or "a storage grant")
-        yield fault(field, server, "is not a server that is offered", fix)
+def nfs_export(field: str, found: Mapping[str, Any], view: View) -> Faults:
+    """A folder of a server that the site lists, and never all that the server exports."""
+    server, path = found["server"], found["path"]
+    exports = view.asker.filled_all(view.policy.nfs_servers)
+    roots = [root for root in (nfs_root(each, server) for each in exports) if root is not None]
+    if not roots:
+        fix = "use " + (", ".join(exports) or "a storage grant")
+        yield fault(f"{field}.server", server, "is not a server that is offered", fix)
+    elif not any(under(path, (root or "/",)) and (root or path != "/") for root in roots):
+        fix = "use one below " + ", ".join(root or "/" for root in roots)
+        yield fault(f"{field}.path", path, "is not a folder that the server offers to tasks", fix)
+
+
+def csi_driver(field: str, name: str, view: View) -> Faults:
+    """A driver that the site lists: some give a pod the secrets of others."""
+    drivers = view.policy.csi_drivers
+    if not any(fnmatchcase(name, each) for each in drivers):
+        fix = "use " + (", ".join(drivers) or "a storage grant")
+        yield fault(field, name, "is not a driver that is offered", fix)
 
 
 def label(field: str, entry: tuple[str, str], view: View) -> Faults:
@@ -324,21 +338,18 @@ def qualified(field: str, key: str, _view: View) -> Faults:
 
 
 def annotation(field: str, entry: tuple[str, str], view: View) -> Faults:
-    """A key that is not the platform's nor the cluster's."""
+    """A key that is not the platform's, and that the site lets templates set.
+
+    Controllers, admission webhooks and container runtimes act on keys with a domain: they give
+    identities, inject containers and secrets. Those are refused unless the policy lists them.
+    """
     key, _ = entry
-    domain = key.rpartition("/")[0].lower()
+    policy = view.policy
     if not is_qualified(key):
         yield fault(field, key, "is not a key", "write NAME or DOMAIN/NAME")
-        return
-    if _within(domain, (DOMAIN,)) or key in view.policy.labels or key in view.policy.annotations:
+    elif is_platforms_key(key) or key in policy.labels or key in policy.annotations:
         yield fault(field, key, "is said by the platform", "leave it out")
-        return
-    steering = _within(domain, STEERING_DOMAINS) or key.startswith(RUNTIMES_PREFIX)
-    patterns = [each for each in view.policy.metadata_keys if not steering or each != "*"]
-    if not any(fnmatchcase(key, pattern) for pattern in patterns):
-        fix = "leave it out" + (f", or use {', '.join(patterns)}" if patterns else "")
+    elif not policy.allows_key(key):
+        listed = ", ".join(policy.metadata_keys) or "none"
+        fix = f"leave it out, or ask an administrator to add it to metadata_keys ({listed})"
         yield fault(field, key, "is not a key that tasks may set here", fix)
-
-
-def _within(domain: str, domains: tuple[str, ...]) -> bool:
-    return any(domain == each or domain.endswith("." + each) for each in domains)

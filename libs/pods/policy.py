@@ -20,7 +20,7 @@ from libs.contracts.variables import is_reserved, is_variable
 from libs.pods.asker import Asker
 from libs.pods.forms import is_capability, is_object_name, is_qualified, under
 from libs.pods.grants import Grant, Part, Who
-from libs.pods.names import DOMAIN
+from libs.pods.names import is_platforms_key
 
 FILE_BYTES_MAX = 1_048_576
 GIB = 1 << 30
@@ -131,7 +131,10 @@ class PodPolicy(Part):
 
     # Storage. A path of the nodes is mounted only below one of these.
     host_path_roots: tuple[str, ...] = ()
+    # SERVER or SERVER:/PATH; SERVER is a pattern.
     nfs_servers: tuple[str, ...] = ()
+    # Patterns of CSI drivers whose inline volumes templates may declare.
+    csi_drivers: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     storage: tuple[Grant, ...] = ()
 
     # How pods are treated by the cluster.
@@ -150,7 +153,8 @@ class PodPolicy(Part):
     annotations: dict[Key, str] = Field(
         default_factory=lambda: {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
     )
-    # Keys of labels and annotations that a pod template may set, as patterns.
+    # Keys of labels and annotations that a pod template may set, as patterns. ``*`` is every key
+    # without a domain; one with a domain needs a pattern that names it: ``example.com/*``.
     metadata_keys: tuple[str, ...] = ("*",)
     termination_grace_seconds: int = Field(default=35, ge=1, le=86_400)
     env: dict[str, str] = Field(default_factory=lambda: {"LANG": "C.UTF-8"})
@@ -174,6 +178,15 @@ class PodPolicy(Part):
         """True if the task may name this Secret, ConfigMap or claim."""
         return any(kind in rule.kinds and rule.matches(name, asker) for rule in self.objects)
 
+    def allows_key(self, key: str) -> bool:
+        """True if a pod template may set this key of a label or an annotation."""
+        has_domain = _has_domain(key)
+        return any(
+            fnmatchcase(key, pattern)
+            for pattern in self.metadata_keys
+            if has_domain == _has_domain(pattern)
+        )
+
     def identity_of(self, owner: str) -> Identity:
         """Whom the owner's processes are."""
         return self.identities.get(owner, self.identity)
@@ -184,6 +197,13 @@ class PodPolicy(Part):
         for root in self.host_path_roots:
             if root == "/" or not under(root, ("/",)):
                 raise ValueError(f"host_path_roots: {root!r} is no folder below /; write /data")
+        for export in self.nfs_servers:
+            server, colon, root = export.partition(":")
+            if not server or (colon and not under(root, ("/",))):
+                raise ValueError(f"nfs_servers: {export!r} is neither SERVER nor SERVER:/PATH")
+        for pattern in self.metadata_keys:
+            if _has_domain(pattern) and not any(map(str.isalnum, pattern.partition("/")[0])):
+                raise ValueError(f"metadata_keys: {pattern!r} names no domain; write example.com/*")
         for grant in self.storage:
             grant.check(self.host_path_roots, self.nfs_servers)
         return self
@@ -194,7 +214,7 @@ class PodPolicy(Part):
             if not is_variable(name) or is_reserved(name):
                 raise ValueError(f"env: {name!r} is no variable, or one of the platform's own")
         for key in (*self.labels, *self.annotations):
-            if key.startswith(f"{DOMAIN}/"):
+            if is_platforms_key(key):
                 raise ValueError(f"labels, annotations: {key!r} is said by the platform itself")
         for capability in (name for rule in self.capabilities for name in rule.names):
             if not is_capability(capability):
@@ -202,6 +222,11 @@ class PodPolicy(Part):
         if self.shm_bytes_max is not None and self.shm_bytes > self.shm_bytes_max:
             raise ValueError(f"shm_bytes {self.shm_bytes} is above shm_bytes_max")
         return self
+
+
+def _has_domain(key: str) -> bool:
+    """True for ``DOMAIN/NAME``, and for names with dots, which container runtimes read."""
+    return "/" in key or "." in key
 
 
 def _unique(what: str, names: Iterable[str]) -> None:

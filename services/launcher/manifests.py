@@ -16,7 +16,7 @@ from libs.contracts.messages import PodRequest
 from libs.pods.asker import Asker
 from libs.pods.check import check_pod
 from libs.pods.faults import PodRefusedError
-from libs.pods.names import DOMAIN, label_value
+from libs.pods.names import DOMAIN, MANAGED_BY, MANAGER, label_value
 from libs.pods.overrides import merged, read_template
 from libs.pods.policy import PodPolicy
 from services.launcher.pod_spec import TOKEN, TOKEN_KEY, PodPlan, compact, pod_spec
@@ -84,7 +84,7 @@ def pod_name(run_id: RunId, rank: int) -> str:
 def run_labels(run_id: RunId) -> dict[str, str]:
     """What finds a run's objects."""
     return {
-        "app.kubernetes.io/managed-by": "shiftwork",
+        MANAGED_BY: MANAGER,
         f"{DOMAIN}/task": run_id.task_id,
         f"{DOMAIN}/attempt": str(run_id.attempt),
     }

@@ -14,6 +14,7 @@ import httpx
 from shiftwork.cli.failures import Failure
 from shiftwork.cli.parse import fields
 
+from libs.pods.names import DOMAIN, MANAGED_BY, MANAGER
 from services.allinone.kubernetes import reach, standing
 from services.allinone.kubernetes.installing import DRAINED, remember_drained
 from services.allinone.kubernetes.kubectl import Json, Kubectl
@@ -22,7 +23,7 @@ from services.allinone.stopping import drain_nodes
 Tell = Callable[[str], None]
 
 # What the launcher labels everything of a run with, and where it keeps its epoch.
-OF_RUNS = "app.kubernetes.io/managed-by=shiftwork,shiftwork.dev/task"
+OF_RUNS = f"{MANAGED_BY}={MANAGER},{DOMAIN}/task"
 FENCE = "shiftwork-launcher"
 # Pods have a grace of their own, half a minute unless the policy says otherwise.
 LEAVE_SECONDS = 180

@@ -136,7 +136,11 @@ GRANTABLE: list[tuple[Json, str, Permission]] = [
 def test_what_needs_a_permission(template: Json, field: str, permission: Permission) -> None:
     assert [found for found, _ in faults(a_request(template))] == [field]
     others = {each.value: [{}] for each in Permission if each is not permission}
-    tables = {"host_path_roots": ["/data"], "nfs_servers": ["*.example"]}
+    tables = {
+        "host_path_roots": ["/data"],
+        "nfs_servers": ["*.example"],
+        "csi_drivers": ["d"],
+    }
     almost = PodPolicy.model_validate({"allow": others, **tables})
     assert [found for found, _ in faults(a_request(template), almost)] == [field]
     granted = PodPolicy.model_validate({"allow": {permission: [{"users": ["ada"]}]}, **tables})
@@ -281,6 +285,32 @@ NEVER: list[tuple[Json, str]] = [
     (volume(hostPath={"path": "/etc"}), "spec.volumes[0].hostPath.path"),
     (volume(hostPath={"path": "/data/../etc"}), "spec.volumes[0].hostPath.path"),
     (volume(nfs={"server": "evil.org", "path": "/"}), "spec.volumes[0].nfs.server"),
+    (volume(nfs={"server": "nas.example", "path": "/"}), "spec.volumes[0].nfs.path"),
+    (volume(nfs={"server": "nas.example", "path": "/a/../.."}), "spec.volumes[0].nfs.path"),
+    (volume(csi={"driver": "secrets-store.csi.k8s.io"}), "spec.volumes[0].csi.driver"),
+    *(
+        (
+            volume(ephemeral={"volumeClaimTemplate": {"spec": {**CLAIM["spec"], **other}}}),
+            f"spec.volumes[0].ephemeral.volumeClaimTemplate.spec.{next(iter(other))}",
+        )
+        for other in (
+            {"dataSource": {"kind": "PersistentVolumeClaim", "name": "user.bob.home"}},
+            {"dataSourceRef": {"kind": "VolumeSnapshot", "name": "of-bob"}},
+            {"volumeName": "pv-of-bob"},
+            {"selector": {"matchLabels": {"owner": "bob"}}},
+        )
+    ),
+    (
+        volume(
+            ephemeral={
+                "volumeClaimTemplate": {
+                    **CLAIM,
+                    "metadata": {"annotations": {"example.com/x": "1"}},
+                }
+            }
+        ),
+        "spec.volumes[0].ephemeral.volumeClaimTemplate.metadata.annotations.example.com/x",
+    ),
     (volume(awsElasticBlockStore={"volumeID": "x"}), "spec.volumes[0].awsElasticBlockStore"),
     (volume(secret={"secretName": "shiftwork-nats"}), "spec.volumes[0].secret.secretName"),
     (volume(emptyDir={}, secret={"secretName": "a"}), "spec.volumes[0]"),
@@ -290,6 +320,46 @@ NEVER: list[tuple[Json, str]] = [
     (spec(hostNetwork="yes"), "spec.hostNetwork"),
     (spec(hostNetwork=1), "spec.hostNetwork"),
 ]
+
+
+STEERING_KEYS = (
+    "iam.amazonaws.com/role",
+    "vault.hashicorp.com/agent-inject-secret-x",
+    "sidecar.istio.io/inject",
+    "azure.workload.identity/use",
+    "cdi.k8s.io/gpus",
+    "io.katacontainers.config.x",
+)
+
+
+@pytest.mark.parametrize("part", ["labels", "annotations"])
+@pytest.mark.parametrize("key", STEERING_KEYS)
+def test_a_key_with_a_domain_is_refused_unless_the_policy_lists_it(key: str, part: str) -> None:
+    asked = a_request({"metadata": {part: {key: "x"}}})
+    assert [field for field, _ in faults(asked)] == [f"{AT}.metadata.{part}.{key}"]
+    assert faults(asked, PodPolicy.model_validate({"metadata_keys": [key]})) == []
+
+
+@pytest.mark.parametrize("pattern", ["*", "app.kubernetes.io/*", "app.*/managed-by"])
+def test_the_label_by_which_runs_are_found_is_refused_whatever_is_listed(pattern: str) -> None:
+    policy = PodPolicy.model_validate({"metadata_keys": [pattern]})
+    asked = a_request({"metadata": {"labels": {"app.kubernetes.io/managed-by": "x"}}})
+    assert faults(asked, policy) != []
+
+
+def test_keys_without_a_domain_are_free_unless_the_policy_narrows_them() -> None:
+    asked = a_request({"metadata": {"labels": {"experiment": "7"}}})
+    assert faults(asked) == []
+    assert faults(asked, PodPolicy.model_validate({"metadata_keys": ["example.com/*"]})) != []
+
+
+def test_an_export_may_name_the_owners_own_folder() -> None:
+    policy = PodPolicy.model_validate(
+        {"allow": {"other_volumes": "everyone"}, "nfs_servers": ["nas.example:/home/{owner}"]}
+    )
+    mine = a_request(volume(nfs={"server": "nas.example", "path": "/home/ada/sets"}))
+    assert faults(mine, policy) == []
+    assert faults(mine, policy, owner="bob") != []
 
 
 @pytest.mark.parametrize(("template", "field"), NEVER, ids=lambda each: str(each)[:70])

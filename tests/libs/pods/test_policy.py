@@ -74,6 +74,16 @@ WRONG: list[tuple[Any, str]] = [
         {"storage": [{**GRANT, "source": {"nfs": {"server": "s", "path": "/"}}}]},
         "server 's' fits none of nfs_servers (none); list it",
     ),
+    (
+        {
+            "nfs_servers": ["s:/sets"],
+            "storage": [{**GRANT, "source": {"nfs": {"server": "s", "path": "/home"}}}],
+        },
+        "nfs path '/home' is below no folder that nfs_servers lists for s; list it there",
+    ),
+    ({"nfs_servers": ["s:sets"]}, "nfs_servers: 's:sets' is neither SERVER nor SERVER:/PATH"),
+    ({"metadata_keys": ["*/*"]}, "metadata_keys: '*/*' names no domain; write example.com/*"),
+    ({"annotations": {"app.kubernetes.io/managed-by": "x"}}, "is said by the platform itself"),
     ({"storage": [{**GRANT, "source": {"claim": {"name": "A b"}}}]}, "is no object's name"),
     ({"storage": [{**GRANT, "when": {"priorities": ["huge"]}}]}, "storage.0.when.priorities.0"),
     ("a: [", "is neither YAML nor JSON"),

@@ -232,7 +232,7 @@ CASES: dict[str, Case] = {
     ),
     "a-template-with-a-sidecar": Case(
         an_order(pod=PodRequest(template=json.dumps(SIDECAR))),
-        PodPolicy(default_image="example/train:1"),
+        PodPolicy(default_image="example/train:1", metadata_keys=("example.com/*",)),
     ),
     "granted-beyond-restricted": Case(
         an_order(pod=PodRequest(template=json.dumps(HOST), capabilities=("IPC_LOCK",))),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from libs.pods.names import MANAGED_BY, MANAGER
 from services.launcher.runtimes.kubernetes.client import (
     CONFLICT,
     NOT_FOUND,
@@ -17,7 +18,6 @@ from services.launcher.runtimes.kubernetes.client import (
     KubeClient,
     namespaced,
 )
-from services.launcher.runtimes.kubernetes.pods import MANAGED_BY, MANAGER
 from services.launcher.runtimes.port import RuntimeDeniedError, RuntimeUnavailableError
 
 Json = dict[str, Any]

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from libs.contracts.ids import RunId, TaskId, is_task_id
-from libs.pods.names import DOMAIN
+from libs.pods.names import DOMAIN, MANAGED_BY, MANAGER
 from services.launcher.domain.model import Fault, ObservedRank, ObservedRun, RankState
 from services.launcher.domain.pod_ends import sentence
 from services.launcher.runtimes.kubernetes.nodes import Nodes
@@ -28,8 +28,6 @@ from services.launcher.runtimes.kubernetes.pod_state import (
 )
 
 Json = dict[str, Any]
-MANAGED_BY = "app.kubernetes.io/managed-by"
-MANAGER = "shiftwork"
 TASK, ATTEMPT, RANK = f"{DOMAIN}/task", f"{DOMAIN}/attempt", f"{DOMAIN}/rank"
 NODE, GPUS = f"{DOMAIN}/node", f"{DOMAIN}/gpus"
 ENDED, FORGOTTEN = f"{DOMAIN}/ended", f"{DOMAIN}/forgotten"

@@ -16,7 +16,7 @@ from typing import Any
 
 from libs.contracts.ids import RunId
 from libs.pods.faults import PodRefusedError
-from libs.pods.names import MAIN
+from libs.pods.names import MAIN, MANAGED_BY, MANAGER
 from libs.service import observe
 from libs.service.loop import pause
 from services.launcher.domain.model import Fault, Listing, RankState
@@ -37,8 +37,6 @@ from services.launcher.runtimes.kubernetes.nodes import CONTROL_PLANE_LABEL, Nod
 from services.launcher.runtimes.kubernetes.objects import Objects, every
 from services.launcher.runtimes.kubernetes.pods import (
     FORGOTTEN,
-    MANAGED_BY,
-    MANAGER,
     Pod,
 )
 from services.launcher.runtimes.kubernetes.reflector import Reflector, WatchPolicy

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from libs.pods.names import MANAGED_BY, MANAGER
 from libs.service.loop import pause
 from services.launcher.runtimes.kubernetes.building import client_of
 from services.launcher.runtimes.kubernetes.client import (
@@ -24,7 +25,7 @@ from services.launcher.runtimes.kubernetes.client import (
 )
 from services.launcher.runtimes.kubernetes.fence import NAME
 from services.launcher.runtimes.kubernetes.objects import every
-from services.launcher.runtimes.kubernetes.pods import MANAGED_BY, MANAGER, TASK
+from services.launcher.runtimes.kubernetes.pods import TASK
 from services.launcher.runtimes.port import RuntimeUnavailableError
 
 Json = dict[str, Any]
