@@ -1,6 +1,8 @@
 """Snapshots as JSON, and ``python -m services.scheduler.replay FILE``: what would be decided.
 
 ``loop.py`` writes one when it refuses a plan; replaying it shows the plan and its violations.
+A dump holds what ``decide`` reads and nothing else of a task: no variable, command, pod template or
+URI, which may contain secrets.
 """
 
 from __future__ import annotations
@@ -8,12 +10,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from libs.contracts.messages import Role, TaskSpec
 from libs.contracts.reasons import render
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.marks import PoolBook
@@ -58,7 +61,32 @@ class Dump:
         )
 
 
+# The fields of a specification that a dump keeps. A new field of a task is left out until it is
+# named here, so that none gets into dumps unnoticed.
+KEPT_FIELDS = (
+    "name",
+    "group",
+    "priority",
+    "gpus_per_node",
+    "retry",
+    "preemption",
+    "max_run_seconds",
+    "fence_after_seconds",
+    "cpus",
+    "memory_bytes",
+    "nodes",
+    "node_selector",
+    "tolerations",
+)
 _ADAPTER: TypeAdapter[Dump] = TypeAdapter(Dump)
+
+
+def redacted(task: Task) -> Task:
+    """The task with only what ``decide`` reads of its specification and its checkpoint."""
+    kept = {name: getattr(task.spec, name) for name in KEPT_FIELDS}
+    roles = tuple(Role(name=role.name, replicas=role.replicas) for role in task.spec.roles)
+    checkpoint = task.checkpoint and task.checkpoint.model_copy(update={"uri": "", "digest": ""})
+    return replace(task, spec=TaskSpec(roles=roles, **kept), checkpoint=checkpoint)
 
 
 def dump(snapshot: Snapshot, now: datetime) -> bytes:
@@ -68,7 +96,7 @@ def dump(snapshot: Snapshot, now: datetime) -> bytes:
         now=now,
         version=snapshot.version,
         settings=snapshot.settings,
-        tasks=tuple(snapshot.tasks.values()),
+        tasks=tuple(map(redacted, snapshot.tasks.values())),
         nodes=tuple(snapshot.nodes.values()),
         limits=tuple(snapshot.limits.values()),
         inventories=listed,
