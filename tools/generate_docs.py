@@ -159,7 +159,7 @@ def pages() -> dict[Path, str]:
         GENERATED / "messages.md": messages_page(),
         GENERATED / "settings.md": settings_page(),
         GENERATED / "asyncapi.json": asyncapi_page(),
-        NATS_USERS: nats_config.users_block(WIRINGS),
+        NATS_USERS: nats_config.accounts_block(WIRINGS),
         NATS_SERVER: nats_config.server(WIRINGS, cluster=False),
         **schemas(),
     }

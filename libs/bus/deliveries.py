@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import re
 from collections import deque
@@ -30,6 +29,9 @@ DENIED = "403"
 NO_MESSAGES = "404"
 PULL_EXPIRED = "408"
 REASON_CHARACTERS_MAX = 2_000
+# The server keeps an entry of about 700 bytes for each pull from another account until nobody
+# listens to the subject of its answers. So the inbox is replaced after this many pulls.
+PULLS_PER_INBOX = 1_000
 # Headers of our own that a dead letter keeps; the others are the server's.
 KEPT_HEADERS = re.compile(r"ce-.*|traceparent|content-type")
 
@@ -106,10 +108,11 @@ class JetStreamConsumer:
         heard = "|".join(re.escape(each).replace(r"\*", "[^.]+") for each in spec.heard)
         self._heard = re.compile(heard)
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{spec.stream}.{spec.durable}"
-        self._inbox = client.new_inbox()
+        self._inbox = ""
         self._subscription: Subscription | None = None
         self._arrived: deque[Msg] = deque()
-        self._pulls = itertools.count(1)
+        # How many pulls have used this inbox.
+        self._pulls = 0
         self._pull = ""
         # What the present pull may still bring; 0: there is none.
         self._left = 0
@@ -125,8 +128,7 @@ class JetStreamConsumer:
         """See ``port.Consumer``."""
         if not self._client.is_connected:
             raise BusUnavailableError("the bus server is not connected")
-        if self._subscription is None:
-            self._subscription = await self._client.subscribe(f"{self._inbox}.*", cb=self._receive)
+        await self._have_inbox()
         until = asyncio.get_running_loop().time() + wait_s
         if not (self._arrived or self._left or self._drained):
             # What is there; only if that is nothing, a pull is left open for what will come.
@@ -145,13 +147,27 @@ class JetStreamConsumer:
             await say(self._client, passed, ACK)
         return [JetStreamDelivery(self._bus, each) for each in arrived if self._is_heard(each)]
 
+    async def _have_inbox(self) -> None:
+        """Subscribe to an inbox, and to a new one after ``PULLS_PER_INBOX``, while no pull is open.
+
+        A message that still comes to the former inbox is not acknowledged, so it comes again.
+        """
+        former = self._subscription
+        if former is not None and (self._left or self._pulls < PULLS_PER_INBOX):
+            return
+        self._inbox, self._pulls = self._client.new_inbox(), 0
+        self._subscription = await self._client.subscribe(f"{self._inbox}.*", cb=self._receive)
+        if former is not None:
+            await former.unsubscribe()
+
     def _is_heard(self, message: Msg) -> bool:
         """False for what a durable is given only because it has no filters."""
         return self._heard.fullmatch(message.subject) is not None
 
     async def _ask(self, request: dict[str, object], messages_max: int, open_s: float) -> None:
         """Begin a pull."""
-        self._pull, self._end = f"{self._inbox}.{next(self._pulls)}", None
+        self._pulls += 1
+        self._pull, self._end = f"{self._inbox}.{self._pulls}", None
         self._left, self._drained = messages_max, False
         patience_s = self._bus.config.reply_timeout_s
         self._ends_at = asyncio.get_running_loop().time() + open_s + patience_s

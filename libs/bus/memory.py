@@ -22,14 +22,13 @@ from libs.bus.memory_broker import (
     Endpoint,
     MemoryBroker,
     Pending,
-    matches,
 )
 from libs.bus.port import BusDeniedError, BusUnavailableError, CommandHandler, Consumer, Delivery
 from libs.bus.topology import consumer_of, served_subject
 from libs.contracts.base import Message
 from libs.contracts.envelope import Envelope, UndecodableError
 from libs.contracts.registry import ROUTES
-from libs.contracts.subjects import dead_letter_subject, subject_of
+from libs.contracts.subjects import dead_letter_subject, matches, subject_of
 
 LISTEN_MAX = 1_000
 COMMANDS_MAX = 64

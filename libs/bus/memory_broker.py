@@ -17,6 +17,7 @@ from random import Random
 from libs.bus.port import BusUnavailableError
 from libs.bus.topology import ConsumerSpec
 from libs.contracts.envelope import Envelope
+from libs.contracts.subjects import matches
 
 # A timer may fire this much early; what is due within it is due.
 RESOLUTION_S = 1e-6
@@ -307,16 +308,3 @@ class MemoryBroker:
                 if settled_at > since and message.number <= last:
                     durable.pending[message.number] = Pending(message, self.now(), deliveries=1)
             durable.settled = [each for each in durable.settled if each[0] <= since]
-
-
-def matches(pattern: str, subject: str) -> bool:
-    """True if a subject fits a filter with ``*`` for one token and ``>`` for the rest."""
-    wanted, tokens = pattern.split("."), subject.split(".")
-    if wanted[-1] == ">":
-        wanted.pop()
-        if len(tokens) <= len(wanted):
-            return False
-        tokens = tokens[: len(wanted)]
-    return len(wanted) == len(tokens) and all(
-        want in ("*", token) for want, token in zip(wanted, tokens, strict=True)
-    )

@@ -101,6 +101,7 @@ async def _have_stream(jetstream: JetStreamContext, spec: StreamSpec) -> list[st
         max_bytes=UNLIMITED if spec.max_bytes is None else spec.max_bytes,
         duplicate_window=spec.duplicate_window_s,
         num_replicas=spec.replicas,
+        no_ack=spec.no_ack,
     )
     try:
         found = (await jetstream.stream_info(spec.name)).config
@@ -135,7 +136,7 @@ async def _have_consumer(jetstream: JetStreamContext, spec: ConsumerSpec) -> lis
     return [f"durable {spec.stream}/{spec.durable} {'made' if found is None else 'changed'}"]
 
 
-STREAM_FIELDS = ("subjects", "max_age", "max_bytes", "duplicate_window", "num_replicas")
+STREAM_FIELDS = ("subjects", "max_age", "max_bytes", "duplicate_window", "num_replicas", "no_ack")
 CONSUMER_FIELDS = ("filters", "ack_wait", "max_ack_pending")
 
 

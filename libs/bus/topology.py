@@ -1,7 +1,7 @@
 """Streams, durables and permissions as values, derived from the messages' own declarations.
 
-``provision.py`` makes a server have them; whoever starts a server gives each service's user its
-``permissions_of``. Services are passed in by name, so that this module knows none of them.
+``provision.py`` makes a server have them; ``accounts.py`` turns each service's ``permissions_of``
+into the server's configuration. Services are passed in by name: this module knows none of them.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ class StreamSpec:
     # Within this time a second message with the same id is not stored.
     duplicate_window_s: float = 120.0
     replicas: int = 1
+    # Messages cross from their sender's account with the reply subject that the sender named. An
+    # acknowledgement would be published there, in the account of the streams.
+    no_ack: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +87,36 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What one user may say and hear, everything else being refused."""
+    """What one service's user may publish and receive; everything else is refused.
 
-    publish: tuple[str, ...]
-    subscribe: tuple[str, ...]
-    # May answer a request once, on the subject that the request names.
-    responds: bool = False
+    ``accounts.py`` makes an account of it, so that what a service names as the subject of a reply
+    never leaves that account.
+    """
+
+    # Where it receives answers.
+    inbox: str
+    # Stored in the streams: the events that it owns, and its dead letters.
+    stores: tuple[str, ...] = ()
+    # Requests about its own durable and the settling of its messages, and the requests that the
+    # server answers with messages.
+    durable: tuple[str, ...] = ()
+    pulls: tuple[str, ...] = ()
+    # Commands of others that it requests, and commands that it answers.
+    requests: tuple[str, ...] = ()
+    serves: tuple[str, ...] = ()
+    # Telemetry that it sends, and telemetry of others that it receives.
+    sends: tuple[str, ...] = ()
+    receives: tuple[str, ...] = ()
+
+    @property
+    def publish(self) -> tuple[str, ...]:
+        """Every subject on which it may publish."""
+        return (*self.stores, *self.sends, *self.requests, *self.durable, *self.pulls)
+
+    @property
+    def subscribe(self) -> tuple[str, ...]:
+        """Every subject to which it may subscribe."""
+        return (self.inbox, *self.serves, *self.receives)
 
     def as_config(self) -> dict[str, object]:
         """The ``permissions`` block of a user in the server's configuration (JSON is accepted)."""
@@ -97,11 +124,9 @@ class Permissions:
             "publish": {"allow": list(self.publish)},
             "subscribe": {"allow": list(self.subscribe)},
         }
-        return allowed | ({"allow_responses": {"max": 1, "expires": "5m"}} if self.responds else {})
-
-
-# Makes and changes streams and durables; no service has it.
-ADMIN = Permissions(publish=(">",), subscribe=(">",))
+        # It may answer a request once, on the subject that the request names.
+        responses = {"allow_responses": {"max": 1, "expires": "5m"}}
+        return allowed | (responses if self.serves else {})
 
 
 def _everything(kind: Kind) -> str:
@@ -126,6 +151,7 @@ def streams_of(limits: Limits) -> tuple[StreamSpec, ...]:
             max_age_s=limits.log_age_s,
             max_bytes=limits.log_bytes,
             replicas=limits.replicas,
+            no_ack=True,
         ),
         StreamSpec(
             DEAD_LETTERS,
@@ -169,25 +195,29 @@ def permissions_of(
 ) -> Permissions:
     """What the user of ``service`` may do.
 
-    It says the events and telemetry it owns and serves the commands it owns, without being told;
-    ``hears`` are the events of its durable, ``asks`` the commands it may request of others,
-    ``listens`` the telemetry it may follow. ValueError if a type is of another kind.
+    It publishes the events and telemetry that it owns and serves the commands that it owns without
+    being asked here; ``hears`` are the events of its durable, ``asks`` the commands it may request
+    of others, ``listens`` the telemetry it may follow. ValueError if a type is of another kind.
     """
-    own = [filter_of(kind) for kind in (*types_of(Kind.EVENT), *types_of(Kind.TELEMETRY))
-           if ROUTES[kind].owner == service]  # fmt: skip
-    serves = tuple(served_subject(kind, service) for kind in served_by(service))
-    # Everything of that kind, so that a narrower filter of any form is allowed.
-    follows = [_everything(Kind.TELEMETRY)] if _filters(listens, Kind.TELEMETRY) else []
+
+    def owned(kind: Kind) -> tuple[str, ...]:
+        return tuple(filter_of(each) for each in types_of(kind) if ROUTES[each].owner == service)
+
     spec = consumer_of(service, hears)
+    at = f"{spec.stream}.{spec.durable}"
+    has_durable = bool(spec.filters)
+    # With both forms of the subject that settles a message.
+    durable = (f"$JS.API.CONSUMER.INFO.{at}", f"$JS.ACK.{at}.>", f"$JS.ACK.*.*.{at}.>")
     return Permissions(
-        publish=(
-            *own,
-            *_filters(asks, Kind.COMMAND),
-            *(_durable_subjects(spec) if spec.filters else ()),
-            dead_letter_subject(service, ">"),
-        ),
-        subscribe=(inbox_prefix(service) + ".>", *serves, *follows),
-        responds=bool(serves),
+        inbox=inbox_prefix(service) + ".>",
+        stores=(*owned(Kind.EVENT), dead_letter_subject(service, ">")),
+        durable=durable if has_durable else (),
+        pulls=(f"$JS.API.CONSUMER.MSG.NEXT.{at}",) if has_durable else (),
+        requests=_filters(asks, Kind.COMMAND),
+        serves=tuple(served_subject(kind, service) for kind in served_by(service)),
+        sends=owned(Kind.TELEMETRY),
+        # Everything of that kind, so that a narrower filter of any form is allowed.
+        receives=(_everything(Kind.TELEMETRY),) if _filters(listens, Kind.TELEMETRY) else (),
     )
 
 
@@ -215,14 +245,3 @@ def _filters(kinds: Iterable[type[Message]], kind: Kind) -> tuple[str, ...]:
             raise ValueError(f"{message.__name__} is no {kind.value}; it cannot be used as one")
         found.add(filter_of(message))
     return tuple(sorted(found))
-
-
-def _durable_subjects(spec: ConsumerSpec) -> tuple[str, ...]:
-    """Asking for messages of its own durable, and settling them (both forms of ack subject)."""
-    at = f"{spec.stream}.{spec.durable}"
-    return (
-        f"$JS.API.CONSUMER.INFO.{at}",
-        f"$JS.API.CONSUMER.MSG.NEXT.{at}",
-        f"$JS.ACK.{at}.>",
-        f"$JS.ACK.*.*.{at}.>",
-    )

@@ -42,3 +42,16 @@ def dead_letter_subject(service: str, subject: str) -> str:
 def types_of(kind: Kind) -> tuple[type[Message], ...]:
     """All message types of one kind, in the order of their declaration."""
     return tuple(message for message, route in ROUTES.items() if route.kind is kind)
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """True if a subject fits a filter with ``*`` for one token and ``>`` for the rest."""
+    wanted, tokens = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">":
+        wanted.pop()
+        if len(tokens) <= len(wanted):
+            return False
+        tokens = tokens[: len(wanted)]
+    return len(wanted) == len(tokens) and all(
+        want in ("*", token) for want, token in zip(wanted, tokens, strict=True)
+    )

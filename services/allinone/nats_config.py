@@ -1,16 +1,18 @@
 """The configuration of a NATS server for the platform, as text without a secret in it.
 
-Users and permissions are derived from the services' wirings; passwords are references to variables
-of the server's environment. ``make gen`` writes the files of the chart and of compose from here;
-``python -m services.allinone.provision nats-config`` prints it for a server of one's own.
+Accounts, users and permissions are derived from the services' wirings; passwords are references to
+variables of the server's environment. ``make gen`` writes the files of the chart and of compose
+from here; ``python -m services.allinone.provision nats-config`` prints it for other servers.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
+from typing import cast
 
-from libs.bus.topology import ADMIN, Permissions
+from libs.bus.accounts import accounts_of
 from libs.service.wiring import Wiring
 from services.allinone.embedded.credentials import NATS_ADMIN
 
@@ -61,36 +63,31 @@ def variable(user: str) -> str:
     return f"NATS_PASSWORD_{user.upper()}"
 
 
-def users_block(wirings: Collection[Wiring]) -> str:
-    """The ``authorization`` block: one user for each service, and the administrator."""
-    everybody = {NATS_ADMIN: ADMIN, **{wiring.name: wiring.permissions for wiring in wirings}}
-    users = "\n".join(_user(name, allowed) for name, allowed in everybody.items())
-    return f"{_HEAD}authorization {{\n  timeout: 5\n  users: [\n{users}\n  ]\n}}\n"
+def accounts_block(wirings: Collection[Wiring]) -> str:
+    """The accounts and their users: one for each service, and the one that holds the streams."""
+    users = {wiring.name: wiring.permissions for wiring in wirings}
+    accounts = accounts_of(users, NATS_ADMIN, lambda user: f"${variable(user)}")
+    text = "\n".join(_account(name, parts) for name, parts in accounts.items())
+    return f"{_HEAD}authorization {{ timeout: 5 }}\naccounts {{\n{text}\n}}\n"
 
 
-def _user(name: str, allowed: Permissions) -> str:
-    lines = [f"    {{ user: {name}", f"      password: ${variable(name)}", "      permissions: {"]
-    for verb, rule in allowed.as_config().items():
-        lines += _rule(verb, rule)
-    return "\n".join([*lines, "      }", "    }"])
-
-
-def _rule(verb: str, rule: object) -> list[str]:
-    """One of publish, subscribe (lists of subjects) and allow_responses (numbers)."""
-    assert isinstance(rule, Mapping), verb
-    lines = [f"        {verb}: {{"]
-    for key, value in rule.items():  # pyright: ignore[reportUnknownVariableType] - JSON of as_config
+def _account(name: str, parts: Mapping[str, object]) -> str:
+    """One account, with a line for each user, export and import. The format takes JSON, but reads a
+    variable as one only without quotes."""
+    lines = [f"  {name} {{"]
+    for key, value in parts.items():
         if isinstance(value, list):
-            subjects = [f"            {json.dumps(each)}" for each in value]  # pyright: ignore[reportUnknownVariableType] - subjects
-            lines += [f"          {key}: [", *subjects, "          ]"]
+            items = cast("list[object]", value)
+            lines += [f"    {key}: [", *(f"      {json.dumps(item)}" for item in items), "    ]"]
         else:
-            lines.append(f"          {key}: {json.dumps(value)}")
-    return [*lines, "        }"]
+            lines.append(f"    {key}: {value}")
+    text = "\n".join([*lines, "  }"])
+    return re.sub(r'"(\$NATS_PASSWORD_\w+)"', r"\1", text)
 
 
 def server(wirings: Collection[Wiring], *, cluster: bool, store: str = STORE) -> str:
     """A whole configuration: one server, or one of several that know each other."""
-    users = users_block(wirings).removeprefix(_HEAD)
+    accounts = accounts_block(wirings).removeprefix(_HEAD)
     alone = "\nserver_name: shiftwork\n"
     return (
         _HEAD
@@ -102,5 +99,5 @@ def server(wirings: Collection[Wiring], *, cluster: bool, store: str = STORE) ->
             store=json.dumps(store),
         )
         + "\n"
-        + users
+        + accounts
     )

@@ -306,7 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     if given.command == "nats-config":
         sys.stdout.write(
-            nats_config.users_block(WIRINGS)
+            nats_config.accounts_block(WIRINGS)
             if given.users
             else nats_config.server(WIRINGS, cluster=given.cluster, store=given.store)
         )

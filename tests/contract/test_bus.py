@@ -120,15 +120,15 @@ class ServerWorld(World):
         consumers = tuple(replace(each, ack_wait_s=ACK_WAIT_S) for each in topology.consumers)
         wanted = Topology(topology.streams, consumers)
         if self.server.infra is not Infra.EMBEDDED:
-            async with self.admin() as client:
+            async with self.client() as client:
                 for stream in wanted.streams:
                     with contextlib.suppress(NotFoundError):
                         await client.jetstream().delete_stream(stream.name)
         await provision([self.server.url], self.server.admin, wanted)
 
     @contextlib.asynccontextmanager
-    async def admin(self) -> AsyncIterator[ServerClient]:
-        client = await open_client(BusConfig((self.server.url,), "admin", self.server.admin))
+    async def client(self, user: str = "admin") -> AsyncIterator[ServerClient]:
+        client = await open_client(BusConfig((self.server.url,), user, self.server.user(user)))
         try:
             yield client
         finally:
@@ -148,18 +148,18 @@ class ServerWorld(World):
         return bus
 
     async def say(self, subject: str, headers: dict[str, str], body: bytes) -> None:
-        async with self.admin() as client:
+        async with self.client() as client:
             await client.jetstream().publish(subject, body, headers=headers)
 
     async def ask(
         self, subject: str, headers: dict[str, str], body: bytes
     ) -> tuple[Mapping[str, str], bytes]:
-        async with self.admin() as client:
+        async with self.client("gateway") as client:
             reply = await client.request(subject, body, timeout=WAIT_S, headers=headers)
             return reply.headers or {}, reply.data
 
     async def dead_letters(self) -> list[tuple[str, str, bytes]]:
-        async with self.admin() as client:
+        async with self.client() as client:
             state = (await client.jetstream().stream_info("DLQ")).state
             numbers = range(state.first_seq, state.last_seq + 1)
             found = [await client.jetstream().get_msg("DLQ", number) for number in numbers]

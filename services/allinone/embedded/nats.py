@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from libs.bus.topology import ADMIN, Permissions
+from libs.bus.accounts import STREAMS_ACCOUNT, accounts_of
+from libs.bus.topology import Permissions
 from services.allinone.embedded import processes, wire
 from services.allinone.embedded.credentials import (
     NATS_ADMIN,
@@ -30,6 +31,8 @@ from services.allinone.embedded.processes import Child, Launch, ServerError, Ste
 _HOST = "127.0.0.1"
 _MIB = 1024 * 1024
 _POLL_SECONDS = 0.005
+# Where a server without accounts keeps its streams.
+_GLOBAL_ACCOUNT = "$G"
 # The server chooses a free one.
 _ANY_PORT = -1
 
@@ -109,6 +112,7 @@ class Nats:
         try:
             for home in (self._data, self._home, self._home / "store"):
                 private_folder(home)
+            _move_streams(self._home / "store" / "jetstream")
             for port in self._ports():
                 self._child = await self._launch(port)
                 if await self._ready(self._child):
@@ -200,6 +204,16 @@ def _steps(seconds_max: float) -> tuple[Step, ...]:
     return (Step(signal.SIGTERM, seconds_max), Step(signal.SIGKILL, seconds_max))
 
 
+def _move_streams(store: Path) -> None:
+    """Give the streams of a server without accounts to the account that holds them now.
+
+    One rename: whoever dies before it does it at the next start.
+    """
+    former, present = store / _GLOBAL_ACCOUNT, store / STREAMS_ACCOUNT
+    if former.is_dir() and not present.exists():
+        former.rename(present)
+
+
 def _listens_at(ports: Path) -> int:
     """The port in the file that the server writes once it listens; 0 before that."""
     try:
@@ -217,7 +231,6 @@ def configuration(
     port: int,
 ) -> str:
     """The server's configuration (its format takes JSON). It holds passwords: keep it private."""
-    everybody = {NATS_ADMIN: ADMIN, **users}
     return json.dumps(
         {
             "server_name": "shiftwork",
@@ -234,17 +247,8 @@ def configuration(
                 "max_file_store": options.store_mib * _MIB,
                 "sync_interval": f"{options.sync_interval_seconds}s",
             },
-            "authorization": {
-                "timeout": 5,
-                "users": [
-                    {
-                        "user": name,
-                        "password": credentials.nats_password(name),
-                        "permissions": allowed.as_config(),
-                    }
-                    for name, allowed in everybody.items()
-                ],
-            },
+            "authorization": {"timeout": 5},
+            "accounts": accounts_of(users, NATS_ADMIN, credentials.nats_password),
         },
         indent=1,
     )

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 
-from libs.bus.memory_broker import matches
 from libs.bus.topology import (
     Limits,
     consumer_of,
@@ -16,7 +15,7 @@ from libs.bus.topology import (
 from libs.contracts import messages as m
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
-from libs.contracts.subjects import filter_of, types_of
+from libs.contracts.subjects import filter_of, matches, types_of
 
 SERVICES = ("submit", "scheduler", "launcher", "log_collector", "quota", "gateway")
 

@@ -25,8 +25,8 @@ from tests.harness.nats_server import NatsServer, StartNats
 
 pytestmark = pytest.mark.server
 
-ONE = Permissions(publish=("one.>",), subscribe=("_INBOX.one.>",))
-TWO = Permissions(publish=("two.>",), subscribe=("_INBOX.two.>", "one.>"))
+ONE = Permissions(inbox="_INBOX.one.>", sends=("one.>",))
+TWO = Permissions(inbox="_INBOX.two.>", sends=("two.>",), receives=("one.>",))
 
 
 async def connect(server: NatsServer, name: str, problems: list[str] | None = None) -> Client:
@@ -250,7 +250,9 @@ async def test_ctrl_c_in_the_terminal_does_not_reach_the_server(nats_start: Star
 def test_the_configuration_names_every_user_once(tmp_path: Path) -> None:
     secrets = ensure_credentials(tmp_path, ("one", "two"))
     text = configuration(NatsOptions(), secrets, {"one": ONE, "two": TWO}, tmp_path, 4222)
-    users = json.loads(text)["authorization"]["users"]
+    accounts = json.loads(text)["accounts"]
+    assert list(accounts) == ["platform", "one", "two"]
+    users = [user for account in accounts.values() for user in account["users"]]
     assert [user["user"] for user in users] == ["admin", "one", "two"]
     assert len({user["password"] for user in users}) == 3
     assert users[1]["permissions"]["publish"] == {"allow": ["one.>"]}
