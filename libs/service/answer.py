@@ -17,11 +17,11 @@ import structlog
 
 from libs.contracts.base import Message
 from libs.service.shape import Service
-from libs.store.port import ConflictError, NotLeaderError, StoreUnavailableError, Tx
+from libs.store.port import ConflictError, StoreUnavailableError, TermOverError, Tx
 
 COMMAND_TRIES = 3
-# The database's state, and no fault of any command.
-EVERYBODYS = (StoreUnavailableError, NotLeaderError)
+# The database's state or the leader's, and no fault of any command.
+EVERYBODYS = (StoreUnavailableError, TermOverError)
 
 
 @dataclass(eq=False)

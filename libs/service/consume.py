@@ -21,7 +21,7 @@ from libs.contracts.routes import Kind
 from libs.service import observe
 from libs.service.loop import Backoff, Wake, pause
 from libs.service.shape import Service
-from libs.store.port import ConflictError, NotLeaderError, StoreUnavailableError, Tx
+from libs.store.port import ConflictError, StoreUnavailableError, TermOverError, Tx
 
 TRANSIENT = (StoreUnavailableError, BusError)
 CONFLICT_TRIES = 3
@@ -78,7 +78,8 @@ class Consumption:
             return
         try:
             await self._record(good)
-        except (NotLeaderError, *TRANSIENT):
+        except (TermOverError, *TRANSIENT):
+            # Not acknowledged: it comes again, and if it is committed the inbox knows it.
             raise
         except Exception as problem:  # noqa: BLE001 - one bad message must not stop the others
             await self._one_by_one(good, problem)
@@ -136,7 +137,7 @@ class Consumption:
                     await self._record([delivery])
                     await delivery.ack()
                     break
-                except (NotLeaderError, *TRANSIENT):
+                except (TermOverError, *TRANSIENT):
                     raise
                 except ConflictError as conflict:
                     problem = conflict

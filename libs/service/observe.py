@@ -26,6 +26,11 @@ OUTBOX_WAITING = Gauge(
 )
 COMMANDS = Counter("shiftwork_commands_total", "Commands answered", ["service", "type", "outcome"])
 LEADS = Gauge("shiftwork_leads", "1 while this process leads the service", ["service"])
+TERMS_FAILED = Counter(
+    "shiftwork_terms_failed_total",
+    "Leader's terms ended because memory could not follow a commit",
+    ["service"],
+)
 STEP_SECONDS = Histogram(
     "shiftwork_loop_step_seconds", "Duration of loop steps", ["service", "loop"]
 )

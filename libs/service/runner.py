@@ -21,7 +21,7 @@ from libs.service.loop import Backoff, Loop
 from libs.service.relay import Relay
 from libs.service.settings import BaseServiceSettings
 from libs.service.shape import Service
-from libs.store.port import NotLeaderError, StoreUnavailableError
+from libs.store.port import ObserverError, StoreUnavailableError, TermOverError
 
 DOWN = (StoreUnavailableError, BusError)
 
@@ -40,9 +40,12 @@ class Runner:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     relay: Relay = field(init=False)
     consumption: Consumption | None = None
+    # Why a process that has the lock does not lead yet; empty while it leads or waits for the lock.
+    beginning: str = ""
 
     def __post_init__(self) -> None:
         self.relay = Relay(self.service, self.settings)
+        self._led_at: float | None = None
         self.log = observe.log(self.service.name)
 
     @property
@@ -57,7 +60,7 @@ class Runner:
         if self.consumption is not None and self.consumption.waiting:
             return False, "events cannot be consumed"
         if self.service.commands_on_leader_only and self.epoch is None:
-            return True, "standing by: another process leads"
+            return not self.beginning, self.beginning or "standing by: another process leads"
         return True, "ready"
 
     async def run(self) -> None:
@@ -70,7 +73,7 @@ class Runner:
             group.create_task(self._lead_again_and_again(), name=f"{self.service.name}:leader")
 
     async def _lead_again_and_again(self) -> None:
-        backoff = Backoff()
+        backoff, clock = Backoff(), asyncio.get_running_loop().time
         while True:
             # In a task of its own: a stop then always reaches this one, even in the very moment
             # in which a part fails because something is down.
@@ -78,20 +81,36 @@ class Runner:
             try:
                 await asyncio.wait((term,))
                 term.result()
-            except* (LeadershipLostError, NotLeaderError, *DOWN) as group:
-                self.log.warning("leadership ended", problem=str(group.exceptions[0]))
+            except* ObserverError as group:
+                # A defect: the rows are loaded again, and what failed on them is named.
+                observe.TERMS_FAILED.labels(self.service.name).inc()
+                problem = _first(group)
+                self.log.exception("leadership ended", problem=str(problem), exc_info=problem)
+            except* (LeadershipLostError, TermOverError, *DOWN) as group:
+                self.log.warning("leadership ended", problem=str(_first(group)))
             finally:
                 term.cancel()
                 await asyncio.gather(term, return_exceptions=True)
+            if self._led_at is not None and clock() - self._led_at >= backoff.most_seconds:
+                # It led for a while: whatever ended this term, it is not what ended the last.
+                backoff.reset()
             await backoff.wait()
 
     async def _lead_once(self) -> None:
         service = self.service
+        self._led_at, self.beginning = None, ""
         leadership = await service.ports.store.lead()
         try:
-            if service.on_lead is not None:
-                await service.on_lead(leadership.epoch)
+            self.beginning = "begins to lead: loads what it needs from the database"
+            try:
+                if service.on_lead is not None:
+                    await service.on_lead(leadership.epoch)
+            except DOWN as problem:
+                self.beginning = f"cannot begin to lead: {problem}"
+                raise
+            self.beginning = ""
             self.epoch = leadership.epoch
+            self._led_at = asyncio.get_running_loop().time()
             self.log.info("leads", epoch=leadership.epoch)
             observe.LEADS.labels(service.name).set(1)
             await self._leader_parts(leadership.epoch, leadership.lost)
@@ -170,6 +189,12 @@ class Runner:
             return reply
 
         return answer
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first of the errors that ended a term, however deep it lies."""
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 async def _until_lost(lost: Callable[[], Awaitable[None]]) -> None:

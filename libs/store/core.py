@@ -10,6 +10,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar, cast
 
@@ -19,6 +20,7 @@ from libs.store.port import (
     Leadership,
     NotLeaderError,
     Observer,
+    ObserverError,
     StoreUnavailableError,
     Tx,
 )
@@ -30,6 +32,45 @@ from libs.store.unit import Birth, Clock, Known, Landed, Session, Unit
 R = TypeVar("R")
 # More than these wait in the database alone.
 FRESH_EVENTS_MAX = 8192
+# A resident table is loaded in statements of so many rows: each has the time of a statement.
+RESIDENT_PAGE_ROWS = 10_000
+
+
+class _Term:
+    """A leadership, which also ends when this process's memory does not follow the rows."""
+
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
+        self._failed = asyncio.Event()
+        self.failure: ObserverError | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Grows with each leader."""
+        return self._leadership.epoch
+
+    def fail(self, failure: ObserverError) -> None:
+        """The first failure ends the term."""
+        self.failure = self.failure or failure
+        self._failed.set()
+
+    async def lost(self) -> None:
+        """Returns when the leadership is gone; raises the failure that ends the term."""
+        gone = asyncio.ensure_future(self._leadership.lost())
+        failed = asyncio.ensure_future(self._failed.wait())
+        try:
+            await asyncio.wait((gone, failed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in (gone, failed):
+                each.cancel()
+            await asyncio.gather(gone, failed, return_exceptions=True)
+        if self.failure is not None:
+            raise self.failure
+        gone.result()
+
+    async def release(self) -> None:
+        """Give it up at once."""
+        await self._leadership.release()
 
 
 class StoreCore(ABC):
@@ -62,6 +103,7 @@ class StoreCore(ABC):
         self._turn_of: asyncio.Task[Any] | None = None
         # A leader's transaction whose commit was not answered.
         self._doubt: Landed | None = None
+        self._term: _Term | None = None
 
     @abstractmethod
     async def _begin(self, epoch: int | None) -> Session:
@@ -138,6 +180,9 @@ class StoreCore(ABC):
     @asynccontextmanager
     async def _open(self, epoch: int | None) -> AsyncGenerator[Unit]:
         now = self._clock.now()
+        if epoch is not None and self._term is not None and self._term.failure is not None:
+            # Whatever would be written now may be decided on a memory that is wrong.
+            raise self._term.failure
         session = await self._begin(epoch)
         try:
             self._settle(session.version)
@@ -157,6 +202,7 @@ class StoreCore(ABC):
         except (ConflictError, NotLeaderError):
             raise
         except BaseException:
+            # Dying here, or an answer that is lost: the rows may be there or not.
             if epoch is not None:
                 self._doubt = landed
             # It may have landed, and then its events wait.
@@ -179,7 +225,33 @@ class StoreCore(ABC):
             raise StoreUnavailableError("an earlier transaction did commit; begin again after it")
 
     def _land(self, landed: Landed, row_ids: Sequence[int]) -> None:
-        """Apply a committed transaction to memory and tell the observers."""
+        """Apply a committed transaction to memory and call the observers, every one of them.
+
+        ObserverError if one failed: what it keeps may not be what the rows say, and nobody may
+        take the commit for one that was followed.
+        """
+        steps: list[Callable[[], None]] = [lambda: self._follow(landed, row_ids)]
+        if self._observers and landed.writes:
+            delta = landed.delta()
+            steps += [partial(observer, delta) for observer in self._observers]
+        failures: list[Exception] = []
+        for step in steps:
+            try:
+                step()
+            except Exception as error:  # noqa: BLE001 - whatever it is, its memory is in doubt
+                failures.append(error)
+        if failures:
+            first = failures[0]
+            failure = ObserverError(
+                f"memory cannot follow a commit: {type(first).__name__}: {first}"
+            )
+            failure.__cause__ = first
+            if self._term is not None:
+                self._term.fail(failure)
+            raise failure
+
+    def _follow(self, landed: Landed, row_ids: Sequence[int]) -> None:
+        """Apply a committed transaction to what the store itself keeps in memory."""
         if landed.version:
             self._recent.land(landed.writes)
         for shape, rows in landed.writes.items():
@@ -194,14 +266,10 @@ class StoreCore(ABC):
         if landed.emitted:
             self._keep_fresh(landed, row_ids)
             self._outbox_changed.set()
-        if self._observers and landed.writes:
-            delta = landed.delta()
-            for observer in self._observers:
-                observer(delta)
 
     async def lead(self) -> Leadership:
-        """Wait until this process leads the service; resident tables have to be loaded anew."""
-        leadership = await self._lead()
+        """Wait until this process leads the service; resident tables have to be loaded again."""
+        leadership = self._term = _Term(await self._lead())
         self._residents = {}
         self._recent.clear()
         self._doubt = None
@@ -217,8 +285,7 @@ class StoreCore(ABC):
             try:
                 for kind in kinds:
                     shape = self._tables.shape(kind)
-                    rows = await session.select(shape, (), (), None, 0)
-                    loaded[shape] = {shape.key_of(row): row for row in rows}
+                    loaded[shape] = await _whole(session, shape)
             finally:
                 await session.rollback()
             self._residents = self._residents | loaded
@@ -229,3 +296,15 @@ class StoreCore(ABC):
         if shape not in self._residents:
             raise KeyError(f"{kind.__name__} is not resident; make_resident() comes first")
         return cast("dict[object, R]", self._residents[shape])
+
+
+async def _whole(session: Session, shape: Shape) -> dict[Key, Row]:
+    """All rows of a table by their keys, of the one moment that the transaction sees."""
+    found: dict[Key, Row] = {}
+    after: Key | None = None
+    while True:
+        rows = await session.page(shape, after, RESIDENT_PAGE_ROWS)
+        found.update((shape.key_of(row), row) for row in rows)
+        if len(rows) < RESIDENT_PAGE_ROWS:
+            return found
+        after = shape.key_of(rows[-1])

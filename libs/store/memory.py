@@ -91,6 +91,14 @@ class _MemorySession:
         rows = self._schema.table(shape).rows.values()
         return select(shape, rows, where, order_by, limit, offset)
 
+    async def page(self, shape: Shape, after: Key | None, limit: int) -> list[Row]:
+        """The next rows of a table in the order of their keys."""
+        self._alive()
+        rows = select(shape, self._schema.table(shape).rows.values(), (), (), None, 0)
+        if after is not None:
+            rows = rows[[shape.key_of(row) for row in rows].index(after) + 1 :]
+        return rows[:limit]
+
     async def write(self, batch: Batch) -> None:
         """Deletions, then rows, one after the other: each meets the constraints at its turn."""
         self._alive()

@@ -28,8 +28,18 @@ class ConflictError(Exception):
     """The database refused the rows: a unique index or a check; nothing was stored."""
 
 
-class NotLeaderError(Exception):
+class TermOverError(Exception):
+    """This process may not lead on: all that the leader does has to end."""
+
+
+class NotLeaderError(TermOverError):
     """Another process leads this service now; nothing was stored."""
+
+
+class ObserverError(TermOverError):
+    """A transaction was committed, and what follows the rows in this process's memory failed on
+    it. Memory and rows may differ now: a new term, which loads the rows again, makes them equal.
+    """
 
 
 class Op(Enum):
@@ -142,7 +152,8 @@ class Leadership(Protocol):
         ...
 
     async def lost(self) -> None:
-        """Returns when the leadership is gone (lock lost, connection lost)."""
+        """Returns when the leadership is gone (lock lost, connection lost). Raises ObserverError
+        when this process must give it up, because its memory does not follow the rows."""
         ...
 
     async def release(self) -> None:
@@ -156,7 +167,8 @@ class Store(Protocol):
     def transaction(self, *, epoch: int | None = None) -> AbstractAsyncContextManager[Tx]:
         """Open a transaction; commits on leaving, rolls back on an exception. With an epoch it
         is a leader's: NotLeaderError if another leads. Raises ConflictError and
-        StoreUnavailableError; a unique conflict may only show on leaving."""
+        StoreUnavailableError; a unique conflict may only show on leaving. ObserverError if an
+        observer failed, in this transaction (which is committed) or before in this term."""
         ...
 
     @property
@@ -169,7 +181,8 @@ class Store(Protocol):
         ...
 
     def observe(self, observer: Observer) -> None:
-        """Call ``observer`` after each of this store's commits, with what changed, in order."""
+        """Call ``observer`` after each of this store's commits, with what changed, in order. If it
+        raises, the transaction raises ObserverError and the leader's term is over."""
         ...
 
     async def make_resident(self, *kinds: type[object]) -> None:

@@ -130,6 +130,13 @@ class _SqlSession:
         records = await self._run(self._connection.fetch(text, *arguments))
         return [statements.row_of(shape, record) for record in records]
 
+    async def page(self, shape: Shape, after: Key | None, limit: int) -> list[Row]:
+        """The next rows of a table in the order of their keys; from a position and not by OFFSET,
+        so that each page costs the same."""
+        text, arguments = statements.page(shape, after, limit)
+        records = await self._run(self._connection.fetch(text, *arguments))
+        return [statements.row_of(shape, record) for record in records]
+
     async def write(self, batch: Batch) -> None:
         """Deletions and rows; one statement, or two where a table has both."""
         await self._carry_out(batch, ())

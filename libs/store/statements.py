@@ -138,6 +138,20 @@ def select(
     return text, arguments
 
 
+def page(shape: Shape, after: Key | None, limit: int) -> Statement:
+    """At most ``limit`` rows in the order of the primary key, from the first or behind a key."""
+    names = ", ".join(quoted(name) for name in shape.key)
+    text = f"SELECT {_names(shape.columns)} FROM {_table(shape)}"  # noqa: S608 - declared names only
+    arguments: list[object] = [limit]
+    if after is not None:
+        columns = [shape.column(name) for name in shape.key]
+        values = zip(columns, shape.key_parts(after), strict=True)
+        arguments += [column.encoded(part) for column, part in values]
+        places = ", ".join(f"${place}::{each.sql_type}" for place, each in enumerate(columns, 2))
+        text += f" WHERE ({names}) > ({places})"
+    return f"{text} ORDER BY {names} LIMIT $1::bigint", arguments
+
+
 # A condition by its operation: {name} is the column, {0} the argument.
 _CONDITIONS: Mapping[Op, str] = {
     Op.EQ: "{name} = {0}",

@@ -58,6 +58,10 @@ class Session(Protocol):
         """Rows, ties by primary key."""
         ...
 
+    async def page(self, shape: Shape, after: Key | None, limit: int) -> list[Row]:
+        """The next rows of a whole table in the order of their keys; None: from the first."""
+        ...
+
     async def write(self, batch: Batch) -> None:
         """Carry out deletions and upserts."""
         ...

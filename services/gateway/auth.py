@@ -131,7 +131,11 @@ class Authenticator:
     def _on_commit(self, delta: Delta) -> None:
         """A changed user or token counts at once in this process."""
         if any(isinstance(row, TokenRow | UserRow) for row in delta.put):
-            self._known.clear()
+            self.forget()
+
+    def forget(self) -> None:
+        """Look everybody up again."""
+        self._known.clear()
 
 
 def require_admin(identity: Identity, what: str) -> None:

@@ -137,6 +137,11 @@ class Live:
             if isinstance(row, RunRow | TaskRow):
                 self._wake_task(row.task_id)
 
+    def read_again(self) -> None:
+        """Every reader reads the table from where it is: what was fed may be incomplete."""
+        for reader in self._readers:
+            reader.lose()
+
     async def run(self) -> None:
         """Look for events that other processes projected, until cancelled."""
         clockwork = Wake()

@@ -80,7 +80,10 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
     )
 
     async def on_lead(epoch: int) -> None:
-        """The event log's end is read at every event: keep it in memory."""
+        """The event log's end is read at every event: keep it in memory. What followed the commits
+        of an earlier term is not trusted: that term may have ended because it could not follow."""
+        live.read_again()
+        authenticator.forget()
         await ports.store.make_resident(EventHeadRow)
         async with ports.store.transaction(epoch=epoch) as tx:
             await ensure_first_admin(tx)

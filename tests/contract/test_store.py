@@ -14,12 +14,14 @@ import pytest_asyncio
 
 from libs.contracts.envelope import Envelope
 from libs.contracts.messages import Placement, Reason, ReasonCode, TaskState
+from libs.store import core
 from libs.store.connections import Address, connect
 from libs.store.memory import MemoryDatabase, MemoryStore
 from libs.store.port import (
     ConflictError,
     Delta,
     NotLeaderError,
+    ObserverError,
     Op,
     Order,
     Store,
@@ -787,3 +789,44 @@ async def test_a_nested_leaders_transaction_is_a_mistake_and_not_a_deadlock(stor
         with pytest.raises(RuntimeError, match="inside a leader's transaction"):
             async with store.transaction(epoch=epoch):
                 raise AssertionError
+
+
+async def test_an_observer_that_fails_ends_the_term_and_leading_again_begins_a_new_one(
+    store: Store,
+) -> None:
+    leadership = await store.lead()
+    seen: list[Delta] = []
+
+    def fails_once(delta: Delta) -> None:
+        seen.append(delta)
+        if len(seen) == 1:
+            raise KeyError("n1")
+
+    followed: list[Delta] = []
+    store.observe(fails_once)
+    store.observe(followed.append)
+    with pytest.raises(ObserverError, match="KeyError"):
+        await put(store, Slot("a", 0, "x"), epoch=leadership.epoch)
+    assert len(followed) == 1, "the other observers hear of the commit"
+    with pytest.raises(ObserverError, match="KeyError"):
+        await asyncio.wait_for(leadership.lost(), 5)
+    with pytest.raises(ObserverError):
+        await put(store, Slot("a", 1, "y"), epoch=leadership.epoch)
+    assert await all_of(store, Slot) == [Slot("a", 0, "x")], "it was committed, and nothing since"
+    await leadership.release()
+    again = await asyncio.wait_for(store.lead(), 5)
+    await put(store, Slot("a", 1, "y"), epoch=again.epoch)
+    assert len(seen) == len(followed) == 2
+
+
+async def test_a_resident_table_is_read_in_pages(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One statement for a whole large table would meet the time limit of a statement."""
+    monkeypatch.setattr(core, "RESIDENT_PAGE_ROWS", 3)
+    epoch = (await store.lead()).epoch
+    slots = [Slot(name, n, f"{name}{n}") for name in ("a", "b", "B") for n in range(4)]
+    await put(store, *slots, *(a_job(f"j{n}", client_key=f"{n}") for n in range(3)), epoch=epoch)
+    await store.make_resident(Slot, Job)
+    assert store.resident(Slot) == {(each.node, each.index): each for each in slots}
+    assert len(store.resident(Job)) == 3

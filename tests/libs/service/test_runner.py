@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from libs.bus.memory_broker import Faults
 from libs.bus.port import BusError
 from libs.contracts import messages as m
 from libs.service.loop import Loop
-from libs.store.port import NotLeaderError, StoreUnavailableError, Tx
+from libs.store.port import Delta, NotLeaderError, StoreUnavailableError, Tx
 from tests.harness.virtual_time import virtually
 from tests.libs.service.service_world import Count, World, until
 
@@ -267,5 +268,127 @@ def test_a_stop_in_the_moment_of_an_outage_is_a_stop() -> None:
         task.cancel()
         done, _ = await asyncio.wait((task,), timeout=60)
         assert task in done
+
+    virtually(main())
+
+
+def test_a_failing_observer_ends_the_term_and_nothing_is_acknowledged_for_it() -> None:
+    """What follows the rows in memory is loaded again; the event is handled once."""
+    loaded: list[dict[str, int]] = []
+    failed: list[str] = []
+
+    async def main() -> None:
+        world = World()
+        runner = world.runner()
+
+        async def on_lead(epoch: int) -> None:
+            assert epoch > len(loaded)
+            loaded.append(world.counts())
+
+        def observe(delta: Delta) -> None:
+            for row in delta.put:
+                if isinstance(row, Count) and row.group == "poison" and not failed:
+                    failed.append(row.group)
+                    raise KeyError(row.group)
+
+        runner.service = replace(runner.service, on_lead=on_lead)
+        runner.service.ports.store.observe(observe)
+        task = asyncio.ensure_future(runner.run())
+        await until(lambda: runner.epoch is not None)
+        await world.say("a", "poison", "b")
+        await until(lambda: len(loaded) == 2, 60)
+        assert loaded == [{}, {"a": 1, "poison": 1, "b": 1}]
+        await world.say("c", prefix="later")
+        await until(lambda: world.counts().get("c") == 1, 60)
+        assert world.counts() == {"a": 1, "poison": 1, "b": 1, "c": 1}
+        assert world.broker.dead_letters == []
+        await stopped(task)
+
+    virtually(main())
+
+
+def test_a_command_whose_commit_cannot_be_followed_ends_the_term_too() -> None:
+    failed: list[str] = []
+
+    async def main() -> None:
+        world = World()
+        runner = world.runner()
+
+        def observe(delta: Delta) -> None:
+            if delta.put and not failed:
+                failed.append("once")
+                raise KeyError("once")
+
+        runner.service.ports.store.observe(observe)
+        task = asyncio.ensure_future(runner.run())
+        await until(lambda: runner.epoch == 1)
+        quota = m.SetQuota(quota=m.Quota(group="g", limit=3))
+        reply = await world.gateway.request(quota, timeout_s=5)
+        assert isinstance(reply, m.SetQuotaReply)
+        assert reply.refusal is not None, "its asker learns that the outcome is not certain"
+        await until(lambda: runner.epoch == 2, 60)
+        assert world.counts() == {"g": 3}
+        await stopped(task)
+
+    virtually(main())
+
+
+def test_a_term_that_lasted_resets_the_pause_before_the_next() -> None:
+    async def main() -> None:
+        world = World()
+        runner = world.runner()
+        task = asyncio.ensure_future(runner.run())
+        for number in range(12):
+            await until(lambda epoch=number + 1: runner.epoch == epoch, 60)
+            await asyncio.sleep(60)
+            ended = asyncio.get_running_loop().time()
+            world.database.cut_leader("quota")
+            await until(lambda epoch=number + 2: runner.epoch == epoch, 60)
+            assert asyncio.get_running_loop().time() - ended < 1.0
+        await stopped(task)
+
+    virtually(main())
+
+
+def test_terms_that_end_at_once_are_begun_ever_more_slowly() -> None:
+    begun: list[float] = []
+
+    async def on_lead(_epoch: int) -> None:
+        begun.append(asyncio.get_running_loop().time())
+        raise StoreUnavailableError("canceling statement due to statement timeout")
+
+    async def main() -> None:
+        world = World()
+        runner = world.runner()
+        runner.service = replace(runner.service, on_lead=on_lead)
+        task = asyncio.ensure_future(runner.run())
+        await asyncio.sleep(60)
+        assert len(begun) < 25
+        ready, why = runner.ready
+        assert not ready
+        assert "cannot begin to lead" in why
+        assert "statement timeout" in why
+        await stopped(task)
+
+    virtually(main())
+
+
+def test_a_leader_that_loads_is_not_ready_and_does_not_say_that_it_stands_by() -> None:
+    async def on_lead(_epoch: int) -> None:
+        await asyncio.sleep(30)
+
+    async def main() -> None:
+        world = World()
+        one, two = world.runner(), world.runner()
+        one.service = replace(one.service, on_lead=on_lead)
+        first = asyncio.ensure_future(one.run())
+        await asyncio.sleep(1)
+        second = asyncio.ensure_future(two.run())
+        await asyncio.sleep(10)
+        assert one.ready == (False, "begins to lead: loads what it needs from the database")
+        assert two.ready == (True, "standing by: another process leads")
+        await asyncio.sleep(30)
+        assert one.ready == (True, "ready")
+        await stopped(first, second)
 
     virtually(main())
