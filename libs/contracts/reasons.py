@@ -241,6 +241,14 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         ),
         "waits while others do: its owner's backlog is longer than a day of all nodes",
     ),
+    ReasonCode.PLAN_REFUSED: (
+        lambda said: (
+            f"waits because nothing is given out in group {said.name('group')} since"
+            f" {said.name('since')}: the check of plans refused {said.number('refusals')} in a row"
+            f" ({said.name('faults')}); this is a defect, an administrator should report it"
+        ),
+        "waits because a check refuses the plans for its node group; this is a defect",
+    ),
     ReasonCode.GRANTED: (
         lambda said: f"went without service for {said.number('seconds')} s and is next",
         "went without service for long and is next",

@@ -154,6 +154,11 @@ class StoreCore(ABC):
             self._fresh |= zip(row_ids, landed.emitted, strict=True)
 
     @property
+    def in_doubt(self) -> bool:
+        """True until the next leader's transaction after a commit without an answer."""
+        return self._doubt is not None
+
+    @property
     def outbox_changed(self) -> asyncio.Event:
         """Set after a commit that emitted something."""
         return self._outbox_changed

@@ -176,6 +176,13 @@ class Store(Protocol):
         """False while the database is out of reach, as far as leading or standing by shows it."""
         ...
 
+    @property
+    def in_doubt(self) -> bool:
+        """True while the outcome of a leader's commit is not known, because its answer was lost.
+        The next leader's transaction finds out: if the commit did take effect, the observers hear
+        of it then, and that transaction raises StoreUnavailableError."""
+        ...
+
     async def lead(self) -> Leadership:
         """Wait until this process leads the service (one at a time), with a higher epoch."""
         ...

@@ -30,6 +30,7 @@ from libs.service.shape import CommandHandler
 from libs.store.port import Tx
 from services.scheduler import store
 from services.scheduler.domain.explanation.explain import explain
+from services.scheduler.domain.lifecycle import QUEUED
 from services.scheduler.domain.model import Task
 from services.scheduler.domain.outgoing import FIRST_ATTEMPT, state_changed
 from services.scheduler.loop import Brain
@@ -95,7 +96,9 @@ class Commands:
         """Why the task stands where it stands."""
         task = await tx.get(Task, command.task_id)
         if task is not None:
-            return explain(self.brain.snapshot(), task, tx.now)
+            reply = explain(self.brain.snapshot(), task, tx.now)
+            held_up = self.brain.refusals.why(task.group) if task.state is QUEUED else None
+            return reply if held_up is None else reply.model_copy(update={"reason": held_up})
         over = await store.ended(tx, command.task_id)
         if over is None:
             return ExplainReply(refusal=unknown(command.task_id))

@@ -21,20 +21,23 @@ from services.scheduler.domain.index import Index
 from services.scheduler.domain.model import Plan, PolicySettings
 from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.proof.violations import Violation
+from services.scheduler.domain.proof.isolate import Sifted, sound_part
 from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.refusals import Refusals
 from services.scheduler.replay import write_dump
 
 DECIDED = Counter("shiftwork_scheduler_decisions_total", "Decisions committed", ["kind"])
 VIOLATIONS = Counter(
     "shiftwork_scheduler_plan_violations_total", "Faults found in plans before commit", ["fault"]
 )
-REFUSED = Counter("shiftwork_scheduler_plans_refused_total", "Plans not committed", ["why"])
+REFUSED = Counter(
+    "shiftwork_scheduler_plans_refused_total", "Plans not committed, or not all of them", ["why"]
+)
 QUEUED = Gauge("shiftwork_scheduler_queue_length", "Tasks that wait")
 DECIDE_SECONDS = Histogram("shiftwork_scheduler_decide_seconds", "Duration of one decision round")
 
 Decide = Callable[[Snapshot, datetime], Plan]
-# After a plan that the tables refused: they were loaded anew; a refusal that stays must not spin.
+# After a plan that the tables refused: they are loaded again; a refusal that stays must not spin.
 CONFLICT_PAUSE_SECONDS = 0.05
 
 
@@ -51,6 +54,7 @@ class Brain:
         dumps_max: int = 20,
         decisions_keep_seconds: float = 0.0,
         prune_rows_max: int = 1000,
+        refusals_max: int = 5,
         policy_function: Decide = decide,
     ) -> None:
         self._ports = ports
@@ -66,6 +70,11 @@ class Brain:
         self._version = 0
         self._decided_version = -1
         self._due_at: datetime | None = None
+        # True from before a commit until its success is known: memory may differ from the rows.
+        self._stale = False
+        # True when the rows are to be loaded again for another reason.
+        self._reload = False
+        self.refusals = Refusals(refusals_max)
         self._log = observe.log("scheduler")
         ports.store.observe(self._observe)
 
@@ -76,9 +85,16 @@ class Brain:
     async def lead(self, epoch: int) -> None:
         """Load the working set; a new leader's first step."""
         del epoch
+        self.refusals.clear()
+        await self._load()
+
+    async def _load(self) -> None:
+        """Make the working set what the rows say, with everything to be decided."""
+        self._stale = True
         self._index = await store.load(self._ports.store, self._policy)
         self._version += 1
         self._due_at = None
+        self._stale = self._reload = False
 
     def snapshot(self) -> Snapshot:
         """The present moment; valid until the next commit."""
@@ -101,6 +117,12 @@ class Brain:
 
     async def step(self, epoch: int) -> float | None:
         """One round; returns in how many seconds to make the next, if nothing wakes it before."""
+        if self._stale or self._reload:
+            await self._load()
+        if self._ports.store.in_doubt:
+            # Somebody's commit was not answered: whatever became of it shows here.
+            async with self._ports.store.transaction(epoch=epoch):
+                pass
         now = self._ports.clock.now()
         idle = self._version == self._decided_version
         if idle and (self._due_at is None or now < self._due_at):
@@ -111,15 +133,20 @@ class Brain:
         with DECIDE_SECONDS.time():
             plan = self._decide(snapshot, now)
         QUEUED.set(sum(pool.waiting_count() for pool in snapshot.pools.values()))
+        sifted = self._sift(snapshot, plan)
+        plan = sifted.plan
         acts = bool(plan.decisions or plan.books)
-        if plan.decisions and not self._sound(snapshot, plan):
-            return None
-        # Before the commit, whose own changes are for the next round to look at.
+        # From here to the end of the commit memory is ahead of the rows: it takes for settled what
+        # the commit has still to make true, so that the commit's own changes, which the observer
+        # brings, are for the next round. Whatever ends the commit but success, a cancellation
+        # included, leaves memory stale: it is thrown away, and the next round loads the rows.
+        self._stale = acts
         self._index.settle(plan)
         if acts and not await self._commit(plan, epoch):
             return CONFLICT_PAUSE_SECONDS
-        if not acts:
+        if not acts and not sifted.violations:
             # After a commit this is not so: the next round, at the latest in a tick, confirms it.
+            # Nor after a refusal: what is left out is tried again in a tick.
             self._decided_version = version
         self._due_at = plan.due_at
         return self._until_due(now)
@@ -130,38 +157,64 @@ class Brain:
             return self._tick_seconds
         return min(self._tick_seconds, max(0.0, (self._due_at - now).total_seconds()))
 
-    def _sound(self, snapshot: Snapshot, plan: Plan) -> bool:
-        """True if nothing is wrong with the plan; else it is refused, counted and kept."""
-        found = check(snapshot, plan)
-        if found:
-            self._refuse(snapshot, plan, found)
-        return not found
+    def _sift(self, snapshot: Snapshot, plan: Plan) -> Sifted:
+        """The part of the plan with which nothing is wrong; the rest is counted and kept."""
+        if not plan.decisions:
+            sifted = Sifted(plan)
+        else:
+            sifted = sound_part(snapshot, plan, check)
+        if sifted.violations:
+            self._refuse(snapshot, sifted)
+        for group, refusal in self.refusals.passed(sifted.plan.looks).items():
+            self._log.warning("decisions of a group pass again", group=group, rounds=refusal.count)
+        return sifted
 
-    def _refuse(self, snapshot: Snapshot, plan: Plan, found: list[Violation]) -> None:
+    def _refuse(self, snapshot: Snapshot, sifted: Sifted) -> None:
+        """Count and tell what is wrong; after so many refusals in a row memory is not trusted."""
         REFUSED.labels("violation").inc()
-        for violation in found:
+        for violation in sifted.violations:
             VIOLATIONS.labels(violation.fault.name.lower()).inc()
+        held_up = self.refusals.note(sifted.refused, sifted.plan.decided_at)
+        for group, refusal in held_up.items():
+            self._reload = True
+            self._log.error(
+                "decisions of a group are held up: the check refuses them again and again",
+                group=group,
+                rounds=refusal.count,
+                since=refusal.since.isoformat(),
+                faults=refusal.faults,
+            )
+        if not (held_up or self.refusals.first(sifted.refused) or not sifted.refused):
+            # The same again, a moment later.
+            return
         kept = None
         if self._dumps is not None:
-            kept = write_dump(self._dumps, snapshot, plan.decided_at, files_max=self._dumps_max)
+            now = sifted.plan.decided_at
+            kept = write_dump(self._dumps, snapshot, now, files_max=self._dumps_max)
         self._log.error(
             "plan refused",
-            violations=[str(violation) for violation in found[:20]],
-            count=len(found),
+            groups=sorted(sifted.refused),
+            violations=[str(violation) for violation in sifted.violations[:20]],
+            count=len(sifted.violations),
             snapshot=str(kept) if kept else None,
         )
 
     async def _commit(self, plan: Plan, epoch: int) -> bool:
-        """Commit the plan if the tables are still those it was made for."""
+        """Commit the plan if the tables are still those it was made for.
+
+        Dying before the commit leaves nothing of it; dying after it leaves all, which the next
+        leader loads.
+        """
         try:
             async with self._ports.store.transaction(epoch=epoch) as tx:
                 await store.commit(tx, plan, version=self._version)
         except (store.StalePlanError, ConflictError) as problem:
             # The working set may differ from the tables: believe the tables.
+            self._stale = True
             REFUSED.labels("conflict").inc()
             self._log.warning("plan not committed", problem=str(problem))
-            await self.lead(epoch)
             return False
+        self._stale = False
         for decision in plan.decisions:
             DECIDED.labels(decision.kind).inc()
         return True
@@ -172,6 +225,8 @@ class Brain:
         if learned:
             async with self._ports.store.transaction(epoch=epoch) as tx:
                 await store.save_learned(tx, learned)
+            # Only now: what was not committed is saved the next time.
+            self._index.saved(learned)
         return None
 
     async def prune(self, epoch: int) -> float | None:

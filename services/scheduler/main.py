@@ -27,6 +27,7 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
         dumps_max=settings.dumps_max,
         decisions_keep_seconds=settings.decisions_keep_seconds,
         prune_rows_max=settings.prune_rows_max,
+        refusals_max=settings.refusals_max,
     )
     commands = Commands(
         brain=brain,

@@ -50,6 +50,9 @@ class SchedulerSettings(BaseServiceSettings):
     # Where snapshots of refused plans are written, at most so many; none: not written.
     dumps: Path | None = None
     dumps_max: int = Field(default=20, ge=1)
+    # After so many refusals in a row of one group's decisions the working set is loaded again, the
+    # alarm is raised, and `explain` says so.
+    refusals_max: int = Field(default=5, ge=1, le=1000)
     decisions_keep_seconds: float = Field(default=90 * 86_400.0, gt=0)
     prune_tick_seconds_decisions: float = Field(default=600.0, gt=0)
     # How often what the disciplines learned is saved.

@@ -70,7 +70,10 @@ async def load(store: Store, settings: PolicySettings) -> Index:
     What the disciplines learned since it was saved last is lost: predictions are a little poorer
     for a while, nothing else.
     """
+    async with store.transaction() as tx:
+        memories = await tx.select(PoolMemory)
     await store.make_resident(*_RESIDENT)
+    # From here on nothing is awaited: no commit falls between the rows and the index.
     index = Index(settings)
     for kind in _RESIDENT:
         # Nodes and policies first: tasks are put into pools that know them.
@@ -78,9 +81,8 @@ async def load(store: Store, settings: PolicySettings) -> Index:
         index.refresh()
     for pool in index.pools.values():
         pool.recognise()
-    async with store.transaction() as tx:
-        for memory in await tx.select(PoolMemory):
-            index.remember(memory.group, memory.learned)
+    for memory in memories:
+        index.remember(memory.group, memory.learned)
     return index
 
 

@@ -31,13 +31,11 @@ def decide(snapshot: Snapshot, now: datetime) -> Plan:
     """What to do at this moment. Pure: the same snapshot and ``now`` give the same plan."""
     round_ = Round(snapshot, now)
     index = snapshot.index
-    after = index.settled_at.timestamp() if index.settled_at else None
-    # Where the clock was set back, what was past may be still to come.
-    overdue = {moment for moment in index.overdue if moment.at <= round_.seconds}
-    due = sorted({*overdue, *index.moments.between(after, round_.seconds)})
+    due = index.due(now)
     expire(round_, [moment.task_id for moment in due if moment.kind is Kind.EXPIRES])
     resumed = converge(round_)
     drain(round_)
+    urgent = len(round_.decisions)
     by_pool = _by_pool(round_, due)
     back: dict[str, list[Task]] = {}
     for task in resumed:
@@ -67,6 +65,7 @@ def decide(snapshot: Snapshot, now: datetime) -> Plan:
         due_at=round_.due_at,
         books=tuple(round_.books.values()),
         looks=round_.looks,
+        urgent=urgent,
     )
 
 

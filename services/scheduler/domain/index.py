@@ -134,7 +134,7 @@ class Index:
         self.nodes[node.id] = node
         if self._nodes_stale or old is None or not same_place(old, node):
             self._nodes_stale = True
-        elif not same_state(old, node):
+        elif not node.removed and not same_state(old, node):
             changed = self.totals.change(node, self.capacity)
             for owners in (self.holders, self.keepers):
                 masks = owners.get(node.id, {}).values()
@@ -325,7 +325,10 @@ class Index:
         """True if something that is promised to a task can no longer be had."""
         nodes, shape = self.capacity.nodes, task.shape
         return any(
-            (node := nodes.get(name)) is None or mask & ~usable_mask(node) or not roomy(node, shape)
+            (node := nodes.get(name)) is None
+            or node.group != task.group
+            or mask & ~usable_mask(node)
+            or not roomy(node, shape)
             for name, mask in self.slots(task)
         )
 
@@ -381,17 +384,44 @@ class Index:
             self.pool(group).history = History.load(learned)
 
     def learned(self) -> dict[str, dict[str, object]]:
-        """What the pools' disciplines have learned since this was asked last."""
+        """What the pools' disciplines have learned and is not saved."""
         found = {group: pool.learned() for group, pool in self.pools.items()}
         return {group: learned for group, learned in found.items() if learned is not None}
 
+    def saved(self, learned: Mapping[str, Mapping[str, object]]) -> None:
+        """What ``learned`` returned was committed."""
+        for group, value in learned.items():
+            self.pool(group).saved(value)
+
+    def due(self, now: datetime) -> list[Moment]:
+        """The moments that came since the last round, in order."""
+        seconds = now.timestamp()
+        after = self.settled_at.timestamp() if self.settled_at else None
+        # Where the clock was set back, what was past may be still to come.
+        overdue = {moment for moment in self.overdue if moment.at <= seconds}
+        return sorted({*overdue, *self.moments.between(after, seconds)})
+
     def settle(self, plan: Plan) -> None:
-        """The plan was decided on all there was: the next looks at what changes from here on."""
+        """The plan was decided on all there was: the next looks at what changes from here on.
+
+        Groups that the plan leaves out are as if no round had been: their moments stay due.
+        """
+        left_out: list[Moment] = []
+        if plan.left_out or plan.left_out_tasks:
+            left_out = [each for each in self.due(plan.decided_at) if self._left_out(each, plan)]
         self.settled_at = plan.decided_at
         self.overdue.clear()
+        self.overdue.update(left_out)
         for group, look in plan.looks.items():
             pool = self.pools[group]
             pool.arrived.clear()
             pool.wide = pool.nodes_changed = False
             pool.due_at = look.due_at
             pool.passed_at = look.passed_at
+
+    def _left_out(self, moment: Moment, plan: Plan) -> bool:
+        """True if the plan does without what the moment asks for."""
+        if moment.task_id in plan.left_out_tasks:
+            return True
+        group = self.tasks[moment.task_id].group
+        return group in plan.left_out and moment.kind is not Kind.EXPIRES

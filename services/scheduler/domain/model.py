@@ -364,3 +364,9 @@ class Plan:
     looks: Mapping[str, Look] = field(default_factory=lambda: MappingProxyType({}))
     # The next moment at which time alone changes the answer; None: never.
     due_at: datetime | None = None
+    # So many of the decisions, the first ones, do not share anything out: deadlines that passed,
+    # goals of owners, nodes that are drained.
+    urgent: int = 0
+    # Groups, and single tasks, about which the check before the commit took decisions out.
+    left_out: frozenset[str] = frozenset()
+    left_out_tasks: frozenset[str] = frozenset()

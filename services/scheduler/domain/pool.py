@@ -7,8 +7,9 @@ from the rows, which is what a new leader does.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from typing import cast
 
 from libs.contracts.messages import Priority
 from services.scheduler.domain.clusters import Clusters
@@ -321,11 +322,14 @@ class Pool:
             self.enter(task)
 
     def learned(self) -> dict[str, object] | None:
-        """What the discipline has learned; None if nothing since this was asked last."""
+        """What the discipline has learned; None if all of it is saved."""
         if self.history.ends == self.saved_ends:
             return None
-        self.saved_ends = self.history.ends
         return self.history.dump(LEARNED_CELLS_MAX)
+
+    def saved(self, learned: Mapping[str, object]) -> None:
+        """What ``learned`` returned was committed."""
+        self.saved_ends = cast("int", learned["ends"])
 
     def live(self) -> bool:
         """True if anything waits or runs here."""

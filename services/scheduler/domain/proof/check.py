@@ -72,7 +72,13 @@ def check(snapshot: Snapshot, plan: Plan, *, deep: bool = False) -> list[Violati
     found += limits_broken(snapshot, plan, deep=deep)
     found += clusters_broken(snapshot, plan)
     found += too_many_crossing(snapshot, plan)
-    return found
+    return [_located(snapshot, each) for each in found]
+
+
+def _located(snapshot: Snapshot, found: Violation) -> Violation:
+    """A violation with the group of its task."""
+    task = snapshot.tasks.get(found.task_id)
+    return found if found.group or task is None else replace(found, group=task.group)
 
 
 def _noted(task: Task, decision: Hold | Mark) -> Iterator[Violation]:

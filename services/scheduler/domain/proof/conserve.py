@@ -224,7 +224,9 @@ def limits_broken(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Vio
             held = _held(snapshot, limit, own[0][0], deep=deep)
             if held + more > limit.limit:
                 detail = f"{held + more} of {limit.limit} for {limit.key} {subject}".rstrip()
-                yield Violation(Fault.QUOTA, detail=detail)
+                # A limit may span groups: each that gives some of it is at fault.
+                for group in sorted({task.group for task, _, _ in own}):
+                    yield Violation(Fault.QUOTA, detail=detail, group=group)
 
 
 def _subject(limit: Limit, task: Task) -> str:

@@ -5,14 +5,25 @@ Works from the rows: levels, order keys and guarantees are compared anew, not ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from itertools import takewhile
 
 from libs.contracts.messages import Priority, ReasonCode
 from services.scheduler.domain.clusters import Clusters, Depth, entitlement
 from services.scheduler.domain.lifecycle import RUNNING
 from services.scheduler.domain.marks import Marks
-from services.scheduler.domain.model import WEIGHTS, Assign, Hold, Kill, Mark, Plan, Preempt, Task
+from services.scheduler.domain.model import (
+    WEIGHTS,
+    Assign,
+    Decision,
+    Hold,
+    Kill,
+    Mark,
+    Plan,
+    Preempt,
+    Task,
+)
 from services.scheduler.domain.order import is_auto
 from services.scheduler.domain.proof.conserve import taken_back
 from services.scheduler.domain.proof.violations import Fault, Violation
@@ -38,7 +49,7 @@ def wrong_victim(
     level = _level(snapshot, better, decision)
     code = decision.reason.code
     if code is ReasonCode.TURN_OF:
-        yield from _turn(snapshot, plan, task, better, level)
+        yield from _turn(snapshot, plan, task, decision, level)
     elif not _may_take(snapshot, plan, task, better, level):
         yield Violation(Fault.VICTIM_NOT_LOWER, task.id, f"for {better.id}")
     pool = snapshot.pools[task.group]
@@ -105,9 +116,11 @@ def _depths(
 
 
 def _turn(
-    snapshot: Snapshot, plan: Plan, task: Task, better: Task, level: Priority
+    snapshot: Snapshot, plan: Plan, task: Task, decision: Preempt | Kill, level: Priority
 ) -> Iterator[Violation]:
-    pool = snapshot.pools[task.group]
+    pool, better = snapshot.pools[task.group], snapshot.tasks[decision.beneficiary]
+    # In the order of the plan: what owners get after this decision is for the next to count.
+    before = list(takewhile(lambda each: each is not decision, plan.decisions))
     if not pool.discipline.preempts:
         yield Violation(Fault.NO_TURNS, task.id, pool.discipline.name)
     if pool.clusters and _covered_better(snapshot, plan, task, better, level):
@@ -121,29 +134,33 @@ def _turn(
     }
     marks = noted.get(task.id, task.marks)
     ahead = noted.get(better.id, better.marks)
-    reach = _key(snapshot, better, ahead, plan)
+    reach = _key(snapshot, better, ahead, plan, before)
     if not ahead.granted:
         victims = [each for each in plan.decisions if isinstance(each, Preempt | Kill)]
         taken = sum(
             pool.size(snapshot.tasks[each.task_id])
             for each in victims
-            if each.beneficiary == better.id
+            # A run that was asked to go earlier, and is killed at its deadline now, is no victim
+            # of this turn.
+            if each.beneficiary == better.id and each.reason.code is ReasonCode.TURN_OF
         )
         ratio = taken / pool.size(better)
         reach = pool.discipline.reach(pool, better, ahead, reach, ratio)
-    if _key(snapshot, task, marks, plan) < reach + pool.discipline.lead(plan.decided_at):
+    if _key(snapshot, task, marks, plan, before) < reach + pool.discipline.lead(plan.decided_at):
         yield Violation(Fault.VICTIM_NOT_LATER, task.id, f"before {better.id}")
     if marks.held_until is not None and marks.held_until > plan.decided_at:
         yield Violation(Fault.VICTIM_PROTECTED, task.id, "held")
 
 
-def _key(snapshot: Snapshot, task: Task, marks: Marks, plan: Plan) -> float:
-    """A task's place in the order of the plan's moment."""
+def _key(
+    snapshot: Snapshot, task: Task, marks: Marks, plan: Plan, before: Sequence[Decision]
+) -> float:
+    """A task's place in the order of the plan's moment, after these of its decisions."""
     pool = snapshot.pools[task.group]
     if not pool.discipline.by_user:
         return pool.key(marks)
     finish = pool.finishes.get(task.owner, 0.0)
-    for each in plan.decisions:
+    for each in before:
         noted = each.marks if isinstance(each, Assign | Hold | Mark) else None
         if noted is not None and snapshot.tasks[each.task_id].owner == task.owner:
             finish = max(finish, noted.user_finish)

@@ -47,6 +47,8 @@ class Violation:
     fault: Fault
     task_id: str = ""
     detail: str = ""
+    # The node group that it concerns; empty: that of the task, or the plan as a whole.
+    group: str = ""
 
     def __str__(self) -> str:
         return f"{self.fault.name} {self.task_id}: {self.fault.value} {self.detail}".rstrip()
