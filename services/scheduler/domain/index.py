@@ -322,15 +322,20 @@ class Index:
         return True
 
     def broken(self, task: Task) -> bool:
-        """True if something that is promised to a task can no longer be had."""
+        """True if something that is promised to a task can no longer be had: its nodes must still
+        be ones on which it could be placed now, were they free."""
         nodes, shape = self.capacity.nodes, task.shape
-        return any(
+        if any(
             (node := nodes.get(name)) is None
             or node.group != task.group
             or mask & ~usable_mask(node)
             or not roomy(node, shape)
             for name, mask in self.slots(task)
-        )
+        ):
+            return True
+        # A whole node is all of it, also after it was rebuilt.
+        whole = shape.gpus is None
+        return whole and any(len(p.gpus) != nodes[p.node_id].gpus for p in task.promised)
 
     # Nodes and limits change rarely: what depends on them is built anew.
 

@@ -203,7 +203,12 @@ class Histories(RuleBasedStateMachine):
         for task_id in self.some(TaskState.KILLING):
             self.stage.exit(task_id, ExitKind.KILLED)
 
-    @rule(pick=PICK, what=st.sampled_from(["ready", "schedulable", "draining", "gpus"]))
+    @rule(
+        pick=PICK,
+        what=st.sampled_from(
+            ["ready", "schedulable", "draining", "gpus", "group", "rebuilt", "removed"]
+        ),
+    )
     def change_node(self, pick: int, what: str) -> None:
         nodes = self.stage.index.nodes
         node: Node = nodes[one(sorted(nodes), pick)]
@@ -212,6 +217,9 @@ class Histories(RuleBasedStateMachine):
             "schedulable": replace(node, schedulable=not node.schedulable),
             "draining": replace(node, draining=not node.draining),
             "gpus": replace(node, unusable_gpus=() if node.unusable_gpus else (0,)),
+            "group": replace(node, group="default" if node.group == "dev" else "dev"),
+            "rebuilt": replace(node, gpus=4 if node.gpus == 2 else 2, unusable_gpus=()),
+            "removed": replace(node, removed=not node.removed),
         }
         self.stage.put(replace(changed[what], version=node.version + 1))
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from libs.contracts.messages import Priority, ReasonCode
+import pytest
+
+from libs.contracts.messages import ExitKind, Priority
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.lifecycle import Trigger
 from services.scheduler.domain.marks import Marks
@@ -65,7 +68,21 @@ def test_under_rotation_what_a_user_gets_later_in_a_plan_does_not_count_before()
     assert both
 
 
-def test_a_promised_node_that_changes_its_group_is_promised_no_more() -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"group": "dev"},
+        {"gpus": 16},
+        {"gpus": 4},
+        {"gpus": 0},
+        {"taints": ("broken",)},
+        {"removed": True},
+        {"unusable": (0,)},
+        {"draining": True},
+    ],
+    ids=str,
+)
+def test_a_promised_node_that_changes_is_promised_no_more(change: dict[str, Any]) -> None:
     stage = Stage([a_node("n0"), a_node("n1")])
     stage.submit(a_task("first", spec=a_spec(nodes=1), owner="ann"))
     stage.submit(a_task("second", spec=a_spec(nodes=1), owner="bob"))
@@ -76,7 +93,9 @@ def test_a_promised_node_that_changes_its_group_is_promised_no_more() -> None:
     stage.rounds()
     promised = {each.node_id for each in stage.tasks["high"].promised}
     assert promised == {"n0", "n1"}
-    stage.put(a_node("n0", group="dev", version=2))
+    stage.put(a_node("n0", **{"version": 2, **change}))
     stage.rounds()
-    assert stage.tasks["high"].promised == ()
-    assert stage.tasks["high"].reason.code is ReasonCode.CLUSTER_TOO_SMALL_NOW
+    # The runs on their way out go, and the promise would be redeemed: each plan is checked.
+    for task_id in ("first", "second"):
+        stage.exit(task_id, ExitKind.PREEMPTED)
+    stage.rounds()
