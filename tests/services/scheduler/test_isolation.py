@@ -1,0 +1,340 @@
+"""What is wrong with one group's decisions stops nothing else: not the other groups, not deadlines,
+goals or drains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+
+from libs.contracts.messages import (
+    Explain,
+    ExplainReply,
+    Goal,
+    GoalChanged,
+    KillRequested,
+    PreemptionRequested,
+    Priority,
+    ReasonCode,
+    RunAssigned,
+    TaskState,
+    Unit,
+)
+from libs.contracts.reasons import render
+from services.scheduler import loop
+from services.scheduler.domain.decide import decide
+from services.scheduler.domain.model import Assign, Node, Plan, Task
+from services.scheduler.domain.proof.check import check
+from services.scheduler.domain.proof.isolate import sound_part
+from services.scheduler.domain.proof.violations import Fault
+from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.loop import Brain
+from tests.builders import (
+    a_limit,
+    a_node,
+    a_snapshot,
+    a_spec,
+    a_task,
+    at,
+    preempting,
+    running,
+    started_event,
+    submitted_event,
+)
+from tests.services.scheduler.world import World, inventory_of, node_changed
+
+Twist = Callable[[Snapshot, Plan], Plan]
+NODES = (a_node("a0", group="a"), a_node("b0", group="b"), a_node("c0", group="c"))
+
+
+def of(group: str, task_id: str, *, submitted: float = 0.0, **spec: object) -> Task:
+    return a_task(task_id, spec=a_spec(group=group, **spec), submitted=submitted)
+
+
+def twisted(group: str) -> Twist:
+    """Starts of this group get a wrong attempt."""
+
+    def twist(snapshot: Snapshot, plan: Plan) -> Plan:
+        decisions = tuple(
+            replace(each, attempt=each.attempt + 1)
+            if isinstance(each, Assign) and snapshot.tasks[each.task_id].group == group
+            else each
+            for each in plan.decisions
+        )
+        return replace(plan, decisions=decisions)
+
+    return twist
+
+
+class Careless:
+    """A policy with a defect that can be mended."""
+
+    def __init__(self, twist: Twist) -> None:
+        self.twist: Twist | None = twist
+        self.rounds = 0
+
+    def __call__(self, snapshot: Snapshot, now: datetime) -> Plan:
+        self.rounds += 1
+        plan = decide(snapshot, now)
+        return plan if self.twist is None else self.twist(snapshot, plan)
+
+
+async def a_world(
+    careless: Careless, monkeypatch: pytest.MonkeyPatch, **settings: object
+) -> World:
+    """A scheduler whose policy is careless."""
+
+    class CarelessBrain(Brain):
+        def __init__(self, *args: object, **more: object) -> None:
+            super().__init__(*args, **{**more, "policy_function": careless})  # type: ignore[arg-type]
+
+    monkeypatch.setattr("services.scheduler.main.Brain", CarelessBrain)
+    world = await World(**settings).start()
+    await world.hear(*(node_changed(node) for node in NODES), inventory_of(*NODES))
+    return world
+
+
+async def explained(world: World, task_id: str) -> ExplainReply:
+    reply = await world.ask(Explain(task_id=task_id))
+    assert isinstance(reply, ExplainReply)
+    return reply
+
+
+def held_up(group: str) -> float:
+    name = "shiftwork_scheduler_group_held_up_rounds_total"
+    return REGISTRY.get_sample_value(name, {"group": group}) or 0.0
+
+
+# The part of a plan that is right.
+
+
+def a_plan(tasks: list[Task], **more: object) -> tuple[Snapshot, Plan]:
+    snapshot = a_snapshot(tasks, NODES, **more)  # type: ignore[arg-type]
+    return snapshot, decide(snapshot, at(60))
+
+
+def test_a_right_plan_is_left_as_it_is() -> None:
+    snapshot, plan = a_plan([of("a", "a1"), of("b", "b1")])
+    assert sound_part(snapshot, plan, check).plan is plan
+
+
+def test_a_refused_group_does_not_stop_the_others() -> None:
+    snapshot, plan = a_plan([of("a", "a1"), of("b", "b1"), of("c", "c1")])
+    sifted = sound_part(snapshot, twisted("b")(snapshot, plan), check)
+    assert [each.task_id for each in sifted.plan.decisions] == ["a1", "c1"]
+    assert set(sifted.refused) == {"b"}
+    assert set(sifted.plan.looks) == {"a", "c"}
+    assert sifted.plan.left_out == {"b"}
+
+
+def test_deadlines_goals_and_drains_of_a_refused_group_stay_in_the_plan() -> None:
+    silent = replace(preempting(of("a", "silent"), {"a0": tuple(range(8))}, deadline=60))
+    paused = replace(of("a", "paused"), goal=Goal.PAUSE)
+    back = replace(of("a", "back", gpus=0), state=TaskState.PAUSED)
+    drained = running(of("a", "drained"), {"a1": tuple(range(8))})
+    nodes = [*NODES, a_node("a1", group="a", draining=True), a_node("a2", group="a")]
+    snapshot = a_snapshot([silent, paused, back, drained, of("a", "starts")], nodes)
+    plan = decide(snapshot, at(60))
+    starts = {each.task_id for each in plan.decisions if isinstance(each, Assign)}
+    assert "starts" in starts
+    sifted = sound_part(snapshot, twisted("a")(snapshot, plan), check)
+    kinds = [(each.kind, each.task_id) for each in sifted.plan.decisions]
+    assert kinds == [
+        ("kill", "silent"),
+        ("move", "back"),
+        ("move", "paused"),
+        ("preempt", "drained"),
+    ]
+    assert check(snapshot, sifted.plan) == []
+
+
+def test_an_urgent_decision_that_is_wrong_itself_is_left_out_alone() -> None:
+    tasks = [
+        preempting(of("a", name), {node: tuple(range(8))}, deadline=60)
+        for name, node in (("x", "a0"), ("y", "a1"))
+    ]
+    snapshot = a_snapshot(tasks, [*NODES, a_node("a1", group="a")])
+    plan = decide(snapshot, at(60))
+    wrong = tuple(
+        replace(each, attempt=7) if each.task_id == "x" else each for each in plan.decisions
+    )
+    sifted = sound_part(snapshot, replace(plan, decisions=wrong), check)
+    assert [each.task_id for each in sifted.plan.decisions] == ["y"]
+    assert sifted.plan.left_out_tasks == {"x"}
+
+
+def test_a_limit_across_groups_is_the_fault_of_each_that_gives_some_of_it() -> None:
+    tasks = [of("a", "a1"), of("b", "b1"), of("c", "c1")]
+    tasks[2] = replace(tasks[2], owner="bob")
+    plan = a_plan(tasks)[1]
+    limit = a_limit(8, group="", unit=Unit.GPUS)
+    snapshot = a_snapshot(tasks, NODES, limits=[limit])
+    sifted = sound_part(snapshot, plan, check)
+    assert [each.task_id for each in sifted.plan.decisions] == ["c1"]
+    assert {each.fault for each in sifted.violations} == {Fault.QUOTA}
+    assert set(sifted.refused) == {"a", "b"}
+
+
+def test_of_a_plan_that_was_made_for_something_else_nothing_is_left() -> None:
+    snapshot, plan = a_plan([of("a", "a1"), of("b", "b1")])
+    sifted = sound_part(snapshot, replace(plan, version=99), check)
+    assert sifted.plan.decisions == ()
+    assert set(sifted.refused) == {"a", "b"}
+
+
+def test_a_decision_about_a_task_that_is_not_there_is_left_out_alone() -> None:
+    snapshot, plan = a_plan([of("a", "a1"), of("b", "b1")])
+    ghost = replace(plan.decisions[0], task_id="ghost")
+    sifted = sound_part(snapshot, replace(plan, decisions=(ghost, *plan.decisions[1:])), check)
+    assert "ghost" not in {each.task_id for each in sifted.plan.decisions}
+    assert "b1" in {each.task_id for each in sifted.plan.decisions}
+
+
+# The loop.
+
+
+async def test_the_loop_commits_what_is_right_and_tries_the_rest_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    careless = Careless(twisted("a"))
+    world = await a_world(careless, monkeypatch)
+    await world.hear(submitted_event(of("a", "a1")), submitted_event(of("b", "b1")))
+    await world.settle()
+    said = [each.task_id for each in await world.said() if isinstance(each, RunAssigned)]
+    assert said == ["b1"]
+    await world.hear(submitted_event(of("c", "c1")))
+    await world.settle()
+    said = [each.task_id for each in await world.said() if isinstance(each, RunAssigned)]
+    assert said == ["c1"]
+    # Nothing changes, and yet it is tried again, at a tick.
+    rounds = careless.rounds
+    assert await world.step() == 1.0
+    assert careless.rounds == rounds + 1
+    careless.twist = None
+    await world.settle()
+    said = [each.task_id for each in await world.said() if isinstance(each, RunAssigned)]
+    assert said == ["a1"]
+    await world.settle()
+    rounds = careless.rounds
+    await world.step()
+    assert careless.rounds == rounds, "everything is settled again"
+
+
+async def test_deadlines_and_goals_of_a_refused_group_are_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    careless = Careless(twisted("a"))
+    careless.twist = None
+    world = await a_world(careless, monkeypatch)
+    await world.hear(submitted_event(of("a", "low", priority=Priority.LOW)))
+    await world.settle()
+    await world.hear(started_event(await world.task("low")))
+    await world.hear(submitted_event(of("a", "high", priority=Priority.HIGH, submitted=1)))
+    await world.settle()
+    said = [each for each in await world.said() if isinstance(each, PreemptionRequested)]
+    assert [each.task_id for each in said] == ["low"]
+    # From here on every round tries a start in the group that is refused.
+    careless.twist = twisted("a")
+    more = a_node("a1", group="a")
+    await world.hear(node_changed(more), inventory_of(*NODES, more))
+    await world.hear(submitted_event(of("a", "small", gpus=1)), submitted_event(of("a", "s2")))
+    for second in range(2, 60, 10):
+        world.clock.to(second)
+        await world.settle()
+    world.clock.to(60)
+    await world.hear(GoalChanged(task_id="s2", goal=Goal.PAUSE, revision=2, changed_at=at(60)))
+    await world.settle()
+    said = await world.said()
+    assert [each.task_id for each in said if isinstance(each, KillRequested)] == ["low"]
+    assert (await world.task("s2")).state is TaskState.PAUSED
+    assert not [each for each in said if isinstance(each, RunAssigned)]
+
+
+async def test_what_came_due_in_a_refused_group_is_still_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A retry's time comes while the group is refused: it is not forgotten with the moment."""
+    careless = Careless(twisted("a"))
+    world = await a_world(careless, monkeypatch)
+    waits = replace(of("a", "a1"), not_before_at=at(30), accepted=True)
+    async with world.store.transaction(epoch=world.epoch) as tx:
+        tx.put(waits)
+    for _ in range(2):
+        await world.settle()
+    brain = world.service.loops[0].step.__self__  # type: ignore[attr-defined]
+    assert not brain.snapshot().pools["a"].arrived, "time alone makes it come up"
+    world.clock.to(30)
+    for _ in range(3):
+        await world.step()
+    careless.twist = None
+    world.clock.to(31)
+    await world.settle()
+    assert (await world.task("a1")).state is TaskState.STARTING
+
+
+async def test_after_refusals_in_a_row_the_rows_are_loaded_and_explain_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    loads: list[int] = []
+    honest = loop.store.load
+
+    async def load(*args: object) -> object:
+        loads.append(1)
+        return await honest(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop.store, "load", load)
+    careless = Careless(twisted("a"))
+    world = await a_world(careless, monkeypatch, refusals_max=3, dumps=tmp_path)
+    await world.hear(submitted_event(of("a", "a1")), submitted_event(of("b", "b1")))
+    before, loaded = held_up("a"), len(loads)
+    for _ in range(2):
+        await world.step()
+    assert (await explained(world, "a1")).reason.code is not ReasonCode.PLAN_REFUSED
+    assert len(loads) == loaded
+    await world.step()
+    assert held_up("a") == before + 1
+    why = (await explained(world, "a1")).reason
+    assert why.code is ReasonCode.PLAN_REFUSED
+    assert render(why) == (
+        "waits because nothing is given out in group a since 2026-01-01T00:00:00+00:00: the check"
+        " of plans refused 3 in a row (WRONG_ATTEMPT); this is a defect, an administrator should"
+        " report it"
+    )
+    assert (await explained(world, "b1")).reason.code is not ReasonCode.PLAN_REFUSED
+    for _ in range(21):
+        await world.step()
+    # At 3, 6, 12 and 24 in a row: loading costs, and has not helped.
+    assert len(loads) == loaded + 3
+    out = capsys.readouterr().out
+    assert out.count("decisions of a group are held up") == 4
+    assert out.count("plan refused") == 5, "the first, and those four"
+    assert len(list(tmp_path.iterdir())) <= 5
+    careless.twist = None
+    await world.settle()
+    assert "decisions of a group pass again" in capsys.readouterr().out
+    assert (await world.task("a1")).state is TaskState.STARTING
+    assert (await explained(world, "a1")).reason.code is not ReasonCode.PLAN_REFUSED
+
+
+async def test_memory_that_differs_from_the_rows_heals_by_the_reload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The index believes in a node that the rows do not have: every plan with it is refused."""
+    careless = Careless(lambda _snapshot, plan: plan)
+    world = await a_world(careless, monkeypatch, refusals_max=3)
+    await world.hear(submitted_event(of("a", "a1")))
+    brain = world.service.loops[0].step.__self__  # type: ignore[attr-defined]
+    assert isinstance(brain, Brain)
+    index = brain.snapshot().index
+    wrong: Node = replace(index.nodes["a0"], group="other")
+    # As a defect in following a change would leave it.
+    index.nodes[wrong.id] = wrong
+    for _ in range(3):
+        await world.step()
+        assert (await world.task("a1")).state is TaskState.QUEUED
+    await world.settle()
+    assert (await world.task("a1")).state is TaskState.STARTING
