@@ -144,9 +144,11 @@ class Brain:
         self._index.settle(plan)
         if acts and not await self._commit(plan, epoch):
             return CONFLICT_PAUSE_SECONDS
-        if not acts and not sifted.violations:
+        if sifted.violations:
+            # What is left out is tried again in a tick, whether anything changes or not.
+            self._decided_version = -1
+        elif not acts:
             # After a commit this is not so: the next round, at the latest in a tick, confirms it.
-            # Nor after a refusal: what is left out is tried again in a tick.
             self._decided_version = version
         self._due_at = plan.due_at
         return self._until_due(now)
