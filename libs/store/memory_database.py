@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
+from random import Random
 from typing import Any
 
 from libs.contracts.envelope import Envelope
@@ -127,11 +128,33 @@ class Schema:
                 waiter.set_result(None)
 
 
+@dataclass(frozen=True, slots=True)
+class BadCommits:
+    """What becomes of a schema's commits for a while, as behind a lock that somebody holds or on a
+    disk that hangs: some are refused after a wait, some take effect and are never answered."""
+
+    rng: Random
+    share: float
+    wait_seconds: float
+    wait: Callable[[float], Awaitable[None]]
+
+    async def reach(self, point: Point) -> None:
+        """Called at every point of a commit; raises StoreUnavailableError."""
+        if point not in {Point.BEFORE_COMMIT, Point.AFTER_COMMIT}:
+            return
+        # Half of those that go wrong go wrong at either point.
+        if self.rng.random() < self.share / 2:
+            await self.wait(self.rng.uniform(0.0, self.wait_seconds))
+            raise StoreUnavailableError(f"the commit was not answered ({point.value})")
+
+
 class MemoryDatabase:
     """The server: schemas by name, and the faults it may have."""
 
     def __init__(self) -> None:
         self.fault: Fault = no_fault
+        # By schema, as long as it lasts.
+        self.bad_commits: dict[str, BadCommits] = {}
         # Grows with each start; a transaction belongs to one.
         self.starts = 1
         self._down = False
@@ -178,6 +201,8 @@ class MemoryDatabase:
         if self._down:
             raise StoreUnavailableError("the database is stopped")
         await self.fault(point, schema)
+        if schema in self.bad_commits:
+            await self.bad_commits[schema].reach(point)
         if self._down:
             raise StoreUnavailableError("the database is stopped")
 

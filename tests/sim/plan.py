@@ -137,7 +137,12 @@ def draw(seed: int) -> Plan:
         runtime_failure=rng.choice(LEVELS) if rng.random() < 0.4 else 0.0,
         pending_seconds_max=pods.choice([0.0, 0.0, 0.5, 6.0]),
         refusal=pods.choice([0.0, 0.0, 0.05, 0.3]),
-        strikes=_strikes(rng, nodes, fault_seconds),
+        strikes=tuple(
+            sorted(
+                (*_strikes(rng, nodes, fault_seconds), *_bad_commits(seed, fault_seconds)),
+                key=lambda strike: strike.at,
+            )
+        ),
         processes={name: _processes(rng, name) for name in SERVICES},
         fault_seconds=fault_seconds,
         settings=_settings(rng),
@@ -274,6 +279,23 @@ def _strikes(rng: Random, nodes: int, fault_seconds: float) -> tuple[Strike, ...
                 extra = jump if kind == "clock jumps" else forget
                 found.append(Strike(at, kind, whom(), rng.uniform(0, seconds_max), extra))
     return tuple(sorted(found, key=lambda strike: strike.at))
+
+
+def _bad_commits(seed: int, fault_seconds: float) -> list[Strike]:
+    """Stretches in which commits fail, take long or are not answered; drawn apart, so that the
+    rest of a seed's world is as it was."""
+    rng = Random(f"commits {seed}")
+    if rng.random() > 0.4:
+        return []
+    return [
+        Strike(
+            at=rng.uniform(START_SECONDS, fault_seconds),
+            kind="commits fail",
+            target=rng.choice(SERVICES),
+            seconds=rng.uniform(1.0, 15.0),
+        )
+        for _ in range(rng.randint(1, 4))
+    ]
 
 
 def _settings(rng: Random) -> Mapping[str, Mapping[str, object]]:

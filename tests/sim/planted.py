@@ -171,6 +171,27 @@ def repeated_facts(plan: Plan) -> Plan:
     return replace(plan, strikes=tuple(sorted((*plan.strikes, *strikes), key=lambda s: s.at)))
 
 
+def failing_commits(plan: Plan) -> Plan:
+    """Worlds in which every program hangs when it is asked to go, and the scheduler's commits fail
+    again and again; nothing else strikes, so that nobody loads the rows for another reason."""
+    strikes = tuple(
+        Strike(at=5.0 + 8.0 * number, kind="commits fail", target="scheduler", seconds=6.0)
+        for number in range(12)
+    )
+    return replace(hanging_programs(plan), strikes=strikes)
+
+
+def failed_commits_forgotten() -> contextlib.AbstractContextManager[None]:
+    """What a plan looked at counts as done although the plan was not committed."""
+    honest = scheduler_loop.Brain.step
+
+    async def step(self: Any, epoch: int) -> float | None:
+        self._stale = False
+        return await honest(self, epoch)
+
+    return replaced((scheduler_loop.Brain, "step", step))
+
+
 def forgotten_republishing() -> contextlib.AbstractContextManager[None]:
     """A bus server that lost its last seconds is taken for the one it was."""
 

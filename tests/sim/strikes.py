@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from random import Random
 from typing import TYPE_CHECKING
 
 from libs.contracts.messages import Reemit
+from libs.service.loop import pause
+from libs.store.memory_database import BadCommits
 from tests.sim.plan import Strike
 
 if TYPE_CHECKING:
     from tests.sim.world import World
+
+
+COMMITS_FAIL_SHARE = 0.6
+COMMIT_SECONDS_MAX = 3.0
 
 
 def _later(world: World, seconds: float, effect: Callable[[], None]) -> None:
@@ -64,6 +71,19 @@ def _leader_cut(world: World, strike: Strike) -> None:
     world.database.cut_leader(strike.target)
 
 
+def _commits_fail(world: World, strike: Strike) -> None:
+    """Commits of a service fail, take long, or take effect without an answer."""
+    rng = Random(f"commits {world.plan.seed} {strike.at}")
+    bad = BadCommits(rng, COMMITS_FAIL_SHARE, COMMIT_SECONDS_MAX, pause)
+    world.database.bad_commits[strike.target] = bad
+
+    def over() -> None:
+        if world.database.bad_commits.get(strike.target) is bad:
+            del world.database.bad_commits[strike.target]
+
+    _later(world, strike.seconds, over)
+
+
 def _clock_jumps(world: World, strike: Strike) -> None:
     for process in world.of(strike.target):
         process.clock.skew_seconds += strike.extra
@@ -97,6 +117,7 @@ STRIKES: dict[str, Callable[[World, Strike], None]] = {
     "bus stops": _bus_stops,
     "database stops": _database_stops,
     "leader cut": _leader_cut,
+    "commits fail": _commits_fail,
     "clock jumps": _clock_jumps,
     "node off": _node_off,
     "node silent": _node_silent,
@@ -114,6 +135,7 @@ def strike(world: World, what: Strike) -> None:
 def heal_all(world: World) -> None:
     """Everything works again from now on. Clocks stay as they are; the dead are being restarted."""
     world.database.start()
+    world.database.bad_commits.clear()
     if not world.broker.running:
         world.broker.start()
     world.broker.heal()

@@ -40,6 +40,13 @@ DEFECTS = {
         10,
     ),
     "cursor outbox": (nullcontext, planted.CursorWorld, as_drawn, "no_task_is_lost", 10),
+    "failed commits forgotten": (
+        planted.failed_commits_forgotten,
+        World,
+        planted.failing_commits,
+        "no_task_is_lost",
+        30,
+    ),
     "no republishing": (
         planted.forgotten_republishing,
         World,
@@ -84,7 +91,9 @@ def test_interleaved_commits_alone_do_no_harm() -> None:
         assert not run_world(seed, planted.InterleavedWorld).complaints
 
 
-@pytest.mark.parametrize("bend", [planted.repeated_facts, planted.hanging_programs])
+@pytest.mark.parametrize(
+    "bend", [planted.repeated_facts, planted.hanging_programs, planted.failing_commits]
+)
 def test_bent_worlds_without_a_defect_are_right(bend: Callable[[Plan], Plan]) -> None:
     for seed in range(5):
         assert not run_world(seed, World, bend).complaints
