@@ -109,6 +109,18 @@ CASES: tuple[tuple[str, list[dict[str, str]], str, dict[str, str]], ...] = (
         {"why": "violation", "severity": "warning"},
     ),
     (
+        "ShiftworkGroupHeldUp",
+        [series("shiftwork_scheduler_group_held_up_rounds_total", "0+60x20", group="a100")],
+        "8m",
+        {"group": "a100", "severity": "critical"},
+    ),
+    (
+        "ShiftworkMemoryDiffered",
+        [series("shiftwork_terms_failed_total", "0x5 1x20", service="launcher")],
+        "8m",
+        {"service": "launcher", "severity": "warning"},
+    ),
+    (
         "ShiftworkServersUnreachable",
         [series("shiftwork_retries_total", "0+60x20", service="quota", part="relay")],
         "12m",

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from random import Random
+from typing import TYPE_CHECKING
+
 import pytest
 
+from libs.bus.memory import MemoryBus
+from libs.bus.memory_broker import Faults, MemoryBroker
 from libs.contracts.messages import (
     ExitKind,
     Goal,
@@ -13,13 +19,24 @@ from libs.contracts.messages import (
     RunAssigned,
     TaskState,
 )
+from libs.service.shape import Ports
+from libs.store import migrate
+from libs.store.connections import Address, connect
 from libs.store.memory_database import Point
 from libs.store.port import StoreUnavailableError
+from libs.store.sql import SqlStore
 from services.scheduler.domain.disciplines.timeshare import features_of
+from services.scheduler.domain.model import Task
 from services.scheduler.loop import Brain
+from services.scheduler.main import WIRING, build
+from services.scheduler.settings import SchedulerSettings
 from services.scheduler.store import PoolMemory
+from services.scheduler.tables import TABLES
 from tests.builders import a_task, at, exited_event, some_nodes, started_event, submitted_event
-from tests.services.scheduler.world import World, inventory_of, node_changed
+from tests.services.scheduler.world import Hands, World, inventory_of, node_changed
+
+if TYPE_CHECKING:
+    from tests.harness.postgres import Database
 
 # Nothing is kept; and everything is kept, but nobody hears of it.
 FAILURES = (Point.BEFORE_COMMIT, Point.AFTER_COMMIT)
@@ -151,3 +168,44 @@ async def test_what_was_learned_is_saved_again_if_its_commit_failed(point: Point
         memory = await tx.get(PoolMemory, "default")
     assert memory is not None
     assert memory.learned["ends"] == 1
+
+
+@pytest.mark.server
+async def test_a_lock_on_one_table_delays_a_start_and_does_not_lose_it(database: Database) -> None:
+    """PostgreSQL's own time-out ends the commit while another session locks the decisions."""
+    role = await database.role("scheduler")
+    address = Address(role.url, role.password, statement_timeout_s=0.3)
+    await migrate.upgrade(address, TABLES, WIRING.migrations)
+    numbers = iter(range(10_000))
+    clock = Hands()
+    store = SqlStore(
+        address, TABLES, clock=clock, source="scheduler", new_id=lambda: f"e{next(numbers)}"
+    )
+    settings = SchedulerSettings(database_url="-", nats_url="-")
+    bus = MemoryBus(MemoryBroker(Random(1), Faults()), "scheduler")
+    service = build(settings, Ports(store, bus, clock))
+    epoch = (await store.lead()).epoch
+    assert service.on_lead is not None
+    await service.on_lead(epoch)
+    step = service.loops[0].step
+    async with store.transaction(epoch=epoch) as tx:
+        for event in (
+            *(node_changed(node) for node in some_nodes(1)),
+            inventory_of(*some_nodes(1)),
+            submitted_event(a_task()),
+        ):
+            await service.handlers[type(event)](tx, event)
+    other = await connect(Address(role.url, role.password))
+    await other.execute("BEGIN; LOCK TABLE scheduler.decision IN ACCESS EXCLUSIVE MODE")
+    for _ in range(3):
+        with pytest.raises(StoreUnavailableError):
+            await step(epoch)
+    await other.execute("ROLLBACK")
+    await other.close()
+    async with asyncio.timeout(10):
+        await step(epoch)
+    async with store.transaction() as tx:
+        task = await tx.get(Task, "t1")
+    assert task is not None
+    assert task.state is TaskState.STARTING
+    await store.close()
