@@ -161,10 +161,7 @@ class Brain:
 
     def _sift(self, snapshot: Snapshot, plan: Plan) -> Sifted:
         """The part of the plan with which nothing is wrong; the rest is counted and kept."""
-        if not plan.decisions:
-            sifted = Sifted(plan)
-        else:
-            sifted = sound_part(snapshot, plan, check)
+        sifted = sound_part(snapshot, plan, check) if plan.decisions else Sifted(plan)
         if sifted.violations:
             self._refuse(snapshot, sifted)
         for group, refusal in self.refusals.passed(sifted.plan.looks).items():

@@ -44,9 +44,7 @@ class Refusals:
         """A new term begins."""
         self._now.clear()
 
-    def note(
-        self, refused: Mapping[str, Sequence[Violation]], at: datetime
-    ) -> dict[str, Refusal]:
+    def note(self, refused: Mapping[str, Sequence[Violation]], at: datetime) -> dict[str, Refusal]:
         """A round refused these groups; returns those for which the rows are to be loaded again.
 
         That is at the limit, and then after twice as many each time: loading costs, and helps

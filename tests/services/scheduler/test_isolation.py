@@ -83,9 +83,7 @@ class Careless:
         return plan if self.twist is None else self.twist(snapshot, plan)
 
 
-async def a_world(
-    careless: Careless, monkeypatch: pytest.MonkeyPatch, **settings: object
-) -> World:
+async def a_world(careless: Careless, monkeypatch: pytest.MonkeyPatch, **settings: object) -> World:
     """A scheduler whose policy is careless."""
 
     class CarelessBrain(Brain):
@@ -312,7 +310,7 @@ async def test_after_refusals_in_a_row_the_rows_are_loaded_and_explain_says_so(
     out = capsys.readouterr().out
     assert out.count("decisions of a group are held up") == 4
     assert out.count("plan refused") == 5, "the first, and those four"
-    assert len(list(tmp_path.iterdir())) <= 5
+    assert len(list(tmp_path.glob("*"))) <= 5  # noqa: ASYNC240 - a test's own folder
     careless.twist = None
     await world.settle()
     assert "decisions of a group pass again" in capsys.readouterr().out
