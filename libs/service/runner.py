@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 from libs.bus.port import BusError
 from libs.contracts.base import Message
@@ -191,10 +192,11 @@ class Runner:
         return answer
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def _first(problem: BaseException) -> BaseException:
     """The first of the errors that ended a term, however deep it lies."""
-    first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+    while isinstance(problem, BaseExceptionGroup):
+        problem = cast("BaseExceptionGroup[BaseException]", problem).exceptions[0]
+    return problem
 
 
 async def _until_lost(lost: Callable[[], Awaitable[None]]) -> None:

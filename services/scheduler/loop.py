@@ -67,8 +67,8 @@ class Brain:
         self._decide = policy_function
         self._index = Index(policy)
         # Counts what concerns scheduling: the version that a plan is made for.
-        self._version = 0
-        self._decided_version = -1
+        self._version: int = 0
+        self._decided_version: int = -1
         self._due_at: datetime | None = None
         # True from before a commit until its success is known: memory may differ from the rows.
         self._stale = False
@@ -124,7 +124,7 @@ class Brain:
             async with self._ports.store.transaction(epoch=epoch):
                 pass
         now = self._ports.clock.now()
-        idle = self._version == self._decided_version
+        idle: bool = self._version == self._decided_version
         if idle and (self._due_at is None or now < self._due_at):
             return self._until_due(now)
         # What this plan is decided on; what changes while it is committed is for the next.
