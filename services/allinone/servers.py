@@ -33,6 +33,7 @@ class Servers:
             PostgresOptions(service_user=options.service_user, durable=durable),
         )
         self._place = place
+        self._service_user = options.service_user
         self._nats: Nats | None = None
         self._wirings: Sequence[Wiring] = ()
 
@@ -51,7 +52,12 @@ class Servers:
         """Start it with one user for each service, and make streams and durables."""
         self._wirings = wirings
         users = {wiring.name: wiring.permissions for wiring in wirings}
-        self._nats = Nats(self._place.data, self._credentials, users, NatsOptions())
+        self._nats = Nats(
+            self._place.data,
+            self._credentials,
+            users,
+            NatsOptions(service_user=self._service_user),
+        )
         await self._nats.start()
         await self._provision()
 

@@ -116,11 +116,11 @@ def test_nothing_has_more_rights_than_it_needs(told: dict[str, Any]) -> None:
         assert not {"privileged", "network_mode", "pid", "devices"} & set(service), name
         if "ports" in service:
             published[name] = service["ports"]
-        if name != "postgres":
-            assert service["cap_drop"] == ["ALL"], name
-            assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
         # Root only where tasks are run as somebody else, or their files are read.
-        assert service.get("user") is None or name in {"provision", "launcher", "log-collector"}
+        root = {"provision", "launcher", "log-collector"}
+        assert service.get("user") in (None, "999:999") or name in root
     assert published == {"gateway": ["127.0.0.1:8642:8642"]}
 
 

@@ -36,6 +36,13 @@ def owned_folder(folder: Path, account: Account | None) -> Path:
     return folder
 
 
+def give_folder(folder: Path, account: Account) -> None:
+    """Make a server's user the owner of a folder and of all that is in it."""
+    for path in (folder, *folder.rglob("*")):
+        if path.lstat().st_uid != account.uid:
+            os.lchown(path, account.uid, account.gid)
+
+
 class TemporaryFolder:
     """One private folder outside the data folder, made when it is first needed."""
 
@@ -128,5 +135,23 @@ def reachable_programs(
         raise PermissionError(
             f"user {account.name} can run PostgreSQL neither in {programs} nor in {copy}: "
             "install Shiftwork where that user can read it, or name another with --service-user"
+        )
+    return copy
+
+
+def reachable_program(program: Path, account: Account | None, temporary: TemporaryFolder) -> Path:
+    """A program that stands alone, or a copy of it where the account can run it."""
+    if account is None or can_run(account, [program, "--version"]):
+        return program
+    copy = temporary.path() / "programs" / program.name
+    if not can_run(account, [copy, "--version"]):
+        copy.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        shutil.copyfile(program, copy)
+        copy.parent.chmod(0o755)
+        copy.chmod(0o755)
+    if not can_run(account, [copy, "--version"]):
+        raise PermissionError(
+            f"user {account.name} can run NATS neither as {program} nor as {copy}: install "
+            "Shiftwork where that user can read it, or name another with --service-user"
         )
     return copy

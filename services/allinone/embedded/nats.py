@@ -20,11 +20,17 @@ from typing import NoReturn
 from libs.bus.accounts import STREAMS_ACCOUNT, accounts_of
 from libs.bus.topology import Permissions
 from services.allinone.embedded import processes, wire
+from services.allinone.embedded.accounts import Account, service_account
 from services.allinone.embedded.credentials import (
     NATS_ADMIN,
     Credentials,
     private_folder,
     write_private,
+)
+from services.allinone.embedded.folders import (
+    TemporaryFolder,
+    give_folder,
+    reachable_program,
 )
 from services.allinone.embedded.processes import Child, Launch, ServerError, Step
 
@@ -48,6 +54,8 @@ class NatsOptions:
     memory_mib: int = 192
     store_mib: int = 16 * 1024
     connections_max: int = 256
+    # The user that root runs the server as; None: the first that exists, as for PostgreSQL.
+    service_user: str | None = None
     start_seconds_max: float = 30.0
     stop_seconds_max: float = 10.0
     answer_seconds_max: float = 5.0
@@ -138,16 +146,21 @@ class Nats:
             self._child = None
 
     async def _launch(self, port: int) -> Child:
-        text = configuration(self._options, self._credentials, self._users, self._home, port)
-        config = self._home / "nats.conf"
-        write_private(config, text)
+        account = service_account(self._home, self._options.service_user)
+        # Another user may not be able to walk to the folder; the process begins in it.
+        home = Path("/proc/self/cwd") if account else self._home
+        text = configuration(self._options, self._credentials, self._users, home, port)
+        write_private(self._home / "nats.conf", text)
+        if account:
+            give_folder(self._home, account)
         launch = Launch(
-            program=str(program()),
-            arguments=["--config", str(config)],
+            program=str(await asyncio.to_thread(self._program, account)),
+            arguments=["--config", str(home / "nats.conf")],
             home=self._home,
             lock=self._home / "lock",
             log=self._home / "nats.err",
             stale=list(self._home.glob("*.ports")),
+            account=account,
             environment={
                 "PATH": "/usr/bin:/bin",
                 # A soft limit: the collector works harder near it.
@@ -155,6 +168,15 @@ class Nats:
             },
         )
         return await processes.start(launch, _steps(self._options.stop_seconds_max))
+
+    def _program(self, account: Account | None) -> Path:
+        """The server's program, or a copy of it that the account can run."""
+        temporary = TemporaryFolder(self._home / "temporary-folder", account)
+        return reachable_program(program(), account, temporary)
+
+    def remove_temporary(self) -> None:
+        """Remove what lies outside the data folder; only after ``stop``."""
+        TemporaryFolder(self._home / "temporary-folder", None).remove()
 
     def _ports(self) -> tuple[int, ...]:
         """What to try: the port of earlier starts, while that is free; any, on the first."""

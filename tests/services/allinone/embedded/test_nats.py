@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -17,8 +18,8 @@ from nats.aio.client import Client
 
 from libs.bus.topology import Permissions
 from services.allinone.embedded import wire
-from services.allinone.embedded.credentials import ensure_credentials
-from services.allinone.embedded.nats import Nats, NatsOptions, configuration
+from services.allinone.embedded.credentials import ensure_credentials, private_folder
+from services.allinone.embedded.nats import Nats, NatsOptions, configuration, program
 from services.allinone.embedded.processes import ServerError
 from tests.harness.freezing import freeze
 from tests.harness.nats_server import NatsServer, StartNats
@@ -169,7 +170,7 @@ async def test_a_port_that_was_taken_meanwhile_is_replaced_for_a_new_owner(
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from services.allinone.embedded.credentials import ensure_credentials
+from services.allinone.embedded.credentials import ensure_credentials, private_folder
 from services.allinone.embedded.nats import Nats
 async def main(data):
     server = Nats(data, ensure_credentials(data), {})
@@ -256,3 +257,25 @@ def test_the_configuration_names_every_user_once(tmp_path: Path) -> None:
     assert [user["user"] for user in users] == ["admin", "one", "two"]
     assert len({user["password"] for user in users}) == 3
     assert users[1]["permissions"]["publish"] == {"allow": ["one.>"]}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a server as another user")
+async def test_root_runs_the_server_as_another_user_where_only_root_can_go(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    copied = Path(shutil.copy2(program(), home / "nats-server"))
+    data = home / "sw"
+    # What an earlier version left belongs to root.
+    store = private_folder(data / "nats" / "store" / "jetstream")
+    server = Nats(data, ensure_credentials(data, ("one",)), {"one": ONE})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("services.allinone.embedded.nats.program", lambda: copied)
+        await server.start()
+    try:
+        assert psutil.Process(server.child.pid).uids().real != 0
+        assert store.stat().st_uid == psutil.Process(server.child.pid).uids().real
+        assert await server.healthy() == ""
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    finally:
+        await server.stop()
+        server.remove_temporary()
