@@ -50,6 +50,17 @@ WEIGHTS: Mapping[Priority, int] = MappingProxyType(
 SHAPES_KEPT_MAX = 65_536
 
 
+class Each(NamedTuple):
+    """What each rank of a gang takes of its node beside GPUs."""
+
+    # Thousandths of a CPU.
+    cpus: int = 0
+    memory_bytes: int = 0
+
+
+NOTHING = Each()
+
+
 class Shape(NamedTuple):
     """What a task asks of the cluster; tasks of one shape are interchangeable for placement."""
 
@@ -62,6 +73,18 @@ class Shape(NamedTuple):
     # Labels its nodes must have, and taints it does not mind (``key`` or ``key=value``).
     selector: tuple[tuple[str, str], ...] = ()
     tolerations: tuple[str, ...] = ()
+
+    @property
+    def each(self) -> Each:
+        """What each rank takes of its node beside GPUs."""
+        if not self.cpus and not self.memory_bytes:
+            return NOTHING
+        return Each(thousandths(self.cpus), self.memory_bytes)
+
+
+def thousandths(cpus: float) -> int:
+    """CPUs in thousandths, as Kubernetes counts them; more than none is at least one."""
+    return max(1, round(cpus * 1000)) if cpus > 0 else 0
 
 
 @lru_cache(maxsize=SHAPES_KEPT_MAX)

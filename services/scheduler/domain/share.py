@@ -22,7 +22,6 @@ from services.scheduler.domain.moments import Kind, Moment
 from services.scheduler.domain.order import Entry, Line, Outcome, auto_level, is_auto, rank_of
 from services.scheduler.domain.passes import Turns
 from services.scheduler.domain.placement.place import Allowed, Slot, placements_of
-from services.scheduler.domain.placement.topology import crosses_zone
 from services.scheduler.domain.pool import Pool, units_of
 from services.scheduler.domain.promises import Promises
 from services.scheduler.domain.reserve import Reservation, expected_end_if_begun, reserve
@@ -266,7 +265,7 @@ class Sharing:
 
     def _gets(self, entry: Entry, made: tuple[Slot, ...]) -> Outcome:
         """Promise it what others leave; those whose promises it took are looked at again."""
-        if all(map(self.round.free.covers, made)):
+        if self.round.may_begin(self.pool, made, entry.shape.each):
             # Nobody has to go: it was only promised to others.
             self.assign(entry, made)
         else:
@@ -355,9 +354,10 @@ class Sharing:
         """Start an attempt on these slots."""
         round_, pool, task = self.round, self.pool, entry.task
         if not counted:
-            round_.take(slots)
+            round_.take(slots, entry.shape.each)
         start_deadline_at = round_.after(round_.settings.start_deadline_seconds)
-        self._note_crossing(slots)
+        if round_.crosses(pool, slots):
+            round_.crossing(pool).begin(promised=counted)
         names = {"node_ids": ", ".join(slot.node_id for slot in slots[:3]), "group": task.group}
         decision = Assign(
             task_id=task.id,
@@ -375,8 +375,9 @@ class Sharing:
     def promise(self, entry: Entry, slots: tuple[Slot, ...]) -> None:
         """Keep these slots for the task until they are all observed free."""
         round_, pool, task = self.round, self.pool, entry.task
-        round_.keep(slots)
-        self._note_crossing(slots)
+        round_.keep(slots, entry.shape.each)
+        if round_.crosses(pool, slots):
+            round_.crossing(pool).promise()
         round_.charge(task, entry.level, round_.totals.need(entry.shape), pool.size(task))
         round_.explain(
             task,
@@ -384,13 +385,6 @@ class Sharing:
             promised=slots,
             level=entry.level,
         )
-
-    def _note_crossing(self, slots: tuple[Slot, ...]) -> None:
-        group, totals = self.pool.group, self.round.totals
-        if group in totals.zoned and crosses_zone(
-            slots, self.round.index.nodes, totals.levels(group)
-        ):
-            self.round.crossed[group] = self.round.crossed.get(group, 0) + 1
 
 
 ALMOST = 1e-6
