@@ -49,11 +49,11 @@ def overcommitted(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Vio
         if node is None:
             continue
         # A promise that the plan changes, or keeps by a start, does not count as it was.
-        kept = [task for task in kept if task.id not in decided]
+        others = [task for task in kept if task.id not in decided]
         staying = [task for task in held if task.state not in LEAVING and task.id not in told]
         begun, coming = starts[node_id], promises[node_id]
         yield from _beyond(node, begun, held)
-        yield from _beyond(node, [*begun, *coming], [*staying, *kept])
+        yield from _beyond(node, [*begun, *coming], [*staying, *others])
 
 
 def _nodes_of(placements: Iterable[Placement]) -> set[str]:

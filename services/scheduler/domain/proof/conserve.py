@@ -196,7 +196,8 @@ def too_many_crossing(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
             if each.id not in anew
         )
         most = pool.policy.cross_zone_gangs_max
-        if redeemed and leave and len(runs) + len(redeemed) > most:
+        waits = any(task.state in LEAVING for task in runs)
+        if redeemed and waits and len(runs) + len(redeemed) > most:
             # They wait for the ends of those; a limit that was lowered meanwhile is no fault.
             detail = f"{len(runs) + len(redeemed)} of {most}"
             yield Violation(Fault.CROSSING, min(redeemed), detail)
