@@ -300,6 +300,8 @@ class Preempt:
     deadline_at: datetime
     beneficiary: str = ""
     end_reason: Reason | None = None
+    # Where there is a place for it, if it is only to move.
+    moves_to: tuple[Placement, ...] = ()
     kind: str = field(default="preempt", init=False)
     trigger: Trigger = field(default=Trigger.PREEMPT, init=False)
 
@@ -314,6 +316,7 @@ class Kill:
     trigger: Trigger = Trigger.KILL
     beneficiary: str = ""
     end_reason: Reason | None = None
+    moves_to: tuple[Placement, ...] = ()
     kind: str = field(default="kill", init=False)
 
 

@@ -131,7 +131,8 @@ def find(
     ``allowed`` narrows the nodes.
     """
     slots = coming_anyway(round_, pool, entry, allowed)
-    if slots is None and _could(round_, pool, entry):
+    most = takeable(round_, pool, entry.weight, entry.shape, entry.cluster)
+    if slots is None and most > 0 and enough(round_, pool, entry):
         slots = _make(round_, pool, entry, allowed)
     return slots
 
@@ -162,11 +163,11 @@ def takeable(round_: Round, pool: Pool, weight: int, shape: Shape, cluster: str)
     return pool.coverage.takeable(cluster, depth, weight)
 
 
-def _could(round_: Round, pool: Pool, entry: Entry) -> bool:
+def enough(round_: Round, pool: Pool, entry: Entry) -> bool:
     """False if not even all that it may take would be enough; counts only."""
     most = takeable(round_, pool, entry.weight, entry.shape, entry.cluster)
     there = round_.soon(pool).free_units(pool.group) + most
-    return most > 0 and there >= pool.least_units(entry.shape) - ALMOST
+    return there >= pool.least_units(entry.shape) - ALMOST
 
 
 def _make(
@@ -176,7 +177,7 @@ def _make(
 
     def search(domain: str | None) -> Trial | None:
         trial = Trial(round_, pool, entry, allowed, inside=domain is not None)
-        for task in _candidates(round_, pool, entry):
+        for task in candidates(round_, pool, entry):
             if domain is not None and not touches(round_, pool, task, domain):
                 continue
             trial.give(task)
@@ -249,7 +250,7 @@ def may_go(round_: Round, pool: Pool, task: Task) -> bool:
     return until is None or until <= round_.now
 
 
-def _candidates(round_: Round, pool: Pool, entry: Entry) -> Iterator[Task]:
+def candidates(round_: Round, pool: Pool, entry: Entry) -> Iterator[Task]:
     """Promises and runs that may be taken for the task, cheapest first."""
     tasks = round_.index.tasks
     if pool.clusters:

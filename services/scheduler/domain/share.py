@@ -11,7 +11,7 @@ from datetime import datetime
 from math import inf, nextafter
 
 from libs.contracts.messages import ReasonCode
-from services.scheduler.domain import room, slices
+from services.scheduler.domain import regroup, room, slices
 from services.scheduler.domain.clusters import UNCOVERED
 from services.scheduler.domain.disciplines.base import Filling
 from services.scheduler.domain.floods import flooded
@@ -218,8 +218,11 @@ class Sharing:
             self._full.add(shape)
         least = pool.least_units(shape)
         most = room.takeable(round_, pool, weight, shape, cluster)
+        if most or (cluster and round_.clusters(pool).depth(cluster, self.size(shape)) < UNCOVERED):
+            # Where a guarantee covers it, what lies in the wrong places is moved together.
+            return least - most
         # With nothing to take it needs more to be there than is, however that is spread.
-        return least - most if most else max(least, nextafter(self.there(), inf))
+        return max(least, nextafter(self.there(), inf))
 
     def aside(self, entry: Entry) -> Outcome | None:
         """What stops the task, whatever others do; None: nothing does."""
@@ -296,7 +299,10 @@ class Sharing:
 
     def _made(self, entry: Entry) -> tuple[Slot, ...] | None:
         """A place that others leave: lower ones, or those whose turn is over."""
-        slots = room.find(self.round, self.pool, entry, self._allowed(entry))
+        allowed = self._allowed(entry)
+        slots = room.find(self.round, self.pool, entry, allowed)
+        if slots is None:
+            slots = regroup.find(self.round, self.pool, entry, allowed)
         if slots is None and self.turns.worth(entry.weight):
             return self.turns.take(entry, self.coming_units())
         return slots

@@ -22,19 +22,7 @@ def overcommitted(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Vio
     What begins must find it free of every run, on its way out or not; what is promised must find
     it once those have gone, beside everything else that is promised.
     """
-    starts: dict[str, list[Task]] = defaultdict(list)
-    promises: dict[str, list[Task]] = defaultdict(list)
-    decided: set[str] = set()
-    for decision in plan.decisions:
-        task = snapshot.tasks.get(decision.task_id)
-        if task is None or not isinstance(decision, Assign | Hold):
-            continue
-        begins = isinstance(decision, Assign)
-        placements = decision.placements if begins else decision.promised
-        if placements is not None:
-            decided.add(task.id)
-            for node_id in _nodes_of(placements):
-                (starts if begins else promises)[node_id].append(task)
+    starts, promises, decided = _given(snapshot, plan)
     wanted = {
         node_id
         for given in (starts, promises)
@@ -54,6 +42,32 @@ def overcommitted(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Vio
         begun, coming = starts[node_id], promises[node_id]
         yield from _beyond(node, begun, held)
         yield from _beyond(node, [*begun, *coming], [*staying, *others])
+
+
+def _given(
+    snapshot: Snapshot, plan: Plan
+) -> tuple[dict[str, list[Task]], dict[str, list[Task]], set[str]]:
+    """By node: what begins there, what is promised a part of it; and all tasks that are meant."""
+    starts: dict[str, list[Task]] = defaultdict(list)
+    promises: dict[str, list[Task]] = defaultdict(list)
+    decided: set[str] = set()
+    for decision in plan.decisions:
+        task = snapshot.tasks.get(decision.task_id)
+        if task is None:
+            continue
+        given, placements = promises, None
+        if isinstance(decision, Assign):
+            given, placements = starts, decision.placements
+        elif isinstance(decision, Hold):
+            placements = decision.promised
+        elif isinstance(decision, Preempt | Kill):
+            # A run that is only to move has a place that nobody else is given.
+            placements = decision.moves_to or None
+        if placements is not None:
+            decided.add(task.id)
+            for node_id in _nodes_of(placements):
+                given[node_id].append(task)
+    return starts, promises, decided
 
 
 def _nodes_of(placements: Iterable[Placement]) -> set[str]:

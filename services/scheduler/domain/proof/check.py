@@ -63,6 +63,8 @@ def check(snapshot: Snapshot, plan: Plan, *, deep: bool = False) -> list[Violati
             found += _assign(snapshot, plan, task, decision)
         elif isinstance(decision, Preempt | Kill):
             found += _hand_over(snapshot, plan, task, decision)
+            if decision.moves_to:
+                found += _gang(snapshot, task, decision.moves_to)
         elif isinstance(decision, Reject) and (
             task.accepted
             or (decision.reason.code is ReasonCode.NEVER_FITS and not snapshot.inventory_listed)

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterator
 
 from libs.contracts.messages import Placement, Priority, Unit
 from services.scheduler.domain.lifecycle import LEAVING
-from services.scheduler.domain.model import Assign, Hold, Kill, Limit, Plan, Preempt, Task
+from services.scheduler.domain.model import Assign, Decision, Hold, Kill, Limit, Plan, Preempt, Task
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.proof.violations import Fault, Violation
 from services.scheduler.domain.snapshot import Snapshot
@@ -93,11 +93,18 @@ def _promised_twice(
             if task.id not in released:
                 kept.update(((p.node_id, gpu), task.id) for p in task.promised for gpu in p.gpus)
     told = {each.task_id for each in plan.decisions if isinstance(each, Preempt | Kill)}
-    given = [(each, each.placements) for each in starts]
-    for decision, placements in (*given, *((each, each.promised or ()) for each in promises)):
+    later: list[tuple[Decision, tuple[Placement, ...]]]
+    later = [(each, each.promised or ()) for each in promises]
+    # A run that is only to move has a place that nobody else is given.
+    later += [
+        (each, each.moves_to)
+        for each in plan.decisions
+        if isinstance(each, Preempt | Kill) and each.moves_to
+    ]
+    for decision, placements in (*((each, each.placements) for each in starts), *later):
         for placement in placements:
             # What is given must be free already, which ``_Owners`` sees to.
-            owners = _stays(snapshot, placement, told) if isinstance(decision, Hold) else {}
+            owners = _stays(snapshot, placement, told) if not isinstance(decision, Assign) else {}
             for gpu in placement.gpus:
                 owner = kept.setdefault((placement.node_id, gpu), decision.task_id)
                 if owner != decision.task_id:

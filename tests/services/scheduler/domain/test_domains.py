@@ -1,4 +1,4 @@
-"""Gangs that cross the largest domains of the network: how many may, and who makes room for them."""
+"""Gangs that cross the largest domains of the network: how many may, and who makes room."""
 
 from __future__ import annotations
 
