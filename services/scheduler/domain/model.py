@@ -73,6 +73,8 @@ class Shape(NamedTuple):
     # Labels its nodes must have, and taints it does not mind (``key`` or ``key=value``).
     selector: tuple[tuple[str, str], ...] = ()
     tolerations: tuple[str, ...] = ()
+    # Nodes that it does not take while others could hold it: starts of this task failed there.
+    avoids: tuple[str, ...] = ()
 
     @property
     def each(self) -> Each:
@@ -93,7 +95,7 @@ def _shape(*fields: Any) -> Shape:  # noqa: ANN401 - those of Shape
     return Shape(*fields)
 
 
-def shape_of(spec: TaskSpec) -> Shape:
+def shape_of(spec: TaskSpec, avoids: tuple[str, ...] = ()) -> Shape:
     """What a task of this specification asks of the cluster."""
     return _shape(
         spec.group,
@@ -103,6 +105,7 @@ def shape_of(spec: TaskSpec) -> Shape:
         spec.memory_bytes or 0,
         tuple(sorted(spec.node_selector.items())) if spec.node_selector else (),
         tuple(sorted(set(spec.tolerations))) if spec.tolerations else (),
+        avoids,
     )
 
 
@@ -161,6 +164,8 @@ class Task:
     # Number of the checkpoint the live attempt began from; 0: from the beginning.
     began_from_checkpoint: int = 0
     exit: RunExit | None = None
+    # Nodes on which its last starts failed, in order of their names; empty once it has started.
+    avoids: tuple[str, ...] = ()
 
     @property
     def group(self) -> str:
@@ -170,7 +175,7 @@ class Task:
     @property
     def shape(self) -> Shape:
         """What it asks of the cluster."""
-        return shape_of(self.spec)
+        return shape_of(self.spec, self.avoids)
 
     @property
     def holds(self) -> bool:

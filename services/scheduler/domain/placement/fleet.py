@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Sequence
 
 from services.scheduler.domain.model import Node, PolicySettings, Shape, thousandths
 from services.scheduler.domain.placement.amounts import Left
-from services.scheduler.domain.placement.masks import mask_of, span
+from services.scheduler.domain.placement.masks import mask_of, places, span
 from services.scheduler.domain.placement.topology import address, tree
 
 # Answers kept of which nodes suit a shape; beyond it they are found anew.
@@ -108,6 +108,8 @@ class Fleet:
         self.memory = Left.of([memory_of(node) for node in self.nodes])
         self._tainted = any(node.taints for node in self.nodes)
         self._answers: dict[tuple[object, ...], int] = {}
+        # The same of shapes that avoid nodes, while the same nodes are offered.
+        self._avoiding: dict[Shape, int] = {}
 
     def _sum_up(self) -> None:
         # GPU counts a whole-node gang may get; nodes without GPUs only where none has any.
@@ -124,9 +126,43 @@ class Fleet:
         self.usable[place] = usable
         bit = 1 << place
         self.open = self.open & ~bit if mask is None else self.open | bit
+        self._avoiding.clear()
         self._sum_up()
 
     def welcoming(self, shape: Shape) -> int | None:
+        """The places of the nodes that a shape allows by what they are called; None: all.
+
+        Nodes that it avoids are left out, if the others that are offered could hold it.
+        """
+        allowed = self._labelled(shape)
+        if not shape.avoids:
+            return allowed
+        found = self._avoiding.get(shape)
+        if found is None:
+            if len(self._avoiding) >= _ANSWERS_MAX:
+                self._avoiding.clear()
+            found = span(0, len(self.nodes)) if allowed is None else allowed
+            others = found & ~mask_of(p for p, each in enumerate(self.ids) if each in shape.avoids)
+            if self._could_hold(shape, others):
+                found = others
+            self._avoiding[shape] = found
+        return found
+
+    def _could_hold(self, shape: Shape, there: int) -> bool:
+        """True if these nodes, empty, could hold a gang; its domains are not looked at."""
+        there = within(there & self.open, shape, self.cpus, self.memory) or 0
+        if shape.gpus == 0:
+            return there.bit_count() >= shape.nodes
+        counts: Counter[int] = Counter()
+        for place in places(there):
+            node, usable = self.nodes[place], self.usable[place].bit_count()
+            if shape.gpus is not None:
+                counts[0] += node.gpus >= shape.gpus and usable >= shape.gpus
+            elif usable == width(node) and node.gpus in self.whole_sizes:
+                counts[node.gpus] += 1
+        return max(counts.values(), default=0) >= shape.nodes
+
+    def _labelled(self, shape: Shape) -> int | None:
         """The places of the nodes that a shape's labels and tolerations allow; None: all."""
         if not shape.selector and not self._tainted:
             return None
@@ -144,14 +180,14 @@ class Fleet:
         return within(self.welcoming(shape), shape, self.cpus, self.memory)
 
 
-def within(places: int | None, shape: Shape, cpus: Left | None, memory: Left | None) -> int | None:
+def within(there: int | None, shape: Shape, cpus: Left | None, memory: Left | None) -> int | None:
     """Those of the places (None: all) with so much of both left; None: all."""
     each = shape.each
     for left, asked in ((cpus, each.cpus), (memory, each.memory_bytes)):
         if left is not None and asked:
             enough = left.at_least(asked)
-            places = enough if places is None else places & enough
-    return places
+            there = enough if there is None else there & enough
+    return there
 
 
 def _by(entry: tuple[tuple[str, ...], str, Node]) -> tuple[tuple[str, ...], str]:
