@@ -754,6 +754,7 @@ class Node(Message):
     unusable_gpus: tuple[int, ...] = ()
     draining: bool = False
     taints: tuple[str, ...] = ()
+    quarantined: bool = False
 
 
 class NodeChanged(Message):
