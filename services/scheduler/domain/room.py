@@ -12,7 +12,7 @@ runs together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from libs.contracts.messages import ReasonCode
 from services.scheduler.domain.clusters import UNCOVERED, Depth
@@ -112,7 +112,7 @@ class Trial:
 
     def most_entitled(self) -> tuple[int, int]:
         """The best covered of these runs, of those the highest level; larger is more entitled."""
-        depths = self.round.coverage(self.pool) if self.pool.clusters else {}
+        depths: Mapping[str, Depth] = self.round.coverage(self.pool) if self.pool.clusters else {}
         return max(
             ((-depths.get(task.id, UNCOVERED), WEIGHTS[task.level]) for task in self.runs),
             default=(-UNCOVERED, -1),

@@ -111,7 +111,7 @@ class Left:
     def _toggle(self, amount: int, there: int) -> None:
         """Put places into the set of an amount, or take them out of it."""
         which = _range(amount)
-        amounts = dict(self._ranges.get(which, ()))
+        amounts: dict[int, int] = self._ranges.get(which, {}).copy()
         if own := amounts.get(amount, 0) ^ there:
             amounts[amount] = own
         else:

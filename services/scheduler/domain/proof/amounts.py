@@ -81,15 +81,22 @@ def _there(
     held: Mapping[str, Iterable[str]] = snapshot.index.holders
     kept: Mapping[str, Iterable[str]] = snapshot.index.keepers
     if deep:
-        held, kept = defaultdict(set), defaultdict(set)
-        for task in snapshot.tasks.values():
-            for node_id in _nodes_of(task.placements):
-                held[node_id].add(task.id)
-            for node_id in _nodes_of(task.promised):
-                kept[node_id].add(task.id)
+        tasks = snapshot.tasks.values()
+        held = _by_node((task.id, task.placements) for task in tasks)
+        kept = _by_node((task.id, task.promised) for task in tasks)
     for node_id in sorted(node_ids):
         both = [[snapshot.tasks[each] for each in own.get(node_id, ())] for own in (held, kept)]
         yield node_id, both[0], both[1]
+
+
+def _by_node(
+    tasks: Iterable[tuple[str, tuple[Placement, ...]]],
+) -> Mapping[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for task_id, placements in tasks:
+        for node_id in _nodes_of(placements):
+            found.setdefault(node_id, set()).add(task_id)
+    return found
 
 
 def _beyond(node: Node, given: list[Task], others: list[Task]) -> Iterator[Violation]:

@@ -184,8 +184,8 @@ def too_many_crossing(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
             task = snapshot.tasks.get(decision.task_id)
             if task is None or task.group != group or not isinstance(decision, Assign | Hold):
                 continue
+            ranks = decision.placements if isinstance(decision, Assign) else decision.promised
             begins = isinstance(decision, Assign)
-            ranks = decision.placements if begins else decision.promised
             if not ranks or not _crosses(snapshot, pool, ranks):
                 continue
             if begins and ranks == task.promised:

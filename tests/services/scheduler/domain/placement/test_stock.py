@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.domain.model import Each, Node, PolicySettings, Shape
@@ -145,7 +145,7 @@ def picked(fast: Capacity, slow: Slow, shape: Shape) -> tuple[Slot, ...]:
     return slots
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(inventories(), steps)
 def test_placement_is_what_brute_force_finds(
     nodes: list[Node], todo: list[tuple[str, int, Shape]]
