@@ -5,6 +5,7 @@ decides what one built anew from the bare rows decides, and both keep the same.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -86,8 +87,8 @@ class Histories(RuleBasedStateMachine):
         tree: tuple[VirtualCluster, ...],
         sizes: list[int],
         protected: float,
-        zones: list[str],
-        zoned: bool,
+        zones: Sequence[str] = (),
+        zoned: bool = False,
     ) -> None:
         some = [
             a_node(
@@ -131,8 +132,8 @@ class Histories(RuleBasedStateMachine):
         limit: float | None,
         kill: bool,
         group: str,
-        memory: int | None,
-        cpus: float | None,
+        memory: int | None = None,
+        cpus: float | None = None,
     ) -> None:
         spec = a_spec(
             memory_bytes=memory,
