@@ -244,6 +244,10 @@ class Index:
         found = self._slots.get(task.id)
         return slots_of(task) if found is None else found
 
+    def each(self, task: Task) -> Each:
+        """What each rank of a run, or of a promise, takes of its node beside GPUs."""
+        return self._each.get(task.id, NOTHING)
+
     def _give(self, task: Task) -> None:
         """The task has (or is promised) its slots."""
         owners = self.holders if task.placements else self.keepers

@@ -68,13 +68,15 @@ class Trial:
 
     def give(self, task: Task) -> None:
         """Count what a run holds, or a task is promised, as free."""
-        self.capacity.give(self.round.index.slots(task), task.shape.each)
+        index = self.round.index
+        self.capacity.give(index.slots(task), index.each(task))
         self._crossing -= task.id in self._across
         self.given[task.id] = task
 
     def take_back(self, task: Task) -> None:
         """Count it as held again."""
-        self.capacity.take(self.round.index.slots(task), task.shape.each)
+        index = self.round.index
+        self.capacity.take(index.slots(task), index.each(task))
         self._crossing += task.id in self._across
         del self.given[task.id]
 

@@ -14,6 +14,7 @@ from services.scheduler.domain.clusters import Clusters, Depth
 from services.scheduler.domain.lifecycle import LEAVING
 from services.scheduler.domain.marks import Marks, PoolBook
 from services.scheduler.domain.model import (
+    NOTHING,
     WEIGHTS,
     Assign,
     Decision,
@@ -307,7 +308,8 @@ class Round:
     def _free(self, capacity: Capacity, task: Task) -> None:
         """Give what a run on its way out will leave, and nobody is promised."""
         # What others are promised of CPUs and memory was taken already.
-        capacity.give_amounts(self.index.slots(task), task.shape.each)
+        if (each := self.index.each(task)) is not NOTHING:
+            capacity.give_amounts(self.index.slots(task), each)
         capacity.give(self._freed(task))
 
     def _freed(self, task: Task) -> Iterator[Slot]:
@@ -334,7 +336,8 @@ class Round:
             leaving = (*pool.leaving.values(), *self.told.get(pool.group, ()))
             found.give([slot for task in leaving for slot in self._freed(task)])
             for task in leaving:
-                found.give_amounts(self.index.slots(task), task.shape.each)
+                if (each := self.index.each(task)) is not NOTHING:
+                    found.give_amounts(self.index.slots(task), each)
         return found
 
     def waits(self, code: ReasonCode, shape: Shape) -> Reason:

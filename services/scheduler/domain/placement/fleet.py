@@ -134,6 +134,8 @@ class Fleet:
 
         Nodes that it avoids are left out, if the others that are offered could hold it.
         """
+        if not shape.selector and not self._tainted and not shape.avoids:
+            return None
         allowed = self._labelled(shape)
         if not shape.avoids:
             return allowed

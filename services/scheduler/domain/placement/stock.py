@@ -170,7 +170,10 @@ class Stock:
 
     def suiting(self, shape: Shape) -> int | None:
         """The places whose labels, taints, CPUs and memory allow one more rank; None: all."""
-        return within(self.fleet.welcoming(shape), shape, self.cpus, self.memory)
+        there = self.fleet.welcoming(shape)
+        if not shape.cpus and not shape.memory_bytes:
+            return there
+        return within(there, shape, self.cpus, self.memory)
 
     def add_ranks(self, place: int, more: int) -> None:
         """Count CPU-only ranks on a node; ``more`` may be negative."""
