@@ -469,6 +469,7 @@ class Index:
         group = self.tasks[moment.task_id].group
         return group in plan.left_out and moment.kind is not Kind.EXPIRES
 
+
 def exceeds(node: Node, each: Each, others: Iterable[Each]) -> bool:
     """True if a rank and the others ask for more than the node offers, of what the rank asks."""
     cpus, memory, each_other = cpus_of(node), memory_of(node), list(others)
