@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import cast
 
+import structlog
+
 from libs.bus.port import BusError
 from libs.contracts.base import Message
 from libs.service import observe
@@ -21,7 +23,7 @@ from libs.service.consume import Consumption
 from libs.service.loop import Backoff, Loop
 from libs.service.relay import Relay
 from libs.service.settings import BaseServiceSettings
-from libs.service.shape import Service
+from libs.service.shape import QueryHandler, Service
 from libs.store.port import ObserverError, StoreUnavailableError, TermOverError
 
 DOWN = (StoreUnavailableError, BusError)
@@ -161,10 +163,11 @@ class Runner:
 
     async def _serve(self, epoch: int | None) -> None:
         """Answer commands until cancelled; connect again when the bus was down."""
-        if not self.service.commands:
+        if not (self.service.commands or self.service.queries):
             return
         answering = Answering(self.service, epoch, self.turn, self.settings.batch_commands_max)
         endpoints = {kind: self._endpoint(kind, answering) for kind in self.service.commands}
+        endpoints |= {kind: self._query(kind, each) for kind, each in self.service.queries.items()}
         backoff = Backoff()
         while True:
             try:
@@ -187,6 +190,18 @@ class Runner:
             for loop in self.service.loops:
                 if loop.wake_on_commit:
                     loop.wake.set()
+            return reply
+
+        return answer
+
+    def _query(
+        self, kind: type[Message], handler: QueryHandler
+    ) -> Callable[[Message], Awaitable[Message]]:
+        async def answer(query: Message) -> Message:
+            with structlog.contextvars.bound_contextvars(command=kind.__name__):
+                reply = await handler(query)
+            outcome = "refused" if getattr(reply, "refusal", None) else "done"
+            observe.COMMANDS.labels(self.service.name, kind.__name__, outcome).inc()
             return reply
 
         return answer

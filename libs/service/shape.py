@@ -22,6 +22,8 @@ Handler = Callable[[Tx, Any], Awaitable[None]]
 Reads = Callable[[Any], Iterable[tuple[Any, ...]]]
 # A command handler records and answers; refusing is an answer, not an exception.
 CommandHandler = Callable[[Tx, Any], Awaitable[Message]]
+# A query handler answers from memory, or reads by a transaction of its own; it changes nothing.
+QueryHandler = Callable[[Any], Awaitable[Message]]
 Asgi = Callable[..., Awaitable[None]]
 
 
@@ -46,6 +48,11 @@ class Service:
     reads: Mapping[type[Message], Reads] = field(default_factory=dict[type[Message], Reads])
     # What a batch's handlers have to know beside that: read for all of them at once.
     prepare: Callable[[Tx, Sequence[Message]], Awaitable[None]] | None = None
+    # Answered where commands are, but without the turn and without a transaction: what they take
+    # holds up nobody.
+    queries: Mapping[type[Message], QueryHandler] = field(
+        default_factory=dict[type[Message], QueryHandler]
+    )
     loops: Sequence[Loop] = ()
     # Answer commands on the leader only (the working set is there), or on every process.
     commands_on_leader_only: bool = True

@@ -1,4 +1,4 @@
-"""The queries and commands the scheduler answers: Explain, Decisions, Reemit.
+"""The commands the scheduler answers: Decisions, Reemit; Explain is in ``explaining.py``.
 
 Wired in ``main.py``; answered by the leader, which alone has the working set.
 """
@@ -14,14 +14,10 @@ from libs.contracts.messages import (
     DecisionRecord,
     Decisions,
     DecisionsReply,
-    Explain,
-    ExplainReply,
     KillRequested,
     PreemptionRequested,
     Reemit,
     ReemitReply,
-    Refusal,
-    RefusalCode,
     RunAssigned,
     RunResumed,
     TaskState,
@@ -29,18 +25,10 @@ from libs.contracts.messages import (
 from libs.service.shape import CommandHandler
 from libs.store.port import Tx
 from services.scheduler import store
-from services.scheduler.domain.explanation.explain import explain
-from services.scheduler.domain.lifecycle import QUEUED
 from services.scheduler.domain.model import Task
 from services.scheduler.domain.outgoing import FIRST_ATTEMPT, state_changed
-from services.scheduler.loop import Brain
+from services.scheduler.explaining import unknown
 from services.scheduler.policy_commands import changed
-
-
-def unknown(task_id: str) -> Refusal:
-    """The refusal for a task that the scheduler never heard of."""
-    detail = f"no task {task_id[:80]!r} is known to the scheduler"
-    return Refusal(code=RefusalCode.NOT_FOUND, detail=detail)
 
 
 def live_run(task: Task, now: datetime) -> list[Message]:
@@ -84,25 +72,12 @@ def live_run(task: Task, now: datetime) -> list[Message]:
 class Commands:
     """The commands with what they are configured by."""
 
-    brain: Brain
     decisions_page_max: int
     reemit_tasks_max: int
 
     def table(self) -> Mapping[type[Message], CommandHandler]:
         """Which command is answered by which function."""
-        return {Explain: self.explain, Decisions: self.decisions, Reemit: self.reemit}
-
-    async def explain(self, tx: Tx, command: Explain) -> ExplainReply:
-        """Why the task stands where it stands."""
-        task = await tx.get(Task, command.task_id)
-        if task is not None:
-            reply = explain(self.brain.snapshot(), task, tx.now)
-            held_up = self.brain.refusals.why(task.group) if task.state is QUEUED else None
-            return reply if held_up is None else reply.model_copy(update={"reason": held_up})
-        over = await store.ended(tx, command.task_id)
-        if over is None:
-            return ExplainReply(refusal=unknown(command.task_id))
-        return ExplainReply(state=over.last.state, reason=over.last.reason, explained_at=tx.now)
+        return {Decisions: self.decisions, Reemit: self.reemit}
 
     async def decisions(self, tx: Tx, command: Decisions) -> DecisionsReply:
         """One page of a task's history of decisions."""

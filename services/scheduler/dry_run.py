@@ -1,6 +1,6 @@
 """What another policy would do now: two plans for one moment, compared. Pure.
 
-Called by the command DryRunPolicy. Both plans must be made with everything to be decided anew, so
+Called by the query DryRunPolicy. Both plans must be made with everything to be decided anew, so
 that they name every task that waits, moves or is moved.
 """
 

@@ -96,6 +96,16 @@ class Brain:
         self._due_at = None
         self._stale = self._reload = False
 
+    @property
+    def index(self) -> Index:
+        """The working set, to be read only; it changes with the next commit."""
+        return self._index
+
+    @property
+    def version(self) -> int:
+        """Counts what concerns scheduling: while it stays, so do the answers."""
+        return self._version
+
     def snapshot(self) -> Snapshot:
         """The present moment; valid until the next commit."""
         return Snapshot.view(self._index, self._version)

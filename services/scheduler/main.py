@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from libs.contracts.messages import Explain
 from libs.service.loop import Loop
 from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring
 from services.scheduler.commands import Commands
 from services.scheduler.domain.decide import decide
+from services.scheduler.explaining import Explaining
 from services.scheduler.handlers import HANDLERS, READS, handlers
 from services.scheduler.loop import Brain
 from services.scheduler.policy_commands import PolicyCommands, use_file
@@ -30,9 +32,15 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
         refusals_max=settings.refusals_max,
     )
     commands = Commands(
-        brain=brain,
         decisions_page_max=settings.decisions_page_max,
         reemit_tasks_max=settings.reemit_tasks_max,
+    )
+    explaining = Explaining(
+        ports,
+        brain,
+        processes_max=settings.explain_processes_max,
+        waiting_max=settings.explain_waiting_max,
+        seconds_max=settings.explain_seconds_max,
     )
     of_file = {each.group: each for each in settings.policies()}
     policies = PolicyCommands(
@@ -41,6 +49,8 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
         document_bytes_max=settings.policy_document_bytes_max,
         effects_max=settings.dry_run_effects_max,
         page_max=settings.policies_page_max,
+        dry_run_seconds_max=settings.dry_run_seconds_max,
+        rows=ports.store,
         snapshot_with=brain.snapshot_with,
         decide=decide,
     )
@@ -56,6 +66,7 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
         handlers=handlers(policy),
         reads=READS,
         commands={**commands.table(), **policies.table()},
+        queries={Explain: explaining.answer, **policies.queries()},
         loops=(
             Loop("decide", brain.step, tick_seconds=settings.tick_seconds, exclusive=True),
             Loop(

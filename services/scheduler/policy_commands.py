@@ -6,9 +6,10 @@ taken away, the file's comes back, else the group has the defaults again.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from libs.contracts.base import Message
@@ -26,13 +27,13 @@ from libs.contracts.messages import (
     SetPolicyReply,
 )
 from libs.service import observe
-from libs.service.shape import CommandHandler
+from libs.service.shape import CommandHandler, QueryHandler
 from libs.store.port import Store, Tx
-from services.scheduler import store
+from services.scheduler import forks, store
 from services.scheduler.domain.model import Plan
 from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.dry_run import diff
+from services.scheduler.dry_run import DryRun, diff
 from services.scheduler.policies import Parsed, document_of, overcommitted, parse
 
 # A page of policies stays below what the bus carries, whatever its limit.
@@ -87,17 +88,20 @@ class PolicyCommands:
     document_bytes_max: int
     effects_max: int
     page_max: int
+    dry_run_seconds_max: float
+    rows: Store
     # The present moment, apart from the working set, with these policies instead of its own.
     snapshot_with: SnapshotWith
     decide: Decide
+    one_at_a_time: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
     def table(self) -> Mapping[type[Message], CommandHandler]:
         """Which command is answered by which function."""
-        return {
-            SetPolicy: self.set_policy,
-            ListPolicies: self.list_policies,
-            DryRunPolicy: self.dry_run,
-        }
+        return {SetPolicy: self.set_policy, ListPolicies: self.list_policies}
+
+    def queries(self) -> Mapping[type[Message], QueryHandler]:
+        """Which query is answered by which function, beside the leader's turn."""
+        return {DryRunPolicy: self.dry_run}
 
     async def _parse(self, tx: Tx, command: SetPolicy | DryRunPolicy) -> Parsed:
         return parse(
@@ -159,25 +163,41 @@ class PolicyCommands:
         kept = {"version": row.version, "changed_by": row.changed_by, "changed_at": row.changed_at}
         return replace(self._default(group), removed=True, **kept)
 
-    async def dry_run(self, tx: Tx, command: DryRunPolicy) -> DryRunPolicyReply:
-        """Decide on the present moment twice, and say what differs. Nothing is stored."""
-        found = await self._parse(tx, command)
+    async def dry_run(self, query: DryRunPolicy) -> DryRunPolicyReply:
+        """Decide on the present moment twice, and say what differs. Nothing is stored.
+
+        Two indexes are built from all rows: that is done in a copy of the process, one at a time.
+        """
+        async with self.rows.transaction() as tx:
+            found = await self._parse(tx, query)
+            now = tx.now
         if found.errors:
             return DryRunPolicyReply(refusal=refusal(found))
         wanted = {policy.group: policy for policy in found.policies}
         wanted |= {group: self._without(group) for group in found.taken_away}
-        present = self.snapshot_with({})
-        before = self.decide(present, tx.now)
-        after = self.decide(self.snapshot_with(wanted), tx.now)
-        limit = max(1, min(command.limit or self.effects_max, self.effects_max))
-        told = diff(before, after, present.tasks, effects_max=limit)
+        limit = max(1, min(query.limit or self.effects_max, self.effects_max))
+        try:
+            async with self.one_at_a_time, asyncio.timeout(self.dry_run_seconds_max):
+                told = await forks.ask(
+                    lambda: [self._compared(wanted, now, limit)], self.dry_run_seconds_max
+                )
+        except (forks.NoAnswerError, TimeoutError, OSError) as problem:
+            detail = f"the dry run took more than {self.dry_run_seconds_max:g} s, or failed"
+            observe.log("scheduler").warning("dry run not finished", problem=str(problem))
+            return DryRunPolicyReply(refusal=Refusal(code=RefusalCode.UNAVAILABLE, detail=detail))
         return DryRunPolicyReply(
             effects=told.effects,
             more=told.more,
             outlooks=told.outlooks,
             warnings=found.warnings,
-            decided_at=tx.now,
+            decided_at=now,
         )
+
+    def _compared(self, wanted: Mapping[str, GroupPolicy], now: datetime, limit: int) -> DryRun:
+        present = self.snapshot_with({})
+        before = self.decide(present, now)
+        after = self.decide(self.snapshot_with(wanted), now)
+        return diff(before, after, present.tasks, effects_max=limit)
 
 
 async def put(tx: Tx, policy: GroupPolicy, changed_by: str) -> tuple[int, bool]:

@@ -44,6 +44,8 @@ class SchedulerSettings(BaseServiceSettings):
     # Groups on one page of policies, and tasks that one dry run names.
     policies_page_max: int = Field(default=500, ge=1, le=1000)
     dry_run_effects_max: int = Field(default=200, ge=1, le=1000)
+    # How long one dry run may take: less than the gateway waits for an answer.
+    dry_run_seconds_max: float = Field(default=8.0, gt=0, le=60)
 
     # How often a round is made when nothing woke the loop.
     tick_seconds: float = Field(default=1.0, gt=0, le=60)
@@ -58,6 +60,11 @@ class SchedulerSettings(BaseServiceSettings):
     # How often what the disciplines learned is saved.
     learn_tick_seconds: float = Field(default=60.0, gt=0)
     prune_rows_max: int = Field(default=1000, ge=1)
+    # Explanations are made in copies of the process: how many at a time, how many may be asked for
+    # at once, and how long one may take (less than the gateway waits for an answer).
+    explain_processes_max: int = Field(default=2, ge=1, le=16)
+    explain_waiting_max: int = Field(default=32, ge=1, le=1000)
+    explain_seconds_max: float = Field(default=4.0, gt=0, le=60)
     decisions_page_max: int = Field(default=500, ge=1, le=5000)
     # How many ended tasks, newest first, a reemit says again.
     reemit_tasks_max: int = Field(default=20_000, ge=1)

@@ -40,6 +40,7 @@ from libs.contracts.reasons import level_name
 from services.scheduler.domain import facts
 from services.scheduler.domain.apply import Change, applied
 from services.scheduler.domain.decide import decide
+from services.scheduler.domain.explanation.copies import Copies, copy_of
 from services.scheduler.domain.explanation.explain import explain
 from services.scheduler.domain.index import Index
 from services.scheduler.domain.lifecycle import LEAVING, TERMINAL
@@ -366,7 +367,7 @@ class Stage:
     def explain(self, task_id: str) -> None:
         """Why a task stands where it stands, as the command says it."""
         task = self.index.tasks[task_id]
-        told = explain(Snapshot.view(self.index), task, at(self.seconds))
+        told = explain(copy_of(self.index), task, at(self.seconds), Copies()).reply
         place = f", {told.position} of {told.queue_length}" if told.position else ""
         whose = f" for {told.beneficiary}" if told.beneficiary else ""
         self.tell(f"? {task_id}{place}: {code_of(told.reason)}{whose}")

@@ -112,7 +112,7 @@ class Coverage:
             del self._groups[group], self._units[group]
 
     def takeable(self, cluster: str, depth: Depth, weight: int) -> float:
-        """Node equivalents that a task of such standing may take, as ``outranks`` says; about."""
+        """Node equivalents that a task of such standing may take; about."""
         self.depths()
         found = self._answers.get((cluster, depth, weight))
         if found is None:

@@ -444,6 +444,48 @@ class Index:
         overdue = {moment for moment in self.overdue if moment.at <= seconds}
         return sorted({*overdue, *self.moments.between(after, seconds)})
 
+    def unsettle(self, task_id: str) -> None:
+        """Forget what rounds have settled: the next one evaluates everything, as a new leader's,
+        and this task individually.
+
+        For an index of somebody's own, on which it does not matter what became of earlier plans.
+        """
+        self.settled_at = None
+        self.overdue.clear()
+        for pool in self.pools.values():
+            pool.wide = pool.nodes_changed = True
+            pool.due_at = None
+            tasks = (self.tasks[task_id] for _, task_id in pool.unserved)
+            pool.arrived = {task.id: task for task in tasks if not task.promised}
+            pool.recognise()
+        task = self.tasks[task_id]
+        if task.state is QUEUED and not task.promised:
+            self.pools[task.group].arrived[task_id] = task
+
+    def narrow(self, group: str) -> bool:
+        """Forget the tasks of other groups; False if limits count several groups together.
+
+        For an index of somebody's own that is about one group.
+        """
+        if self.ledger.across:
+            return False
+        own = self.pools[group]
+        self.pools = {group: own}
+        self.tasks = {task_id: self.tasks[task_id] for task_id in own.sizes}
+        self.held = {task_id: task for task_id, task in self.held.items() if task_id in self.tasks}
+        self.unsettled &= self.tasks.keys()
+        self.holders, self.keepers = self._own(self.holders), self._own(self.keepers)
+        self.moments = self.moments.of(self.tasks)
+        self.overdue = {moment for moment in self.overdue if moment.task_id in self.tasks}
+        return True
+
+    def _own(self, owners: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        return {
+            node_id: kept
+            for node_id, masks in owners.items()
+            if (kept := {each: mask for each, mask in masks.items() if each in self.tasks})
+        }
+
     def settle(self, plan: Plan) -> None:
         """The plan was decided on all there was: the next looks at what changes from here on.
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
@@ -104,6 +104,12 @@ class Moments:
         place = bisect_left(self._all, moment)
         assert self._all[place] == moment, "what was put in is there"
         del self._all[place]
+
+    def of(self, task_ids: Container[str]) -> Moments:
+        """Those of some tasks."""
+        found = Moments()
+        found._all = [moment for moment in self._all if moment.task_id in task_ids]
+        return found
 
     def between(self, after: float | None, until: float) -> list[Moment]:
         """Those after one moment (None: from the beginning), up to another and with it."""

@@ -277,16 +277,6 @@ def _promised(round_: Round, pool: Pool) -> list[Task]:
     ]
 
 
-def outranks(  # noqa: PLR0917 - both sides of a comparison
-    entry: Entry, cluster: str, claim: Depth, task: Task, depth: Depth, of: str
-) -> bool:
-    """True if the waiting task may take what ``task`` has, given how both are covered."""
-    lower = WEIGHTS[task.level] < entry.weight
-    if cluster and of == cluster:
-        return lower and depth >= claim
-    return depth > entry.depth or (depth == entry.depth and lower)
-
-
 def _less_covered(round_: Round, pool: Pool, entry: Entry) -> Iterator[Task]:
     claim = pool.coverage.claim(entry.cluster, pool.size(entry.task), entry.weight)
     entitled = entry.cluster, entry.depth, claim, entry.weight

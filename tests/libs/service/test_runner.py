@@ -152,6 +152,27 @@ def test_two_processes_one_leads_and_a_former_leader_commits_nothing() -> None:
     virtually(main())
 
 
+def test_a_query_is_answered_while_another_has_the_turn() -> None:
+    async def main() -> None:
+        world = World()
+        runner = world.runner()
+
+        async def told(query: m.SetQuota) -> m.SetQuotaReply:
+            return m.SetQuotaReply(version=query.quota.limit)
+
+        del runner.service.commands[m.SetQuota]  # type: ignore[attr-defined]
+        runner.service.queries[m.SetQuota] = told  # type: ignore[index]
+        task = asyncio.ensure_future(runner.run())
+        await asyncio.sleep(1)
+        async with runner.turn:
+            query = m.SetQuota(quota=m.Quota(group="g", limit=7))
+            reply = await world.gateway.request(query, timeout_s=5)
+        assert reply == m.SetQuotaReply(version=7)
+        await stopped(task)
+
+    virtually(main())
+
+
 def test_commands_that_wait_share_a_transaction_and_one_that_fails_is_alone_with_it() -> None:
     async def main() -> None:
         world = World()

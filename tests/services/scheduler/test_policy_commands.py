@@ -55,6 +55,7 @@ class World:
     leadership: Leadership | None = None
     epoch: int = 0
     read: int = 0
+    seconds_max: float = 30.0
 
     def commands(self) -> PolicyCommands:
         return PolicyCommands(
@@ -63,6 +64,8 @@ class World:
             document_bytes_max=100_000,
             effects_max=10,
             page_max=3,
+            dry_run_seconds_max=self.seconds_max,
+            rows=self.store,
             snapshot_with=self.snapshot_with,
             decide=decide,
         )
@@ -84,6 +87,11 @@ class World:
         await use_file(self.store, self.of_file, self.epoch)
 
     async def ask(self, command: Message, kind: type[R]) -> R:
+        query = self.commands().queries().get(type(command))
+        if query is not None:
+            told = await query(command)
+            assert isinstance(told, kind)
+            return told
         async with self.store.transaction(epoch=self.epoch) as tx:
             reply = await self.commands().table()[type(command)](tx, command)
         assert isinstance(reply, kind)
@@ -273,6 +281,14 @@ async def test_a_dry_run_tells_what_differs_and_changes_nothing(world: World) ->
     assert (await world.listed())["default"][2] == 0
     same = await world.ask(DryRunPolicy(document="{}", group="default"), DryRunPolicyReply)
     assert same.effects == ()
+
+
+async def test_a_dry_run_that_takes_too_long_is_refused(world: World) -> None:
+    world.seconds_max = 0.001
+    command = DryRunPolicy(document="policy: fifo", group="default")
+    reply = await world.ask(command, DryRunPolicyReply)
+    assert reply.refusal is not None
+    assert reply.refusal.code is RefusalCode.UNAVAILABLE
 
 
 async def test_a_dry_run_of_taking_away_goes_back_to_what_there_was(world: World) -> None:

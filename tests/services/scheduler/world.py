@@ -104,6 +104,9 @@ class World:
                 await self.service.handlers[type(event)](tx, event)
 
     async def ask(self, command: Message) -> Message:
+        query = self.service.queries.get(type(command))
+        if query is not None:
+            return await query(command)
         async with self.store.transaction(epoch=self.epoch) as tx:
             return await self.service.commands[type(command)](tx, command)
 

@@ -1,382 +1,522 @@
-"""What would let a waiting task start: clauses with the numbers of now, by the reason it waits for.
+"""What would let a waiting task start: changes, each tried on a world of its own.
 
-Called by ``explain.py``. A clause is true by itself: any one of them may be what happens.
+Called by ``explain.py``. A remedy is named only if ``decide``, asked right after the change, gives
+the task its nodes or asks others to leave them for it. So each is true by itself; where no single
+change is enough, none is named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from itertools import islice
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Protocol
 
-from libs.contracts.messages import ReasonCode, TaskState, Unit
+from libs.contracts.ids import NodeId
+from libs.contracts.messages import ExitKind, PriorityChanged, ReasonCode, Unit
 from libs.contracts.reasons import level_name
-from services.scheduler.domain import room
-from services.scheduler.domain.accounts import counted, entitled, turn_budget
-from services.scheduler.domain.clusters import UNCOVERED
-from services.scheduler.domain.explanation.standing import Standing, reach, run_key
+from services.scheduler.domain import facts
+from services.scheduler.domain.accounts import counted, turn_budget
+from services.scheduler.domain.apply import Change as Changed
+from services.scheduler.domain.explanation.play import Bounds, Play, expected_left
 from services.scheduler.domain.explanation.words import counted as number
 from services.scheduler.domain.explanation.words import moment, named, span
+from services.scheduler.domain.index import Index
 from services.scheduler.domain.lifecycle import PREEMPTING
-from services.scheduler.domain.model import Node, Shape, Task
-from services.scheduler.domain.moments import protected_until
-from services.scheduler.domain.order import LEVEL_OF_WEIGHT
-from services.scheduler.domain.passes import turn_cost
-from services.scheduler.domain.placement.place import Capacity, slots_of
+from services.scheduler.domain.model import WEIGHTS, Inventory, Kill, Node, Preempt, Task
+from services.scheduler.domain.order import LEVELS, Entry
+from services.scheduler.domain.placement.place import slots_of
+from services.scheduler.domain.round import Round
 from services.scheduler.domain.snapshot import Snapshot
 
-# Runs of one level that are looked at; beyond them the answer says less, not something wrong.
-RUNS_LOOKED_MAX = 2_000
+# The part of the time for a question that looking for remedies may take.
+REMEDIES_PART = 0.45
+# Bounds of one question. Beyond them the answer says less, not something wrong.
+RUNS_TRIED_MAX = 64
+NEEDED_TRIED_MAX = 8
+LIMITS_RAISED_MAX = 5
+# How far ahead, and in how many rounds, what time alone does is looked for.
+TIME_SECONDS = 30 * 86_400.0
+TIME_ROUNDS_MAX = 300
 
-
-def of_any(snapshot: Snapshot, task: Task) -> Iterator[str]:
-    """What helps whatever state the task is in."""
-    if task.attempts_without_progress >= snapshot.settings.no_progress_attempts:
-        yield (
-            f"save checkpoints more often: {task.attempts_without_progress} attempts in a row"
-            " ended without a newer one"
-        )
-    if task.state is TaskState.PAUSED:
-        yield "resume it"
-
-
-def remedies(standing: Standing, now: datetime) -> Iterator[str]:
-    """What would let a queued task start."""
-    remedy = _REMEDIES.get(standing.why.code)
-    if remedy is not None:
-        yield from remedy(standing, now)
-
-
-def _capacity(standing: Standing, now: datetime) -> Iterator[str]:
-    shape = standing.entry.shape
-    missing = shape.nodes - _fitting(standing.round.free, shape)
-    if missing > 0:
-        verb = "comes" if missing == 1 else "come"
-        yield f"{missing} more of its {number(shape.nodes, 'node')} {verb} free"
-    else:
-        yield "its nodes are free but lie in different domains of the network, or others come first"
-    yield from _lower(standing, now)
-    if standing.pool.discipline.preempts:
-        yield from _turns(standing, now)
-    yield from _higher(standing)
-    yield from _guarantee(standing)
-    cordoned = _not_offered(standing, shape)
-    if cordoned:
-        yield f"nodes that are cordoned or not ready come back: {named(cordoned)}"
-
-
-def _behind(standing: Standing, now: datetime) -> Iterator[str]:
-    count = standing.above + standing.before
-    if count:
-        verb = "starts or leaves" if count == 1 else "start or leave"
-        yield f"the {number(count, 'task')} before it {verb} the queue"
-    yield from _capacity(standing, now)
-
-
-def _fitting(free: Capacity, shape: Shape) -> int:
-    """How many of the gang's nodes could be had at once."""
-    low, high = 0, shape.nodes
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = free.pick(shape._replace(nodes=middle)) is not None
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low
-
-
-def _runs(standing: Standing, weight: int) -> list[Task]:
-    """Runs of one level, the last in its order first."""
-    tasks, row = standing.round.index.tasks, standing.pool.running.get(weight, [])
-    return [tasks[task_id] for _, task_id in islice(reversed(row), RUNS_LOOKED_MAX)]
-
-
-def _lower(standing: Standing, now: datetime) -> Iterator[str]:
-    """Runs of lower levels: why they do not make room already."""
-    pool, own = standing.pool, standing.entry.weight
-    lower = [task for weight in pool.running if weight < own for task in _runs(standing, weight)]
-    if not lower:
-        return
-    ends = [protected_until(task, pool.protected_seconds) for task in lower]
-    soon = sorted(end for end in ends if end is not None and end > now)
-    if soon:
-        yield f"{number(len(soon), 'lower run')} may be preempted from {moment(soon[0])}"
-    if len(soon) < len(lower):
-        yield (
-            f"the other {number(len(lower) - len(soon), 'lower run')} would go at once, but even"
-            " with all that they hold the gang would not fit"
-            if soon
-            else f"the {number(len(lower), 'lower run')} would go at once, but even with all that"
-            " they hold the gang would not fit"
-        )
-
-
-def _higher(standing: Standing) -> Iterator[str]:
-    """What a higher priority would do."""
-    pool, own = standing.pool, standing.entry.weight
-    others = {weight: len(row) for weight, row in pool.running.items() if weight >= own}
-    if others:
-        lowest = LEVEL_OF_WEIGHT[min(others)]
-        count = sum(others.values())
-        which = "the 1 run that is" if count == 1 else f"some of the {count} runs that are"
-        yield f"a priority above {level_name(lowest)} could preempt {which} not below it"
-
-
-def _guarantee(standing: Standing) -> Iterator[str]:
-    """What its virtual cluster would give it."""
-    entry = standing.entry
-    if not entry.cluster:
-        return
-    clusters = standing.round.clusters(standing.pool)
-    guaranteed, held = clusters.guaranteed(entry.cluster), clusters.held(entry.cluster)
-    if entry.depth == UNCOVERED:
-        yield (
-            f"virtual cluster {entry.cluster} holds {held:g} of {number(guaranteed, 'node')} that"
-            " it is guaranteed: with this task it would borrow, and what is borrowed takes nothing"
-            " from others"
-        )
+_TOO_SMALL = (
+    ReasonCode.CLUSTER_TOO_SMALL_NOW,
+    ReasonCode.NEVER_FITS,
+    ReasonCode.WAITS_FOR_INVENTORY,
+)
+_LIMITS = (
+    ReasonCode.WAITS_FOR_QUOTA,
+    ReasonCode.QUOTA_NEVER_FITS,
+    ReasonCode.WAITS_FOR_VIRTUAL_CLUSTER,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What it takes to give a task the nodes of runs of its own level that come after it."""
+class Change:
+    """What somebody does, or what happens."""
 
-    # Runs after it in the order, and of these those that are held or protected for now.
-    later: int
-    kept_until: datetime | None
-    kept: int
-    # Who would be asked, and what that costs; None: all of them together are not enough.
-    victims: tuple[str, ...] | None = None
-    cost: float = 0.0
-    # What the pool's budget holds now, and when it holds enough; None: never.
-    tokens: float = 0.0
-    payable_at: datetime | None = None
+    # Rows as they are then, runs that end, and waiting tasks that leave the queue.
+    put: tuple[object, ...] = ()
+    ends: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    # How long nothing but time passes; None: no time passes.
+    within_seconds: float | None = None
 
 
-def turn_of(standing: Standing, now: datetime) -> Turn:
-    """Look at a turn as the next pass would."""
-    round_, pool, entry = standing.round, standing.pool, standing.entry
-    spares = pool.discipline.spares
-    runs = [
-        (run_key(round_, pool, task), task)
-        for task in _runs(standing, entry.weight)
-        if not spares(entry.task, task)
-    ]
-    keys = {task.id: key for key, task in runs}
-    size = pool.size(entry.task)
-    free = round_.free.free_units(pool.group) + standing.sharing.coming_units()
-    after = reach(round_, pool, entry, max(0.0, size - free) / size)
-    runs.sort(key=lambda each: (-each[0], each[1].id))
-    later = [task for key, task in runs if key > after]
-    opens = {task.id: _opens(standing, task, now) for task in later}
-    kept = [at for at in opens.values() if at is not None]
-    none = Turn(len(later), min(kept, default=None), len(kept))
-    trial = room.Trial(round_, pool, entry)
-    for task in later:
-        if opens[task.id] is None:
-            trial.give(task)
-            if trial.pick() is not None:
-                break
-    else:
-        return none
-    trial.spare()
-    victims = trial.taken
-    gone = sum(map(pool.size, victims)) / size
-    if not victims or min(keys[task.id] for task in victims) <= reach(round_, pool, entry, gone):
-        return none
-    cost = sum(turn_cost(pool, task, round_.seconds) for task in victims)
-    budget = turn_budget(pool)
-    account = counted(budget, pool.book.tokens, pool.book.tokens_at, round_)
-    may = entitled(round_, pool, entry.task)
-    at = budget.covered_at(account, cost, entitled=may) if pool.discipline.pays else 0.0
-    return Turn(
-        len(later),
-        min(kept, default=None),
-        len(kept),
-        tuple(sorted(str(task.id) for task in victims)),
-        cost,
-        account.tokens,
-        None if at is None else max(now, datetime.fromtimestamp(at, UTC)),
-    )
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A change that lets the task start, and how it reads after "to start:"."""
+
+    text: str
+    change: Change
 
 
-def _opens(standing: Standing, task: Task, now: datetime) -> datetime | None:
-    """Until when a run is held or protected; None: it may be asked to go now."""
-    held = standing.round.marks_of(task).held_until
-    protected = protected_until(task, standing.pool.protected_seconds)
-    last = max((at for at in (held, protected) if at is not None), default=None)
-    return last if last is not None and last > now else None
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a change."""
+
+    served: bool
+    # When, and the runs that were asked to leave for it.
+    at: datetime
+    chosen: dict[str, Preempt | Kill]
 
 
-def _turns(standing: Standing, now: datetime) -> Iterator[str]:
-    """When the order of its level gives it the nodes of others."""
-    pool, level = standing.pool, level_name(standing.entry.level)
-    turn = turn_of(standing, now)
-    if turn.kept and turn.kept_until is not None:
-        yield (
-            f"{number(turn.kept, 'run')} of level {level} after it in the order may be asked to go"
-            f" later, the first from {moment(turn.kept_until)}"
-        )
-    if turn.victims is not None:
-        cost = f"for {span(turn.cost)} of one node ({turn.cost:.0f} node-seconds)"
-        who = f"its turn: {number(len(turn.victims), 'run')} of level {level} after it in the order"
-        who += f" ({named(turn.victims)}) could be asked to go"
-        if not pool.discipline.pays:
-            yield who
-        elif turn.payable_at is None:
-            yield f"{who} {cost}, but the pool's budget for turns is 0"
-        elif turn.payable_at > now:
-            has = f"holds {turn.tokens:.0f}" if turn.tokens >= 0 else f"owes {-turn.tokens:.0f}"
-            yield (
-                f"{who} {cost}; the pool's budget {has} and is enough from"
-                f" {moment(turn.payable_at)}, if nobody before it spends it"
-            )
-        elif standing.before:
-            yield f"{who} {cost}, once the {number(standing.before, 'task')} before it are served"
+class Worlds(Protocol):
+    """Gives each trial a copy of an index, so that what it does is seen by nobody."""
+
+    def apart(self, index: Index, play: Callable[[Index], Any]) -> Any:  # noqa: ANN401 - what it says
+        """What ``play`` returns when it has a copy of the index for itself; None: no time."""
+        ...
+
+
+def attempt(play: Play, change: Change) -> Outcome:
+    """Do the change in a world, and see whether the task gets its nodes or the promise of them."""
+    play.put(*change.put)
+    for task_id in change.ends:
+        play.exit(task_id, ExitKind.OK)
+    for task_id in change.gone:
+        play.leave_queue(task_id)
+    play.rest()
+    if change.within_seconds is not None:
+        until = play.now + timedelta(seconds=change.within_seconds)
+        play.run(until=until, rounds_max=TIME_ROUNDS_MAX, ends=False)
+        # Where others' runs go meanwhile, it is not time alone that helps.
+        return Outcome(play.served and not play.disturbed, play.now, play.chosen)
+    return Outcome(play.served, play.now, play.chosen)
+
+
+class Remedies:
+    """The remedies of one waiting task, in a world that has come to rest."""
+
+    def __init__(
+        self,
+        base: Play,
+        worlds: Worlds,
+        *,
+        entry: Entry,
+        ahead: Sequence[str],
+        bounds: Bounds,
+    ) -> None:
+        task = base.task
+        assert task is not None, "asked only for a task that waits"
+        self._base = base
+        self._worlds = worlds
+        self._index = base.index
+        self._task = task
+        self._now = base.now
+        self._pool = base.index.pools[task.group]
+        # Its place in the order, and the waiting tasks before it.
+        self._entry = entry
+        self._ahead = ahead
+        self._trials_max = bounds.trials_max
+        self._expired = bounds.over(REMEDIES_PART)
+        self._trials = 0
+
+    def find(self) -> Iterator[Remedy]:
+        """Those that help; what is cheap to find out comes first."""
+        if self._task.promised:
+            yield from self._victims()
+            return
+        code = self._base.why.code if self._base.why else ReasonCode.UNSPECIFIED
+        if code in _TOO_SMALL:
+            yield from self._nodes(added=True)
+            yield from self._fewer()
+            return
+        if code is ReasonCode.WAITS_FOR_RETRY:
+            yield from self._time()
+            yield from self._again()
+            return
+        if code in _LIMITS:
+            yield from self._limits()
+        yield from self._higher()
+        yield from self._fewer()
+        yield from self._nodes(added=False)
+        if code not in _LIMITS:
+            yield from self._runs(self._runs_by_end())
+            yield from self._first()
+        # The dearest to find out, so it comes last.
+        yield from self._time()
+
+    # Trials.
+
+    def _try(self, change: Change) -> Outcome | None:
+        """What comes of a change; None: the bounds of the question are reached."""
+        if self._trials >= self._trials_max or self._expired():
+            return None
+        self._trials += 1
+        task_id, now, expired = self._task.id, self._now, self._expired
+
+        def play(index: Index) -> Outcome:
+            return attempt(Play(index, task_id, now, expired=expired), change)
+
+        found: Outcome | None = self._worlds.apart(self._index, play)
+        return found
+
+    def _helps(self, change: Change) -> Outcome | None:
+        found = self._try(change)
+        return found if found is not None and found.served else None
+
+    def _least(self, most: int, change: Callable[[int], Change]) -> int | None:
+        """The smallest number from 1 for which a change helps; None: not even ``most``."""
+        if most < 1 or self._helps(change(most)) is None:
+            return None
+        low, high = 1, most
+        while low < high:
+            middle = (low + high) // 2
+            if self._helps(change(middle)) is None:
+                low = middle + 1
+            else:
+                high = middle
+        return high
+
+    # What time brings.
+
+    def _time(self) -> Iterator[Remedy]:
+        change = Change(within_seconds=TIME_SECONDS)
+        found = self._helps(change)
+        if found is None:
+            return
+        at = found.at
+        code = self._base.why.code if self._base.why else None
+        if code is ReasonCode.WAITS_FOR_RETRY and at == self._task.not_before_at:
+            seconds = (at - self._now).total_seconds()
+            yield Remedy(f"the retry time comes in {seconds:.0f} s", change)
+            return
+        turns = [each for each in found.chosen.values() if each.reason.code is ReasonCode.TURN_OF]
+        if turns:
+            yield Remedy(self._turn(at, turns), change)
+        elif found.chosen:
+            lower = number(len(found.chosen), "lower run")
+            if any(e.reason.code is ReasonCode.RECLAIMED_BY for e in found.chosen.values()):
+                lower = number(len(found.chosen), "run") + " beyond the guarantees"
+            yield Remedy(f"{lower} may be preempted from {moment(at)}", change)
         else:
-            yield f"{who} {cost}, at the next pass"
-    elif turn.later:
-        yield (
-            f"the {number(turn.later, 'run')} of level {level} after it in the order that could be"
-            " asked to go hold too little together"
+            yield Remedy(f"time alone: it starts at {moment(at)}", change)
+
+    def _turn(self, at: datetime, turns: Sequence[Preempt | Kill]) -> str:
+        """Whose nodes its turn takes, and what that costs."""
+        pool, round_ = self._pool, Round(Snapshot.view(self._index), self._now)
+        cost = sum(each.reason.numbers.get("cost_node_seconds", 0.0) for each in turns)
+        runs = named(each.task_id for each in turns)
+        text = (
+            f"its turn comes at {moment(at)}: {number(len(turns), 'run')} of level"
+            f" {level_name(self._entry.level)} after it in the order ({runs}) would be asked to go,"
+            f" for {span(cost)} of one node ({cost:.0f} node-seconds)"
         )
-    yield from _slices(standing, now)
-    if pool.discipline.pays:
-        yield from _grant(standing, now)
+        if pool.discipline.pays:
+            book = pool.book
+            tokens = counted(turn_budget(pool), book.tokens, book.tokens_at, round_).tokens
+            has = f"holds {tokens:.0f}" if tokens >= 0 else f"owes {-tokens:.0f}"
+            text += f"; the pool's budget {has} now" + (
+                " and is enough then" if tokens < cost else ""
+            )
+        return text
 
+    def _again(self) -> Iterator[Remedy]:
+        """As if its owner paused and resumed it."""
+        changed = replace(
+            self._task, not_before_at=None, start_attempts=0, unserved_since=self._now
+        )
+        change = Change(put=(changed,))
+        if self._helps(change) is not None:
+            yield Remedy("pause and resume it to try at once", change)
 
-def _slices(standing: Standing, now: datetime) -> Iterator[str]:
-    """When runs that come before it get a new place in the order."""
-    round_, pool, entry = standing.round, standing.pool, standing.entry
-    runs = _runs(standing, entry.weight)
-    most = reach(round_, pool, entry, 1.0)
-    before = [task for task in runs if run_key(round_, pool, task) <= most]
-    ends = sorted(
-        task.marks.rekey_at
-        for task in before
-        if task.marks.rekey_at is not None and task.marks.rekey_at > now
-    )
-    if ends:
-        yield (
-            f"of the {number(len(before), 'run')} before it in the order the next slice ends at"
-            f" {moment(ends[0])}; after that the run may come later than it"
+    # What others hold.
+
+    def _victims(self) -> Iterator[Remedy]:
+        """The runs that hold what it is promised go."""
+        holders, tasks = self._index.holders, self._index.tasks
+        owners = sorted(
+            {
+                owner
+                for node_id, mask in slots_of(self._task)
+                for owner, bits in holders.get(node_id, {}).items()
+                if bits & (mask or bits)
+            }
+        )
+        one = len(owners) == 1
+        text = (
+            "the run that still holds what it is promised ends"
+            if one
+            else f"the {len(owners)} runs that still hold what it is promised end"
+        )
+        change = Change(ends=tuple(owners))
+        if owners and self._helps(change) is not None:
+            yield Remedy(text, change)
+        ends = [
+            tasks[owner].ack_deadline_at for owner in owners if tasks[owner].state is PREEMPTING
+        ]
+        last = max((at for at in ends if at is not None), default=None)
+        if last is not None:
+            seconds = max(0.0, (last - self._now).total_seconds())
+            forced = f"at the latest in {seconds:.0f} s {'it is' if one else 'they are'}"
+            yield Remedy(f"{forced} ended by force", change)
+
+    def _runs_by_end(self) -> list[Task]:
+        """Runs of the group, the one that is expected to end first in front."""
+
+        def end(task: Task) -> tuple[float, str]:
+            left = expected_left(self._pool, task, self._now)
+            return float("inf") if left is None else left, task.id
+
+        group = self._task.group
+        held = (task for task in self._index.held.values() if task.group == group)
+        return heapq.nsmallest(RUNS_TRIED_MAX, held, key=end)
+
+    def _runs(
+        self,
+        runs: Sequence[Task],
+        *,
+        instead: str = "",
+        put: tuple[object, ...] = (),
+        beside: str = "",
+    ) -> Iterator[Remedy]:
+        """The fewest of these runs, of those that end first, whose end lets it start.
+
+        ``instead``: how to say it, where not by the names of the runs. ``put`` and ``beside``: what
+        else is changed, and how to say that.
+        """
+        ids = [task.id for task in runs]
+        # Few are enough for most: the whole list is tried only where they are not.
+        few = min(len(ids), max(4, 2 * self._task.spec.nodes))
+        count = self._least(few, lambda k: Change(put, tuple(ids[:k])))
+        if count is None and len(ids) > few:
+            count = self._least(len(ids), lambda k: Change(put, tuple(ids[:k])))
+        if count is None:
+            return
+        needed = ids[:count]
+        for task_id in ids[: count - 1][:NEEDED_TRIED_MAX]:
+            without = [each for each in needed if each != task_id]
+            if self._helps(Change(put, tuple(without))) is not None:
+                needed = without
+        verb = "ends" if len(needed) == 1 else "end"
+        text = instead or f"{number(len(needed), 'run')} {verb}: {named(needed)}"
+        yield Remedy(beside + text, Change(put, tuple(needed)))
+
+    def _first(self) -> Iterator[Remedy]:
+        """The tasks before it are not there."""
+        if not self._ahead:
+            return
+        change = Change(gone=tuple(self._ahead))
+        if self._helps(change) is not None:
+            which = "task before it leaves" if len(self._ahead) == 1 else "tasks before it leave"
+            yield Remedy(f"the {len(self._ahead)} {which} the queue", change)
+
+    # What its owner or an administrator can change.
+
+    def _higher(self) -> Iterator[Remedy]:
+        """The lowest higher level that helps."""
+        own = WEIGHTS[self._task.priority]
+        for level in reversed([each for each in LEVELS if WEIGHTS[each] > own]):
+            event = PriorityChanged(
+                task_id=self._task.id,
+                priority=level,
+                revision=self._task.priority_revision + 1,
+                changed_at=self._now,
+            )
+            raised = facts.on_priority_changed(self._task, event, self._now)
+            assert isinstance(raised, Changed), "a newer revision is applied"
+            change = Change(put=(raised.task,))
+            found = self._helps(change)
+            if found is None:
+                continue
+            text = f"raise its priority to {level_name(level)}"
+            if found.chosen:
+                text += f": {number(len(found.chosen), 'run')} would be asked to go"
+                text += f" ({named(found.chosen)})"
+            yield Remedy(text, change)
+            return
+
+    def _fewer(self) -> Iterator[Remedy]:
+        """The most nodes below its own with which it would start."""
+        spec = self._task.spec
+        if spec.nodes < 2 or len(spec.roles) != 1 or spec.roles[0].replicas != spec.nodes:  # noqa: PLR2004
+            return
+
+        def change(missing: int) -> Change:
+            nodes = spec.nodes - missing
+            role = spec.roles[0].model_copy(update={"replicas": nodes})
+            smaller = spec.model_copy(update={"nodes": nodes, "roles": (role,)})
+            return Change(put=(replace(self._task, spec=smaller),))
+
+        missing = self._least(spec.nodes - 1, change)
+        if missing is not None:
+            with_ = number(spec.nodes - missing, "node")
+            yield Remedy(f"submit it with {with_} instead of {spec.nodes}", change(missing))
+
+    def _limits(self) -> Iterator[Remedy]:
+        """Runs under the limit that binds end, or it is raised."""
+        why = self._base.why
+        assert why is not None, "a limit is why it waits"
+        if why.code is ReasonCode.WAITS_FOR_VIRTUAL_CLUSTER:
+            yield from self._cluster()
+            return
+        round_ = Round(Snapshot.view(self._index), self._now)
+        task, level = self._task, self._entry.level
+        need = round_.totals.need(task.shape)
+        excess = round_.ledger.excess(task, level, need)
+        if excess is None:
+            # An AUTO task counts at the level that its limits leave it.
+            return
+        limit, amount = excess.limit, need.of(excess.limit.unit)
+        unit = "nodes" if limit.unit is Unit.NODES else "GPUs"
+        missing = excess.held + amount - limit.limit
+        if amount <= limit.limit:
+            under = [each for each in self._runs_by_end() if self._counts(limit.key, each)]
+            text = f"{missing} of the {excess.held} {unit} held under this quota come free"
+            yield from self._runs(under, instead=text)
+        raised: dict[object, object] = {}
+        words: list[str] = []
+        ledger = round_.ledger
+        for row in ledger.rows(task, level)[:LIMITS_RAISED_MAX]:
+            most = ledger.held(row, task) + need.of(row.unit)
+            if need.of(row.unit) and most > row.limit:
+                raised[row.key] = replace(row, limit=most)
+                unit = "nodes" if row.unit is Unit.NODES else "GPUs"
+                words.append(f"raise the quota from {row.limit} to {most} {unit}")
+        change = Change(put=tuple(raised.values()))
+        if words and self._helps(change) is not None:
+            yield Remedy(" and ".join(words), change)
+
+    def _counts(self, key: tuple[str, str, str, Any], run: Task) -> bool:
+        """True if a run is counted by a limit, for the subject that the task is of."""
+        group, user, team, level = key
+        rows = self._index.ledger.rows(run, run.level)
+        return any(row.key == (group, user, team, level) for row in rows) and (
+            bool(user or team) or run.owner == self._task.owner
         )
 
+    def _cluster(self) -> Iterator[Remedy]:
+        """A virtual cluster holds less, or may hold more."""
+        pool = self._pool
+        round_ = Round(Snapshot.view(self._index), self._now)
+        clusters, size = round_.clusters(pool), pool.size(self._task)
+        full = clusters.full(pool.clusters.of(self._task), size)
+        if full is None or full.nodes_max is None:
+            return
+        held = clusters.held(full.name)
+        if size <= full.nodes_max:
+            text = f"{number(held + size - full.nodes_max, 'node')} of the {held:g} held by virtual"
+            text += f" cluster {full.name} come free"
+            yield from self._runs(self._runs_by_end(), instead=text)
+        row = pool.policy
+        changed = tuple(
+            replace(each, nodes_max=held + size) if each.name == full.name else each
+            for each in row.virtual_clusters
+        )
+        change = Change(put=(replace(row, virtual_clusters=changed),))
+        if self._helps(change) is not None:
+            most = f"the most that virtual cluster {full.name} may hold"
+            text = f"raise {most} from {full.nodes_max:g} to {number(held + size, 'node')}"
+            yield Remedy(text, change)
 
-def _grant(standing: Standing, now: datetime) -> Iterator[str]:
-    """When it has gone without service for so long that it is next."""
-    task, numbers = standing.task, standing.pool.tempo.numbers
-    if standing.round.marks_of(task).granted:
-        yield "it went without service for long and is next in its level"
-        return
-    due = (task.unserved_since or task.submitted_at) + timedelta(
-        seconds=numbers.grant_after_seconds
-    )
-    when = f"from {moment(due)} on" if due > now else "as soon as the account of grants covers it"
-    yield f"{when} it may be granted the first place, as a task that went without service for long"
+    # Nodes.
+
+    def _nodes(self, *, added: bool) -> Iterator[Remedy]:
+        """Nodes come back, are mended, relabelled or added."""
+        shape = self._task.shape
+        nodes = [
+            node
+            for node in self._index.nodes.values()
+            if node.group == shape.group and not node.removed
+        ]
+        away = [node for node in nodes if not node.offered]
+        back = Change(put=tuple(_offered(node) for node in away))
+        names = named(node.id for node in away)
+        text = f"nodes that are cordoned or not ready come back: {names}"
+        found = bool(away) and self._helps(back) is not None
+        if found:
+            yield Remedy(text, back)
+        elif away and added:
+            # They may be in use.
+            runs = self._runs(self._runs_by_end(), put=back.put, beside=f"{text}; and ")
+            for remedy in runs:
+                found = True
+                yield remedy
+        sick = [node for node in nodes if node.offered and node.unusable_gpus]
+        mended = Change(put=tuple(replace(node, unusable_gpus=()) for node in sick))
+        if sick and self._helps(mended) is not None:
+            found = True
+            names = named(node.id for node in sick)
+            yield Remedy(f"GPUs that must not be used become usable: on {names}", mended)
+        if not added:
+            return
+        other = [node for node in nodes if node.offered]
+        labels = dict(shape.selector)
+        fitted = Change(
+            put=tuple(
+                replace(
+                    node, taints=(), labels=tuple(sorted({**dict(node.labels), **labels}.items()))
+                )
+                for node in other
+            )
+        )
+        narrow = labels or any(node.taints for node in other)
+        if other and narrow and self._helps(fitted) is not None:
+            found = True
+            text = "nodes get the labels that it selects, or lose taints that it does not tolerate"
+            yield Remedy(text, fitted)
+        if not found:
+            yield from self._added(nodes)
+
+    def _added(self, nodes: Iterable[Node]) -> Iterator[Remedy]:
+        """Nodes are added: like the largest there are, else as large as it needs."""
+        shape = self._task.shape
+        wanted = Node(
+            id=NodeId(""),
+            version=1,
+            group=shape.group,
+            gpus=shape.gpus or 0,
+            cpus=shape.cpus,
+            memory_bytes=shape.memory_bytes,
+            labels=shape.selector,
+        )
+        largest = max(nodes, key=lambda node: (node.gpus, node.cpus, node.id), default=wanted)
+        like = replace(
+            _offered(largest),
+            gpus=max(largest.gpus, wanted.gpus) or (8 if shape.gpus is None else 0),
+            cpus=max(largest.cpus, wanted.cpus),
+            memory_bytes=max(largest.memory_bytes, wanted.memory_bytes),
+            unusable_gpus=(),
+            taints=(),
+            labels=tuple(sorted({**dict(largest.labels), **dict(shape.selector)}.items())),
+        )
+
+        def change(count: int) -> Change:
+            ids = [NodeId(f"added-{place:06d}") for place in range(count)]
+            listed = Inventory("added", tuple(ids), self._now)
+            return Change(put=(*(replace(like, id=node_id) for node_id in ids), listed))
+
+        count = self._least(shape.nodes, change)
+        if count is None:
+            return
+        more = "a node is" if count == 1 else f"{count} nodes are"
+        text = f"{more} added to group {shape.group}"
+        if self._base.why is not None and self._base.why.code is ReasonCode.WAITS_FOR_INVENTORY:
+            text = "the launcher lists its nodes"
+        yield Remedy(text, change(count))
 
 
-def _not_offered(standing: Standing, shape: Shape) -> list[str]:
-    return [node.id for node in _nodes(standing, shape.group) if not node.offered]
-
-
-def _nodes(standing: Standing, group: str) -> Iterator[Node]:
-    for node in standing.round.index.nodes.values():
-        if node.group == group and not node.removed:
-            yield node
-
-
-def _quota(standing: Standing, _now: datetime) -> Iterator[str]:
-    round_, entry = standing.round, standing.entry
-    need = round_.totals.need(entry.shape)
-    excess = round_.ledger.excess(entry.task, entry.level, need)
-    if excess is None:
-        yield "nothing: it is looked at again at once"
-        return
-    limit, amount = excess.limit, need.of(excess.limit.unit)
-    unit = "nodes" if limit.unit is Unit.NODES else "GPUs"
-    missing = excess.held + amount - limit.limit
-    if amount <= limit.limit:
-        yield f"{missing} of the {excess.held} {unit} held under this quota come free"
-    yield f"raise the quota from {limit.limit} to {excess.held + amount} {unit}"
-
-
-def _cluster(standing: Standing, _now: datetime) -> Iterator[str]:
-    pool, entry = standing.pool, standing.entry
-    clusters, size = standing.round.clusters(pool), pool.size(entry.task)
-    full = clusters.full(entry.cluster, size)
-    if full is None or full.nodes_max is None:
-        yield "nothing: it is looked at again at once"
-        return
-    held = clusters.held(full.name)
-    if size <= full.nodes_max:
-        missing = number(held + size - full.nodes_max, "node")
-        yield f"{missing} of the {held:g} held by virtual cluster {full.name} come free"
-    most = f"the most that virtual cluster {full.name} may hold"
-    yield f"raise {most} from {full.nodes_max:g} to {number(held + size, 'node')}"
-
-
-def _retry(standing: Standing, now: datetime) -> Iterator[str]:
-    until = standing.task.not_before_at
-    if until is not None:
-        seconds = max(0.0, (until - now).total_seconds())
-        yield f"the retry time comes in {seconds:.0f} s"
-    yield "pause and resume it to try at once"
-
-
-def _too_small(standing: Standing, _now: datetime) -> Iterator[str]:
-    shape = standing.entry.shape
-    away = _not_offered(standing, shape)
-    if away:
-        yield f"nodes that are cordoned or not ready come back: {named(away)}"
-    nodes = list(_nodes(standing, shape.group))
-    sick = [node.id for node in nodes if node.offered and node.unusable_gpus]
-    if sick:
-        yield f"GPUs that must not be used become usable: on {named(sick)}"
-    if shape.selector or any(node.taints for node in nodes):
-        yield "nodes get the labels that it selects, or lose taints that it does not tolerate"
-    if not away and not sick:
-        yield f"nodes are added to group {shape.group}"
-
-
-def _inventory(_standing: Standing, _now: datetime) -> Iterator[str]:
-    yield "the launcher lists its nodes"
-
-
-def _victims(standing: Standing, now: datetime) -> Iterator[str]:
-    """The runs that hold what it is promised go."""
-    holders, pool = standing.round.index.holders, standing.pool
-    slots = slots_of(standing.task)
-    owners = {
-        owner
-        for node_id, mask in slots
-        for owner, bits in holders.get(node_id, {}).items()
-        if bits & (mask or bits)
-    }
-    leaving = [pool.leaving[owner] for owner in owners if owner in pool.leaving]
-    one = len(owners) == 1
-    yield (
-        "the run that still holds what it is promised ends"
-        if one
-        else f"the {len(owners)} runs that still hold what it is promised end"
-    )
-    ends = [
-        task.ack_deadline_at
-        for task in leaving
-        if task.state is PREEMPTING and task.ack_deadline_at is not None
-    ]
-    if ends:
-        seconds = max(0.0, (max(ends) - now).total_seconds())
-        yield f"at the latest in {seconds:.0f} s {'it is' if one else 'they are'} ended by force"
-
-
-_REMEDIES: dict[ReasonCode, Callable[[Standing, datetime], Iterator[str]]] = {
-    ReasonCode.WAITS_FOR_CAPACITY: _capacity,
-    ReasonCode.WAITS_FOR_QUOTA: _quota,
-    ReasonCode.WAITS_FOR_VIRTUAL_CLUSTER: _cluster,
-    ReasonCode.WAITS_BEHIND_OTHERS: _behind,
-    ReasonCode.WAITS_FOR_VICTIMS: _victims,
-    ReasonCode.WAITS_FOR_RETRY: _retry,
-    ReasonCode.WAITS_FOR_INVENTORY: _inventory,
-    ReasonCode.CLUSTER_TOO_SMALL_NOW: _too_small,
-    ReasonCode.NEVER_FITS: _too_small,
-}
+def _offered(node: Node) -> Node:
+    return replace(node, schedulable=True, ready=True, draining=False, removed=False)

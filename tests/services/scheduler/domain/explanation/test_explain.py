@@ -14,7 +14,9 @@ from libs.contracts.messages import (
 )
 from services.scheduler.domain.apply import applied
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.explanation.explain import explain
+from services.scheduler.domain.explanation.copies import Copies, copy_of
+from services.scheduler.domain.explanation.explain import BOUNDS, explain
+from services.scheduler.domain.explanation.play import Bounds
 from services.scheduler.domain.index import Index
 from services.scheduler.domain.model import Inventory, Limit, Node, PolicySettings, Task
 from services.scheduler.domain.policy import GroupPolicy, Timeshare, VirtualCluster
@@ -50,7 +52,7 @@ def about(
     settings = settings or PolicySettings(policy="fifo")
     snapshot = a_snapshot(tasks, some, limits=limits, listed=listed, settings=settings)
     after = played(snapshot, decide(snapshot, at(10)))
-    return explain(after, after.tasks[task_id], at(12))
+    return explain(copy_of(after.index), after.tasks[task_id], at(12), Copies()).reply
 
 
 BUSY = running(a_task("busy"), {"n0": ALL})
@@ -62,8 +64,8 @@ def test_a_task_that_waits_for_capacity() -> None:
     assert reply.reason.code is ReasonCode.WAITS_FOR_CAPACITY
     assert (reply.position, reply.queue_length) == (1, 2)
     assert reply.remedies == (
-        "1 more of its 1 node comes free",
-        "a priority above normal could preempt the 1 run that is not below it",
+        "raise its priority to above_normal: 1 run would be asked to go (busy)",
+        "1 run ends: busy",
     )
     assert reply.explained_at == at(12)
 
@@ -79,8 +81,11 @@ def test_the_place_in_line_is_counted_in_the_tasks_group_with_auto_tasks() -> No
     nodes = [a_node("n0"), a_node("n1", schedulable=False), a_node("d0", group="dev", ready=False)]
     reply = about("me", *tasks, nodes=nodes)
     assert (reply.position, reply.queue_length) == (3, 3)
-    assert reply.remedies[0] == "the 2 tasks before it start or leave the queue"
-    assert "nodes that are cordoned or not ready come back: n1" in reply.remedies
+    # Neither a node that comes back nor a queue without the two before it is enough: "high" needs
+    # both nodes, and "busy" runs on.
+    assert reply.remedies == (
+        "raise its priority to above_normal: 1 run would be asked to go (busy)",
+    )
 
 
 def test_a_task_that_waits_for_victims_names_them() -> None:
@@ -125,10 +130,15 @@ def test_protected_runs_say_until_when() -> None:
 def test_a_cluster_that_is_too_small_says_what_is_away() -> None:
     away = about("w", a_task("w"), nodes=[a_node("n0", ready=False)])
     assert away.remedies == ("nodes that are cordoned or not ready come back: n0",)
+    both = [a_node("n0"), a_node("n1", schedulable=False)]
+    cordoned = about("w", running(a_task("busy"), {"n1": ALL}), a_task("w", nodes=2), nodes=both)
+    assert cordoned.remedies[0] == (
+        "nodes that are cordoned or not ready come back: n1; and 1 run ends: busy"
+    )
     sick = about("w", a_task("w"), nodes=[a_node("n0", unusable=(0,))])
     assert sick.remedies == ("GPUs that must not be used become usable: on n0",)
     gone = about("w", a_task("w"), nodes=[a_node("n0", removed=True)])
-    assert gone.remedies == ("nodes are added to group default",)
+    assert gone.remedies == ("a node is added to group default",)
 
 
 def test_before_the_inventory_is_known() -> None:
@@ -168,8 +178,8 @@ def shared(
     return index
 
 
-def told(index: Index, task_id: str, now: float = 12.0) -> ExplainReply:
-    return explain(Snapshot.view(index), index.tasks[task_id], at(now))
+def told(index: Index, task_id: str, now: float = 12.0, bounds: Bounds = BOUNDS) -> ExplainReply:
+    return explain(copy_of(index), index.tasks[task_id], at(now), Copies(), bounds).reply
 
 
 TIMESHARE = GroupPolicy("default")
@@ -202,7 +212,7 @@ def test_the_place_in_the_order_is_the_sorted_lists() -> None:
         order = sorted(sharing.entry(t)[:3] for t in waiting if not t.promised)
         promised = len(index.pools["default"].promised)
         for place, (_, _, task_id) in enumerate(order):
-            reply = told(index, task_id)
+            reply = told(index, task_id, bounds=Bounds(trials_max=0, rounds_max=0))
             assert reply.order is not None
             before = reply.order.above + reply.order.before
             assert place <= before <= place + promised, (policy, task_id)
@@ -277,5 +287,5 @@ def test_a_turn_that_cannot_be_paid_says_when_it_can() -> None:
     reply = told(index, "new", 11)
     (turn,) = [each for each in reply.remedies if each.startswith("its turn")]
     # A full account of 4 restarts of 60 s pays for everything; 200 are missing, a tenth a second.
-    assert "the pool's budget holds 40" in turn
-    assert f"enough from {at(11 + 1999):%Y-%m-%d %H:%M:%SZ}" in turn
+    assert turn.startswith(f"its turn comes at {at(11 + 1999):%Y-%m-%d %H:%M:%SZ}: 1 run of level")
+    assert turn.endswith("the pool's budget holds 40 now and is enough then")

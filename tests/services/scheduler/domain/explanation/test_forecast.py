@@ -16,11 +16,10 @@ from libs.contracts.messages import (
     Priority,
     TaskState,
 )
-from services.scheduler.domain.explanation import course as course_module
-from services.scheduler.domain.explanation.course import GIVEN_WORK, WORK_MAX, Course, Stopped
+from services.scheduler.domain.explanation.copies import Copies, copy_of
 from services.scheduler.domain.explanation.explain import explain
-from services.scheduler.domain.explanation.forecast import AHEAD_MAX, HORIZON_SECONDS
-from services.scheduler.domain.explanation.standing import stand
+from services.scheduler.domain.explanation.forecast import HORIZON_SECONDS, NO_TIME
+from services.scheduler.domain.explanation.play import Bounds
 from services.scheduler.domain.model import Limit, Node, PolicySettings, Task
 from services.scheduler.domain.policy import GroupPolicy, Rotation, Timeshare, VirtualCluster
 from services.scheduler.domain.snapshot import Snapshot
@@ -67,7 +66,7 @@ def world(
 
 
 def told(stage: Stage, task_id: str) -> ExplainReply:
-    return explain(Snapshot.view(stage.index), stage.tasks[task_id], stage.now)
+    return explain(copy_of(stage.index), stage.tasks[task_id], stage.now, Copies()).reply
 
 
 def forecast(stage: Stage, task_id: str) -> Forecast:
@@ -98,7 +97,6 @@ def test_first_come_first_served_by_hand() -> None:
         "nothing new is submitted, nothing fails, and nodes and policies stay as they are",
         "runs end at their owners' time limits",
         "runs that are asked to go take as long to save as they may",
-        "the 2 tasks before it start as soon as they can",
     )
 
 
@@ -113,20 +111,6 @@ def test_backfill_lets_who_fits_pass() -> None:
     # The small one takes n0 at 400 and keeps it until 1100, so the gang waits beyond 1000.
     assert seconds(forecast(stage, "next")) == 400
     assert seconds(forecast(stage, "gang")) == 1100
-
-
-def test_of_a_long_queue_only_those_before_it_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(course_module, "AROUND_MAX", 1)
-    stage = world(
-        "backfill",
-        runs("a", "n0", ends=400),
-        runs("b", "n1", ends=1000),
-        waits("gang", nodes=2, takes=500, submitted=1),
-        waits("next", takes=700, submitted=2),
-    )
-    found = forecast(stage, "gang")
-    assert seconds(found) == 1000
-    assert found.assumptions[-1] == "tasks behind it that fit sooner do not delay it"
 
 
 def test_easy_lets_those_pass_who_do_not_delay_the_first() -> None:
@@ -168,9 +152,7 @@ def test_nobody_knows_how_long_runs_take() -> None:
     stage = world("fifo", runs("a", "n0", ends=None), runs("b", "n1", ends=50), waits("w", nodes=2))
     found = forecast(stage, "w")
     assert found.starts_at is None
-    assert found.unknown == (
-        "nobody knows how long these runs take, which hold nodes that it needs: a"
-    )
+    assert found.unknown == ("nobody knows how long these runs take, which hold nodes: a")
 
 
 def test_the_predictor_is_asked_where_there_is_no_limit() -> None:
@@ -252,16 +234,13 @@ def test_a_turn_is_taken_when_a_slice_ends() -> None:
     assert rekey_at is not None
     assert found.starts_at is not None
     assert found.starts_at >= rekey_at
-    assert "turns are paid from the pool's budget; nobody is granted the first place" in (
-        found.assumptions
-    )
     # The world does what was said, within a pass.
     for _ in range(200):
         if stage.tasks["new"].promised:
             break
         assert stage.due is not None
         stage.until(stage.due)
-    assert abs(stage.seconds + 60 - seconds(found)) <= 120
+    assert stage.seconds + 60 == seconds(found)
 
 
 def test_a_turn_waits_until_the_budget_is_enough() -> None:
@@ -277,7 +256,8 @@ def test_a_turn_waits_until_the_budget_is_enough() -> None:
     stage.rounds()
     # Full are 4 restarts of 60 s on one node, of which a small task may use all but one: the cost
     # is more, so it is paid from a full account. 240 - 40 at a tenth a second.
-    assert seconds(forecast(stage, "new")) == pytest.approx(10 + 2000 + 60, abs=1)
+    # A run of mode kill has nothing to save: it goes at once.
+    assert seconds(forecast(stage, "new")) == pytest.approx(10 + 2000, abs=1)
 
 
 def test_the_longest_unserved_is_granted_the_first_place() -> None:
@@ -293,7 +273,6 @@ def test_the_longest_unserved_is_granted_the_first_place() -> None:
     stage = world(policy, first, old, nodes=1)
     found = forecast(stage, "old")
     assert seconds(found) == pytest.approx(9 + 5000 + 60, abs=1)
-    assert found.assumptions[-1].endswith("it is granted the first place")
 
 
 def test_a_guaranteed_run_of_a_lower_level_stays() -> None:
@@ -304,32 +283,35 @@ def test_a_guaranteed_run_of_a_lower_level_stays() -> None:
     assert seconds(forecast(stage, "hi")) == 700
 
 
-def test_too_many_before_it() -> None:
-    many = [a_task(f"t{number:05d}", submitted=number / 1e3) for number in range(AHEAD_MAX + 3)]
-    stage = world("fifo", *many, nodes=1)
-    assert forecast(stage, many[-1].id).unknown.endswith(
-        f"no more than {AHEAD_MAX} are looked through"
-    )
-    assert forecast(stage, many[-2].id).unknown.startswith("nobody knows how long")
-
-
 def test_far_away_is_not_said() -> None:
     stage = world("fifo", runs("a", "n0", ends=HORIZON_SECONDS * 2), waits("w"), nodes=1)
-    assert forecast(stage, "w").unknown == (
-        "not within 30 d, which is as far as was looked (1 steps)"
-    )
+    assert forecast(stage, "w").unknown == "not within 30 d"
 
 
-def test_the_work_for_one_question_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(course_module, "WORK_MAX", 500)
+def crowd() -> Stage:
+    """Forty runs that end one after the other, and sixty tasks before the gang that asks."""
     held = [runs(f"r{n}", f"n{n}", ends=100 + n) for n in range(40)]
     ahead = [waits(f"a{n:03d}", takes=50.0, nodes=1 + n % 7, submitted=1 + n) for n in range(60)]
-    stage = world("backfill", *held, *ahead, waits("me", nodes=40, submitted=99), nodes=40)
-    standing = stand(Snapshot.view(stage.index), stage.tasks["me"], stage.now)
-    course = Course(standing, stage.now, horizon=at(1e9))
-    assert course.run() is Stopped.TOO_LONG
-    # One more filling after the bound at most: every task that waits, with a search each.
-    assert course.looks <= 500 + (1 + 2 * GIVEN_WORK) * 61
+    return world("backfill", *held, *ahead, waits("me", nodes=40, submitted=99), nodes=40)
+
+
+def test_the_work_for_one_question_is_bounded() -> None:
+    stage = crowd()
+    bounds = Bounds(trials_max=0, rounds_max=12)
+    found = explain(copy_of(stage.index), stage.tasks["me"], stage.now, Copies(), bounds).reply
+    assert found.remedies == ()
+    assert found.position == 61
+    assert found.forecast is not None
+    assert found.forecast.unknown.startswith("too much happens here to look further ahead: not")
+
+
+def test_without_time_the_rest_of_the_answer_is_given() -> None:
+    stage = crowd()
+    bounds = Bounds(used=lambda: 0.9)
+    found = explain(copy_of(stage.index), stage.tasks["me"], stage.now, Copies(), bounds).reply
+    assert found.position == 61
+    assert found.remedies == ()
+    assert found.forecast == Forecast(unknown=NO_TIME)
 
 
 # Exact foresight: where limits are what tasks take and nothing new comes, it happens as was said.
@@ -364,11 +346,12 @@ def test_it_happens_as_was_said(policy: str, sizes: list[tuple[int, int]]) -> No
     assert {task_id: began[task_id] for task_id in queued} == pytest.approx(said)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(snapshots())
-def test_whatever_the_moment_it_answers_and_looks_at_so_much_at_most(snapshot: Snapshot) -> None:
+def test_whatever_the_moment_it_answers(snapshot: Snapshot) -> None:
+    bounds = Bounds(trials_max=8, rounds_max=50)
     for task in snapshot.tasks.values():
-        reply = explain(snapshot, task, NOW)
+        reply = explain(copy_of(snapshot.index), task, NOW, Copies(), bounds).reply
         if task.state is not TaskState.QUEUED:
             assert reply.forecast is None
             continue
@@ -376,12 +359,6 @@ def test_whatever_the_moment_it_answers_and_looks_at_so_much_at_most(snapshot: S
         assert found is not None
         assert (found.starts_at is None) == bool(found.unknown)
         assert found.starts_at is None or found.starts_at >= NOW
-        if not task.promised:
-            standing = stand(snapshot, task, NOW)
-            course = Course(standing, NOW, horizon=NOW + timedelta(days=30))
-            moment = course.run()
-            assert course.looks <= WORK_MAX + (1 + 2 * GIVEN_WORK) * len(snapshot.tasks)
-            assert isinstance(moment, Stopped) or moment >= NOW.timestamp()
 
 
 def test_asking_changes_nothing() -> None:

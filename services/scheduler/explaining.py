@@ -1,0 +1,159 @@
+"""The Explain query: answered beside the leader's turn, by copies of its process.
+
+Wired in ``main.py``. What a task's row says is answered at once. A task that waits is explained
+by ``domain/explanation`` in a copy (``forks.py``): the leader pays for the fork, not for the
+answer. A bounded number of copies work at a time, each for a bounded time; a question that is
+asked again while its answer is on the way, and nothing has changed, shares it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+
+from prometheus_client import Counter, Histogram
+
+from libs.contracts.base import Message
+from libs.contracts.messages import (
+    Explain,
+    ExplainReply,
+    Forecast,
+    Refusal,
+    RefusalCode,
+    TaskState,
+)
+from libs.service import observe
+from libs.service.shape import Ports
+from services.scheduler import forks, store
+from services.scheduler.domain.explanation.explain import of_row, step_by_step
+from services.scheduler.domain.explanation.forecast import NO_TIME
+from services.scheduler.domain.explanation.play import Bounds
+from services.scheduler.domain.index import Index
+from services.scheduler.domain.model import Task
+from services.scheduler.loop import Brain
+
+SECONDS = Histogram("shiftwork_scheduler_explain_seconds", "Duration of one explanation")
+UNANSWERED = Counter(
+    "shiftwork_scheduler_explains_unanswered_total", "Explanations cut short", ["why"]
+)
+HELD_UP = "the decisions about its group are held up"
+BUSY = "many explanations are asked for now; ask again"
+
+
+def unknown(task_id: str) -> Refusal:
+    """The refusal for a task that the scheduler never heard of."""
+    detail = f"no task {task_id[:80]!r} is known to the scheduler"
+    return Refusal(code=RefusalCode.NOT_FOUND, detail=detail)
+
+
+def work(index: Index, task: Task, now: datetime, seconds: float) -> Iterator[ExplainReply]:
+    """The answer, made in a copy of the process: the index is the copy's own.
+
+    What is known so far comes first, in case that the copy runs out of time on the way.
+    """
+    began = time.monotonic()
+    bounds = Bounds(used=lambda: (time.monotonic() - began) / seconds)
+    for known in step_by_step(index, task, now, forks.Forks(began + seconds), bounds):
+        yield known.reply
+
+
+class Explaining:
+    """The query with what it is configured by."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        brain: Brain,
+        *,
+        processes_max: int,
+        waiting_max: int,
+        seconds_max: float,
+    ) -> None:
+        self._ports = ports
+        self._brain = brain
+        self._room = asyncio.Semaphore(processes_max)
+        self._waiting_max = waiting_max
+        self._seconds_max = seconds_max
+        # By the version of the working set and the task: answers on their way.
+        self._asked: dict[tuple[int, str], asyncio.Task[ExplainReply]] = {}
+        self._log = observe.log("scheduler")
+
+    async def answer(self, query: Explain) -> Message:
+        """Why the task stands where it stands."""
+        index = self._brain.index
+        task = index.tasks.get(query.task_id)
+        if task is None:
+            return await self._ended(query.task_id)
+        if task.state is not TaskState.QUEUED:
+            return of_row(task, index.settings, self._ports.clock.now())
+        key = self._brain.version, task.id
+        shared = self._asked.get(key)
+        if shared is None:
+            if len(self._asked) >= self._waiting_max:
+                return await self._short(task.id, BUSY)
+            shared = self._asked[key] = asyncio.ensure_future(self._explain(task.id))
+            shared.add_done_callback(partial(self._over, key))
+        # One of those who ask may go away; the others still wait for it.
+        return await asyncio.shield(shared)
+
+    def _over(self, key: tuple[int, str], answer: asyncio.Future[ExplainReply]) -> None:
+        self._asked.pop(key, None)
+        if not answer.cancelled():
+            # Nobody may be left who waits for it.
+            answer.exception()
+
+    async def _explain(self, task_id: str) -> ExplainReply:
+        seconds = self._seconds_max
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._room.acquire()
+            try:
+                return await self._in_a_copy(task_id, seconds)
+            finally:
+                self._room.release()
+        return await self._short(task_id, BUSY)
+
+    async def _in_a_copy(self, task_id: str, seconds: float) -> ExplainReply:
+        # As it is now: it may have waited for others' answers.
+        index, now = self._brain.index, self._ports.clock.now()
+        task = index.tasks.get(task_id)
+        if task is None:
+            return await self._ended(task_id)
+        try:
+            with SECONDS.time():
+                reply = await forks.ask(lambda: work(index, task, now, seconds), seconds)
+                return self._held_up(task, reply)
+        except (forks.NoAnswerError, OSError) as problem:
+            self._log.warning("task not explained", task=task_id, problem=str(problem))
+            return await self._short(task_id, NO_TIME)
+
+    async def _short(self, task_id: str, why: str) -> ExplainReply:
+        """What the row alone says, and that there is no more."""
+        UNANSWERED.labels("busy" if why is BUSY else "no time").inc()
+        task = self._brain.index.tasks.get(task_id)
+        if task is None:
+            return await self._ended(task_id)
+        reply = of_row(task, self._brain.index.settings, self._ports.clock.now())
+        return self._held_up(task, reply.model_copy(update={"forecast": Forecast(unknown=why)}))
+
+    def _held_up(self, task: Task, reply: ExplainReply) -> ExplainReply:
+        """Where what is decided about the group is refused, nothing that was found out counts."""
+        why = self._brain.refusals.why(task.group)
+        if why is None:
+            return reply
+        general = of_row(task, self._brain.index.settings, self._ports.clock.now()).remedies
+        update = {"reason": why, "remedies": general, "forecast": Forecast(unknown=HELD_UP)}
+        return reply.model_copy(update=update)
+
+    async def _ended(self, task_id: str) -> ExplainReply:
+        """The last word about a task that is not there any more."""
+        async with self._ports.store.transaction() as tx:
+            over = await store.ended(tx, task_id)
+            if over is None:
+                return ExplainReply(refusal=unknown(task_id))
+            last = over.last
+            return ExplainReply(state=last.state, reason=last.reason, explained_at=tx.now)

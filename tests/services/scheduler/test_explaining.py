@@ -1,0 +1,175 @@
+"""Explain beside the leader: in copies of the process, bounded, and holding up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import pytest_asyncio
+
+from libs.contracts.messages import Explain, ExplainReply, Priority, ReasonCode
+from services.scheduler import explaining, forks, store
+from services.scheduler.domain.explanation.copies import Copies, copy_of
+from services.scheduler.domain.explanation.explain import explain
+from services.scheduler.domain.explanation.forecast import NO_TIME
+from tests.builders import a_node, a_task, started_event, submitted_event
+from tests.services.scheduler.world import World, inventory_of, node_changed
+
+
+async def busy(**settings: object) -> World:
+    """One node, a run on it, and two tasks that wait."""
+    made = await World(**settings).start()
+    await made.hear(node_changed(a_node("n0")), inventory_of(a_node("n0")))
+    await made.hear(submitted_event(a_task("runs")))
+    await made.settle()
+    await made.hear(started_event(await made.task("runs")))
+    await made.hear(*(submitted_event(a_task(name, submitted=1)) for name in ("one", "two")))
+    await made.settle()
+    return made
+
+
+@pytest_asyncio.fixture
+async def world() -> World:
+    return await busy()
+
+
+async def explained(world: World, task_id: str) -> ExplainReply:
+    reply = await world.ask(Explain(task_id=task_id))
+    assert isinstance(reply, ExplainReply)
+    return reply
+
+
+def slow(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, then: Callable[[], object] = lambda: None
+) -> None:
+    """Explanations take so long, in the copy that makes them."""
+    real = explaining.work
+
+    def work(*told: object) -> Iterator[ExplainReply]:
+        time.sleep(seconds)
+        then()
+        yield from real(*told)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(explaining, "work", work)
+
+
+async def test_a_waiting_task_is_explained(world: World) -> None:
+    reply = await explained(world, "two")
+    assert reply.reason is not None
+    assert reply.reason.code is ReasonCode.WAITS_FOR_CAPACITY
+    assert (reply.position, reply.queue_length) == (2, 2)
+    assert "raise its priority to above_normal: 1 run would be asked to go (runs)" in reply.remedies
+    assert reply.forecast is not None
+
+
+async def test_an_explanation_does_not_hold_the_leaders_turn(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one is made, events are handled, rounds decide and the loop turns."""
+    slow(monkeypatch, 1.0)
+    asked = asyncio.ensure_future(explained(world, "two"))
+    # Its copy has begun.
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await world.hear(submitted_event(a_task("high", priority=Priority.HIGH, submitted=2)))
+    await world.settle()
+    assert (await world.task("high")).promised
+    assert not asked.done()
+    # It tells of the moment at which it was asked.
+    assert (await asked).queue_length == 2
+    assert (await explained(world, "two")).queue_length == 3
+
+
+async def test_what_is_played_in_a_copy_changes_nothing_here(world: World) -> None:
+    before = await world.tasks()
+    await explained(world, "one")
+    await world.settle()
+    assert await world.tasks() == before
+
+
+async def test_an_explanation_that_takes_too_long_is_cut_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = await busy(explain_seconds_max=0.2)
+    slow(monkeypatch, 60.0)
+    began = time.monotonic()
+    reply = await explained(world, "two")
+    assert time.monotonic() - began < 30
+    assert reply.reason is not None
+    assert reply.reason.code is ReasonCode.WAITS_FOR_CAPACITY
+    assert reply.forecast is not None
+    assert reply.forecast.unknown == NO_TIME
+
+
+async def test_a_copy_that_dies_is_no_fault_of_the_leader(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow(monkeypatch, 0.0, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    reply = await explained(world, "two")
+    assert reply.forecast is not None
+    assert reply.forecast.unknown == NO_TIME
+
+
+async def test_the_same_question_shares_an_answer_and_many_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = await busy(explain_processes_max=1, explain_waiting_max=1)
+    slow(monkeypatch, 0.3)
+    same = [asyncio.ensure_future(explained(world, "two")) for _ in range(3)]
+    await asyncio.sleep(0)
+    other = await explained(world, "one")
+    assert other.forecast is not None
+    assert other.forecast.unknown == explaining.BUSY
+    first, *others = await asyncio.gather(*same)
+    assert all(each is first for each in others)
+
+
+def test_a_copy_holds_none_of_the_leaders_connections() -> None:
+    """A database connection that stayed open in it would keep a dead leader's lock."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        told = forks.call(lambda: [[_open(each.fileno()) for each in (ours, theirs)]], 10.0)
+        assert told == [False, False]
+        assert _open(ours.fileno())
+
+
+def _open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def test_what_fails_in_a_copy_is_no_answer() -> None:
+    def fails() -> Iterator[int]:
+        raise ValueError
+        yield 1
+
+    with pytest.raises(forks.NoAnswerError, match="ValueError"):
+        forks.call(fails, 10.0)
+
+
+def test_a_copy_ends_when_its_time_is_over_and_what_it_found_before_counts() -> None:
+    def first(results: list[int]) -> Iterator[int]:
+        yield from results
+        time.sleep(60)
+
+    began = time.monotonic()
+    with pytest.raises(forks.NoAnswerError):
+        forks.call(lambda: first([]), 0.2)
+    assert forks.call(lambda: first([1, 2]), 2.0) == 2
+    assert time.monotonic() - began < 30
+
+
+async def test_a_copy_of_the_process_says_what_a_copy_of_the_rows_says(world: World) -> None:
+    """A fork, and an index that is built again from the rows, are the same world."""
+    index = await store.load(world.store, world.settings.policy())
+    task = index.tasks["two"]
+    of_rows = explain(copy_of(index), task, world.clock.now(), Copies()).reply
+    assert await explained(world, "two") == of_rows
