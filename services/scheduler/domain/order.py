@@ -81,12 +81,15 @@ def is_auto(task: Task) -> bool:
 def auto_level(task: Task, need: Need, ledger: Ledger, level_max: Priority) -> Priority:
     """The highest level at which the owner has quota left; IDLE if there is none.
 
-    Where nothing limits a level, it is as good as unlimited; so above ``level_max`` only levels
-    that a limit names for this owner or team count, or AUTO would outrank everybody.
+    Levels up to ``level_max`` are open to everybody. A higher one is open only where a row names
+    both the level and this owner, or the owner's team: such a row gives somebody nodes at that
+    level. A row for each user (or for all levels) is a cap, and a cap must not lift AUTO tasks to
+    the level that it restricts.
     """
     for level in LEVELS:
         rows = ledger.rows(task, level)
-        if WEIGHTS[level] > WEIGHTS[level_max] and all(row.priority is not level for row in rows):
+        given = any(row.priority is level and (row.user or row.team) for row in rows)
+        if WEIGHTS[level] > WEIGHTS[level_max] and not given:
             continue
         if ledger.excess(task, level, need) is None:
             return level

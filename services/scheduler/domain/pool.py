@@ -149,11 +149,7 @@ class Pool:
 
     def level(self, task: Task) -> Priority:
         """The level a task that waits counts at: its own, or what it sank to by running."""
-        level = task.priority
-        for demotion in self.policy.demotions:
-            if demotion.level is level and task.run_seconds >= demotion.after_seconds:
-                level = demotion.to
-        return level
+        return self.policy.sunk(task.priority, task.run_seconds)
 
     def attained(self, task: Task, now: datetime) -> float:
         """Seconds a task has run in all."""
