@@ -17,7 +17,7 @@ from services.scheduler.domain.coverage import Cost, Coverage, cheapest
 from services.scheduler.domain.disciplines import DISCIPLINES
 from services.scheduler.domain.disciplines.timeshare import features_of
 from services.scheduler.domain.lanes import AUTO, NOBODY, Key, Lanes, QueueName, Who
-from services.scheduler.domain.lifecycle import LEAVING, QUEUED
+from services.scheduler.domain.lifecycle import LEAVING, PAUSED, QUEUED
 from services.scheduler.domain.marks import Ended, Marks, PoolBook
 from services.scheduler.domain.model import WEIGHTS, PolicySettings, Shape, Task
 from services.scheduler.domain.order import is_auto
@@ -95,13 +95,16 @@ class Pool:
         self.held_until: set[str] = set()
         # Runs whose marks are another discipline's.
         self.foreign: dict[str, Task] = {}
-        # Live tasks: Σ size, Σ size x submission; by owner, how many and the end of their tags.
+        # Tasks that wait or run (paused ones want nothing): Σ size, Σ size x since when they age;
+        # by owner, how many, their size, what they hold, and the end of their tags.
         self.live_units = 0.0
         self.live_moments = 0.0
         self.owners: dict[str, int] = {}
         self.owner_units: dict[str, float] = {}
         self.owner_held: dict[str, float] = {}
         self.finishes: dict[str, float] = {}
+        # All tasks that have not ended, paused ones too, by owner.
+        self.unended: dict[str, int] = {}
         # Waiting tasks, the longest without service first.
         self.unserved: list[Key] = []
         # What the next round has to look at, and when time alone makes it look.
@@ -189,10 +192,9 @@ class Pool:
     def enter(self, task: Task) -> None:
         """A task as it is from now on."""
         size = self.sizes[task.id] = units_of(task.shape, self.width)
-        self.live_units += size
-        self.live_moments += size * task.submitted_at.timestamp()
-        self.owners[task.owner] = self.owners.get(task.owner, 0) + 1
-        self._count(task, size)
+        self.unended[task.owner] = self.unended.get(task.owner, 0) + 1
+        if task.state is not PAUSED:
+            self._count(task, size, 1)
         finish = task.marks.user_finish
         if finish > self.finishes.get(task.owner, 0.0):
             self.finishes[task.owner] = finish
@@ -210,13 +212,11 @@ class Pool:
     def leave(self, task: Task) -> None:
         """Forget a task as it was until now."""
         size = self.sizes.pop(task.id)
-        self.live_units -= size
-        self.live_moments -= size * task.submitted_at.timestamp()
-        self.owners[task.owner] -= 1
-        self._count(task, -size)
-        if not self.owners[task.owner]:
-            del self.owners[task.owner], self.owner_units[task.owner]
-            self.owner_held.pop(task.owner, None)
+        self.unended[task.owner] -= 1
+        if not self.unended[task.owner]:
+            del self.unended[task.owner]
+        if task.state is not PAUSED:
+            self._count(task, -size, -1)
         if task.state is QUEUED:
             self._unwait(task)
         elif task.state in LEAVING:
@@ -227,8 +227,19 @@ class Pool:
             self.clusters.charge(self.clusters.of(task), -size)
             self.coverage.leave(task)
 
-    def _count(self, task: Task, size: float) -> None:
+    def _count(self, task: Task, size: float, one: int) -> None:
+        """Count a task that wants nodes, or forget it (negative)."""
         owner = task.owner
+        self.live_units += size
+        self.live_moments += size * (task.marks.base or task.submitted_at.timestamp())
+        self.owners[owner] = self.owners.get(owner, 0) + one
+        if not self.owners[owner]:
+            del self.owners[owner], self.owner_units[owner]
+            self.owner_held.pop(owner, None)
+            if not self.owners:
+                # Sums of many small steps end at exactly nothing.
+                self.live_units = self.live_moments = 0.0
+            return
         self.owner_units[owner] = self.owner_units.get(owner, 0.0) + size
         if task.holds or task.promised:
             self.owner_held[owner] = self.owner_held.get(owner, 0.0) + size
@@ -246,7 +257,7 @@ class Pool:
 
     def gone(self, owner: str) -> None:
         """After a change: an owner without live tasks begins anew."""
-        if owner in self.owners:
+        if owner in self.unended:
             return
         if not self.discipline.by_user:
             self.finishes.pop(owner, None)
@@ -329,7 +340,7 @@ class Pool:
 
     def live(self) -> bool:
         """True if anything waits or runs here."""
-        return bool(self.sizes)
+        return bool(self.owners)
 
     def waiting_count(self) -> int:
         """How many tasks wait."""

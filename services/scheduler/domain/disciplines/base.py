@@ -60,7 +60,7 @@ class PoolView(Protocol):
 
     @property
     def owners(self) -> Mapping[str, int]:
-        """Live tasks by owner."""
+        """Tasks that wait or run, by owner."""
         ...
 
     @property
