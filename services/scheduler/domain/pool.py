@@ -25,6 +25,7 @@ from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.timeshare.history import History
 from services.scheduler.domain.timeshare.rule import RULE
 from services.scheduler.domain.timeshare.tempo import Tempo, tempo_of, unit_of
+from services.scheduler.domain.unserved import Unserved
 
 
 def units_of(shape: Shape, width: int) -> float:
@@ -106,7 +107,7 @@ class Pool:
         # All tasks that have not ended, paused ones too, by owner.
         self.unended: dict[str, int] = {}
         # Waiting tasks, the longest without service first.
-        self.unserved: list[Key] = []
+        self.unserved = Unserved()
         # What the next round has to look at, and when time alone makes it look.
         self.arrived: dict[str, Task] = {}
         self.wide = True
@@ -266,20 +267,22 @@ class Pool:
             del self.finishes[min(self.finishes, key=self.finishes.__getitem__)]
 
     def _wait(self, task: Task) -> None:
-        insort(self.unserved, waiting_since(task))
+        name = self.name(task)
+        self.unserved.add(name, waiting_since(task))
         if task.promised:
             self.promised[task.id] = task
         elif self.marked(task):
-            self.lanes.add(self.name(task), (self.key(task.marks), task.id))
+            self.lanes.add(name, (self.key(task.marks), task.id))
         else:
             self.fresh[task.id] = task
 
     def _unwait(self, task: Task) -> None:
-        _remove(self.unserved, waiting_since(task))
+        name = self.name(task)
+        self.unserved.remove(name, waiting_since(task))
         if task.promised:
             _drop(self.promised, task.id)
         elif self.marked(task):
-            self.lanes.remove(self.name(task), (self.key(task.marks), task.id))
+            self.lanes.remove(name, (self.key(task.marks), task.id))
         else:
             _drop(self.fresh, task.id)
 

@@ -122,7 +122,7 @@ class Sharing:
         """Let the longest unserved be the first; returns when that is due next, as far as known."""
         if not self.turns.open or not self.pool.discipline.pays:
             return None
-        granted, due_at = grant(self.round, self.pool)
+        granted, due_at = grant(self.round, self.pool, self.entry)
         if granted is not None:
             self.late[granted.id] = granted
         return due_at

@@ -299,7 +299,8 @@ def _pool(pool: Any) -> dict[str, Any]:
         "unended": pool.unended,
         "owner_units": {owner: round(held, 6) for owner, held in pool.owner_units.items()},
         "owner_held": {owner: round(held, 6) for owner, held in pool.owner_held.items() if held},
-        "unserved": pool.unserved,
+        "unserved": list(pool.unserved),
+        "longest": [key for key, _ in pool.unserved.walk(())],
         "clusters": {name: round(pool.clusters.held(name), 6) + 0.0 for name in names},
         "covered": dict(pool.coverage.depths()),
         "takeable": {
