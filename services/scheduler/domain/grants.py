@@ -69,7 +69,7 @@ def grant(
 def _longest_unserved(
     round_: Round, pool: Pool, entry_of: Callable[[Task], Entry], after_seconds: float
 ) -> tuple[float, Task] | None:
-    """The longest unserved task that a grant can help; the first that is not due ends the search."""
+    """The longest unserved task that a grant can help; the search ends with one not due yet."""
     stopped: set[QueueName] = set()
     open_to = _Open(round_, pool)
     for (since, task_id), name in pool.unserved.walk(stopped):

@@ -122,7 +122,8 @@ class Task:
     marks: Marks = UNMARKED
     # What it may be expected to run in all: the owner's limit; None: nobody knows.
     expected_seconds: float | None = None
-    # Since when it goes without service (or is paused), and what being moved costs it, if it ever was (seconds).
+    # Since when it goes without service, or is paused; and what being moved costs it, if it ever
+    # was (seconds).
     unserved_since: datetime | None = None
     move_seconds: float | None = None
     # Why the task as a whole is being ended; None while it is not.

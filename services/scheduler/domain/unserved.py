@@ -1,8 +1,8 @@
 """The waiting tasks of one pool by how long they go without service, the longest first.
 
-``pool.py`` keeps it, ``grants.py`` searches it. Tasks that are alike for the scheduler (one queue of
-``lanes.py``) share what stops them, so the search passes over a whole queue at once: however many
-tasks of a user wait for the user's quota, finding the next task costs as much as if it were one.
+``pool.py`` keeps it, ``grants.py`` searches it. Tasks that are alike for the scheduler (one queue
+of ``lanes.py``) share what stops them, so the search passes over a whole queue at once: however
+many tasks of a user wait for the user's quota, the next task is found as if there were one.
 """
 
 from __future__ import annotations
