@@ -92,6 +92,8 @@ class Pool:
         self.costs: dict[int, dict[float, list[Cost]]] = {}
         self.held_units: dict[int, float] = {}
         self.sizes: dict[str, float] = {}
+        # The same runs by owner.
+        self.runs_of: dict[str, dict[str, Task]] = {}
         # Runs that their level leaves alone for a while.
         self.held_until: set[str] = set()
         # Runs whose marks are another discipline's.
@@ -295,12 +297,17 @@ class Pool:
         if task.marks.policy != self.discipline.name:
             self.foreign[task.id] = task
         insort(self.costs.setdefault(weight, {}).setdefault(size, []), self._cost(task))
+        self.runs_of.setdefault(task.owner, {})[task.id] = task
 
     def _unrun(self, task: Task, size: float) -> None:
         weight = WEIGHTS[task.level]
         _remove(self.running[weight], (self.key(task.marks), task.id))
         self.held_until.discard(task.id)
         self.foreign.pop(task.id, None)
+        own = self.runs_of[task.owner]
+        del own[task.id]
+        if not own:
+            del self.runs_of[task.owner]
         costs = self.costs[weight][size]
         _remove(costs, self._cost(task))
         if not costs:

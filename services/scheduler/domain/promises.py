@@ -38,9 +38,17 @@ class Promises:
         for task_id, task in sorted(pool.promised.items()):
             if task_id in round_.moved or task_id in round_.released:
                 continue
-            if round_.index.broken(task) or round_.ledger.passed(task, task.level):
+            passed = round_.ledger.passed(task, task.level)
+            if round_.index.broken(task) or (
+                # What leaving runs still hold of a limit may be what the task waits for.
+                passed and round_.ledger.passed(task, task.level, round_.leaving())
+            ):
                 round_.release(task)
-            elif round_.index.ripe(task, self._begun) and not retry_later(task, round_.now):
+            elif (
+                not passed
+                and round_.index.ripe(task, self._begun)
+                and not retry_later(task, round_.now)
+            ):
                 depth = depths.get(task_id, UNCOVERED)
                 rank, own = rank_of(WEIGHTS[task.level], depth), f"{task_id}/promised"
                 cluster = pool.clusters.of(task) if pool.clusters else ""

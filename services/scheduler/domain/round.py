@@ -209,6 +209,12 @@ class Round:
         if pool.clusters:
             self.clusters(pool).charge(pool.clusters.of(task), size)
 
+    def leaving(self) -> Iterator[Task]:
+        """All runs that are on their way out, in whatever pool; those told in this round, too."""
+        for group, pool in self.index.pools.items():
+            yield from pool.leaving.values()
+            yield from self.told.get(group, ())
+
     def promised_units(self, pool: Pool, weight: int) -> float:
         """Node equivalents that tasks of lower levels are promised."""
         if not pool.promised:

@@ -252,7 +252,8 @@ class Sharing:
             return self._redeem(entry)
         aside = self.aside(entry)
         if aside is not None:
-            return aside
+            within = self._within_quota(entry) if aside is Outcome.LIMITED else None
+            return aside if within is None else self._gets(entry, within, later=True)
         if self._barred(entry):
             return self._waits_on(entry, behind=True)
         slots = self._place(entry)
@@ -264,9 +265,12 @@ class Sharing:
         made = None if self._second else self._made(entry)
         return self._stops(entry) if made is None else self._gets(entry, made)
 
-    def _gets(self, entry: Entry, made: tuple[Slot, ...]) -> Outcome:
-        """Promise it what others leave; those whose promises it took are looked at again."""
-        if all(map(self.round.free.covers, made)):
+    def _gets(self, entry: Entry, made: tuple[Slot, ...], *, later: bool = False) -> Outcome:
+        """Promise it what others leave; those whose promises it took are looked at again.
+
+        ``later``: even if all of it is free, its limits do not admit it before others have gone.
+        """
+        if not later and all(map(self.round.free.covers, made)):
             # Nobody has to go: it was only promised to others.
             self.assign(entry, made)
         else:
@@ -301,6 +305,22 @@ class Sharing:
         if slots is None and self.turns.worth(entry.weight):
             return self.turns.take(entry, self.coming_units())
         return slots
+
+    def _within_quota(self, entry: Entry) -> tuple[Slot, ...] | None:
+        """A place for a task whose quota its owner's own lower runs use up."""
+        round_, pool = self.round, self.pool
+        if self._second or not round_.ledger.lacking(
+            entry.task, entry.level, round_.totals.need(entry.shape)
+        ):
+            return None
+        full = (
+            pool.clusters
+            and entry.cluster
+            and round_.clusters(pool).full(entry.cluster, pool.size(entry.task))
+        )
+        if full or flooded(round_, pool, entry) is not None or self._barred(entry):
+            return None
+        return room.find_within_quota(round_, pool, entry, self._allowed(entry))
 
     def _unless_shorter(self, entry: Entry, *, behind: bool) -> Outcome:
         """It waits; one of the same shape that ends earlier may still start, if there is room."""

@@ -292,6 +292,7 @@ def _pool(pool: Any) -> dict[str, Any]:
         "leaving": pool.leaving,
         "running": pool.running,
         "costs": pool.costs,
+        "runs_of": pool.runs_of,
         "held": {weight: round(held, 6) for weight, held in pool.held_units.items()},
         "sizes": pool.sizes,
         "live": (round(pool.live_units, 6), round(pool.live_moments / 1e3, 0)),
