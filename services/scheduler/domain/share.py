@@ -33,7 +33,7 @@ from services.scheduler.domain.why import reason
 
 def share(round_: Round, pool: Pool, moments: list[Moment], resumed: list[Task]) -> None:
     """Decide all there is to decide about one pool."""
-    slices.sample(round_, pool)
+    slices.sample(round_, pool, resumed=bool(resumed))
     slices.tend(round_, pool, moments)
     Sharing(round_, pool, moments, resumed).run()
 
