@@ -15,6 +15,7 @@ from libs.contracts.messages import Priority
 from services.scheduler.domain.clusters import Clusters
 from services.scheduler.domain.coverage import Cost, Coverage, cheapest
 from services.scheduler.domain.disciplines import DISCIPLINES
+from services.scheduler.domain.disciplines.base import Filling
 from services.scheduler.domain.disciplines.timeshare import features_of
 from services.scheduler.domain.lanes import AUTO, NOBODY, Key, Lanes, QueueName, Who
 from services.scheduler.domain.lifecycle import LEAVING, PAUSED, QUEUED
@@ -121,6 +122,11 @@ class Pool:
     def guarded(self) -> bool:
         """True if an owner's flood yields while others wait."""
         return self.discipline.pays and self.policy.timeshare.flood_guard
+
+    @property
+    def holds_back(self) -> bool:
+        """True if a task that waits for nodes may keep later ones from starting."""
+        return self.discipline.by_user or self.discipline.filling is not Filling.GREEDY
 
     @property
     def tempo(self) -> Tempo:

@@ -66,6 +66,8 @@ class Round:
         # Runs told to go in this round whose nodes nobody was promised, by pool; and the bits that
         # were promised in this round.
         self.told: dict[str, list[Task]] = {}
+        # Pools in which a waiting task left the queue because its owner paused or stopped it.
+        self.left: set[str] = set()
         self.kept: dict[str, int] = {}
         # Promises taken from tasks in this round.
         self.released: set[str] = set()

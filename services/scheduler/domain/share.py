@@ -20,6 +20,7 @@ from services.scheduler.domain.lifecycle import QUEUED
 from services.scheduler.domain.model import WEIGHTS, Assign, Look, Shape, Task
 from services.scheduler.domain.moments import Kind, Moment
 from services.scheduler.domain.order import Entry, Line, Outcome, auto_level, is_auto, rank_of
+from services.scheduler.domain.own_line import OwnLine
 from services.scheduler.domain.passes import Turns
 from services.scheduler.domain.placement.place import Allowed, Slot, placements_of
 from services.scheduler.domain.placement.topology import crosses_zone
@@ -51,9 +52,9 @@ class Sharing:
             or pool.group in round_.told
             or any(moment.kind is not Kind.RETRIES for moment in moments)
             or (
-                # Who comes may hold others back, and waits behind others.
-                pool.discipline.filling is not Filling.GREEDY
-                and bool(pool.arrived or resumed or moments)
+                # Who comes may hold others back, and waits behind others; who leaves lets them go.
+                pool.holds_back
+                and (bool(pool.arrived or resumed or moments) or pool.group in round_.left)
             )
             or (pool.due_at is not None and pool.due_at <= round_.now)
         )
@@ -72,6 +73,7 @@ class Sharing:
         self._yielded = self._second = False
         self.turns = Turns(round_, pool)
         self._promises = Promises(round_, pool)
+        self._line_of_own = OwnLine(round_, pool)
 
     def _newcomers(self, moments: list[Moment], resumed: list[Task]) -> dict[str, Task]:
         """Tasks to be looked at whatever their queue: new, back, or changed."""
@@ -139,6 +141,7 @@ class Sharing:
 
     def _walk(self, *, wide: bool) -> None:
         entries = [self.entry(task) for task in self.late.values()] + self._promises.entries()
+        self._line_of_own.begin(self.late.values())
         keyed, ranked = not self.pool.discipline.by_user, bool(self.pool.clusters)
         self._line = line = Line(self.pool.lanes, self.make, entries, keyed=keyed, ranked=ranked)
         line.walk(self, wide=wide)
@@ -250,7 +253,7 @@ class Sharing:
         """Give the task a place, promise it one, or say why it waits."""
         if entry.id in self._promises:
             return self._redeem(entry)
-        aside = self.aside(entry)
+        aside = self.aside(entry) or self._behind_own(entry)
         if aside is not None:
             within = self._within_quota(entry) if aside is Outcome.LIMITED else None
             return aside if within is None else self._gets(entry, within, later=True)
@@ -278,6 +281,7 @@ class Sharing:
         for task in self._displaced():
             self.late[task.id] = task
             self._mark(task)
+            self._line_of_own.add(task)
             self._line.push(self.entry(task))
         return Outcome.SERVED
 
@@ -306,6 +310,14 @@ class Sharing:
             return self.turns.take(entry, self.coming_units())
         return slots
 
+    def _behind_own(self, entry: Entry) -> Outcome | None:
+        """What stops a task whose owner's earlier task waits for nodes; None: nothing does."""
+        if not self._line_of_own.behind(entry, self.entry):
+            return None
+        why = self.round.waits(ReasonCode.WAITS_BEHIND_OTHERS, entry.shape)
+        self.round.explain(entry.task, why)
+        return Outcome.BEHIND
+
     def _within_quota(self, entry: Entry) -> tuple[Slot, ...] | None:
         """A place for a task whose quota its owner's own lower runs use up."""
         round_, pool = self.round, self.pool
@@ -319,6 +331,8 @@ class Sharing:
             and round_.clusters(pool).full(entry.cluster, pool.size(entry.task))
         )
         if full or flooded(round_, pool, entry) is not None or self._barred(entry):
+            return None
+        if self._line_of_own.behind(entry, self.entry):
             return None
         return room.find_within_quota(round_, pool, entry, self._allowed(entry))
 
