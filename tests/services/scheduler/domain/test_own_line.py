@@ -165,7 +165,7 @@ def passed(task: Task, others: Sequence[Task]) -> list[str]:
     ]
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(
         st.tuples(
@@ -194,7 +194,9 @@ def test_no_task_starts_while_an_earlier_one_of_its_owner_waits(
         else:
             stage.until(stage.seconds + number * 1000.0)
             goes_on(stage)
-        everything = list(stage.tasks.values())
+        # A run that was asked to go in this step waits only since then: what it leaves over may
+        # have been promised meanwhile.
+        everything = [task for task in stage.tasks.values() if task.id not in before]
         for task_id in set(running(stage)) - before:
             task = stage.tasks[task_id]
             assert not passed(task, everything), (task_id, passed(task, everything))
