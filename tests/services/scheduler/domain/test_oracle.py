@@ -77,15 +77,23 @@ class Histories(RuleBasedStateMachine):
         tree=st.sampled_from(TREES),
         sizes=st.lists(st.sampled_from([0, 2, 4, 4]), min_size=1, max_size=5),
         protected=st.sampled_from([0.0, 0.0, 120.0]),
+        quota=st.sampled_from([None, None, 4, 8]),
     )
-    def begin(
-        self, name: str, tree: tuple[VirtualCluster, ...], sizes: list[int], protected: float
+    def begin(  # noqa: PLR0917 - the rule draws each by name
+        self,
+        name: str,
+        tree: tuple[VirtualCluster, ...],
+        sizes: list[int],
+        protected: float,
+        quota: int | None,
     ) -> None:
         some = [a_node(f"n{place}", gpus=gpus, cpus=2.0) for place, gpus in enumerate(sizes)]
         self.stage = Stage(
             [*some, a_node("d0", gpus=4, group="dev")],
             settings=PolicySettings(protected_seconds=protected, retry_delay_seconds=20.0),
             policies=[a_policy("default", name, tree, 1)],
+            # Over all levels: a lower run and a higher task of one owner compete for it.
+            limits=[] if quota is None else [a_limit(quota)],
         )
         self.stage.rounds()
 
