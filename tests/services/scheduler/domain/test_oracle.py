@@ -79,7 +79,7 @@ class Histories(RuleBasedStateMachine):
         protected=st.sampled_from([0.0, 0.0, 120.0]),
         quota=st.sampled_from([None, None, 4, 8]),
     )
-    def begin(  # noqa: PLR0917 - the rule draws each by name
+    def begin(
         self,
         name: str,
         tree: tuple[VirtualCluster, ...],
