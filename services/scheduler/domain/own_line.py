@@ -11,10 +11,11 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
 
+from libs.contracts.messages import ReasonCode
 from services.scheduler.domain.lanes import Key
 from services.scheduler.domain.lifecycle import QUEUED
 from services.scheduler.domain.model import Task
-from services.scheduler.domain.order import Entry
+from services.scheduler.domain.order import Entry, Outcome
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.waits import retry_later
@@ -46,6 +47,14 @@ class OwnLine:
 
     def _key(self, task: Task) -> Key:
         return self._pool.key(self._round.marks_of(task)), task.id
+
+    def stops(self, entry: Entry, entry_of: Callable[[Task], Entry]) -> Outcome | None:
+        """What becomes of a task behind an earlier one of its owner, with the reason noted."""
+        if not self.behind(entry, entry_of):
+            return None
+        why = self._round.waits(ReasonCode.WAITS_BEHIND_OTHERS, entry.shape)
+        self._round.explain(entry.task, why)
+        return Outcome.BEHIND
 
     def behind(self, entry: Entry, entry_of: Callable[[Task], Entry]) -> bool:
         """True if an earlier task of the owner waits for nodes that this one could use."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from libs.contracts.messages import ReasonCode
 from services.scheduler.domain.clusters import UNCOVERED, Depth
+from services.scheduler.domain.floods import flooded
 from services.scheduler.domain.handover import tell_to_go
 from services.scheduler.domain.model import WEIGHTS, Shape, Task
 from services.scheduler.domain.moments import protected_until
@@ -53,8 +54,11 @@ def find_within_quota(
     Else a user whose own lower run uses the quota up could not run anything more urgent until that
     run ends. Runs of others go only for nodes, as for any task.
     """
+    clusters, size = round_.clusters(pool), pool.size(entry.task)
+    if entry.cluster and clusters.full(entry.cluster, size) is not None:
+        return None
     own = _own_over_quota(round_, pool, entry)
-    if not own:
+    if not own or flooded(round_, pool, entry) is not None:
         return None
     trial = round_.soon(pool).copy()
     for task in own:
@@ -84,6 +88,8 @@ def _own_over_quota(round_: Round, pool: Pool, entry: Entry) -> list[Task]:
     """
     ledger, task = round_.ledger, entry.task
     lacking = ledger.lacking(task, entry.level, round_.totals.need(entry.shape))
+    if not lacking:
+        return []
     for run in round_.leaving():
         _give_back(lacking, ledger.counted(run))
     own = [*pool.runs_of.get(task.owner, {}).values()]

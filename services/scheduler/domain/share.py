@@ -68,12 +68,10 @@ class Sharing:
         self._all = pool.nodes_changed or pool.discipline.filling is not Filling.GREEDY
         self._full: set[Shape] = set()
         self._full_at = (0, 0)
-        # How many runs told to go are counted, and what those and the leaving ones hold.
-        self._coming: tuple[int, float] | None = None
         self._yielded = self._second = False
         self.turns = Turns(round_, pool)
         self._promises = Promises(round_, pool)
-        self._line_of_own = OwnLine(round_, pool)
+        self._own_line = OwnLine(round_, pool)
 
     def _newcomers(self, moments: list[Moment], resumed: list[Task]) -> dict[str, Task]:
         """Tasks to be looked at whatever their queue: new, back, or changed."""
@@ -141,7 +139,7 @@ class Sharing:
 
     def _walk(self, *, wide: bool) -> None:
         entries = [self.entry(task) for task in self.late.values()] + self._promises.entries()
-        self._line_of_own.begin(self.late.values())
+        self._own_line.begin(self.late.values())
         keyed, ranked = not self.pool.discipline.by_user, bool(self.pool.clusters)
         self._line = line = Line(self.pool.lanes, self.make, entries, keyed=keyed, ranked=ranked)
         line.walk(self, wide=wide)
@@ -236,24 +234,13 @@ class Sharing:
                 return Outcome.LIMITED
         return found
 
-    def coming_units(self) -> float:
-        """Node equivalents that runs on their way out hold, whoever they were promised to."""
-        pool, told = self.pool, self.round.told.get(self.pool.group, [])
-        if self._coming is None:
-            self._coming = 0, sum(map(pool.size, pool.leaving.values()))
-        count, units = self._coming
-        for task in told[count:]:
-            units += pool.size(task)
-        self._coming = len(told), units
-        return units
-
     # One look.
 
     def look(self, entry: Entry) -> Outcome:
         """Give the task a place, promise it one, or say why it waits."""
         if entry.id in self._promises:
             return self._redeem(entry)
-        aside = self.aside(entry) or self._behind_own(entry)
+        aside = self.aside(entry) or self._own_line.stops(entry, self.entry)
         if aside is not None:
             within = self._within_quota(entry) if aside is Outcome.LIMITED else None
             return aside if within is None else self._gets(entry, within, later=True)
@@ -269,10 +256,7 @@ class Sharing:
         return self._stops(entry) if made is None else self._gets(entry, made)
 
     def _gets(self, entry: Entry, made: tuple[Slot, ...], *, later: bool = False) -> Outcome:
-        """Promise it what others leave; those whose promises it took are looked at again.
-
-        ``later``: even if all of it is free, its limits do not admit it before others have gone.
-        """
+        """Promise what others leave (``later``: free nodes, too); look at those it displaced again."""
         if not later and all(map(self.round.free.covers, made)):
             # Nobody has to go: it was only promised to others.
             self.assign(entry, made)
@@ -281,7 +265,7 @@ class Sharing:
         for task in self._displaced():
             self.late[task.id] = task
             self._mark(task)
-            self._line_of_own.add(task)
+            self._own_line.add(task)
             self._line.push(self.entry(task))
         return Outcome.SERVED
 
@@ -307,34 +291,14 @@ class Sharing:
         """A place that others leave: lower ones, or those whose turn is over."""
         slots = room.find(self.round, self.pool, entry, self._allowed(entry))
         if slots is None and self.turns.worth(entry.weight):
-            return self.turns.take(entry, self.coming_units())
+            return self.turns.take(entry)
         return slots
-
-    def _behind_own(self, entry: Entry) -> Outcome | None:
-        """What stops a task whose owner's earlier task waits for nodes; None: nothing does."""
-        if not self._line_of_own.behind(entry, self.entry):
-            return None
-        why = self.round.waits(ReasonCode.WAITS_BEHIND_OTHERS, entry.shape)
-        self.round.explain(entry.task, why)
-        return Outcome.BEHIND
 
     def _within_quota(self, entry: Entry) -> tuple[Slot, ...] | None:
         """A place for a task whose quota its owner's own lower runs use up."""
-        round_, pool = self.round, self.pool
-        if self._second or not round_.ledger.lacking(
-            entry.task, entry.level, round_.totals.need(entry.shape)
-        ):
+        if self._second or self._barred(entry) or self._own_line.behind(entry, self.entry):
             return None
-        full = (
-            pool.clusters
-            and entry.cluster
-            and round_.clusters(pool).full(entry.cluster, pool.size(entry.task))
-        )
-        if full or flooded(round_, pool, entry) is not None or self._barred(entry):
-            return None
-        if self._line_of_own.behind(entry, self.entry):
-            return None
-        return room.find_within_quota(round_, pool, entry, self._allowed(entry))
+        return room.find_within_quota(self.round, self.pool, entry, self._allowed(entry))
 
     def _unless_shorter(self, entry: Entry, *, behind: bool) -> Outcome:
         """It waits; one of the same shape that ends earlier may still start, if there is room."""

@@ -163,7 +163,7 @@ def turn_of(standing: Standing, now: datetime) -> Turn:
     ]
     keys = {task.id: key for key, task in runs}
     size = pool.size(entry.task)
-    free = round_.free.free_units(pool.group) + standing.sharing.coming_units()
+    free = round_.free.free_units(pool.group) + standing.sharing.turns.coming_units()
     after = reach(round_, pool, entry, max(0.0, size - free) / size)
     runs.sort(key=lambda each: (-each[0], each[1].id))
     later = [task for key, task in runs if key > after]

@@ -85,7 +85,7 @@ class Histories(RuleBasedStateMachine):
         tree: tuple[VirtualCluster, ...],
         sizes: list[int],
         protected: float,
-        quota: int | None,
+        quota: int | None = None,
     ) -> None:
         some = [a_node(f"n{place}", gpus=gpus, cpus=2.0) for place, gpus in enumerate(sizes)]
         self.stage = Stage(
