@@ -256,7 +256,7 @@ class Sharing:
         return self._stops(entry) if made is None else self._gets(entry, made)
 
     def _gets(self, entry: Entry, made: tuple[Slot, ...], *, later: bool = False) -> Outcome:
-        """Promise what others leave (``later``: free nodes, too); look at those it displaced again."""
+        """Promise what others leave (``later``: free nodes, too); look at the displaced again."""
         if not later and all(map(self.round.free.covers, made)):
             # Nobody has to go: it was only promised to others.
             self.assign(entry, made)
