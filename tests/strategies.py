@@ -36,6 +36,7 @@ CLUSTERS = (
 )
 TREES = [(), (), CLUSTERS[:1], CLUSTERS]
 LABELS = [(), (), (), (("gpu", "a100"),)]
+ZONES = [(), (("zone", "east"),), (("zone", "west"),)]
 TAINTS = [(), (), (), ("old",)]
 HELD = [TaskState.STARTING, TaskState.RUNNING, TaskState.PREEMPTING, TaskState.KILLING]
 
@@ -44,6 +45,7 @@ HELD = [TaskState.STARTING, TaskState.RUNNING, TaskState.PREEMPTING, TaskState.K
 def nodes(draw: Draw, *, healthy: bool = False) -> list[Node]:
     """One to five nodes of two groups, some of them not offered."""
     found: list[Node] = []
+    zoned = draw(st.booleans())
     for index in range(draw(st.integers(1, 5))):
         gpus = draw(st.sampled_from([0, 2, 4, 4, 4]))
         node = a_node(
@@ -51,7 +53,10 @@ def nodes(draw: Draw, *, healthy: bool = False) -> list[Node]:
             gpus=gpus,
             group=draw(st.sampled_from(GROUPS)),
             cpus=draw(st.sampled_from([0.0, 1.0, 3.0])),
+            memory_bytes=draw(st.sampled_from([0, 10, 20])),
         )
+        zone = draw(st.sampled_from(ZONES)) if zoned else ()
+        node = replace(node, labels=zone)
         if not healthy:
             node = replace(
                 node,
@@ -59,7 +64,7 @@ def nodes(draw: Draw, *, healthy: bool = False) -> list[Node]:
                 schedulable=draw(st.sampled_from([True, True, True, False])),
                 draining=draw(st.sampled_from([False, False, False, True])),
                 unusable_gpus=draw(st.sampled_from([(), (), (), (0,)])),
-                labels=draw(st.sampled_from(LABELS)),
+                labels=draw(st.sampled_from(LABELS)) + zone,
                 taints=draw(st.sampled_from(TAINTS)),
             )
         found.append(node)
@@ -76,6 +81,8 @@ def queued_tasks(draw: Draw, task_id: str) -> Task:
         priority=draw(st.sampled_from(PRIORITIES)),
         mode=draw(st.sampled_from([PreemptMode.SDK, PreemptMode.SDK, PreemptMode.KILL])),
         max_run_seconds=draw(st.sampled_from([None, None, 500.0])),
+        cpus=draw(st.sampled_from([None, None, 0.3, 1.5])),
+        memory_bytes=draw(st.sampled_from([None, None, 4, 8])),
         retries=1,
     ).model_copy(
         update={
@@ -126,7 +133,7 @@ def _live(draw: Draw, task: Task, snapshot_nodes: dict[str, Node], room: Capacit
     slots = room.pick(task.shape)
     if slots is None:
         return task
-    room.take(slots)
+    room.take(slots, task.shape.each)
     state = draw(st.sampled_from(HELD))
     started = state in (TaskState.RUNNING, TaskState.PREEMPTING)
     since = draw(st.sampled_from([0.0, 400.0, NOW_SECONDS - 1]))
@@ -156,7 +163,7 @@ def _promised(task: Task, snapshot_nodes: dict[str, Node], room: Capacity) -> Ta
     slots = room.pick(task.shape)
     if slots is None or task.state is not TaskState.QUEUED or task.goal is not Goal.RUN:
         return task
-    room.take(slots)
+    room.take(slots, task.shape.each)
     level = Priority.NORMAL if task.priority is Priority.AUTO else task.priority
     placements = placements_of(slots, task.spec, snapshot_nodes)
     return replace(task, promised=placements, level=level, accepted=True, not_before_at=None)

@@ -108,6 +108,7 @@ class ReasonCode(StrEnum):
     GRANTED = "REASON_CODE_GRANTED"
     WAITS_FOR_SHARE = "REASON_CODE_WAITS_FOR_SHARE"
     PLAN_REFUSED = "REASON_CODE_PLAN_REFUSED"
+    MOVED_FOR = "REASON_CODE_MOVED_FOR"
 
 
 class ExitKind(StrEnum):
@@ -753,6 +754,7 @@ class Node(Message):
     unusable_gpus: tuple[int, ...] = ()
     draining: bool = False
     taints: tuple[str, ...] = ()
+    quarantined: bool = False
 
 
 class NodeChanged(Message):

@@ -209,6 +209,13 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         ),
         "ran on borrowed nodes, which their virtual cluster takes back",
     ),
+    ReasonCode.MOVED_FOR: (
+        lambda said: (
+            f"makes room for task {said.name('task')}, which the guarantee of virtual cluster"
+            f" {said.name('cluster')} covers; there is a place for it elsewhere{said.cost()}"
+        ),
+        "makes room for a task that a guarantee covers; there is a place for it elsewhere",
+    ),
     ReasonCode.TURN_OF: (
         lambda said: (
             f"it is the turn of task {said.name('task')} of the same level"

@@ -270,6 +270,7 @@ def node(row: NodeRow, held: Mapping[int, str], tasks: Sequence[str]) -> Json:
         "taints": list(told.taints),
         "schedulable": told.schedulable,
         "draining": told.draining,
+        "quarantined": told.quarantined,
         "ready": told.ready,
         "changed_at": moment(row.changed_at),
     }

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from services.launcher.domain.delays import DelayPolicy
-from services.launcher.domain.inventory import LeasePolicy
+from services.launcher.domain.inventory import LeasePolicy, QuarantinePolicy
 from services.launcher.domain.patience import PatiencePolicy
 from services.launcher.domain.ports import PortRange
 from services.launcher.domain.reconcile import Policy
@@ -27,3 +27,4 @@ class Limits:
     prune_rows_max: int
     patience: PatiencePolicy = field(default_factory=PatiencePolicy)
     delays: DelayPolicy = field(default_factory=DelayPolicy)
+    quarantine: QuarantinePolicy = field(default_factory=QuarantinePolicy)

@@ -144,7 +144,7 @@ class Launcher:
             async with self.store.transaction(epoch=epoch) as tx:
                 now = tx.now
                 outcome = work.step(marks, look, now, self.limits.policy)
-                await record(tx, work.runs, outcome.runs)
+                await record(tx, work.runs, outcome.runs, self.limits.quarantine)
                 stock = await self._take_stock(tx, look.listing)
                 ports = await self._lease(tx, outcome.actions)
                 held_up = say_held_up(
@@ -196,7 +196,7 @@ class Launcher:
                     listed_at=tx.now,
                 )
             )
-        settled = not (stock.rows or any(row.silent_since for row in rows))
+        settled = not (stock.rows or any(row.silent_since or row.quarantined_until for row in rows))
         if settled and node_ids == self._told_nodes:
             self._agreed = compared
         return stock

@@ -9,7 +9,7 @@ from pathlib import Path
 from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring
 from services.launcher.domain.delays import DelayPolicy
-from services.launcher.domain.inventory import LeasePolicy
+from services.launcher.domain.inventory import LeasePolicy, QuarantinePolicy
 from services.launcher.domain.patience import PatiencePolicy
 from services.launcher.domain.pod_ends import Waits
 from services.launcher.domain.ports import PortRange
@@ -126,6 +126,11 @@ def _limits(settings: LauncherSettings) -> Limits:
         delays=DelayPolicy(
             first=timedelta(seconds=settings.delay_told_seconds),
             again=timedelta(seconds=settings.delay_told_seconds),
+        ),
+        quarantine=QuarantinePolicy(
+            after=settings.quarantine_after_starts,
+            seconds=settings.quarantine_seconds,
+            seconds_max=settings.quarantine_seconds_max,
         ),
     )
 

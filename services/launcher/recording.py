@@ -6,17 +6,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from prometheus_client import Counter
+
 from libs.contracts.ids import RunId
+from libs.service import observe
 from libs.store.port import Tx
 from services.launcher import store as tables
-from services.launcher.domain import delays
+from services.launcher.domain import delays, inventory
 from services.launcher.domain.delays import DelayPolicy, Told
-from services.launcher.domain.model import Listing, Run, RunState
+from services.launcher.domain.inventory import QuarantinePolicy
+from services.launcher.domain.model import Listing, NodeRow, Run, RunState
 from services.launcher.handlers import exited, started
 
+QUARANTINED = Counter(
+    "shiftwork_launcher_quarantines_total", "Nodes that take no new runs after failed starts"
+)
 
-async def record(tx: Tx, before: Mapping[RunId, Run], runs: Sequence[Run]) -> None:
-    """Write runs' new rows, and say what is new about them."""
+
+async def record(
+    tx: Tx, before: Mapping[RunId, Run], runs: Sequence[Run], policy: QuarantinePolicy
+) -> None:
+    """Write runs' new rows, and say what is new about them and their nodes."""
     forgotten = [run for run in runs if run.state is RunState.FORGOTTEN]
     ended = [run for run in runs if before[run.id].exit is None and run.exit is not None]
     last = await tables.last_checkpoints(tx, [*ended, *forgotten])
@@ -28,6 +38,43 @@ async def record(tx: Tx, before: Mapping[RunId, Run], runs: Sequence[Run]) -> No
         if run.state is not RunState.FORGOTTEN:
             tx.put(run)
     await tables.forget(tx, forgotten, last)
+    await _judge_nodes(tx, before, runs, policy)
+
+
+async def _judge_nodes(
+    tx: Tx, before: Mapping[RunId, Run], runs: Sequence[Run], policy: QuarantinePolicy
+) -> None:
+    """Count starts that failed by node, and forget them where one worked."""
+    worked, failed = set[str](), dict[str, set[str]]()
+    for run in runs:
+        if before[run.id].started_at is None and run.started_at is not None:
+            worked |= {place.node_id for place in run.placements}
+        if before[run.id].exit is None:
+            for node_id in run.failed_nodes:
+                failed.setdefault(node_id, set()).add(run.task_id)
+    for node_id in sorted(worked | failed.keys()):
+        row = await tx.get(NodeRow, node_id)
+        if row is None:
+            continue
+        after = inventory.start_worked(row) if node_id in worked else row
+        for task_id in sorted(failed.get(node_id, ())):
+            after = inventory.start_failed(after, task_id, tx.now, policy)
+        if after != row:
+            tx.put(after)
+        if after.version != row.version:
+            _say_quarantined(tx, after)
+
+
+def _say_quarantined(tx: Tx, row: NodeRow) -> None:
+    QUARANTINED.inc()
+    tx.emit(inventory.message(row))
+    observe.log("launcher").warning(
+        "node quarantined",
+        node=row.node_id,
+        failed_starts=row.failed_starts,
+        until=str(row.quarantined_until),
+        fix=f"find out why starts fail there, then: shiftwork node uncordon {row.node_id}",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,11 @@ class LauncherSettings(BaseServiceSettings):
     # A silent node is not ready after the lease; what ran there is made sure of after the fence.
     lease_seconds: float = Field(default=5.0, gt=0, le=3600)
     fence_seconds: float = Field(default=15.0, gt=0, le=86_400)
+    # After so many failed starts in a row, of different tasks, a node takes no new runs for so
+    # long; each further failure doubles the time, up to the most.
+    quarantine_after_starts: int = Field(default=3, ge=1, le=1000)
+    quarantine_seconds: float = Field(default=600.0, gt=0, le=86_400)
+    quarantine_seconds_max: float = Field(default=14_400.0, gt=0, le=604_800)
     look_tick_seconds: float = Field(default=1.0, gt=0, le=60)
     reconcile_tick_seconds: float = Field(default=5.0, gt=0, le=60)
     actions_parallel_max: int = Field(default=64, ge=1, le=1024)

@@ -38,6 +38,7 @@ class Run(Base, table=True):
     exited_at: datetime | None = time_column()
     exit: RunExit | None = json_column(RunExit)
     team: str
+    failed_nodes: tuple[str, ...] = json_column(tuple[str, ...])
     __table_args__ = (
         # One attempt of a task runs at a time: the older one's exit comes first.
         partial_unique(
@@ -108,6 +109,9 @@ class InventoryNode(Base, table=True):
     labels: dict[str, str] = json_column(dict[str, str])
     taints: tuple[str, ...] = json_column(tuple[str, ...])
     closed: bool
+    failed_starts: int
+    failed_task: str
+    quarantined_until: datetime | None = time_column()
 
 
 TABLES = Tables(

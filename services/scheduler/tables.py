@@ -86,6 +86,7 @@ class Task(Base, table=True):
     checkpoint: Checkpoint | None = json_column(Checkpoint)
     began_from_checkpoint: int
     exit: RunExit | None = json_column(RunExit)
+    avoids: tuple[str, ...] = json_column(tuple[str, ...])
     __table_args__ = (
         rule(
             "task_live_attempt_is_the_last",

@@ -121,6 +121,12 @@ CASES: tuple[tuple[str, list[dict[str, str]], str, dict[str, str]], ...] = (
         {"service": "launcher", "severity": "warning"},
     ),
     (
+        "ShiftworkNodeQuarantined",
+        [series("shiftwork_launcher_quarantines_total", "0x5 1x20", service="launcher")],
+        "8m",
+        {"service": "launcher", "severity": "warning"},
+    ),
+    (
         "ShiftworkServersUnreachable",
         [series("shiftwork_retries_total", "0+60x20", service="quota", part="relay")],
         "12m",

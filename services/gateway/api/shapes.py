@@ -305,6 +305,7 @@ class Node(TypedDict):
     taints: list[str]
     schedulable: bool
     draining: bool
+    quarantined: bool
     ready: bool
     changed_at: str
 

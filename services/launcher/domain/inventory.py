@@ -25,6 +25,25 @@ class LeasePolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class QuarantinePolicy:
+    """After how many failed starts in a row a node takes no new run, and for how long.
+
+    Each further failure doubles the time, up to the most.
+    """
+
+    after: int = 3
+    seconds: float = 600.0
+    seconds_max: float = 14_400.0
+
+    def until(self, failed_starts: int, now: datetime) -> datetime | None:
+        """Until when; None: not yet so many."""
+        if failed_starts < self.after:
+            return None
+        doubled = self.seconds * 2.0 ** min(failed_starts - self.after, 30)
+        return now + timedelta(seconds=min(doubled, self.seconds_max))
+
+
+@dataclass(frozen=True, slots=True)
 class Inventory:
     """Rows that changed, nodes to fence, and when to look again at the latest."""
 
@@ -50,9 +69,11 @@ def take_stock(
         row = before.get(node_id)
         if observed.retired and row is None:
             continue
-        after = _renewed(row, observed, now, policy)
+        after = _renewed(_released(row, now), observed, now, policy)
         if after != row:
             changed.append(after)
+        if after.quarantined_until is not None:
+            due.append(after.quarantined_until)
         if after.silent_since is None:
             continue
         fence_at = after.silent_since + policy.fence
@@ -89,7 +110,8 @@ def _renewed(
     leased = silent_since is None or (row.node.ready and now < silent_since + policy.lease)
     closed = not observed.node.schedulable
     word = {
-        "schedulable": not (row.cordoned or closed),
+        "schedulable": not (row.cordoned or closed or row.quarantined_until),
+        "quarantined": row.quarantined_until is not None,
         "draining": row.cordoned and row.node.draining,
     }
     marks = joined(observed.node, row.labels, row.taints)
@@ -107,7 +129,7 @@ def _is_as_said(row: NodeRow, observed: ObservedNode) -> bool:
     seen, said = observed.node, row.node
     if not seen.ready or row.silent_since is not None or observed.retired or row.removed:
         return False
-    if row.cordoned or row.labels or row.taints:
+    if row.cordoned or row.labels or row.taints or row.quarantined_until:
         return False
     return row.closed is not seen.schedulable and vars(said) == vars(seen)
 
@@ -115,20 +137,63 @@ def _is_as_said(row: NodeRow, observed: ObservedNode) -> bool:
 def cordon(row: NodeRow, schedulable: bool, now: datetime, *, drain: bool = False) -> NodeRow:
     """The row after an operator's word; the same row if nothing changes.
 
-    With ``drain``, what runs on a cordoned node is sent away, too.
+    With ``drain``, what runs on a cordoned node is sent away, too. A node that is schedulable
+    again has no failed starts behind it.
     """
     draining = drain and not schedulable
-    if row.cordoned is not schedulable and row.node.draining is draining:
+    released = schedulable and (row.quarantined_until is not None or row.failed_starts > 0)
+    if row.cordoned is not schedulable and row.node.draining is draining and not released:
         return row
+    if schedulable:
+        row = replace(row, failed_starts=0, failed_task="", quarantined_until=None)
     return replace(
         row,
         cordoned=not schedulable,
         node=row.node.model_copy(
-            update={"schedulable": schedulable and not row.closed, "draining": draining}
+            update={
+                "schedulable": schedulable and not row.closed,
+                "draining": draining,
+                "quarantined": row.quarantined_until is not None,
+            }
         ),
         version=row.version + 1,
         changed_at=now,
     )
+
+
+def start_failed(row: NodeRow, task_id: str, now: datetime, policy: QuarantinePolicy) -> NodeRow:
+    """The row after a start that failed on the node.
+
+    One task that fails again and again counts once: it may be at fault itself.
+    """
+    if row.failed_task == task_id or row.quarantined_until is not None:
+        return row
+    failed_starts = row.failed_starts + 1
+    after = replace(row, failed_starts=failed_starts, failed_task=task_id)
+    until = policy.until(failed_starts, now)
+    if until is None:
+        return after
+    node = row.node.model_copy(update={"schedulable": False, "quarantined": True})
+    return replace(
+        after, node=node, quarantined_until=until, version=row.version + 1, changed_at=now
+    )
+
+
+def start_worked(row: NodeRow) -> NodeRow:
+    """The row after a start that worked; a quarantine that is on goes on."""
+    if not row.failed_starts or row.quarantined_until is not None:
+        return row
+    return replace(row, failed_starts=0, failed_task="")
+
+
+def _released(row: NodeRow | None, now: datetime) -> NodeRow | None:
+    """The row with its quarantine over, if it is; the next failure is the last it may have."""
+    if row is None or row.quarantined_until is None or now < row.quarantined_until:
+        return row
+    node = row.node.model_copy(
+        update={"schedulable": not (row.cordoned or row.closed), "quarantined": False}
+    )
+    return replace(row, node=node, quarantined_until=None, version=row.version + 1, changed_at=now)
 
 
 def message(row: NodeRow) -> NodeChanged:

@@ -108,6 +108,8 @@ class Run:
     exit: RunExit | None = None
     # The owner's team at submission.
     team: str = ""
+    # Where it could not start: nodes that refused its ranks, or lost them before they began.
+    failed_nodes: tuple[str, ...] = ()
 
     @property
     def id(self) -> RunId:
@@ -167,6 +169,11 @@ class NodeRow:
     taints: tuple[str, ...] = ()
     # The runtime's own word that no new run may come, beside the operator's.
     closed: bool = False
+    # Starts that failed here in a row, the task of the last of them, and until when no new run
+    # comes for that reason.
+    failed_starts: int = 0
+    failed_task: str = ""
+    quarantined_until: datetime | None = None
 
 
 class RankState(StrEnum):

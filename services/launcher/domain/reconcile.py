@@ -8,12 +8,12 @@ when its nodes have carried out our order to end it and none of it runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from libs.contracts.ids import RunId
-from libs.contracts.messages import PreemptMode, RankExit, RunExit
+from libs.contracts.messages import ExitKind, PreemptMode, RankExit, RunExit
 from services.launcher.domain import exits, pod_ends
 from services.launcher.domain.lifecycle import Trigger, move
 from services.launcher.domain.model import (
@@ -234,11 +234,32 @@ def _vanished(run: Run, seen: ObservedRun, listing: Listing) -> bool:
 
 
 def _all_exist(run: Run, sight: Sight) -> bool:
-    """Every rank's process exists or existed: one that is pending has none yet."""
+    """Every rank's process exists or existed: one that is pending has none yet, and one that was
+    lost before it began never had one."""
     ranks = sight.seen.ranks
     return all(
-        place.rank in ranks and ranks[place.rank].state is not RankState.PENDING
+        place.rank in ranks
+        and ranks[place.rank].state is not RankState.PENDING
+        and not _lost_at_its_start(ranks[place.rank])
         for place in run.placements
+    )
+
+
+def _lost_at_its_start(rank: ObservedRank) -> bool:
+    return rank.state is RankState.LOST and rank.started_at is None
+
+
+def failed_nodes_of(run: Run, kind: ExitKind, ranks: Iterable[ObservedRank]) -> tuple[str, ...]:
+    """The nodes on which a run could not start, as far as they are at fault."""
+    if kind is not ExitKind.LOST or run.started_at is not None:
+        return ()
+    return tuple(
+        sorted(
+            rank.node_id
+            for rank in ranks
+            if _lost_at_its_start(rank)
+            and (rank.fault is None or rank.fault in pod_ends.OF_THE_NODE)
+        )
     )
 
 
@@ -309,6 +330,7 @@ def _exited(run: Run, seen: ObservedRun, now: datetime) -> Run:
         run,
         state=move(run.state, Trigger.EXITED),
         exited_at=exited_at,
+        failed_nodes=failed_nodes_of(run, kind, ranks),
         exit=RunExit(
             attempt=run.attempt,
             kind=kind,

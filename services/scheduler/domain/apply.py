@@ -105,7 +105,12 @@ def _changes(task: Task, decision: Decision, now: datetime) -> dict[str, Any]:
         }
     if isinstance(decision, Move) and decision.trigger is Trigger.RESUME:
         # The owner asks anew: patience with starts and retries begins anew.
-        return {"start_attempts": 0, "not_before_at": None, "unserved_since": now}
+        return {
+            "start_attempts": 0,
+            "avoids": (),
+            "not_before_at": None,
+            "unserved_since": now,
+        }
     if isinstance(decision, Move | Reject):
         # Resuming needs to know how long the pause was; a run that ends paused notes its exit.
         pauses = decision.trigger is Trigger.PAUSE

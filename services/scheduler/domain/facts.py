@@ -31,6 +31,7 @@ from libs.contracts.messages import (
 )
 from services.scheduler.domain.apply import Change, moved
 from services.scheduler.domain.lifecycle import (
+    KILLING,
     STARTING,
     TRANSITIONS,
     Ended,
@@ -57,6 +58,8 @@ class Drop(Enum):
 
 # No hand-over counts for more: the longest deadline, and a start.
 MOVE_SECONDS_MAX = 7200.0
+# A task avoids so many nodes at most; beyond that it is likelier that the task is at fault.
+AVOIDED_MAX = 64
 # A submission that claims to be older counts as this old, and one that is still to come as of now:
 # one wrong clock must not put its tasks before or behind all others for ever.
 SUBMITTED_AGO_MAX = timedelta(days=30)
@@ -177,6 +180,7 @@ def started(task: Task, at: datetime) -> Task:
         "run_started_at": at,
         "first_started_at": task.first_started_at or at,
         "start_attempts": 0,
+        "avoids": (),
     }
     if (task.state, Trigger.STARTED) not in TRANSITIONS:
         return replace(task, **noted)
@@ -210,6 +214,7 @@ def exited(task: Task, event: Exit, now: datetime, settings: PolicySettings) -> 
     retries_max = task.spec.retry.max_retries
     # A run that the site cannot start is tried elsewhere, but not for ever, and not at once.
     lost_start = event.exit.kind is ExitKind.LOST and task.state is STARTING
+    expired = task.state is KILLING and task.reason.code is ReasonCode.START_EXPIRED
     start_attempts = task.start_attempts + lost_start
     end = Ended(
         kind=event.exit.kind,
@@ -243,8 +248,26 @@ def exited(task: Task, event: Exit, now: datetime, settings: PolicySettings) -> 
         attempts_without_progress=_without_progress(task, event, checkpoint),
         retries_used=task.retries_used + verdict.spends_retry,
         start_attempts=start_attempts,
+        avoids=_avoids(task, event) if lost_start or expired else task.avoids,
         not_before_at=_not_before(task, verdict, lost_start, settings, now),
     )
+
+
+def _avoids(task: Task, event: Exit) -> tuple[str, ...]:
+    """The nodes that the next start is not tried on, while others could hold the task.
+
+    Those whose ranks nobody saw end, as far as that is known; the newest failures count if there
+    are too many.
+    """
+    by_rank = {placement.rank: placement.node_id for placement in task.placements}
+    ended = {
+        rank.rank for rank in event.exit.ranks if rank.code is not None or rank.signal is not None
+    }
+    failed = {node_id for rank, node_id in by_rank.items() if rank not in ended}
+    failed = failed or set(by_rank.values())
+    older = [node_id for node_id in task.avoids if node_id not in failed]
+    kept = max(0, AVOIDED_MAX - len(failed))
+    return tuple(sorted([*sorted(failed)[:AVOIDED_MAX], *older[:kept]]))
 
 
 def _run_seconds(task: Task, event: Exit) -> float:

@@ -6,7 +6,7 @@ wants its place.
 
 from __future__ import annotations
 
-from libs.contracts.messages import Goal, PreemptMode, Reason
+from libs.contracts.messages import Goal, Placement, PreemptMode, Reason
 from services.scheduler.domain.lifecycle import RUNNING
 from services.scheduler.domain.model import Kill, PolicySettings, Preempt, Task
 from services.scheduler.domain.round import Round
@@ -26,16 +26,27 @@ def tell_to_go(
     *,
     beneficiary: str = "",
     end_reason: Reason | None = None,
+    moves_to: tuple[Placement, ...] = (),
 ) -> None:
-    """Decide that the task's live run hands over: nothing to save or no way to ask means force."""
+    """Decide that the task's live run hands over: nothing to save or no way to ask means force.
+
+    ``moves_to``: where there is a place for it, if it is only to move.
+    """
     assert task.live_attempt is not None, "a task that holds capacity has a live attempt"
     if task.state is RUNNING and task.preempt_mode is not PreemptMode.KILL:
         deadline_at = round_.after(ack_seconds(task, round_.settings))
         round_.wake_at(deadline_at)
         round_.decide(
-            Preempt(task.id, task.live_attempt, why, deadline_at, beneficiary, end_reason)
+            Preempt(task.id, task.live_attempt, why, deadline_at, beneficiary, end_reason, moves_to)
         )
     else:
         round_.decide(
-            Kill(task.id, task.live_attempt, why, beneficiary=beneficiary, end_reason=end_reason)
+            Kill(
+                task.id,
+                task.live_attempt,
+                why,
+                beneficiary=beneficiary,
+                end_reason=end_reason,
+                moves_to=moves_to,
+            )
         )

@@ -7,7 +7,8 @@ changed since. Built from the bare rows, everything is still to be looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from datetime import datetime
 
@@ -16,6 +17,8 @@ from services.scheduler.domain.alike import keeps, same_place, same_state, waits
 from services.scheduler.domain.lifecycle import GOALS, LEAVING, QUEUED, TERMINAL
 from services.scheduler.domain.marks import Ended, PoolBook
 from services.scheduler.domain.model import (
+    NOTHING,
+    Each,
     Inventory,
     Limit,
     LimitKey,
@@ -25,7 +28,7 @@ from services.scheduler.domain.model import (
     Task,
 )
 from services.scheduler.domain.moments import Kind, Moment, Moments, moments_of
-from services.scheduler.domain.placement.fleet import roomy
+from services.scheduler.domain.placement.fleet import cpus_of, memory_of, roomy
 from services.scheduler.domain.placement.place import (
     Capacity,
     Slot,
@@ -69,6 +72,8 @@ class Index:
         # Moments that were past when they came into being: no round has seen them.
         self.overdue: set[Moment] = set()
         self._slots: dict[str, tuple[Slot, ...]] = {}
+        # What each rank of those tasks asks for beside, if it asks for anything.
+        self._each: dict[str, Each] = {}
         self._crossing: dict[str, set[str]] = {}
         self._nodes_stale = False
         self._limits_stale = False
@@ -137,12 +142,16 @@ class Index:
         elif not node.removed and not same_state(old, node):
             changed = self.totals.change(node, self.capacity)
             for owners in (self.holders, self.keepers):
-                masks = owners.get(node.id, {}).values()
-                self.capacity.take(Slot(node.id, mask) for mask in masks)
+                self._take_all(node.id, owners.get(node.id, {}))
             pool = self.pools.get(node.group)
             if pool is not None:
                 pool.units, pool.wide = self.totals.units(node.group), True
                 pool.nodes_changed = pool.nodes_changed or changed
+
+    def _take_all(self, node_id: str, masks: Mapping[str, int]) -> None:
+        """Take what tasks have of a node, or are promised, all of which was free."""
+        for task_id, mask in masks.items():
+            self.capacity.take((Slot(node_id, mask),), self._each.get(task_id, NOTHING))
 
     def _widen(self) -> None:
         for pool in self.pools.values():
@@ -235,17 +244,24 @@ class Index:
         found = self._slots.get(task.id)
         return slots_of(task) if found is None else found
 
+    def each(self, task: Task) -> Each:
+        """What each rank of a run, or of a promise, takes of its node beside GPUs."""
+        return self._each.get(task.id, NOTHING)
+
     def _give(self, task: Task) -> None:
         """The task has (or is promised) its slots."""
         owners = self.holders if task.placements else self.keepers
         slots = self._slots[task.id] = slots_of(task)
+        each = task.shape.each
+        if each != NOTHING:
+            self._each[task.id] = each
         for node_id, mask in slots:
             there = owners.get(node_id)
             if there is None:
                 owners[node_id] = {task.id: mask}
             else:
                 there[task.id] = mask
-        self._sync(slots, contested=False, taken=True)
+        self._sync(slots, each, contested=False, taken=True)
         self.ledger.charge(task, task.level, held_need(task))
         if task.group in self.totals.zoned and len(slots) > 1:
             self._note_crossing(task)
@@ -255,9 +271,9 @@ class Index:
         if crosses_zone(ranks, self.nodes, self.totals.levels(task.group)):
             self._crossing.setdefault(task.group, set()).add(task.id)
 
-    def crossing(self, group: str) -> int:
-        """How many gangs lie in more than one of the largest domains now."""
-        return len(self._crossing.get(group, ()))
+    def crossing(self, group: str) -> AbstractSet[str]:
+        """The tasks whose gangs lie, or are promised to lie, in more than one largest domain."""
+        return self._crossing.get(group, set())
 
     def _take_back(self, task: Task) -> None:
         if self._crossing:
@@ -265,7 +281,7 @@ class Index:
         owners, others = self.holders, self.keepers
         if not task.placements:
             owners, others = others, owners
-        slots = self._slots.pop(task.id)
+        slots, each = self._slots.pop(task.id), self._each.pop(task.id, NOTHING)
         contested = False
         for node_id, _ in slots:
             there = owners[node_id]
@@ -273,19 +289,20 @@ class Index:
             if not there:
                 del owners[node_id]
             contested = contested or node_id in others or bool(there)
-        self._sync(slots, contested=contested, taken=False)
+        self._sync(slots, each, contested=contested, taken=False)
         self.ledger.charge(task, task.level, minus(held_need(task)))
 
-    def _sync(self, slots: tuple[Slot, ...], *, contested: bool, taken: bool) -> None:
+    def _sync(self, slots: tuple[Slot, ...], each: Each, *, contested: bool, taken: bool) -> None:
         """Make the free bits of nodes what their holders and keepers leave."""
         if self._nodes_stale:
             return
         if taken:
             # What is taken already stays so; a counted place counts for each.
-            self.capacity.take(slots)
+            self.capacity.take(slots, each)
         elif not contested:
-            self.capacity.give(slots)
+            self.capacity.give(slots, each)
         else:
+            self.capacity.give_amounts(slots, each)
             self.capacity.give(
                 Slot(node_id, mask & ~self.taken(node_id)) if mask else Slot(node_id, 0)
                 for node_id, mask in slots
@@ -301,38 +318,60 @@ class Index:
                     mask |= each
         return mask
 
-    def ripe(self, task: Task, begun: Mapping[str, int]) -> bool:
+    def ripe(self, task: Task, begun: Mapping[str, int], given: Mapping[str, Each]) -> bool:
         """True if all that is promised to a task is observed free, on nodes that take new runs.
 
-        ``begun``: CPU-only ranks by node that this round has given already.
+        ``begun`` and ``given``: CPU-only ranks, and CPUs and memory, by node, of what was promised
+        to others and begins in this round.
         """
+        each = task.shape.each
         for node_id, mask in self.slots(task):
             node = self.capacity.nodes.get(node_id)
             if node is None:
                 return False
             held = self.holders.get(node_id, {})
-            if mask and any(mask & each for each in held.values()):
+            if mask and any(mask & other for other in held.values()):
                 return False
             if not mask or not node.gpus:
-                ranks = sum(not each for each in held.values()) + begun.get(node_id, 0)
+                ranks = sum(not other for other in held.values()) + begun.get(node_id, 0)
                 if ranks >= (1 if mask else cpu_ranks_max(node, self.settings)):
                     return False
                 if not node.gpus and any(held.values()):
                     return False
+            if each != NOTHING and exceeds(
+                node, each, [self.asked(held), given.get(node_id, NOTHING)]
+            ):
+                return False
         return True
 
-    def broken(self, task: Task) -> bool:
+    def asked(self, task_ids: Iterable[str]) -> Each:
+        """What one rank of each of these tasks asks for of its node, together."""
+        found = [each for task_id in task_ids if (each := self._each.get(task_id))]
+        return Each(sum(e.cpus for e in found), sum(e.memory_bytes for e in found))
+
+    def broken(self, task: Task, released: Container[str] = ()) -> bool:
         """True if something that is promised to a task can no longer be had: its nodes must still
-        be ones on which it could be placed now, were they free."""
+        be ones on which it could be placed now, were they free.
+
+        ``released``: tasks whose promises were taken back in this round.
+        """
         nodes, shape = self.capacity.nodes, task.shape
-        if any(
-            (node := nodes.get(name)) is None
-            or node.group != task.group
-            or mask & ~usable_mask(node)
-            or not roomy(node, shape)
-            for name, mask in self.slots(task)
-        ):
-            return True
+        for node_id, mask in self.slots(task):
+            node = nodes.get(node_id)
+            if (
+                node is None
+                or node.group != task.group
+                or mask & ~usable_mask(node)
+                or not roomy(node, shape)
+            ):
+                return True
+            if shape.each != NOTHING:
+                # A node that offers less than it did breaks what it cannot hold any more.
+                held, kept = self.holders.get(node_id, {}), self.keepers.get(node_id, {})
+                stay = [other for other in held if self.tasks[other].state not in LEAVING]
+                others = [each for each in kept if each != task.id and each not in released]
+                if exceeds(node, shape.each, [self.asked(stay), self.asked(others)]):
+                    return True
         # A whole node is all of it, also after it was rebuilt.
         whole = shape.gpus is None
         return whole and any(len(p.gpus) != nodes[p.node_id].gpus for p in task.promised)
@@ -351,9 +390,8 @@ class Index:
         self.totals = Totals(self.nodes.values(), self.settings, levels)
         self.capacity = self.totals.offered.copy()
         self._nodes_stale = False
-        for owners in (self.holders, self.keepers):
-            for node_id, masks in owners.items():
-                self.capacity.take(Slot(node_id, mask) for mask in masks.values())
+        for task_id, slots in self._slots.items():
+            self.capacity.take(slots, self._each.get(task_id, NOTHING))
         self._crossing.clear()
         for task in self.tasks.values() if self.totals.zoned else ():
             if task.group in self.totals.zoned and len(task.placements or task.promised) > 1:
@@ -430,3 +468,15 @@ class Index:
             return True
         group = self.tasks[moment.task_id].group
         return group in plan.left_out and moment.kind is not Kind.EXPIRES
+
+
+def exceeds(node: Node, each: Each, others: Iterable[Each]) -> bool:
+    """True if a rank and the others ask for more than the node offers, of what the rank asks."""
+    cpus, memory, each_other = cpus_of(node), memory_of(node), list(others)
+    for total, own, rest in (
+        (cpus, each.cpus, sum(other.cpus for other in each_other)),
+        (memory, each.memory_bytes, sum(other.memory_bytes for other in each_other)),
+    ):
+        if total is not None and own and own + rest > total:
+            return True
+    return False

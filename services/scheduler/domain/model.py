@@ -50,6 +50,17 @@ WEIGHTS: Mapping[Priority, int] = MappingProxyType(
 SHAPES_KEPT_MAX = 65_536
 
 
+class Each(NamedTuple):
+    """What each rank of a gang takes of its node beside GPUs."""
+
+    # Thousandths of a CPU.
+    cpus: int = 0
+    memory_bytes: int = 0
+
+
+NOTHING = Each()
+
+
 class Shape(NamedTuple):
     """What a task asks of the cluster; tasks of one shape are interchangeable for placement."""
 
@@ -62,6 +73,20 @@ class Shape(NamedTuple):
     # Labels its nodes must have, and taints it does not mind (``key`` or ``key=value``).
     selector: tuple[tuple[str, str], ...] = ()
     tolerations: tuple[str, ...] = ()
+    # Nodes that it does not take while others could hold it: starts of this task failed there.
+    avoids: tuple[str, ...] = ()
+
+    @property
+    def each(self) -> Each:
+        """What each rank takes of its node beside GPUs."""
+        if not self.cpus and not self.memory_bytes:
+            return NOTHING
+        return Each(thousandths(self.cpus), self.memory_bytes)
+
+
+def thousandths(cpus: float) -> int:
+    """CPUs in thousandths, as Kubernetes counts them; more than none is at least one."""
+    return max(1, round(cpus * 1000)) if cpus > 0 else 0
 
 
 @lru_cache(maxsize=SHAPES_KEPT_MAX)
@@ -70,7 +95,7 @@ def _shape(*fields: Any) -> Shape:  # noqa: ANN401 - those of Shape
     return Shape(*fields)
 
 
-def shape_of(spec: TaskSpec) -> Shape:
+def shape_of(spec: TaskSpec, avoids: tuple[str, ...] = ()) -> Shape:
     """What a task of this specification asks of the cluster."""
     return _shape(
         spec.group,
@@ -80,6 +105,7 @@ def shape_of(spec: TaskSpec) -> Shape:
         spec.memory_bytes or 0,
         tuple(sorted(spec.node_selector.items())) if spec.node_selector else (),
         tuple(sorted(set(spec.tolerations))) if spec.tolerations else (),
+        avoids,
     )
 
 
@@ -139,6 +165,8 @@ class Task:
     # Number of the checkpoint the live attempt began from; 0: from the beginning.
     began_from_checkpoint: int = 0
     exit: RunExit | None = None
+    # Nodes on which its last starts failed, in order of their names; empty once it has started.
+    avoids: tuple[str, ...] = ()
 
     @property
     def group(self) -> str:
@@ -148,7 +176,7 @@ class Task:
     @property
     def shape(self) -> Shape:
         """What it asks of the cluster."""
-        return shape_of(self.spec)
+        return shape_of(self.spec, self.avoids)
 
     @property
     def holds(self) -> bool:
@@ -279,6 +307,8 @@ class Preempt:
     deadline_at: datetime
     beneficiary: str = ""
     end_reason: Reason | None = None
+    # Where there is a place for it, if it is only to move.
+    moves_to: tuple[Placement, ...] = ()
     kind: str = field(default="preempt", init=False)
     trigger: Trigger = field(default=Trigger.PREEMPT, init=False)
 
@@ -293,6 +323,7 @@ class Kill:
     trigger: Trigger = Trigger.KILL
     beneficiary: str = ""
     end_reason: Reason | None = None
+    moves_to: tuple[Placement, ...] = ()
     kind: str = field(default="kill", init=False)
 
 

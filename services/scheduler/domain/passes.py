@@ -10,7 +10,7 @@ takes anything. Runs that are held or protected are not there for anybody.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -117,35 +117,42 @@ class Turns:
         return discipline.reach(self._pool, entry.task, marks, entry.key, ratio) + lead
 
     def _take(self, entry: Entry, row: _Row, count: int) -> tuple[Slot, ...] | None:
-        round_, pool, discipline = self._round, self._pool, self._pool.discipline
-        trial = round_.soon(pool).copy()
-        taken: list[Task] = []
-        fits = False
-        for _, task_id in reversed(row.runs[-count:]):
-            task = round_.index.tasks[task_id]
-            if (
-                task_id in self._used
-                or task_id in round_.moved
-                or discipline.spares(entry.task, task)
-                or self._covered_better(entry, task)
-            ):
-                continue
-            trial.give(round_.index.slots(task))
-            taken.append(task)
-            fits = trial.fits(entry.shape) and room.pick(round_, pool, entry, trial) is not None
-            if fits:
-                break
-        if not fits:
+        round_, pool = self._round, self._pool
+
+        def search(domain: str | None) -> room.Trial | None:
+            trial = room.Trial(round_, pool, entry, inside=domain is not None)
+            for task in self._may_be_taken(entry, row, count):
+                if domain is not None and not room.touches(round_, pool, task, domain):
+                    continue
+                trial.give(task)
+                if trial.pick() is not None:
+                    trial.spare()
+                    return trial if self._later(entry, row, trial.taken, count) else None
             return None
-        victims = room.spare(round_, pool, entry, trial, taken)
-        if not self._later(entry, row, victims, count):
+
+        trial = room.least_disturbing(round_, pool, search)
+        if trial is None:
             return None
+        victims, slots = trial.taken, trial.pick()
         if not self._pay(entry, sum(turn_cost(pool, task, round_.seconds) for task in victims)):
             self._saving = True
             return None
         room.send(round_, pool, victims, entry, ReasonCode.TURN_OF)
         self._used.update(task.id for task in victims)
-        return room.pick(round_, pool, entry, trial)
+        return slots
+
+    def _may_be_taken(self, entry: Entry, row: _Row, count: int) -> Iterator[Task]:
+        """Of the last so many runs those that the task may take, from the end."""
+        round_, discipline = self._round, self._pool.discipline
+        for _, task_id in reversed(row.runs[-count:]):
+            task = round_.index.tasks[task_id]
+            if not (
+                task_id in self._used
+                or task_id in round_.moved
+                or discipline.spares(entry.task, task)
+                or self._covered_better(entry, task)
+            ):
+                yield task
 
     def _covered_better(self, entry: Entry, task: Task) -> bool:
         """True if a guarantee covers the run, and none so well the task that wants its turn."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from math import inf
 
 from services.scheduler.domain.clusters import UNCOVERED, Depth
-from services.scheduler.domain.model import WEIGHTS
+from services.scheduler.domain.model import NOTHING, WEIGHTS, Each, Task
 from services.scheduler.domain.order import Entry, rank_of
 from services.scheduler.domain.placement.place import Slot
 from services.scheduler.domain.pool import Pool
@@ -30,6 +30,8 @@ class Promises:
         self._ripe: dict[str, Entry] = {}
         # CPU-only ranks by node that were redeemed already; they share what is promised.
         self._begun: Counter[str] = Counter()
+        # CPUs and memory by node that were redeemed.
+        self._given: dict[str, Each] = {}
 
     def sort_out(self) -> None:
         """Take back what can no longer be had, and find what is free by now."""
@@ -39,22 +41,30 @@ class Promises:
             if task_id in round_.moved or task_id in round_.released:
                 continue
             passed = round_.ledger.passed(task, task.level)
-            if round_.index.broken(task) or (
+            if round_.index.broken(task, round_.released) or (
                 # What leaving runs still hold of a limit may be what the task waits for.
                 passed and round_.ledger.passed(task, task.level, round_.leaving())
             ):
                 round_.release(task)
-            elif (
-                not passed
-                and round_.index.ripe(task, self._begun)
-                and not retry_later(task, round_.now)
-            ):
+            elif not passed and self._is_ripe(task) and not retry_later(task, round_.now):
                 depth = depths.get(task_id, UNCOVERED)
                 rank, own = rank_of(WEIGHTS[task.level], depth), f"{task_id}/promised"
                 cluster = pool.clusters.of(task) if pool.clusters else ""
                 self._ripe[own] = Entry(
                     rank, -inf, own, task, task.shape, task.level, cluster, depth
                 )
+
+    def _is_ripe(self, task: Task) -> bool:
+        """True if it may begin on what it is promised now."""
+        round_, pool = self._round, self._pool
+        if task.id in round_.index.crossing(pool.group):
+            # Gangs that cross and are on their way out leave first, on whatever nodes. A limit
+            # that was lowered meanwhile is no reason: the promise was counted under the old one.
+            crossing = round_.crossing(pool)
+            full = crossing.running >= pool.policy.cross_zone_gangs_max
+            if full and crossing.now > crossing.soon:
+                return False
+        return round_.index.ripe(task, self._begun, self._given)
 
     def __contains__(self, entry_id: str) -> bool:
         return entry_id in self._ripe
@@ -69,8 +79,14 @@ class Promises:
     def take(self, entry: Entry) -> tuple[Slot, ...] | None:
         """What was promised, to begin with; None if another took it meanwhile."""
         round_, task = self._round, entry.task
-        if task.id in round_.released or not round_.index.ripe(task, self._begun):
+        if task.id in round_.released or not self._is_ripe(task):
             return None
-        slots = round_.index.slots(task)
+        slots, each = round_.index.slots(task), task.shape.each
         self._begun.update(slot.node_id for slot in slots if not slot.mask)
+        if each != NOTHING:
+            for node_id, _ in slots:
+                before = self._given.get(node_id, NOTHING)
+                self._given[node_id] = Each(
+                    before.cpus + each.cpus, before.memory_bytes + each.memory_bytes
+                )
         return slots

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from services.scheduler.domain.model import Shape, Task
+from services.scheduler.domain.model import NOTHING, Each, Shape, Task
 from services.scheduler.domain.order import Entry
 from services.scheduler.domain.placement.place import Capacity, Slot, slots_of
 from services.scheduler.domain.placement.topology import Topology
@@ -26,6 +26,7 @@ class End(NamedTuple):
     at: datetime
     task_id: str
     slots: Sequence[Slot]
+    each: Each = NOTHING
 
 
 def expected_end(pool: Pool, task: Task, now: datetime) -> datetime | None:
@@ -58,14 +59,17 @@ class Reservation:
         """A place for a later task that does not delay the reservation, or None."""
         if self.starts_at is not None and ends_at is not None and ends_at <= self.starts_at:
             return free.pick(shape, topology=topology)
-        now, over = free.free, self.over.free
+        now, over, each = free.free, self.over.free, shape.each
         slots = free.pick(
             shape,
-            lambda node_id: node_id not in self.wanted or now[node_id] & ~over[node_id] == 0,
+            lambda node_id: (
+                node_id not in self.wanted
+                or (now[node_id] & ~over[node_id] == 0 and self.over.offers(node_id, each))
+            ),
             topology=topology,
         )
         if slots is not None:
-            self.over.take(slots)
+            self.over.take(slots, each)
         return slots
 
 
@@ -75,7 +79,7 @@ def reserve(round_: Round, pool: Pool, entry: Entry) -> Reservation:
     runs += pool.leaving.values()
     runs += round_.started.get(pool.group, ())
     ends = [
-        End(at, run.id, slots_of(run))
+        End(at, run.id, slots_of(run), run.shape.each)
         for run in runs
         if (at := expected_end(pool, run, round_.now)) is not None
     ]
@@ -89,11 +93,11 @@ def reserve_among(
     trial = free.copy()
     ordered = sorted(ends)
     for place, end in enumerate(ordered):
-        trial.give(end.slots)
+        trial.give(end.slots, end.each)
         following = ordered[place + 1].at if place + 1 < len(ordered) else None
         # All ends of one moment count together.
         if following != end.at and trial.fits(shape):
-            trial.take(_least_free_now(free.free, shape, trial))
+            trial.take(_least_free_now(free.free, shape, trial), shape.each)
             return Reservation(end.at, trial, wanted)
     return Reservation(None, free.copy(), frozenset())
 

@@ -5,12 +5,14 @@ Who may be asked: runs that are covered less by a guarantee than the task would 
 protected minimum, or not started yet. Promises to lower tasks are taken first: that costs nothing.
 Runs are added from the lowest level and the cheapest on (node-seconds since the last checkpoint,
 and what being moved costs) until the gang fits; then, in reverse, each that is not needed is
-spared.
+spared. A gang crosses the largest domains of the network only where that is much cheaper than to
+make room inside one of them. Where a guarantee fails by fragmentation alone, ``regroup.py`` moves
+runs together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from libs.contracts.messages import ReasonCode
 from services.scheduler.domain.clusters import UNCOVERED, Depth
@@ -20,17 +22,109 @@ from services.scheduler.domain.model import WEIGHTS, Shape, Task
 from services.scheduler.domain.moments import protected_until
 from services.scheduler.domain.order import Entry
 from services.scheduler.domain.placement.place import Allowed, Capacity, Slot
+from services.scheduler.domain.placement.topology import address
 from services.scheduler.domain.pool import Pool, saved_until, units_of
 from services.scheduler.domain.quota import Account
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.why import reason
 
 ALMOST = 1e-6
+# Room inside one of the largest domains may cost so many times as much as room across them.
+INSIDE_COST_MAX = 2.0
 
 
 def move_cost(pool: Pool, task: Task, now: float) -> float:
     """What sending a run away costs now, in node-seconds: unsaved work, and being moved."""
     return pool.size(task) * (max(0.0, now - saved_until(task)) + pool.move_seconds(task))
+
+
+class Trial:
+    """What a waiting task would find if some runs had gone and some promises were taken back.
+
+    ``inside``: the gang may not cross the pool's largest domains. ``allowed`` narrows the nodes.
+    """
+
+    def __init__(
+        self,
+        round_: Round,
+        pool: Pool,
+        entry: Entry,
+        allowed: Allowed | None = None,
+        *,
+        inside: bool = False,
+    ) -> None:
+        self.round, self.pool, self.entry = round_, pool, entry
+        self.capacity: Capacity = round_.soon(pool).copy()
+        # Whose runs and promises count as free, by id.
+        self.given: dict[str, Task] = {}
+        self._allowed, self._inside = allowed, inside
+        self._crossing = round_.crossing(pool).soon
+        self._across = round_.index.crossing(pool.group)
+
+    def copy(self) -> Trial:
+        """An independent copy."""
+        twin = Trial(self.round, self.pool, self.entry, self._allowed, inside=self._inside)
+        twin.capacity, twin.given = self.capacity.copy(), self.given.copy()
+        twin._crossing = self._crossing
+        return twin
+
+    def give(self, task: Task) -> None:
+        """Count what a run holds, or a task is promised, as free."""
+        index = self.round.index
+        self.capacity.give(index.slots(task), index.each(task))
+        self._crossing -= task.id in self._across
+        self.given[task.id] = task
+
+    def take_back(self, task: Task) -> None:
+        """Count it as held again."""
+        index = self.round.index
+        self.capacity.take(index.slots(task), index.each(task))
+        self._crossing += task.id in self._across
+        del self.given[task.id]
+
+    def pick(self) -> tuple[Slot, ...] | None:
+        """A place for the task's gang, as the pool's topology wants it."""
+        shape = self.entry.shape
+        if not self.capacity.fits(shape):
+            return None
+        most = self.pool.policy.cross_zone_gangs_max
+        crossing = most if self._inside else self._crossing
+        topology = self.round.topology(self.pool, crossing)
+        return self.capacity.pick(shape, self._allowed, topology=topology)
+
+    def spare(self, works: Callable[[], bool] | None = None) -> None:
+        """Of what was given, last first, leave alone what is not needed; all of it together is."""
+        works = works or (lambda: self.pick() is not None)
+        for task in reversed([*self.given.values()]):
+            self.take_back(task)
+            if not works():
+                self.give(task)
+
+    @property
+    def taken(self) -> list[Task]:
+        """The tasks whose runs or promises would be taken."""
+        return [*self.given.values()]
+
+    @property
+    def runs(self) -> list[Task]:
+        """Those of them that run."""
+        return [task for task in self.given.values() if not task.promised]
+
+    def cost(self) -> float:
+        """What sending these runs away costs now."""
+        return sum(move_cost(self.pool, task, self.round.seconds) for task in self.runs)
+
+    def most_entitled(self) -> tuple[int, int]:
+        """The best covered of these runs, of those the highest level; larger is more entitled."""
+        depths: Mapping[str, Depth] = self.round.coverage(self.pool) if self.pool.clusters else {}
+        return max(
+            ((-depths.get(task.id, UNCOVERED), WEIGHTS[task.level]) for task in self.runs),
+            default=(-UNCOVERED, -1),
+        )
+
+
+# From the domain that the victims should lie in (None: any) to what then works, or does not.
+Search = Callable[[str | None], Trial | None]
 
 
 def find(
@@ -41,7 +135,8 @@ def find(
     ``allowed`` narrows the nodes.
     """
     slots = coming_anyway(round_, pool, entry, allowed)
-    if slots is None and _could(round_, pool, entry):
+    most = takeable(round_, pool, entry.weight, entry.shape, entry.cluster)
+    if slots is None and most > 0 and enough(round_, pool, entry):
         slots = _make(round_, pool, entry, allowed)
     return slots
 
@@ -60,25 +155,28 @@ def find_within_quota(
     own = _own_over_quota(round_, pool, entry)
     if not own or flooded(round_, pool, entry) is not None:
         return None
-    trial = round_.soon(pool).copy()
+    trial = Trial(round_, pool, entry, allowed)
     for task in own:
-        trial.give(round_.index.slots(task))
-    others: list[Task] = []
-    if pick(round_, pool, entry, trial, allowed) is None:
-        asked = {task.id for task in own}
-        for task in _candidates(round_, pool, entry):
-            if task.id in asked:
-                continue
-            trial.give(round_.index.slots(task))
-            others.append(task)
-            if trial.fits(entry.shape) and pick(round_, pool, entry, trial, allowed) is not None:
-                break
+        trial.give(task)
+    asked = set(trial.given)
+
+    def works() -> bool:
+        """The gang fits, and the limits admit it because all of the owner's runs go."""
+        return asked <= trial.given.keys() and trial.pick() is not None
+
+    if not works():
+        for task in candidates(round_, pool, entry):
+            if task.id not in asked:
+                trial.give(task)
+                if works():
+                    break
         else:
             return None
-        others = spare(round_, pool, entry, trial, others, allowed)
+        trial.spare(works)
     code = ReasonCode.RECLAIMED_BY if entry.depth < UNCOVERED else ReasonCode.PREEMPTED_BY
-    send(round_, pool, [*own, *others], entry, code)
-    return pick(round_, pool, entry, trial, allowed)
+    slots = trial.pick()
+    send(round_, pool, trial.taken, entry, code)
+    return slots
 
 
 def _own_over_quota(round_: Round, pool: Pool, entry: Entry) -> list[Task]:
@@ -139,15 +237,18 @@ def coming_anyway(
     round_: Round, pool: Pool, entry: Entry, allowed: Allowed | None = None
 ) -> tuple[Slot, ...] | None:
     """A place in what leaving runs set free and nobody is promised."""
-    soon = round_.soon(pool)
-    return None if soon is round_.free else pick(round_, pool, entry, soon, allowed)
+    crossing = round_.crossing(pool)
+    if round_.soon(pool) is round_.free and crossing.soon == crossing.now:
+        return None
+    return pick(round_, pool, entry, round_.soon(pool), allowed)
 
 
 def pick(
     round_: Round, pool: Pool, entry: Entry, capacity: Capacity, allowed: Allowed | None = None
 ) -> tuple[Slot, ...] | None:
-    """A place for a gang as the pool's topology wants it."""
-    return capacity.pick(entry.shape, allowed, topology=round_.topology(pool))
+    """A place for a gang as the pool's topology wants it, once runs on their way out have gone."""
+    topology = round_.topology(pool, round_.crossing(pool).soon)
+    return capacity.pick(entry.shape, allowed, topology=topology)
 
 
 def takeable(round_: Round, pool: Pool, weight: int, shape: Shape, cluster: str) -> float:
@@ -158,52 +259,67 @@ def takeable(round_: Round, pool: Pool, weight: int, shape: Shape, cluster: str)
     return pool.coverage.takeable(cluster, depth, weight)
 
 
-def _could(round_: Round, pool: Pool, entry: Entry) -> bool:
+def enough(round_: Round, pool: Pool, entry: Entry) -> bool:
     """False if not even all that it may take would be enough; counts only."""
     most = takeable(round_, pool, entry.weight, entry.shape, entry.cluster)
     there = round_.soon(pool).free_units(pool.group) + most
-    return most > 0 and there >= pool.least_units(entry.shape) - ALMOST
+    return there >= pool.least_units(entry.shape) - ALMOST
 
 
 def _make(
     round_: Round, pool: Pool, entry: Entry, allowed: Allowed | None
 ) -> tuple[Slot, ...] | None:
     """Ask the least to go that lets the gang fit; None, and nobody asked, if all is not enough."""
-    trial = round_.soon(pool).copy()
-    taken: list[Task] = []
-    fits = False
-    for task in _candidates(round_, pool, entry):
-        trial.give(round_.index.slots(task))
-        taken.append(task)
-        if trial.fits(entry.shape):
-            fits = pick(round_, pool, entry, trial, allowed) is not None
-            if fits:
-                break
-    if not fits:
+
+    def search(domain: str | None) -> Trial | None:
+        trial = Trial(round_, pool, entry, allowed, inside=domain is not None)
+        for task in candidates(round_, pool, entry):
+            if domain is not None and not touches(round_, pool, task, domain):
+                continue
+            trial.give(task)
+            if trial.pick() is not None:
+                trial.spare()
+                return trial
         return None
-    victims = spare(round_, pool, entry, trial, taken, allowed)
+
+    trial = least_disturbing(round_, pool, search)
+    if trial is None:
+        return None
     code = ReasonCode.RECLAIMED_BY if entry.depth < UNCOVERED else ReasonCode.PREEMPTED_BY
-    send(round_, pool, victims, entry, code)
-    return pick(round_, pool, entry, trial, allowed)
+    slots = trial.pick()
+    send(round_, pool, trial.taken, entry, code)
+    return slots
 
 
-def spare(  # noqa: PLR0917 - all of them say what is tried
-    round_: Round,
-    pool: Pool,
-    entry: Entry,
-    trial: Capacity,
-    taken: list[Task],
-    allowed: Allowed | None = None,
-) -> list[Task]:
-    """Of the runs taken, last first, leave those alone that are not needed; ``trial`` follows."""
-    victims: list[Task] = []
-    for task in reversed(taken):
-        slots = round_.index.slots(task)
-        trial.take(slots)
-        if not trial.fits(entry.shape) or pick(round_, pool, entry, trial, allowed) is None:
-            trial.give(slots)
-            victims.append(task)
-    return victims
+def least_disturbing(round_: Round, pool: Pool, search: Search) -> Trial | None:
+    """What works at the least cost; across the largest domains only if that is much cheaper.
+
+    ``search`` is asked for each domain only where the cheapest that works crosses them.
+    """
+    found = search(None)
+    slots = None if found is None else found.pick()
+    if found is None or slots is None or not round_.crosses(pool, slots):
+        return found
+    inside = [
+        trial for domain in round_.totals.zones(pool.group) if (trial := search(domain)) is not None
+    ]
+    best = min(inside, key=lambda each: (each.most_entitled(), each.cost()), default=None)
+    if (
+        best is not None
+        and best.most_entitled() <= found.most_entitled()
+        and best.cost() <= INSIDE_COST_MAX * found.cost() + ALMOST
+    ):
+        return best
+    return found
+
+
+def touches(round_: Round, pool: Pool, task: Task, domain: str) -> bool:
+    """True if a run or promise has a part in this one of the pool's largest domains."""
+    nodes, levels = round_.index.nodes, round_.totals.levels(pool.group)[:1]
+    return any(
+        slot.node_id in nodes and address(nodes[slot.node_id], levels) == (domain,)
+        for slot in round_.index.slots(task)
+    )
 
 
 def send(
@@ -230,7 +346,7 @@ def may_go(round_: Round, pool: Pool, task: Task) -> bool:
     return until is None or until <= round_.now
 
 
-def _candidates(round_: Round, pool: Pool, entry: Entry) -> Iterator[Task]:
+def candidates(round_: Round, pool: Pool, entry: Entry) -> Iterator[Task]:
     """Promises and runs that may be taken for the task, cheapest first."""
     tasks = round_.index.tasks
     if pool.clusters:

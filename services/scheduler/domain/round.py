@@ -6,7 +6,7 @@ It works on cheap copies, so that the index is as it was when the round is over.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from libs.contracts.messages import Priority, Reason, ReasonCode
@@ -14,9 +14,11 @@ from services.scheduler.domain.clusters import Clusters, Depth
 from services.scheduler.domain.lifecycle import LEAVING
 from services.scheduler.domain.marks import Marks, PoolBook
 from services.scheduler.domain.model import (
+    NOTHING,
     WEIGHTS,
     Assign,
     Decision,
+    Each,
     Hold,
     Kill,
     Look,
@@ -27,7 +29,7 @@ from services.scheduler.domain.model import (
     Task,
 )
 from services.scheduler.domain.placement.place import Capacity, Slot, placements_of
-from services.scheduler.domain.placement.topology import Topology
+from services.scheduler.domain.placement.topology import Topology, crosses_zone
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.quota import Need, held_need, minus
 from services.scheduler.domain.snapshot import Snapshot
@@ -36,6 +38,29 @@ from services.scheduler.domain.why import reason, same
 ANYWHERE = Topology()
 TOO_SMALL_NOW = ReasonCode.CLUSTER_TOO_SMALL_NOW
 TOO_SMALL = (TOO_SMALL_NOW, ReasonCode.NEVER_FITS, ReasonCode.WAITS_FOR_INVENTORY)
+
+
+@dataclass(slots=True)
+class Crossing:
+    """How many gangs of a pool lie in more than one of its largest domains."""
+
+    # Those with processes, or that begin in this round.
+    running: int = 0
+    # Those, and the ones that are promised their nodes.
+    now: int = 0
+    # The same without runs on their way out: what counts for who waits for these.
+    soon: int = 0
+
+    def promise(self) -> None:
+        """A gang that crosses is promised its nodes."""
+        self.now += 1
+        self.soon += 1
+
+    def begin(self, *, promised: bool) -> None:
+        """A gang that crosses begins; ``promised``: it was counted when it was promised nodes."""
+        self.running += 1
+        if not promised:
+            self.promise()
 
 
 class Round:
@@ -68,14 +93,16 @@ class Round:
         self.told: dict[str, list[Task]] = {}
         # Pools in which a waiting task left the queue because its owner paused or stopped it.
         self.left: set[str] = set()
+        self.going: set[str] = set()
         self.kept: dict[str, int] = {}
         # Promises taken from tasks in this round.
         self.released: set[str] = set()
         # Runs begun in this round, by pool, as they will be.
         self.started: dict[str, list[Task]] = {}
         self.displaced: dict[str, list[Task]] = {}
-        # Gangs that cross their pool's largest domains, started in this round.
-        self.crossed: dict[str, int] = {}
+        # Gangs that cross their pool's largest domains: with runs, or about to begin in this
+        # round; those and promised ones; and the latter without runs on their way out.
+        self._crossing: dict[str, Crossing] = {}
         self._remarked: set[str] = set()
         self._clusters: dict[str, Clusters] = {}
         self._soon: dict[str, Capacity] = {}
@@ -94,17 +121,52 @@ class Round:
         """How each run (and promise) of the pool is covered by guarantees."""
         return pool.coverage.depths()
 
-    def topology(self, pool: Pool) -> Topology | None:
-        """Whether one more gang may cross the pool's largest domains; None: it has no domains."""
+    def crossing(self, pool: Pool) -> Crossing:
+        """How many gangs of a pool cross its largest domains, with what this round decided."""
+        found = self._crossing.get(pool.group)
+        if found is None:
+            found = self._crossing[pool.group] = Crossing()
+            for task_id in self.index.crossing(pool.group):
+                task = self.index.tasks[task_id]
+                runs = bool(task.placements)
+                if not runs and task_id in self.released:
+                    continue
+                found.running += runs
+                found.now += 1
+                found.soon += task.state not in LEAVING and task_id not in self.going
+        return found
+
+    def crosses(self, pool: Pool, slots: tuple[Slot, ...]) -> bool:
+        """True if a gang in this place crosses the pool's largest domains."""
+        group, totals = pool.group, self.totals
+        return group in totals.zoned and crosses_zone(slots, self.index.nodes, totals.levels(group))
+
+    def topology(self, pool: Pool, crossing: int | None = None) -> Topology | None:
+        """Whether one more gang may cross the pool's largest domains; None: it has no domains.
+
+        ``crossing``: how many do; else what counts for a gang that begins at once.
+        """
         if pool.group not in self.totals.zoned:
             return ANYWHERE
-        crossing = self.index.crossing(pool.group) + self.crossed.get(pool.group, 0)
-        return Topology(cross_zone_allowed=crossing < pool.policy.cross_zone_gangs_max)
+        count = self.crossing(pool).now if crossing is None else crossing
+        return Topology(cross_zone_allowed=count < pool.policy.cross_zone_gangs_max)
+
+    def may_begin(self, pool: Pool, slots: tuple[Slot, ...], each: Each) -> bool:
+        """True if a gang may begin in a place now: all of it is free, and it may cross domains."""
+        if not all(self.free.covers(slot, each) for slot in slots):
+            return False
+        most = pool.policy.cross_zone_gangs_max
+        return not self.crosses(pool, slots) or self.crossing(pool).now < most
 
     def release(self, task: Task) -> None:
         """Take back what was promised to a waiting task; it is looked at again in this round."""
+        if task.id in self.index.crossing(task.group):
+            crossing = self.crossing(self.index.pools[task.group])
+            crossing.now -= 1
+            crossing.soon -= 1
         self.released.add(task.id)
         self.displaced.setdefault(task.group, []).append(task)
+        self.free.give_amounts(self.index.slots(task), task.shape.each)
         for slot in self.index.slots(task):
             if slot.mask:
                 held = 0
@@ -134,9 +196,12 @@ class Round:
         if isinstance(decision, Preempt | Kill):
             task = self.index.tasks[decision.task_id]
             if task.state not in LEAVING:
+                if task.id in self.index.crossing(task.group):
+                    self.crossing(self.index.pools[task.group]).soon -= 1
+                self.going.add(task.id)
                 self.told.setdefault(task.group, []).append(task)
                 if task.group in self._soon:
-                    self._soon[task.group].give(self._freed(task))
+                    self._free(self._soon[task.group], task)
         elif isinstance(decision, Reject):
             self.served.add(decision.task_id)
 
@@ -227,16 +292,17 @@ class Round:
             found = self._promised_units[pool.group, weight] = sum(map(pool.size, lower))
         return found
 
-    def take(self, slots: tuple[Slot, ...]) -> None:
+    def take(self, slots: tuple[Slot, ...], each: Each) -> None:
         """Take free slots for a run that begins."""
-        self.free.take(slots)
+        self.free.take(slots, each)
         for capacity in self._soon.values():
-            capacity.take(slots)
+            capacity.take(slots, each)
 
-    def keep(self, slots: tuple[Slot, ...]) -> None:
+    def keep(self, slots: tuple[Slot, ...], each: Each) -> None:
         """Keep slots, free or coming free, for a task that waits for the rest of them."""
         for capacity in self._soon.values():
-            capacity.take(slots)
+            capacity.take(slots, each)
+        self.free.take_amounts(slots, each)
         for slot in slots:
             if slot.mask:
                 self.kept[slot.node_id] = self.kept.get(slot.node_id, 0) | slot.mask
@@ -247,10 +313,12 @@ class Round:
                 # Places for CPU-only ranks are counted: one that is still held counts twice.
                 self.free.take((slot,))
 
-    def coming(self, pool: Pool) -> list[Slot]:
-        """What runs on their way out will set free and nobody is promised."""
-        leaving = (*pool.leaving.values(), *self.told.get(pool.group, ()))
-        return [slot for task in leaving for slot in self._freed(task)]
+    def _free(self, capacity: Capacity, task: Task) -> None:
+        """Give what a run on its way out will leave, and nobody is promised."""
+        # What others are promised of CPUs and memory was taken already.
+        if (each := self.index.each(task)) is not NOTHING:
+            capacity.give_amounts(self.index.slots(task), each)
+        capacity.give(self._freed(task))
 
     def _freed(self, task: Task) -> Iterator[Slot]:
         """What a run will leave that nobody is promised."""
@@ -273,7 +341,11 @@ class Round:
             if not pool.leaving and pool.group not in self.told:
                 return self.free
             found = self._soon[pool.group] = self.free.copy()
-            found.give(self.coming(pool))
+            leaving = (*pool.leaving.values(), *self.told.get(pool.group, ()))
+            found.give([slot for task in leaving for slot in self._freed(task)])
+            for task in leaving:
+                if (each := self.index.each(task)) is not NOTHING:
+                    found.give_amounts(self.index.slots(task), each)
         return found
 
     def waits(self, code: ReasonCode, shape: Shape) -> Reason:

@@ -11,7 +11,7 @@ from datetime import datetime
 from math import inf, nextafter
 
 from libs.contracts.messages import ReasonCode
-from services.scheduler.domain import room, slices
+from services.scheduler.domain import regroup, room, slices
 from services.scheduler.domain.clusters import UNCOVERED
 from services.scheduler.domain.disciplines.base import Filling
 from services.scheduler.domain.floods import flooded
@@ -23,7 +23,6 @@ from services.scheduler.domain.order import Entry, Line, Outcome, auto_level, is
 from services.scheduler.domain.own_line import OwnLine
 from services.scheduler.domain.passes import Turns
 from services.scheduler.domain.placement.place import Allowed, Slot, placements_of
-from services.scheduler.domain.placement.topology import crosses_zone
 from services.scheduler.domain.pool import Pool, units_of
 from services.scheduler.domain.promises import Promises
 from services.scheduler.domain.reserve import Reservation, expected_end_if_begun, reserve
@@ -220,8 +219,11 @@ class Sharing:
             self._full.add(shape)
         least = pool.least_units(shape)
         most = room.takeable(round_, pool, weight, shape, cluster)
+        if most or (cluster and round_.clusters(pool).depth(cluster, self.size(shape)) < UNCOVERED):
+            # Where a guarantee covers it, what lies in the wrong places is moved together.
+            return least - most
         # With nothing to take it needs more to be there than is, however that is spread.
-        return least - most if most else max(least, nextafter(self.there(), inf))
+        return max(least, nextafter(self.there(), inf))
 
     def aside(self, entry: Entry) -> Outcome | None:
         """What stops the task, whatever others do; None: nothing does."""
@@ -257,7 +259,7 @@ class Sharing:
 
     def _gets(self, entry: Entry, made: tuple[Slot, ...], *, later: bool = False) -> Outcome:
         """Promise what others leave (``later``: free nodes, too); look at the displaced again."""
-        if not later and all(map(self.round.free.covers, made)):
+        if not later and self.round.may_begin(self.pool, made, entry.shape.each):
             # Nobody has to go: it was only promised to others.
             self.assign(entry, made)
         else:
@@ -289,7 +291,10 @@ class Sharing:
 
     def _made(self, entry: Entry) -> tuple[Slot, ...] | None:
         """A place that others leave: lower ones, or those whose turn is over."""
-        slots = room.find(self.round, self.pool, entry, self._allowed(entry))
+        allowed = self._allowed(entry)
+        slots = room.find(self.round, self.pool, entry, allowed)
+        if slots is None:
+            slots = regroup.find(self.round, self.pool, entry, allowed)
         if slots is None and self.turns.worth(entry.weight):
             return self.turns.take(entry)
         return slots
@@ -353,9 +358,10 @@ class Sharing:
         """Start an attempt on these slots."""
         round_, pool, task = self.round, self.pool, entry.task
         if not counted:
-            round_.take(slots)
+            round_.take(slots, entry.shape.each)
         start_deadline_at = round_.after(round_.settings.start_deadline_seconds)
-        self._note_crossing(slots)
+        if round_.crosses(pool, slots):
+            round_.crossing(pool).begin(promised=counted)
         names = {"node_ids": ", ".join(slot.node_id for slot in slots[:3]), "group": task.group}
         decision = Assign(
             task_id=task.id,
@@ -373,8 +379,9 @@ class Sharing:
     def promise(self, entry: Entry, slots: tuple[Slot, ...]) -> None:
         """Keep these slots for the task until they are all observed free."""
         round_, pool, task = self.round, self.pool, entry.task
-        round_.keep(slots)
-        self._note_crossing(slots)
+        round_.keep(slots, entry.shape.each)
+        if round_.crosses(pool, slots):
+            round_.crossing(pool).promise()
         round_.charge(task, entry.level, round_.totals.need(entry.shape), pool.size(task))
         round_.explain(
             task,
@@ -382,13 +389,6 @@ class Sharing:
             promised=slots,
             level=entry.level,
         )
-
-    def _note_crossing(self, slots: tuple[Slot, ...]) -> None:
-        group, totals = self.pool.group, self.round.totals
-        if group in totals.zoned and crosses_zone(
-            slots, self.round.index.nodes, totals.levels(group)
-        ):
-            self.round.crossed[group] = self.round.crossed.get(group, 0) + 1
 
 
 ALMOST = 1e-6

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from services.scheduler.domain.model import Node, PolicySettings, Shape
 from services.scheduler.domain.placement.place import Capacity, width
-from services.scheduler.domain.placement.topology import LEVELS
+from services.scheduler.domain.placement.topology import LEVELS, address
 from services.scheduler.domain.quota import Need
 
 
@@ -35,11 +35,10 @@ class Totals:
         # Groups with more than one of the largest domains.
         zones: dict[str, set[str]] = {}
         for node in standing:
-            label = self.levels(node.group)[:1]
-            zones.setdefault(node.group, set()).update(
-                value for key, value in node.labels if [key] == list(label)
-            )
-        self.zoned = frozenset(group for group, names in zones.items() if len(names) > 1)
+            zones.setdefault(node.group, set()).update(address(node, self.levels(node.group)[:1]))
+        self._zones = {group: tuple(sorted(names)) for group, names in zones.items()}
+        # Nodes without the label lie in one domain of no name, which is none to cross from.
+        self.zoned = frozenset(group for group, names in zones.items() if len(names - {""}) > 1)
         # Nodes whose runs are asked to leave.
         self.draining = frozenset(str(node.id) for node in standing if node.draining)
         self._widths: dict[str, int] = {}
@@ -101,6 +100,10 @@ class Totals:
         if shape not in self._fits_now:
             self._fits_now[shape] = self.offered.pick(shape) is not None
         return self._fits_now[shape]
+
+    def zones(self, group: str) -> tuple[str, ...]:
+        """The names of a group's largest domains; one is empty if nodes are in none."""
+        return self._zones.get(group, ())
 
     def narrowed_by(self, shape: Shape, *, now: bool) -> dict[str, str]:
         """The labels or taints without which the nodes could hold the gang, by what they are.

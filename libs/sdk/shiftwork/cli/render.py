@@ -33,6 +33,7 @@ STYLES = {
     "ready": "green",
     "cordoned": "yellow",
     "draining": "yellow",
+    "quarantined": "bold red",
     "lost": "bold red",
 }
 _STEPS = ((60.0, "s", 1.0), (3600.0, "m", 60.0), (86_400.0, "h", 3600.0))

@@ -54,11 +54,13 @@ def _node(data: Data) -> str:
 
 
 def node_state(node: Data) -> str:
-    """``ready``, ``cordoned``, ``draining`` or ``lost``."""
+    """``ready``, ``cordoned``, ``draining``, ``quarantined`` or ``lost``."""
     if not node.get("ready"):
         return "lost"
     if node.get("draining"):
         return "draining"
+    if node.get("quarantined"):
+        return "quarantined"
     return "ready" if node.get("schedulable") else "cordoned"
 
 

@@ -46,6 +46,10 @@ class NodeRules:
     tolerated: tuple[str, ...] = ("nvidia.com/gpu",)
 
 
+# What a node reports of which others have everything.
+_LEAST_CPUS = 0.001
+
+
 @dataclass(frozen=True, slots=True)
 class Use:
     """What a pod has asked for."""
@@ -233,8 +237,13 @@ class Nodes:
         node = facts.node.model_copy(
             update={
                 "unusable_gpus": unusable,
-                "cpus": max(0.0, round(facts.node.cpus - held.sum.cpus, 3)),
-                "memory_bytes": max(0, facts.node.memory_bytes - held.sum.memory_bytes),
+                # Nothing left is not the same as not known, which 0 means.
+                "cpus": max(_LEAST_CPUS, round(facts.node.cpus - held.sum.cpus, 3))
+                if facts.node.cpus > 0
+                else 0.0,
+                "memory_bytes": max(1, facts.node.memory_bytes - held.sum.memory_bytes)
+                if facts.node.memory_bytes > 0
+                else 0,
             }
         )
         return ObservedNode(node, facts.problem)

@@ -154,7 +154,7 @@ class Board:
         """A run is over: what it held is free."""
         self.runs.pop(run.task.id, None)
         self.unorder(run)
-        self.free.give(run.slots)
+        self.free.give(run.slots, run.task.shape.each)
         self._charge(run.task, sign=-1)
 
     def ask(self, run: Run) -> None:
@@ -166,7 +166,7 @@ class Board:
 
     def take(self, task: Task, slots: tuple[Slot, ...]) -> None:
         """A task starts on slots that are free."""
-        self.free.take(slots)
+        self.free.take(slots, task.shape.each)
         for slot in slots:
             self._hand_over.pop(slot.node_id, None)
         self._charge(task, sign=1)
@@ -201,16 +201,16 @@ class Board:
         """Of the runs taken, last first, those that are needed; the others are left alone."""
         victims: list[Run] = []
         for run in reversed(taken):
-            trial.take(run.slots)
+            trial.take(run.slots, run.task.shape.each)
             if not trial.fits(entry.shape) or self.pick(entry, trial) is None:
-                trial.give(run.slots)
+                trial.give(run.slots, run.task.shape.each)
                 victims.append(run)
         return victims
 
     def reserve(self, entry: Entry) -> Reservation:
         """When and where it starts if all runs end as their owners said."""
         ends = [
-            End(at, task_id, run.slots)
+            End(at, task_id, run.slots, run.task.shape.each)
             for task_id, run in self.runs.items()
             if (at := expected_end(self.pool, run.task, self.now)) is not None
         ]

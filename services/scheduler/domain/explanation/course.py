@@ -156,6 +156,7 @@ class Course:
             for node_id, mask in slots_of(task):
                 held = joined(holders.get(node_id, {}).values())
                 self._board.free.give((Slot(node_id, mask & ~held),) if mask & ~held else ())
+            self._board.free.give_amounts(slots_of(task), task.shape.each)
         return kept
 
     def _enter(self, task: Task, slots: tuple[Slot, ...]) -> None:
@@ -346,7 +347,7 @@ class Course:
             if run.open_at > self.seconds or pool.discipline.spares(entry.task, run.task):
                 continue
             self.looks += GIVEN_WORK
-            trial.give(run.slots)
+            trial.give(run.slots, run.task.shape.each)
             taken.append(run)
             if trial.fits(entry.shape) and board.pick(entry, trial) is not None:
                 break

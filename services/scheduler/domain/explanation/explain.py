@@ -139,6 +139,8 @@ def _why_chosen(standing: Standing, task: Task) -> str:
         of = pool.clusters.of(task)
         whose = f"virtual cluster {of}" if of else "any virtual cluster"
         return f"held nodes beyond the guarantee of {whose}, and losing it costs least"
+    if task.reason.code is ReasonCode.MOVED_FOR:
+        return "it lies where the guarantee needs room, and there is a place for it elsewhere"
     if task.level is entry.level:
         return "its end was asked for, and it holds what the task is promised"
     return (

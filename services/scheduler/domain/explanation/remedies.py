@@ -170,18 +170,16 @@ def turn_of(standing: Standing, now: datetime) -> Turn:
     opens = {task.id: _opens(standing, task, now) for task in later}
     kept = [at for at in opens.values() if at is not None]
     none = Turn(len(later), min(kept, default=None), len(kept))
-    trial = round_.free.copy()
-    trial.give(round_.coming(pool))
-    taken: list[Task] = []
+    trial = room.Trial(round_, pool, entry)
     for task in later:
         if opens[task.id] is None:
-            trial.give(slots_of(task))
-            taken.append(task)
-            if trial.fits(entry.shape) and room.pick(round_, pool, entry, trial) is not None:
+            trial.give(task)
+            if trial.pick() is not None:
                 break
     else:
         return none
-    victims = room.spare(round_, pool, entry, trial, taken)
+    trial.spare()
+    victims = trial.taken
     gone = sum(map(pool.size, victims)) / size
     if not victims or min(keys[task.id] for task in victims) <= reach(round_, pool, entry, gone):
         return none

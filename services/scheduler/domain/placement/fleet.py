@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 
-from services.scheduler.domain.model import Node, PolicySettings, Shape
-from services.scheduler.domain.placement.masks import mask_of, span
+from services.scheduler.domain.model import Node, PolicySettings, Shape, thousandths
+from services.scheduler.domain.placement.amounts import Left
+from services.scheduler.domain.placement.masks import mask_of, places, span
 from services.scheduler.domain.placement.topology import address, tree
 
 # Answers kept of which nodes suit a shape; beyond it they are found anew.
@@ -42,18 +43,34 @@ def selected(node: Node, selector: Iterable[tuple[str, str]]) -> bool:
     return set(selector) <= set(node.labels)
 
 
+def cpus_of(node: Node) -> int | None:
+    """The CPUs of a node in thousandths; None if it does not report them."""
+    return thousandths(node.cpus) if node.cpus > 0 else None
+
+
+def memory_of(node: Node) -> int | None:
+    """The memory of a node in bytes; None if it does not report it."""
+    return node.memory_bytes if node.memory_bytes > 0 else None
+
+
 def roomy(node: Node, shape: Shape) -> bool:
     """True if one rank may lie on this node were it empty, whatever GPUs it asks for.
 
     CPU and memory limits are within the node's (unknown counts as enough), its labels are those
     that are selected, its taints are tolerated.
     """
+    cpus, memory = cpus_of(node), memory_of(node)
+    each = shape.each
     return (
-        (node.cpus <= 0 or shape.cpus <= node.cpus)
-        and (node.memory_bytes <= 0 or shape.memory_bytes <= node.memory_bytes)
-        and selected(node, shape.selector)
-        and tolerated(node.taints, shape.tolerations)
+        (cpus is None or each.cpus <= cpus)
+        and (memory is None or each.memory_bytes <= memory)
+        and welcomes(node, shape)
     )
+
+
+def welcomes(node: Node, shape: Shape) -> bool:
+    """True if the node has the labels that are selected, and its taints are tolerated."""
+    return selected(node, shape.selector) and tolerated(node.taints, shape.tolerations)
 
 
 class Fleet:
@@ -86,13 +103,13 @@ class Fleet:
             for usable, node in zip(self.usable, self.nodes, strict=True)
         )
         self._sum_up()
-        # What a shape may ask for without any node being too small for it.
-        self._cpus_sure = min((n.cpus for n in self.nodes if n.cpus > 0), default=float("inf"))
-        self._memory_sure = min(
-            (n.memory_bytes for n in self.nodes if n.memory_bytes > 0), default=float("inf")
-        )
+        # What the nodes offer to all their ranks together; None: nobody reports it.
+        self.cpus = Left.of([cpus_of(node) for node in self.nodes])
+        self.memory = Left.of([memory_of(node) for node in self.nodes])
         self._tainted = any(node.taints for node in self.nodes)
         self._answers: dict[tuple[object, ...], int] = {}
+        # The same of shapes that avoid nodes, while the same nodes are offered.
+        self._avoiding: dict[Shape, int] = {}
 
     def _sum_up(self) -> None:
         # GPU counts a whole-node gang may get; nodes without GPUs only where none has any.
@@ -109,25 +126,70 @@ class Fleet:
         self.usable[place] = usable
         bit = 1 << place
         self.open = self.open & ~bit if mask is None else self.open | bit
+        self._avoiding.clear()
         self._sum_up()
 
-    def suiting(self, shape: Shape) -> int | None:
-        """The places of the nodes that are ``roomy``; None: all."""
-        if (
-            not shape.selector
-            and not self._tainted
-            and shape.cpus <= self._cpus_sure
-            and shape.memory_bytes <= self._memory_sure
-        ):
+    def welcoming(self, shape: Shape) -> int | None:
+        """The places of the nodes that a shape allows by what they are called; None: all.
+
+        Nodes that it avoids are left out, if the others that are offered could hold it.
+        """
+        if not shape.selector and not self._tainted and not shape.avoids:
             return None
-        key = shape[3:]
+        allowed = self._labelled(shape)
+        if not shape.avoids:
+            return allowed
+        found = self._avoiding.get(shape)
+        if found is None:
+            if len(self._avoiding) >= _ANSWERS_MAX:
+                self._avoiding.clear()
+            found = span(0, len(self.nodes)) if allowed is None else allowed
+            others = found & ~mask_of(p for p, each in enumerate(self.ids) if each in shape.avoids)
+            if self._could_hold(shape, others):
+                found = others
+            self._avoiding[shape] = found
+        return found
+
+    def _could_hold(self, shape: Shape, there: int) -> bool:
+        """True if these nodes, empty, could hold a gang; its domains are not looked at."""
+        there = within(there & self.open, shape, self.cpus, self.memory) or 0
+        if shape.gpus == 0:
+            return there.bit_count() >= shape.nodes
+        counts: Counter[int] = Counter()
+        for place in places(there):
+            node, usable = self.nodes[place], self.usable[place].bit_count()
+            if shape.gpus is not None:
+                counts[0] += node.gpus >= shape.gpus and usable >= shape.gpus
+            elif usable == width(node) and node.gpus in self.whole_sizes:
+                counts[node.gpus] += 1
+        return max(counts.values(), default=0) >= shape.nodes
+
+    def _labelled(self, shape: Shape) -> int | None:
+        """The places of the nodes that a shape's labels and tolerations allow; None: all."""
+        if not shape.selector and not self._tainted:
+            return None
+        key = shape.selector, shape.tolerations
         found = self._answers.get(key)
         if found is None:
             if len(self._answers) >= _ANSWERS_MAX:
                 self._answers.clear()
-            found = mask_of(place for place, node in enumerate(self.nodes) if roomy(node, shape))
+            found = mask_of(place for place, node in enumerate(self.nodes) if welcomes(node, shape))
             self._answers[key] = found
         return None if found == span(0, len(self.nodes)) else found
+
+    def suiting(self, shape: Shape) -> int | None:
+        """The places of the nodes that are ``roomy``; None: all."""
+        return within(self.welcoming(shape), shape, self.cpus, self.memory)
+
+
+def within(there: int | None, shape: Shape, cpus: Left | None, memory: Left | None) -> int | None:
+    """Those of the places (None: all) with so much of both left; None: all."""
+    each = shape.each
+    for left, asked in ((cpus, each.cpus), (memory, each.memory_bytes)):
+        if left is not None and asked:
+            enough = left.at_least(asked)
+            there = enough if there is None else there & enough
+    return there
 
 
 def _by(entry: tuple[tuple[str, ...], str, Node]) -> tuple[tuple[str, ...], str]:

@@ -3,6 +3,8 @@
 A gang goes all or nothing, each rank on a node of its own. Partly used nodes are filled first, so
 that whole nodes stay whole for those who need them. CPU-only ranks take no GPU; a node holds as
 many as it has CPUs. A node without GPUs counts as one unit: whole, or shared by CPU-only ranks.
+What ranks ask of a node's CPUs and memory is added up; a node that does not report them limits
+nothing (``amounts.py``).
 A gang of several nodes lies in the smallest domain of the network that holds it (``topology.py``).
 
 ``Capacity`` is the one mutable structure of the domain: ``snapshot.py`` keeps one up to date,
@@ -16,7 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from libs.contracts.messages import Placement, TaskSpec
-from services.scheduler.domain.model import Node, PolicySettings, Shape, Task
+from services.scheduler.domain.model import NOTHING, Each, Node, PolicySettings, Shape, Task
 from services.scheduler.domain.placement.fleet import Fleet, cpu_ranks_max, usable_mask, width
 from services.scheduler.domain.placement.masks import (
     first,
@@ -146,13 +148,41 @@ class Capacity:
         """The free units of each node, as a mask; a view."""
         return _Free(self.spots, self.stocks)
 
-    def take(self, slots: Iterable[Slot]) -> None:
-        """Take slots; what is not offered or not free is passed over."""
+    def take(self, slots: Iterable[Slot], each: Each = NOTHING) -> None:
+        """Take slots, and of each one's node what ``each`` rank asks for.
+
+        What is not offered or not free is passed over; CPU and memory may become less than none.
+        """
+        if each is not NOTHING:
+            slots = tuple(slots)
+            self.take_amounts(slots, each)
         self._move(slots, give=False)
 
-    def give(self, slots: Iterable[Slot]) -> None:
-        """Give slots back; what is not offered or not usable stays so."""
+    def give(self, slots: Iterable[Slot], each: Each = NOTHING) -> None:
+        """Give back what ``take`` took; what is not offered or not usable stays so."""
+        if each is not NOTHING:
+            slots = tuple(slots)
+            self.give_amounts(slots, each)
         self._move(slots, give=True)
+
+    def take_amounts(self, slots: Iterable[Slot], each: Each) -> None:
+        """Of each slot's node take the CPU and memory alone; the slots are on different nodes."""
+        self._move_amounts(slots, each, -1)
+
+    def give_amounts(self, slots: Iterable[Slot], each: Each) -> None:
+        """Give the CPU and memory alone back; the slots are on different nodes."""
+        self._move_amounts(slots, each, 1)
+
+    def _move_amounts(self, slots: Iterable[Slot], each: Each, times: int) -> None:
+        if each == NOTHING:
+            return
+        spots, there = self.spots, dict[str, list[int]]()
+        for node_id, _ in slots:
+            spot = spots.get(node_id)
+            if spot is not None:
+                there.setdefault(spot[0], []).append(spot[1])
+        for group, own in there.items():
+            self._owned(group).add_amounts(own, each, times)
 
     def _move(self, slots: Iterable[Slot], *, give: bool) -> None:
         spots, masks = self.spots, dict[str, list[tuple[int, int]]]()
@@ -167,12 +197,19 @@ class Capacity:
         for group, units in masks.items():
             self._owned(group).move(units, give=give)
 
-    def covers(self, slot: Slot) -> bool:
-        """True if this slot is free now."""
+    def offers(self, node_id: str, each: Each) -> bool:
+        """True if so much CPU and memory is left on a node."""
+        spot = self.spots.get(node_id)
+        return spot is not None and self.stocks[spot[0]].offers(spot[1], each)
+
+    def covers(self, slot: Slot, each: Each = NOTHING) -> bool:
+        """True if this slot is free now, and on its node what a rank asks for beside."""
         spot = self.spots.get(slot.node_id)
         if spot is None:
             return False
         stock, place = self.stocks[spot[0]], spot[1]
+        if not stock.offers(place, each):
+            return False
         if not slot.mask:
             return stock.holds_cpu_rank(place)
         # A whole node without GPUs is shared by no CPU-only rank.
@@ -204,7 +241,7 @@ class Capacity:
         stock = self.stocks.get(shape.group)
         if stock is None or not stock.possible(shape):
             return None
-        suiting = stock.fleet.suiting(shape)
+        suiting = stock.suiting(shape)
         for way in stock.ways(shape):
             sets = way if suiting is None else [each & suiting for each in way]
             if allowed is not None:
@@ -221,7 +258,7 @@ class Capacity:
             return False
         if topology is not None and not topology.cross_zone_allowed:
             return self.pick(shape, topology=topology) is not None
-        suiting = stock.fleet.suiting(shape)
+        suiting = stock.suiting(shape)
         if suiting is None and shape.gpus:
             return True
         for way in stock.ways(shape):

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from services.scheduler.domain.model import Shape
-from services.scheduler.domain.placement.fleet import Fleet
+from services.scheduler.domain.model import Each, Shape
+from services.scheduler.domain.placement.amounts import Left
+from services.scheduler.domain.placement.fleet import Fleet, cpus_of, memory_of, within
 from services.scheduler.domain.placement.masks import places
 
 _BITS = 6
@@ -36,6 +37,9 @@ class Stock:
     shared: dict[int, int] = field(default_factory=dict[int, int])
     # What ``units`` said, while it still holds.
     known_units: float | None = None
+    # CPUs and memory that nobody has asked for; None: no node reports them.
+    cpus: Left | None = None
+    memory: Left | None = None
 
     @staticmethod
     def of(fleet: Fleet) -> Stock:
@@ -51,6 +55,8 @@ class Stock:
             sets=sets,
             counts={size: [each.bit_count() for each in own] for size, own in sets.items()},
             used={0: fleet.open},
+            cpus=fleet.cpus.copy() if fleet.cpus else None,
+            memory=fleet.memory.copy() if fleet.memory else None,
         )
 
     def shut(self, place: int) -> None:
@@ -73,6 +79,11 @@ class Stock:
         self.used[0] = self.used.get(0, 0) | bit
         self.known_units = None
         self.set_free(place, self.fleet.usable[place])
+        node = self.fleet.nodes[place]
+        if self.cpus is not None:
+            self.cpus.reset(place, cpus_of(node))
+        if self.memory is not None:
+            self.memory.reset(place, memory_of(node))
 
     def copy(self) -> Stock:
         """An independent copy."""
@@ -86,6 +97,8 @@ class Stock:
             self.cpu_full,
             self.shared.copy(),
             self.known_units,
+            self.cpus.copy() if self.cpus else None,
+            self.memory.copy() if self.memory else None,
         )
 
     def free(self, place: int) -> int:
@@ -139,6 +152,28 @@ class Stock:
             sets[after] ^= there
             counts[before] -= count
             counts[after] += count
+
+    def add_amounts(self, there: list[int], each: Each, times: int) -> None:
+        """Give back (1) or take (-1) what each of a gang's ranks asks for of its node."""
+        if self.cpus is not None and each.cpus:
+            self.cpus.add(there, times * each.cpus)
+        if self.memory is not None and each.memory_bytes:
+            self.memory.add(there, times * each.memory_bytes)
+
+    def offers(self, place: int, each: Each) -> bool:
+        """True if so much CPU and memory is left on a node."""
+        for left, asked in ((self.cpus, each.cpus), (self.memory, each.memory_bytes)):
+            there = left.at(place) if left is not None and asked else None
+            if there is not None and there < asked:
+                return False
+        return True
+
+    def suiting(self, shape: Shape) -> int | None:
+        """The places whose labels, taints, CPUs and memory allow one more rank; None: all."""
+        there = self.fleet.welcoming(shape)
+        if not shape.cpus and not shape.memory_bytes:
+            return there
+        return within(there, shape, self.cpus, self.memory)
 
     def add_ranks(self, place: int, more: int) -> None:
         """Count CPU-only ranks on a node; ``more`` may be negative."""

@@ -24,6 +24,7 @@ from services.scheduler.domain.model import (
     Reject,
     Task,
 )
+from services.scheduler.domain.proof.amounts import overcommitted
 from services.scheduler.domain.proof.conserve import (
     clusters_broken,
     limits_broken,
@@ -62,6 +63,8 @@ def check(snapshot: Snapshot, plan: Plan, *, deep: bool = False) -> list[Violati
             found += _assign(snapshot, plan, task, decision)
         elif isinstance(decision, Preempt | Kill):
             found += _hand_over(snapshot, plan, task, decision)
+            if decision.moves_to:
+                found += _gang(snapshot, task, decision.moves_to)
         elif isinstance(decision, Reject) and (
             task.accepted
             or (decision.reason.code is ReasonCode.NEVER_FITS and not snapshot.inventory_listed)
@@ -69,6 +72,7 @@ def check(snapshot: Snapshot, plan: Plan, *, deep: bool = False) -> list[Violati
             found.append(Violation(Fault.HASTY_REJECT, task.id))
         moved[task.id] = replace(task, state=to)
     found += taken_twice(snapshot, plan, deep=deep)
+    found += overcommitted(snapshot, plan, deep=deep)
     found += limits_broken(snapshot, plan, deep=deep)
     found += clusters_broken(snapshot, plan)
     found += too_many_crossing(snapshot, plan)

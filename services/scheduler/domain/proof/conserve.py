@@ -10,7 +10,7 @@ from collections.abc import Container, Iterator
 
 from libs.contracts.messages import Placement, Priority, Unit
 from services.scheduler.domain.lifecycle import LEAVING
-from services.scheduler.domain.model import Assign, Hold, Kill, Limit, Plan, Preempt, Task
+from services.scheduler.domain.model import Assign, Decision, Hold, Kill, Limit, Plan, Preempt, Task
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.proof.violations import Fault, Violation
 from services.scheduler.domain.snapshot import Snapshot
@@ -93,11 +93,18 @@ def _promised_twice(
             if task.id not in released:
                 kept.update(((p.node_id, gpu), task.id) for p in task.promised for gpu in p.gpus)
     told = {each.task_id for each in plan.decisions if isinstance(each, Preempt | Kill)}
-    given = [(each, each.placements) for each in starts]
-    for decision, placements in (*given, *((each, each.promised or ()) for each in promises)):
+    later: list[tuple[Decision, tuple[Placement, ...]]]
+    later = [(each, each.promised or ()) for each in promises]
+    # A run that is only to move has a place that nobody else is given.
+    later += [
+        (each, each.moves_to)
+        for each in plan.decisions
+        if isinstance(each, Preempt | Kill) and each.moves_to
+    ]
+    for decision, placements in (*((each, each.placements) for each in starts), *later):
         for placement in placements:
             # What is given must be free already, which ``_Owners`` sees to.
-            owners = _stays(snapshot, placement, told) if isinstance(decision, Hold) else {}
+            owners = _stays(snapshot, placement, told) if not isinstance(decision, Assign) else {}
             for gpu in placement.gpus:
                 owner = kept.setdefault((placement.node_id, gpu), decision.task_id)
                 if owner != decision.task_id:
@@ -162,28 +169,50 @@ def clusters_broken(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
 
 
 def too_many_crossing(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
-    """No gang begins to span the largest domains of a group where as many do as may."""
+    """No gang begins to span the largest domains of a group where as many do as may.
+
+    One that is promised its nodes may count on the end of runs on their way out; one that begins
+    may not.
+    """
     anew = taken_back(plan)
+    told = {each.task_id for each in plan.decisions if isinstance(each, Preempt | Kill)}
     for group in _groups(snapshot, plan):
         pool = snapshot.pools[group]
-        begun: list[str] = []
+        new: list[tuple[str, bool]] = []
+        redeemed: set[str] = set()
         for decision in plan.decisions:
             task = snapshot.tasks.get(decision.task_id)
             if task is None or task.group != group or not isinstance(decision, Assign | Hold):
                 continue
             ranks = decision.placements if isinstance(decision, Assign) else decision.promised
-            redeemed = isinstance(decision, Assign) and ranks == task.promised
-            if ranks and not redeemed and _crosses(snapshot, pool, ranks):
-                begun.append(task.id)
-        if not begun:
+            begins = isinstance(decision, Assign)
+            if not ranks or not _crosses(snapshot, pool, ranks):
+                continue
+            if begins and ranks == task.promised:
+                redeemed.add(task.id)
+            else:
+                new.append((task.id, begins))
+        if not new and not redeemed:
             continue
-        spread = [task.placements for task in snapshot.held.values() if task.group == group]
-        spread += [each.promised for each in pool.promised.values() if each.id not in anew]
-        count = sum(_crosses(snapshot, pool, ranks) for ranks in spread)
+        runs = [task for task in snapshot.held.values() if task.group == group]
+        runs = [task for task in runs if _crosses(snapshot, pool, task.placements)]
+        leave = sum(task.state in LEAVING or task.id in told for task in runs)
+        kept = sum(
+            _crosses(snapshot, pool, each.promised)
+            for each in pool.promised.values()
+            if each.id not in anew
+        )
         most = pool.policy.cross_zone_gangs_max
-        for place, task_id in enumerate(begun, start=count + 1):
-            if place > most:
-                yield Violation(Fault.CROSSING, task_id, f"{place} of {most}")
+        waits = any(task.state in LEAVING for task in runs)
+        if redeemed and waits and len(runs) + len(redeemed) > most:
+            # They wait for the ends of those; a limit that was lowered meanwhile is no fault.
+            detail = f"{len(runs) + len(redeemed)} of {most}"
+            yield Violation(Fault.CROSSING, min(redeemed), detail)
+        count = len(runs) - leave + kept
+        for task_id, begins in new:
+            count += 1
+            if count + (leave if begins else 0) > most:
+                yield Violation(Fault.CROSSING, task_id, f"{count} of {most}")
 
 
 def _crosses(snapshot: Snapshot, pool: Pool, ranks: tuple[Placement, ...]) -> bool:

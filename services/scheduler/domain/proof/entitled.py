@@ -10,7 +10,7 @@ from datetime import timedelta
 from itertools import takewhile
 
 from libs.contracts.messages import Priority, ReasonCode
-from services.scheduler.domain.clusters import Clusters, Depth, entitlement
+from services.scheduler.domain.clusters import UNCOVERED, Clusters, Depth, entitlement
 from services.scheduler.domain.lifecycle import RUNNING
 from services.scheduler.domain.marks import Marks
 from services.scheduler.domain.model import (
@@ -25,12 +25,20 @@ from services.scheduler.domain.model import (
     Task,
 )
 from services.scheduler.domain.order import is_auto
+from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.proof.conserve import taken_back
 from services.scheduler.domain.proof.violations import Fault, Violation
 from services.scheduler.domain.snapshot import Snapshot
 
 # Reasons for which a run makes room for another task.
-TAKING = frozenset({ReasonCode.PREEMPTED_BY, ReasonCode.RECLAIMED_BY, ReasonCode.TURN_OF})
+TAKING = frozenset(
+    {
+        ReasonCode.PREEMPTED_BY,
+        ReasonCode.RECLAIMED_BY,
+        ReasonCode.TURN_OF,
+        ReasonCode.MOVED_FOR,
+    }
+)
 
 
 def wrong_victim(
@@ -50,6 +58,9 @@ def wrong_victim(
     code = decision.reason.code
     if code is ReasonCode.TURN_OF:
         yield from _turn(snapshot, plan, task, decision, level)
+    elif code is ReasonCode.MOVED_FOR:
+        if not _may_move(snapshot, plan, task, better, decision):
+            yield Violation(Fault.VICTIM_NOT_LOWER, task.id, f"may not be moved for {better.id}")
     elif not _may_take(snapshot, plan, task, better, level):
         yield Violation(Fault.VICTIM_NOT_LOWER, task.id, f"for {better.id}")
     pool = snapshot.pools[task.group]
@@ -79,6 +90,21 @@ def _may_take(snapshot: Snapshot, plan: Plan, task: Task, better: Task, level: P
     return (lower and theirs >= own) or (theirs > own and (not of or clusters.of(task) != of))
 
 
+def _may_move(
+    snapshot: Snapshot, plan: Plan, task: Task, better: Task, decision: Preempt | Kill
+) -> bool:
+    """True if a guarantee covers the waiting task, no better one the run, and that has a place.
+
+    Whether the place is one, and free, is looked at where promises are.
+    """
+    pool = snapshot.pools[task.group]
+    if not pool.clusters or better.group != task.group or not decision.moves_to:
+        return False
+    clusters, runs = _counted(snapshot, plan, pool)
+    depth = clusters.depth(clusters.of(better), pool.size(better))
+    return depth < UNCOVERED and clusters.coverage(runs, pool.sizes)[task.id] >= depth
+
+
 def _covered_better(
     snapshot: Snapshot, plan: Plan, task: Task, better: Task, level: Priority
 ) -> bool:
@@ -96,14 +122,8 @@ def _depths(
     Between two of one virtual cluster, the waiting task uses its guarantee before lower levels do.
     """
     pool = snapshot.pools[task.group]
-    clusters = Clusters(pool.policy)
+    clusters, runs = _counted(snapshot, plan, pool)
     own, size = clusters.of(better), pool.size(better)
-    runs = [each for each in snapshot.held.values() if each.group == pool.group]
-    runs += pool.promised.values()
-    released = taken_back(plan)
-    for each in runs:
-        if each.id not in released:
-            clusters.charge(clusters.of(each), pool.size(each))
     depth = clusters.depth(own, size)
     rows = [
         (*entitlement(each), pool.sizes[each.id], clusters.of(each))
@@ -113,6 +133,18 @@ def _depths(
         first = [row for row in rows if -row[0] >= WEIGHTS[level] and row[2] != better.id]
         *_, (_, depth) = clusters.counted([*first, (-WEIGHTS[level], 0.0, "", size, own)])
     return depth, dict(clusters.counted(rows))[task.id]
+
+
+def _counted(snapshot: Snapshot, plan: Plan, pool: Pool) -> tuple[Clusters, list[Task]]:
+    """What the virtual clusters hold but for promises that the plan takes back; and all of it."""
+    clusters = Clusters(pool.policy)
+    runs = [each for each in snapshot.held.values() if each.group == pool.group]
+    runs += pool.promised.values()
+    released = taken_back(plan)
+    for each in runs:
+        if each.id not in released:
+            clusters.charge(clusters.of(each), pool.size(each))
+    return clusters, runs
 
 
 def _turn(

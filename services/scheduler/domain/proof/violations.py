@@ -25,6 +25,7 @@ class Fault(Enum):
     NOT_SUITING = "a node without a label that is selected, or with a taint that is not tolerated"
     CROSSING = "more gangs than may would span more than one of the largest domains"
     NOT_FREE = "capacity that was not observed free"
+    TOO_FULL = "more CPU or memory than the node offers beside what others have of it"
     QUOTA = "a limit would be broken"
     VICTIM_NOT_LOWER = "a victim that is not strictly lower than the task it makes room for"
     VICTIM_PROTECTED = "a victim that has not run its protected minimum"

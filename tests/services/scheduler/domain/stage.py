@@ -257,6 +257,7 @@ def facts_of(index: Index) -> dict[str, Any]:
     """Everything an index keeps, in a form that can be compared."""
     return {
         "free": dict(index.capacity.free),
+        "amounts": _amounts(index),
         "units": {group: round(stock.units(), 6) for group, stock in _stocks(index)},
         "holders": index.holders,
         "keepers": index.keepers,
@@ -266,6 +267,17 @@ def facts_of(index: Index) -> dict[str, Any]:
         "ledger": {account: held for account, held in index.ledger._held.items() if held},
         "crossing": {group: index.crossing(group) for group in index.pools},
         "pools": {group: _pool(pool) for group, pool in index.pools.items() if pool.sizes},
+    }
+
+
+def _amounts(index: Index) -> dict[str, tuple[int | None, ...]]:
+    """What is left of the CPUs and memory of each offered node."""
+    stocks = index.capacity.stocks
+    return {
+        node_id: tuple(
+            left.at(place) if left else None for left in (stocks[group].cpus, stocks[group].memory)
+        )
+        for node_id, (group, place) in index.capacity.spots.items()
     }
 
 

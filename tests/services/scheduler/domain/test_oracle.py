@@ -5,6 +5,7 @@ decides what one built anew from the bare rows decides, and both keep the same.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -78,16 +79,29 @@ class Histories(RuleBasedStateMachine):
         sizes=st.lists(st.sampled_from([0, 2, 4, 4]), min_size=1, max_size=5),
         protected=st.sampled_from([0.0, 0.0, 120.0]),
         quota=st.sampled_from([None, None, 4, 8]),
+        zones=st.lists(st.sampled_from(["east", "west", "west"]), min_size=5, max_size=5),
+        zoned=st.booleans(),
     )
-    def begin(
+    def begin(  # noqa: PLR0917 - the rule draws each by name
         self,
         name: str,
         tree: tuple[VirtualCluster, ...],
         sizes: list[int],
         protected: float,
         quota: int | None = None,
+        zones: Sequence[str] = (),
+        zoned: bool = False,
     ) -> None:
-        some = [a_node(f"n{place}", gpus=gpus, cpus=2.0) for place, gpus in enumerate(sizes)]
+        some = [
+            a_node(
+                f"n{place}",
+                gpus=gpus,
+                cpus=2.0,
+                memory_bytes=10,
+                labels={"zone": zones[place]} if zoned else {},
+            )
+            for place, gpus in enumerate(sizes)
+        ]
         self.stage = Stage(
             [*some, a_node("d0", gpus=4, group="dev")],
             settings=PolicySettings(protected_seconds=protected, retry_delay_seconds=20.0),
@@ -109,6 +123,8 @@ class Histories(RuleBasedStateMachine):
         limit=st.sampled_from([None, None, 700.0]),
         kill=st.booleans(),
         group=st.sampled_from(["default"] * 5 + ["dev"]),
+        memory=st.sampled_from([None, None, 4, 6]),
+        cpus=st.sampled_from([None, None, 0.7]),
     )
     def submit(  # noqa: PLR0917 - the rule draws each by name
         self,
@@ -120,8 +136,12 @@ class Histories(RuleBasedStateMachine):
         limit: float | None,
         kill: bool,
         group: str,
+        memory: int | None = None,
+        cpus: float | None = None,
     ) -> None:
         spec = a_spec(
+            memory_bytes=memory,
+            cpus=cpus,
             nodes=nodes,
             gpus=gpus,
             priority=priority,
@@ -214,7 +234,7 @@ class Histories(RuleBasedStateMachine):
     @rule(
         pick=PICK,
         what=st.sampled_from(
-            ["ready", "schedulable", "draining", "gpus", "group", "rebuilt", "removed"]
+            ["ready", "schedulable", "draining", "gpus", "memory", "group", "rebuilt", "removed"]
         ),
     )
     def change_node(self, pick: int, what: str) -> None:
@@ -228,6 +248,8 @@ class Histories(RuleBasedStateMachine):
             "group": replace(node, group="default" if node.group == "dev" else "dev"),
             "rebuilt": replace(node, gpus=4 if node.gpus == 2 else 2, unusable_gpus=()),
             "removed": replace(node, removed=not node.removed),
+            # Others than the platform's tasks use more of it, or less.
+            "memory": replace(node, memory_bytes=20 if node.memory_bytes < 20 else 5),
         }
         self.stage.put(replace(changed[what], version=node.version + 1))
 

@@ -133,7 +133,8 @@ def test_more_use_than_there_is() -> None:
     nodes.use_by_us("n1", "ours", (0,))
     nodes.use_by_other("n1", "a", Use(gpus=7, cpus=100, memory_bytes=1 << 50))
     node = nodes.listing()["n1"].node
-    assert (node.unusable_gpus, node.cpus, node.memory_bytes) == ((1,), 0.0, 0)
+    # Not 0, which would mean that nobody knows.
+    assert (node.unusable_gpus, node.cpus, node.memory_bytes) == ((1,), 0.001, 1)
 
 
 def test_gpus_that_the_node_withholds() -> None:

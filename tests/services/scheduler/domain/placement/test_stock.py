@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.domain.model import Node, PolicySettings, Shape
+from services.scheduler.domain.model import Each, Node, PolicySettings, Shape
 from services.scheduler.domain.placement.fleet import cpu_ranks_max, roomy, usable_mask, width
 from services.scheduler.domain.placement.place import Capacity, Slot
 from tests.builders import a_node
@@ -23,11 +23,23 @@ class Slow:
     nodes: dict[str, Node]
     free: dict[str, int]
     ranks: dict[str, int]
+    # Thousandths of a CPU and bytes that were taken.
+    cpus: dict[str, int]
+    memory: dict[str, int]
+
+    @staticmethod
+    def of(nodes: list[Node]) -> Slow:
+        by_id = {str(node.id): node for node in nodes}
+        empty = [dict.fromkeys(by_id, 0) for _ in range(3)]
+        return Slow(by_id, {n: usable_mask(by_id[n]) for n in by_id}, *empty)
 
     def copy(self) -> Slow:
-        return Slow(self.nodes, dict(self.free), dict(self.ranks))
+        counted = dict(self.ranks), dict(self.cpus), dict(self.memory)
+        return Slow(self.nodes, dict(self.free), *counted)
 
-    def move(self, slot: Slot, sign: int) -> None:
+    def move(self, slot: Slot, sign: int, each: Each) -> None:
+        self.cpus[slot.node_id] += sign * each.cpus
+        self.memory[slot.node_id] += sign * each.memory_bytes
         if not slot.mask:
             self.ranks[slot.node_id] += sign
         elif sign > 0:
@@ -39,6 +51,12 @@ class Slow:
         """True if one rank of the shape may lie here now; a whole-node gang has one size."""
         free, ranks = self.free[node.id], self.ranks[node.id]
         if node.group != shape.group or not roomy(node, shape):
+            return False
+        cpus = self.cpus[node.id] / 1000 + shape.cpus
+        if node.cpus > 0 and shape.cpus > 0 and cpus > node.cpus + 1e-9:
+            return False
+        memory = self.memory[node.id] + shape.memory_bytes
+        if node.memory_bytes > 0 and shape.memory_bytes > 0 and memory > node.memory_bytes:
             return False
         if shape.gpus is None:
             idle = node.gpus > 0 or ranks == 0
@@ -72,7 +90,7 @@ def inventories(draw: st.DrawFn) -> list[Node]:
             gpus=gpus,
             group=draw(st.sampled_from(["default", "default", "dev"])),
             cpus=draw(st.sampled_from([0.0, 0.0, 1.0, 4.0])),
-            memory_bytes=draw(st.sampled_from([0, 10])),
+            memory_bytes=draw(st.sampled_from([0, 10, 40])),
             unusable=(0,) if gpus and draw(st.integers(0, 4)) == 0 else (),
         )
         labels = tuple(
@@ -90,8 +108,8 @@ shapes = st.builds(
     group=st.sampled_from(["default", "default", "dev"]),
     nodes=st.integers(1, 3),
     gpus=st.sampled_from([None, 0, 1, 2, 3, 4]),
-    cpus=st.sampled_from([0.0, 0.0, 2.0]),
-    memory_bytes=st.sampled_from([0, 0, 20]),
+    cpus=st.sampled_from([0.0, 0.0, 0.3, 2.0]),
+    memory_bytes=st.sampled_from([0, 0, 3, 20]),
     selector=st.sampled_from([(), (), (("disk", "a"),), (("disk", "a"), ("zone", "b"))]),
     tolerations=st.sampled_from([(), ("odd",), ("odd", "team"), ("odd", "team=vision")]),
 )
@@ -120,35 +138,33 @@ def picked(fast: Capacity, slow: Slow, shape: Shape) -> tuple[Slot, ...]:
     for slot in slots:
         node = slow.nodes[slot.node_id]
         assert slow.suits(node, shape, node.gpus)
-        assert fast.covers(slot)
+        assert fast.covers(slot, shape.each)
         assert slot.mask & ~slow.free[slot.node_id] == 0
         wanted = width(node) if shape.gpus is None else shape.gpus
         assert slot.mask.bit_count() == wanted
     return slots
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(inventories(), steps)
 def test_placement_is_what_brute_force_finds(
     nodes: list[Node], todo: list[tuple[str, int, Shape]]
 ) -> None:
-    by_id = {str(node.id): node for node in nodes}
-    slow = Slow(by_id, {n: usable_mask(by_id[n]) for n in by_id}, dict.fromkeys(by_id, 0))
-    pairs = [(Capacity(nodes, SETTINGS), slow, list[Slot]())]
+    pairs = [(Capacity(nodes, SETTINGS), Slow.of(nodes), list[tuple[Slot, Each]]())]
     for step, number, shape in todo:
         fast, slow, taken = pairs[number % len(pairs)]
         if step == "copy":
             pairs.append((fast.copy(), slow.copy(), list(taken)))
         elif step == "pick":
             slots = picked(fast, slow, shape)
-            fast.take(slots)
-            taken += slots
+            fast.take(slots, shape.each)
+            taken += [(slot, shape.each) for slot in slots]
             for slot in slots:
-                slow.move(slot, 1)
+                slow.move(slot, 1, shape.each)
         elif taken:
-            slot = taken.pop(number % len(taken))
-            fast.give([slot])
-            slow.move(slot, -1)
+            slot, each = taken.pop(number % len(taken))
+            fast.give([slot], each)
+            slow.move(slot, -1, each)
         for fast, slow, _ in pairs:
             same(fast, slow, shape)
 
@@ -159,8 +175,7 @@ def test_what_a_shape_competes_for_is_what_could_hold_it_alone(
 ) -> None:
     capacity = Capacity(nodes, SETTINGS)
     whole = capacity.whole_sizes(shape.group)
-    empty = {str(node.id): usable_mask(node) for node in nodes}
-    slow = Slow({str(n.id): n for n in nodes}, empty, dict.fromkeys(empty, 0))
+    slow = Slow.of(nodes)
     expected = {
         f"{node.id}/cpu" if node.gpus and shape.gpus == 0 else str(node.id)
         for node in nodes

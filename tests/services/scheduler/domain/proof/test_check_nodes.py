@@ -164,3 +164,24 @@ def test_a_promise_is_void_when_its_node_suits_no_longer() -> None:
     tainted = a_snapshot([kept], [a_node("n0", taints=("old",)), a_node("n1")])
     (start,) = [each for each in good(tainted).decisions if isinstance(each, Assign)]
     assert [each.node_id for each in start.placements] == ["n1"]
+
+
+def test_more_memory_than_is_left() -> None:
+    """Of a start or of a promise; the cpus alike."""
+    for asked, offered in (
+        ({"memory_bytes": 6}, {"memory_bytes": 10}),
+        ({"cpus": 0.6}, {"cpus": 1}),
+    ):
+        there = running(a_task("there", spec=a_spec(gpus=1, **asked)), {"n0": (0,)})
+        comes = a_task("comes", spec=a_spec(gpus=1, **asked))
+        plan = good(a_snapshot([comes], [a_node("n0")]))
+        beside = changed(
+            plan,
+            "comes",
+            lambda d: replace(d, placements=(d.placements[0].model_copy(update={"gpus": (1,)}),)),
+        )
+        snapshot = a_snapshot([there, comes], [a_node("n0", **offered)])
+        assert faults(snapshot, beside) == {Fault.TOO_FULL}
+        place = (Placement(rank=0, role="worker", node_id="n0", gpus=(1,)),)
+        hold = Hold(comes.id, WHY, accepted=True, promised=place, level=Priority.NORMAL)
+        assert faults(snapshot, replace(plan, decisions=(hold,))) == {Fault.TOO_FULL}
