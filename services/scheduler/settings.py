@@ -33,7 +33,8 @@ class SchedulerSettings(BaseServiceSettings):
     stop_ack_seconds_max: float = Field(default=30.0, gt=0)
     # CPU-only ranks on one node whose number of CPUs is not known.
     cpu_ranks_per_node: int = Field(default=16, ge=1)
-    # AUTO rises above this only to a level that a limit names for the owner or team.
+    # AUTO rises above this only to a level that a limit names together with the owner or the
+    # team; limits for each user only lower it.
     auto_level_max: Priority = Priority.NORMAL
     # From so many attempts in a row without a newer checkpoint, the owner is warned.
     no_progress_attempts: int = Field(default=3, ge=1)

@@ -112,5 +112,7 @@ def _changes(task: Task, decision: Decision, now: datetime) -> dict[str, Any]:
             "unserved_since": now,
         }
     if isinstance(decision, Move | Reject):
-        return {"promised": ()}
+        # Resuming needs to know how long the pause was; a run that ends paused notes its exit.
+        pauses = decision.trigger is Trigger.PAUSE
+        return {"promised": (), "unserved_since": now if pauses else task.unserved_since}
     return {}

@@ -47,6 +47,7 @@ def decide(snapshot: Snapshot, now: datetime) -> Plan:
             or group in by_pool
             or group in back
             or group in round_.told
+            or (group in round_.left and pool.holds_back)
             or (pool.due_at is not None and pool.due_at <= now)
             or (pool.passed_at is not None and pool.passed_at > now)
         )

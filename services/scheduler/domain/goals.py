@@ -39,5 +39,6 @@ def converge(round_: Round) -> list[Task]:
         if trigger is Trigger.RESUME:
             resumed.append(task)
         else:
+            round_.left.add(task.group)
             round_.explanations[task.id] = why
     return resumed

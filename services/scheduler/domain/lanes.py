@@ -8,7 +8,7 @@ place, none behind it does, so a round looks at heads, however long the queues a
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from services.scheduler.domain.model import Shape
@@ -58,6 +58,8 @@ class Lanes:
         # How many queues there are of each shape; and the shapes of a group in order, as asked.
         self.groups: dict[Group, dict[Shape, int]] = {}
         self._shapes: dict[Group, list[Shape]] = {}
+        # The queues of an owner, where queues are kept by owner.
+        self._owned: dict[str, dict[QueueName, Queue]] = {}
         self.length = 0
 
     def add(self, name: QueueName, key: Key) -> None:
@@ -94,6 +96,13 @@ class Lanes:
 
     def _group(self, name: QueueName, more: int) -> None:
         group = name.weight, name.who[0]
+        if owner := name.who[1]:
+            if more > 0:
+                self._owned.setdefault(owner, {})[name] = self._queues[name]
+            else:
+                del self._owned[owner][name]
+                if not self._owned[owner]:
+                    del self._owned[owner]
         counts = self.groups.setdefault(group, {})
         before = counts.get(name.shape, 0)
         counts[name.shape] = before + more
@@ -110,6 +119,10 @@ class Lanes:
         if found is None:
             found = self._shapes[group] = sorted(self.groups[group], key=size)
         return found
+
+    def owned(self, owner: str) -> Iterable[Queue]:
+        """The queues of an owner, in no order; none where queues are not kept by owner."""
+        return self._owned.get(owner, {}).values()
 
     def _head(self, queue: Queue) -> None:
         if queue.keys:

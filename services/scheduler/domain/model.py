@@ -148,7 +148,8 @@ class Task:
     marks: Marks = UNMARKED
     # What it may be expected to run in all: the owner's limit; None: nobody knows.
     expected_seconds: float | None = None
-    # Since when it goes without service, and what being moved costs it, if it ever was (seconds).
+    # Since when it goes without service, or is paused; and what being moved costs it, if it ever
+    # was (seconds).
     unserved_since: datetime | None = None
     move_seconds: float | None = None
     # Why the task as a whole is being ended; None while it is not.
@@ -273,7 +274,8 @@ class PolicySettings:
     stop_ack_seconds_max: float = 30.0
     # CPU-only ranks on one node: as many as it has CPUs, this many where that is not known.
     cpu_ranks_per_node: int = 16
-    # AUTO rises above this only to a level that a limit names for the owner or team.
+    # AUTO rises above this only to a level that a limit names together with the owner or the
+    # team; limits for each user only lower it.
     auto_level_max: Priority = Priority.NORMAL
     # From so many attempts in a row without a newer checkpoint, the owner is warned.
     no_progress_attempts: int = 3

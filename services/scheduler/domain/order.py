@@ -42,6 +42,8 @@ class Outcome(Enum):
     ASIDE = "aside"
     # Its owner's limits stop it, and with it its queue.
     LIMITED = "limited"
+    # An earlier task of its owner goes first, and stops its queue until it is served.
+    BEHIND = "behind"
     # It found no place, and no task of its level and shape will.
     STUCK = "stuck"
     # Nothing behind it can move either.
@@ -81,12 +83,15 @@ def is_auto(task: Task) -> bool:
 def auto_level(task: Task, need: Need, ledger: Ledger, level_max: Priority) -> Priority:
     """The highest level at which the owner has quota left; IDLE if there is none.
 
-    Where nothing limits a level, it is as good as unlimited; so above ``level_max`` only levels
-    that a limit names for this owner or team count, or AUTO would outrank everybody.
+    Levels up to ``level_max`` are open to everybody. A higher one is open only where a row names
+    both the level and this owner, or the owner's team: such a row gives somebody nodes at that
+    level. A row for each user (or for all levels) is a cap, and a cap must not lift AUTO tasks to
+    the level that it restricts.
     """
     for level in LEVELS:
         rows = ledger.rows(task, level)
-        if WEIGHTS[level] > WEIGHTS[level_max] and all(row.priority is not level for row in rows):
+        given = any(row.priority is level and (row.user or row.team) for row in rows)
+        if WEIGHTS[level] > WEIGHTS[level_max] and not given:
             continue
         if ledger.excess(task, level, need) is None:
             return level
@@ -174,6 +179,8 @@ class Line:
         self._sent = (0, 0)
         # Who found no place, by what they have in common.
         self._stuck: dict[tuple[int, Shape, str], list[_Item]] = {}
+        # Who waits behind an earlier task of the owner, by owner.
+        self._behind: dict[str, list[_Item]] = {}
 
     def push(self, entry: Entry) -> None:
         """Take up one more that is to be looked at, before the walk or on the way."""
@@ -207,11 +214,20 @@ class Line:
                 if outcome is Outcome.OVER:
                     return
                 self._ask_again(looker)
-                if outcome is Outcome.STUCK:
-                    alike = entry.rank, entry.shape, entry.cluster
-                    self._stuck.setdefault(alike, []).append(item)
-                elif outcome is not Outcome.LIMITED:
-                    self._next(item)
+                self._put_aside(item, entry, outcome)
+
+    def _put_aside(self, item: _Item, entry: Entry, outcome: Outcome) -> None:
+        """What becomes of a queue after its first was looked at."""
+        if outcome is Outcome.SERVED:
+            for each in self._behind.pop(entry.task.owner, ()):
+                heapq.heappush(self._heap, each)
+        if outcome is Outcome.STUCK:
+            alike = entry.rank, entry.shape, entry.cluster
+            self._stuck.setdefault(alike, []).append(item)
+        elif outcome is Outcome.BEHIND:
+            self._behind.setdefault(entry.task.owner, []).append(item)
+        elif outcome is not Outcome.LIMITED:
+            self._next(item)
 
     def _comes_up(self, looker: Looker, queue: Queue, item: _Item) -> bool:
         """True if a task of a queue is to be looked at now; else it is put where it belongs."""

@@ -56,6 +56,8 @@ class Turns:
         self.paused = False
         # The task that the budget is saved for, once there is one.
         self._saving = False
+        # How many runs told to go are counted, and what those and the leaving ones hold.
+        self._coming: tuple[int, float] | None = None
         self._used: set[str] = set()
         self._rows: dict[int, _Row] = {}
 
@@ -76,7 +78,18 @@ class Turns:
             found = self._rows[weight] = _Row(self._round, self._pool, weight)
         return found
 
-    def take(self, entry: Entry, coming_units: float) -> tuple[Slot, ...] | None:
+    def coming_units(self) -> float:
+        """Node equivalents that runs on their way out hold, whoever they were promised to."""
+        pool, told = self._pool, self._round.told.get(self._pool.group, [])
+        if self._coming is None:
+            self._coming = 0, sum(map(pool.size, pool.leaving.values()))
+        count, units = self._coming
+        for task in told[count:]:
+            units += pool.size(task)
+        self._coming = len(told), units
+        return units
+
+    def take(self, entry: Entry) -> tuple[Slot, ...] | None:
         """Slots for the task once the runs that are asked here have gone; None: not its turn.
 
         Only for one that is ``worth`` it.
@@ -84,7 +97,7 @@ class Turns:
         round_, pool = self._round, self._pool
         row = self._row(entry.weight)
         size = pool.size(entry.task)
-        there = round_.free.free_units(pool.group) + coming_units
+        there = round_.free.free_units(pool.group) + self.coming_units()
         ratio = max(0.0, size - there) / size
         after = self._reach(entry, ratio)
         count = row.after(after, entry.id)

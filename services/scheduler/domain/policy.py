@@ -114,6 +114,17 @@ class GroupPolicy:
     changed_by: str = ""
     changed_at: datetime | None = None
 
+    def sunk(self, level: Priority, run_seconds: float) -> Priority:
+        """The level a task of ``level`` counts at after running so long.
+
+        Demotions form chains, which are followed to their end in whatever order they are listed.
+        """
+        steps = {demotion.level: demotion for demotion in self.demotions}
+        # Each demotion is used at most once, so a cycle could not hang this.
+        while (step := steps.pop(level, None)) and run_seconds >= step.after_seconds:
+            level = step.to
+        return level
+
     def same_rules(self, other: GroupPolicy) -> bool:
         """True if both say the same, whoever set them and when."""
         return self._rules() == other._rules()

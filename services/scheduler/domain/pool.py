@@ -15,9 +15,10 @@ from libs.contracts.messages import Priority
 from services.scheduler.domain.clusters import Clusters
 from services.scheduler.domain.coverage import Cost, Coverage, cheapest
 from services.scheduler.domain.disciplines import DISCIPLINES
+from services.scheduler.domain.disciplines.base import Filling
 from services.scheduler.domain.disciplines.timeshare import features_of
 from services.scheduler.domain.lanes import AUTO, NOBODY, Key, Lanes, QueueName, Who
-from services.scheduler.domain.lifecycle import LEAVING, QUEUED
+from services.scheduler.domain.lifecycle import LEAVING, PAUSED, QUEUED
 from services.scheduler.domain.marks import Ended, Marks, PoolBook
 from services.scheduler.domain.model import WEIGHTS, PolicySettings, Shape, Task
 from services.scheduler.domain.order import is_auto
@@ -25,6 +26,7 @@ from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.timeshare.history import History
 from services.scheduler.domain.timeshare.rule import RULE
 from services.scheduler.domain.timeshare.tempo import Tempo, tempo_of, unit_of
+from services.scheduler.domain.unserved import Unserved
 
 
 def units_of(shape: Shape, width: int) -> float:
@@ -91,19 +93,24 @@ class Pool:
         self.costs: dict[int, dict[float, list[Cost]]] = {}
         self.held_units: dict[int, float] = {}
         self.sizes: dict[str, float] = {}
+        # The same runs by owner.
+        self.runs_of: dict[str, dict[str, Task]] = {}
         # Runs that their level leaves alone for a while.
         self.held_until: set[str] = set()
         # Runs whose marks are another discipline's.
         self.foreign: dict[str, Task] = {}
-        # Live tasks: Σ size, Σ size x submission; by owner, how many and the end of their tags.
+        # Tasks that wait or run (paused ones want nothing): Σ size, Σ size x since when they age;
+        # by owner, how many, their size, what they hold, and the end of their tags.
         self.live_units = 0.0
         self.live_moments = 0.0
         self.owners: dict[str, int] = {}
         self.owner_units: dict[str, float] = {}
         self.owner_held: dict[str, float] = {}
         self.finishes: dict[str, float] = {}
+        # All tasks that have not ended, paused ones too, by owner.
+        self.unended: dict[str, int] = {}
         # Waiting tasks, the longest without service first.
-        self.unserved: list[Key] = []
+        self.unserved = Unserved()
         # What the next round has to look at, and when time alone makes it look.
         self.arrived: dict[str, Task] = {}
         self.wide = True
@@ -115,6 +122,11 @@ class Pool:
     def guarded(self) -> bool:
         """True if an owner's flood yields while others wait."""
         return self.discipline.pays and self.policy.timeshare.flood_guard
+
+    @property
+    def holds_back(self) -> bool:
+        """True if a task that waits for nodes may keep later ones from starting."""
+        return self.discipline.by_user or self.discipline.filling is not Filling.GREEDY
 
     @property
     def tempo(self) -> Tempo:
@@ -149,11 +161,7 @@ class Pool:
 
     def level(self, task: Task) -> Priority:
         """The level a task that waits counts at: its own, or what it sank to by running."""
-        level = task.priority
-        for demotion in self.policy.demotions:
-            if demotion.level is level and task.run_seconds >= demotion.after_seconds:
-                level = demotion.to
-        return level
+        return self.policy.sunk(task.priority, task.run_seconds)
 
     def attained(self, task: Task, now: datetime) -> float:
         """Seconds a task has run in all."""
@@ -193,10 +201,9 @@ class Pool:
     def enter(self, task: Task) -> None:
         """A task as it is from now on."""
         size = self.sizes[task.id] = units_of(task.shape, self.width)
-        self.live_units += size
-        self.live_moments += size * task.submitted_at.timestamp()
-        self.owners[task.owner] = self.owners.get(task.owner, 0) + 1
-        self._count(task, size)
+        self.unended[task.owner] = self.unended.get(task.owner, 0) + 1
+        if task.state is not PAUSED:
+            self._count(task, size, 1)
         finish = task.marks.user_finish
         if finish > self.finishes.get(task.owner, 0.0):
             self.finishes[task.owner] = finish
@@ -214,13 +221,11 @@ class Pool:
     def leave(self, task: Task) -> None:
         """Forget a task as it was until now."""
         size = self.sizes.pop(task.id)
-        self.live_units -= size
-        self.live_moments -= size * task.submitted_at.timestamp()
-        self.owners[task.owner] -= 1
-        self._count(task, -size)
-        if not self.owners[task.owner]:
-            del self.owners[task.owner], self.owner_units[task.owner]
-            self.owner_held.pop(task.owner, None)
+        self.unended[task.owner] -= 1
+        if not self.unended[task.owner]:
+            del self.unended[task.owner]
+        if task.state is not PAUSED:
+            self._count(task, -size, -1)
         if task.state is QUEUED:
             self._unwait(task)
         elif task.state in LEAVING:
@@ -231,8 +236,19 @@ class Pool:
             self.clusters.charge(self.clusters.of(task), -size)
             self.coverage.leave(task)
 
-    def _count(self, task: Task, size: float) -> None:
+    def _count(self, task: Task, size: float, one: int) -> None:
+        """Count a task that wants nodes, or forget it (negative)."""
         owner = task.owner
+        self.live_units += size
+        self.live_moments += size * (task.marks.base or task.submitted_at.timestamp())
+        self.owners[owner] = self.owners.get(owner, 0) + one
+        if not self.owners[owner]:
+            del self.owners[owner], self.owner_units[owner]
+            self.owner_held.pop(owner, None)
+            if not self.owners:
+                # Sums of many small steps end at exactly nothing.
+                self.live_units = self.live_moments = 0.0
+            return
         self.owner_units[owner] = self.owner_units.get(owner, 0.0) + size
         if task.holds or task.promised:
             self.owner_held[owner] = self.owner_held.get(owner, 0.0) + size
@@ -250,7 +266,7 @@ class Pool:
 
     def gone(self, owner: str) -> None:
         """After a change: an owner without live tasks begins anew."""
-        if owner in self.owners:
+        if owner in self.unended:
             return
         if not self.discipline.by_user:
             self.finishes.pop(owner, None)
@@ -259,20 +275,22 @@ class Pool:
             del self.finishes[min(self.finishes, key=self.finishes.__getitem__)]
 
     def _wait(self, task: Task) -> None:
-        insort(self.unserved, waiting_since(task))
+        name = self.name(task)
+        self.unserved.add(name, waiting_since(task))
         if task.promised:
             self.promised[task.id] = task
         elif self.marked(task):
-            self.lanes.add(self.name(task), (self.key(task.marks), task.id))
+            self.lanes.add(name, (self.key(task.marks), task.id))
         else:
             self.fresh[task.id] = task
 
     def _unwait(self, task: Task) -> None:
-        _remove(self.unserved, waiting_since(task))
+        name = self.name(task)
+        self.unserved.remove(name, waiting_since(task))
         if task.promised:
             _drop(self.promised, task.id)
         elif self.marked(task):
-            self.lanes.remove(self.name(task), (self.key(task.marks), task.id))
+            self.lanes.remove(name, (self.key(task.marks), task.id))
         else:
             _drop(self.fresh, task.id)
 
@@ -285,12 +303,17 @@ class Pool:
         if task.marks.policy != self.discipline.name:
             self.foreign[task.id] = task
         insort(self.costs.setdefault(weight, {}).setdefault(size, []), self._cost(task))
+        self.runs_of.setdefault(task.owner, {})[task.id] = task
 
     def _unrun(self, task: Task, size: float) -> None:
         weight = WEIGHTS[task.level]
         _remove(self.running[weight], (self.key(task.marks), task.id))
         self.held_until.discard(task.id)
         self.foreign.pop(task.id, None)
+        own = self.runs_of[task.owner]
+        del own[task.id]
+        if not own:
+            del self.runs_of[task.owner]
         costs = self.costs[weight][size]
         _remove(costs, self._cost(task))
         if not costs:
@@ -333,7 +356,7 @@ class Pool:
 
     def live(self) -> bool:
         """True if anything waits or runs here."""
-        return bool(self.sizes)
+        return bool(self.owners)
 
     def waiting_count(self) -> int:
         """How many tasks wait."""

@@ -40,10 +40,13 @@ class Promises:
         for task_id, task in sorted(pool.promised.items()):
             if task_id in round_.moved or task_id in round_.released:
                 continue
-            broken = round_.index.broken(task, round_.released)
-            if broken or round_.ledger.passed(task, task.level):
+            passed = round_.ledger.passed(task, task.level)
+            if round_.index.broken(task, round_.released) or (
+                # What leaving runs still hold of a limit may be what the task waits for.
+                passed and round_.ledger.passed(task, task.level, round_.leaving())
+            ):
                 round_.release(task)
-            elif self._is_ripe(task) and not retry_later(task, round_.now):
+            elif not passed and self._is_ripe(task) and not retry_later(task, round_.now):
                 depth = depths.get(task_id, UNCOVERED)
                 rank, own = rank_of(WEIGHTS[task.level], depth), f"{task_id}/promised"
                 cluster = pool.clusters.of(task) if pool.clusters else ""

@@ -107,9 +107,31 @@ class Ledger:
         """What the limit's subject holds, seen from a task it applies to."""
         return self.amount(_account(limit, task))
 
-    def passed(self, task: Task, level: Priority) -> bool:
-        """True if a limit is passed by what is held already: it was lowered."""
-        return any(self.held(row, task) > row.limit for row in self.rows(task, level))
+    def passed(self, task: Task, level: Priority, leaving: Iterable[Task] = ()) -> bool:
+        """True if what is held passes a limit, even once the runs in ``leaving`` have gone."""
+        over = {
+            _account(row, task): self.held(row, task) - row.limit for row in self.rows(task, level)
+        }
+        for run in leaving:
+            for account, amount in self.counted(run).items():
+                if account in over:
+                    over[account] -= amount
+        return any(amount > 0 for amount in over.values())
+
+    def counted(self, run: Task) -> dict[Account, int]:
+        """What a run (or promise) takes of each limit that counts it."""
+        need = held_need(run)
+        return {_account(row, run): need.of(row.unit) for row in self.rows(run, run.level)}
+
+    def lacking(self, task: Task, level: Priority, need: Need) -> dict[Account, int]:
+        """How far ``need`` more would pass each limit that it breaks; empty: it breaks none."""
+        found: dict[Account, int] = {}
+        for row in self.rows(task, level):
+            amount = need.of(row.unit)
+            over = self.held(row, task) + amount - row.limit
+            if amount and over > 0:
+                found[_account(row, task)] = over
+        return found
 
     def excess(self, task: Task, level: Priority, need: Need) -> Excess | None:
         """The smallest limit that ``need`` more would break, or None."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from libs.contracts.messages import ReasonCode
 from services.scheduler.domain.clusters import UNCOVERED, Depth
+from services.scheduler.domain.floods import flooded
 from services.scheduler.domain.handover import tell_to_go
 from services.scheduler.domain.model import WEIGHTS, Shape, Task
 from services.scheduler.domain.moments import protected_until
@@ -23,6 +24,7 @@ from services.scheduler.domain.order import Entry
 from services.scheduler.domain.placement.place import Allowed, Capacity, Slot
 from services.scheduler.domain.placement.topology import address
 from services.scheduler.domain.pool import Pool, saved_until, units_of
+from services.scheduler.domain.quota import Account
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.why import reason
 
@@ -137,6 +139,98 @@ def find(
     if slots is None and most > 0 and enough(round_, pool, entry):
         slots = _make(round_, pool, entry, allowed)
     return slots
+
+
+def find_within_quota(
+    round_: Round, pool: Pool, entry: Entry, allowed: Allowed | None = None
+) -> tuple[Slot, ...] | None:
+    """Slots for a task that only lower runs of its own owner keep from its quota; asks them to go.
+
+    Else a user whose own lower run uses the quota up could not run anything more urgent until that
+    run ends. Runs of others go only for nodes, as for any task.
+    """
+    clusters, size = round_.clusters(pool), pool.size(entry.task)
+    if entry.cluster and clusters.full(entry.cluster, size) is not None:
+        return None
+    own = _own_over_quota(round_, pool, entry)
+    if not own or flooded(round_, pool, entry) is not None:
+        return None
+    trial = Trial(round_, pool, entry, allowed)
+    for task in own:
+        trial.give(task)
+    asked = set(trial.given)
+
+    def works() -> bool:
+        """The gang fits, and the limits admit it because all of the owner's runs go."""
+        return asked <= trial.given.keys() and trial.pick() is not None
+
+    if not works():
+        for task in candidates(round_, pool, entry):
+            if task.id not in asked:
+                trial.give(task)
+                if works():
+                    break
+        else:
+            return None
+        trial.spare(works)
+    code = ReasonCode.RECLAIMED_BY if entry.depth < UNCOVERED else ReasonCode.PREEMPTED_BY
+    slots = trial.pick()
+    send(round_, pool, trial.taken, entry, code)
+    return slots
+
+
+def _own_over_quota(round_: Round, pool: Pool, entry: Entry) -> list[Task]:
+    """The owner's cheapest lower runs and promises without which the limits admit the task.
+
+    Empty if those are not enough, or if what leaves anyway is.
+    """
+    ledger, task = round_.ledger, entry.task
+    lacking = ledger.lacking(task, entry.level, round_.totals.need(entry.shape))
+    if not lacking:
+        return []
+    for run in round_.leaving():
+        _give_back(lacking, ledger.counted(run))
+    own = [*pool.runs_of.get(task.owner, {}).values()]
+    own += (each for each in _promised(round_, pool) if each.owner == task.owner)
+    lower = [
+        each
+        for each in own
+        if WEIGHTS[each.level] < entry.weight
+        and (each.promised or may_go(round_, pool, each))
+        and (not pool.clusters or _outranks_own(round_, pool, entry, each))
+    ]
+    lower.sort(key=lambda each: (WEIGHTS[each.level], *_own_cost(round_, pool, each)))
+    chosen: list[Task] = []
+    for each in lower:
+        counted = ledger.counted(each)
+        if any(over > 0 and counted.get(account) for account, over in lacking.items()):
+            _give_back(lacking, counted)
+            chosen.append(each)
+    if any(over > 0 for over in lacking.values()):
+        return []
+    for each in reversed(chosen.copy()):
+        counted = ledger.counted(each)
+        if all(over + counted.get(account, 0) <= 0 for account, over in lacking.items()):
+            _give_back(lacking, {account: -amount for account, amount in counted.items()})
+            chosen.remove(each)
+    return chosen
+
+
+def _outranks_own(round_: Round, pool: Pool, entry: Entry, task: Task) -> bool:
+    """What a guarantee covers is safe from a gang of its own owner that borrows."""
+    claim = pool.coverage.claim(entry.cluster, pool.size(entry.task), entry.weight)
+    depth = round_.coverage(pool)[task.id]
+    return outranks(entry, entry.cluster, claim, task, depth, pool.clusters.of(task))
+
+
+def _own_cost(round_: Round, pool: Pool, task: Task) -> tuple[float, str]:
+    return 0.0 if task.promised else move_cost(pool, task, round_.seconds), task.id
+
+
+def _give_back(lacking: dict[Account, int], counted: Mapping[Account, int]) -> None:
+    for account, amount in counted.items():
+        if account in lacking:
+            lacking[account] -= amount
 
 
 def coming_anyway(
@@ -275,6 +369,16 @@ def _promised(round_: Round, pool: Pool) -> list[Task]:
         for task_id, task in sorted(pool.promised.items())
         if task_id not in round_.released and task_id not in round_.moved
     ]
+
+
+def outranks(  # noqa: PLR0917 - both sides of a comparison
+    entry: Entry, cluster: str, claim: Depth, task: Task, depth: Depth, of: str
+) -> bool:
+    """True if the waiting task may take what ``task`` has, given how both are covered."""
+    lower = WEIGHTS[task.level] < entry.weight
+    if cluster and of == cluster:
+        return lower and depth >= claim
+    return depth > entry.depth or (depth == entry.depth and lower)
 
 
 def _less_covered(round_: Round, pool: Pool, entry: Entry) -> Iterator[Task]:

@@ -91,6 +91,8 @@ class Round:
         # Runs told to go in this round whose nodes nobody was promised, by pool; and the bits that
         # were promised in this round.
         self.told: dict[str, list[Task]] = {}
+        # Pools in which a waiting task left the queue because its owner paused or stopped it.
+        self.left: set[str] = set()
         self.going: set[str] = set()
         self.kept: dict[str, int] = {}
         # Promises taken from tasks in this round.
@@ -273,6 +275,12 @@ class Round:
         pool = self.index.pools[task.group]
         if pool.clusters:
             self.clusters(pool).charge(pool.clusters.of(task), size)
+
+    def leaving(self) -> Iterator[Task]:
+        """All runs that are on their way out, in whatever pool; those told in this round, too."""
+        for group, pool in self.index.pools.items():
+            yield from pool.leaving.values()
+            yield from self.told.get(group, ())
 
     def promised_units(self, pool: Pool, weight: int) -> float:
         """Node equivalents that tasks of lower levels are promised."""

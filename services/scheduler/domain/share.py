@@ -20,6 +20,7 @@ from services.scheduler.domain.lifecycle import QUEUED
 from services.scheduler.domain.model import WEIGHTS, Assign, Look, Shape, Task
 from services.scheduler.domain.moments import Kind, Moment
 from services.scheduler.domain.order import Entry, Line, Outcome, auto_level, is_auto, rank_of
+from services.scheduler.domain.own_line import OwnLine
 from services.scheduler.domain.passes import Turns
 from services.scheduler.domain.placement.place import Allowed, Slot, placements_of
 from services.scheduler.domain.pool import Pool, units_of
@@ -32,7 +33,7 @@ from services.scheduler.domain.why import reason
 
 def share(round_: Round, pool: Pool, moments: list[Moment], resumed: list[Task]) -> None:
     """Decide all there is to decide about one pool."""
-    slices.sample(round_, pool)
+    slices.sample(round_, pool, resumed=bool(resumed))
     slices.tend(round_, pool, moments)
     Sharing(round_, pool, moments, resumed).run()
 
@@ -50,9 +51,9 @@ class Sharing:
             or pool.group in round_.told
             or any(moment.kind is not Kind.RETRIES for moment in moments)
             or (
-                # Who comes may hold others back, and waits behind others.
-                pool.discipline.filling is not Filling.GREEDY
-                and bool(pool.arrived or resumed or moments)
+                # Who comes may hold others back, and waits behind others; who leaves lets them go.
+                pool.holds_back
+                and (bool(pool.arrived or resumed or moments) or pool.group in round_.left)
             )
             or (pool.due_at is not None and pool.due_at <= round_.now)
         )
@@ -66,11 +67,10 @@ class Sharing:
         self._all = pool.nodes_changed or pool.discipline.filling is not Filling.GREEDY
         self._full: set[Shape] = set()
         self._full_at = (0, 0)
-        # How many runs told to go are counted, and what those and the leaving ones hold.
-        self._coming: tuple[int, float] | None = None
         self._yielded = self._second = False
         self.turns = Turns(round_, pool)
         self._promises = Promises(round_, pool)
+        self._own_line = OwnLine(round_, pool)
 
     def _newcomers(self, moments: list[Moment], resumed: list[Task]) -> dict[str, Task]:
         """Tasks to be looked at whatever their queue: new, back, or changed."""
@@ -121,7 +121,7 @@ class Sharing:
         """Let the longest unserved be the first; returns when that is due next, as far as known."""
         if not self.turns.open or not self.pool.discipline.pays:
             return None
-        granted, due_at = grant(self.round, self.pool)
+        granted, due_at = grant(self.round, self.pool, self.entry)
         if granted is not None:
             self.late[granted.id] = granted
         return due_at
@@ -138,6 +138,7 @@ class Sharing:
 
     def _walk(self, *, wide: bool) -> None:
         entries = [self.entry(task) for task in self.late.values()] + self._promises.entries()
+        self._own_line.begin(self.late.values())
         keyed, ranked = not self.pool.discipline.by_user, bool(self.pool.clusters)
         self._line = line = Line(self.pool.lanes, self.make, entries, keyed=keyed, ranked=ranked)
         line.walk(self, wide=wide)
@@ -235,26 +236,16 @@ class Sharing:
                 return Outcome.LIMITED
         return found
 
-    def coming_units(self) -> float:
-        """Node equivalents that runs on their way out hold, whoever they were promised to."""
-        pool, told = self.pool, self.round.told.get(self.pool.group, [])
-        if self._coming is None:
-            self._coming = 0, sum(map(pool.size, pool.leaving.values()))
-        count, units = self._coming
-        for task in told[count:]:
-            units += pool.size(task)
-        self._coming = len(told), units
-        return units
-
     # One look.
 
     def look(self, entry: Entry) -> Outcome:
         """Give the task a place, promise it one, or say why it waits."""
         if entry.id in self._promises:
             return self._redeem(entry)
-        aside = self.aside(entry)
+        aside = self.aside(entry) or self._own_line.stops(entry, self.entry)
         if aside is not None:
-            return aside
+            within = self._within_quota(entry) if aside is Outcome.LIMITED else None
+            return aside if within is None else self._gets(entry, within, later=True)
         if self._barred(entry):
             return self._waits_on(entry, behind=True)
         slots = self._place(entry)
@@ -266,9 +257,9 @@ class Sharing:
         made = None if self._second else self._made(entry)
         return self._stops(entry) if made is None else self._gets(entry, made)
 
-    def _gets(self, entry: Entry, made: tuple[Slot, ...]) -> Outcome:
-        """Promise it what others leave; those whose promises it took are looked at again."""
-        if self.round.may_begin(self.pool, made, entry.shape.each):
+    def _gets(self, entry: Entry, made: tuple[Slot, ...], *, later: bool = False) -> Outcome:
+        """Promise what others leave (``later``: free nodes, too); look at the displaced again."""
+        if not later and self.round.may_begin(self.pool, made, entry.shape.each):
             # Nobody has to go: it was only promised to others.
             self.assign(entry, made)
         else:
@@ -276,6 +267,7 @@ class Sharing:
         for task in self._displaced():
             self.late[task.id] = task
             self._mark(task)
+            self._own_line.add(task)
             self._line.push(self.entry(task))
         return Outcome.SERVED
 
@@ -304,8 +296,14 @@ class Sharing:
         if slots is None:
             slots = regroup.find(self.round, self.pool, entry, allowed)
         if slots is None and self.turns.worth(entry.weight):
-            return self.turns.take(entry, self.coming_units())
+            return self.turns.take(entry)
         return slots
+
+    def _within_quota(self, entry: Entry) -> tuple[Slot, ...] | None:
+        """A place for a task whose quota its owner's own lower runs use up."""
+        if self._second or self._barred(entry) or self._own_line.behind(entry, self.entry):
+            return None
+        return room.find_within_quota(self.round, self.pool, entry, self._allowed(entry))
 
     def _unless_shorter(self, entry: Entry, *, behind: bool) -> Outcome:
         """It waits; one of the same shape that ends earlier may still start, if there is room."""

@@ -101,9 +101,12 @@ def _sink(round_: Round, pool: Pool, task: Task) -> None:
             return
 
 
-def sample(round_: Round, pool: Pool) -> None:
-    """Note the load every half hour, if the discipline wants to know it."""
-    if not pool.discipline.pays or not pool.live():
+def sample(round_: Round, pool: Pool, *, resumed: bool = False) -> None:
+    """Note the load every half hour, if the discipline wants to know it.
+
+    ``resumed``: this round takes tasks back from a pause, so something waits from now on.
+    """
+    if not pool.discipline.pays or not (pool.live() or resumed):
         return
     book = round_.book(pool)
     if book.sampled_at is None:
@@ -112,7 +115,7 @@ def sample(round_: Round, pool: Pool) -> None:
     before = Load(book.load, book.sampled_at.timestamp())
     if not sample_due(RULE, before, round_.seconds):
         return
-    age = round_.seconds - pool.live_moments / pool.live_units
+    age = round_.seconds - pool.live_moments / pool.live_units if pool.live() else 0.0
     load = sampled(RULE, before, age, round_.seconds)
     round_.books[pool.group] = replace(
         book, load=load.mean_age_seconds, scale=scale(pool.tempo.rule, load), sampled_at=round_.now

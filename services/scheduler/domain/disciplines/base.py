@@ -60,7 +60,7 @@ class PoolView(Protocol):
 
     @property
     def owners(self) -> Mapping[str, int]:
-        """Live tasks by owner."""
+        """Tasks that wait or run, by owner."""
         ...
 
     @property
@@ -113,6 +113,7 @@ class Discipline(Protocol):
         """True if the order is between users first: ``order`` looks at what they had.
 
         Then queues are kept per user, and ``finish`` is remembered when a user has no live task.
+        Inside a user no task passes an earlier one of its level that waits for nodes it could use.
         """
         ...
 

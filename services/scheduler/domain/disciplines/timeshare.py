@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from services.scheduler.domain.disciplines.base import Filling, Ordered, PoolView
+from services.scheduler.domain.lifecycle import PAUSED
 from services.scheduler.domain.marks import Marks
 from services.scheduler.domain.model import Task
 from services.scheduler.domain.timeshare.features import Features
@@ -53,6 +54,8 @@ class TimeShare(Ordered):
             base = max(task.submitted_at.timestamp(), now.timestamp() - OLDEST_SECONDS)
             set_back, user_finish = _tag(pool, task, now.timestamp(), finish)
             kin = pool.history.kin(task.owner, pool.size(task))
+        # A pause is neither waiting nor running: the task is as old as it was when it was paused.
+        base += paused_seconds(task, now)
         return Marks(
             policy=self.name,
             key=base + set_back,
@@ -119,6 +122,13 @@ class TimeShare(Ordered):
                 ratio=ratio,
             )
         )
+
+
+def paused_seconds(task: Task, now: datetime) -> float:
+    """How long a task that is being resumed was paused; 0 for any other."""
+    if task.state is not PAUSED or task.unserved_since is None:
+        return 0.0
+    return max(0.0, (now - task.unserved_since).total_seconds())
 
 
 def _base(marks: Marks, task: Task) -> float:

@@ -16,7 +16,9 @@ from libs.contracts.messages import ExitKind, TaskState
 from services.scheduler.domain import facts
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.disciplines import DISCIPLINES
+from services.scheduler.domain.explanation.copies import Copies, copy_of
 from services.scheduler.domain.explanation.explain import explain
+from services.scheduler.domain.explanation.play import Bounds
 from services.scheduler.domain.index import Index
 from services.scheduler.domain.model import Assign, Hold, Kill, PolicySettings, Preempt, Task
 from services.scheduler.domain.policy import GroupPolicy
@@ -64,7 +66,9 @@ def test_any_submission_gives_finite_keys_and_a_sound_plan(
     for pool in after.pools.values():
         for _, (key, task_id) in pool.lanes:
             assert math.isfinite(key)
-            assert explain(after, after.tasks[task_id], NOW).reason.code
+            assert explain(
+                copy_of(after.index), after.tasks[task_id], NOW, Copies(), Bounds(trials_max=0)
+            ).reply.reason.code
     assert decide(after, NOW).decisions == ()
 
 

@@ -78,6 +78,7 @@ class Histories(RuleBasedStateMachine):
         tree=st.sampled_from(TREES),
         sizes=st.lists(st.sampled_from([0, 2, 4, 4]), min_size=1, max_size=5),
         protected=st.sampled_from([0.0, 0.0, 120.0]),
+        quota=st.sampled_from([None, None, 4, 8]),
         zones=st.lists(st.sampled_from(["east", "west", "west"]), min_size=5, max_size=5),
         zoned=st.booleans(),
     )
@@ -87,6 +88,7 @@ class Histories(RuleBasedStateMachine):
         tree: tuple[VirtualCluster, ...],
         sizes: list[int],
         protected: float,
+        quota: int | None = None,
         zones: Sequence[str] = (),
         zoned: bool = False,
     ) -> None:
@@ -104,6 +106,8 @@ class Histories(RuleBasedStateMachine):
             [*some, a_node("d0", gpus=4, group="dev")],
             settings=PolicySettings(protected_seconds=protected, retry_delay_seconds=20.0),
             policies=[a_policy("default", name, tree, 1)],
+            # Over all levels: a lower run and a higher task of one owner compete for it.
+            limits=[] if quota is None else [a_limit(quota)],
         )
         self.stage.rounds()
 

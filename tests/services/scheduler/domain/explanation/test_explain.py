@@ -104,6 +104,8 @@ def test_a_task_that_waits_for_quota_hears_the_numbers() -> None:
     assert reply.remedies == (
         "2 of the 4 GPUs held under this quota come free",
         "raise the quota from 6 to 8 GPUs",
+        # A run of the same owner makes room in the quota for the owner's higher task.
+        "raise its priority to above_normal: 1 run would be asked to go (held)",
     )
 
 
