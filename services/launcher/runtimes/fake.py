@@ -85,8 +85,9 @@ class FakeRuntime:
         del patience_seconds
 
         def end() -> None:
-            run = self._cluster.runs.setdefault(run_id, FakeRun(run_id))
             for node_id in filter(self._cluster.tells, sorted(node_ids)):
+                # The node remembers it, so that no later launch begins anything there.
+                run = self._cluster.runs.setdefault(run_id, FakeRun(run_id))
                 run.ended.add(node_id)
                 self._cluster.kill(run, node_id)
 

@@ -188,17 +188,19 @@ class FakeCluster:
     def delete(self, node_id: str) -> None:
         """The machine is gone for good, with all its processes, and this is known."""
         self.lose_ranks(node_id)
+        self._drop_node(node_id)
+        self.changed()
+
+    def _drop_node(self, node_id: str) -> None:
         for there in (self.silent, self.fenced, self.retired):
             there.discard(node_id)
         self.nodes.pop(node_id, None)
-        self.changed()
 
     def clear_retired(self) -> None:
         """Forget retired nodes of which nothing is left."""
         for node_id in sorted(self.retired):
             if not any(node_id in where_of(run) for run in self.runs.values()):
-                self.retired.discard(node_id)
-                del self.nodes[node_id]
+                self._drop_node(node_id)
 
     def takes(self, node_id: str) -> bool:
         """Whether a rank can be launched on the node now."""
