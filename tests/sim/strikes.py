@@ -180,10 +180,10 @@ def heal_all(world: World) -> None:
     if not world.broker.running:
         world.broker.start()
     world.broker.heal()
-    for node in sorted(world.cluster.nodes):
-        world.cluster.heal(node)
     for number in range(world.plan.nodes):
         world.join(f"node-{number}")
+    for node in sorted(world.cluster.nodes):
+        world.cluster.heal(node)
     if any(each.kind == "clock is hours off" for each in world.plan.strikes):
         for process in world.processes:
             process.clock.skew_seconds = world.furthest_skew
