@@ -41,6 +41,8 @@ NOTICE_SECONDS_MAX = 15.0
 KILL_SECONDS_MAX = 20.0
 EXIT_SECONDS = 0.05
 START_SECONDS = 5.0
+# A program with so many steps ends only if somebody ends it.
+ENDLESS_STEPS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class Program:
     # In these attempts one rank ends with code 1 at that step of the attempt.
     fails: Mapping[int, int]
     failing_rank: int
+
+    @property
+    def endless(self) -> bool:
+        """Whether only a stop ends it."""
+        return self.steps >= ENDLESS_STEPS
 
 
 @dataclass(frozen=True)
@@ -169,10 +176,25 @@ def _harder(plan: Plan) -> Plan:
     found = [*_deposed(plan), *_moving_nodes(plan), *_far_jumps(plan), *plan.strikes]
     return replace(
         plan,
+        jobs=_endless(plan),
         kill_seconds_max=ends.choice([0.0, 2.0, KILL_SECONDS_MAX]),
         exit_seconds_max=ends.choice([EXIT_SECONDS, EXIT_SECONDS, 1.0, 6.0]),
         strikes=tuple(sorted(found, key=lambda strike: strike.at)),
     )
+
+
+def _endless(plan: Plan) -> tuple[Job, ...]:
+    """Some programs run until they are stopped, some of these at once: a stop that gets lost is
+    not made good by the program's own end."""
+    rng = Random(f"endless {plan.seed}")
+    found: list[Job] = []
+    for job in plan.jobs:
+        if rng.random() < 0.15:
+            program = replace(job.program, steps=ENDLESS_STEPS, step_seconds=3.0)
+            stop = ((rng.uniform(0, 4.0), "stop"),) if rng.random() < 0.7 else ()
+            job = replace(job, program=program, wishes=(*job.wishes, *stop))  # noqa: PLW2901
+        found.append(job)
+    return tuple(found)
 
 
 def _moments(rng: Random, plan: Plan, most: int) -> list[float]:
