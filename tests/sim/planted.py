@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from libs.contracts.envelope import Envelope
-from libs.contracts.messages import AckCheckpoint, PreemptMode
+from libs.contracts.messages import AckCheckpoint, NodeChanged, PreemptMode
 from libs.service.answer import Answering
 from libs.service.consume import Consumption
 from libs.service.loop import pause
@@ -35,7 +35,7 @@ from services.scheduler import loop as scheduler_loop
 from services.scheduler import store as scheduler_store
 from services.scheduler.domain import model
 from services.scheduler.domain.lifecycle import Trigger
-from services.scheduler.domain.model import Kill, Preempt
+from services.scheduler.domain.model import Kill, Node, Preempt
 from services.scheduler.domain.placement.place import Capacity
 from tests.sim.plan import Plan, Strike
 from tests.sim.world import World
@@ -317,11 +317,6 @@ def short_memories(plan: Plan) -> Plan:
     )
 
 
-def silence_is_an_end() -> contextlib.AbstractContextManager[None]:
-    """What a silent node does not show is taken for gone."""
-    return replaced((reconcile, "answers", lambda _node_id, _listing: True))
-
-
 def unanswered_orders_count() -> contextlib.AbstractContextManager[None]:
     """An order to the runtime that got no answer is taken for carried out."""
     honest = Launcher._carry_out
@@ -369,10 +364,42 @@ def outbox_pruned_by_age() -> contextlib.AbstractContextManager[None]:
     return replaced((MemoryStore, "prune", prune))
 
 
-def runtime_obeys_anybody() -> contextlib.AbstractContextManager[None]:
-    """The runtime carries out the orders of a launcher that leads no longer."""
+def long_outages(plan: Plan) -> Plan:
+    """Worlds in which the bus is out of reach for longer than the outbox keeps what was published.
+    The bus loses nothing, for what is kept so short could not be published again."""
+    short = {"outbox_keep_seconds": 4.0, "prune_tick_seconds": 1.0}
+    outages = tuple(Strike(10.0 + 25.0 * n, "bus stops", seconds=12.0) for n in range(4))
+    return replace(
+        plan,
+        settings={name: {**own, **short} for name, own in plan.settings.items()},
+        strikes=tuple(
+            sorted(
+                (*outages, *(each for each in plan.strikes if each.kind == "crash")),
+                key=lambda each: each.at,
+            )
+        ),
+    )
 
-    async def lead(self: FakeRuntime, epoch: int) -> None:
-        self._epoch = epoch
 
-    return replaced((FakeRuntime, "lead", lead))
+def last_arrival_wins() -> contextlib.AbstractContextManager[None]:
+    """What is said of a node counts as it arrives, instead of by its version."""
+    honest = scheduler_handlers.on_node_changed
+
+    async def on_node_changed(tx: Tx, event: NodeChanged) -> None:
+        tx.delete(Node, event.node_id)
+        await honest(tx, event)
+
+    table = {**scheduler_handlers.HANDLERS, NodeChanged: on_node_changed}
+    return replaced((scheduler_handlers, "HANDLERS", table))
+
+
+def silent_nodes(plan: Plan) -> Plan:
+    """Worlds in which nodes often fall silent with their processes alive, and runs are killed."""
+    jobs = tuple(replace(job, mode=PreemptMode.KILL) for job in plan.jobs)
+    strikes = tuple(
+        Strike(5.0 + 8.0 * n, "node silent", f"node-{n % plan.nodes}", 12.0) for n in range(14)
+    )
+    launcher = {**plan.settings["launcher"], "fence_seconds": 30.0}
+    return replace(
+        plan, jobs=jobs, strikes=strikes, settings={**plan.settings, "launcher": launcher}
+    )
