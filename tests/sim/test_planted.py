@@ -46,13 +46,15 @@ DEFECTS = {
     "cursor outbox": Planted(nullcontext, "no_task_is_lost", 0, 10, as_drawn, planted.CursorWorld),
     "no republishing": Planted(planted.forgotten_republishing, "no_task_is_lost", 25, 30),
     "inbox apart": Planted(planted.inbox_apart, "the_event_log_is_whole", 2, 30),
-    "mark before publishing": Planted(planted.mark_before_publishing, "no_task_is_lost", 16, 30),
+    "mark before publishing": Planted(
+        planted.mark_before_publishing, "states_follow_the_promise", 5, 30
+    ),
     "ack before commit": Planted(planted.ack_before_commit, "no_task_is_lost", 2, 20),
     "timers for rows": Planted(
-        planted.deadlines_in_memory, "no_task_is_lost", 2, 30, planted.hanging_programs
+        planted.deadlines_in_memory, "no_task_is_lost", 0, 30, planted.hanging_programs
     ),
     "failed commits forgotten": Planted(
-        planted.failed_commits_forgotten, "no_task_is_lost", 0, 30, planted.failing_commits
+        planted.failed_commits_forgotten, "no_task_is_lost", 7, 30, planted.failing_commits
     ),
     "unfenced epoch": Planted(planted.unfenced_epochs, "states_follow_the_promise", 4),
     "end declared when ordered": Planted(
@@ -72,7 +74,7 @@ DEFECTS = {
     "outbox pruned by age": Planted(
         planted.outbox_pruned_by_age, "states_follow_the_promise", 5, bend=planted.long_outages
     ),
-    "last arrival wins": Planted(planted.last_arrival_wins, "nodes_and_limits_agree", 14),
+    "last arrival wins": Planted(planted.last_arrival_wins, "nodes_and_limits_agree", 1),
 }
 BENDS = (
     planted.repeated_facts,
