@@ -41,7 +41,7 @@ DEFECTS = {
         planted.reply_before_storing, "acknowledged_checkpoints_survive", 2, 40
     ),
     "unfenced attempt": Planted(
-        planted.unfenced_attempts, "attempts_count_up", 1, 10, planted.repeated_facts
+        planted.unfenced_attempts, "attempts_count_up", 2, 10, planted.repeated_facts
     ),
     "cursor outbox": Planted(nullcontext, "no_task_is_lost", 0, 10, as_drawn, planted.CursorWorld),
     "no republishing": Planted(planted.forgotten_republishing, "no_task_is_lost", 25, 30),
