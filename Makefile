@@ -129,7 +129,7 @@ sim: $(STAMP) ## Whole-platform simulation with faults: N=1000 worlds, or one SE
 	@$(BIN)/python -m tests.sim --worlds $(N) $(if $(SEED),--seed $(SEED))
 
 .PHONY: chaos
-chaos: $(STAMP) ## kill -9 of every part, with real processes: SECONDS=120, SEED=n
+chaos: $(STAMP) ## Kill and freeze every part while people change their minds: SECONDS=120, SEED=n
 	@$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 BENCHMARKS := p1 p2 p3 p4 p5 p10

@@ -171,11 +171,12 @@ class MemoryDatabase:
             self._schemas[name] = Schema(name)
         return self._schemas[name]
 
-    def stop(self) -> None:
-        """The server dies: open transactions are gone, and every leadership with them."""
+    def stop(self, *, notice_seconds: float = 0.0) -> None:
+        """The server dies: open transactions are gone, and every leadership with them. The leaders
+        notice it after ``notice_seconds``."""
         self._down = True
         for name in self._schemas:
-            self.cut_leader(name)
+            self.cut_leader(name, notice_seconds=notice_seconds)
 
     def start(self) -> None:
         """The server is back with everything that was committed."""
@@ -186,11 +187,12 @@ class MemoryDatabase:
         for schema in self._schemas.values():
             schema.call_next()
 
-    def cut_leader(self, schema: str) -> None:
-        """Break the connection that holds a service's leadership."""
+    def cut_leader(self, schema: str, *, notice_seconds: float = 0.0) -> None:
+        """Break the connection that holds a service's leadership. The server frees the lock at
+        once, so another process may lead before the old leader notices anything."""
         leader = self.schema(schema).leader
         if leader is not None:
-            leader.drop()
+            leader.drop(notice_seconds=notice_seconds)
 
     def rows(self, tables: Tables, kind: type[Any]) -> dict[Key, Row]:
         """What is committed, for checkers; a copy."""
@@ -228,9 +230,14 @@ class MemoryLeadership:
         """Give it up at once."""
         self.drop()
 
-    def drop(self) -> None:
-        """The connection breaks: the next in line may lead."""
-        self._gone.set()
+    def drop(self, *, notice_seconds: float = 0.0) -> None:
+        """The connection breaks: the next in line may lead. The process that held it learns of it
+        after ``notice_seconds``, as with a network that swallows packets; until then only the
+        epoch keeps its transactions out."""
+        if notice_seconds > 0:
+            asyncio.get_running_loop().call_later(notice_seconds, self._gone.set)
+        else:
+            self._gone.set()
         if self._schema.leader is self:
             self._schema.leader = None
             self._schema.call_next()

@@ -76,7 +76,7 @@ class Launcher:
         self._doing: set[Action] = set()
         self._done: set[Action] = set()
         self._fences: set[str] = set()
-        # Failures in a row, and when to try again, in the event loop's seconds.
+        # Tries in a row that did not settle it, and when to try again, in the event loop's seconds.
         self._failed: dict[Action, tuple[int, float]] = {}
         # Why the last try of it did not work, and what will never work.
         self._problems: dict[Action, str] = {}
@@ -332,8 +332,13 @@ class Launcher:
         except (RuntimeUnavailableError, RuntimeDeniedError) as problem:
             self._note_failure(action, problem)
             return None
-        self._failed.pop(action, None)
         self._problems.pop(action, None)
+        if isinstance(action, End) and not self._work.is_live(action.run_id):
+            # No row notes that the order was given, so it is asked for until nothing is left. A
+            # process may take long to die: without a pause the loops would turn all the while.
+            self._try_later(action)
+        else:
+            self._failed.pop(action, None)
         return action
 
     async def _launch(self, run: Run, master_port: int) -> None:
@@ -347,15 +352,19 @@ class Launcher:
         try:
             await self.runtime.fence(node_id)
             self.log.warning("node fenced", node=node_id)
-        except RuntimeUnavailableError as problem:
+        except (RuntimeUnavailableError, RuntimeDeniedError) as problem:
+            # Denied: another launcher leads, which this one is about to learn from its store.
             self.log.warning("node cannot be fenced", node=node_id, problem=str(problem))
 
-    def _note_failure(self, action: Action, problem: Exception) -> None:
+    def _try_later(self, action: Action) -> None:
         count, _ = self._failed.get(action, (0, 0.0))
         pause = min(
             self.limits.retry_most_seconds, self.limits.retry_first_seconds * 2.0 ** min(count, 16)
         )
         self._failed[action] = (count + 1, asyncio.get_running_loop().time() + pause)
+
+    def _note_failure(self, action: Action, problem: Exception) -> None:
+        self._try_later(action)
         self._problems[action] = str(problem)
         self.log.warning(
             "not done, trying again",

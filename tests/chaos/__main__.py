@@ -1,4 +1,5 @@
-"""``make chaos``: kill -9 of every part of a real platform, then judge what happened.
+"""``make chaos``: kill and freeze every part of a real platform, while people pause, stop,
+re-prioritise and drain; then judge what happened. ``--full-disk`` (root) fills its disk, too.
 
     python -m tests.chaos --seconds 120 [--seed 7]
 
@@ -22,10 +23,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120.0, help="how long parts die")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument(
+        "--full-disk", action="store_true", help="a small disk, full now and then (root)"
+    )
     given = parser.parse_args()
     seed = secrets.randbelow(1 << 20) if given.seed is None else given.seed
     say(f"seed {seed}")
-    plan = Plan(seed=seed, seconds=given.seconds, nodes=given.nodes)
+    plan = Plan(seed, given.seconds, nodes=given.nodes, full_disk=given.full_disk)
     report = uvloop.run(play(plan, say))
     say(", ".join(f"{count} {name}" for name, count in report.counts.items()))
     if not report.complaints:

@@ -1,4 +1,6 @@
-"""One chaos run: a real platform, real tasks, kill -9 of everything, healing, and the judgment."""
+"""One chaos run: a real platform, real tasks, people who change their minds, kill -9 and freezing
+of everything, healing, and the judgment.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from services.allinone.embedded.credentials import NATS_ADMIN
 from services.allinone.place import Options, Place
 from services.launcher.runtimes.ending import end_supervisors
 from tests.chaos import judges
-from tests.chaos.faults import Faults, schedule
+from tests.chaos.disk import SmallDisk, small_disk
+from tests.chaos.faults import DISK, PARTS, Faults, schedule
+from tests.chaos.people import People
 from tests.chaos.workload import KINDS, Workload
 from tests.harness.checkers import LIVENESS, SAFETY, History, verdict
 
@@ -50,6 +54,8 @@ class Plan:
     pause_seconds: tuple[float, float] = (0.5, 4.0)
     heal_seconds_max: float = 180.0
     two_schedulers: bool = True
+    # The platform's folder lies on a small disk, which is full now and then (root).
+    full_disk: bool = False
 
 
 @dataclass
@@ -96,8 +102,15 @@ def scratch(prefix: str, *, keep_if: Callable[[], bool] = lambda: False) -> Iter
 class Chaos:
     """One run in one folder."""
 
-    def __init__(self, plan: Plan, folder: Path, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        tell: Callable[[str], None],
+        disk: SmallDisk | None = None,
+    ) -> None:
         self.plan = plan
+        self.disk = disk
         self.folder = folder
         self.tell = tell
         self.report = Report()
@@ -121,9 +134,12 @@ class Chaos:
             self.tell(f"ready at {self.dev.url}, folder {self.folder}")
             async with admin_client(self.dev.place, self.dev.url) as client:
                 workload = Workload(self.plan.seed, client, self.folder)
-                await self._storm(client, workload)
+                people = People(self.plan.seed, client, workload, self.tell)
+                await self._storm(client, workload, people)
+                await people.settle()
+                self.complain(people.problems)
                 if await self._heal(client, workload):
-                    await self._judge(client, workload)
+                    await self._judge(client, workload, people)
         self.complain(
             f"left behind: {process.pid} {' '.join(process.cmdline())[:200]}"
             for process in judges.living_processes(str(self.folder))
@@ -134,9 +150,9 @@ class Chaos:
     def complain(self, texts: Any) -> None:
         self.report.complaints.extend(texts)
 
-    async def _storm(self, client: httpx.AsyncClient, workload: Workload) -> None:
-        """Submit and kill until the time is over."""
-        faults = Faults(self.dev, self.tell)
+    async def _storm(self, client: httpx.AsyncClient, workload: Workload, people: People) -> None:
+        """Submit, change minds and kill until the time is over."""
+        faults = Faults(self.dev, self.tell, str(workload.records), self.disk)
         self.report.faults = faults.done
         states: Counter[str] = Counter()
 
@@ -156,11 +172,13 @@ class Chaos:
                     f"{len(workload.accepted)} tasks accepted, {workload.retries} retries; {now}"
                 )
 
-        following = schedule(self.plan.seed, self.plan.pause_seconds)
+        parts = (*PARTS, DISK) if self.disk is not None else PARTS
+        following = schedule(self.plan.seed, self.plan.pause_seconds, parts)
         most = 2 * self.plan.nodes * self.plan.slots
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.plan.seconds), asyncio.TaskGroup() as group:
                 group.create_task(workload.run(alive, most))
+                group.create_task(people.run())
                 group.create_task(faults.run(following))
                 group.create_task(progress())
         self.complain(workload.problems)
@@ -190,7 +208,7 @@ class Chaos:
         self.tell(f"all ended {time.monotonic() - began:.1f} s after the last fault")
         return True
 
-    async def _judge(self, client: httpx.AsyncClient, workload: Workload) -> None:
+    async def _judge(self, client: httpx.AsyncClient, workload: Workload, people: People) -> None:
         secrets = self.dev.place.credentials
         admin = BusCredentials(NATS_ADMIN, secrets.nats_password(NATS_ADMIN))
         url = self.dev.servers.nats.url
@@ -205,7 +223,7 @@ class Chaos:
         for life in lived:
             self.complain(judges.output_is_complete(life, await self._output(client, life)))
         for task in await items(client, "/v1/tasks"):
-            self.complain(_as_expected(task, workload))
+            self.complain(_as_expected(task, workload, people))
         self.complain(
             f"a task's process lives on: {process.pid} {' '.join(process.cmdline())[:200]}"
             for process in judges.living_processes(str(workload.records))
@@ -214,6 +232,7 @@ class Chaos:
             "faults": len(self.report.faults),
             "tasks": len(workload.accepted),
             "client retries": workload.retries,
+            "changes of mind": people.done.total(),
             "processes": len(lived),
             "acknowledged checkpoints": len(history.acks),
             "events": len(history.envelopes),
@@ -262,13 +281,14 @@ class Chaos:
             await asyncio.sleep(0.2)
 
 
-def _as_expected(task: dict[str, Any], workload: Workload) -> list[str]:
+def _as_expected(task: dict[str, Any], workload: Workload, people: People) -> list[str]:
     known = workload.accepted.get(task["id"])
     if known is None:
         # Submitted by a request whose answer was cut off by the end of the storm.
         return []
     wanted = KINDS[known.kind].ends
-    if task["state"] == wanted:
+    stopped = task["state"] == "stopped" and task["id"] in people.stopped
+    if task["state"] == wanted or stopped:
         return []
     return [f"{task['id']} ({known.key}) {task['state']}, not {wanted}: {task['reason']}"]
 
@@ -281,7 +301,9 @@ async def play(plan: Plan, tell: Callable[[str], None]) -> Report:
     """A run in a folder of its own, which stays if there are complaints."""
     report: list[Report] = []
     with scratch("swc-", keep_if=lambda: not report or bool(report[0].complaints)) as folder:
-        report.append(await Chaos(plan, folder, tell).run())
+        small = small_disk(folder / "platform") if plan.full_disk else contextlib.nullcontext()
+        with small as disk:
+            report.append(await Chaos(plan, folder, tell, disk).run())
     return report[0]
 
 

@@ -1,4 +1,6 @@
-"""What the chaos tests do to the platform: kill -9 and stalls of every part, by a schedule."""
+"""What the chaos tests do to the platform, by a schedule: kill -9 and freezing of every part,
+frozen tasks, and a full disk.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,21 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from services.allinone.composition import WIRINGS
 from services.allinone.dev import Dev
 from services.launcher.runtimes.node import proc
+from tests.chaos.disk import SmallDisk
+from tests.chaos.judges import living_processes
 
 SERVERS = ("nats", "postgresql")
 # Every part comes once before any comes twice.
-PARTS = (*(wiring.name for wiring in WIRINGS), *SERVERS, "supervisor")
+PARTS = (*(wiring.name for wiring in WIRINGS), *SERVERS, "supervisor", "task")
+DISK = "disk"
+# A task's process is never killed from outside: that would be its own failure, and rightly so.
+FROZEN_ONLY = ("task",)
 
 
 @dataclass(frozen=True)
@@ -29,20 +36,24 @@ class Fault:
     stall_seconds: float = 0.0
 
 
-def schedule(seed: int, pause_seconds: tuple[float, float]) -> Callable[[], Fault]:
+def schedule(
+    seed: int, pause_seconds: tuple[float, float], parts_all: Sequence[str] = PARTS
+) -> Callable[[], Fault]:
     """The endless schedule of a seed, one fault for each call."""
     chance = random.Random(f"faults {seed}")
     round_of: list[str] = []
 
     def draw() -> str:
         if not round_of:
-            round_of.extend(chance.sample(PARTS, len(PARTS)))
+            round_of.extend(chance.sample(parts_all, len(parts_all)))
         return round_of.pop()
 
     def following() -> Fault:
         count = 2 if chance.random() < 0.2 else 1
         parts = tuple(dict.fromkeys(draw() for _ in range(count)))
-        stall = chance.uniform(0.5, 7.0) if chance.random() < 0.2 else 0.0
+        stall = chance.uniform(0.5, 7.0) if chance.random() < 0.3 else 0.0
+        if not stall and {DISK, *FROZEN_ONLY} & {*parts}:
+            stall = chance.uniform(0.5, 7.0)
         return Fault(chance.uniform(*pause_seconds), parts, chance.randrange(1 << 16), stall)
 
     return following
@@ -54,6 +65,9 @@ class Faults:
 
     dev: Dev
     tell: Callable[[str], None]
+    # What is in the command line of every task's process.
+    tasks_marker: str
+    disk: SmallDisk | None = None
     done: list[str] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
@@ -64,21 +78,33 @@ class Faults:
             while True:
                 fault = following()
                 await asyncio.sleep(fault.after_seconds)
-                pids = {part: self._pid(part, fault.index) for part in fault.parts}
+                if DISK in fault.parts:
+                    await self._fill(fault.stall_seconds)
+                parts = [part for part in fault.parts if part != DISK]
+                pids = {part: self._pid(part, fault.index) for part in parts}
                 for part, pid in pids.items():
                     await self._strike(part, pid, fault, stopped)
         finally:
             for pid in stopped:
                 _signal(pid, signal.SIGCONT)
 
-    async def _strike(self, part: str, pid: int, fault: Fault, stopped: set[int]) -> None:
-        stalls = fault.stall_seconds > 0 and part not in SERVERS
-        what = f"stall {fault.stall_seconds:.1f} s" if stalls else "kill -9"
-        self.done.append(
-            f"{time.monotonic() - self.began:7.2f} s  {what} {part} "
-            + (str(pid) if pid else "(down already)")
-        )
+    async def _fill(self, seconds: float) -> None:
+        assert self.disk is not None, "a disk can be filled only where there is a small one"
+        self._note(f"disk full for {seconds:.1f} s")
+        try:
+            await asyncio.to_thread(self.disk.fill)
+            await asyncio.sleep(seconds)
+        finally:
+            self.disk.empty()
+
+    def _note(self, text: str) -> None:
+        self.done.append(f"{time.monotonic() - self.began:7.2f} s  {text}")
         self.tell(self.done[-1])
+
+    async def _strike(self, part: str, pid: int, fault: Fault, stopped: set[int]) -> None:
+        stalls = fault.stall_seconds > 0
+        what = f"freeze {fault.stall_seconds:.1f} s" if stalls else "kill -9"
+        self._note(f"{what} {part} " + (str(pid) if pid else "(down already)"))
         if not pid:
             return
         if stalls:
@@ -99,6 +125,9 @@ class Faults:
             locks = sorted((self.dev.place.machine / "nodes").glob("*/lock"))
             holder = proc.by_signature(locks[index % len(locks)].read_text()) if locks else None
             return holder.pid if holder is not None else 0
+        if part == "task":
+            living = [process.pid for process in living_processes(self.tasks_marker)]
+            return living[index % len(living)] if living else 0
         own = [number for name, number in self.dev.processes.instances() if name == part]
         return self.dev.processes.pid(part, own[index % len(own)])
 

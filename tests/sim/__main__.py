@@ -1,6 +1,7 @@
 """``python -m tests.sim --worlds N [--seed n] [--verbose]``: the simulation as a program.
 
-Without a seed the worlds are new ones each time. Exit status 1 and the seed if one is wrong.
+Without a seed the worlds are new ones each time. Exit status 1 and the seed if one is wrong,
+2 if the time was over before every world was run.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import secrets
 import sys
+from collections.abc import Sequence
 
 from tests.sim.swarm import Tally, one, run
 
@@ -15,24 +17,30 @@ SECONDS_MAX = 570.0
 SEEDS = 1 << 40
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--worlds", type=int, default=1000, help="how many (default %(default)s)")
     parser.add_argument("--seed", type=int, help="only the world of this seed")
     parser.add_argument("--first", type=int, help="the first of several seeds in a row")
     parser.add_argument("--verbose", action="store_true", help="tell what happened in the world")
-    arguments = parser.parse_args()
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS_MAX, help="stop after so long (%(default)s)"
+    )
+    arguments = parser.parse_args(words)
     if arguments.seed is not None:
         return _only(arguments.seed, verbose=arguments.verbose)
     first = secrets.randbelow(SEEDS) if arguments.first is None else arguments.first
     print(f"{arguments.worlds} worlds, seeds {first} to {first + arguments.worlds - 1}", flush=True)
-    tally = run(range(first, first + arguments.worlds), seconds_max=SECONDS_MAX, progress=_progress)
+    seeds = range(first, first + arguments.worlds)
+    tally = run(seeds, seconds_max=arguments.seconds, progress=_progress)
     print(f"\r{tally}")
     if tally.failed is not None:
         _report(tally.failed, verbose=arguments.verbose)
         return 1
     if tally.worlds < arguments.worlds:
-        print(f"stopped after {SECONDS_MAX:.0f} s: {arguments.worlds - tally.worlds} were not run")
+        left = arguments.worlds - tally.worlds
+        print(f"stopped after {arguments.seconds:g} s: {left} of {arguments.worlds} were not run")
+        return 2
     print("nothing is wrong")
     return 0
 

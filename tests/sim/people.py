@@ -84,7 +84,9 @@ class People:
         for node in sorted(self.world.cluster.nodes):
             await self.insist(SetSchedulable(node_id=node, schedulable=True, asked_by="root"))
         for name, task_id in self.ids.items():
-            if self.goals.get(name) is Goal.PAUSE:
+            if self.world.jobs[name].program.endless:
+                await self.insist(SetGoal(task_id=task_id, goal=Goal.STOP, asked_by="root"))
+            elif self.goals.get(name) is Goal.PAUSE:
                 await self.insist(SetGoal(task_id=task_id, goal=Goal.RUN, asked_by="root"))
 
     async def insist(self, command: Message) -> Message:

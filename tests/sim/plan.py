@@ -7,7 +7,7 @@ to world, so that rare combinations are not drowned by the average of everything
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from libs.bus.memory_broker import Faults
@@ -34,7 +34,15 @@ POINT_RATES = (0.002, 0.01, 0.03)
 PRIORITIES = tuple(each for each in Priority if each is not Priority.UNSPECIFIED)
 FORGET_SECONDS_MAX = 30.0
 CLOCK_JUMP_SECONDS_MAX = 60.0
+# As a machine that takes local time for UTC, or whose battery is empty.
+CLOCK_JUMP_HOURS_MAX = 12.0
+# How late a leader may learn that another one leads.
+NOTICE_SECONDS_MAX = 15.0
+KILL_SECONDS_MAX = 20.0
+EXIT_SECONDS = 0.05
 START_SECONDS = 5.0
+# A program with so many steps ends only if somebody ends it.
+ENDLESS_STEPS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,11 @@ class Program:
     # In these attempts one rank ends with code 1 at that step of the attempt.
     fails: Mapping[int, int]
     failing_rank: int
+
+    @property
+    def endless(self) -> bool:
+        """Whether only a stop ends it."""
+        return self.steps >= ENDLESS_STEPS
 
 
 @dataclass(frozen=True)
@@ -112,6 +125,9 @@ class Plan:
     # As with pods: ranks are pending for so long at most, and so many launches are refused.
     pending_seconds_max: float
     refusal: float
+    # A killed process goes on for so long at most; a rank that leaves takes so long at most.
+    kill_seconds_max: float
+    exit_seconds_max: float
     strikes: tuple[Strike, ...]
     processes: Mapping[str, int]
     fault_seconds: float
@@ -126,7 +142,7 @@ def draw(seed: int) -> Plan:
     fault_seconds = rng.uniform(30, 120)
     pods = Random(f"pods {seed}")
     jobs = tuple(_job(rng, number, nodes, gpus, fault_seconds) for number in range(_jobs(rng)))
-    return Plan(
+    plan = Plan(
         seed=seed,
         nodes=nodes,
         gpus=gpus,
@@ -137,6 +153,8 @@ def draw(seed: int) -> Plan:
         runtime_failure=rng.choice(LEVELS) if rng.random() < 0.4 else 0.0,
         pending_seconds_max=pods.choice([0.0, 0.0, 0.5, 6.0]),
         refusal=pods.choice([0.0, 0.0, 0.05, 0.3]),
+        kill_seconds_max=0.0,
+        exit_seconds_max=EXIT_SECONDS,
         strikes=tuple(
             sorted(
                 (*_strikes(rng, nodes, fault_seconds), *_bad_commits(seed, fault_seconds)),
@@ -148,6 +166,88 @@ def draw(seed: int) -> Plan:
         settings=_settings(rng),
         ack_wait_seconds=rng.choice([2.0, 5.0, 30.0]),
     )
+    return _harder(plan)
+
+
+def _harder(plan: Plan) -> Plan:
+    """The same world with deposed leaders, slow ends, nodes that come and go, and clocks that are
+    hours off. Each kind has a random generator of its own, so that it does not move the others."""
+    ends = Random(f"ends {plan.seed}")
+    found = [*_deposed(plan), *_moving_nodes(plan), *_far_jumps(plan), *plan.strikes]
+    return replace(
+        plan,
+        jobs=_endless(plan),
+        kill_seconds_max=ends.choice([0.0, 2.0, KILL_SECONDS_MAX]),
+        exit_seconds_max=ends.choice([EXIT_SECONDS, EXIT_SECONDS, 1.0, 6.0]),
+        strikes=tuple(sorted(found, key=lambda strike: strike.at)),
+    )
+
+
+def _endless(plan: Plan) -> tuple[Job, ...]:
+    """Some programs run until they are stopped, some of these at once: a stop that gets lost is
+    not made good by the program's own end."""
+    rng = Random(f"endless {plan.seed}")
+    found: list[Job] = []
+    for job in plan.jobs:
+        if rng.random() < 0.15:
+            program = replace(job.program, steps=ENDLESS_STEPS, step_seconds=3.0)
+            stop = ((rng.uniform(0, 4.0), "stop"),) if rng.random() < 0.7 else ()
+            job = replace(job, program=program, wishes=(*job.wishes, *stop))  # noqa: PLW2901
+        found.append(job)
+    return tuple(found)
+
+
+def _moments(rng: Random, plan: Plan, most: int) -> list[float]:
+    return [rng.uniform(START_SECONDS, plan.fault_seconds) for _ in range(rng.randint(1, most))]
+
+
+def _deposed(plan: Plan) -> list[Strike]:
+    """Leaders whose lock is lost long before they know; mostly where another process waits."""
+    rng = Random(f"deposed {plan.seed}")
+    doubled = [name for name, count in plan.processes.items() if count > 1]
+    if rng.random() > (0.7 if doubled else 0.3):
+        return []
+    return [
+        Strike(
+            at,
+            "leader deposed",
+            rng.choice(doubled or SERVICES),
+            rng.uniform(0, NOTICE_SECONDS_MAX),
+        )
+        for at in _moments(rng, plan, 4)
+    ]
+
+
+def _moving_nodes(plan: Plan) -> list[Strike]:
+    """Nodes that leave the inventory, or are deleted, for a while; and new ones."""
+    rng = Random(f"moving nodes {plan.seed}")
+    found: list[Strike] = []
+    for kind in ("node leaves", "node deleted"):
+        if rng.random() < 0.2:
+            for at in _moments(rng, plan, 2):
+                node = f"node-{rng.randrange(plan.nodes)}"
+                found.append(Strike(at, kind, node, rng.uniform(0, 40.0)))
+    if rng.random() < 0.2:
+        node = f"node-{plan.nodes}"
+        found += [Strike(at, "node joins", node) for at in _moments(rng, plan, 1)]
+    return found
+
+
+def _far_jumps(plan: Plan) -> list[Strike]:
+    """Clocks that are hours off, for a while or until everything is healed."""
+    rng = Random(f"far jumps {plan.seed}")
+    if rng.random() > 0.3:
+        return []
+    return [
+        Strike(
+            at,
+            "clock is hours off",
+            rng.choice(SERVICES),
+            rng.choice([rng.uniform(0, 20.0), plan.fault_seconds]),
+            rng.uniform(-1, 1) * 3600.0 * CLOCK_JUMP_HOURS_MAX,
+        )
+        for at in _moments(rng, plan, 2)
+    ]
 
 
 def _jobs(rng: Random) -> int:

@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
 from libs.contracts.envelope import Envelope
-from libs.contracts.messages import AckCheckpoint, PreemptMode
+from libs.contracts.messages import AckCheckpoint, NodeChanged, PreemptMode
 from libs.service.answer import Answering
 from libs.service.consume import Consumption
 from libs.service.loop import pause
@@ -23,13 +23,19 @@ from libs.service.relay import Relay
 from libs.service.runner import DOWN, Runner
 from libs.store import memory
 from libs.store.memory import MemoryStore
-from libs.store.port import NotLeaderError
+from libs.store.port import NotLeaderError, Tx
+from services.launcher import handlers as launcher_handlers
+from services.launcher.domain import reconcile
+from services.launcher.domain.lifecycle import LIVE
+from services.launcher.domain.model import Listing, Run
+from services.launcher.loop import Launcher
+from services.launcher.runtimes.fake import FakeRuntime
 from services.scheduler import handlers as scheduler_handlers
 from services.scheduler import loop as scheduler_loop
 from services.scheduler import store as scheduler_store
 from services.scheduler.domain import model
 from services.scheduler.domain.lifecycle import Trigger
-from services.scheduler.domain.model import Kill, Preempt
+from services.scheduler.domain.model import Kill, Node, Preempt
 from services.scheduler.domain.placement.place import Capacity
 from tests.sim.plan import Plan, Strike
 from tests.sim.world import World
@@ -261,3 +267,139 @@ def deadlines_in_memory() -> contextlib.AbstractContextManager[None]:
         return await honest(self, replace(plan, decisions=kept), epoch)
 
     return replaced((scheduler_loop.Brain, "_commit", commit))
+
+
+def unfenced_epochs() -> contextlib.AbstractContextManager[None]:
+    """A transaction of a leader is let in, whoever leads now."""
+    return replaced((MemoryStore, "_fence", lambda _self, _epoch: None))
+
+
+def end_declared_when_ordered() -> contextlib.AbstractContextManager[None]:
+    """A run is over when every node has the order to end it, instead of when nothing runs."""
+
+    def is_over(run: Run, sight: reconcile.Sight) -> bool:
+        return reconcile._all_ended(run, sight) or reconcile.End(run.id) in sight.look.done
+
+    return replaced((reconcile, "_is_over", is_over))
+
+
+def dropped_early_requests() -> contextlib.AbstractContextManager[None]:
+    """A request that comes before the assignment of its run leaves nothing behind."""
+
+    async def requested(tx: Tx, task_id: str, attempt: int) -> Run | None:
+        run = await tx.get(Run, task_id, attempt)
+        return run if run is not None and run.state in LIVE else None
+
+    return replaced((launcher_handlers, "_requested", requested))
+
+
+def no_inbox() -> contextlib.AbstractContextManager[None]:
+    """Every delivery is handled, as if it had not come before."""
+
+    async def enter(self: Any, event_ids: Sequence[str], _now: datetime) -> set[str]:
+        self._alive()
+        return set(event_ids)
+
+    return replaced((memory._MemorySession, "enter", enter))
+
+
+def short_memories(plan: Plan) -> Plan:
+    """Worlds in which the launcher forgets past runs soon, and deliveries come again later than
+    that. Nobody says old facts again under new ids: only their receiver's rows could know those.
+    """
+    launcher = {**plan.settings["launcher"], "past_keep_seconds": 2.0, "prune_tick_seconds": 1.0}
+    kept = {"crash", "crash all", "leader deposed", "node silent", "node off", "supervisor dies"}
+    return replace(
+        plan,
+        faults=replace(plan.faults, duplicate_delivery=0.3, delay_s_max=20.0),
+        settings={**plan.settings, "launcher": launcher},
+        strikes=tuple(each for each in plan.strikes if each.kind in kept),
+    )
+
+
+def unanswered_orders_count() -> contextlib.AbstractContextManager[None]:
+    """An order to the runtime that got no answer is taken for carried out."""
+    honest = Launcher._carry_out
+
+    async def carry_out(self: Launcher, task: Any) -> Any:
+        await honest(self, task)
+        return task.action
+
+    return replaced((Launcher, "_carry_out", carry_out))
+
+
+def nodes_leave_with_their_runs() -> contextlib.AbstractContextManager[None]:
+    """A node that left the inventory is not asked any more what still runs there."""
+    honest = FakeRuntime.list
+
+    async def listed(self: FakeRuntime) -> Listing:
+        found = await honest(self)
+        gone = {node_id for node_id, node in found.nodes.items() if node.retired}
+        runs = {
+            run_id: replace(
+                run,
+                ranks={n: rank for n, rank in run.ranks.items() if rank.node_id not in gone},
+                node_ids=run.node_ids - gone,
+            )
+            for run_id, run in found.runs.items()
+            if run.node_ids - gone
+        }
+        return Listing({n: node for n, node in found.nodes.items() if n not in gone}, runs)
+
+    return replaced((FakeRuntime, "list", listed))
+
+
+def outbox_pruned_by_age() -> contextlib.AbstractContextManager[None]:
+    """Old rows of the outbox are dropped, published or not."""
+    honest = MemoryStore.prune
+
+    async def prune(self: MemoryStore, *, published_before: datetime, seen_before: datetime) -> int:
+        schema = self._schema
+        for each, row in list(schema.outbox.items()):
+            if row.envelope.time < published_before:
+                del schema.outbox[each]
+                schema.unpublished.pop(each, None)
+        return await honest(self, published_before=published_before, seen_before=seen_before)
+
+    return replaced((MemoryStore, "prune", prune))
+
+
+def long_outages(plan: Plan) -> Plan:
+    """Worlds in which the bus is out of reach for longer than the outbox keeps what was published.
+    The bus loses nothing, for what is kept so short could not be published again."""
+    short = {"outbox_keep_seconds": 4.0, "prune_tick_seconds": 1.0}
+    outages = tuple(Strike(10.0 + 25.0 * n, "bus stops", seconds=12.0) for n in range(4))
+    return replace(
+        plan,
+        settings={name: {**own, **short} for name, own in plan.settings.items()},
+        strikes=tuple(
+            sorted(
+                (*outages, *(each for each in plan.strikes if each.kind == "crash")),
+                key=lambda each: each.at,
+            )
+        ),
+    )
+
+
+def last_arrival_wins() -> contextlib.AbstractContextManager[None]:
+    """What is said of a node counts as it arrives, instead of by its version."""
+    honest = scheduler_handlers.on_node_changed
+
+    async def on_node_changed(tx: Tx, event: NodeChanged) -> None:
+        tx.delete(Node, event.node_id)
+        await honest(tx, event)
+
+    table = {**scheduler_handlers.HANDLERS, NodeChanged: on_node_changed}
+    return replaced((scheduler_handlers, "HANDLERS", table))
+
+
+def silent_nodes(plan: Plan) -> Plan:
+    """Worlds in which nodes often fall silent with their processes alive, and runs are killed."""
+    jobs = tuple(replace(job, mode=PreemptMode.KILL) for job in plan.jobs)
+    strikes = tuple(
+        Strike(5.0 + 8.0 * n, "node silent", f"node-{n % plan.nodes}", 12.0) for n in range(14)
+    )
+    launcher = {**plan.settings["launcher"], "fence_seconds": 30.0}
+    return replace(
+        plan, jobs=jobs, strikes=strikes, settings={**plan.settings, "launcher": launcher}
+    )

@@ -84,9 +84,25 @@ def _commits_fail(world: World, strike: Strike) -> None:
     _later(world, strike.seconds, over)
 
 
+def _leader_deposed(world: World, strike: Strike) -> None:
+    """Another process may lead for up to ``strike.seconds`` before the old leader knows."""
+    world.database.cut_leader(strike.target, notice_seconds=strike.seconds)
+
+
 def _clock_jumps(world: World, strike: Strike) -> None:
     for process in world.of(strike.target):
         process.clock.skew_seconds += strike.extra
+    world.note_clocks()
+
+
+def _clock_is_hours_off(world: World, strike: Strike) -> None:
+    def jump(seconds: float) -> None:
+        for process in world.of(strike.target):
+            process.clock.skew_seconds += seconds
+        world.note_clocks()
+
+    jump(strike.extra)
+    _later(world, strike.seconds, lambda: jump(-strike.extra))
 
 
 def _node_off(world: World, strike: Strike) -> None:
@@ -97,6 +113,22 @@ def _node_off(world: World, strike: Strike) -> None:
 def _node_silent(world: World, strike: Strike) -> None:
     world.cluster.silence(strike.target)
     _later(world, strike.seconds, lambda: world.cluster.heal(strike.target))
+
+
+def _node_leaves(world: World, strike: Strike) -> None:
+    """Taken out of the inventory; what runs there goes on."""
+    world.cluster.retire(strike.target)
+    _later(world, strike.seconds, lambda: world.join(strike.target))
+
+
+def _node_deleted(world: World, strike: Strike) -> None:
+    """The machine is gone, and the runtime knows it."""
+    world.cluster.delete(strike.target)
+    _later(world, strike.seconds, lambda: world.join(strike.target))
+
+
+def _node_joins(world: World, strike: Strike) -> None:
+    world.join(strike.target)
 
 
 def _supervisor_dies(world: World, strike: Strike) -> None:
@@ -118,7 +150,12 @@ STRIKES: dict[str, Callable[[World, Strike], None]] = {
     "database stops": _database_stops,
     "leader cut": _leader_cut,
     "commits fail": _commits_fail,
+    "leader deposed": _leader_deposed,
     "clock jumps": _clock_jumps,
+    "clock is hours off": _clock_is_hours_off,
+    "node leaves": _node_leaves,
+    "node deleted": _node_deleted,
+    "node joins": _node_joins,
     "node off": _node_off,
     "node silent": _node_silent,
     "supervisor dies": _supervisor_dies,
@@ -133,11 +170,20 @@ def strike(world: World, what: Strike) -> None:
 
 
 def heal_all(world: World) -> None:
-    """Everything works again from now on. Clocks stay as they are; the dead are being restarted."""
+    """Everything works again from now on; the dead are being restarted.
+
+    A deadline is a moment of a clock. Where clocks were hours off, a deadline may lie as many hours
+    ahead; these hours pass now at once, instead of being simulated second by second.
+    """
     world.database.start()
     world.database.bad_commits.clear()
     if not world.broker.running:
         world.broker.start()
     world.broker.heal()
+    for number in range(world.plan.nodes):
+        world.join(f"node-{number}")
     for node in sorted(world.cluster.nodes):
         world.cluster.heal(node)
+    if any(each.kind == "clock is hours off" for each in world.plan.strikes):
+        for process in world.processes:
+            process.clock.skew_seconds = world.furthest_skew

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from tests.sim.world import Outcome, run_world
+from tests.sim.plan import Plan
+from tests.sim.world import Outcome, World, run_world
 
 GARBAGE_EVERY = 25
 
@@ -42,12 +43,14 @@ class Tally:
         )
 
 
-def one(seed: int) -> Outcome:
+def one(
+    seed: int, world: type[World] = World, bend: Callable[[Plan], Plan] = lambda plan: plan
+) -> Outcome:
     """A world; whatever breaks the simulation itself is a complaint, too."""
     if seed % GARBAGE_EVERY == 0:
         gc.collect()
     try:
-        return run_world(seed)
+        return run_world(seed, world, bend)
     except Exception as error:  # noqa: BLE001 - the seed must be told, whatever it is
         return Outcome(seed, (f"the world broke: {error!r}",), "", 0, 0, 0, 0.0)
 

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from libs.store.memory_database import Point
+from tests.sim.__main__ import main
 from tests.sim.plan import RATES, SERVICES, draw
 from tests.sim.strikes import STRIKES
 from tests.sim.swarm import run
@@ -81,3 +82,8 @@ def test_every_kind_of_fault_is_on_in_some_worlds_and_off_in_others() -> None:
 def test_a_plan_is_drawn_from_the_seed_alone() -> None:
     assert repr(draw(7)) == repr(draw(7))
     assert json.dumps(sorted(draw(7).settings)) == json.dumps(sorted(SERVICES))
+
+
+def test_a_run_that_stopped_early_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--first", "2", "--worlds", "3", "--seconds", "0"]) == 2
+    assert "2 of 3 were not run" in capsys.readouterr().out

@@ -87,8 +87,11 @@ class World:
             Random(f"bus {plan.seed}"), HEALTHY, ack_wait_s=plan.ack_wait_seconds
         )
         self.settings = {wiring.name: _settings(plan, wiring) for wiring in WIRINGS}
-        self.cluster = SimCluster(self, [_node(plan, number) for number in range(plan.nodes)])
+        nodes = [_node(plan, f"node-{number}") for number in range(plan.nodes)]
+        self.cluster = SimCluster(self, nodes)
         self.cluster.pending_seconds_max = plan.pending_seconds_max
+        self.cluster.kill_seconds_max = plan.kill_seconds_max
+        self.cluster.exit_seconds_max = plan.exit_seconds_max
         self.processes = [
             Process(self, wiring, number)
             for wiring in WIRINGS
@@ -96,6 +99,8 @@ class World:
         ]
         self.people = People(self)
         self.healed = False
+        # How far ahead of the true time any service's clock has ever been.
+        self.furthest_skew = 0.0
         self._aside: list[asyncio.Task[object]] = []
 
     # For the parts of the simulation
@@ -126,6 +131,15 @@ class World:
     def aside(self, work: Coroutine[Any, Any, object]) -> None:
         """Do something beside; it is awaited before the world may end."""
         self._aside.append(asyncio.get_running_loop().create_task(work))
+
+    def note_clocks(self) -> None:
+        """Remember the clock that was furthest ahead."""
+        skews = (process.clock.skew_seconds for process in self.processes)
+        self.furthest_skew = max(self.furthest_skew, *skews)
+
+    def join(self, node_id: str) -> None:
+        """A node is in the inventory, perhaps again."""
+        self.cluster.join(_node(self.plan, node_id))
 
     async def ask(self, command: Message, timeout_s: float) -> Message:
         """Ask as the gateway does for somebody; BusUnavailableError if no answer came back."""
@@ -231,9 +245,9 @@ def _settings(plan: Plan, wiring: Wiring) -> BaseServiceSettings:
     return wiring.settings(database_url="-", nats_url="-", **{**plan.settings[wiring.name], **own})
 
 
-def _node(plan: Plan, number: int) -> Node:
+def _node(plan: Plan, node_id: str) -> Node:
     return Node(
-        id=f"node-{number}",
+        id=node_id,
         group="default",
         gpus=plan.gpus,
         cpus=8.0,

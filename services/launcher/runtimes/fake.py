@@ -49,7 +49,7 @@ class FakeRuntime:
     async def launch(self, order: RunOrder) -> None:
         """See ``port.Runtime``."""
         run = self._cluster.runs.get(order.run_id)
-        reachable = [rank for rank in order.ranks if rank.node_id not in self._cluster.silent]
+        reachable = [rank for rank in order.ranks if self._cluster.takes(rank.node_id)]
         if run is not None and run.ended & {rank.node_id for rank in order.ranks}:
             raise RuntimeDeniedError(f"run {order.run_id} was ended")
         await self._call([], lambda: self._launch(order, reachable))
@@ -85,8 +85,9 @@ class FakeRuntime:
         del patience_seconds
 
         def end() -> None:
-            run = self._cluster.runs.setdefault(run_id, FakeRun(run_id))
             for node_id in filter(self._cluster.tells, sorted(node_ids)):
+                # The node remembers it, so that no later launch begins anything there.
+                run = self._cluster.runs.setdefault(run_id, FakeRun(run_id))
                 run.ended.add(node_id)
                 self._cluster.kill(run, node_id)
 
@@ -117,10 +118,12 @@ class FakeRuntime:
     async def list(self) -> Listing:
         """See ``port.Runtime``."""
         cluster = self._cluster
+        cluster.clear_retired()
         nodes = {
             node_id: ObservedNode(
                 node.model_copy(update={"ready": node_id not in cluster.silent}),
                 problem="silent" if node_id in cluster.silent else "",
+                retired=node_id in cluster.retired,
             )
             for node_id, node in cluster.nodes.items()
         }

@@ -2,7 +2,8 @@
 nothing real behind it.
 
 It is as hard as the hardest runtime: with ``pending_seconds_max`` ranks exist for a while before
-their processes do, as pods do, and with ``refusal_rate`` launches are refused for good.
+their processes do, as pods do; with ``kill_seconds_max`` processes go on for a while after a kill,
+as in a long system call; with ``refusal_rate`` launches are refused for good.
 
 ``FakeCluster`` stands for the machines: it outlives launchers; ``fake.py`` is one launcher's handle
 on it. Ranks are played by a ``Script``; nodes can fall silent
@@ -77,6 +78,8 @@ class FakeRank:
     lost: bool = False
     # Signals that were sent to it.
     signals: list[int] = field(default_factory=list[int])
+    # It was sent SIGKILL, and goes on until that has its effect.
+    dying: bool = False
 
     @property
     def running(self) -> bool:
@@ -117,6 +120,8 @@ class FakeCluster:
         self.runs: dict[RunId, FakeRun] = {}
         # Nodes that do not answer; those of them that are known to be cleared.
         self.silent: set[str] = set()
+        # Nodes that are no longer in the inventory, but still run or remember something.
+        self.retired: set[str] = set()
         self.fenced: set[str] = set()
         # How likely a call fails, before or after it took effect.
         self.failure_rate = 0.0
@@ -125,6 +130,7 @@ class FakeCluster:
         self.refusals: tuple[Fault, ...] = (Fault.OVER_QUOTA, Fault.INVALID_POD)
         # Ranks take up to so long to begin, and to die or to leave.
         self.pending_seconds_max = 0.0
+        self.kill_seconds_max = 0.0
         self.exit_seconds_max = 0.05
         self.hints: list[Callable[[], None]] = []
         # Every start of a process ever: (run, rank), for checkers.
@@ -166,6 +172,39 @@ class FakeCluster:
         self.silent.discard(node_id)
         self.fenced.discard(node_id)
         self.changed()
+
+    def join(self, node: Node) -> None:
+        """The node is in the inventory, perhaps again."""
+        self.nodes[node.id] = node
+        self.retired.discard(node.id)
+        self.changed()
+
+    def retire(self, node_id: str) -> None:
+        """Take the node out of the inventory; what runs there goes on until it is over."""
+        if node_id in self.nodes:
+            self.retired.add(node_id)
+            self.changed()
+
+    def delete(self, node_id: str) -> None:
+        """The machine is gone for good, with all its processes, and this is known."""
+        self.lose_ranks(node_id)
+        self._drop_node(node_id)
+        self.changed()
+
+    def _drop_node(self, node_id: str) -> None:
+        for there in (self.silent, self.fenced, self.retired):
+            there.discard(node_id)
+        self.nodes.pop(node_id, None)
+
+    def clear_retired(self) -> None:
+        """Forget retired nodes of which nothing is left."""
+        for node_id in sorted(self.retired):
+            if not any(node_id in where_of(run) for run in self.runs.values()):
+                self._drop_node(node_id)
+
+    def takes(self, node_id: str) -> bool:
+        """Whether a rank can be launched on the node now."""
+        return node_id in self.nodes and node_id not in self.silent | self.retired
 
     def tells(self, node_id: str) -> bool:
         """Whether what is on the node can be known."""
@@ -230,15 +269,25 @@ class FakeCluster:
             self._to_play.put_nowait((run, order))
 
     def kill(self, run: FakeRun, node_id: str) -> None:
-        """SIGKILL to what runs of it on a node; what is pending never begins."""
+        """SIGKILL to what runs of it on a node, which may take its time to die; what is pending
+        never begins."""
         for number, rank in list(run.ranks.items()):
             if rank.order.node_id != node_id:
                 continue
             if rank.started_at is None and rank.exited_at is None:
                 del run.ranks[number]
-            elif rank.running:
+            elif rank.running and self.kill_seconds_max <= 0:
                 rank.exited_at, rank.signal = self.now(), KILL_SIGNAL
+            elif rank.running and not rank.dying:
+                rank.dying = True
+                seconds = self.rng.uniform(0, self.kill_seconds_max)
+                asyncio.get_running_loop().call_later(seconds, self._die_late, rank)
         self.changed()
+
+    def _die_late(self, rank: FakeRank) -> None:
+        if rank.running:
+            rank.exited_at, rank.signal = self.now(), KILL_SIGNAL
+            self.changed()
 
     async def _play(self, run: FakeRun, order: RunOrder) -> None:
         """One gang's program: rank 0 saves; a rank that was ended does no more."""
@@ -273,6 +322,11 @@ class FakeCluster:
                 rank.exited_at = self.now()
                 rank.code, rank.signal = ending(rank)
                 self.changed()
+
+
+def where_of(run: FakeRun) -> set[str]:
+    """The nodes on which something is known of a run."""
+    return run.ended | {rank.order.node_id for rank in run.ranks.values()}
 
 
 def _first_step(order: RunOrder) -> int:

@@ -22,12 +22,13 @@ from libs.contracts.messages import (
     RunExited,
     RunStarted,
 )
-from libs.service.loop import pause
+from libs.service.loop import Loop, pause
 from libs.store.memory_database import Point
 from libs.store.port import StoreUnavailableError
 from services.launcher.domain.model import Fault, Listing, PastRun, PortLease, Run, RunState
 from services.launcher.domain.ports import PortRange
 from services.launcher.loop import PAUSE_SECONDS_MIN
+from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import Script
 from services.launcher.runtimes.port import RuntimeUnavailableError
 from tests.harness.virtual_time import virtually
@@ -292,6 +293,50 @@ async def test_what_nobody_knows_is_ended(world: World) -> None:
     async with world.store.transaction(epoch=world.epoch) as tx:
         tx.delete(Run, "task", 1)
     await world.until(lambda: world.cluster.runs == {})
+
+
+async def steps_within(world: World, seconds: float) -> int:
+    """How many steps both loops make by themselves in this time."""
+    count = 0
+
+    async def run(loop: Loop) -> None:
+        nonlocal count
+        while True:
+            count += 1
+            asked = await loop.step(world.epoch)
+            # Virtual time stands still for a loop that never pauses.
+            assert count < 1_000, "the loops turn without pause"
+            await loop.wake.wait(loop.tick_seconds if asked is None else asked)
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
+            for loop in world.launcher.loops(1.0, 1.0):
+                group.create_task(run(loop))
+    return count
+
+
+@in_a_world(script=ENDLESS)
+async def test_what_nobody_knows_is_not_ended_without_pause_while_it_dies(world: World) -> None:
+    world.cluster.kill_seconds_max = 60.0
+    await world.tell(an_assignment(ranks=2))
+    await world.until_started()
+    async with world.store.transaction(epoch=world.epoch) as tx:
+        tx.delete(Run, "task", 1)
+    assert await steps_within(world, 5.0) < 50
+    await steps_within(world, 115.0)
+    assert world.cluster.runs == {}
+
+
+@in_a_world(script=ENDLESS)
+async def test_a_deposed_launcher_that_may_not_fence_a_node_goes_on(world: World) -> None:
+    await world.tell(an_assignment())
+    await world.until_started()
+    await FakeRuntime(world.cluster).lead(world.epoch + 1)
+    world.cluster.silence("local-0")
+    world.launcher._fences = {"local-0"}
+    # Its own leadership ends when its next transaction is refused, or when it learns of it.
+    await world.launcher.act(world.epoch)
+    assert "local-0" not in world.cluster.fenced
 
 
 @in_a_world(script=ENDLESS)
