@@ -60,6 +60,8 @@ class Journal:
         self.records: list[Record] = []
         # Lines that a fault of the disk has damaged; what they said is not known.
         self.damaged = 0
+        # Whether the end was cut off.
+        self.torn = False
         self._replay()
 
     @property
@@ -186,6 +188,7 @@ class Journal:
         while found and found[-1] is None:
             found.pop()
         self._size = sum(len(line) for line in lines[: len(found)])
+        self.torn = self._size < len(data)
         self.records = [record for record in found if record is not None]
         bad = [line for line, record in zip(lines, found, strict=False) if record is None]
         self.damaged = len(bad)

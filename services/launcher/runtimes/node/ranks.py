@@ -136,7 +136,7 @@ class Ranks:
         for record in self.journal.records:
             self._replay(record)
         self.journal.records = []
-        if self.journal.damaged:
+        if self.journal.damaged or self.journal.torn:
             self._find_forgotten()
         self.journal.begin(self._records())
         for rank in self.table.values():

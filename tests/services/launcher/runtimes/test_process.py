@@ -39,15 +39,21 @@ def can_limit() -> bool:
 class Box:
     """One node with real processes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, output_bytes_max: int = 1 << 30) -> None:
         self.folder = folder
+        self.output_bytes_max = output_bytes_max
         self.epoch = 0
         self.runtime = self.again()
 
     def again(self) -> ProcessRuntime:
         """A new launcher's handle."""
         machine = Machine(
-            self.folder, call_seconds=3.0, retry_seconds=0.02, listing_seconds=0.2, idle_seconds=1.0
+            self.folder,
+            call_seconds=3.0,
+            retry_seconds=0.02,
+            listing_seconds=0.2,
+            idle_seconds=1.0,
+            output_bytes_max=self.output_bytes_max,
         )
         self.runtime = ProcessRuntime(machine, [NodePlan(a_node(), devices=("4", "7"))])
         return self.runtime
