@@ -57,7 +57,8 @@ class LossyStream(io.TextIOBase):
         """Write whole lines, or nothing."""
         lost = ""
         if self._lost:
-            lost = f"[shiftwork: {self._lost} log lines are missing here]\n"
+            # The last line may have been cut in its middle.
+            lost = f'\n{{"event": "log lines are missing here", "lines": {self._lost}}}\n'
         try:
             self._put(lost + text)
         except (OSError, ValueError):

@@ -10,9 +10,10 @@ nodes' groups are not made below the group that the platform itself is in, but b
     BASE/NODE                   hands the same down
     BASE/NODE/RUN.RANK          a rank
 
-Where the platform was started in ``BASE`` itself, all of its processes are moved into
-``shiftwork-services``, if the group is ours to arrange: systemd has delegated it (``Delegate=yes``),
-or it is the top of a container.
+systemd makes this tree for a unit with ``Delegate=yes`` and ``DelegateSubgroup=shiftwork-services``.
+At the top of a container, which nobody else arranges, the processes that are there are moved into
+``shiftwork-services``. A unit's group is left as it is: systemd could not start the unit again in a
+group that hands down memory, while ranks of its former life run there.
 
 Used by ``ranks.py``. What cannot be had is said once in ``warnings``, for ``doctor`` and the
 node's labels; ranks then run without limits and are ended by process group and descent.
@@ -127,7 +128,7 @@ def find(name: str, pids_max: int = 0, *, probe: bool = False) -> Cgroups:
         base = _base(mounts[""], own[""])
         found.unified = _make(base, name, ("cgroup.kill",))
         if found.unified:
-            may_move = base == mounts[""] or _is_delegated(base)
+            may_move = base == mounts[""]
             handed = [
                 control
                 for control in ("memory", "cpu", "pids")
@@ -148,7 +149,7 @@ def find(name: str, pids_max: int = 0, *, probe: bool = False) -> Cgroups:
     if not found.can_limit:
         found.warnings.append(
             "no writable memory and cpu control groups: CPU and memory limits of tasks are not"
-            " enforced; run as a systemd unit with Delegate=yes (docs/operations.md)"
+            " enforced; run as the systemd unit that docs/operations.md shows"
         )
     return found
 

@@ -22,6 +22,8 @@ class Kernel:
 
     def __init__(self, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.top = top
+        # The top of a container's view is a group like any other.
+        self.is_container = False
         monkeypatch.setattr(cgroups, "_mkdir", self.mkdir)
         monkeypatch.setattr(cgroups, "_write", self.write)
         monkeypatch.setattr(cgroups, "_mounts", lambda: {"": str(top)})
@@ -61,7 +63,8 @@ class Kernel:
             control = text.removeprefix("+")
             if control not in (folder / "cgroup.controllers").read_text().split():
                 raise FileNotFoundError(errno.ENOENT, path)
-            if folder != self.top and (folder / "cgroup.procs").read_text().strip():
+            ruled = self.is_container or folder != self.top
+            if ruled and (folder / "cgroup.procs").read_text().strip():
                 raise OSError(errno.EBUSY, path)
             handed = {*Path(path).read_text().split(), control}
             Path(path).write_text(" ".join(sorted(handed)))
@@ -120,15 +123,13 @@ def limits_of(found: cgroups.Cgroups) -> tuple[str, str, str]:
 ALL = (str(1 << 30), "150000 100000", "500")
 
 
-def test_limits_are_enforced_in_a_delegated_unit(inside: Callable[..., Path]) -> None:
-    """systemd without DelegateSubgroup: the platform's processes are in the unit's own group."""
+def test_a_unit_without_a_subgroup_is_left_as_it_is(inside: Callable[..., Path]) -> None:
+    """systemd could not start it again in a group that hands down memory."""
     unit = inside("/system.slice/shiftwork.service", delegated="/system.slice/shiftwork.service")
     found = cgroups.find("node", 500)
-    assert (found.can_limit, found.warnings) == (True, [])
-    assert limits_of(found) == ALL
-    assert (unit / "cgroup.procs").read_text() == ""
-    assert (unit / "shiftwork-services/cgroup.procs").read_text() == "7\n"
-    assert Path(found.unified) == unit / "node"
+    assert not found.can_limit
+    assert any("systemd unit" in warning for warning in found.warnings)
+    assert (unit / "cgroup.procs").read_text() == "7\n"
 
 
 def test_limits_are_enforced_beside_the_subgroup_that_systemd_made(
@@ -141,30 +142,19 @@ def test_limits_are_enforced_beside_the_subgroup_that_systemd_made(
     assert Path(found.unified) == own.parent / "node"
 
 
-def test_limits_are_enforced_in_a_container(
-    kernel: Kernel, inside: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limits_are_enforced_in_a_container(kernel: Kernel, inside: Callable[..., Path]) -> None:
     """Its top group looks like the top of all, but follows the rules of any other."""
+    kernel.is_container = True
     inside("/")
-    busy = kernel.write
-
-    def write(path: str, text: str) -> None:
-        top = kernel.top / "cgroup.procs"
-        if path == f"{kernel.top}/cgroup.subtree_control" and top.read_text().strip():
-            raise OSError(errno.EBUSY, path)
-        busy(path, text)
-
-    monkeypatch.setattr(cgroups, "_write", write)
     found = cgroups.find("node", 500)
     assert limits_of(found) == ALL
     assert (kernel.top / "shiftwork-services/cgroup.procs").read_text() == "7\n"
 
 
 def test_a_second_node_finds_what_the_first_has_arranged(inside: Callable[..., Path]) -> None:
-    inside("/unit.service", delegated="/unit.service")
+    inside("/")
     cgroups.find("one", 500)
-    inside_now = cgroups.find("two", 500)
-    assert limits_of(inside_now) == ALL
+    assert limits_of(cgroups.find("two", 500)) == ALL
 
 
 def test_a_group_that_is_not_ours_is_left_as_it_is(inside: Callable[..., Path]) -> None:
@@ -172,16 +162,17 @@ def test_a_group_that_is_not_ours_is_left_as_it_is(inside: Callable[..., Path]) 
     own = inside("/user.slice/session-1.scope")
     found = cgroups.find("node", 500)
     assert not found.can_limit
-    assert any("Delegate=yes" in warning for warning in found.warnings)
+    assert any("systemd unit" in warning for warning in found.warnings)
     assert (own / "cgroup.procs").read_text() == "7\n"
     (folder,) = found.create("run.1.0", cpus=1.5, memory_bytes=1 << 30)
     assert not (Path(folder) / "pids.max").exists()
 
 
-def test_a_probe_moves_no_process(inside: Callable[..., Path]) -> None:
-    own = inside("/unit.service", delegated="/unit.service")
+def test_a_probe_moves_no_process(kernel: Kernel, inside: Callable[..., Path]) -> None:
+    kernel.is_container = True
+    inside("/")
     assert cgroups.find("doctor", 500, probe=True).can_limit
-    assert (own / "cgroup.procs").read_text() == "7\n"
+    assert (kernel.top / "cgroup.procs").read_text() == "7\n"
 
 
 @pytest.fixture
