@@ -6,7 +6,7 @@ import io
 import logging
 import os
 import sys
-from typing import Literal, TextIO
+from typing import Literal, TextIO, cast
 
 import structlog
 import structlog.tracebacks
@@ -92,7 +92,7 @@ class LossyStream(io.TextIOBase):
 
 def set_up_logs(form: Literal["json", "console"], level: str, stream: TextIO | None = None) -> None:
     """Configure structlog for this process: JSON lines, or readable ones; on standard error."""
-    out = LossyStream(stream or sys.stderr)
+    out = cast("TextIO", LossyStream(stream or sys.stderr))
     renderer: structlog.types.Processor = (
         structlog.processors.JSONRenderer()
         if form == "json"

@@ -55,7 +55,15 @@ class SmallDisk(Home):
                     size //= 2
 
     def sh(self, script: str) -> str:
-        words = ("submit", "--name", "prints", "--gpus-per-node", "1", "--workdir", str(self.folder))
+        words = (
+            "submit",
+            "--name",
+            "prints",
+            "--gpus-per-node",
+            "1",
+            "--workdir",
+            str(self.folder),
+        )
         return self.run(*words, "--", "sh", "-c", script).stdout.strip()
 
 

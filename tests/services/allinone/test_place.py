@@ -25,7 +25,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def running(place: Place) -> list[tuple[str, str]]:
     """What ``doctor`` finds about that."""
-    return [(found.level, found.what) for found in doctor._running(place)]  # noqa: SLF001 - the check itself
+    return [(found.level, found.what) for found in doctor._running(place)]
 
 
 def test_who_was_asked_to_end_left_nothing_to_say(tmp_path: Path) -> None:
@@ -47,7 +47,9 @@ def test_a_crash_is_remembered_with_its_reason(
     place = Place(tmp_path / "data")
 
     async def crash(*_: object) -> int:
-        raise ExceptionGroup("tasks", [OSError(28, "No space left on device"), ValueError("x" * 999)])
+        raise ExceptionGroup(
+            "tasks", [OSError(28, "No space left on device"), ValueError("x" * 999)]
+        )
 
     monkeypatch.setattr(keep, "_keep", crash)
     with pytest.raises(ExceptionGroup):

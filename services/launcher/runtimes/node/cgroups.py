@@ -10,7 +10,7 @@ nodes' groups are not made below the group that the platform itself is in, but b
     BASE/NODE                   hands the same down
     BASE/NODE/RUN.RANK          a rank
 
-systemd makes this tree for a unit with ``Delegate=yes`` and ``DelegateSubgroup=shiftwork-services``.
+systemd prepares this for a unit with ``Delegate=`` and ``DelegateSubgroup=shiftwork-services``.
 At the top of a container, which nobody else arranges, the processes that are there are moved into
 ``shiftwork-services``. A unit's group is left as it is: systemd could not start the unit again in a
 group that hands down memory, while ranks of its former life run there.
@@ -137,10 +137,10 @@ def find(name: str, pids_max: int = 0, *, probe: bool = False) -> Cgroups:
             found.unified_limits = {"memory", "cpu"} <= set(handed)
             found.pids_max = pids_max if "pids" in handed else 0
     if not found.unified_limits:
-        for controller, probe in (("memory", "memory.limit_in_bytes"), ("cpu", "cpu.cfs_quota_us")):
+        for controller, file in (("memory", "memory.limit_in_bytes"), ("cpu", "cpu.cfs_quota_us")):
             if controller in mounts and controller in own:
                 base = mounts[controller] + own[controller].rstrip("/")
-                setattr(found, controller, _make(base, name, (probe,)))
+                setattr(found, controller, _make(base, name, (file,)))
     if not found.unified:
         found.warnings.append(
             "no writable control group (version 2): a rank's processes are found by group and"

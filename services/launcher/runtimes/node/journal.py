@@ -1,4 +1,4 @@
-"""What a supervisor must not forget: an append-only file, written and synced by a thread of its own.
+"""What a supervisor must not forget: an append-only file, which a thread of its own writes.
 
 Each line is a checksum (CRC-32, eight hex digits), a space and a JSON object. ``append`` returns at
 once, so that a slow disk never makes the supervisor silent; the record counts when ``then`` is
@@ -231,6 +231,7 @@ def _line(record: Record) -> bytes:
 def _parse(line: bytes) -> Record | None:
     """The record of one line; None if it is damaged."""
     text = line[9:-1] if line[8:9] == b" " else b""
+    record: Any
     try:
         if line.startswith(b"{"):
             # As written before lines had checksums.
@@ -241,7 +242,9 @@ def _parse(line: bytes) -> Record | None:
             return None
     except ValueError:
         return None
-    return record if isinstance(record, dict) and "t" in record else None
+    if not isinstance(record, dict) or "t" not in record:
+        return None
+    return record  # pyright: ignore[reportUnknownVariableType] - as written by ``_line``
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -33,7 +33,6 @@ from typing import Any
 from libs.service.disk import spare_problem
 from services.launcher.runtimes.node import proc
 from services.launcher.runtimes.node.journal import take_lock
-from services.launcher.runtimes.node.report import report
 
 PIPE, FILE = "output.pipe", "output.log"
 READ_BYTES_MAX = 1 << 16
@@ -205,16 +204,20 @@ class Writer:
         assert self.channel is not None, "a writer begins with its supervisor"
         control = self.channel.fileno()
         self.poll.register(control, select.EPOLLIN)
-        while self.channel is not None or self.outputs:
-            waits = self.channel is None or any(o.pipe < 0 for o in self.outputs.values())
+        while self._serves() or self.outputs:
+            waits = not self._serves() or any(o.pipe < 0 for o in self.outputs.values())
             for fd, _ in self.poll.poll(POLL_SECONDS if waits else None):
                 if fd == control:
                     self._hear()
                 elif (output := self.by_pipe.get(fd)) is not None:
                     self._copy(output)
             for number, output in list(self.outputs.items()):
-                if output.finishing or output.pipe < 0 or self.channel is None:
+                if output.finishing or output.pipe < 0 or not self._serves():
                     self._tend(number, output)
+
+    def _serves(self) -> bool:
+        """Whether the supervisor is still there."""
+        return self.channel is not None
 
     def _hear(self) -> None:
         assert self.channel is not None, "it is registered only while it is there"

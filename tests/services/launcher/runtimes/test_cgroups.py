@@ -178,7 +178,7 @@ def test_a_probe_moves_no_process(kernel: Kernel, inside: Callable[..., Path]) -
 @pytest.fixture
 def real_group() -> Iterator[tuple[Path, str]]:
     """A real group with a process in it, and a controller that it may hand down."""
-    mounts = cgroups._mounts()  # noqa: SLF001 - where the real one is
+    mounts = cgroups._mounts()
     top = Path(mounts.get("", "/nowhere"))
     controls = top / "cgroup.controllers"
     free = controls.read_text().split() if controls.exists() else []
@@ -206,8 +206,8 @@ def test_the_real_kernel_hands_down_once_the_processes_are_moved(
 ) -> None:
     base, control = real_group
     pids = (base / "cgroup.procs").read_text()
-    node = Path(cgroups._make(str(base), "node", ("cgroup.kill",)))  # noqa: SLF001 - the part that meets the kernel
-    hand_down = cgroups._hand_down  # noqa: SLF001 - as above
+    node = Path(cgroups._make(str(base), "node", ("cgroup.kill",)))
+    hand_down = cgroups._hand_down
     assert not hand_down(control, str(base), str(node), may_move=False, probe=False)
     assert hand_down(control, str(base), str(node), may_move=True, probe=True)
     assert (base / "cgroup.procs").read_text() == pids
