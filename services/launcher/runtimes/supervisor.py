@@ -25,6 +25,7 @@ import _thread
 import ctypes
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -353,6 +354,8 @@ def _serve_node(folder: str, work_folder: str, options: Options, ready: int) -> 
         os.write(ready, b"+")
         return
     _become_subreaper()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # The name has the lock's inode in it, so that no two nodes can meet in one group.
     name = f"shiftwork-{os.path.basename(folder)}-{os.fstat(lock).st_ino}"  # noqa: PTH119 - small imports
     ranks = Ranks(

@@ -7,6 +7,7 @@ the pipe and leaves: a process that nobody has recorded never becomes a rank.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from services.launcher.runtimes.node.clone import fork_into
 
 NOT_FOUND_CODE, NOT_RUN_CODE = 127, 126
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+# How many open files the supervisor was given, and its ranks are. It raises its own limit: it has
+# one open for each rank.
+OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,7 @@ def _become(program: Program, reader: int, gate: int) -> NoReturn:
         os.dup2(program.output, 1)
         os.dup2(program.output, 2)
         _restore_signals()
+        resource.setrlimit(resource.RLIMIT_NOFILE, OPEN_FILES)
         code = _exec(program)
     except BaseException as error:  # noqa: BLE001 - said in the output, whatever it is
         _say(f"cannot start: {error}")

@@ -157,6 +157,13 @@ async def test_on_a_full_disk_output_is_cut_with_a_mark_and_goes_on_after(tmp_pa
 
 # Processes that may not be ended
 
+BECOME_ROOT = """
+import os, sys, time
+os.setuid(0)
+print("root", flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+"""
 IMPORT = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[4])!r})\n"
 SETUID = """
 import json, os, time
@@ -175,7 +182,7 @@ def ranks_again():
     return Ranks(*places, Journal(folder), outputs, cgroups.Cgroups("none"), time.time)
 
 def wait(ranks, until):
-    ends = time.monotonic() + 8
+    ends = time.monotonic() + 30
     while not until(ranks.listing()):
         assert time.monotonic() < ends, ranks.listing()
         ranks.tend()
@@ -188,7 +195,11 @@ ranks = ranks_again()
 ranks.launch("stays.1", [order])
 ranks.launch("other.1", [{**order, "argv": ["sleep", "300"]}])
 wait(ranks, lambda seen: len(seen) == 2)
-time.sleep(1)
+def is_root():
+    path = folder + "/runs/stays.1/0/output.log"
+    return os.path.exists(path) and "root" in open(path).read()
+
+wait(ranks, lambda _: is_root())
 ranks.end("stays.1")
 ranks.end("other.1")
 wait(ranks, over("other.1"))
@@ -200,6 +211,7 @@ if child == 0:
     again.launch("third.1", [{**order, "argv": ["true"]}])
     wait(again, over("third.1"))
     assert not over("stays.1")(again.listing())
+    open(folder + "/leave", "w").close()
     wait(again, over("stays.1"))
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
@@ -240,7 +252,8 @@ async def test_a_process_that_may_not_be_ended_holds_up_nobody_else(tmp_path: Pa
             "rank": 0,
             "argv": [
                 *(str(program), "-I", "-S", "-c"),
-                "import os, time; os.setuid(0); time.sleep(6)",
+                BECOME_ROOT,
+                str(home / "leave"),
             ],
             "env": {"PATH": os.defpath},
             "cwd": "/",

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pwd
+import resource
 import shutil
 import signal
 import stat
@@ -239,9 +240,11 @@ async def test_ranks_have_default_signals_and_no_open_files(box: Box) -> None:
         "print([s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)"
         " if signal.getsignal(s) == signal.SIG_IGN], signal.pthread_sigmask(0, ()))\n"
         "print(os.getsid(0) == os.getpid() == os.getpgid(0))\n"
+        "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))\n"
     )
     await box.over()
-    assert box.output().splitlines() == ["['0', '1', '2']", "[] set()", "True"]
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert box.output().splitlines() == ["['0', '1', '2']", "[] set()", "True", str(files)]
 
 
 # Ends
