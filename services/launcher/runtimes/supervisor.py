@@ -41,7 +41,8 @@ from typing import Any, NoReturn
 from services.launcher.runtimes.node import cgroups, proc, retention
 from services.launcher.runtimes.node.journal import Journal, take_lock
 from services.launcher.runtimes.node.outputs import Outputs
-from services.launcher.runtimes.node.ranks import EndedError, Ranks, RefusedError
+from services.launcher.runtimes.node.rank import EndedError, RefusedError
+from services.launcher.runtimes.node.ranks import Ranks
 from services.launcher.runtimes.node.report import report
 from services.launcher.runtimes.node.spawn import Identity
 

@@ -59,6 +59,12 @@ def left_over(main: tuple[int, int] | None, marker: bytes) -> list[proc.Stat]:
     ]
 
 
+def started_with(begins: bytes) -> list[tuple[proc.Stat, str]]:
+    """Living processes whose environment has a variable that begins so, each with what follows."""
+    found = [(one, proc.variable(one.pid, begins)) for one in proc.everyone() if one.alive]
+    return [(one, os.fsdecode(pair[len(begins) :])) for one, pair in found if pair]
+
+
 @cache
 def _kernel_lists_children() -> bool:
     return proc.can_list_children()

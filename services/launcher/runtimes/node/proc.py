@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 STATE, PPID, PGRP, SESSION, THREADS, START = 0, 1, 2, 3, 17, 19
 
@@ -93,6 +95,25 @@ def kill(member: Stat) -> bool:
     finally:
         os.close(fd)
     return True
+
+
+def sent(call: Callable[[int, int], None], target: int, number: int) -> bool:
+    """Send a signal to a process or group, which may be gone already; False if we may not."""
+    try:
+        call(target, number)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return True
+
+
+def ending(pid: int) -> dict[str, Any] | None:
+    """How a child ended, without reaping it; None while it runs."""
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        return None
+    return {"code" if found.si_code == os.CLD_EXITED else "signal": found.si_status}
 
 
 def everyone() -> list[Stat]:

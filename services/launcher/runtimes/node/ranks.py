@@ -20,23 +20,21 @@ from services.launcher.runtimes.node import groups, proc
 from services.launcher.runtimes.node.cgroups import Cgroups
 from services.launcher.runtimes.node.journal import Journal, Record, Then
 from services.launcher.runtimes.node.outputs import Outputs
+from services.launcher.runtimes.node.rank import (
+    CONTEXT_VARIABLE,
+    EndedError,
+    Rank,
+    RefusedError,
+)
 from services.launcher.runtimes.node.report import report
-from services.launcher.runtimes.node.spawn import Gated, Identity, Program, spawn
+from services.launcher.runtimes.node.spawn import Identity
+from services.launcher.runtimes.node.starting import Starting, unlink
 
-CONTEXT_VARIABLE = "SHIFTWORK_CONTEXT"
-DELAY_FIRST_S, DELAY_MOST_S, RECORD_AGAIN_S = 0.001, 0.05, 1.0
+DELAY_MOST_S, RECORD_AGAIN_S = 0.05, 1.0
 # A process that may not be ended (a setuid program of another user) is tried again this often.
 REFUSED_DELAY_S = 1.0
 # Without control groups, a group is empty when it was found so twice in a row.
 EMPTY_LOOKS = 2
-
-
-class RefusedError(Exception):
-    """The order cannot be carried out; the text says why."""
-
-
-class EndedError(RefusedError):
-    """The run was ended, so none of it may start any more."""
 
 
 # What is called when an order is carried out for good (None), or why it is not.
@@ -49,62 +47,6 @@ def _nobody(_: RefusedError | None) -> None:
 
 def _unheard(_: OSError | None) -> None:
     """Nothing follows the record."""
-
-
-@dataclass
-class Rank:
-    """One rank's process and what is known of it."""
-
-    run: str
-    rank: int
-    pid: int
-    ticks: int
-    boot: str
-    context: str
-    started_at: float
-    # False: a supervisor before us started it, and only its parent could have learned its end.
-    ours: bool = True
-    # How the main process ended, while its group is being ended.
-    status: dict[str, Any] | None = None
-    exit: dict[str, Any] | None = None
-    ending: bool = False
-    delay_s: float = DELAY_FIRST_S
-    # The number of its output, while that is not finished.
-    output: int = 0
-    # It waits until its start is on disk.
-    gated: Gated | None = None
-    # Its exit is on the way to the disk.
-    recording: bool = False
-    # Some process of it may not be ended by us, and that has been reported.
-    refused: bool = False
-
-    @property
-    def folder(self) -> str:
-        """Where its files are."""
-        return os.path.dirname(self.context)  # noqa: PTH120 - small imports
-
-    @property
-    def name(self) -> str:
-        """The name of its control group."""
-        return f"{self.run}.{self.rank}"
-
-    def start_record(self) -> dict[str, Any]:
-        """Its start, for the journal."""
-        return {
-            "t": "start",
-            "run": self.run,
-            "rank": self.rank,
-            "pid": self.pid,
-            "ticks": self.ticks,
-            "boot": self.boot,
-            "context": self.context,
-            "at": self.started_at,
-        }
-
-    def exit_record(self) -> dict[str, Any]:
-        """Its end, for the journal."""
-        assert self.exit is not None, "only an ended rank has an exit record"
-        return {"t": "exit", "run": self.run, "rank": self.rank, "exit": self.exit}
 
 
 @dataclass
@@ -133,6 +75,15 @@ class Ranks:
 
     def __post_init__(self) -> None:
         self.boot = proc.boot_id()
+        self._starting = Starting(
+            self.runs_folder,
+            self.work_folder,
+            self.outputs,
+            self.cgroups,
+            self.now,
+            self.boot,
+            self.identity,
+        )
         for record in self.journal.records:
             self._replay(record)
         self.journal.records = []
@@ -162,7 +113,7 @@ class Ranks:
         new = [order for order in orders if (run, order["rank"]) not in self.table]
         try:
             for order in new:
-                fresh.append(self._prepare(run, order))  # noqa: PERF401 - kept when one fails
+                fresh.append(self._starting.start(run, order))  # noqa: PERF401 - kept when one fails
         except OSError as error:
             self._abandon(fresh)
             raise RefusedError(f"cannot start run {run}: {error}") from error
@@ -222,7 +173,7 @@ class Ranks:
             contexts = [rank.context for rank in self._of(run)]
             self._drop(run)
             for context in contexts:
-                _unlink(context)
+                unlink(context)
             if self.journal.has_grown:
                 self.journal.rewrite(self._records())
             done(None)
@@ -306,81 +257,11 @@ class Ranks:
 
     # How a rank begins
 
-    def _prepare(self, run: str, order: Mapping[str, Any]) -> Rank:
-        number: int = order["rank"]
-        folder = self._folders(run, number)
-        context = f"{folder}/context.json"
-        self._write_private(context, order["context"])
-        name = f"{run}.{number}"
-        groups = self.cgroups.create(name, order["cpus"], order["memory_bytes"])
-        # The version 2 group, if there is one, is the first.
-        group = groups[0] if self.cgroups.unified else ""
-        output, end = self.outputs.create(folder)
-        try:
-            program = Program(
-                argv=order["argv"],
-                env={**order["env"], CONTEXT_VARIABLE: context},
-                cwd=order["cwd"] or f"{self.work_folder}/{run}",
-                output=end,
-                identity=self.identity,
-            )
-            gated = spawn(program, cgroup=group, warning=self._warning(order))
-        except OSError:
-            self.outputs.finish(output)
-            raise
-        finally:
-            os.close(end)
-        seen = proc.stat(gated.pid)
-        assert seen is not None, "an unreaped child has an entry in /proc"
-        rank = Rank(run, number, gated.pid, seen.ticks, self.boot, context, self.now())
-        rank.output, rank.gated = output, gated
-        try:
-            self.cgroups.join(groups[1:] if gated.joined else groups, gated.pid)
-        except OSError:
-            self._abandon([rank])
-            raise
-        return rank
-
     def _abandon(self, fresh: Sequence[Rank]) -> None:
-        """Let children go that may not become ranks: they read the end of their pipes. All pipes
-        are closed first, because a later child holds copies of the earlier ones' ends."""
+        """Children that may not become ranks leave."""
+        self._starting.abandon(fresh)
         for rank in fresh:
-            assert rank.gated is not None, "it is not a rank yet"
-            os.close(rank.gated.gate)
-        for rank in fresh:
-            os.waitpid(rank.pid, 0)
-            self.cgroups.remove(rank.name)
-            self.outputs.finish(rank.output)
             self.table.pop((rank.run, rank.rank), None)
-
-    def _warning(self, order: Mapping[str, Any]) -> str:
-        wants = order["cpus"] is not None or order["memory_bytes"] is not None
-        if not wants or self.cgroups.can_limit:
-            return ""
-        return "the CPU and memory limits of this task are not enforced on this machine"
-
-    def _folders(self, run: str, rank: int) -> str:
-        """Make the run's folders; the rank's own is returned. With another user for tasks, the way
-        to the context file is passable and nothing more, and the work folder is theirs."""
-        folder, work = f"{self.runs_folder}/{run}/{rank}", f"{self.work_folder}/{run}"
-        mode = 0o700 if self.identity is None else 0o711
-        for path in (f"{self.runs_folder}/{run}", folder, work):
-            try:
-                os.mkdir(path, mode)  # noqa: PTH102 - small imports
-            except FileExistsError:
-                continue
-            if path == work and self.identity is not None:
-                os.chown(path, self.identity.uid, self.identity.gid)
-        return folder
-
-    def _write_private(self, path: str, text: str) -> None:
-        """A file for the task's eyes only."""
-        _unlink(path)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-            if self.identity is not None:
-                os.fchown(file.fileno(), self.identity.uid, self.identity.gid)
 
     # How a rank ends
 
@@ -393,7 +274,7 @@ class Ranks:
                 continue
             others.add(rank.pid)
             if rank.status is None:
-                rank.status = _status(rank.pid)
+                rank.status = proc.ending(rank.pid)
         for pid in groups.own_children():
             if pid not in others:
                 try:
@@ -406,7 +287,7 @@ class Ranks:
         program of another user, where there is no control group) is waited for: its rank is not
         over, and no other rank is held up."""
         if rank.ours and rank.status is None:
-            self._killed(rank, _sent(os.killpg, rank.pid, signal.SIGKILL))
+            self._killed(rank, proc.sent(os.killpg, rank.pid, signal.SIGKILL))
         populated = self.cgroups.populated(rank.name)
         if populated:
             self.cgroups.kill(rank.name)
@@ -452,15 +333,12 @@ class Ranks:
         """After a fault of the journal: enter running ranks whose start it does not tell, so that
         they are ended like all others of an earlier supervisor."""
         begins = f"{CONTEXT_VARIABLE}={self.runs_folder}/".encode()
-        for one in proc.everyone():
-            variable = proc.variable(one.pid, begins)
-            if not variable:
-                continue
-            context = os.fsdecode(variable.partition(b"=")[2])
-            run, number, *_ = context.removeprefix(f"{self.runs_folder}/").split("/")
+        for one, rest in groups.started_with(begins):
+            run, number, *_ = rest.split("/")
             if not number.isdecimal() or (run, int(number)) in self.table:
                 continue
             report(f"run {run}, rank {number} runs although its start is lost; it is ended")
+            context = f"{self.runs_folder}/{rest}"
             rank = Rank(run, int(number), one.pid, one.ticks, self.boot, context, self.now())
             rank.ours, rank.ending = False, True
             self.table[run, int(number)] = rank
@@ -510,29 +388,3 @@ class Ranks:
         elif record["t"] == "exit" and (run, record["rank"]) in self.table:
             # Without its start, which may be a damaged line, nothing can be said of it.
             self.table[run, record["rank"]].exit = dict(record["exit"])
-
-
-def _status(pid: int) -> dict[str, Any] | None:
-    """How a child ended, without reaping it; None while it runs."""
-    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if found is None:
-        return None
-    return {"code" if found.si_code == os.CLD_EXITED else "signal": found.si_status}
-
-
-def _sent(call: Callable[[int, int], None], target: int, number: int) -> bool:
-    """Send a signal to a process or group, which may be gone already; False if we may not."""
-    try:
-        call(target, number)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return True
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)  # noqa: PTH108 - small imports
-    except FileNotFoundError:
-        return
