@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import sys
-from typing import Literal, TextIO
+from typing import Literal, TextIO, cast
 
 import structlog
 import structlog.tracebacks
@@ -34,12 +36,63 @@ TERMS_FAILED = Counter(
 STEP_SECONDS = Histogram(
     "shiftwork_loop_step_seconds", "Duration of loop steps", ["service", "loop"]
 )
+LOST_LINES = Counter(
+    "shiftwork_log_lines_lost_total", "Log lines that could not be written (a full disk)"
+)
 RETRIES = Counter("shiftwork_retries_total", "Waits for a database or bus", ["service", "part"])
+
+
+class LossyStream(io.TextIOBase):
+    """A stream for logs that never raises: what cannot be written (on a full disk, to a closed
+    pipe) is dropped and counted, and the next line that can be written says how much is missing.
+
+    A log must never end the process that writes it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lost = 0
+
+    def write(self, text: str) -> int:
+        """Write whole lines, or nothing."""
+        lost = ""
+        if self._lost:
+            # The last line may have been cut in its middle.
+            lost = f'\n{{"event": "log lines are missing here", "lines": {self._lost}}}\n'
+        try:
+            self._put(lost + text)
+        except (OSError, ValueError):
+            count = max(1, text.count("\n"))
+            self._lost += count
+            LOST_LINES.inc(count)
+        else:
+            self._lost = 0
+        return len(text)
+
+    def flush(self) -> None:
+        """Each write is complete."""
+
+    def isatty(self) -> bool:
+        """As the stream itself."""
+        return self._stream.isatty()
+
+    def _put(self, text: str) -> None:
+        """Past the stream's own buffer, where it is a file: what a full disk refuses would stay in
+        the buffer and be refused again with every later line."""
+        try:
+            number = self._stream.fileno()
+        except (OSError, ValueError, AttributeError):
+            self._stream.write(text)
+            self._stream.flush()
+            return
+        data = memoryview(text.encode(errors="replace"))
+        while data:
+            data = data[os.write(number, data) :]
 
 
 def set_up_logs(form: Literal["json", "console"], level: str, stream: TextIO | None = None) -> None:
     """Configure structlog for this process: JSON lines, or readable ones; on standard error."""
-    out = stream or sys.stderr
+    out = cast("TextIO", LossyStream(stream or sys.stderr))
     renderer: structlog.types.Processor = (
         structlog.processors.JSONRenderer()
         if form == "json"
@@ -63,7 +116,7 @@ def set_up_logs(form: Literal["json", "console"], level: str, stream: TextIO | N
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
-        logger_factory=structlog.PrintLoggerFactory(file=out),
+        logger_factory=structlog.WriteLoggerFactory(file=out),
         # Module-level loggers outlive a set-up (a test, a second `up` in one process): look it up.
         cache_logger_on_first_use=False,
     )

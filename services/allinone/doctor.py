@@ -112,7 +112,7 @@ def _gpus(place: Place) -> Iterator[Finding]:
 
 def _limits(place: Place) -> Iterator[Finding]:
     del place
-    groups = cgroups.find(f"shiftwork-doctor-{os.getpid()}")
+    groups = cgroups.find(f"shiftwork-doctor-{os.getpid()}", probe=True)
     try:
         if not groups.warnings:
             yield Finding("ok", "CPU and memory limits of tasks: control groups")
@@ -122,10 +122,25 @@ def _limits(place: Place) -> Iterator[Finding]:
         groups.close()
 
 
+def _journals(place: Place) -> Iterator[Finding]:
+    for file in sorted(place.runs.glob("*/journal.damaged")):
+        text = f"a fault of the disk damaged the journal of node {file.parent.name}"
+        yield Finding("warn", text, f"check the disk; the damaged lines are in {file}")
+
+
 def _running(place: Place) -> Iterator[Finding]:
     keeper = place.keeper()
     if keeper is None:
-        yield Finding("ok", "not running: shiftwork up")
+        ended = place.ended()
+        if place.is_kept():
+            yield Finding("warn", "starting, or ending")
+        elif ended is None:
+            yield Finding("ok", "not running: shiftwork up")
+        elif ended.problem:
+            yield Finding("bad", f"crashed: {ended.problem}", f"see {place.log}; shiftwork up")
+        else:
+            text = f"not running: process {ended.pid} was killed, or the machine went down"
+            yield Finding("bad", text, "shiftwork up: what runs goes on, the rest is resumed")
         return
     try:
         with urlopen(f"{keeper.url}/readyz", timeout=PROBE_SECONDS) as answer:  # noqa: S310 - our own http URL
@@ -155,6 +170,7 @@ CHECKS: tuple[Callable[[Place], Iterator[Finding]], ...] = (
     _users,
     _gpus,
     _limits,
+    _journals,
     _running,
     _parts,
 )

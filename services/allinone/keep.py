@@ -8,6 +8,7 @@ SIGTERM and the first Ctrl-C let running tasks save; SIGQUIT and the second Ctrl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -40,9 +41,10 @@ class Kept(Protocol):
 
 
 def say(text: str) -> None:
-    """A line for the person at the terminal."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    """A line for the person at the terminal, if there still is one."""
+    with contextlib.suppress(OSError):
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
 
 
 def keep_here(
@@ -62,6 +64,7 @@ def keep_here(
             where=str(place.data),
             fix=f"it is process {error.keeper.pid}" if error.keeper else "try again",
         ) from error
+    problem = ""
     try:
         place.keep_options(options)
         if options.task_user is not None:
@@ -70,9 +73,20 @@ def keep_here(
             observe.set_up_logs(form, "info", sys.stderr if verbose else log)
             return uvloop.run(_keep(place, make(place, options, os.getpid())))
     except (ServerError, OSError) as error:
-        raise Failure(str(error), where=str(place.data), fix="run `shiftwork doctor`") from error
+        problem = str(error)
+        raise Failure(problem, where=str(place.data), fix="run `shiftwork doctor`") from error
+    except BaseException as error:
+        problem = "; ".join(f"{type(leaf).__name__}: {leaf}" for leaf in _leaves(error))
+        raise
     finally:
-        place.release()
+        place.release(problem)
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    """What a group of errors is made of."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for each in error.exceptions for leaf in _leaves(each)]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType, reportUnknownMemberType] - a group's type is open
+    return [error]
 
 
 async def _keep(place: Place, platform: Kept) -> int:
@@ -92,6 +106,7 @@ async def _keep(place: Place, platform: Kept) -> int:
     # What a start makes stays; looking for garbage in it only makes the start longer.
     gc.disable()
     running = asyncio.ensure_future(platform.run())
+    ended = False
     try:
         await _first(running, platform.ready, asked)
         collect_rarely()
@@ -104,9 +119,12 @@ async def _keep(place: Place, platform: Kept) -> int:
             await _first(running, asked)
             if not running.done():
                 await _leave(place, platform, now)
+        ended = True
     finally:
         await _end(running)
-        await asyncio.to_thread(end_supervisors, place.machine)
+        # A platform that could not start, or crashed, ends no task: the next one takes them over.
+        if ended:
+            await asyncio.to_thread(end_supervisors, place.machine)
     return 0
 
 

@@ -6,15 +6,19 @@ folder while it lives; its record says where it answers.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from services.allinone.embedded.credentials import Credentials, private_folder, write_private
 
 DEFAULT_PORT = 8642
+# The record in the lock file is always as long, so that it can be changed on a full disk, too.
+RECORD_BYTES, PROBLEM_CHARACTERS_MAX = 2048, 300
 # The name under which the command line knows this machine's platform.
 CONTEXT = "local"
 
@@ -50,6 +54,15 @@ class Keeper:
     pid: int
     url: str
     ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the folder's last keeper ended without being asked to. ``problem`` is empty if it could
+    not say: it was killed, or the machine went down."""
+
+    pid: int
+    problem: str
 
 
 class KeptByAnotherError(Exception):
@@ -139,19 +152,39 @@ class Place:
             os.close(descriptor)
             raise KeptByAnotherError(self.keeper()) from None
         self._lock = descriptor
+        self._record({"pid": os.getpid()})
 
     def tell(self, keeper: Keeper) -> None:
         """Write down who keeps the folder and where it answers."""
-        assert self._lock is not None, "take() first"
-        text = json.dumps(asdict(keeper)).encode()
-        os.pwrite(self._lock, text.ljust(512), 0)
+        self._record(asdict(keeper))
 
-    def release(self) -> None:
-        """Stop being the keeper."""
-        if self._lock is not None:
+    def release(self, problem: str = "") -> None:
+        """Stop being the keeper. ``problem``: nobody asked for it, and why it ends all the same."""
+        if self._lock is None:
+            return
+        if problem:
+            self._record({"pid": os.getpid(), "problem": problem[:PROBLEM_CHARACTERS_MAX]})
+        else:
             os.ftruncate(self._lock, 0)
-            os.close(self._lock)
-            self._lock = None
+        os.close(self._lock)
+        self._lock = None
+
+    def ended(self) -> Ended | None:
+        """How the last keeper ended; None if somebody keeps the folder, or it was asked to end."""
+        if self.is_kept():
+            return None
+        try:
+            record = json.loads((self.data / "up.lock").read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        return Ended(record.get("pid", 0), record.get("problem", ""))
+
+    def _record(self, record: Mapping[str, object]) -> None:
+        assert self._lock is not None, "take() first"
+        text = json.dumps(record).encode()
+        # If a full disk refuses even that, only ``doctor`` knows less.
+        with contextlib.suppress(OSError):
+            os.pwrite(self._lock, text.ljust(RECORD_BYTES), 0)
 
     def keeper(self) -> Keeper | None:
         """Who keeps the folder now; None if nobody does, or if it has not said so yet."""
@@ -163,7 +196,8 @@ class Place:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             try:
-                return Keeper(**json.loads(os.pread(descriptor, 4096, 0)))
+                record = json.loads(os.pread(descriptor, RECORD_BYTES, 0))
+                return Keeper(**record) if "url" in record else None
             except ValueError:
                 return None
         else:

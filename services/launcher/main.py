@@ -55,6 +55,9 @@ def process_runtime(settings: LauncherSettings) -> ProcessRuntime:
         idle_seconds=settings.supervisor_idle_seconds,
         listing_seconds=settings.look_tick_seconds,
         keep_seconds=settings.output_keep_seconds,
+        hung_seconds=settings.supervisor_hung_seconds,
+        output_bytes_max=settings.output_bytes_max,
+        pids_max=settings.pids_max,
     )
     # With virtual nodes, GPUs are not asked for: the slots stand for nothing real.
     gpus = find_gpus().gpus if settings.virtual_nodes == 0 else ()

@@ -103,6 +103,12 @@ class LauncherSettings(BaseServiceSettings):
     retry_most_seconds: float = Field(default=5.0, gt=0, le=300)
     supervisor_call_seconds: float = Field(default=3.0, gt=0, le=60)
     supervisor_idle_seconds: float = Field(default=30.0, gt=0, le=86_400)
+    # A supervisor that lives but has not answered for so long hangs, and is ended with its ranks.
+    supervisor_hung_seconds: float = Field(default=300.0, gt=0, le=86_400)
+    # So much of one rank's output is written to its file; what follows is dropped, and it says so.
+    output_bytes_max: int = Field(default=16 << 30, ge=1 << 16, le=1 << 50)
+    # Processes and threads of one rank, where control groups (version 2) can limit them.
+    pids_max: int = Field(default=32_768, ge=16, le=4_194_304)
     # The output files of a forgotten run are kept so long (the log-collector has its own copies).
     output_keep_seconds: float = Field(default=14 * 86_400.0, gt=0)
     # Ended runs and their checkpoints are remembered so long after the task's last run.

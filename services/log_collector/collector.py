@@ -183,7 +183,7 @@ class Collector:
         if fresh:
             await self._keep(fresh)
         for tail, got in found:
-            self._judge_end(tail, got)
+            await self._judge_end(tail, got)
         for tail in tails.values():
             # Nothing is kept beyond the limit, so the exit is the end.
             if tail.full and tail.exited_at is not None:
@@ -214,9 +214,9 @@ class Collector:
             self.record.set()
         await self._tell(told, now)
 
-    def _judge_end(self, tail: Tail, got: Got) -> None:
+    async def _judge_end(self, tail: Tail, got: Got) -> None:
         """Nothing new after the exit is the end; what cannot be read is waited for, but not for
-        ever."""
+        ever, and its absence is marked in what is kept."""
         key = tail.key
         if got.problem and got.problem != tail.problem:
             self.log.warning(
@@ -232,11 +232,15 @@ class Collector:
         if got.problem or got.unsure:
             # Nobody waited while no collector was there.
             waited = self._waited(max(tail.exited_at, tail.opened_at))
-            if waited < self.bounds.unreadable_seconds_max:
+            if waited < self.bounds.unreadable_seconds_max and not got.lost:
                 return
             self.log.error(
                 "output is given up", task=key.task_id, attempt=key.attempt, rank=key.rank
             )
+            line = domain.gap_line(got.problem or "its source did not answer")
+            # A process before may have marked it and died before that was recorded.
+            if not tail.last.endswith(line[-LAST_BYTES:]):
+                await self._keep([(tail, line)])
         self._end(tail)
 
     def _end(self, tail: Tail) -> None:

@@ -104,6 +104,11 @@ def limit_line(bytes_max: int) -> bytes:
     )
 
 
+def gap_line(why: str) -> bytes:
+    """The last line of an output of which the rest cannot be had."""
+    return f"[shiftwork: output is missing from here on: {why}]\n".encode()
+
+
 def pieces(offset: int, data: bytes, bytes_max: int) -> Iterator[tuple[int, bytes]]:
     """Cut for live readers: whole lines where a line fits, at most ``bytes_max`` bytes each."""
     at = 0

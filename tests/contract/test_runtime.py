@@ -75,7 +75,13 @@ class Processes:
 
     def handle(self) -> Runtime:
         machine = Machine(
-            self.folder, call_seconds=2.0, retry_seconds=0.05, listing_seconds=0.3, idle_seconds=2.0
+            self.folder,
+            call_seconds=2.0,
+            retry_seconds=0.05,
+            listing_seconds=0.3,
+            idle_seconds=2.0,
+            # Here a supervisor that is frozen hangs at once.
+            hung_seconds=0.0,
         )
         plans = [NodePlan(a_node(f"local-{number}")) for number in range(NODES)]
         self.handles.append(ProcessRuntime(machine, plans))

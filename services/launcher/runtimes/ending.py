@@ -72,7 +72,7 @@ def _clear(node: Path, work: Path) -> None:
         return
     with (node / "supervisor.log").open("ab") as log:
         subprocess.run(  # noqa: S603 - our own program
-            [sys.executable, "-I", "-S", str(PROGRAM), str(node), str(work), "0", "inf"],
+            [sys.executable, "-I", "-S", str(PROGRAM), str(node), str(work), '{"idle_seconds": 0}'],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from libs.contracts.messages import Node
 from libs.service.loop import pause
+from libs.service.observe import log
 from services.launcher.runtimes.node import proc
 from services.launcher.runtimes.port import RuntimeDeniedError, RuntimeUnavailableError
 
@@ -61,6 +62,12 @@ class Machine:
     idle_seconds: float = 30.0
     # The output of a forgotten run is kept so long after its last byte.
     keep_seconds: float = 14 * 86_400.0
+    # A supervisor that lives but has not answered for so long hangs, and is ended with its ranks.
+    hung_seconds: float = 300.0
+    # So much of one rank's output is written to its file.
+    output_bytes_max: int = 16 << 30
+    # Processes and threads of one rank, where control groups can limit them.
+    pids_max: int = 32_768
 
 
 class _Link(asyncio.Protocol):
@@ -145,6 +152,8 @@ class NodeClient:
         self._connecting = asyncio.Lock()
         self._not_before_s = 0.0
         self._listing: dict[str, Any] = {}
+        # When it last answered, or we began to ask, in the event loop's seconds.
+        self._answered_s: float | None = None
         # When the listing was asked for, in the event loop's seconds; None: ask again.
         self._listed_s: float | None = None
 
@@ -165,18 +174,35 @@ class NodeClient:
         return self._listing
 
     async def fence(self) -> None:
-        """End a supervisor that does not answer; its successor ends what it left."""
-        if self._link is not None:
-            self._link.close()
-        try:
-            holder = proc.by_signature((self.folder / "lock").read_text())
-        except FileNotFoundError:
-            holder = None
+        """Replace a supervisor that is dead; its successor ends what it left.
+
+        One that lives is on this very machine, and so are its ranks: that it is slow (a disk that
+        stalls, a machine that swaps) is no reason to end healthy work. Only one that has not
+        answered for ``hung_seconds`` is killed. RuntimeUnavailableError before that.
+        """
+        holder = self._holder()
         if holder is not None:
-            proc.kill(holder)
+            silent_s = asyncio.get_running_loop().time() - (self._answered_s or 0.0)
+            if silent_s < self.machine.hung_seconds:
+                raise RuntimeUnavailableError(
+                    f"its supervisor, process {holder.pid}, lives (state {holder.state}) but has"
+                    f" not answered for {silent_s:.0f} s; its ranks go on, and it is ended after"
+                    f" {self.machine.hung_seconds:.0f} s"
+                )
+            if self._link is not None:
+                self._link.close()
+            if not proc.kill(holder):
+                raise RuntimeUnavailableError(f"we may not end process {holder.pid}")
             await self._gone(holder)
         self._not_before_s = 0.0
         await self._connected()
+
+    def _holder(self) -> proc.Stat | None:
+        """The living supervisor."""
+        try:
+            return proc.by_signature((self.folder / "lock").read_text())
+        except FileNotFoundError:
+            return None
 
     async def _gone(self, holder: proc.Stat) -> None:
         """Wait until a killed process holds nothing; RuntimeUnavailableError if it stays."""
@@ -210,6 +236,7 @@ class NodeClient:
             if not link.open:
                 self._failed(str(problem))
             raise
+        self._answered_s = asyncio.get_running_loop().time()
         return answer
 
     async def _connected(self) -> _Link:
@@ -217,6 +244,8 @@ class NodeClient:
             if self._link is not None and self._link.open:
                 return self._link
             now_s = asyncio.get_running_loop().time()
+            if self._answered_s is None:
+                self._answered_s = now_s
             if now_s < self._not_before_s:
                 raise RuntimeUnavailableError(self.problem)
             try:
@@ -245,6 +274,14 @@ class NodeClient:
             link.close()
             raise
         self.warnings = tuple(answer["warnings"])
+        if answer.get("damaged"):
+            log("launcher").error(
+                "the node's journal was damaged; damaged lines are set apart",
+                node=self.plan.node.id,
+                lines=answer["damaged"],
+                file=str(self.folder / "journal.damaged"),
+            )
+        self._answered_s = asyncio.get_running_loop().time()
         return link
 
     async def _open(self) -> _Link:
@@ -269,22 +306,28 @@ class NodeClient:
         # One by one: parents that mkdir makes on the way would not be private.
         for folder in (self.folder.parent, self.folder, self.folder / "runs", work):
             folder.mkdir(mode=0o700, exist_ok=True)
-        argv = [sys.executable, "-I", "-S", str(PROGRAM), str(self.folder), str(work)]
-        argv += [str(self.machine.idle_seconds), str(self.machine.keep_seconds)]
+        options: dict[str, Any] = {
+            "idle_seconds": self.machine.idle_seconds,
+            "keep_seconds": self.machine.keep_seconds,
+            "output_bytes_max": self.machine.output_bytes_max,
+            "pids_max": self.machine.pids_max,
+        }
         if user is not None:
             # Ranks of another user pass through to their context file and work folder.
             for folder in (self.folder.parent, self.folder, self.folder / "runs", work):
                 folder.chmod(0o711)
-            argv.append(f"{user.uid}:{user.gid}:{','.join(map(str, user.groups))}")
+            options["user"] = (user.uid, user.gid, user.groups)
+        argv = [sys.executable, "-I", "-S", str(PROGRAM), str(self.folder), str(work)]
+        argv.append(json.dumps(options))
         log_fd = os.open(
             self.folder / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
         )
-        with open(log_fd, "ab") as log:  # noqa: PTH123 - a descriptor
+        with open(log_fd, "ab") as output:  # noqa: PTH123 - a descriptor
             subprocess.run(  # noqa: S603 - our own program
                 argv,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 cwd="/",
                 env={},
                 timeout=self.machine.call_seconds * 3,

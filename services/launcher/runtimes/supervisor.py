@@ -2,12 +2,16 @@
 
 Started by ``node_client.py``, one for each (virtual) node:
 
-    python -I -S supervisor.py NODE_FOLDER WORK_FOLDER IDLE_SECONDS KEEP_SECONDS [UID:GID:GID,...]
+    python -I -S supervisor.py NODE_FOLDER WORK_FOLDER OPTIONS
 
-It detaches, takes the node folder's lock (a second one leaves at once, content), ends what a dead
-predecessor left, and serves JSON lines on ``NODE_FOLDER/socket``. One launcher commands it: the one
-with the highest epoch. With nothing to run and nobody connected it leaves after a while.
-Standard library only, single-threaded, no site-packages.
+``OPTIONS`` is a JSON object: see ``Options``. It detaches, takes the node folder's lock (a second
+one leaves at once, content), ends what a dead predecessor left, and serves JSON lines on
+``NODE_FOLDER/socket``. One launcher commands it: the one with the highest epoch, also after a
+restart. With nothing to run and nobody connected it leaves after a while.
+
+Standard library only, no site-packages. Everything happens in one thread, which never waits for
+the disk: the journal has a thread of its own, the ranks' output a process (``output_writer.py``),
+and an order is answered when its record is on disk, while others are served.
 """
 
 from __future__ import annotations
@@ -17,22 +21,29 @@ import sys
 if __name__ == "__main__":
     sys.path.insert(0, __file__.rsplit("/", 4)[0])
 
+import _thread
 import ctypes
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Any, NoReturn
 
 from services.launcher.runtimes.node import cgroups, proc, retention
 from services.launcher.runtimes.node.journal import Journal, take_lock
-from services.launcher.runtimes.node.ranks import EndedError, Ranks, RefusedError
+from services.launcher.runtimes.node.outputs import Outputs
+from services.launcher.runtimes.node.rank import EndedError, RefusedError
+from services.launcher.runtimes.node.ranks import Ranks
+from services.launcher.runtimes.node.report import report
 from services.launcher.runtimes.node.spawn import Identity
 
 PROTOCOL = 1
@@ -41,6 +52,22 @@ CONNECTIONS_MAX = 32
 PR_SET_CHILD_SUBREAPER = 36
 PEER_FORMAT = "3i"
 PRUNE_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the supervisor is told by whoever starts it."""
+
+    # With nothing to do and nobody connected it leaves after this.
+    idle_seconds: float
+    # The output of a forgotten run is kept so long after its last byte; None: for ever.
+    keep_seconds: float | None = None
+    # So much of one rank's output goes into its file.
+    output_bytes_max: int = 16 << 30
+    # Processes and threads of one rank, where control groups can limit them.
+    pids_max: int = 32_768
+    # As whom ranks run: user, group, further groups. None: as the supervisor.
+    user: tuple[int, int, list[int]] | None = None
 
 
 class Connection:
@@ -56,13 +83,12 @@ class Connection:
 class Supervisor:
     """The server: everything happens in ``run``, one thing at a time."""
 
-    def __init__(self, folder: str, ranks: Ranks, idle_seconds: float, keep_seconds: float) -> None:
+    def __init__(self, folder: str, ranks: Ranks, options: Options) -> None:
         self.ranks = ranks
         self.folder = folder
-        self.idle_seconds = idle_seconds
-        self.keep_seconds = keep_seconds
+        self.idle_seconds = options.idle_seconds
+        self.keep_seconds = options.keep_seconds
         self.pruned_s = -inf
-        self.epoch = 0
         self.leaving = False
         self.selector = selectors.DefaultSelector()
         self.connections: set[Connection] = set()
@@ -70,6 +96,9 @@ class Supervisor:
         self.selector.register(self.listener, selectors.EVENT_READ, self._accept)
         self.wake, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.selector.register(self.wake, selectors.EVENT_READ, self._drain)
+        self.wake_writer = wake_writer
+        ranks.journal.wake = self._wake
+        ranks.outputs.watch = self._watch
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, self._child_ended)
         signal.signal(signal.SIGTERM, self._leave_when_idle)
@@ -87,7 +116,8 @@ class Supervisor:
             if time.monotonic() - self.pruned_s >= PRUNE_SECONDS:
                 self._prune()
             idle_s = time.monotonic() - idle_since
-            if not self.ranks.running and (self.leaving or idle_s >= self.idle_seconds):
+            busy = self.ranks.running or not self.ranks.journal.idle
+            if not busy and (self.leaving or idle_s >= self.idle_seconds):
                 return
             wait_s = self.idle_seconds - idle_s if delay_s is None else delay_s
             wait_s = min(wait_s, PRUNE_SECONDS)
@@ -95,21 +125,34 @@ class Supervisor:
                 key.data(key.fileobj, mask)
 
     def _prune(self) -> None:
-        """Clear old output away; nothing depends on it."""
+        """Clear old output away, beside everything else: nothing depends on it, and it may take
+        a while."""
         self.pruned_s = time.monotonic()
-        known = {run for run, _ in self.ranks.table}
-        folder = self.ranks.runs_folder
-        try:
-            for run in retention.old_runs(folder, time.time() - self.keep_seconds):
-                if run not in known:
-                    retention.remove(f"{folder}/{run}")
-        except OSError as error:
-            # No reason to fall over: ranks depend on us.
-            print(f"cannot clear old output away: {error}", file=sys.stderr)  # noqa: T201 - its log
+        if self.keep_seconds is not None:
+            known = frozenset(run for run, _ in self.ranks.table)
+            before = time.time() - self.keep_seconds
+            _thread.start_new_thread(_clear_away, (self.ranks.runs_folder, before, known))
+
+    def _wake(self) -> None:
+        """In another thread: ``run`` has something to do."""
+        with suppress(BlockingIOError):
+            # Full is awake enough.
+            os.write(self.wake_writer, b"!")
+
+    def _watch(self, writer: socket.socket) -> None:
+        """The former writer's socket left the selector when it was closed."""
+        for key in list(self.selector.get_map().values()):
+            if key.data == self._heard:
+                self.selector.unregister(key.fileobj)
+        self.selector.register(writer, selectors.EVENT_READ, self._heard)
+
+    def _heard(self, *_: object) -> None:
+        """``tend`` asks the writer."""
 
     def close(self) -> None:
         """Take the socket and the control groups away; the lock goes with the process."""
         self.ranks.cgroups.close()
+        self.ranks.outputs.close()
         os.unlink(f"{self.folder}/socket")  # noqa: PTH108 - small imports
 
     def _child_ended(self, *_: object) -> None:
@@ -125,7 +168,7 @@ class Supervisor:
         try:
             sock, _ = listener.accept()
         except OSError as error:
-            print(f"cannot accept: {error}", file=sys.stderr)  # noqa: T201 - its log
+            report(f"cannot accept: {error}")
             return
         if len(self.connections) >= CONNECTIONS_MAX or not _is_ours(sock):
             sock.close()
@@ -144,7 +187,7 @@ class Supervisor:
                 self._receive(connection)
         except (OSError, ValueError, KeyError, TypeError) as error:
             # A broken connection, or one that does not speak our language.
-            print(f"connection dropped: {error!r}", file=sys.stderr)  # noqa: T201 - its log
+            report(f"connection dropped: {error!r}")
             self._drop(connection)
 
     def _receive(self, connection: Connection) -> None:
@@ -157,47 +200,65 @@ class Supervisor:
             line = bytes(connection.received[:end])
             del connection.received[: end + 1]
             request = json.loads(line)
-            answer = {"id": request["id"], **self._answer(connection, request)}
-            self._send(connection, answer)
+            self._serve_request(connection, request)
             if connection not in self.connections:
                 return
         if len(connection.received) > LINE_BYTES_MAX:
             raise ValueError(f"a line of more than {LINE_BYTES_MAX} bytes")
 
-    def _answer(self, connection: Connection, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        op = request["op"]
-        if op == "list":
-            return {"runs": self.ranks.listing()}
-        if op == "hello":
-            return self._hello(connection, int(request["epoch"]))
-        if not connection.commands:
-            return {"denied": "a newer leader commands this node"}
-        try:
-            self._command(op, request)
-        except EndedError as refusal:
-            return {"denied": str(refusal)}
-        except (RefusedError, OSError) as refusal:
-            return {"error": str(refusal)}
-        return {}
+    def _serve_request(self, connection: Connection, request: Mapping[str, Any]) -> None:
+        number, op = request["id"], request["op"]
 
-    def _command(self, op: str, request: Mapping[str, Any]) -> None:
+        def answer(found: Mapping[str, Any]) -> None:
+            self._send(connection, {"id": number, **found})
+
+        def done(refusal: RefusedError | None) -> None:
+            """The disk has answered; whoever asked may be gone."""
+            if connection in self.connections:
+                try:
+                    answer(_answer_of(refusal))
+                except OSError:
+                    self._drop(connection)
+
+        if op == "list":
+            answer({"runs": self.ranks.listing()})
+        elif op == "hello":
+            answer(self._hello(connection, int(request["epoch"])))
+        elif not connection.commands:
+            answer({"denied": "a newer leader commands this node"})
+        else:
+            try:
+                self._command(op, request, done)
+            except RefusedError as refusal:
+                answer(_answer_of(refusal))
+            except OSError as problem:
+                answer({"error": str(problem)})
+
+    def _command(
+        self, op: str, request: Mapping[str, Any], done: Callable[[RefusedError | None], None]
+    ) -> None:
+        """Carry out an order; ``done`` is called once it is carried out for good."""
         if op == "launch":
-            self.ranks.launch(request["run"], request["ranks"])
+            self.ranks.launch(request["run"], request["ranks"], done)
+        elif op == "end":
+            self.ranks.end(request["run"], done)
+        elif op == "forget":
+            self.ranks.forget(request["run"], done)
         elif op == "signal":
             self.ranks.signal(request["run"], int(request["signal"]))
-        elif op == "end":
-            self.ranks.end(request["run"])
-        elif op == "forget":
-            self.ranks.forget(request["run"])
+            done(None)
         elif op == "stop":
             self.leaving = True
+            done(None)
         else:
             raise RefusedError(f"no such operation: {op}")
 
     def _hello(self, connection: Connection, epoch: int) -> Mapping[str, Any]:
-        if epoch < self.epoch:
-            return {"denied": f"epoch {epoch} is over, {self.epoch} commands this node"}
-        self.epoch, self.leaving = epoch, False
+        if epoch < self.ranks.epoch:
+            return {"denied": f"epoch {epoch} is over, {self.ranks.epoch} commands this node"}
+        if epoch > self.ranks.epoch:
+            self.ranks.commanded_by(epoch)
+        self.leaving = False
         for other in list(self.connections):
             # What it still had to say is of no account any more.
             if other is not connection and other.commands:
@@ -207,6 +268,7 @@ class Supervisor:
             "protocol": PROTOCOL,
             "pid": os.getpid(),
             "warnings": self.ranks.cgroups.warnings,
+            "damaged": self.ranks.journal.damaged,
         }
 
     def _tell(self, message: Mapping[str, Any]) -> None:
@@ -271,29 +333,42 @@ def _become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "cannot become a subreaper")
 
 
-def _identity(text: str) -> Identity:
-    uid, gid, groups = text.split(":")
-    return Identity(int(uid), int(gid), [int(group) for group in groups.split(",") if group])
+def _clear_away(runs_folder: str, before: float, known: frozenset[str]) -> None:
+    try:
+        for run in retention.old_runs(runs_folder, before):
+            if run not in known:
+                retention.remove(f"{runs_folder}/{run}")
+    except OSError as error:
+        # No reason to fall over: ranks depend on us.
+        report(f"cannot clear old output away: {error}")
 
 
-def _serve_node(arguments: Sequence[str], ready: int) -> None:
-    folder, work_folder, idle_seconds, keep_seconds, *user = arguments
-    lock = take_lock(folder, proc.signature(os.getpid()))
+def _answer_of(refusal: RefusedError | None) -> Mapping[str, Any]:
+    if refusal is None:
+        return {}
+    return {"denied" if isinstance(refusal, EndedError) else "error": str(refusal)}
+
+
+def _serve_node(folder: str, work_folder: str, options: Options, ready: int) -> None:
+    lock = take_lock(f"{folder}/lock", proc.signature(os.getpid()))
     if lock is None:
         os.write(ready, b"+")
         return
     _become_subreaper()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # The name has the lock's inode in it, so that no two nodes can meet in one group.
     name = f"shiftwork-{os.path.basename(folder)}-{os.fstat(lock).st_ino}"  # noqa: PTH119 - small imports
     ranks = Ranks(
         runs_folder=f"{folder}/runs",
         work_folder=work_folder,
         journal=Journal(folder),
-        cgroups=cgroups.find(name),
+        outputs=Outputs(folder, options.output_bytes_max),
+        cgroups=cgroups.find(name, options.pids_max),
         now=time.time,
-        identity=_identity(user[0]) if user else None,
+        identity=Identity(*options.user) if options.user else None,
     )
-    supervisor = Supervisor(folder, ranks, float(idle_seconds), float(keep_seconds))
+    supervisor = Supervisor(folder, ranks, options)
     os.write(ready, b"+")
     os.close(ready)
     supervisor.run()
@@ -310,11 +385,14 @@ def main() -> NoReturn:
     os.close(heard)
     code = 1
     try:
-        _serve_node(sys.argv[1:], ready)
+        folder, work_folder, options = sys.argv[1:]
+        _serve_node(folder, work_folder, Options(**json.loads(options)), ready)
         code = 0
     except BaseException as error:  # noqa: BLE001 - the last words of a program of its own
-        sys.excepthook(type(error), error, error.__traceback__)
-    sys.stderr.flush()
+        with suppress(OSError):
+            sys.excepthook(type(error), error, error.__traceback__)
+    with suppress(OSError):
+        sys.stderr.flush()
     os._exit(code)
 
 

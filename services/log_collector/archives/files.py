@@ -7,12 +7,14 @@ never holds up the event loop.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from libs.service.disk import spare_problem
 from services.log_collector.archives.port import ArchiveError, Write
 from services.log_collector.domain import OutputKey
 
@@ -67,6 +69,9 @@ class FileArchive:
         for write in writes:
             number = self._open(self.path(write.key))
             try:
+                if problem := spare_problem(number):
+                    # It stays with its source, and is written when there is room again.
+                    raise OSError(errno.ENOSPC, problem)
                 at, left = write.offset, memoryview(write.data)
                 while left:
                     done = os.pwrite(number, left, at)

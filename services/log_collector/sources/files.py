@@ -56,14 +56,19 @@ class FileSource:
 def _read_one(path: Path, ask: Ask, bytes_max: int) -> Got:
     try:
         # The cheap look that most passes end with; what it says is not trusted with anything.
-        if os.stat(path).st_size <= ask.offset:  # noqa: PTH116 - the hot path: no Path object
+        size = os.stat(path).st_size  # noqa: PTH116 - the hot path: no Path object
+        if size == ask.offset:
             return Got()
+        if size < ask.offset:
+            return Got(problem=f"its file was cut to {size} of {ask.offset} bytes", lost=True)
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             return _read_in(folder, path.name, ask.offset, min(ask.bytes_max, bytes_max))
         finally:
             os.close(folder)
     except (FileNotFoundError, NotADirectoryError):
+        if ask.offset:
+            return Got(absent=True, problem="its file was removed", lost=True)
         return Got(absent=True)
     except OSError as error:
         return Got(problem=error.strerror or str(error))

@@ -40,6 +40,8 @@ class Got:
     unsure: bool = False
     # Why it could not be read; empty if it could.
     problem: str = ""
+    # What ``problem`` says stays so once the run has exited: these bytes do not come any more.
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

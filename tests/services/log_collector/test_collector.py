@@ -31,6 +31,7 @@ from tests.services.log_collector.world import (
     a_store,
     at,
     exited,
+    gang,
     key_of,
     settings_with,
     started,
@@ -197,6 +198,43 @@ async def test_what_cannot_be_read_is_waited_for_but_not_for_ever() -> None:
     clock.moment = at(200 + 301)
     await world.settle()
     assert (await world.rows(RunRow))[1].collected
+    assert await world.archive.read(key_of(attempt=2), 0, 1000) == (
+        b"[shiftwork: output is missing from here on: Input/output error]\n"
+    )
+
+
+@pytest.mark.parametrize("removed", [False, True])
+async def test_output_that_was_cut_at_its_source_ends_with_a_mark(
+    clock: Hands, tmp_path: Path, removed: bool
+) -> None:
+    """Never as if it were complete."""
+    database, archive = MemoryDatabase(), MemoryArchive()
+    world = World(a_store(clock, database), clock, archive, settings_with(), FileSource(tmp_path))
+    await world.lead()
+    path = output_path(tmp_path, Address(key_of(), gang(1)[0].node_id))
+    path.parent.mkdir(parents=True)
+    before = b"".join(b"%d\n" % number for number in range(1000))
+    path.write_bytes(before)
+    await world.tell(started())
+    await world.settle()
+    assert await kept(archive) == before
+    if removed:
+        path.unlink()
+    else:
+        path.write_bytes(b"x\n" * 202)
+    await world.settle()
+    # While the run lives its writer may restore the file's length.
+    assert await kept(archive) == before
+    await world.tell(exited())
+    await world.settle()
+    assert (await world.rows(RunRow))[0].collected
+    why = b"its file was removed" if removed else b"its file was cut to 404 of 3890 bytes"
+    text = before + b"[shiftwork: output is missing from here on: " + why + b"]\n"
+    assert await kept(archive) == text
+    # The next leader finds it said already.
+    await world.restart(database)
+    await world.settle()
+    assert await kept(archive) == text
 
 
 class Doubtful(MemorySource):
@@ -313,7 +351,8 @@ async def test_what_a_crash_left_is_kept_if_the_source_stays_silent(clock: Hands
     await world.step()
     clock.advance(301)
     await world.settle()
-    assert await kept(archive) == b"recorded|the only copy"
+    mark = b"[shiftwork: output is missing from here on: its source did not answer]\n"
+    assert await kept(archive) == b"recorded|the only copy" + mark
     assert (await world.rows(RunRow))[0].collected
 
 

@@ -1,5 +1,19 @@
-"""A control group per rank, where this machine lets us make one: ends everything in it at once
-(version 2), and limits memory and CPU (version 2 or 1).
+"""A control group per rank, where this machine lets us make one: ends everything in it at once and
+limits its processes (version 2), and limits memory and CPU (version 2 or 1).
+
+Version 2 has two rules that shape the tree. A group has the controllers that its parent hands down
+(``cgroup.subtree_control``), and a group with processes of its own can hand down no memory. So the
+nodes' groups are not made below the group that the platform itself is in, but beside it:
+
+    BASE                        hands down memory, cpu, pids; has no processes
+    BASE/shiftwork-services     the platform
+    BASE/NODE                   hands the same down
+    BASE/NODE/RUN.RANK          a rank
+
+systemd prepares this for a unit with ``Delegate=`` and ``DelegateSubgroup=shiftwork-services``.
+At the top of a container, which nobody else arranges, the processes that are there are moved into
+``shiftwork-services``. A unit's group is left as it is: systemd could not start the unit again in a
+group that hands down memory, while ranks of its former life run there.
 
 Used by ``ranks.py``. What cannot be had is said once in ``warnings``, for ``doctor`` and the
 node's labels; ranks then run without limits and are ended by process group and descent.
@@ -8,10 +22,16 @@ node's labels; ranks then run without limits and are ended by process group and 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from dataclasses import dataclass, field
 
 CPU_PERIOD_US, CPU_QUOTA_US_MIN = 100_000, 1_000
+SERVICES = "shiftwork-services"
+# systemd marks a delegated group with one of these.
+DELEGATED = ("user.delegate", "trusted.delegate")
+# Processes that start while others are moved are moved in the next round.
+MOVE_ROUNDS = 5
 
 
 @dataclass
@@ -24,6 +44,8 @@ class Cgroups:
     cpu: str = ""
     # Whether the unified hierarchy has the controllers itself.
     unified_limits: bool = False
+    # Processes and threads of one rank; 0: not limited.
+    pids_max: int = 0
     warnings: list[str] = field(default_factory=list[str])
 
     @property
@@ -47,6 +69,8 @@ class Cgroups:
             found += _limited(root, rank, name, text)
         for folder in found:
             _mkdir(folder)
+        if self.pids_max:
+            _write(f"{self.unified}/{rank}/pids.max", str(self.pids_max))
         return list(dict.fromkeys(found))
 
     def join(self, folders: list[str], pid: int) -> None:
@@ -65,8 +89,7 @@ class Cgroups:
         if not self.unified:
             return None
         try:
-            with open(f"{self.unified}/{rank}/cgroup.events", encoding="ascii") as file:  # noqa: PTH123 - as above
-                return "populated 1" in file.read()
+            return "populated 1" in _read(f"{self.unified}/{rank}/cgroup.events")
         except OSError:
             return None
 
@@ -78,8 +101,7 @@ class Cgroups:
             else (self.memory, "memory.oom_control")
         )
         try:
-            with open(f"{root}/{rank}/{name}", encoding="ascii") as file:  # noqa: PTH123 - as above
-                lines = [line.split() for line in file]
+            lines = [line.split() for line in _read(f"{root}/{rank}/{name}").splitlines()]
         except OSError:
             return False
         return any(line[0] == "oom_kill" and line[1] != "0" for line in lines)
@@ -97,19 +119,28 @@ class Cgroups:
                 os.rmdir(root)  # noqa: PTH106 - as above
 
 
-def find(name: str) -> Cgroups:
-    """See what this machine offers below our own control groups, and make the node's folders."""
+def find(name: str, pids_max: int = 0, *, probe: bool = False) -> Cgroups:
+    """See what this machine offers at our own control groups, and make the node's folders. With
+    ``probe`` no process is moved: limits count as enforced if moving would do."""
     found = Cgroups(name)
     mounts, own = _mounts(), _own()
     if "" in mounts and "" in own:
-        found.unified = _make(mounts[""] + own[""].rstrip("/"), name, ("cgroup.kill",))
-    if found.unified:
-        found.unified_limits = _enable(found.unified)
+        base = _base(mounts[""], own[""])
+        found.unified = _make(base, name, ("cgroup.kill",))
+        if found.unified:
+            may_move = base == mounts[""]
+            handed = [
+                control
+                for control in ("memory", "cpu", "pids")
+                if _hand_down(control, base, found.unified, may_move=may_move, probe=probe)
+            ]
+            found.unified_limits = {"memory", "cpu"} <= set(handed)
+            found.pids_max = pids_max if "pids" in handed else 0
     if not found.unified_limits:
-        for controller, probe in (("memory", "memory.limit_in_bytes"), ("cpu", "cpu.cfs_quota_us")):
+        for controller, file in (("memory", "memory.limit_in_bytes"), ("cpu", "cpu.cfs_quota_us")):
             if controller in mounts and controller in own:
                 base = mounts[controller] + own[controller].rstrip("/")
-                setattr(found, controller, _make(base, name, (probe,)))
+                setattr(found, controller, _make(base, name, (file,)))
     if not found.unified:
         found.warnings.append(
             "no writable control group (version 2): a rank's processes are found by group and"
@@ -118,7 +149,7 @@ def find(name: str) -> Cgroups:
     if not found.can_limit:
         found.warnings.append(
             "no writable memory and cpu control groups: CPU and memory limits of tasks are not"
-            " enforced; run as root, or give the service a delegated control group"
+            " enforced; run as the systemd unit that docs/operations.md shows"
         )
     return found
 
@@ -138,17 +169,57 @@ def _make(base: str, name: str, needs: tuple[str, ...]) -> str:
     return folder
 
 
-def _enable(folder: str) -> bool:
-    """Hand memory and cpu down to the ranks' groups, where our own group has them."""
-    for control in ("memory", "cpu"):
-        try:
-            with open(f"{folder}/cgroup.controllers", encoding="ascii") as file:  # noqa: PTH123 - as above
-                if control not in file.read().split():
-                    return False
-            _write(f"{folder}/cgroup.subtree_control", f"+{control}")
-        except OSError:
+def _base(mount: str, own: str) -> str:
+    """Below which group the nodes' groups are made: our own, or the one above it if our own is the
+    one of the platform's processes."""
+    path = mount + own.rstrip("/")
+    above = os.path.dirname(path)  # noqa: PTH120 - small imports
+    if path != mount and (os.path.basename(path) == SERVICES or _is_delegated(above)):  # noqa: PTH119 - as above
+        return above
+    return path
+
+
+def _is_delegated(folder: str) -> bool:
+    for name in DELEGATED:
+        with contextlib.suppress(OSError):
+            if os.getxattr(folder, name) == b"1":
+                return True
+    return False
+
+
+def _hand_down(control: str, base: str, folder: str, *, may_move: bool, probe: bool) -> bool:
+    """Give a controller to the ranks' groups below ``folder``, which is itself below ``base``."""
+    try:
+        if control not in _read(f"{base}/cgroup.controllers").split():
             return False
+        if control not in _read(f"{folder}/cgroup.controllers").split():
+            _enable(control, base, may_move=may_move and not probe)
+        _write(f"{folder}/cgroup.subtree_control", f"+{control}")
+    except OSError as error:
+        return probe and may_move and error.errno == errno.EBUSY
     return True
+
+
+def _enable(control: str, base: str, *, may_move: bool) -> None:
+    """Hand a controller to the groups below; OSError if that cannot be."""
+    for _ in range(MOVE_ROUNDS):
+        try:
+            _write(f"{base}/cgroup.subtree_control", f"+{control}")
+        except OSError as error:
+            if error.errno != errno.EBUSY or not may_move:
+                raise
+            _move_processes(base)
+        else:
+            return
+    raise OSError(errno.EBUSY, f"processes come into {base} all the time")
+
+
+def _move_processes(base: str) -> None:
+    """Empty a group of processes: those that are gone, or not ours to move, stay behind."""
+    _mkdir(f"{base}/{SERVICES}")
+    for pid in _read(f"{base}/cgroup.procs").split():
+        with contextlib.suppress(OSError):
+            _write(f"{base}/{SERVICES}/cgroup.procs", pid)
 
 
 def _mounts() -> dict[str, str]:
@@ -186,6 +257,11 @@ def _limited(root: str, rank: str, name: str, text: str) -> list[str]:
 def _mkdir(folder: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)  # noqa: PTH102 - small imports
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:  # noqa: PTH123 - as above
+        return file.read()
 
 
 def _write(path: str, text: str) -> None:

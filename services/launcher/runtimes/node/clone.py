@@ -1,8 +1,9 @@
 """Fork a child straight into a control group (Linux 5.7): moving it there afterwards would make the
 kernel wait for every processor, ten milliseconds or so.
 
-Used by ``spawn.py``, in a process with one thread: the C library's and Python's own preparations
-for a fork, which matter with several threads, do not take place.
+Used by ``spawn.py``. Only one thread more runs in the process, the journal's, which while we hold
+the interpreter's lock is in a system call or waits for that lock. Python's own preparations for a
+fork, which ``os.fork`` makes, are made here, too, so that the child's locks are free.
 """
 
 from __future__ import annotations
@@ -29,9 +30,20 @@ def fork_into(cgroup: str) -> int:
         arguments = ctypes.create_string_buffer(packed, len(packed))
         # PyDLL keeps the interpreter's lock, so that the child has it too.
         library = ctypes.PyDLL(None, use_errno=True)
-        pid = library.syscall(ctypes.c_long(CLONE3), arguments, ctypes.c_size_t(len(packed)))
+        system_call, number, size = library.syscall, ctypes.c_long(CLONE3), len(packed)
+        before, in_parent, in_child = (
+            getattr(ctypes.pythonapi, f"PyOS_{name}")
+            for name in ("BeforeFork", "AfterFork_Parent", "AfterFork_Child")
+        )
+        before()
+        pid = system_call(number, arguments, ctypes.c_size_t(size))
+        if pid == 0:
+            in_child()
+            return 0
+        problem = ctypes.get_errno()
+        in_parent()
         if pid < 0:
-            raise OSError(ctypes.get_errno(), "cannot clone into a control group")
+            raise OSError(problem, "cannot clone into a control group")
         return int(pid)
     finally:
         os.close(fd)

@@ -18,14 +18,15 @@ def own_children() -> list[int]:
     return [one.pid for one in proc.everyone() if one.ppid == own]
 
 
-def members(main: int, others: set[int], marker: bytes) -> list[proc.Stat]:
+def members(main: int, others: set[int], marker: bytes, helper: int) -> list[proc.Stat]:
     """Living processes of a rank that is our child: what is below its main process, and adopted
     orphans that their session, group or environment gives away. ``others`` are the main processes
-    of other ranks; where there are none, every orphan is this rank's."""
+    of other ranks; where there are none, every orphan is this rank's. ``helper`` is a child that
+    belongs to no rank."""
     found: list[proc.Stat] = []
     for pid in own_children():
         child = proc.stat(pid)
-        if child is None or pid in others:
+        if child is None or pid in others or pid == helper:
             continue
         belongs = (
             main in (pid, child.session, child.pgrp) or not others or proc.has_variable(pid, marker)
@@ -56,6 +57,12 @@ def left_over(main: tuple[int, int] | None, marker: bytes) -> list[proc.Stat]:
             or proc.has_variable(one.pid, marker)
         )
     ]
+
+
+def started_with(begins: bytes) -> list[tuple[proc.Stat, str]]:
+    """Living processes whose environment has a variable that begins so, each with what follows."""
+    found = [(one, proc.variable(one.pid, begins)) for one in proc.everyone() if one.alive]
+    return [(one, os.fsdecode(pair[len(begins) :])) for one, pair in found if pair]
 
 
 @cache

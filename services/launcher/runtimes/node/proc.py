@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-STATE, PPID, PGRP, SESSION, START = 0, 1, 2, 3, 19
+STATE, PPID, PGRP, SESSION, THREADS, START = 0, 1, 2, 3, 17, 19
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,13 @@ class Stat:
     pgrp: int
     session: int
     ticks: int
+    threads: int = 1
 
     @property
     def alive(self) -> bool:
-        """False for a zombie: it holds nothing any more."""
-        return self.state not in "ZX"
+        """False for a zombie: it holds nothing any more. One whose first thread has ended before
+        the others is none yet."""
+        return self.state not in "ZX" or self.threads > 1
 
 
 def boot_id() -> str:
@@ -50,6 +54,7 @@ def stat(pid: int) -> Stat | None:
         pgrp=int(fields[PGRP]),
         session=int(fields[SESSION]),
         ticks=int(fields[START]),
+        threads=int(fields[THREADS]),
     )
 
 
@@ -72,20 +77,43 @@ def by_signature(text: str) -> Stat | None:
     return found if found.alive else None
 
 
-def kill(member: Stat) -> None:
-    """SIGKILL to exactly this process: the descriptor holds it, the start time proves it."""
+def kill(member: Stat) -> bool:
+    """SIGKILL to exactly this process: the descriptor holds it, the start time proves it. False if
+    we may not: it has become another user's, as setuid programs do."""
     try:
         fd = os.pidfd_open(member.pid)
     except ProcessLookupError:
-        return
+        return True
     try:
         now = stat(member.pid)
         if now is not None and now.ticks == member.ticks:
             signal.pidfd_send_signal(fd, signal.SIGKILL)
     except ProcessLookupError:
-        return
+        return True
+    except PermissionError:
+        return False
     finally:
         os.close(fd)
+    return True
+
+
+def sent(call: Callable[[int, int], None], target: int, number: int) -> bool:
+    """Send a signal to a process or group, which may be gone already; False if we may not."""
+    try:
+        call(target, number)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return True
+
+
+def ending(pid: int) -> dict[str, Any] | None:
+    """How a child ended, without reaping it; None while it runs."""
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        return None
+    return {"code" if found.si_code == os.CLD_EXITED else "signal": found.si_status}
 
 
 def everyone() -> list[Stat]:
@@ -122,6 +150,12 @@ def descendants(pid: int) -> list[Stat]:
 def has_variable(pid: int, variable: bytes) -> bool:
     """True if the process was started with ``NAME=value`` in its environment."""
     return variable in _read(f"/proc/{pid}/environ").split(b"\0")
+
+
+def variable(pid: int, begins: bytes) -> bytes:
+    """The first ``NAME=value`` of a process's environment that begins so; empty if none does."""
+    found = _read(f"/proc/{pid}/environ").split(b"\0")
+    return next((pair for pair in found if pair.startswith(begins)), b"")
 
 
 def can_list_children() -> bool:

@@ -1,80 +1,52 @@
 """The ranks on one node: started once, ended as whole groups, remembered until forgotten.
 
 Used by ``supervisor.py``, whose children the ranks are. Two rules hold it together: a process runs
-only after its start is on disk, and its exit is said only after nothing of its group is left and
-the exit is on disk. A main process stays a zombie until then, so that its number, which names the
-group, cannot come again meanwhile.
+only after its start is on disk, and its exit is listed only after nothing of its group is left, its
+output is in its file and the exit is on disk. A main process stays a zombie until then, so that its
+number, which names the group, cannot come again meanwhile. Nothing here waits for the disk: what
+follows a record is done when ``tend`` finds that the record is written.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from services.launcher.runtimes.node import groups, proc
 from services.launcher.runtimes.node.cgroups import Cgroups
-from services.launcher.runtimes.node.journal import Journal
-from services.launcher.runtimes.node.spawn import Gated, Identity, Program, spawn
+from services.launcher.runtimes.node.journal import Journal, Record, Then
+from services.launcher.runtimes.node.outputs import Outputs
+from services.launcher.runtimes.node.rank import (
+    CONTEXT_VARIABLE,
+    EndedError,
+    Rank,
+    RefusedError,
+)
+from services.launcher.runtimes.node.report import report
+from services.launcher.runtimes.node.spawn import Identity
+from services.launcher.runtimes.node.starting import Starting, unlink
 
-CONTEXT_VARIABLE = "SHIFTWORK_CONTEXT"
-DELAY_FIRST_S, DELAY_MOST_S, RECORD_AGAIN_S = 0.001, 0.05, 1.0
+DELAY_MOST_S, RECORD_AGAIN_S = 0.05, 1.0
+# A process that may not be ended (a setuid program of another user) is tried again this often.
+REFUSED_DELAY_S = 1.0
 # Without control groups, a group is empty when it was found so twice in a row.
 EMPTY_LOOKS = 2
 
 
-class RefusedError(Exception):
-    """The order cannot be carried out; the text says why."""
+# What is called when an order is carried out for good (None), or why it is not.
+Done = Callable[[RefusedError | None], None]
 
 
-class EndedError(RefusedError):
-    """The run was ended, so none of it may start any more."""
+def _nobody(_: RefusedError | None) -> None:
+    """Nobody waits for the answer."""
 
 
-@dataclass
-class Rank:
-    """One rank's process and what is known of it."""
-
-    run: str
-    rank: int
-    pid: int
-    ticks: int
-    boot: str
-    context: str
-    started_at: float
-    # False: a supervisor before us started it, and only its parent could have learned its end.
-    ours: bool = True
-    # How the main process ended, while its group is being ended.
-    status: dict[str, Any] | None = None
-    exit: dict[str, Any] | None = None
-    ending: bool = False
-    delay_s: float = DELAY_FIRST_S
-
-    @property
-    def name(self) -> str:
-        """The name of its control group."""
-        return f"{self.run}.{self.rank}"
-
-    def start_record(self) -> dict[str, Any]:
-        """Its start, for the journal."""
-        return {
-            "t": "start",
-            "run": self.run,
-            "rank": self.rank,
-            "pid": self.pid,
-            "ticks": self.ticks,
-            "boot": self.boot,
-            "context": self.context,
-            "at": self.started_at,
-        }
-
-    def exit_record(self) -> dict[str, Any]:
-        """Its end, for the journal."""
-        assert self.exit is not None, "only an ended rank has an exit record"
-        return {"t": "exit", "run": self.run, "rank": self.rank, "exit": self.exit}
+def _unheard(_: OSError | None) -> None:
+    """Nothing follows the record."""
 
 
 @dataclass
@@ -86,204 +58,236 @@ class Ranks:
     runs_folder: str
     work_folder: str
     journal: Journal
+    outputs: Outputs
     cgroups: Cgroups
     now: Callable[[], float]
     identity: Identity | None = None
     table: dict[tuple[str, int], Rank] = field(default_factory=dict[tuple[str, int], Rank])
     # Runs that may not start any more.
     ended: set[str] = field(default_factory=set[str])
+    # The leader's epoch that commands this node, and whether the journal has been given it.
+    epoch: int = 0
+    epoch_ordered: bool = True
+    # Exits could not be recorded; they are tried again then, in seconds of the monotonic clock.
+    record_at_s: float = 0.0
+    # How many ranks are over since the start.
+    _over: int = 0
 
     def __post_init__(self) -> None:
         self.boot = proc.boot_id()
+        self._starting = Starting(
+            self.runs_folder,
+            self.work_folder,
+            self.outputs,
+            self.cgroups,
+            self.now,
+            self.boot,
+            self.identity,
+        )
         for record in self.journal.records:
             self._replay(record)
         self.journal.records = []
-        self.journal.rewrite(self._records())
+        if self.journal.damaged or self.journal.torn:
+            self._find_forgotten()
+        self.journal.begin(self._records())
+        for rank in self.table.values():
+            if rank.exit is None:
+                rank.output = self.outputs.adopt(rank.folder)
 
     @property
     def running(self) -> bool:
         """Whether any rank is not over."""
-        return any(rank.exit is None for rank in self.table.values())
+        return any(rank.exit is None or rank.recording for rank in self.table.values())
 
-    def launch(self, run: str, orders: Sequence[Mapping[str, Any]]) -> None:
+    def commanded_by(self, epoch: int) -> None:
+        """Note the epoch of a new leader. Nothing that it orders counts before the epoch is on
+        disk, because records are written in their order."""
+        self.epoch, self.epoch_ordered = epoch, False
+        self._append()
+
+    def launch(self, run: str, orders: Sequence[Mapping[str, Any]], done: Done = _nobody) -> None:
         """Start the ranks of a run that do not exist yet, all of them or none."""
         if run in self.ended:
             raise EndedError(f"run {run} was ended")
-        fresh: list[tuple[Rank, Gated]] = []
+        fresh: list[Rank] = []
         new = [order for order in orders if (run, order["rank"]) not in self.table]
         try:
             for order in new:
-                fresh.append(self._prepare(run, order))  # noqa: PERF401 - kept when one fails
-            self.journal.append(*(rank.start_record() for rank, _ in fresh))
+                fresh.append(self._starting.start(run, order))  # noqa: PERF401 - kept when one fails
         except OSError as error:
             self._abandon(fresh)
             raise RefusedError(f"cannot start run {run}: {error}") from error
-        for rank, gated in fresh:
-            self.table[run, rank.rank] = rank
-            gated.open()
+        self.table |= {(run, rank.rank): rank for rank in fresh}
+
+        def recorded(error: OSError | None) -> None:
+            if error is not None:
+                self._abandon(fresh)
+            for rank in fresh if error is None else ():
+                assert rank.gated is not None, "only this opens the gate"
+                rank.gated.open(run=not rank.ending)
+                rank.gated = None
+            # Others that were on the way before us have their answer by now.
+            if any((run, order["rank"]) not in self.table for order in orders):
+                done(RefusedError(f"cannot start run {run}: {error or 'its record failed'}"))
+            else:
+                done(None)
+
+        self._append(*(rank.start_record() for rank in fresh), then=recorded)
 
     def signal(self, run: str, number: int) -> None:
         """Send a signal to each rank's main process that has not ended."""
         for rank in self._of(run):
-            if rank.ours and rank.status is None and rank.exit is None:
+            if rank.ours and rank.status is None and rank.exit is None and rank.gated is None:
                 # Not reaped, so the number is still its own.
                 os.kill(rank.pid, number)
 
-    def end(self, run: str) -> None:
+    def end(self, run: str, done: Done = _nobody) -> None:
         """Begin to end everything of a run; ``tend`` goes on until nothing is left."""
         for rank in self._of(run):
             rank.ending = True
-        if run not in self.ended:
-            self.journal.append({"t": "ended", "run": run})
-            self.ended.add(run)
+        new = run not in self.ended
+        self.ended.add(run)
 
-    def forget(self, run: str) -> None:
+        def recorded(error: OSError | None) -> None:
+            if error is not None:
+                self.ended.discard(run)
+            if run not in self.ended:
+                done(RefusedError(f"cannot record the end of run {run}: {error or 'try again'}"))
+            else:
+                done(None)
+
+        self._append(*([{"t": "ended", "run": run}] if new else []), then=recorded)
+
+    def forget(self, run: str, done: Done = _nobody) -> None:
         """Drop the records of a run that is over."""
-        ranks = self._of(run)
-        if any(rank.exit is None for rank in ranks):
+        if any(rank.exit is None or rank.recording for rank in self._of(run)):
             raise RefusedError(f"run {run} is not over")
-        if not ranks and run not in self.ended:
+        if not self._of(run) and run not in self.ended:
+            done(None)
             return
-        self.journal.append({"t": "forgot", "run": run})
-        self._drop(run)
-        for rank in ranks:
-            _unlink(rank.context)
-        if self.journal.has_grown:
-            self.journal.rewrite(self._records())
+
+        def recorded(error: OSError | None) -> None:
+            if error is not None:
+                done(RefusedError(f"cannot forget run {run}: {error}"))
+                return
+            contexts = [rank.context for rank in self._of(run)]
+            self._drop(run)
+            for context in contexts:
+                unlink(context)
+            if self.journal.has_grown:
+                self.journal.rewrite(self._records())
+            done(None)
+
+        self._append({"t": "forgot", "run": run}, then=recorded)
 
     def listing(self) -> dict[str, Any]:
         """Every run that is remembered, as sent to the launcher."""
         runs: dict[str, Any] = {run: {} for run in self.ended}
         for rank in self.table.values():
-            runs.setdefault(rank.run, {})[str(rank.rank)] = {
-                "started_at": rank.started_at,
-                **(rank.exit or {}),
-            }
+            if rank.gated is not None:
+                continue
+            over = {} if rank.recording else rank.exit or {}
+            runs.setdefault(rank.run, {})[str(rank.rank)] = {"started_at": rank.started_at, **over}
         return runs
 
     def tend(self) -> tuple[bool, float | None]:
-        """Learn who ended, end their groups, record the exits. Returns whether anything is over
-        that was not, and in how many seconds to look again (None: at the next signal)."""
+        """Go on after what the disk has answered, learn which ranks ended, end their groups, record
+        the exits. Returns whether anything is over that was not, and in how many seconds to call
+        again (None: at the next signal)."""
+        over = self._over
+        self.journal.poll()
+        delays = [delay for delay in (self.outputs.poll(),) if delay is not None]
         self._learn()
-        over: list[Rank] = []
-        delays: list[float] = []
+        found: list[Rank] = []
         for rank in self.table.values():
-            if rank.exit is not None or not (rank.ending or rank.status):
+            if rank.exit is not None or rank.gated is not None:
                 continue
-            if self._clear(rank):
-                rank.exit = self._exit_of(rank)
-                over.append(rank)
-            else:
+            if not (rank.ending or rank.status):
+                continue
+            if not self._clear(rank):
                 delays.append(rank.delay_s)
-                rank.delay_s = min(DELAY_MOST_S, rank.delay_s * 2)
-        if over and not self._record(over):
-            return False, RECORD_AGAIN_S
-        for rank in over:
-            if rank.ours:
-                os.waitpid(rank.pid, 0)
-            self.cgroups.remove(rank.name)
-        return bool(over), min(delays, default=None)
+                most = REFUSED_DELAY_S if rank.refused else DELAY_MOST_S
+                rank.delay_s = min(most, rank.delay_s * 2)
+            elif self.outputs.finish(rank.output):
+                found.append(rank)
+        wait_s = self.record_at_s - time.monotonic()
+        if found and wait_s > 0:
+            delays.append(wait_s)
+        elif found:
+            self._record(found)
+        return self._over != over, min(delays, default=None)
 
-    def _record(self, over: Sequence[Rank]) -> bool:
+    def _record(self, found: Sequence[Rank]) -> None:
         """Put exits on disk; on a full disk they are not over yet, and nothing is forgotten."""
-        try:
-            self.journal.append(*(rank.exit_record() for rank in over))
-        except OSError as error:
-            print(f"cannot record exits: {error}", file=sys.stderr)  # noqa: T201 - the program's log
-            for rank in over:
-                rank.exit = None
-            return False
-        return True
+        for rank in found:
+            rank.exit, rank.recording = self._exit_of(rank), True
+
+        def recorded(error: OSError | None) -> None:
+            for rank in found:
+                rank.recording = False
+            if error is not None:
+                report(f"cannot record exits: {error}")
+                self.record_at_s = time.monotonic() + RECORD_AGAIN_S
+                for rank in found:
+                    rank.exit = None
+                return
+            for rank in found:
+                if rank.ours:
+                    os.waitpid(rank.pid, 0)
+                self.cgroups.remove(rank.name)
+            self._over += len(found)
+
+        self._append(*(rank.exit_record() for rank in found), then=recorded)
+
+    def _append(self, *records: Record, then: Then = _unheard) -> None:
+        """Order records to be written, behind the epoch of whoever commands."""
+        first: list[Record] = [] if self.epoch_ordered else [self._epoch_record()]
+        self.epoch_ordered = True
+
+        def written(error: OSError | None) -> None:
+            if error is not None and first:
+                report(f"cannot record epoch {self.epoch}, which is tried again: {error}")
+                self.epoch_ordered = False
+            then(error)
+
+        self.journal.append(*first, *records, then=written)
+
+    def _epoch_record(self) -> Record:
+        return {"t": "epoch", "epoch": self.epoch}
 
     # How a rank begins
 
-    def _prepare(self, run: str, order: Mapping[str, Any]) -> tuple[Rank, Gated]:
-        number: int = order["rank"]
-        folder = self._folders(run, number)
-        context = f"{folder}/context.json"
-        self._write_private(context, order["context"])
-        program = Program(
-            argv=order["argv"],
-            env={**order["env"], CONTEXT_VARIABLE: context},
-            cwd=order["cwd"] or f"{self.work_folder}/{run}",
-            output=f"{folder}/output.log",
-            identity=self.identity,
-        )
-        name = f"{run}.{number}"
-        groups = self.cgroups.create(name, order["cpus"], order["memory_bytes"])
-        # The version 2 group, if there is one, is the first.
-        group = groups[0] if self.cgroups.unified else ""
-        gated = spawn(program, cgroup=group, warning=self._warning(order))
-        seen = proc.stat(gated.pid)
-        assert seen is not None, "an unreaped child has an entry in /proc"
-        rank = Rank(run, number, gated.pid, seen.ticks, self.boot, context, self.now())
-        try:
-            self.cgroups.join(groups[1:] if gated.joined else groups, gated.pid)
-        except OSError:
-            self._abandon([(rank, gated)])
-            raise
-        return rank, gated
-
-    def _abandon(self, fresh: Sequence[tuple[Rank, Gated]]) -> None:
-        """Let children go that may not become ranks: they read the end of their pipes. All pipes
-        are closed first, because a later child holds copies of the earlier ones' ends."""
-        for _, gated in fresh:
-            os.close(gated.gate)
-        for rank, _ in fresh:
-            os.waitpid(rank.pid, 0)
-            self.cgroups.remove(rank.name)
-
-    def _warning(self, order: Mapping[str, Any]) -> str:
-        wants = order["cpus"] is not None or order["memory_bytes"] is not None
-        if not wants or self.cgroups.can_limit:
-            return ""
-        return "the CPU and memory limits of this task are not enforced on this machine"
-
-    def _folders(self, run: str, rank: int) -> str:
-        """Make the run's folders; the rank's own is returned. With another user for tasks, the way
-        to the context file is passable and nothing more, and the work folder is theirs."""
-        folder, work = f"{self.runs_folder}/{run}/{rank}", f"{self.work_folder}/{run}"
-        mode = 0o700 if self.identity is None else 0o711
-        for path in (f"{self.runs_folder}/{run}", folder, work):
-            try:
-                os.mkdir(path, mode)  # noqa: PTH102 - small imports
-            except FileExistsError:
-                continue
-            if path == work and self.identity is not None:
-                os.chown(path, self.identity.uid, self.identity.gid)
-        return folder
-
-    def _write_private(self, path: str, text: str) -> None:
-        """A file for the task's eyes only."""
-        _unlink(path)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-            if self.identity is not None:
-                os.fchown(file.fileno(), self.identity.uid, self.identity.gid)
+    def _abandon(self, fresh: Sequence[Rank]) -> None:
+        """Children that may not become ranks leave."""
+        self._starting.abandon(fresh)
+        for rank in fresh:
+            self.table.pop((rank.run, rank.rank), None)
 
     # How a rank ends
 
     def _learn(self) -> None:
         """See which main processes ended (without reaping them), and reap adopted orphans."""
-        mains: set[int] = set()
+        # Those whose end is awaited elsewhere.
+        others = {self.outputs.writer_pid}
         for rank in self.table.values():
-            if not rank.ours or rank.exit is not None:
+            if not rank.ours or (rank.exit is not None and not rank.recording):
                 continue
-            mains.add(rank.pid)
+            others.add(rank.pid)
             if rank.status is None:
-                rank.status = _status(rank.pid)
+                rank.status = proc.ending(rank.pid)
         for pid in groups.own_children():
-            if pid not in mains:
+            if pid not in others:
                 try:
                     os.waitpid(pid, os.WNOHANG)
                 except ChildProcessError:
                     continue
 
     def _clear(self, rank: Rank) -> bool:
-        """Kill what is left of a rank's group; True when nothing is."""
+        """Kill what is left of a rank's group; True when nothing is. What we may not end (a setuid
+        program of another user, where there is no control group) is waited for: its rank is not
+        over, and no other rank is held up."""
         if rank.ours and rank.status is None:
-            _quietly(os.killpg, rank.pid, signal.SIGKILL)
+            self._killed(rank, proc.sent(os.killpg, rank.pid, signal.SIGKILL))
         populated = self.cgroups.populated(rank.name)
         if populated:
             self.cgroups.kill(rank.name)
@@ -292,10 +296,15 @@ class Ranks:
             for _ in range(EMPTY_LOOKS):
                 members = self._members(rank)
                 for member in members:
-                    proc.kill(member)
+                    self._killed(rank, proc.kill(member))
                 if members:
                     return False
         return not rank.ours or rank.status is not None
+
+    def _killed(self, rank: Rank, permitted: bool) -> None:
+        if not permitted and not rank.refused:
+            rank.refused = True
+            report(f"a process of run {rank.run}, rank {rank.rank} may not be ended by us")
 
     def _exit_of(self, rank: Rank) -> dict[str, Any]:
         if not rank.ours:
@@ -316,9 +325,23 @@ class Ranks:
         others = {
             other.pid
             for other in self.table.values()
-            if other is not rank and other.ours and other.exit is None
+            if other is not rank and other.ours and (other.exit is None or other.recording)
         }
-        return groups.members(rank.pid, others, self._marker(rank))
+        return groups.members(rank.pid, others, self._marker(rank), self.outputs.writer_pid)
+
+    def _find_forgotten(self) -> None:
+        """After a fault of the journal: enter running ranks whose start it does not tell, so that
+        they are ended like all others of an earlier supervisor."""
+        begins = f"{CONTEXT_VARIABLE}={self.runs_folder}/".encode()
+        for one, rest in groups.started_with(begins):
+            run, number, *_ = rest.split("/")
+            if not number.isdecimal() or (run, int(number)) in self.table:
+                continue
+            report(f"run {run}, rank {number} runs although its start is lost; it is ended")
+            context = f"{self.runs_folder}/{rest}"
+            rank = Rank(run, int(number), one.pid, one.ticks, self.boot, context, self.now())
+            rank.ours, rank.ending = False, True
+            self.table[run, int(number)] = rank
 
     # What is remembered
 
@@ -330,15 +353,21 @@ class Ranks:
         for rank in self._of(run):
             del self.table[run, rank.rank]
 
-    def _records(self) -> list[Mapping[str, Any]]:
-        records: list[Mapping[str, Any]] = [{"t": "ended", "run": run} for run in self.ended]
+    def _records(self) -> list[Record]:
+        records: list[Record] = [self._epoch_record()]
+        records += [{"t": "ended", "run": run} for run in self.ended]
         for rank in self.table.values():
+            if rank.gated is not None:
+                continue
             records.append(rank.start_record())
-            if rank.exit is not None:
+            if rank.exit is not None and not rank.recording:
                 records.append(rank.exit_record())
         return records
 
-    def _replay(self, record: Mapping[str, Any]) -> None:
+    def _replay(self, record: Record) -> None:
+        if record["t"] == "epoch":
+            self.epoch = record["epoch"]
+            return
         run: str = record["run"]
         if record["t"] == "ended":
             self.ended.add(run)
@@ -356,28 +385,6 @@ class Ranks:
                 ours=False,
                 ending=True,
             )
-        elif record["t"] == "exit":
+        elif record["t"] == "exit" and (run, record["rank"]) in self.table:
+            # Without its start, which may be a damaged line, nothing can be said of it.
             self.table[run, record["rank"]].exit = dict(record["exit"])
-
-
-def _status(pid: int) -> dict[str, Any] | None:
-    """How a child ended, without reaping it; None while it runs."""
-    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if found is None:
-        return None
-    return {"code" if found.si_code == os.CLD_EXITED else "signal": found.si_status}
-
-
-def _quietly(call: Callable[[int, int], None], target: int, number: int) -> None:
-    """Send a signal to who may be gone already."""
-    try:
-        call(target, number)
-    except ProcessLookupError:
-        return
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)  # noqa: PTH108 - small imports
-    except FileNotFoundError:
-        return

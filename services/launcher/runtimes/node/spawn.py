@@ -7,6 +7,7 @@ the pipe and leaves: a process that nobody has recorded never becomes a rank.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from services.launcher.runtimes.node.clone import fork_into
 
 NOT_FOUND_CODE, NOT_RUN_CODE = 127, 126
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+# How many open files the supervisor was given, and its ranks are. It raises its own limit: it has
+# one open for each rank.
+OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ class Program:
     argv: Sequence[str]
     env: Mapping[str, str]
     cwd: str
-    output: str
+    # Where it writes: the end of a pipe, as an open file.
+    output: int
     # None: as the supervisor.
     identity: Identity | None
 
@@ -48,10 +53,12 @@ class Gated:
     # Whether it is in its control group already.
     joined: bool
 
-    def open(self) -> None:
-        """Let it run; a child that is gone already is found by its exit."""
+    def open(self, *, run: bool = True) -> None:
+        """Let it run, or leave if it is not wanted any more. A child that is gone already is found
+        by its exit."""
         try:
-            os.write(self.gate, b"!")
+            if run:
+                os.write(self.gate, b"!")
         except BrokenPipeError:
             pass
         finally:
@@ -62,24 +69,21 @@ def spawn(program: Program, *, cgroup: str = "", warning: str = "") -> Gated:
     """Fork a child in a session of its own that waits for its gate. OSError if there is none.
     It begins in the version 2 control group, where there is one and the kernel can do that. The
     warning, if any, is the first line of its output."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    output = os.open(program.output, flags, 0o600)
     if program.identity is not None:
         # Theirs, so that they can open it again as /dev/stdout; its folder stays ours.
-        os.fchown(output, program.identity.uid, program.identity.gid)
+        os.fchown(program.output, program.identity.uid, program.identity.gid)
     if warning:
-        os.write(output, f"shiftwork: {warning}\n".encode())
+        os.write(program.output, f"shiftwork: {warning}\n".encode())
     reader, gate = os.pipe()
     try:
         pid, joined = _fork(cgroup)
         if pid == 0:
-            _become(program, reader, gate, output)
+            _become(program, reader, gate)
     except OSError:
         os.close(gate)
         raise
     finally:
         os.close(reader)
-        os.close(output)
     return Gated(pid, gate, joined)
 
 
@@ -93,7 +97,7 @@ def _fork(cgroup: str) -> tuple[int, bool]:
     return os.fork(), False
 
 
-def _become(program: Program, reader: int, gate: int, output: int) -> NoReturn:
+def _become(program: Program, reader: int, gate: int) -> NoReturn:
     """The child: never returns, never runs the parent's code."""
     code = NOT_RUN_CODE
     try:
@@ -102,9 +106,10 @@ def _become(program: Program, reader: int, gate: int, output: int) -> NoReturn:
         if not os.read(reader, 1):
             os._exit(code)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+        os.dup2(program.output, 1)
+        os.dup2(program.output, 2)
         _restore_signals()
+        resource.setrlimit(resource.RLIMIT_NOFILE, OPEN_FILES)
         code = _exec(program)
     except BaseException as error:  # noqa: BLE001 - said in the output, whatever it is
         _say(f"cannot start: {error}")

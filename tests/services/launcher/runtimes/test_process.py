@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pwd
+import resource
 import shutil
 import signal
 import stat
@@ -13,12 +14,14 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from services.launcher.domain.model import Listing, ObservedRank, RankState
 from services.launcher.runtimes.node import cgroups, proc, retention
+from services.launcher.runtimes.node.journal import Journal
 from services.launcher.runtimes.node_client import Machine, NodePlan, TaskUser
 from services.launcher.runtimes.port import RuntimeUnavailableError
 from services.launcher.runtimes.process import ProcessRuntime
@@ -37,15 +40,21 @@ def can_limit() -> bool:
 class Box:
     """One node with real processes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, output_bytes_max: int = 1 << 30) -> None:
         self.folder = folder
+        self.output_bytes_max = output_bytes_max
         self.epoch = 0
         self.runtime = self.again()
 
     def again(self) -> ProcessRuntime:
         """A new launcher's handle."""
         machine = Machine(
-            self.folder, call_seconds=3.0, retry_seconds=0.02, listing_seconds=0.2, idle_seconds=1.0
+            self.folder,
+            call_seconds=3.0,
+            retry_seconds=0.02,
+            listing_seconds=0.2,
+            idle_seconds=1.0,
+            output_bytes_max=self.output_bytes_max,
         )
         self.runtime = ProcessRuntime(machine, [NodePlan(a_node(), devices=("4", "7"))])
         return self.runtime
@@ -58,12 +67,16 @@ class Box:
     def rank_folder(self) -> Path:
         return self.folder / "nodes/local-0/runs/task.1/0"
 
+    @property
+    def log(self) -> Path:
+        return self.rank_folder / "output.log"
+
     def output(self) -> str:
-        return (self.rank_folder / "output.log").read_text()
+        return self.log.read_text()
 
     async def started(self, word: str = "ready") -> None:
         async with asyncio.timeout(5):
-            while word not in self.output():  # noqa: ASYNC110 - files and processes set no events
+            while not self.log.exists() or word not in self.output():  # noqa: ASYNC110 - files and processes set no events
                 await asyncio.sleep(0.01)
 
     async def sh(self, script: str, **more: object) -> None:
@@ -95,9 +108,9 @@ class Box:
         assert found is not None
         return found
 
-    def start_record(self) -> dict[str, int]:
-        lines = (self.folder / "nodes/local-0/journal").read_text().splitlines()
-        return next(record for line in lines if (record := json.loads(line))["t"] == "start")
+    def start_record(self) -> dict[str, Any]:
+        records = Journal(str(self.folder / "nodes/local-0")).records
+        return dict(next(record for record in records if record["t"] == "start"))
 
     async def clear(self) -> None:
         await self.lead()
@@ -227,9 +240,11 @@ async def test_ranks_have_default_signals_and_no_open_files(box: Box) -> None:
         "print([s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)"
         " if signal.getsignal(s) == signal.SIG_IGN], signal.pthread_sigmask(0, ()))\n"
         "print(os.getsid(0) == os.getpid() == os.getpgid(0))\n"
+        "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))\n"
     )
     await box.over()
-    assert box.output().splitlines() == ["['0', '1', '2']", "[] set()", "True"]
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert box.output().splitlines() == ["['0', '1', '2']", "[] set()", "True", str(files)]
 
 
 # Ends
@@ -285,12 +300,14 @@ import json, os, signal, sys, time
 from services.launcher.runtimes import supervisor
 from services.launcher.runtimes.node import cgroups
 from services.launcher.runtimes.node.journal import Journal
+from services.launcher.runtimes.node.outputs import Outputs
 from services.launcher.runtimes.node.ranks import Ranks
 
 folder, order = sys.argv[1], json.loads(sys.argv[2])
 supervisor._become_subreaper()
 places = (folder + "/runs", folder + "/work")
-ranks = Ranks(*places, Journal(folder), cgroups.Cgroups("none"), time.time)
+outputs = Outputs(folder, 1 << 30)
+ranks = Ranks(*places, Journal(folder), outputs, cgroups.Cgroups("none"), time.time)
 ranks.launch("task.1", [order])
 ranks.launch("other.1", [{**order, "rank": 1, "argv": ["sleep", "300"]}])
 def wait(until):
@@ -299,7 +316,7 @@ def wait(until):
         assert time.monotonic() < ends
         ranks.tend()
         time.sleep(0.01)
-wait(lambda: "exited_at" in ranks.listing()["task.1"]["0"])
+wait(lambda: "exited_at" in ranks.listing().get("task.1", {}).get("0", ()))
 first = ranks.listing()
 ranks.end("other.1")
 wait(lambda: not ranks.running)
@@ -339,12 +356,14 @@ DIES_BEFORE_THE_RECORD = """
 import json, os, signal, sys, time
 from services.launcher.runtimes.node import cgroups
 from services.launcher.runtimes.node.journal import Journal
+from services.launcher.runtimes.node.outputs import Outputs
 from services.launcher.runtimes.node.ranks import Ranks
 
 folder, order = sys.argv[1], json.loads(sys.argv[2])
 places = (folder + "/runs", folder + "/work")
-ranks = Ranks(*places, Journal(folder), cgroups.Cgroups("none"), time.time)
-Journal.append = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+outputs = Outputs(folder, 1 << 30)
+ranks = Ranks(*places, Journal(folder), outputs, cgroups.Cgroups("none"), time.time)
+Journal.append = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 ranks.launch("task.1", [order, {**order, "rank": 1}])
 """
 
@@ -451,9 +470,9 @@ async def test_a_reused_number_is_left_alone(box: Box) -> None:
     os.kill(record["pid"], signal.SIGKILL)
     stranger = await asyncio.create_subprocess_exec("sleep", "300", start_new_session=True)
     journal = box.folder / "nodes/local-0/journal"
-    journal.write_text(
-        journal.read_text().replace(f'"pid":{record["pid"]}', f'"pid":{stranger.pid}')
-    )
+    # As written before lines had checksums.
+    record["pid"] = stranger.pid
+    journal.write_text(json.dumps(record) + "\n")
     rank = await box.over()
     assert rank.state is RankState.LOST
     assert alive(stranger.pid)

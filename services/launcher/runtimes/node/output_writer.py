@@ -1,0 +1,315 @@
+"""Writes ranks' output from their pipes to their files: one process for each node.
+
+Started by ``outputs.py`` with a socket to the supervisor as standard input. It is a process of its
+own because ranks must be able to go on writing whatever happens to the supervisor: without the
+supervisor it goes on until nothing can write into its pipes any more, and then leaves. A rank
+therefore never writes to a file itself, cannot truncate it by opening ``/dev/stderr``, and cannot
+fill the disk: output beyond ``bytes_max``, or that the disk has no room for, is dropped, and a line
+in the output says so. A slow disk makes ranks wait; it loses nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    sys.path.insert(0, __file__.rsplit("/", 5)[0])
+
+import errno
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import termios
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from libs.service.disk import spare_problem
+from services.launcher.runtimes.node import proc
+from services.launcher.runtimes.node.journal import take_lock
+
+PIPE, FILE = "output.pipe", "output.log"
+READ_BYTES_MAX = 1 << 16
+MESSAGE_BYTES_MAX = 1 << 16
+# A predecessor without a supervisor has so long to leave.
+PREDECESSOR_SECONDS = 5.0
+POLL_SECONDS = 0.5
+LIMIT = "the limit of {} bytes is reached; what follows is not kept"
+LOST = "{} bytes of output are missing here: {}"
+RESUMED = "output may be missing here: the process that writes it was killed"
+CUT = "this file was cut to {} bytes, not by the platform; what was not collected before is missing"
+
+
+class Output:
+    """One rank's output. ``folder`` holds its pipe and its file."""
+
+    def __init__(self, folder: str, bytes_max: int, *, resumed: bool) -> None:
+        self.folder = folder
+        self.bytes_max = bytes_max
+        # -1: nothing can come any more.
+        self.pipe = -1
+        self.finishing = False
+        self._file = -1
+        self._size = 0
+        self._in_line = False
+        self._full = False
+        # Bytes that could not be written since the last one that could, and why.
+        self._lost, self._why = 0, ""
+        # Lines that the output still needs.
+        self._marks: list[str] = []
+        with suppress(FileNotFoundError):
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+            self.pipe = os.open(f"{folder}/{PIPE}", flags)
+            if resumed:
+                self._marks.append(RESUMED)
+
+    def copy(self, bytes_max: int = READ_BYTES_MAX) -> int:
+        """Move what is in the pipe to the file; the number of bytes. At the end of the pipe it is
+        closed and removed."""
+        try:
+            data = os.read(self.pipe, bytes_max)
+        except BlockingIOError:
+            return 0
+        if data:
+            self.write(data)
+        else:
+            self.close_pipe()
+        return len(data)
+
+    def drain(self) -> None:
+        """Move what is in the pipe now, and close it: nothing of the rank is left, so whoever
+        still writes into it does not belong to it."""
+        if self.pipe < 0:
+            return
+        left = _bytes_in(self.pipe)
+        while left > 0 and self.pipe >= 0 and (count := self.copy(min(left, READ_BYTES_MAX))):
+            left -= count
+        self.close_pipe()
+
+    def write(self, data: bytes) -> None:
+        """Append to the file, or count what could not be."""
+        if self._full:
+            return
+        if self._size + len(data) > self.bytes_max:
+            data = data[: self.bytes_max - self._size]
+            self._full = True
+        try:
+            self._check_file()
+            problem = spare_problem(self._file)
+            if problem:
+                self._lose(data, problem)
+            else:
+                self.settle()
+                done = self._put(data)
+                if done < len(data):
+                    self._lose(data[done:], os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._lose(data, error.strerror or str(error))
+        if self._full:
+            self._marks.append(LIMIT.format(self.bytes_max))
+            with suppress(OSError):
+                self.settle()
+
+    def settle(self) -> None:
+        """Write the lines that say what is missing. OSError if that is not possible now."""
+        self._check_file()
+        if self._lost:
+            self._mark(LOST.format(self._lost, self._why))
+            self._lost, self._why = 0, ""
+        while self._marks:
+            self._mark(self._marks[0])
+            del self._marks[0]
+
+    def close_pipe(self) -> None:
+        """Read no more."""
+        if self.pipe >= 0:
+            os.close(self.pipe)
+            self.pipe = -1
+            with suppress(OSError):
+                os.unlink(f"{self.folder}/{PIPE}")  # noqa: PTH108 - small imports
+
+    def close(self) -> None:
+        """Let the file go."""
+        self.close_pipe()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _lose(self, data: bytes, why: str) -> None:
+        self._lost += len(data)
+        self._why = why
+
+    def _mark(self, text: str) -> None:
+        """Write a whole line of ours. OSError, and nothing is written, if the disk is full."""
+        line = f"[shiftwork: {text}]\n".encode(errors="replace")
+        before = self._size, self._in_line
+        if self._in_line:
+            line = b"\n" + line
+        if self._put(line) < len(line):
+            self._size, self._in_line = before
+            os.ftruncate(self._file, self._size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _put(self, data: bytes) -> int:
+        """Append as much as the disk takes; the number of bytes. OSError if it takes none."""
+        done = 0
+        while done < len(data):
+            try:
+                done += os.pwrite(self._file, data[done:], self._size + done)
+            except OSError:
+                if not done:
+                    raise
+                break
+        self._size += done
+        self._in_line = not data[:done].endswith(b"\n")
+        return done
+
+    def _check_file(self) -> None:
+        """Open the file, and notice if somebody has cut or removed it: what was there and has not
+        been collected is gone, and offsets must stay what they were."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        if self._file < 0:
+            self._file = os.open(f"{self.folder}/{FILE}", flags, 0o600)
+            self._size = os.fstat(self._file).st_size
+            return
+        found = os.fstat(self._file)
+        if found.st_nlink == 0:
+            fresh = os.open(f"{self.folder}/{FILE}", flags, 0o600)
+            os.close(self._file)
+            self._file = fresh
+            found = os.fstat(fresh)
+        if found.st_size < self._size:
+            self._marks.append(CUT.format(found.st_size))
+            os.ftruncate(self._file, self._size)
+
+
+class Writer:
+    """All outputs of a node. ``channel`` leads to the supervisor; None once that is gone."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel: socket.socket | None = channel
+        self.outputs: dict[int, Output] = {}
+        self.bytes_max = 0
+        self.poll = select.epoll()
+        self.by_pipe: dict[int, Output] = {}
+
+    def run(self) -> None:
+        """Serve until the supervisor is gone and every pipe has ended."""
+        assert self.channel is not None, "a writer begins with its supervisor"
+        control = self.channel.fileno()
+        self.poll.register(control, select.EPOLLIN)
+        while self._serves() or self.outputs:
+            waits = not self._serves() or any(o.pipe < 0 for o in self.outputs.values())
+            for fd, _ in self.poll.poll(POLL_SECONDS if waits else None):
+                if fd == control:
+                    self._hear()
+                elif (output := self.by_pipe.get(fd)) is not None:
+                    self._copy(output)
+            for number, output in list(self.outputs.items()):
+                if output.finishing or output.pipe < 0 or not self._serves():
+                    self._tend(number, output)
+
+    def _serves(self) -> bool:
+        """Whether the supervisor is still there."""
+        return self.channel is not None
+
+    def _hear(self) -> None:
+        assert self.channel is not None, "it is registered only while it is there"
+        message = self.channel.recv(MESSAGE_BYTES_MAX)
+        if not message:
+            self.poll.unregister(self.channel.fileno())
+            self.channel.close()
+            self.channel = None
+            return
+        self._obey(json.loads(message))
+
+    def _obey(self, order: Mapping[str, Any]) -> None:
+        if order["op"] == "begin":
+            self.bytes_max = order["bytes_max"]
+            _take_over(order["folder"])
+        elif order["op"] == "open":
+            self._open(order["id"], order["folder"], resumed=order["resumed"])
+        elif order["op"] == "finish":
+            output = self.outputs.get(order["id"])
+            if output is None:
+                # It has ended already.
+                self._say_finished(order["id"])
+            else:
+                output.finishing = True
+
+    def _open(self, number: int, folder: str, *, resumed: bool) -> None:
+        output = Output(folder, self.bytes_max, resumed=resumed)
+        if output.pipe >= 0:
+            self.outputs[number] = output
+            self.by_pipe[output.pipe] = output
+            self.poll.register(output.pipe, select.EPOLLIN)
+
+    def _copy(self, output: Output) -> None:
+        pipe = output.pipe
+        output.copy()
+        if output.pipe < 0:
+            del self.by_pipe[pipe]
+
+    def _tend(self, number: int, output: Output) -> None:
+        """Forget an output that is over, once the file says what is missing of it."""
+        pipe = output.pipe
+        # Without our supervisor, its successor removes the pipe when it is done with the rank.
+        orphaned = self.channel is None and not os.path.lexists(f"{output.folder}/{PIPE}")
+        if output.finishing or orphaned:
+            output.drain()
+        if output.pipe >= 0:
+            return
+        self.by_pipe.pop(pipe, None)
+        try:
+            output.settle()
+        except OSError:
+            # The disk is full: the line that says what is missing is worth waiting for.
+            return
+        output.close()
+        del self.outputs[number]
+        if output.finishing:
+            self._say_finished(number)
+
+    def _say_finished(self, number: int) -> None:
+        if self.channel is not None:
+            with suppress(OSError):
+                self.channel.send(json.dumps({"id": number}).encode())
+
+
+def _take_over(node_folder: str) -> None:
+    """Wait until the node's former writer, whose supervisor is dead, has left: two must not read
+    one pipe. One that stays (a process that nobody can end has its pipe) is killed."""
+    path = f"{node_folder}/output.lock"
+    ends_s = time.monotonic() + PREDECESSOR_SECONDS
+    while take_lock(path, proc.signature(os.getpid())) is None:
+        if time.monotonic() > ends_s:
+            with open(path, encoding="ascii") as file:  # noqa: PTH123 - small imports
+                holder = proc.by_signature(file.read())
+            if holder is not None:
+                proc.kill(holder)
+        time.sleep(0.01)
+
+
+def _bytes_in(pipe: int) -> int:
+    raw = fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4)
+    return int(struct.unpack("i", raw)[0])
+
+
+def main() -> None:
+    """Serve the supervisor at standard input."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # It ends with what it writes for, not before.
+        signal.signal(number, signal.SIG_IGN)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    Writer(socket.socket(fileno=0)).run()
+
+
+if __name__ == "__main__":
+    main()

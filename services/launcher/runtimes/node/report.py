@@ -1,0 +1,13 @@
+"""What a program of a node says in its log, ``supervisor.log``. Never raises: a full disk or a
+closed log must not end what ranks depend on."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+
+def report(text: str) -> None:
+    """Write one line on standard error, or nowhere."""
+    with suppress(OSError):
+        os.write(2, f"{text}\n".encode(errors="replace"))

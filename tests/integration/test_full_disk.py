@@ -1,0 +1,128 @@
+"""The disk of the platform fills up, stays full for a while, and has room again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.allinone.place import Place
+from tests.integration.stage import scratch
+from tests.integration.test_up import Home
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.server,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk"),
+]
+DISK_MIB, FULL_SECONDS = 512, 10.0
+SCRIPT = """
+echo ready
+until [ -e {go} ]; do sleep 0.05; done
+seq 20000
+touch {written}
+until [ -e {leave} ]; do sleep 0.05; done
+echo end
+"""
+
+
+class SmallDisk(Home):
+    """Data on a disk of its own."""
+
+    @property
+    def disk(self) -> Path:
+        return self.folder / "disk"
+
+    @property
+    def data(self) -> Path:
+        return self.disk / "data"
+
+    def fill(self) -> None:
+        """Write until nothing more can be written, also where something was freed meanwhile."""
+        with (self.disk / "filler").open("ab", buffering=0) as file:
+            size = 1 << 24
+            while size:
+                try:
+                    file.write(b"x" * size)
+                except OSError:
+                    size //= 2
+
+    def sh(self, script: str) -> str:
+        words = (
+            "submit",
+            "--name",
+            "prints",
+            "--gpus-per-node",
+            "1",
+            "--workdir",
+            str(self.folder),
+        )
+        return self.run(*words, "--", "sh", "-c", script).stdout.strip()
+
+
+@pytest.fixture
+def home() -> Iterator[SmallDisk]:
+    with scratch() as folder:
+        made = SmallDisk(folder)
+        made.records.mkdir()
+        made.disk.mkdir()
+        mount = ("mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "none", str(made.disk))
+        subprocess.run(mount, check=True)
+        try:
+            yield made
+        finally:
+            (made.disk / "filler").unlink(missing_ok=True)
+            with contextlib.suppress(AssertionError):
+                made.run("down", "--now", "--data", str(made.data), check=False)
+            subprocess.run(("umount", "-l", str(made.disk)), check=True)
+
+
+def until(home: SmallDisk, seconds_max: float, *words: str) -> str:
+    """What a command says once it succeeds."""
+    ends_at = time.monotonic() + seconds_max
+    while (done := home.run(*words, check=False)).returncode != 0:
+        assert time.monotonic() < ends_at, f"{words}: {done.stderr}"
+        time.sleep(0.5)
+    return done.stdout
+
+
+def test_a_full_disk_ends_nothing_and_everything_heals_when_there_is_room(home: SmallDisk) -> None:
+    home.up()
+    keeper = Place(home.data).keeper()
+    assert keeper is not None
+    go, written, leave = (home.folder / name for name in ("go", "written", "leave"))
+    task = home.sh(SCRIPT.format(go=go, written=written, leave=leave))
+    home.until(task, "running")
+    home.fill()
+    go.touch()
+    ends_at = time.monotonic() + FULL_SECONDS
+    while time.monotonic() < ends_at:
+        home.fill()
+        # Something to do, to say and to store, all of which fails.
+        home.run("submit", "--name", "more", "--", "true", check=False)
+        time.sleep(0.3)
+    assert Path(f"/proc/{keeper.pid}").exists()
+    # A full disk does not hold up what a task does; only what it prints is missing.
+    assert written.exists()
+    assert Place(home.data).is_kept()
+
+    (home.disk / "filler").unlink()
+    leave.touch()
+    until(home, 90.0, "ls")
+    assert Place(home.data).keeper() == keeper
+    home.until(task, "succeeded", 60.0)
+    lines = until(home, 60.0, "logs", task).splitlines()
+    assert (lines[0], lines[-1]) == ("ready", "end")
+    numbers = [line for line in lines[1:-1] if line.isdecimal()]
+    marks = [line for line in lines if "bytes of output are missing here" in line]
+    assert marks or numbers == [str(number) for number in range(1, 20_001)]
+    until(home, 60.0, "submit", "--name", "after", "-f", "--", "sh", "-c", "echo well")
+    findings = json.loads(until(home, 60.0, "--json", "doctor", "--data", str(home.data)))
+    assert [each for each in findings["findings"] if each["level"] == "bad"] == []
