@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import PlainSerializer
 from sqlmodel import Field
 
 from libs.contracts import messages as m
 from libs.store.columns import json_column, key_column, time_column
 from libs.store.tables import Tables, table_base
-from services.gateway import rows
+from services.gateway import rows, views
 
 Base = table_base("gateway")
+
+
+def _stored(value: float) -> float | str:
+    """JSONB has no word for what is no number."""
+    return value if math.isfinite(value) else views.figure(value)
+
+
+# JSONB writes 1e20 as a whole number; as floats they come back as what they were.
+Figure = Annotated[float, PlainSerializer(_stored, when_used="json")]
+Figures = dict[str, Figure]
 
 
 class _TaskColumns(Base):
@@ -135,8 +147,10 @@ class Metrics(Base, table=True):
     rank: int = key_column()
     attempt: int
     at: datetime = time_column()
-    latest: dict[str, float] = json_column(dict[str, float])
-    points: list[list[Any]] = json_column(list[list[Any]])
+    latest: dict[str, float] = json_column(Figures)
+    points: list[tuple[int, float, dict[str, float]]] = json_column(
+        list[tuple[int, float, Figures]]
+    )
     stride: int
     count: int
 

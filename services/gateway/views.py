@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
@@ -40,6 +41,8 @@ from services.gateway.words import moment, word
 
 Json = dict[str, Any]
 SIGNALLED = 128
+# Below it every whole float is exactly that whole number, and JSON readers agree on it.
+EXACT = 2.0**53
 _WORDS = {each.value: word(each) for kind in (Unit, Priority) for each in kind}
 
 
@@ -49,7 +52,9 @@ def reason(told: Reason | None) -> Json | None:
         return None
     # Enums travel by their full names; only HTTP has the short lower-case ones.
     names = {key: _WORDS.get(value, value) for key, value in told.names.items()}
-    numbers = {key: int(n) if n.is_integer() else n for key, n in told.numbers.items()}
+    numbers = {
+        key: int(n) if n.is_integer() and abs(n) < EXACT else n for key, n in told.numbers.items()
+    }
     return {**names, **numbers, "code": word(told.code), "text": render(told)}
 
 
@@ -309,9 +314,23 @@ def metrics(row: MetricsRow) -> Json:
         "rank": row.rank,
         "attempt": row.attempt,
         "at": moment(row.at),
-        "latest": row.latest,
-        "points": [{"attempt": a, "at_seconds": t, "values": v} for a, t, v in row.points],
+        "latest": _numbers(row.latest),
+        "points": [
+            {"attempt": a, "at_seconds": t, "values": _numbers(v)} for a, t, v in row.points
+        ],
     }
+
+
+def _numbers(values: Mapping[str, float]) -> Json:
+    """JSON has no word for what is no number: it is a text, as in protobuf's JSON."""
+    return {
+        name: value if math.isfinite(value) else figure(value) for name, value in values.items()
+    }
+
+
+def figure(value: float) -> str:
+    """``NaN``, ``Infinity`` or ``-Infinity``."""
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def user(row: UserRow) -> Json:

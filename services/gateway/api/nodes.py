@@ -12,14 +12,22 @@ from libs.store.port import Op, Where
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import shapes
-from services.gateway.api.deps import Caller, Context, Parts, Wanted, answer, answer_page
+from services.gateway.api.deps import (
+    Caller,
+    Context,
+    Parts,
+    StrictRoute,
+    Wanted,
+    answer,
+    answer_page,
+)
 from services.gateway.auth import Identity, require_admin
 from services.gateway.bodies import LabelsBody, SchedulableBody, TaintsBody
 from services.gateway.problems import NOT_FOUND, ProblemError, invalid
 from services.gateway.rows import NodeRow
 from services.gateway.store import Sort
 
-router = APIRouter(tags=["nodes"])
+router = APIRouter(tags=["nodes"], route_class=StrictRoute)
 BY_ID = Sort("node_id", False, "node_id", False)
 LIVE_RUNS_MAX = 100_000
 
@@ -39,7 +47,12 @@ async def list_nodes(
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, NodeRow, where, BY_ID, paging)
         held = await rows_of.held(tx, LIVE_RUNS_MAX)
-    return answer_page([_view(row, held.get(row.node_id, {})) for row in page.rows], page)
+    return answer_page(
+        page.rows,
+        lambda row: _view(row, held.get(row.node_id, {})),
+        lambda row: row.node_id,
+        page.next_cursor,
+    )
 
 
 def _view(row: NodeRow, by_task: dict[str, tuple[int, ...]]) -> dict[str, Any]:

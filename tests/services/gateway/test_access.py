@@ -70,9 +70,9 @@ MATRIX: list[tuple[str, str, Any, tuple[int, int, int, int, int, int]]] = [
     ("POST", "/v1/tokens", {"user": "ann"}, (401, 401, 403, 403, 403, 201)),
     ("DELETE", "/v1/tokens/{token}", None, (401, 401, 403, 404, 204, 204)),
     ("GET", "/v1/audit", None, (401, 401, 403, 403, 403, 200)),
-    ("GET", "/v1/run", None, (401, 403, 200, 403, 403, 403)),
-    ("POST", "/v1/run/checkpoints", SAVED, (401, 403, 201, 403, 403, 403)),
-    ("POST", "/v1/run/metrics", METRICS, (401, 403, 202, 403, 403, 403)),
+    ("GET", "/v1/run", None, (401, 401, 200, 403, 403, 403)),
+    ("POST", "/v1/run/checkpoints", SAVED, (401, 401, 201, 403, 403, 403)),
+    ("POST", "/v1/run/metrics", METRICS, (401, 401, 202, 403, 403, 403)),
     ("GET", "/v1/openapi.json", None, (200, 200, 200, 200, 200, 200)),
     ("GET", "/docs", None, (200, 200, 200, 200, 200, 200)),
 ]
