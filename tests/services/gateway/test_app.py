@@ -11,7 +11,16 @@ from pydantic import TypeAdapter
 
 from libs.contracts import messages as m
 from services.gateway.api import shapes
-from tests.services.gateway.world import ADMIN_TOKEN, World, a_node, assigned, at, exited, preemption, state
+from tests.services.gateway.world import (
+    ADMIN_TOKEN,
+    World,
+    a_node,
+    assigned,
+    at,
+    exited,
+    preemption,
+    state,
+)
 
 
 @pytest.mark.parametrize(
