@@ -131,8 +131,8 @@ def note_refusal(parts: Context, scope: Scope, problem: ProblemError) -> None:
     who = getattr(caller, "user", "") or getattr(caller, "task_id", "")
     method = scope.get("method", "WEBSOCKET")
     method = method if method in METHODS else "OTHER"
-    # By the route's template where it is known: ids in paths would make each refusal its own kind.
-    path = getattr(scope.get("route"), "path", "") or f"{scope['path'][:32]}"
+    # Without ids, which would make each refusal a kind of its own.
+    path = "/".join(scope["path"].split("/")[:3])
     parts.refusals.note(Refused(str(who), address_of(scope), f"{method} {path}", problem.kind.type))
 
 

@@ -37,6 +37,7 @@ MATRIX: list[tuple[str, str, Any, tuple[int, int, int, int, int, int]]] = [
     ("GET", "/v1/events", None, (401, 401, 403, 200, 200, 200)),
     ("GET", "/v1/nodes", None, (401, 401, 403, 200, 200, 200)),
     ("GET", "/v1/nodes/n0", None, (401, 401, 403, 200, 200, 200)),
+    ("GET", "/v1/occupancy", None, (401, 401, 403, 200, 200, 200)),
     ("GET", "/v1/groups", None, (401, 401, 403, 200, 200, 200)),
     (
         "PUT",
