@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -177,6 +177,6 @@ class _Bounded(H11Protocol):
         return ("answer", cycle), None
 
 
-def bounded_protocol(bounds: Connections) -> Callable[..., asyncio.Protocol]:
+def bounded_protocol(bounds: Connections) -> type[asyncio.Protocol]:
     """A protocol class for uvicorn whose connections are counted in ``bounds``."""
     return type("BoundedProtocol", (_Bounded,), {"bounds": bounds})

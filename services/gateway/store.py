@@ -11,7 +11,7 @@ import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import orjson
 
@@ -72,7 +72,7 @@ class After:
         return base64.urlsafe_b64encode(orjson.dumps([_name(sort), self.value, self.key])).decode()
 
 
-def _fits(column: str, value: object) -> bool:
+def _fits(column: str, value: object) -> TypeGuard[str | int]:
     """True if the column can be compared with this value of a cursor."""
     if column in _NUMBERS:
         return type(value) is int and value in _INT64

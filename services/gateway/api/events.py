@@ -208,18 +208,24 @@ async def _converse(
         while (await socket.receive())["type"] != "websocket.disconnect":
             pass
 
-    try:
-        with parts.authenticator.lasting(caller) as lasting:
+    with parts.authenticator.lasting(caller) as lasting:
+        try:
             async with asyncio.TaskGroup() as group:
-                whichever = [send(), listen(), lasting.over.wait()]
+                whichever = [send(), listen(), _set(lasting.over)]
                 running = [group.create_task(part) for part in whichever]
                 await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for part in running:
                     part.cancel()
-    except* (WebSocketDisconnect, TimeoutError, RuntimeError) as group:
-        # The reader is gone, or does not read: nobody is there to be told.
-        _log.info("a socket ended", problem=str(group.exceptions[0]))
-    if lasting.why and socket.application_state is WebSocketState.CONNECTED:
+        except* (WebSocketDisconnect, TimeoutError, RuntimeError) as group:
+            # The reader is gone, or does not read: nobody is there to be told.
+            _log.info("a socket ended", problem=str(group.exceptions[0]))
+    if socket.application_state is not WebSocketState.CONNECTED:
+        return
+    if lasting.why:
         await socket.close(POLICY_VIOLATION, lasting.why)
-    elif parts.live.closed and socket.application_state is WebSocketState.CONNECTED:
+    elif parts.live.closed:
         await socket.close(TRY_LATER, "the gateway stops")
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()
