@@ -62,7 +62,7 @@ class After:
             column, value, key = orjson.loads(base64.urlsafe_b64decode(cursor.encode()))
         except (ValueError, TypeError, binascii.Error):
             column, value, key = None, None, None
-        if column == _name(sort) and _fits(sort.column, value) and _fits(sort.key, key):
+        if column == _name(sort) and _fits(value, sort.column) and _fits(key, sort.key):
             return After(value, key)
         fix = "give next_cursor of the page before, with the same sort; or leave it out"
         raise invalid("cursor", cursor, "is not a cursor of this list", fix)
@@ -72,7 +72,7 @@ class After:
         return base64.urlsafe_b64encode(orjson.dumps([_name(sort), self.value, self.key])).decode()
 
 
-def _fits(column: str, value: object) -> TypeGuard[str | int]:
+def _fits(value: object, column: str) -> TypeGuard[str | int]:
     """True if the column can be compared with this value of a cursor."""
     if column in _NUMBERS:
         return type(value) is int and value in _INT64
