@@ -152,7 +152,7 @@ def report(**metrics: SupportsFloat) -> None:
     """Show numbers (``loss=0.3, step=100``) on the task's page. Never waits, never fails.
 
     Sent in batches in the background; the oldest are dropped if they come too fast. What is not
-    a number is left out.
+    of a number's type is left out; NaN and infinity are shown.
     """
     live = _process.conversation()
     if live is None:
