@@ -58,3 +58,15 @@ def test_safe_text_has_nothing_to_obey_and_loses_no_letter(text: str) -> None:
     shown.encode()
     if text.isprintable() and text.isascii():
         assert shown == text
+
+
+@pytest.mark.server
+def test_rows_that_the_server_cannot_show_are_said_to_be_left_out(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    server.tasks["ta"] = a_task("ta")
+    server.unreadable = [{"id": "tb", "problem": "it cannot be shown"}]
+    done = shiftwork("ls", "--all")
+    assert "ta" in done.out
+    assert "warning: tb is left out: it cannot be shown" in done.err
+    assert json.loads(shiftwork("ls", "--json").out)["unreadable"][0]["id"] == "tb"
