@@ -59,14 +59,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         timeout_seconds=settings.command_timeout_seconds,
         retry_after_seconds=settings.retry_after_seconds,
     )
-    authenticator = Authenticator(
-        ports.store,
-        ports.clock,
-        admin_token=settings.admin_token(),
-        run_token_key=settings.run_token_key(),
-        cache_seconds=settings.auth_cache_seconds,
-        cache_max=settings.auth_cache_max,
-    )
+    authenticator = _authenticator(settings, ports)
     made = mint or minting(ports.clock)
     refusals = Refusals(ports.store, ports.clock, made.id, settings.refusals_seconds)
     parts = Context(
@@ -80,11 +73,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         streams=Gate(settings.streams_max, settings.streams_per_user_max),
         waits=Gate(settings.waits_max, settings.waits_max),
         mint=made,
-        wrong_tokens=WrongTokens(
-            ports.clock,
-            burst=settings.wrong_tokens_burst,
-            each_second=settings.wrong_tokens_per_second,
-        ),
+        wrong_tokens=_wrong_tokens(settings, ports.clock),
         refusals=refusals,
     )
 
@@ -124,6 +113,23 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         on_lead=on_lead,
         app=create_app(parts),
         tasks=(live.run, authenticator.watch, refusals.run),
+    )
+
+
+def _authenticator(settings: GatewaySettings, ports: Ports) -> Authenticator:
+    return Authenticator(
+        ports.store,
+        ports.clock,
+        admin_token=settings.admin_token(),
+        run_token_key=settings.run_token_key(),
+        cache_seconds=settings.auth_cache_seconds,
+        cache_max=settings.auth_cache_max,
+    )
+
+
+def _wrong_tokens(settings: GatewaySettings, clock: Clock) -> WrongTokens:
+    return WrongTokens(
+        clock, burst=settings.wrong_tokens_burst, each_second=settings.wrong_tokens_per_second
     )
 
 

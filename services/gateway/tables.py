@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -12,18 +11,15 @@ from sqlmodel import Field
 from libs.contracts import messages as m
 from libs.store.columns import json_column, key_column, time_column
 from libs.store.tables import Tables, table_base
-from services.gateway import rows, views
+from services.gateway import rows
+from services.gateway.words import figure
 
 Base = table_base("gateway")
 
 
-def _stored(value: float) -> float | str:
-    """JSONB has no word for what is no number."""
-    return value if math.isfinite(value) else views.figure(value)
-
-
-# JSONB writes 1e20 as a whole number; as floats they come back as what they were.
-Figure = Annotated[float, PlainSerializer(_stored, when_used="json")]
+# JSONB has no word for what is no number, and writes 1e20 as a whole number; read as floats, both
+# come back as what they were.
+Figure = Annotated[float, PlainSerializer(figure, when_used="json")]
 Figures = dict[str, Figure]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
@@ -37,12 +36,10 @@ from services.gateway.rows import (
     TokenRow,
     UserRow,
 )
-from services.gateway.words import moment, word
+from services.gateway.words import EXACT, moment, numbers, word
 
 Json = dict[str, Any]
 SIGNALLED = 128
-# Below it every whole float is exactly that whole number, and JSON readers agree on it.
-EXACT = 2.0**53
 _WORDS = {each.value: word(each) for kind in (Unit, Priority) for each in kind}
 
 
@@ -52,10 +49,10 @@ def reason(told: Reason | None) -> Json | None:
         return None
     # Enums travel by their full names; only HTTP has the short lower-case ones.
     names = {key: _WORDS.get(value, value) for key, value in told.names.items()}
-    numbers = {
+    figures = {
         key: int(n) if n.is_integer() and abs(n) < EXACT else n for key, n in told.numbers.items()
     }
-    return {**names, **numbers, "code": word(told.code), "text": render(told)}
+    return {**names, **figures, "code": word(told.code), "text": render(told)}
 
 
 def checkpoint(saved: Checkpoint | None) -> Json | None:
@@ -314,23 +311,9 @@ def metrics(row: MetricsRow) -> Json:
         "rank": row.rank,
         "attempt": row.attempt,
         "at": moment(row.at),
-        "latest": _numbers(row.latest),
-        "points": [
-            {"attempt": a, "at_seconds": t, "values": _numbers(v)} for a, t, v in row.points
-        ],
+        "latest": numbers(row.latest),
+        "points": [{"attempt": a, "at_seconds": t, "values": numbers(v)} for a, t, v in row.points],
     }
-
-
-def _numbers(values: Mapping[str, float]) -> Json:
-    """JSON has no word for what is no number: it is a text, as in protobuf's JSON."""
-    return {
-        name: value if math.isfinite(value) else figure(value) for name, value in values.items()
-    }
-
-
-def figure(value: float) -> str:
-    """``NaN``, ``Infinity`` or ``-Infinity``."""
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def user(row: UserRow) -> Json:
