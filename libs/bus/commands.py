@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Mapping
 import structlog
 from pydantic import ValidationError
 
-from libs.bus.port import BusError, CommandHandler
+from libs.bus.port import BusError, CommandHandler, NotNowError, UnfitError
 from libs.bus.topology import served_by
 from libs.contracts.base import Message
 from libs.contracts.messages import FieldError, Refusal, RefusalCode
@@ -70,12 +70,21 @@ async def answer(
         return refuse(kind, _invalid(error))
     try:
         return await handler(command)
-    except Exception as error:  # noqa: BLE001 - one command's failure is its asker's, not the server's
+    except NotNowError as error:
+        _log.warning("command waits", command=kind.__name__, problem=str(error))
+        detail = f"{declared} could not be carried out now; try again"
+        return refuse(kind, Refusal(code=RefusalCode.UNAVAILABLE, detail=detail))
+    except UnfitError as error:
+        _log.warning("command does not fit", command=kind.__name__, problem=str(error))
+        detail = f"{declared} has a value that cannot be stored: {error}"
+        return refuse(kind, Refusal(code=RefusalCode.INVALID, detail=detail))
+    except Exception as error:  # noqa: BLE001 - one command's failure is its requester's alone
         _log.warning(
             "command failed", command=kind.__name__, error=f"{type(error).__name__}: {error}"
         )
-        detail = f"{declared} could not be carried out now ({type(error).__name__}); try again"
-        return refuse(kind, Refusal(code=RefusalCode.UNAVAILABLE, detail=detail))
+        # Not "try again": the same command would fail the same way.
+        detail = f"{declared} failed ({type(error).__name__}); its owner's log has more"
+        return refuse(kind, Refusal(code=RefusalCode.FAILED, detail=detail))
 
 
 def read_reply(kind: type[Message], headers: Mapping[str, str], body: bytes) -> Message:

@@ -20,6 +20,14 @@ class BusError(Exception):
     """The bus cannot do it now; the caller may try again later."""
 
 
+class NotNowError(Exception):
+    """A command's handler cannot carry it out now; the same command may succeed later."""
+
+
+class UnfitError(Exception):
+    """A command has a value that its owner cannot store, whenever it is tried."""
+
+
 class BusUnavailableError(BusError):
     """No server, no answer in time, or nobody serves the command."""
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from libs.contracts.messages import EnvSource, FieldError, PodRequest, TaskSpec
 from libs.contracts.variables import is_reserved, is_variable
 from libs.pods.asker import Asker
-from libs.pods.faults import fault
+from libs.pods.faults import FAULTS_MAX, fault
 from libs.pods.offers import check_capability, check_image, check_object, check_resource
 from libs.pods.overrides import check_template
 from libs.pods.policy import PodPolicy
@@ -46,9 +47,13 @@ class _Asked:
 def check_pod(
     spec: TaskSpec, asker: Asker, policy: PodPolicy, *, needs_image: bool
 ) -> list[FieldError]:
-    """Every fault. ``needs_image``: a task that is given no image by anybody is refused."""
+    """The first faults, up to ``FAULTS_MAX``: a request costs no more for having thousands.
+
+    ``needs_image``: a task that is given no image by anybody is refused.
+    """
     asked = _Asked(spec, spec.pod or PodRequest(), asker, policy, needs_image)
-    return [found for check in CHECKS for found in check(asked)]
+    every = (found for check in CHECKS for found in check(asked))
+    return list(islice(every, FAULTS_MAX))
 
 
 def _images(asked: _Asked) -> Faults:

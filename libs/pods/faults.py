@@ -11,13 +11,17 @@ from collections.abc import Sequence
 from libs.contracts.messages import FieldError
 
 VALUE_SHOWN_MAX = 80
+FIELD_SHOWN_MAX = 300
+# Of one request so many faults are looked for: finding each costs time.
+FAULTS_MAX = 50
 
 
 def fault(field: str, value: object, message: str, fix: str) -> FieldError:
     """One fault. Long values are cut; callers give no secret as ``value``."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     shown = text if len(text) <= VALUE_SHOWN_MAX else text[: VALUE_SHOWN_MAX - 1] + "…"
-    return FieldError(field=field, value=shown, message=message, fix=fix)
+    place = field if len(field) <= FIELD_SHOWN_MAX else field[: FIELD_SHOWN_MAX - 1] + "…"
+    return FieldError(field=place, value=shown, message=message, fix=fix)
 
 
 class PodRefusedError(Exception):

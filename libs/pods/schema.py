@@ -36,6 +36,7 @@ class View:
 
 
 HIDDEN = "(not shown)"
+NAME_COMPARED_MAX = 64
 Judge = Callable[[str, Any, View], Faults]
 KINDS: Mapping[str, Callable[[object], bool]] = {
     "a text": lambda value: isinstance(value, str),
@@ -148,15 +149,24 @@ def _struct(node: Struct, field: str, value: Any, view: View) -> Faults:  # noqa
         at = f"{field}.{name}"
         known = node.fields.get(name)
         if known is None:
-            near = get_close_matches(name, node.fields, 1)
-            fix = f"did you mean {near[0]}?" if near else "leave it out"
-            faults = [fault(at, HIDDEN, "is no field that this platform knows here", fix)]
-        else:
-            faults = [*check_value(known, at, part, view)]
-        clean = clean and not faults
-        yield from faults
+            clean = False
+            what = "is no field that this platform knows here"
+            yield fault(at, HIDDEN, what, _near(name, node))
+            continue
+        # One at a time: whoever asks may have enough of them.
+        for found_fault in check_value(known, at, part, view):
+            clean = False
+            yield found_fault
     if clean and node.judge:
         yield from node.judge(field, found, view)
+
+
+def _near(name: str, node: Struct) -> str:
+    """What to do about a field that is not known. Long names are compared with nothing: that costs
+    time in proportion to their length, and no known name is long.
+    """
+    near = get_close_matches(name, node.fields, 1) if len(name) <= NAME_COMPARED_MAX else []
+    return f"did you mean {near[0]}?" if near else "leave it out"
 
 
 def _items(node: Items, field: str, value: Any, view: View) -> Faults:  # noqa: ANN401 - JSON

@@ -1,7 +1,8 @@
 """HTTP as a child of the service's TaskGroup: probes, metrics, and the gateway's API.
 
 uvicorn runs inside the group, not the group inside a lifespan: a part that dies takes HTTP down
-with it, instead of leaving a process that still answers ``ok``.
+with it, instead of leaving a process that still answers ``ok``. Connections are bounded in number,
+in all and for each address, and in how long they may be silent (``connections.py``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from libs.service.connections import Connections, HttpLimits, bounded_protocol
 from libs.service.loop import pause
 
 Scope = MutableMapping[str, Any]
@@ -22,6 +24,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 SHUTDOWN_SECONDS_MAX = 5
+WEBSOCKET_BYTES_MAX = 64 * 1024
+WEBSOCKET_MESSAGES_MAX = 4
 _TURNS_TO_CONNECT = 2
 
 
@@ -101,11 +105,13 @@ async def serve_http(
     port: int,
     ready: Callable[[], tuple[bool, str]],
     on_bound: Callable[[int], None] | None = None,
+    limits: HttpLimits | None = None,
 ) -> None:
     """Serve until cancelled. ``on_bound`` is told the real port (for port 0).
 
     OSError if the port is taken.
     """
+    connections = Connections(limits or HttpLimits())
     config = uvicorn.Config(
         Probes(app, ready),
         host=host,
@@ -115,13 +121,22 @@ async def serve_http(
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS_MAX,
+        http=bounded_protocol(connections),
+        # Nobody has to tell us anything by WebSocket.
+        ws_max_size=WEBSOCKET_BYTES_MAX,
+        ws_max_queue=WEBSOCKET_MESSAGES_MAX,
     )
     sock = config.bind_socket()
     if on_bound is not None:
         on_bound(sock.getsockname()[1])
     server = _Server(config)
     try:
-        await server.serve(sockets=[sock])
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(connections.watch())
+            try:
+                await server.serve(sockets=[sock])
+            finally:
+                watch.cancel()
         raise RuntimeError("the HTTP server ended by itself")
     finally:
         await server.close(sock)

@@ -17,6 +17,7 @@ import uvloop
 from pydantic import ValidationError
 
 from libs.service import observe
+from libs.service.connections import raise_descriptor_limit
 from libs.service.http import serve_http
 from libs.service.runner import DOWN, Runner
 from libs.service.schema import wait_for_schema
@@ -62,6 +63,7 @@ async def run_with_http(runner: Runner) -> None:
                     host=runner.settings.http_host,
                     port=runner.settings.http_port,
                     ready=lambda: runner.ready,
+                    limits=runner.settings.http_limits(),
                 ),
                 name=f"{runner.service.name}:http",
             )
@@ -86,6 +88,7 @@ def main(wiring: Wiring) -> NoReturn:
     """
     settings = load_settings(wiring)
     observe.set_up_logs(settings.log_format, settings.log_level)
+    raise_descriptor_limit()
     raise SystemExit(uvloop.run(_main(wiring, settings)))
 
 

@@ -15,7 +15,7 @@ from typing import cast
 
 import structlog
 
-from libs.bus.port import BusError
+from libs.bus.port import BusError, NotNowError, UnfitError
 from libs.contracts.base import Message
 from libs.service import observe
 from libs.service.answer import Answering
@@ -24,9 +24,17 @@ from libs.service.loop import Backoff, Loop
 from libs.service.relay import Relay
 from libs.service.settings import BaseServiceSettings
 from libs.service.shape import QueryHandler, Service
-from libs.store.port import ObserverError, StoreUnavailableError, TermOverError
+from libs.store.port import (
+    ConflictError,
+    ObserverError,
+    StoreUnavailableError,
+    TermOverError,
+    UnfitValueError,
+)
 
 DOWN = (StoreUnavailableError, BusError)
+# What a command may meet that passes: the same command may succeed a moment later.
+PASSING = (*DOWN, TermOverError, ConflictError, TimeoutError)
 
 
 class LeadershipLostError(Exception):
@@ -184,7 +192,12 @@ class Runner:
         name = self.service.name
 
         async def answer(command: Message) -> Message:
-            reply = await answering.answer(command)
+            try:
+                reply = await answering.answer(command)
+            except PASSING as problem:
+                raise NotNowError(f"{type(problem).__name__}: {problem}") from problem
+            except UnfitValueError as problem:
+                raise UnfitError(str(problem)) from problem
             outcome = "refused" if getattr(reply, "refusal", None) else "done"
             observe.COMMANDS.labels(name, kind.__name__, outcome).inc()
             for loop in self.service.loops:

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from libs.bus.trust import authority, wants_tls
+from libs.service.connections import HttpLimits
 
 
 def _addresses(text: str) -> str:
@@ -38,6 +39,12 @@ class BaseServiceSettings(BaseSettings):
     # Where /healthz, /readyz and /metrics are served; no port, no HTTP (the gateway must have one).
     http_host: str = "127.0.0.1"
     http_port: int | None = Field(default=None, ge=0, le=65535)
+    # Connections at once, in all (0: as many as the limit of open files leaves room for) and of one
+    # address (0: three quarters of them; everybody behind a proxy has the proxy's address).
+    http_connections_max: int = Field(default=0, ge=0)
+    http_connections_per_address_max: int = Field(default=0, ge=0)
+    # How long a connection may keep us waiting for a request's head.
+    http_head_seconds: float = Field(default=10.0, gt=0, le=300)
     log_format: Literal["json", "console"] = "json"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     # Bring the schema up to date before starting (otherwise: `python -m libs.store.migrate`).
@@ -63,6 +70,15 @@ class BaseServiceSettings(BaseSettings):
     def database_password(self) -> str | None:
         """The password, read now; None if the URL needs none."""
         return _secret(self.database_password_file)
+
+    def http_limits(self) -> HttpLimits:
+        """The bounds of HTTP connections."""
+        total = {"total_max": self.http_connections_max} if self.http_connections_max else {}
+        return HttpLimits(
+            **total,
+            address_max=self.http_connections_per_address_max,
+            head_seconds=self.http_head_seconds,
+        )
 
     def nats_password(self) -> str | None:
         """The password, read now; None if the server wants none."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 import asyncpg
 
-from libs.store.port import ConflictError, StoreUnavailableError
+from libs.store.port import ConflictError, StoreUnavailableError, UnfitValueError
 
 
 class Connection(Protocol):
@@ -125,6 +125,8 @@ BROKEN = (
 _NOT_NOW = frozenset({"08", "25", "28", "3D", "53", "55", "57", "58", "XX"})
 # Another transaction was faster: serialisation failure, deadlock.
 _OVERTAKEN = frozenset({"40"})
+# A value that no column of this type holds.
+_UNFIT = frozenset({"22"})
 
 
 def meaning(error: BaseException, *, closed: bool) -> Exception | None:
@@ -133,12 +135,12 @@ def meaning(error: BaseException, *, closed: bool) -> Exception | None:
     if isinstance(error, asyncpg.IntegrityConstraintViolationError):
         return ConflictError(str(fields.constraint_name or fields.column_name or error))
     if isinstance(error, asyncpg.PostgresError):
-        group = str(fields.sqlstate or "")[:2]
-        if group in _OVERTAKEN:
-            return ConflictError(f"overtaken by another transaction, try again: {error}")
-        return StoreUnavailableError(str(error)) if group in _NOT_NOW else None
+        return _by_state(str(fields.sqlstate or "")[:2], str(error))
     if isinstance(error, OSError | TimeoutError | EOFError):
         return StoreUnavailableError(f"{type(error).__name__}: {error}".rstrip(": "))
+    if isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError):
+        # Refused by the driver itself, before anything was sent.
+        return UnfitValueError(str(error))
     # The driver says "internal" when the server's farewell reaches an idle connection just before
     # the end of its stream.
     if isinstance(error, asyncpg.InternalClientError) or (
@@ -146,6 +148,15 @@ def meaning(error: BaseException, *, closed: bool) -> Exception | None:
     ):
         return StoreUnavailableError(str(error))
     return None
+
+
+def _by_state(group: str, text: str) -> Exception | None:
+    """The port's error for one of the server, by the first two letters of its SQLSTATE."""
+    if group in _UNFIT:
+        return UnfitValueError(text)
+    if group in _OVERTAKEN:
+        return ConflictError(f"overtaken by another transaction, try again: {text}")
+    return StoreUnavailableError(text) if group in _NOT_NOW else None
 
 
 class Pool:

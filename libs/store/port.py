@@ -24,6 +24,10 @@ class StoreUnavailableError(Exception):
     """The database cannot be reached now; the transaction did not happen or is unknown."""
 
 
+class UnfitValueError(Exception):
+    """The database cannot hold a value: NUL in a text, a number or a moment out of range."""
+
+
 class ConflictError(Exception):
     """The database refused the rows: a unique index or a check; nothing was stored."""
 

@@ -20,8 +20,10 @@ from typing import Literal, Protocol
 import uvloop
 from shiftwork.cli import contexts
 from shiftwork.cli.failures import Failure
+from shiftwork.cli.render import safe
 
 from libs.service import observe
+from libs.service.connections import raise_descriptor_limit
 from libs.service.run import collect_rarely
 from services.allinone.embedded.processes import ServerError
 from services.allinone.place import CONTEXT, KeptByAnotherError, Options, Place
@@ -43,7 +45,7 @@ class Kept(Protocol):
 def say(text: str) -> None:
     """A line for the person at the terminal, if there still is one."""
     with contextlib.suppress(OSError):
-        sys.stdout.write(f"{text}\n")
+        sys.stdout.write(f"{safe(text)}\n")
         sys.stdout.flush()
 
 
@@ -70,6 +72,7 @@ def keep_here(
         if options.task_user is not None:
             place.let_tasks_pass()
         with place.log.open("a", encoding="utf-8") as log:
+            raise_descriptor_limit()
             observe.set_up_logs(form, "info", sys.stderr if verbose else log)
             return uvloop.run(_keep(place, make(place, options, os.getpid())))
     except (ServerError, OSError) as error:

@@ -19,6 +19,7 @@ from libs.service import observe
 from libs.service.clock import Clock, SystemClock
 from libs.service.loop import pause
 from services.allinone.embedded.credentials import write_private
+from services.allinone.embedded.wire import CannotCheckError
 
 _PROBLEM_CHARACTERS_MAX = 500
 _log = observe.log("keeper")
@@ -54,6 +55,8 @@ class Sight:
 
     alive: bool
     problem: str = ""
+    # The check could not be made, for a reason of this process's own: it says nothing of the part.
+    unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,8 @@ def judge(policy: Policy, record: Record, seen: Sight, now: float) -> Record:
             silent_checks=0,
             problem="",
         )
+    if seen.alive and seen.unknown:
+        return replace(record, problem=seen.problem[:_PROBLEM_CHARACTERS_MAX])
     problem = seen.problem[:_PROBLEM_CHARACTERS_MAX] or "it ended"
     silent = record.silent_checks + 1
     if seen.alive and silent < policy.silent_checks_max:
@@ -187,7 +192,9 @@ class Part(Protocol):
         ...
 
     async def healthy(self) -> str:
-        """Empty if it serves; otherwise what is wrong."""
+        """Empty if it serves; otherwise what is wrong. CannotCheckError if this process has not
+        what a check needs.
+        """
         ...
 
     async def stop(self) -> None:
@@ -213,7 +220,8 @@ async def keep_server(
     record = starting(Record(part.name), now())
     board.tell(record)
     while True:
-        record = judge(policy, record, await _look(part), now())
+        seen = await _look(part)
+        record = judge(policy, record, seen, now())
         board.tell(record)
         while record.state is State.DOWN:
             await wait(max(0.0, record.start_at - now()))
@@ -223,13 +231,16 @@ async def keep_server(
             if problem:
                 record = judge(policy, record, Sight(alive=False, problem=problem), now())
                 board.tell(record)
-        if record.state is not State.STARTING:
+        if record.state is not State.STARTING or seen.unknown:
             await wait(policy.check_seconds)
 
 
 async def _look(part: Part) -> Sight:
     try:
         problem = await part.healthy()
+    except CannotCheckError as error:
+        _log.error("cannot check", part=part.name, problem=str(error))
+        return Sight(alive=part.alive, problem=str(error), unknown=True)
     except Exception as error:  # noqa: BLE001 - a check that fails is an unhealthy part
         problem = f"{type(error).__name__}: {error}"
     return Sight(alive=part.alive, problem=problem)

@@ -7,14 +7,17 @@ closed. Dying on any line leaves the list of drained nodes on the disk, and the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from http import HTTPStatus
-from typing import Any
+from time import monotonic
+from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
 
 from libs.service.loop import pause
-from services.allinone.client import admin_client, items
+from services.allinone.client import admin_client
 from services.allinone.embedded.credentials import write_private
 from services.allinone.place import Place
 
@@ -23,6 +26,10 @@ LOOK_SECONDS = 0.1
 # On top of the longest deadline of what runs: ending, observing, recording.
 GRACE_SECONDS = 30.0
 DEADLINE_SECONDS = 60.0
+# How long what fails is tried again, and how soon.
+PATIENCE_SECONDS = 30.0
+AGAIN_SECONDS = 0.5
+T = TypeVar("T")
 
 
 async def drain(place: Place, url: str, tell: Callable[[str], None]) -> None:
@@ -41,41 +48,69 @@ async def drain_nodes(
     remember: Callable[[Sequence[str]], None],
     tell: Callable[[str], None],
 ) -> None:
-    """The same through any client; ``remember`` keeps the nodes that the stop closes."""
-    running = await items(client, "/v1/tasks", state=LIVE)
+    """The same through any client; ``remember`` keeps the nodes that the stop closes.
+
+    It asks for nothing that tasks say about themselves, goes on when one node cannot be closed,
+    and tries again what fails, because giving up means that running tasks lose their work.
+    """
+    seen = await _insist(lambda: _occupancy(client), PATIENCE_SECONDS)
+    running = seen["tasks"]
     if not running:
         return
-    nodes = [node["id"] for node in await items(client, "/v1/nodes") if node["schedulable"]]
+    nodes = [node["id"] for node in seen["nodes"] if node["schedulable"]]
     remember(nodes)
     tell(f"asking {len(running)} running tasks to save and leave")
     for node in nodes:
-        body = {"schedulable": False, "drain": True}
-        (await client.put(f"/v1/nodes/{node}/schedulable", json=body)).raise_for_status()
-    longest = max((_deadline_seconds(task) for task in running), default=60.0)
-    await _until_empty(client, longest + GRACE_SECONDS, tell)
+        try:
+            await _insist(partial(_close, client, node), PATIENCE_SECONDS)
+        except httpx.HTTPError as problem:
+            tell(f"node {node} cannot be drained, the others are: {problem}")
+    asked = [task["ack_deadline_seconds"] or DEADLINE_SECONDS for task in running]
+    await _until_empty(client, max(asked) + GRACE_SECONDS, tell)
 
 
-def _deadline_seconds(task: dict[str, Any]) -> float:
-    policy: Any = task.get("preemption")
-    return float(policy["ack_deadline_seconds"]) if policy else DEADLINE_SECONDS
+async def _occupancy(client: httpx.AsyncClient) -> dict[str, Any]:
+    return (await client.get("/v1/occupancy")).raise_for_status().json()
+
+
+async def _close(client: httpx.AsyncClient, node: str) -> None:
+    body = {"schedulable": False, "drain": True}
+    path = f"/v1/nodes/{quote(node, safe='')}/schedulable"
+    (await client.put(path, json=body)).raise_for_status()
+
+
+async def _insist(ask: Callable[[], Awaitable[T]], seconds_max: float) -> T:
+    """Ask until there is an answer; the last httpx.HTTPError after so long, or if it is final."""
+    until = monotonic() + seconds_max
+    while True:
+        try:
+            return await ask()
+        except httpx.HTTPError as problem:
+            final = isinstance(problem, httpx.HTTPStatusError) and (
+                problem.response.is_client_error
+                and problem.response.status_code != HTTPStatus.TOO_MANY_REQUESTS
+            )
+            if final or monotonic() >= until:
+                raise
+            await pause(AGAIN_SECONDS)
 
 
 async def _until_empty(
     client: httpx.AsyncClient, seconds_max: float, tell: Callable[[str], None]
 ) -> None:
-    waited, left = 0.0, -1
+    until, left = monotonic() + seconds_max, -1
     while True:
-        running = await items(client, "/v1/tasks", state=LIVE)
+        patience = max(PATIENCE_SECONDS, until - monotonic())
+        running = (await _insist(lambda: _occupancy(client), patience))["tasks"]
         if not running:
             return
-        if waited >= seconds_max:
-            names = ", ".join(task["name"] for task in running[:5])
+        names = ", ".join(task["id"] for task in running[:5])
+        if monotonic() >= until:
             raise TimeoutError(f"still running after {seconds_max:g} s: {names}")
         if len(running) != left:
             left = len(running)
-            tell(f"waiting for {left}: " + ", ".join(task["name"] for task in running[:5]))
+            tell(f"waiting for {left}: {names}")
         await pause(LOOK_SECONDS)
-        waited += LOOK_SECONDS
 
 
 async def reopen(place: Place, url: str) -> None:

@@ -6,23 +6,28 @@ launcher, good for the SDK's routes alone). Neither is ever logged.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import hmac
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from libs.contracts.ids import RunId
 from libs.contracts.run_token import PREFIX as RUN_PREFIX
 from libs.contracts.run_token import verify_run_token
 from libs.service.clock import Clock
-from libs.store.port import Delta, Store, Tx
+from libs.service.loop import Wake
+from libs.store.port import Delta, Store, StoreUnavailableError, Tx
 from services.gateway.problems import FORBIDDEN, UNAUTHENTICATED, ProblemError
 from services.gateway.rows import AuditRow, TaskRow, TeamRow, TokenRow, UserRow
 
 ADMIN = "admin"
 MEMBER = "member"
 FIRST_ADMIN = "admin"
+# How often a process looks whether the tokens of open streams still hold.
+WATCH_SECONDS = 1.0
 CHALLENGE = {"www-authenticate": 'Bearer realm="shiftwork"'}
 
 
@@ -36,6 +41,8 @@ class Identity:
     token_id: str
     token_name: str = ""
     expires_at: datetime | None = None
+    # Of the token; never shown.
+    digest: str = field(default="", repr=False)
 
     @property
     def is_admin(self) -> bool:
@@ -54,6 +61,15 @@ class Mint:
 def token_hash(token: str) -> str:
     """What is stored of a token. Tokens are random and long, so a plain hash cannot be guessed."""
     return hashlib.sha256(token.encode()).hexdigest()
+
+
+def bearer_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The token of an ``Authorization: Bearer`` header; empty if there is none."""
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, token = value.decode("latin-1").partition(" ")
+            return token.strip() if scheme.lower() == "bearer" else ""
+    return ""
 
 
 def unauthenticated(detail: str) -> ProblemError:
@@ -86,15 +102,22 @@ class Authenticator:
         self._cache_for = timedelta(seconds=cache_seconds)
         self._cache_max = cache_max
         self._known: dict[str, tuple[datetime, Identity]] = {}
+        # Streams that are open now, by the tokens that opened them.
+        self._lasting: dict[str, set[Lasting]] = {}
+        self._changed = Wake()
         store.observe(self._on_commit)
 
     async def person(self, token: str) -> Identity:
-        """The user behind a token; raises 401, or 403 for a run token."""
+        """The user behind a token; raises 401, or 403 for a genuine run token."""
         if token.startswith(RUN_PREFIX):
+            self._genuine(token)
             raise forbidden("a run token is good for /v1/run alone; use a user's token here")
-        digest = token_hash(token)
+        return await self._person(token_hash(token))
+
+    async def _person(self, digest: str) -> Identity:
         if self._admin_hash and hmac.compare_digest(digest, self._admin_hash):
-            return Identity(FIRST_ADMIN, ADMIN, "", "admin-token-file", "the admin token's file")
+            name = "the admin token's file"
+            return Identity(FIRST_ADMIN, ADMIN, "", "admin-token-file", name, digest=digest)
         now = self._clock.now()
         until, identity = self._known.get(digest, (None, None))
         if until is None or identity is None or until <= now:
@@ -106,10 +129,25 @@ class Authenticator:
             raise unauthenticated("this token has expired; ask an administrator for another")
         return identity
 
-    def run(self, token: str) -> RunId:
-        """The run behind a run token; raises 401, or 403 for a user's token."""
+    async def run(self, token: str) -> RunId:
+        """The run behind a run token; raises 401, or 403 for a user's good token. Whether the run
+        is over is the routes' to ask: its token ends with it.
+        """
         if not token.startswith(RUN_PREFIX):
+            await self.person(token)
             raise forbidden("only a run's own token (SHIFTWORK_RUN_TOKEN) is good for /v1/run")
+        return self._genuine(token)
+
+    def is_remembered(self, token: str) -> bool:
+        """True if the token was found good so lately that nothing has to be read to know it."""
+        if token.startswith(RUN_PREFIX):
+            key = self._run_token_key
+            return key is not None and verify_run_token(key, token) is not None
+        digest = token_hash(token)
+        admin = bool(self._admin_hash) and hmac.compare_digest(digest, self._admin_hash or "")
+        return admin or digest in self._known
+
+    def _genuine(self, token: str) -> RunId:
         key = self._run_token_key
         run_id = verify_run_token(key, token) if key else None
         if run_id is None:
@@ -126,7 +164,49 @@ class Authenticator:
             raise unauthenticated("this token was revoked; ask an administrator for another")
         if user.disabled:
             raise unauthenticated(f"user {user.name} is disabled; ask an administrator")
-        return Identity(user.name, user.role, user.team, row.id, row.name, row.expires_at)
+        return Identity(user.name, user.role, user.team, row.id, row.name, row.expires_at, digest)
+
+    @contextlib.contextmanager
+    def lasting(self, identity: Identity) -> Generator[Lasting]:
+        """For a stream: ``over`` is set once the identity that opened it does not hold any more."""
+        lasting = Lasting(identity)
+        self._lasting.setdefault(identity.digest, set()).add(lasting)
+        try:
+            yield lasting
+        finally:
+            those = self._lasting[identity.digest]
+            those.discard(lasting)
+            if not those:
+                del self._lasting[identity.digest]
+
+    async def watch(self) -> None:
+        """End streams whose token, user or role has changed, until cancelled: at once for changes
+        that this process made, within ``WATCH_SECONDS`` for those of others.
+
+        Costs two reads a round, however many streams are open.
+        """
+        while True:
+            # The database's absence ends no stream: what was allowed stays so until it is known.
+            with contextlib.suppress(StoreUnavailableError):
+                await self._look_after_lasting()
+            await self._changed.wait(WATCH_SECONDS)
+
+    async def _look_after_lasting(self) -> None:
+        digests = [digest for digest in self._lasting if digest != self._admin_hash]
+        if not digests:
+            return
+        async with self._store.transaction() as tx:
+            await tx.load(TokenRow, *((digest,) for digest in digests))
+            tokens = {digest: await tx.get(TokenRow, digest) for digest in digests}
+            names = sorted({row.user for row in tokens.values() if row is not None})
+            await tx.load(UserRow, *((name,) for name in names))
+            users = {name: await tx.get(UserRow, name) for name in names}
+        for digest, row in tokens.items():
+            user = users.get(row.user) if row is not None else None
+            for lasting in tuple(self._lasting.get(digest, ())):
+                why = _ended(lasting.identity, row, user, self._clock.now())
+                if why:
+                    lasting.end(why)
 
     def _on_commit(self, delta: Delta) -> None:
         """A changed user or token counts at once in this process."""
@@ -136,6 +216,40 @@ class Authenticator:
     def forget(self) -> None:
         """Look everybody up again."""
         self._known.clear()
+        if self._lasting:
+            self._changed.set()
+
+
+@dataclass(eq=False)
+class Lasting:
+    """An identity for as long as a stream of its lasts."""
+
+    identity: Identity
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    why: str = ""
+
+    def end(self, why: str) -> None:
+        """It does not hold any more."""
+        self.why = why
+        self.over.set()
+
+    async def until_over(self) -> None:
+        """Raises 401 once it does not hold any more."""
+        await self.over.wait()
+        raise unauthenticated(self.why)
+
+
+def _ended(identity: Identity, token: TokenRow | None, user: UserRow | None, now: datetime) -> str:
+    """Why an identity does not hold any more; empty if it does."""
+    if token is None or token.revoked_at is not None:
+        return "this token was revoked; the stream ends"
+    if token.expires_at is not None and token.expires_at <= now:
+        return "this token has expired; the stream ends"
+    if user is None or user.disabled:
+        return f"user {identity.user} is disabled; the stream ends"
+    if (user.role, user.team) != (identity.role, identity.team):
+        return f"the role or team of {identity.user} has changed; open the stream again"
+    return ""
 
 
 def require_admin(identity: Identity, what: str) -> None:

@@ -6,11 +6,11 @@ say. A field that is not known is refused, so that a misspelt one is noticed.
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 
+from services.gateway.strict import Moment
 from services.gateway.words import GoalWord, PreemptWord, PriorityWord, UnitWord
 
 NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
@@ -20,8 +20,25 @@ INT32_MAX = 2**31 - 1
 Name = Annotated[str, Field(pattern=NAME)]
 Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Big = Annotated[int, Field(ge=0, le=INT64_MAX)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# At most a century.
+Seconds = Annotated[float, Field(ge=0, le=3.2e9, allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=4096)]
+
+# Of the fields that are not known so many are named.
+UNKNOWN_NAMED_MAX = 10
+ENTRIES_MAX = 1000
+
+
+def few(value: object) -> object:
+    """Refuse a large map before each of its entries is validated."""
+    if isinstance(value, dict) and len(cast("dict[str, object]", value)) > ENTRIES_MAX:
+        raise ValueError(f"has more than {ENTRIES_MAX} entries")
+    return cast("object", value)
+
+
+TextMap = Annotated[dict[str, str], BeforeValidator(few)]
+Texts = Annotated[list[str], FailFast()]
+NamedTexts = Annotated[list[Text], FailFast(), Field(max_length=ENTRIES_MAX)]
 
 
 class Body(BaseModel):
@@ -29,14 +46,25 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _few_unknown(cls, value: object) -> object:
+        """Pydantic describes each field that is not known: name some, and pass over the rest."""
+        if isinstance(value, dict):
+            given = cast("dict[str, object]", value)
+            unknown = given.keys() - cls.model_fields.keys()
+            for name in sorted(unknown)[UNKNOWN_NAMED_MAX:]:
+                given.pop(name)
+        return cast("object", value)
+
 
 class RoleBody(Body):
     """One kind of replica in the gang."""
 
     name: Text = ""
     replicas: Count = 0
-    command: list[str] = Field(min_length=1)
-    env: dict[str, str] = Field(default_factory=dict)
+    command: Texts = Field(min_length=1)
+    env: TextMap = Field(default_factory=dict)
     image: Text = Field(default="", description="left out: the task's")
 
 
@@ -56,16 +84,16 @@ class PodBody(Body):
 
     image: Text = Field(default="", description="left out: the site's")
     image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
-    image_pull_secrets: list[Text] = Field(default_factory=list, max_length=1000)
-    storage: list[Text] = Field(
-        default_factory=list, max_length=1000, description="storage grants to mount"
-    )
-    resources: dict[str, Text] = Field(
-        default_factory=dict, max_length=1000, description="more of each pod, such as rdma/hca"
+    image_pull_secrets: NamedTexts = Field(default_factory=list)
+    storage: NamedTexts = Field(default_factory=list, description="storage grants to mount")
+    resources: Annotated[dict[str, Text], BeforeValidator(few)] = Field(
+        default_factory=dict, description="more of each pod, such as rdma/hca"
     )
     shm_bytes: Big | None = Field(default=None, description="of /dev/shm; left out: the site's")
-    capabilities: list[Text] = Field(default_factory=list, max_length=1000)
-    env_from: list[EnvSourceBody] = Field(default_factory=list, max_length=1000)
+    capabilities: NamedTexts = Field(default_factory=list)
+    env_from: Annotated[list[EnvSourceBody], FailFast()] = Field(
+        default_factory=list, max_length=1000
+    )
     template: dict[str, Any] | None = Field(
         default=None,
         description="metadata and spec of a pod, merged over the platform's as the site allows",
@@ -92,24 +120,24 @@ class TaskBody(Body):
     name: Text = ""
     group: Text = ""
     priority: PriorityWord | None = None
-    command: list[str] = Field(
+    command: Texts = Field(
         default_factory=list, description="instead of roles: one role, one replica for each node"
     )
-    roles: list[RoleBody] = Field(default_factory=list, max_length=1000)
+    roles: Annotated[list[RoleBody], FailFast()] = Field(default_factory=list, max_length=1000)
     nodes: Count = Field(default=0, description="the sum of the roles' replicas; 0: count them")
     gpus_per_node: Count | None = Field(
         default=None, description="left out: whole nodes; 0: CPU only"
     )
-    env: dict[str, str] = Field(default_factory=dict)
+    env: TextMap = Field(default_factory=dict)
     working_directory: Text = ""
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: TextMap = Field(default_factory=dict)
     retry: RetryBody = RetryBody()
     preemption: PreemptionBody = PreemptionBody()
     max_run_seconds: Seconds | None = None
     fence_after_seconds: Seconds | None = None
     cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     memory_bytes: Big | None = None
-    node_selector: dict[str, str] = Field(
+    node_selector: TextMap = Field(
         default_factory=dict, description="labels that its nodes must have"
     )
     tolerations: list[Text] = Field(
@@ -129,7 +157,7 @@ class BatchTaskBody(TaskBody):
 class BatchBody(Body):
     """Several new tasks; each is accepted or refused by itself."""
 
-    tasks: list[BatchTaskBody] = Field(min_length=1)
+    tasks: Annotated[list[BatchTaskBody], FailFast()] = Field(min_length=1)
 
 
 class GoalBody(Body):
@@ -156,17 +184,15 @@ class SchedulableBody(Body):
 class LabelsBody(Body):
     """What to change of a node's labels; the others stay."""
 
-    set: dict[str, Text] = Field(default_factory=dict, max_length=1000)
-    remove: list[Text] = Field(default_factory=list, max_length=1000, description="keys")
+    set: Annotated[dict[str, Text], BeforeValidator(few)] = Field(default_factory=dict)
+    remove: NamedTexts = Field(default_factory=list, description="keys")
 
 
 class TaintsBody(Body):
     """What to change of a node's taints; the others stay."""
 
-    set: list[Text] = Field(
-        default_factory=list, max_length=1000, description="key or key=value, one for each key"
-    )
-    remove: list[Text] = Field(default_factory=list, max_length=1000, description="keys")
+    set: NamedTexts = Field(default_factory=list, description="key or key=value, one for each key")
+    remove: NamedTexts = Field(default_factory=list, description="keys")
 
 
 class QuotaBody(Body):
@@ -227,20 +253,14 @@ MetricName = Annotated[str, Field(min_length=1, max_length=128)]
 class SampleBody(Body):
     """Numbers at one moment."""
 
-    at: AwareDatetime | None = None
-    values: dict[MetricName, Annotated[float, Field(allow_inf_nan=False)]] = Field(min_length=1)
+    at: Moment | None = None
+    # A loss may be infinite or none at all; JSON has no numbers for that, so they come as texts:
+    # "NaN", "Infinity", "-Infinity".
+    values: Annotated[dict[MetricName, float], BeforeValidator(few)] = Field(min_length=1)
 
 
 class MetricsBody(Body):
     """What one rank reports, oldest first."""
 
     rank: Count = 0
-    samples: list[SampleBody] = Field(min_length=1)
-
-
-def parse_moment(text: str) -> datetime:
-    """An RFC 3339 time with a zone; ValueError otherwise."""
-    at = datetime.fromisoformat(text)
-    if at.tzinfo is None:
-        raise ValueError(f"{text!r} has no time zone")
-    return at
+    samples: Annotated[list[SampleBody], FailFast()] = Field(min_length=1)

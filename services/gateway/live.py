@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import orjson
 
@@ -264,5 +264,11 @@ class Live:
 
 
 def document_of(row: EventRow) -> bytes:
-    """The event as JSON; made once for all readers."""
-    return orjson.dumps(views.event(row))
+    """The event as JSON; made once for all readers. One that cannot be shown does not end the
+    streams of everybody who would see it: it comes without its data.
+    """
+    try:
+        return orjson.dumps(views.event(row))
+    except TypeError as problem:
+        why = f"it cannot be shown ({type(problem).__name__})"
+        return orjson.dumps({**views.event(replace(row, data={})), "unreadable": why})

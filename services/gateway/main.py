@@ -19,6 +19,7 @@ from services.gateway.commands import Commands
 from services.gateway.handlers import HANDLERS, READS
 from services.gateway.live import Gate, Live
 from services.gateway.loop import Housekeeping, Rebuild
+from services.gateway.refusals import Refusals, WrongTokens
 from services.gateway.rows import EventHeadRow
 from services.gateway.settings import GatewaySettings
 from services.gateway.tables import TABLES
@@ -58,14 +59,9 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         timeout_seconds=settings.command_timeout_seconds,
         retry_after_seconds=settings.retry_after_seconds,
     )
-    authenticator = Authenticator(
-        ports.store,
-        ports.clock,
-        admin_token=settings.admin_token(),
-        run_token_key=settings.run_token_key(),
-        cache_seconds=settings.auth_cache_seconds,
-        cache_max=settings.auth_cache_max,
-    )
+    authenticator = _authenticator(settings, ports)
+    made = mint or minting(ports.clock)
+    refusals = Refusals(ports.store, ports.clock, made.id, settings.refusals_seconds)
     parts = Context(
         settings=settings,
         store=ports.store,
@@ -76,7 +72,9 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         live=live,
         streams=Gate(settings.streams_max, settings.streams_per_user_max),
         waits=Gate(settings.waits_max, settings.waits_max),
-        mint=mint or minting(ports.clock),
+        mint=made,
+        wrong_tokens=_wrong_tokens(settings, ports.clock),
+        refusals=refusals,
     )
 
     async def on_lead(epoch: int) -> None:
@@ -114,7 +112,24 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         commands_on_leader_only=False,
         on_lead=on_lead,
         app=create_app(parts),
-        tasks=(live.run,),
+        tasks=(live.run, authenticator.watch, refusals.run),
+    )
+
+
+def _authenticator(settings: GatewaySettings, ports: Ports) -> Authenticator:
+    return Authenticator(
+        ports.store,
+        ports.clock,
+        admin_token=settings.admin_token(),
+        run_token_key=settings.run_token_key(),
+        cache_seconds=settings.auth_cache_seconds,
+        cache_max=settings.auth_cache_max,
+    )
+
+
+def _wrong_tokens(settings: GatewaySettings, clock: Clock) -> WrongTokens:
+    return WrongTokens(
+        clock, burst=settings.wrong_tokens_burst, each_second=settings.wrong_tokens_per_second
     )
 
 

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 from libs.contracts.messages import FieldError, Refusal, RefusalCode
 
 VALUE_CHARACTERS_MAX = 80
+ERRORS_MAX = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ METHOD_NOT_ALLOWED = Kind("method-not-allowed", 405, "This method does not exist
 CONFLICT = Kind("conflict", 409, "The present state does not allow it")
 SUPERSEDED = Kind("superseded", 409, "This attempt is over")
 GONE = Kind("gone", 410, "This part of the event log is not kept")
+TIMEOUT = Kind("timeout", 408, "The request did not arrive in time")
 TOO_LARGE = Kind("too-large", 413, "The request is too large")
 INVALID = Kind("invalid", 422, "A field is not valid")
 TOO_MANY = Kind("too-many", 429, "Too many at once")
@@ -47,6 +49,7 @@ REFUSALS: Mapping[RefusalCode, Kind] = {
     RefusalCode.FORBIDDEN: FORBIDDEN,
     RefusalCode.SUPERSEDED: SUPERSEDED,
     RefusalCode.UNAVAILABLE: UNAVAILABLE,
+    RefusalCode.FAILED: INTERNAL,
 }
 BY_STATUS: Mapping[int, Kind] = {
     kind.status: kind
@@ -56,6 +59,7 @@ BY_STATUS: Mapping[int, Kind] = {
         FORBIDDEN,
         NOT_FOUND,
         METHOD_NOT_ALLOWED,
+        TIMEOUT,
         CONFLICT,
         TOO_LARGE,
         INVALID,
@@ -92,6 +96,7 @@ FIXES: Mapping[str, str] = {
     "model_type": "give an object",
     "model_attributes_type": "give an object with content type application/json",
     "finite_number": "give a finite number",
+    "value_error": "correct this field: /docs describes it",
 }
 
 
@@ -110,6 +115,8 @@ class ProblemError(Exception):
         self.detail = detail
         self.errors = tuple(errors)
         self.headers = dict(headers or {})
+        # True once the audit trail has it: the refusal of a change is entered with the change.
+        self.audited = False
 
     def document(self) -> dict[str, object]:
         """The problem as JSON."""
@@ -137,11 +144,13 @@ def refused(refusal: Refusal, retry_after_seconds: int) -> ProblemError:
 
 def of_validation(details: Sequence[ErrorDetails]) -> ProblemError:
     """What pydantic found wrong with a request, in our words and without its secrets."""
-    errors = [_field_error(detail) for detail in details]
-    if any(detail["type"] == "json_invalid" for detail in details):
-        return ProblemError(MALFORMED, "the body is not JSON", errors)
+    errors = [_field_error(detail) for detail in details[:ERRORS_MAX]]
+    for detail in details[:1]:
+        if detail["type"] == "json_invalid":
+            why = (detail.get("ctx") or {}).get("error", "it is not JSON")
+            return ProblemError(MALFORMED, f"the body cannot be read: {why}", errors)
     first = errors[0]
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
     return ProblemError(INVALID, f"{first.field}: {first.message}; {first.fix}{more}", errors)
 
 

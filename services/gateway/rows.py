@@ -161,8 +161,8 @@ class MetricsRow:
     attempt: int
     at: datetime
     latest: dict[str, float]
-    # [[attempt, unix seconds, values], ...], oldest first.
-    points: list[list[Any]]
+    # (attempt, unix seconds, values), oldest first.
+    points: list[tuple[int, float, dict[str, float]]]
     # Every so many samples one is kept as a point.
     stride: int
     count: int

@@ -27,6 +27,10 @@ class GatewaySettings(BaseServiceSettings):
     # Requests and answers.
     body_bytes_max: int = Field(default=1_048_576, ge=1024)
     batch_bytes_max: int = Field(default=8_388_608, ge=1024)
+    # Keys and values together that one body may have, and how long it may take to arrive.
+    body_values_max: int = Field(default=150_000, ge=100)
+    batch_values_max: int = Field(default=400_000, ge=100)
+    body_seconds_max: float = Field(default=30.0, gt=0, le=600)
     batch_tasks_max: int = Field(default=1000, ge=1, le=10_000)
     # A batch goes to submit in pieces, so many at once, each below the bus's payload limit.
     batch_piece_tasks: int = Field(default=250, ge=1, le=1000)
@@ -68,10 +72,16 @@ class GatewaySettings(BaseServiceSettings):
     metric_points_max: int = Field(default=240, ge=10, le=10_000)
     metric_samples_max: int = Field(default=1000, ge=1)
     metric_names_max: int = Field(default=64, ge=1)
+    metric_values_max: int = Field(default=8192, ge=100)
 
     # People.
     auth_cache_seconds: float = Field(default=5.0, ge=0, le=300)
     auth_cache_max: int = Field(default=10_000, ge=1)
+    # Wrong tokens of one address: so many at once, then so many each second.
+    wrong_tokens_burst: int = Field(default=30, ge=1)
+    wrong_tokens_per_second: float = Field(default=1.0, gt=0)
+    # Refused requests are entered in the audit trail summed up, one round in so long.
+    refusals_seconds: float = Field(default=10.0, gt=0, le=3600)
     tokens_per_user_max: int = Field(default=100, ge=1)
     users_max: int = Field(default=100_000, ge=1)
 

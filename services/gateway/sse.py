@@ -15,6 +15,7 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from services.gateway.auth import Lasting
 from services.gateway.problems import ProblemError
 
 HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -41,6 +42,7 @@ class EventStream(Response):
         produce: Produce,
         *,
         admission: AbstractContextManager[None],
+        lasting: AbstractContextManager[Lasting],
         heartbeat_seconds: float,
         send_seconds_max: float,
     ) -> None:
@@ -48,13 +50,14 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._produce = produce
         self._admission = admission
+        self._lasting = lasting
         self._heartbeat_seconds = heartbeat_seconds
         self._send_seconds_max = send_seconds_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer (ASGI)."""
         del scope
-        with self._admission:
+        with self._admission, self._lasting as lasting:
             sending = asyncio.Lock()
 
             async def write(data: bytes) -> None:
@@ -68,17 +71,19 @@ class EventStream(Response):
                     "headers": self.raw_headers,
                 }
             )
-            await self._until_one_ends(write, receive)
+            await self._until_one_ends(write, receive, lasting)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _until_one_ends(self, write: Write, receive: Receive) -> None:
-        """The source, the reader, or the heart: whichever ends first ends the others."""
+    async def _until_one_ends(self, write: Write, receive: Receive, lasting: Lasting) -> None:
+        """The source, the reader, the heart or the right to read: whichever ends first ends the
+        others."""
         try:
             async with asyncio.TaskGroup() as group:
                 parts = [
                     group.create_task(self._produce(write)),
                     group.create_task(_until_gone(receive)),
                     group.create_task(self._beat(write)),
+                    group.create_task(lasting.until_over()),
                 ]
                 await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
                 for part in parts:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import PlainSerializer
 from sqlmodel import Field
 
 from libs.contracts import messages as m
 from libs.store.columns import json_column, key_column, time_column
 from libs.store.tables import Tables, table_base
 from services.gateway import rows
+from services.gateway.words import figure
 
 Base = table_base("gateway")
+
+
+# JSONB has no word for what is no number, and writes 1e20 as a whole number; read as floats, both
+# come back as what they were.
+Figure = Annotated[float, PlainSerializer(figure, when_used="json")]
+Figures = dict[str, Figure]
 
 
 class _TaskColumns(Base):
@@ -135,8 +143,10 @@ class Metrics(Base, table=True):
     rank: int = key_column()
     attempt: int
     at: datetime = time_column()
-    latest: dict[str, float] = json_column(dict[str, float])
-    points: list[list[Any]] = json_column(list[list[Any]])
+    latest: dict[str, float] = json_column(Figures)
+    points: list[tuple[int, float, dict[str, float]]] = json_column(
+        list[tuple[int, float, Figures]]
+    )
     stride: int
     count: int
 

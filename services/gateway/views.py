@@ -36,7 +36,7 @@ from services.gateway.rows import (
     TokenRow,
     UserRow,
 )
-from services.gateway.words import moment, word
+from services.gateway.words import EXACT, moment, numbers, word
 
 Json = dict[str, Any]
 SIGNALLED = 128
@@ -49,8 +49,10 @@ def reason(told: Reason | None) -> Json | None:
         return None
     # Enums travel by their full names; only HTTP has the short lower-case ones.
     names = {key: _WORDS.get(value, value) for key, value in told.names.items()}
-    numbers = {key: int(n) if n.is_integer() else n for key, n in told.numbers.items()}
-    return {**names, **numbers, "code": word(told.code), "text": render(told)}
+    figures = {
+        key: int(n) if n.is_integer() and abs(n) < EXACT else n for key, n in told.numbers.items()
+    }
+    return {**names, **figures, "code": word(told.code), "text": render(told)}
 
 
 def checkpoint(saved: Checkpoint | None) -> Json | None:
@@ -309,8 +311,8 @@ def metrics(row: MetricsRow) -> Json:
         "rank": row.rank,
         "attempt": row.attempt,
         "at": moment(row.at),
-        "latest": row.latest,
-        "points": [{"attempt": a, "at_seconds": t, "values": v} for a, t, v in row.points],
+        "latest": numbers(row.latest),
+        "points": [{"attempt": a, "at_seconds": t, "values": numbers(v)} for a, t, v in row.points],
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import Enum
@@ -43,6 +44,8 @@ MODES: Mapping[str, PreemptMode] = {mode.name.lower(): mode for mode in PreemptM
 UNITS: Mapping[str, Unit] = {unit.name.lower(): unit for unit in Unit}
 
 ENDED = ("succeeded", "failed", "stopped", "rejected")
+# Tasks that hold nodes.
+HOLDING = ("starting", "running", "preempting", "killing")
 LIVE = ("queued", "starting", "running", "preempting", "killing", "paused")
 
 # The queue's order of levels, lowest first; the weights behind them are the scheduler's.
@@ -71,6 +74,22 @@ def word(member: Enum) -> str:
 def word_or_empty(member: Enum) -> str:
     """The same; empty for UNSPECIFIED."""
     return "" if member.name == "UNSPECIFIED" else member.name.lower()
+
+
+# Below it every whole float is exactly that whole number, and JSON readers agree on it.
+EXACT = 2.0**53
+
+
+def numbers(values: Mapping[str, float]) -> dict[str, float | str]:
+    """JSON has no word for what is no number: it is a text, as in protobuf's JSON."""
+    return {name: figure(value) for name, value in values.items()}
+
+
+def figure(value: float) -> float | str:
+    """The number, or ``NaN``, ``Infinity`` or ``-Infinity``."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def moment(at: datetime | None) -> str | None:

@@ -19,7 +19,15 @@ from libs.bus.connection import BusConfig, ServerClient, open_client
 from libs.bus.jetstream import connect
 from libs.bus.memory import MemoryBus
 from libs.bus.memory_broker import MemoryBroker
-from libs.bus.port import Bus, BusDeniedError, BusUnavailableError, Consumer, Delivery
+from libs.bus.port import (
+    Bus,
+    BusDeniedError,
+    BusUnavailableError,
+    Consumer,
+    Delivery,
+    NotNowError,
+    UnfitError,
+)
 from libs.bus.provision import provision
 from libs.bus.topology import Topology, permissions_of, topology_of
 from libs.contracts import messages as m
@@ -474,9 +482,33 @@ async def test_what_fails_inside_is_refused_and_the_next_is_served(world: World)
         good = await gateway.request(m.SetGoal(task_id="good"), timeout_s=WAIT_S)
     assert isinstance(bad, m.SetGoalReply)
     assert bad.refusal
-    assert bad.refusal.code is m.RefusalCode.UNAVAILABLE
+    assert bad.refusal.code is m.RefusalCode.FAILED
     assert "broken inside" not in bad.refusal.detail
     assert good == m.SetGoalReply(revision=4)
+
+
+@pytest.mark.parametrize(
+    ("problem", "code"),
+    [
+        (NotNowError("the database is away"), m.RefusalCode.UNAVAILABLE),
+        (UnfitError("a NUL character"), m.RefusalCode.INVALID),
+        (ValueError("a defect"), m.RefusalCode.FAILED),
+    ],
+)
+async def test_a_refusal_says_whether_trying_again_helps(
+    world: World, problem: Exception, code: m.RefusalCode
+) -> None:
+    submit, gateway = await world.bus("submit"), await world.bus("gateway")
+
+    async def breaks(_: Message) -> Message:
+        raise problem
+
+    async with submit.serve({m.SetGoal: breaks}):
+        reply = await gateway.request(m.SetGoal(task_id="t"), timeout_s=WAIT_S)
+    assert isinstance(reply, m.SetGoalReply)
+    assert reply.refusal
+    assert reply.refusal.code is code
+    assert ("try again" in reply.refusal.detail) == (code is m.RefusalCode.UNAVAILABLE)
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ class Live:
 
     # --- metrics ----------------------------------------------------------------------------
 
-    def report(self, values: dict[str, float]) -> None:
+    def report(self, values: dict[str, float | str]) -> None:
         """Queue one sample; the oldest goes if the queue is full."""
         if len(self._samples) == self._limits.metrics_queued_max and not self._dropping:
             self._dropping = True

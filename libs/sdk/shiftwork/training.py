@@ -152,12 +152,12 @@ def report(**metrics: SupportsFloat) -> None:
     """Show numbers (``loss=0.3, step=100``) on the task's page. Never waits, never fails.
 
     Sent in batches in the background; the oldest are dropped if they come too fast. What is not
-    a number is left out.
+    of a number's type is left out; NaN and infinity are shown.
     """
     live = _process.conversation()
     if live is None:
         return
-    values: dict[str, float] = {}
+    values: dict[str, float | str] = {}
     for name, value in list(metrics.items())[:METRICS_PER_REPORT_MAX]:
         number = _number(value)
         if number is not None:
@@ -202,12 +202,17 @@ def _text(name: str, value: object, characters_max: int) -> None:
         raise ValueError(f"{name} must have 1 to {characters_max} characters, not {len(value)}")
 
 
-def _number(value: SupportsFloat) -> float | None:
+def _number(value: SupportsFloat) -> float | str | None:
+    """The number as JSON takes it: what is infinite or no number is a text."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if math.isfinite(number) else None
+    if math.isnan(number):
+        return "NaN"
+    if math.isinf(number):
+        return "Infinity" if number > 0 else "-Infinity"
+    return number
 
 
 def _warn(text: str) -> None:

@@ -7,12 +7,25 @@ before a user may speak. Called by the servers' ``healthy``.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import struct
 from pathlib import Path
 
+# This process has no descriptors, memory or buffers left: no word on whoever is at the other end.
+_OUR_OWN = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _PROTOCOL_3 = 0x00030000
 _LINE_BYTES_MAX = 64 * 1024
+
+
+class CannotCheckError(Exception):
+    """A check could not be made, for a reason of this process's own."""
+
+
+def _own_exhaustion(problem: Exception) -> None:
+    """Raise CannotCheckError if the problem is ours and not the server's."""
+    if isinstance(problem, OSError) and problem.errno in _OUR_OWN:
+        raise CannotCheckError(f"this process is out of resources: {problem}") from problem
 
 
 async def postgres_answers(socket: Path, seconds_max: float) -> str:
@@ -35,6 +48,7 @@ async def postgres_answers(socket: Path, seconds_max: float) -> str:
     except TimeoutError:
         return f"no answer on {socket} within {seconds_max:g} s"
     except (OSError, asyncio.IncompleteReadError) as problem:
+        _own_exhaustion(problem)
         return f"{socket}: {problem}"
     if kind == b"R":
         return ""
@@ -63,6 +77,7 @@ async def nats_answers(port: int, user: str, password: str, seconds_max: float) 
     except TimeoutError:
         return f"no answer on port {port} within {seconds_max:g} s"
     except (OSError, ValueError) as problem:
+        _own_exhaustion(problem)
         return f"port {port}: {problem}"
     if answer != "PONG":
         return answer or "it closed the connection"

@@ -44,7 +44,7 @@ def values(choices: Choices) -> None:
     if session.current().json:
         render.document(nested(found))
     else:
-        render.line(commented(found).rstrip("\n"))
+        render.block(commented(found).rstrip("\n"))
 
 
 @contextlib.contextmanager

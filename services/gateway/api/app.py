@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
-from libs.store.port import ConflictError, StoreUnavailableError
+from libs.store.port import ConflictError, StoreUnavailableError, UnfitValueError
 from services.gateway.api import (
     docs,
     events,
@@ -25,11 +25,12 @@ from services.gateway.api import (
     tasks,
 )
 from services.gateway.api.deps import Context, answer
-from services.gateway.api.guard import Guard
+from services.gateway.api.guard import Guard, note_refusal
 from services.gateway.problems import (
     BY_STATUS,
     CONFLICT,
     INTERNAL,
+    INVALID,
     MALFORMED,
     UNAVAILABLE,
     ProblemError,
@@ -68,10 +69,7 @@ def create_app(parts: Context) -> Guard:
     )
     for kind, handler in HANDLERS.items():
         app.add_exception_handler(kind, handler)
-    settings = parts.settings
-    return Guard(
-        app, body_bytes_max=settings.body_bytes_max, batch_bytes_max=settings.batch_bytes_max
-    )
+    return Guard(app, parts)
 
 
 def _problem(problem: ProblemError) -> Response:
@@ -81,7 +79,7 @@ def _problem(problem: ProblemError) -> Response:
 
 
 async def _on_problem(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it
-    del request
+    note_refusal(request.app.state.gateway, request.scope, error)
     return _problem(error)
 
 
@@ -109,6 +107,11 @@ async def _on_conflict(request: Request, error: Any) -> Response:  # noqa: ANN40
     return _problem(ProblemError(CONFLICT, "somebody else changed the same thing; look again"))
 
 
+async def _on_unfit(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it
+    _log.warning("a value cannot be stored", path=request.url.path, problem=str(error))
+    return _problem(ProblemError(INVALID, "a value in the request cannot be stored; change it"))
+
+
 async def _on_failure(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it
     # As text: the values of variables, which may be secrets, stay out of the log.
     told = "".join(traceback.format_exception(error))
@@ -122,5 +125,6 @@ HANDLERS: dict[Any, Any] = {
     HTTPException: _on_http,
     StoreUnavailableError: _on_store_unavailable,
     ConflictError: _on_conflict,
+    UnfitValueError: _on_unfit,
     Exception: _on_failure,
 }

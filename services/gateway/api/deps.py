@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import json
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import orjson
+import structlog
 from fastapi import Depends, Query, Request, Security
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from prometheus_client import Counter
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
@@ -18,13 +22,18 @@ from libs.contracts.ids import RunId
 from libs.service.clock import Clock
 from libs.store.port import Store, Tx
 from services.gateway import store as rows_of
-from services.gateway.auth import Authenticator, Identity, Mint, audit, unauthenticated
+from services.gateway.auth import Authenticator, Identity, Mint, audit
 from services.gateway.commands import Commands
 from services.gateway.live import Gate, Live
-from services.gateway.problems import NOT_FOUND, ProblemError, invalid
+from services.gateway.problems import INTERNAL, NOT_FOUND, ProblemError, invalid
+from services.gateway.refusals import Refusals, WrongTokens
 from services.gateway.rows import AcceptedRow, TaskRow
 from services.gateway.settings import GatewaySettings
-from services.gateway.store import Page, Paging
+from services.gateway.store import Paging
+from services.gateway.strict import NotStrictError, json_of
+
+# Where the guard notes in a request's scope who asks: an Identity, or a RunId.
+CALLER = "shiftwork.caller"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,8 @@ class Context:
     waits: Gate
     mint: Mint
     bus: Bus
+    wrong_tokens: WrongTokens
+    refusals: Refusals
 
     @asynccontextmanager
     async def changing(
@@ -61,6 +72,7 @@ class Context:
             yield change
         except ProblemError as problem:
             kind, detail = problem.kind.type, problem.detail
+            problem.audited = True
             await self._audit(identity, action, change, outcome=kind, detail=detail)
             raise
         await self._audit(identity, action, change, outcome="done", detail=change.detail)
@@ -115,18 +127,45 @@ Credentials = Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
 Parts = Annotated[Context, Depends(context)]
 
 
-async def person(parts: Parts, credentials: Credentials) -> Identity:
-    """Who is asking: 401 without a good token."""
-    if credentials is None:
-        raise unauthenticated("send the header Authorization: Bearer TOKEN")
-    return await parts.authenticator.person(credentials.credentials)
+async def person(request: Request, credentials: Credentials) -> Identity:
+    """Who is asking, as the guard found out before this route was called."""
+    del credentials  # for the description
+    caller: Identity = request.scope[CALLER]
+    return caller
 
 
-async def run_id(parts: Parts, credentials: Credentials) -> RunId:
-    """Which run is asking: 401 without its token."""
-    if credentials is None:
-        raise unauthenticated("send the header Authorization: Bearer $SHIFTWORK_RUN_TOKEN")
-    return parts.authenticator.run(credentials.credentials)
+async def run_id(request: Request, credentials: Credentials) -> RunId:
+    """Which run is asking, as the guard found out before this route was called."""
+    del credentials  # for the description
+    run: RunId = request.scope[CALLER]
+    return run
+
+
+class _StrictRequest(Request):
+    """A request whose JSON is read so strictly that it can be stored and shown."""
+
+    async def json(self) -> Any:  # noqa: ANN401 - any JSON
+        settings: GatewaySettings = self.app.state.gateway.settings
+        is_batch = self.scope["path"].endswith(":batch")
+        most = settings.batch_values_max if is_batch else settings.body_values_max
+        try:
+            return json_of(await self.body(), most)
+        except NotStrictError as problem:
+            # FastAPI answers this one error with the reason in it.
+            raise json.JSONDecodeError(str(problem), "", 0) from None
+
+
+class StrictRoute(APIRoute):
+    """A route that reads bodies strictly. Every router of the API is made with it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler, given strict requests."""
+        handler = super().get_route_handler()
+
+        async def strict(request: Request) -> Response:
+            return await handler(_StrictRequest(request.scope, request.receive))
+
+        return strict
 
 
 Caller = Annotated[Identity, Depends(person)]
@@ -150,14 +189,54 @@ async def paging(
 Wanted = Annotated[Paging, Depends(paging)]
 
 
+R = TypeVar("R")
+UNREADABLE = Counter("shiftwork_gateway_unreadable_rows_total", "Rows set apart from a list")
+_log = structlog.stdlib.get_logger(__name__)
+
+
 def answer(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A JSON answer."""
     return Response(orjson.dumps(document), status, headers=headers, media_type="application/json")
 
 
-def answer_page(items: Sequence[object], page: Page) -> Response:
-    """One page of a list."""
-    return answer({"items": items, "next_cursor": page.next_cursor})
+def answer_page(
+    rows: Sequence[R],
+    view: Callable[[R], object],
+    name: Callable[[R], str],
+    next_cursor: str | None,
+    **more: object,
+) -> Response:
+    """One page of a list. A row that cannot be shown, whatever the reason, is set apart under
+    ``unreadable`` with its name: the others are not its hostages.
+    """
+    items: list[orjson.Fragment] = []
+    apart: list[dict[str, str]] = []
+    for row in rows:
+        try:
+            items.append(orjson.Fragment(orjson.dumps(view(row))))
+        except Exception as problem:  # noqa: BLE001 - each row's fault is that row's
+            apart.append({"id": name(row), "problem": unreadable(name(row), problem)})
+    document: dict[str, object] = {"items": items, "next_cursor": next_cursor, **more}
+    if apart:
+        document["unreadable"] = apart
+    return answer(document)
+
+
+def unreadable(name: str, problem: Exception) -> str:
+    """Count and log a row that cannot be shown; what to tell about it."""
+    UNREADABLE.inc()
+    # Its type alone: the text may repeat what a task keeps to itself.
+    kind = type(problem).__name__
+    _log.error("a row cannot be shown", row=name, problem=kind)
+    return f"it cannot be shown ({kind}); the gateway's log names it"
+
+
+def answer_one(name: str, view: Callable[[], object]) -> Response:
+    """One row; the problem 500 that names it if it cannot be shown."""
+    try:
+        return answer(view())
+    except (TypeError, ValueError) as problem:
+        raise ProblemError(INTERNAL, f"{name}: {unreadable(name, problem)}") from problem
 
 
 async def task_or_404(tx: Tx, task_id: str) -> TaskRow:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 import structlog
 from fastapi import APIRouter, Header, Query, Request, WebSocket
@@ -14,14 +14,24 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import shapes
-from services.gateway.api.deps import Caller, Context, Parts, Wanted, answer, context
-from services.gateway.auth import unauthenticated
+from services.gateway.api.deps import (
+    CALLER,
+    Caller,
+    Context,
+    Parts,
+    StrictRoute,
+    Wanted,
+    answer_page,
+    context,
+)
+from services.gateway.api.guard import enter, note_refusal
+from services.gateway.auth import Identity, unauthenticated
 from services.gateway.eventlog import TYPES
 from services.gateway.live import Topic
 from services.gateway.problems import GONE, ProblemError, invalid
 from services.gateway.sse import EventStream, Write, frame
 
-router = APIRouter(tags=["events"])
+router = APIRouter(tags=["events"], route_class=StrictRoute)
 
 From = Annotated[
     str | None,
@@ -127,6 +137,7 @@ async def events(
     return EventStream(
         produce,
         admission=parts.streams.admit(caller.user),
+        lasting=parts.authenticator.lasting(caller),
         heartbeat_seconds=settings.heartbeat_seconds,
         send_seconds_max=settings.stream_send_seconds_max,
     )
@@ -139,13 +150,13 @@ async def _page(parts: Context, topic: Topic, after: int, limit: int) -> Respons
             tx, *topic.where(), after=after, limit=limit, until=ends.position
         )
     full = len(rows) == limit
-    return answer(
-        {
-            "items": [views.event(row) for row in rows],
-            "next_cursor": str(rows[-1].position) if full else None,
-            # Where to go on later, with from.
-            "position": rows[-1].position if full else ends.position,
-        }
+    return answer_page(
+        rows,
+        views.event,
+        lambda row: str(row.position),
+        str(rows[-1].position) if full else None,
+        # Where to go on later, with from.
+        position=rows[-1].position if full else ends.position,
     )
 
 
@@ -156,13 +167,15 @@ async def events_socket(socket: WebSocket) -> None:
     query: Mapping[str, str] = socket.query_params
     try:
         token, protocol = _token_of(socket)
-        caller = await parts.authenticator.person(token)
+        caller: Any = await enter(parts, socket.scope, token, is_run=False)
+        socket.scope[CALLER] = caller
         topic = topic_of(query.get("task"), query.get("type"))
         after = await start_of(parts, query.get("from"), None)
         with parts.streams.admit(caller.user):
             await socket.accept(subprotocol=protocol)
-            await _converse(parts, socket, topic, after)
+            await _converse(parts, socket, caller, topic, after)
     except ProblemError as problem:
+        note_refusal(parts, socket.scope, problem)
         code = TRY_LATER if problem.headers.get("retry-after") else POLICY_VIOLATION
         await socket.close(code, problem.detail[:120])
 
@@ -177,7 +190,9 @@ def _token_of(socket: WebSocket) -> tuple[str, str | None]:
     raise unauthenticated(f"send the token in Authorization or as subprotocol {PROTOCOL}TOKEN")
 
 
-async def _converse(parts: Context, socket: WebSocket, topic: Topic, after: int) -> None:
+async def _converse(
+    parts: Context, socket: WebSocket, caller: Identity, topic: Topic, after: int
+) -> None:
     """Send events until the reader goes or the process stops; what it says is not heard."""
 
     async def emit(position: int, document: bytes) -> None:
@@ -193,14 +208,24 @@ async def _converse(parts: Context, socket: WebSocket, topic: Topic, after: int)
         while (await socket.receive())["type"] != "websocket.disconnect":
             pass
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            both = [group.create_task(send()), group.create_task(listen())]
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            for part in both:
-                part.cancel()
-    except* (WebSocketDisconnect, TimeoutError, RuntimeError) as group:
-        # The reader is gone, or does not read: nobody is there to be told.
-        _log.info("a socket ended", problem=str(group.exceptions[0]))
-    if parts.live.closed and socket.application_state is WebSocketState.CONNECTED:
+    with parts.authenticator.lasting(caller) as lasting:
+        try:
+            async with asyncio.TaskGroup() as group:
+                whichever = [send(), listen(), _set(lasting.over)]
+                running = [group.create_task(part) for part in whichever]
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for part in running:
+                    part.cancel()
+        except* (WebSocketDisconnect, TimeoutError, RuntimeError) as group:
+            # The reader is gone, or does not read: nobody is there to be told.
+            _log.info("a socket ended", problem=str(group.exceptions[0]))
+    if socket.application_state is not WebSocketState.CONNECTED:
+        return
+    if lasting.why:
+        await socket.close(POLICY_VIOLATION, lasting.why)
+    elif parts.live.closed:
         await socket.close(TRY_LATER, "the gateway stops")
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()

@@ -1,7 +1,12 @@
-"""In front of every route: bounds a request's body and counts what is answered (ASGI)."""
+"""In front of every route (ASGI): strict targets, authentication, bounded bodies, counts.
+
+Whoever asks is known before one byte of a body is read. What the guard found out travels in the
+request's scope to ``deps.person`` and ``deps.run_id``.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -10,35 +15,52 @@ from prometheus_client import Counter, Histogram
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.problems import TOO_LARGE, ProblemError
+from libs.store.port import StoreUnavailableError
+from services.gateway.api.deps import CALLER, Context
+from services.gateway.auth import bearer_of, unauthenticated
+from services.gateway.problems import (
+    FORBIDDEN,
+    MALFORMED,
+    TIMEOUT,
+    TOO_LARGE,
+    TOO_MANY,
+    UNAUTHENTICATED,
+    UNAVAILABLE,
+    ProblemError,
+)
+from services.gateway.refusals import Refused
+from services.gateway.strict import NotStrictError, text_of
 
 REQUESTS = Counter(
     "shiftwork_http_requests_total", "HTTP requests answered", ["method", "route", "status"]
 )
 SECONDS = Histogram("shiftwork_http_request_seconds", "Time to the first byte", ["method", "route"])
 BATCH = "/v1/tasks:batch"
+API, RUN = "/v1/", "/v1/run"
+# Of the API, what everybody may read.
+PUBLIC = frozenset({"/v1/openapi.json"})
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # The API has no business in frames, and its answers are no scripts.
 FIXED_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-frame-options", b"DENY"),
 ]
+CLOSE = {"connection": "close"}
 
 
 class Guard:
     """Wraps the application."""
 
-    def __init__(self, app: ASGIApp, *, body_bytes_max: int, batch_bytes_max: int) -> None:
+    def __init__(self, app: ASGIApp, parts: Context) -> None:
         self._app = app
-        self._body_bytes_max = body_bytes_max
-        self._batch_bytes_max = batch_bytes_max
+        self._parts = parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer (ASGI)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        most = self._batch_bytes_max if scope["path"] == BATCH else self._body_bytes_max
         started_at = time.perf_counter()
 
         async def counted(message: Message) -> None:
@@ -47,30 +69,110 @@ class Guard:
                 message = {**message, "headers": [*message.get("headers", ()), *FIXED_HEADERS]}
             await send(message)
 
-        declared = _content_length(scope)
-        if declared is not None and declared > most:
-            await _refuse(counted, ProblemError(TOO_LARGE, _detail(most)))
+        settings = self._parts.settings
+        most = settings.batch_bytes_max if scope["path"] == BATCH else settings.body_bytes_max
+        try:
+            _check_target(scope)
+            await self._authenticate(scope)
+            _check_length(scope, most)
+        except ProblemError as problem:
+            note_refusal(self._parts, scope, problem)
+            await _refuse(counted, problem)
         else:
-            await self._app(scope, _bounded(receive, most), counted)
+            bounded = _bounded(receive, most, settings.body_seconds_max)
+            await self._app(scope, bounded, counted)
+
+    async def _authenticate(self, scope: Scope) -> None:
+        """Note who asks in the scope; raises the problem if nobody who may."""
+        path = scope["path"]
+        if not path.startswith(API) or path in PUBLIC:
+            return
+        token = bearer_of(scope["headers"])
+        is_run = path == RUN or path.startswith(f"{RUN}/")
+        if not token:
+            which = "$SHIFTWORK_RUN_TOKEN" if is_run else "TOKEN"
+            raise unauthenticated(f"send the header Authorization: Bearer {which}")
+        try:
+            scope[CALLER] = await enter(self._parts, scope, token, is_run=is_run)
+        except StoreUnavailableError as problem:
+            detail = "the gateway's database does not answer now; try again"
+            raise ProblemError(UNAVAILABLE, detail, headers={"retry-after": "1"}) from problem
 
 
-def _content_length(scope: Scope) -> int | None:
+async def enter(parts: Context, scope: Scope, token: str, *, is_run: bool) -> object:
+    """The identity or run behind a token. 429 for an address that showed too many wrong ones:
+    it then gets in only with a token that is known already.
+    """
+    address = address_of(scope)
+    if parts.wrong_tokens.exhausted(address) and not parts.authenticator.is_remembered(token):
+        detail = f"{address} has shown too many wrong tokens; wait, then send a good one"
+        raise ProblemError(TOO_MANY, detail, headers={"retry-after": "5"})
+    try:
+        if is_run:
+            return await parts.authenticator.run(token)
+        return await parts.authenticator.person(token)
+    except ProblemError as problem:
+        if problem.kind is UNAUTHENTICATED:
+            parts.wrong_tokens.note(address)
+        raise
+
+
+def address_of(scope: Scope) -> str:
+    """Where a request comes from: a proxy's word counts if the proxy is trusted."""
+    client = scope.get("client")
+    return str(client[0]) if client else "unknown"
+
+
+def note_refusal(parts: Context, scope: Scope, problem: ProblemError) -> None:
+    """Have a refusal entered in the audit trail, unless it is there already."""
+    if problem.kind not in (UNAUTHENTICATED, FORBIDDEN) or problem.audited:
+        return
+    caller = scope.get(CALLER)
+    who = getattr(caller, "user", "") or getattr(caller, "task_id", "")
+    method = scope.get("method", "WEBSOCKET")
+    method = method if method in METHODS else "OTHER"
+    # Without ids, which would make each refusal a kind of its own.
+    path = "/".join(scope["path"].split("/")[:3])
+    parts.refusals.note(Refused(str(who), address_of(scope), f"{method} {path}", problem.kind.type))
+
+
+def _check_target(scope: Scope) -> None:
+    """400 for a path or query that is no text."""
+    for what, encoded in (("path", scope.get("raw_path")), ("query", scope["query_string"])):
+        try:
+            text_of(encoded or b"")
+        except NotStrictError as problem:
+            detail = f"the {what} {problem}; send UTF-8 without NUL, percent-encoded"
+            raise ProblemError(MALFORMED, detail) from None
+
+
+def _check_length(scope: Scope, most: int) -> None:
+    """413 for a body that says itself that it is too long."""
     for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit():
-            return int(value)
-    return None
+        if name == b"content-length" and value.isdigit() and int(value[:20]) > most:
+            raise ProblemError(TOO_LARGE, _detail(most), headers=CLOSE)
 
 
-def _bounded(receive: Receive, most: int) -> Receive:
-    seen = 0
+def _bounded(receive: Receive, most: int, seconds_max: float) -> Receive:
+    """``receive`` for a body of so many bytes within so long; then for as long as it takes."""
+    seen, complete = 0, False
+    until = asyncio.get_running_loop().time() + seconds_max
 
     async def bounded() -> Message:
-        nonlocal seen
-        message = await receive()
+        nonlocal seen, complete
+        if complete:
+            return await receive()
+        try:
+            async with asyncio.timeout_at(until):
+                message = await receive()
+        except TimeoutError:
+            detail = f"the body was not complete within {seconds_max:g} s; send it faster"
+            raise HTTPException(TIMEOUT.status, detail, headers=CLOSE) from None
         if message["type"] == "http.request":
             seen += len(message.get("body", b""))
             if seen > most:
-                raise HTTPException(TOO_LARGE.status, _detail(most))
+                raise HTTPException(TOO_LARGE.status, _detail(most), headers=CLOSE)
+            complete = not message.get("more_body", False)
         return message
 
     return bounded
@@ -85,7 +187,7 @@ async def _refuse(send: Send, problem: ProblemError) -> None:
     headers = [
         (b"content-type", b"application/problem+json"),
         (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
+        *((name.encode(), value.encode()) for name, value in problem.headers.items()),
     ]
     await send({"type": "http.response.start", "status": problem.kind.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
@@ -95,5 +197,6 @@ def _observe(scope: Scope, status: int, seconds: float) -> None:
     """Count by route template: a path with ids in it would make a metric of every task."""
     route: Any = scope.get("route")
     path = getattr(route, "path", "") or "none"
-    REQUESTS.labels(scope["method"], path, str(status)).inc()
-    SECONDS.labels(scope["method"], path).observe(seconds)
+    method = scope["method"] if scope["method"] in METHODS else "OTHER"
+    REQUESTS.labels(method, path, str(status)).inc()
+    SECONDS.labels(method, path).observe(seconds)

@@ -11,15 +11,16 @@ from starlette.responses import Response
 from libs.contracts import messages as m
 from services.gateway import store as rows_of
 from services.gateway import views
-from services.gateway.api.deps import Caller, Context, Parts, answer, task_or_404
-from services.gateway.bodies import parse_moment
+from services.gateway.api.deps import Caller, Context, Parts, StrictRoute, answer, task_or_404
+from services.gateway.auth import Identity
 from services.gateway.follow import Following, read_range
 from services.gateway.follow import Wanted as WantedOutput
 from services.gateway.problems import NOT_FOUND, ProblemError, invalid
 from services.gateway.sse import EventStream, Write, frame
+from services.gateway.strict import parse_moment
 from services.gateway.words import ENDED
 
-router = APIRouter(tags=["logs"])
+router = APIRouter(tags=["logs"], route_class=StrictRoute)
 STREAM = "text/event-stream"
 RUNS_MAX = 1000
 
@@ -53,7 +54,7 @@ async def logs(
     _check(parts, limit_bytes, tail)
     wanted = WantedOutput(task_id, attempt, rank, role, offset or 0, tail, _since(since))
     if follow:
-        return _stream(parts, caller.user, wanted)
+        return _stream(parts, caller, wanted)
     if list_ or rank is None:
         return answer({"logs": [views.log_info(info) for info in await _kept(parts, wanted)]})
     if attempt is None:
@@ -114,7 +115,7 @@ async def _kept(parts: Context, wanted: WantedOutput) -> list[m.LogInfo]:
     return [info for info in reply.logs if wanted.takes(info.attempt, info.rank, info.role)]
 
 
-def _stream(parts: Context, who: str, wanted: WantedOutput) -> Response:
+def _stream(parts: Context, who: Identity, wanted: WantedOutput) -> Response:
     settings = parts.settings
 
     async def ended() -> set[tuple[int, int]] | None:
@@ -152,7 +153,8 @@ def _stream(parts: Context, who: str, wanted: WantedOutput) -> Response:
 
     return EventStream(
         produce,
-        admission=parts.streams.admit(who),
+        admission=parts.streams.admit(who.user),
+        lasting=parts.authenticator.lasting(who),
         heartbeat_seconds=settings.heartbeat_seconds,
         send_seconds_max=settings.stream_send_seconds_max,
     )

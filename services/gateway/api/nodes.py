@@ -12,14 +12,23 @@ from libs.store.port import Op, Where
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import shapes
-from services.gateway.api.deps import Caller, Context, Parts, Wanted, answer, answer_page
+from services.gateway.api.deps import (
+    Caller,
+    Context,
+    Parts,
+    StrictRoute,
+    Wanted,
+    answer,
+    answer_page,
+)
 from services.gateway.auth import Identity, require_admin
 from services.gateway.bodies import LabelsBody, SchedulableBody, TaintsBody
 from services.gateway.problems import NOT_FOUND, ProblemError, invalid
-from services.gateway.rows import NodeRow
+from services.gateway.rows import NodeRow, TaskRow
 from services.gateway.store import Sort
+from services.gateway.words import HOLDING
 
-router = APIRouter(tags=["nodes"])
+router = APIRouter(tags=["nodes"], route_class=StrictRoute)
 BY_ID = Sort("node_id", False, "node_id", False)
 LIVE_RUNS_MAX = 100_000
 
@@ -39,12 +48,41 @@ async def list_nodes(
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, NodeRow, where, BY_ID, paging)
         held = await rows_of.held(tx, LIVE_RUNS_MAX)
-    return answer_page([_view(row, held.get(row.node_id, {})) for row in page.rows], page)
+    return answer_page(
+        page.rows,
+        lambda row: _view(row, held.get(row.node_id, {})),
+        lambda row: row.node_id,
+        page.next_cursor,
+    )
 
 
 def _view(row: NodeRow, by_task: dict[str, tuple[int, ...]]) -> dict[str, Any]:
     held = {index: task for task, gpus in by_task.items() for index in gpus}
     return views.node(row, held, sorted(by_task))
+
+
+@router.get("/occupancy", response_model=shapes.Occupancy)
+async def occupancy(caller: Caller, parts: Parts) -> Response:
+    """Which nodes take runs and which tasks hold any: what a drain has to know. It shows nothing
+    that tasks say about themselves, so none of them can keep a drain from knowing it.
+    """
+    del caller
+    holding = Where("state", Op.IN, list(HOLDING))
+    async with parts.store.transaction() as tx:
+        nodes = await rows_of.nodes(tx)
+        tasks = await tx.select(TaskRow, holding, limit=LIVE_RUNS_MAX)
+    return answer(
+        {
+            "nodes": [{"id": row.node_id, "schedulable": row.node.schedulable} for row in nodes],
+            "tasks": [
+                {"id": row.task_id, "ack_deadline_seconds": _ack_deadline(row)} for row in tasks
+            ],
+        }
+    )
+
+
+def _ack_deadline(row: TaskRow) -> float | None:
+    return row.spec.preemption.ack_deadline_seconds if row.spec else None
 
 
 @router.get("/nodes/{node_id}", response_model=shapes.Node)

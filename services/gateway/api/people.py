@@ -13,7 +13,7 @@ from libs.store.port import Op, Tx, Where
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import shapes
-from services.gateway.api.deps import Caller, Parts, Wanted, answer, answer_page
+from services.gateway.api.deps import Caller, Parts, StrictRoute, Wanted, answer, answer_page
 from services.gateway.auth import FIRST_ADMIN, audit, require_admin, team_exists, token_hash
 from services.gateway.bodies import TeamBody, TokenBody, UserBody, UserChangeBody
 from services.gateway.problems import CONFLICT, NOT_FOUND, ProblemError, invalid
@@ -21,7 +21,7 @@ from services.gateway.rows import AuditRow, TeamRow, TokenRow, UserRow
 from services.gateway.store import Sort
 from services.gateway.words import moment
 
-router = APIRouter(tags=["people"])
+router = APIRouter(tags=["people"], route_class=StrictRoute)
 BY_NAME = Sort("name", False, "name", False)
 NEWEST = Sort("id", True, "id", True)
 
@@ -49,7 +49,7 @@ async def list_users(caller: Caller, parts: Parts, paging: Wanted) -> Response:
     where = [] if caller.is_admin else [Where("name", Op.EQ, caller.user)]
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, UserRow, where, BY_NAME, paging)
-    return answer_page([views.user(row) for row in page.rows], page)
+    return answer_page(page.rows, views.user, lambda row: row.name, page.next_cursor)
 
 
 @router.post("/users", status_code=201, response_model=dict[str, Any])
@@ -116,8 +116,11 @@ async def list_teams(caller: Caller, parts: Parts, paging: Wanted) -> Response:
     del caller
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, TeamRow, (), BY_NAME, paging)
-    items = [{"name": row.name, "created_at": moment(row.created_at)} for row in page.rows]
-    return answer_page(items, page)
+    return answer_page(page.rows, _team, lambda row: row.name, page.next_cursor)
+
+
+def _team(row: TeamRow) -> dict[str, Any]:
+    return {"name": row.name, "created_at": moment(row.created_at)}
 
 
 @router.post("/teams", status_code=201, response_model=dict[str, Any])
@@ -155,7 +158,7 @@ async def list_tokens(caller: Caller, parts: Parts, paging: Wanted) -> Response:
     where = [] if caller.is_admin else [Where("user", Op.EQ, caller.user)]
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, TokenRow, where, NEWEST, paging)
-    return answer_page([views.token(row) for row in page.rows], page)
+    return answer_page(page.rows, views.token, lambda row: row.id, page.next_cursor)
 
 
 @router.post("/tokens", status_code=201, response_model=dict[str, Any])
@@ -214,4 +217,4 @@ async def audit_trail(caller: Caller, parts: Parts, paging: Wanted) -> Response:
     require_admin(caller, "read the audit trail")
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, AuditRow, (), NEWEST, paging)
-    return answer_page([views.audit(row) for row in page.rows], page)
+    return answer_page(page.rows, views.audit, lambda row: row.id, page.next_cursor)

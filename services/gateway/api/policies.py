@@ -7,22 +7,26 @@ that errors name its own paths and lines.
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from libs.contracts import messages as m
+from libs.contracts.messages import FieldError
 from services.gateway import policy_views as views
 from services.gateway.api import policy_shapes as shapes
-from services.gateway.api.deps import Caller, Parts, Wanted, answer
+from services.gateway.api.deps import Caller, Parts, StrictRoute, Wanted, answer, answer_page
 from services.gateway.auth import require_admin
 from services.gateway.problems import MALFORMED, ProblemError, invalid
 from services.gateway.store import After, Sort
 from services.gateway.words import moment
 
-router = APIRouter(tags=["policies"])
+router = APIRouter(tags=["policies"], route_class=StrictRoute)
 BY_GROUP = Sort("group", False, "group", False)
+# Escapes of YAML and JSON that stand for NUL or half a surrogate pair.
+_NO_TEXT = re.compile(r"\\(0|x00|u0000|U00000000|[uU](0000)?[dD][89a-fA-F][0-9a-fA-F]{2})")
 BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -39,10 +43,18 @@ async def policy_text(request: Request) -> str:
     try:
         text = (await request.body()).decode()
     except UnicodeDecodeError:
-        raise ProblemError(MALFORMED, "the body is not UTF-8; send YAML or JSON") from None
+        raise _malformed("is not UTF-8") from None
+    if "\0" in text or _NO_TEXT.search(text):
+        raise _malformed("has a NUL character or half a surrogate pair")
     if not text.strip():
         raise invalid("document", None, "is empty", "send a policy file, YAML or JSON")
     return text
+
+
+def _malformed(why: str) -> ProblemError:
+    fix = "send YAML or JSON in UTF-8, and characters as they are instead of as escapes"
+    error = FieldError(field="document", value="", message=why, fix=fix)
+    return ProblemError(MALFORMED, f"the document {why}; {fix}", [error])
 
 
 Document = Annotated[str, Depends(policy_text)]
@@ -59,8 +71,7 @@ async def list_policies(caller: Caller, parts: Parts, paging: Wanted) -> Respons
     if reply.more and reply.policies:
         last = reply.policies[-1].group
         cursor = After(last, last).write(BY_GROUP)
-    items = [views.policy(each) for each in reply.policies]
-    return answer({"items": items, "next_cursor": cursor})
+    return answer_page(reply.policies, views.policy, lambda each: each.group, cursor)
 
 
 @router.get("/policies/{group}", response_model=shapes.Policy)

@@ -12,7 +12,7 @@ from libs.store.port import Op, Where
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import shapes
-from services.gateway.api.deps import Caller, Parts, Wanted, answer, answer_page
+from services.gateway.api.deps import Caller, Parts, StrictRoute, Wanted, answer, answer_page
 from services.gateway.auth import require_admin
 from services.gateway.bodies import QuotaBody
 from services.gateway.commands import set_quota
@@ -20,7 +20,7 @@ from services.gateway.problems import invalid
 from services.gateway.rows import QuotaRow
 from services.gateway.store import Sort
 
-router = APIRouter(tags=["quotas"])
+router = APIRouter(tags=["quotas"], route_class=StrictRoute)
 # Each change of any quota has a version of its own.
 BY_VERSION = Sort("version", False, "version", False)
 
@@ -43,7 +43,7 @@ async def list_quotas(
             where.append(Where(column, Op.EQ, value))
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, QuotaRow, where, BY_VERSION, paging)
-    return answer_page([views.quota(row) for row in page.rows], page)
+    return answer_page(page.rows, views.quota, lambda row: str(row.version), page.next_cursor)
 
 
 @router.put("/quotas", response_model=dict[str, Any])

@@ -21,17 +21,19 @@ from services.gateway.api.deps import (
     CallingRun,
     Context,
     Parts,
+    StrictRoute,
     Wanted,
     answer,
+    answer_page,
     task_or_404,
 )
 from services.gateway.api.tasks import number_cursor
 from services.gateway.bodies import CheckpointBody, MetricsBody
-from services.gateway.problems import SUPERSEDED, ProblemError, invalid
+from services.gateway.problems import SUPERSEDED, UNAVAILABLE, ProblemError, invalid
 from services.gateway.rows import MetricsRow, RunRow
 from services.gateway.words import moment
 
-router = APIRouter(tags=["training"])
+router = APIRouter(tags=["training"], route_class=StrictRoute)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ async def run_state(
     # Counted in before the first look: a change after the look sets the event.
     with parts.waits.admit(run.task_id), parts.live.waiter(run.task_id) as changed:
         found = await _look(parts, run)
+        if found.superseded:
+            raise _is_over(run)
         until = asyncio.get_running_loop().time() + wait_seconds
         with contextlib.suppress(TimeoutError):
             while found.revision <= seen and not parts.live.closed:
@@ -97,6 +101,11 @@ async def run_state(
     )
 
 
+def _is_over(run: RunId) -> ProblemError:
+    """A run's token ends with the run: it neither reads nor writes any more."""
+    return ProblemError(SUPERSEDED, f"attempt {run.attempt} of {run.task_id} is over; stop")
+
+
 async def _look(parts: Context, run: RunId) -> Standing:
     async with parts.store.transaction() as tx:
         return await standing(tx, run)
@@ -107,6 +116,8 @@ async def save_checkpoint(body: CheckpointBody, run: CallingRun, parts: Parts) -
     """A checkpoint is durable. 201: the platform has stored that; 409: this attempt is over."""
     # What this run may have been told: the launcher may hear of it later than the run does.
     told = await _look(parts, run)
+    if told.superseded:
+        raise _is_over(run)
     command = m.AckCheckpoint(
         task_id=run.task_id,
         attempt=run.attempt,
@@ -131,10 +142,15 @@ async def report(body: MetricsBody, run: CallingRun, parts: Parts) -> Response:
             most = settings.metric_names_max
             field = f"samples[{place}].values"
             raise invalid(field, len(sample.values), f"are more than {most}", "report fewer")
+    names = {name for sample in body.samples for name in sample.values}
+    if len(names) > settings.metric_names_max:
+        most = settings.metric_names_max
+        fix = "report fewer names from each rank"
+        raise invalid("samples", len(names), f"have more than {most} names", fix)
     async with parts.store.transaction() as tx:
         if (await standing(tx, run)).superseded:
-            detail = f"attempt {run.attempt} of {run.task_id} is over; stop"
-            raise ProblemError(SUPERSEDED, detail)
+            raise _is_over(run)
+        await _check_rank(tx, run, body.rank)
         before = await tx.get(MetricsRow, run.task_id, body.rank)
         row = reports.add(
             before,
@@ -142,11 +158,34 @@ async def report(body: MetricsBody, run: CallingRun, parts: Parts) -> Response:
             rank=body.rank,
             attempt=run.attempt,
             samples=[(sample.at or tx.now, sample.values) for sample in body.samples],
-            points_max=settings.metric_points_max,
+            limits=reports.Limits(
+                points_max=settings.metric_points_max,
+                names_max=settings.metric_names_max,
+                values_max=settings.metric_values_max,
+            ),
         )
         if row is not before and row is not None:
             tx.put(row)
     return answer({"accepted": len(body.samples)}, 202)
+
+
+async def _check_rank(tx: Tx, run: RunId, rank: int) -> None:
+    """422 for a rank that the run does not have: each rank that reports costs a row."""
+    row = await tx.get(RunRow, run.task_id, run.attempt)
+    if row is not None and row.placements:
+        known = {placed.rank for placed in row.placements}
+        if rank not in known:
+            fix = f"give one of its {len(known)} ranks, {min(known)} to {max(known)}"
+            raise invalid("rank", rank, f"is no rank of attempt {run.attempt}", fix)
+        return
+    task = await rows_of.task(tx, run.task_id)
+    if task is None or task.spec is None:
+        # Its events are on their way: nothing is known that could say which ranks there are.
+        detail = f"attempt {run.attempt} of {run.task_id} is not known here yet; try again"
+        raise ProblemError(UNAVAILABLE, detail, headers={"retry-after": "1"})
+    if rank >= task.spec.nodes:
+        fix = f"give 0 to {task.spec.nodes - 1}"
+        raise invalid("rank", rank, f"is no rank of {run.task_id}", fix)
 
 
 @router.get("/tasks/{task_id}/metrics", response_model=shapes.Page, tags=["tasks"])
@@ -159,5 +198,4 @@ async def metrics(task_id: str, caller: Caller, parts: Parts, paging: Wanted) ->
         await task_or_404(tx, task_id)
         rows = await tx.select(MetricsRow, *where, limit=paging.limit + 1)
     more = str(rows[paging.limit].rank) if len(rows) > paging.limit else None
-    items = [views.metrics(row) for row in rows[: paging.limit]]
-    return answer({"items": items, "next_cursor": more})
+    return answer_page(rows[: paging.limit], views.metrics, lambda row: str(row.rank), more)

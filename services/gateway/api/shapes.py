@@ -155,11 +155,19 @@ class Task(_Secret):
     run_seconds: NotRequired[float | None]
 
 
+class Unreadable(TypedDict):
+    """A row of a list that cannot be shown, set apart from the others."""
+
+    id: str
+    problem: str
+
+
 class Page(TypedDict):
     """One page; ``next_cursor`` is null at the end."""
 
     items: list[dict[str, Any]]
     next_cursor: str | None
+    unreadable: NotRequired[list[Unreadable]]
 
 
 class TaskPage(TypedDict):
@@ -167,6 +175,7 @@ class TaskPage(TypedDict):
 
     items: list[Task]
     next_cursor: str | None
+    unreadable: NotRequired[list[Unreadable]]
 
 
 class Revision(TypedDict):
@@ -219,6 +228,7 @@ class RunPage(TypedDict):
 
     items: list[Run]
     next_cursor: str | None
+    unreadable: NotRequired[list[Unreadable]]
 
 
 class OrderPlace(TypedDict):
@@ -323,6 +333,28 @@ class NodePage(TypedDict):
 
     items: list[Node]
     next_cursor: str | None
+    unreadable: NotRequired[list[Unreadable]]
+
+
+class OccupiedNode(TypedDict):
+    """A node, and whether it takes new runs."""
+
+    id: str
+    schedulable: bool
+
+
+class HoldingTask(TypedDict):
+    """A task that holds nodes, and how long it may take to leave them."""
+
+    id: str
+    ack_deadline_seconds: float | None
+
+
+class Occupancy(TypedDict):
+    """What a drain has to know."""
+
+    nodes: list[OccupiedNode]
+    tasks: list[HoldingTask]
 
 
 class Event(TypedDict):
@@ -341,6 +373,7 @@ class EventPage(TypedDict):
 
     items: list[Event]
     next_cursor: str | None
+    unreadable: NotRequired[list[Unreadable]]
     position: int
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
@@ -16,8 +16,10 @@ from services.gateway.api.deps import (
     Caller,
     Context,
     Parts,
+    StrictRoute,
     Wanted,
     answer,
+    answer_one,
     answer_page,
     task_or_404,
 )
@@ -30,7 +32,7 @@ from services.gateway.rows import RunRow, TaskRow
 from services.gateway.store import Sort
 from services.gateway.words import LIVE, PRIORITIES, STATES
 
-router = APIRouter(tags=["tasks"])
+router = APIRouter(tags=["tasks"], route_class=StrictRoute)
 
 # A task's id begins with its time, so that sorting by id is sorting by submission.
 SORTS = {
@@ -132,11 +134,16 @@ async def list_tasks(
         page = await rows_of.task_page(tx, where, _sort(sort), paging)
         ids = [row.task_id for row in page.rows] if run_seconds else []
         ran = await rows_of.run_seconds(tx, ids)
-    items = [views.task(row, secrets=may_change(caller, row)) for row in page.rows]
-    if run_seconds:
-        for item in items:
-            item["run_seconds"] = ran[item["id"]]
-    return answer_page(items, page)
+
+    def view(row: TaskRow) -> dict[str, Any]:
+        found = views.task(row, secrets=may_change(caller, row))
+        return found | ({"run_seconds": ran[row.task_id]} if run_seconds else {})
+
+    return answer_page(page.rows, view, _id, page.next_cursor)
+
+
+def _id(row: TaskRow) -> str:
+    return row.task_id
 
 
 def _several(field: str, text: str, known: set[str]) -> list[str]:
@@ -170,8 +177,12 @@ async def queue(caller: Caller, parts: Parts, paging: Wanted, group: str | None 
         where.append(Where("group", Op.EQ, group))
     async with parts.store.transaction() as tx:
         page = await rows_of.task_page(tx, where, SORTS["-priority"], paging)
-    items = [views.task(row, secrets=may_change(caller, row)) for row in page.rows]
-    return answer_page(items, page)
+    return answer_page(
+        page.rows,
+        lambda row: views.task(row, secrets=may_change(caller, row)),
+        _id,
+        page.next_cursor,
+    )
 
 
 @router.get("/tasks/{task_id}", response_model=shapes.Task)
@@ -179,7 +190,7 @@ async def show(task_id: str, caller: Caller, parts: Parts) -> Response:
     """One task."""
     async with parts.store.transaction() as tx:
         row = await task_or_404(tx, task_id)
-    return answer(views.task(row, secrets=may_change(caller, row)))
+    return answer_one(task_id, lambda: views.task(row, secrets=may_change(caller, row)))
 
 
 @router.put("/tasks/{task_id}/goal", status_code=202, response_model=shapes.Revision)
@@ -234,16 +245,15 @@ async def decisions(task_id: str, caller: Caller, parts: Parts, paging: Wanted) 
     reply = await parts.commands.ask(
         m.Decisions(task_id=task_id, after=after, limit=paging.limit), m.DecisionsReply
     )
-    items = [views.decision(record) for record in reply.decisions]
     more = str(reply.decisions[-1].no) if reply.more and reply.decisions else None
-    return answer({"items": items, "next_cursor": more})
+    return answer_page(reply.decisions, views.decision, lambda record: str(record.no), more)
 
 
 def number_cursor(cursor: str | None) -> int:
     """A cursor that is a plain number."""
     if cursor is None:
         return 0
-    if not cursor.isdecimal() or len(cursor) > len(str(2**63)):
+    if not cursor.isdecimal() or len(cursor) > len(str(2**63)) or int(cursor) >= 2**63:
         fix = "give next_cursor of the page before, or leave it out"
         raise invalid("cursor", cursor, "is not a cursor of this list", fix)
     return int(cursor)
@@ -258,5 +268,4 @@ async def runs(task_id: str, caller: Caller, parts: Parts, paging: Wanted) -> Re
         await task_or_404(tx, task_id)
         rows = await rows_of.runs(tx, task_id, after, paging.limit + 1)
     more = str(rows[paging.limit - 1].attempt) if len(rows) > paging.limit else None
-    items = [views.run(row) for row in rows[: paging.limit]]
-    return answer({"items": items, "next_cursor": more})
+    return answer_page(rows[: paging.limit], views.run, lambda row: str(row.attempt), more)

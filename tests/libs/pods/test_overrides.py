@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from difflib import get_close_matches
 from typing import Any
 
 import pytest
 
+from libs.pods import schema
 from libs.pods.check import check_pod
 from libs.pods.overrides import merged, read_template
 from libs.pods.policy import Permission, PodPolicy
@@ -548,3 +550,26 @@ def test_what_was_granted_makes_a_pod_that_kubernetes_takes() -> None:
     assert found["spec"]["securityContext"]["runAsNonRoot"] is False
     security = found["spec"]["containers"][0]["securityContext"]
     assert security["allowPrivilegeEscalation"] is True
+
+
+def test_a_template_of_thousands_of_faults_costs_no_more_than_one_of_fifty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[str] = []
+
+    def counted(name: str, *more: Any) -> list[str]:
+        compared.append(name)
+        return get_close_matches(name, *more)
+
+    monkeypatch.setattr(schema, "get_close_matches", counted)
+    for fields in (
+        {f"containres{number}": 1 for number in range(3000)},
+        {"spec": {f"containres{number}": 1 for number in range(3000)}},
+        {"spec": {"containers": [{"name": f"c{n}", "imgae": "x"} for n in range(1000)]}},
+        {"spec": {"x" * 50_000: 1}},
+    ):
+        compared.clear()
+        found = faults(a_request(fields), OPEN)
+        assert 1 <= len(found) <= 50
+        assert len(compared) <= 50
+        assert all(len(field) <= 300 for field, _ in found)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import resource
 import socket
+from collections.abc import AsyncIterator
 
 import pytest
 
-from libs.service.http import serve_http
+from libs.service import connections
+from libs.service.connections import HttpLimits, raise_descriptor_limit
+from libs.service.http import Asgi, Receive, Scope, Send, serve_http
 
 
 @pytest.mark.parametrize("turns", range(6))
@@ -32,3 +36,133 @@ async def test_a_connection_on_its_way_in_is_closed_too(turns: int) -> None:
         with contextlib.suppress(ConnectionResetError):  # it was never accepted
             assert await asyncio.to_thread(client.recv, 1) == b""
     gc.collect()
+
+
+HEAD = b"GET /healthz HTTP/1.1\r\nhost: x\r\n"
+
+
+@contextlib.asynccontextmanager
+async def serving(limits: HttpLimits, app: Asgi | None = None) -> AsyncIterator[int]:
+    bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    running = asyncio.ensure_future(
+        serve_http(
+            app,
+            host="127.0.0.1",
+            port=0,
+            ready=lambda: (True, ""),
+            on_bound=bound.set_result,
+            limits=limits,
+        )
+    )
+    try:
+        yield await bound
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def status(port: int) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(HEAD + b"connection: close\r\n\r\n")
+        return (await reader.readline()).split(b" ")[1]
+    finally:
+        writer.close()
+
+
+async def closed(reader: asyncio.StreamReader, seconds_max: float) -> bool:
+    """True if the other side ends the connection in time."""
+    try:
+        async with asyncio.timeout(seconds_max):
+            await reader.read()
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
+async def test_silent_connections_leave_room_for_those_that_speak() -> None:
+    """However many come, from one address or in all: the oldest silent one makes room."""
+    for limits in (HttpLimits(total_max=100, address_max=20), HttpLimits(total_max=20)):
+        async with serving(limits) as port, contextlib.AsyncExitStack() as stack:
+            for _ in range(200):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                stack.callback(writer.close)
+                writer.write(HEAD)
+            assert await status(port) == b"200"
+
+
+async def test_connections_that_wait_for_answers_are_not_pushed_out() -> None:
+    release = asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive
+        await release.wait()
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with serving(HttpLimits(total_max=10, address_max=5), slow) as port:
+        waiting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+        for _, writer in waiting:
+            writer.write(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.sleep(0.2)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await closed(reader, 2)  # the sixth: nobody is silent, so nobody makes room
+        writer.close()
+        release.set()
+        for reader, writer in waiting:
+            assert b"204" in await reader.readline()
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", HEAD, b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc"],
+    ids=["nothing", "half a head", "half a body"],
+)
+async def test_what_never_comes_is_not_waited_for(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
+
+    async def reads(scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, send
+        while (await receive()).get("more_body"):
+            pass
+
+    limits = HttpLimits(head_seconds=0.3, body_seconds=0.3)
+    async with serving(limits, reads) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        assert await closed(reader, 5)
+        writer.close()
+
+
+async def test_an_answer_that_nobody_takes_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
+    ended = asyncio.Event()
+
+    async def much(scope: Scope, receive: Receive, send: Send) -> None:
+        del scope
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 50_000_000})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        ended.set()
+
+    async with serving(HttpLimits(send_seconds=0.3), much) as port:
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"GET /much HTTP/1.1\r\nhost: x\r\n\r\n")
+            async with asyncio.timeout(5):
+                await ended.wait()
+
+
+def test_the_limit_of_open_files_is_raised_to_what_the_system_allows() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        assert raise_descriptor_limit() == before[1]
+        assert HttpLimits().total_max > 256 or before[1] <= 512
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -13,7 +13,15 @@ import pytest
 import pytest_asyncio
 
 from libs.store.connections import Address, connect
-from libs.store.port import ConflictError, Delta, NotLeaderError, StoreUnavailableError
+from libs.store.port import (
+    ConflictError,
+    Delta,
+    NotLeaderError,
+    Op,
+    StoreUnavailableError,
+    UnfitValueError,
+    Where,
+)
 from libs.store.sql import SqlStore
 from tests.libs.store.example import (
     TABLES,
@@ -63,6 +71,19 @@ async def store(role: Role) -> AsyncIterator[SqlStore]:
     made = store_at(role.url, role.password)
     yield made
     await made.close()
+
+
+@pytest.mark.parametrize("value", ["a\0b", "\ud800", 2**63, "x"])
+async def test_a_value_that_the_database_cannot_hold_is_no_outage_and_no_defect(
+    store: SqlStore, value: Any
+) -> None:
+    """Whoever sent it has to send something else; trying again does not help."""
+    column = "job_id" if isinstance(value, str) and value != "x" else "rank"
+    with pytest.raises(UnfitValueError):
+        async with store.transaction() as tx:
+            await tx.select(Job, Where(column, Op.EQ, value))
+    async with store.transaction() as tx:
+        assert await tx.select(Job) == []
 
 
 async def test_a_slower_transaction_with_a_lower_id_is_not_skipped(

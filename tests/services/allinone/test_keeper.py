@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import resource
 import stat
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 
 from services.allinone.embedded.credentials import ensure_credentials
 from services.allinone.embedded.nats import Nats
+from services.allinone.embedded.wire import CannotCheckError, nats_answers, postgres_answers
 from services.allinone.keeper import (
     Board,
     Policy,
@@ -29,6 +33,7 @@ POLICY = Policy()
 WELL = Sight(alive=True)
 SILENT = Sight(alive=True, problem="no answer")
 DEAD = Sight(alive=False, problem="was ended by signal SIGKILL")
+UNKNOWN = Sight(alive=True, problem="no descriptors left", unknown=True)
 
 
 def test_pauses_double_from_the_first_to_the_most() -> None:
@@ -51,6 +56,39 @@ def test_silence_is_borne_for_so_many_looks_in_a_row() -> None:
         states.append(record.state)
     assert states == [State.SILENT] * (POLICY.silent_checks_max - 1) + [State.DOWN]
     assert record.problem == "no answer"
+
+
+def test_what_cannot_be_checked_for_want_of_our_own_resources_is_left_alone() -> None:
+    record = judge(POLICY, Record("p"), WELL, 0)
+    for now in range(1, 100):
+        record = judge(POLICY, record, UNKNOWN, now)
+    assert (record.state, record.silent_checks, record.restarts) == (State.UP, 0, 0)
+    assert record.problem == "no descriptors left"
+    dead = judge(POLICY, record, replace(UNKNOWN, alive=False), 100)
+    assert dead.state is State.DOWN
+
+
+async def test_a_process_without_descriptors_does_not_take_its_servers_for_dead(
+    tmp_path: Path,
+) -> None:
+    """EMFILE while asking is our own exhaustion; the servers are not asked, and not restarted."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    listening = await asyncio.start_unix_server(lambda *_: None, tmp_path / "socket")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+    taken: list[int] = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        with pytest.raises(CannotCheckError, match="Too many open files"):
+            await postgres_answers(tmp_path / "socket", 1.0)
+        with pytest.raises(CannotCheckError, match="Too many open files"):
+            await nats_answers(1, "user", "password", 1.0)
+    finally:
+        for each in taken:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        listening.close()
 
 
 def test_one_answer_makes_silence_forgotten() -> None:

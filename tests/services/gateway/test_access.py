@@ -37,6 +37,7 @@ MATRIX: list[tuple[str, str, Any, tuple[int, int, int, int, int, int]]] = [
     ("GET", "/v1/events", None, (401, 401, 403, 200, 200, 200)),
     ("GET", "/v1/nodes", None, (401, 401, 403, 200, 200, 200)),
     ("GET", "/v1/nodes/n0", None, (401, 401, 403, 200, 200, 200)),
+    ("GET", "/v1/occupancy", None, (401, 401, 403, 200, 200, 200)),
     ("GET", "/v1/groups", None, (401, 401, 403, 200, 200, 200)),
     (
         "PUT",
@@ -70,9 +71,9 @@ MATRIX: list[tuple[str, str, Any, tuple[int, int, int, int, int, int]]] = [
     ("POST", "/v1/tokens", {"user": "ann"}, (401, 401, 403, 403, 403, 201)),
     ("DELETE", "/v1/tokens/{token}", None, (401, 401, 403, 404, 204, 204)),
     ("GET", "/v1/audit", None, (401, 401, 403, 403, 403, 200)),
-    ("GET", "/v1/run", None, (401, 403, 200, 403, 403, 403)),
-    ("POST", "/v1/run/checkpoints", SAVED, (401, 403, 201, 403, 403, 403)),
-    ("POST", "/v1/run/metrics", METRICS, (401, 403, 202, 403, 403, 403)),
+    ("GET", "/v1/run", None, (401, 401, 200, 403, 403, 403)),
+    ("POST", "/v1/run/checkpoints", SAVED, (401, 401, 201, 403, 403, 403)),
+    ("POST", "/v1/run/metrics", METRICS, (401, 401, 202, 403, 403, 403)),
     ("GET", "/v1/openapi.json", None, (200, 200, 200, 200, 200, 200)),
     ("GET", "/docs", None, (200, 200, 200, 200, 200, 200)),
 ]

@@ -11,7 +11,16 @@ from pydantic import TypeAdapter
 
 from libs.contracts import messages as m
 from services.gateway.api import shapes
-from tests.services.gateway.world import World, a_node, assigned, at, exited, preemption, state
+from tests.services.gateway.world import (
+    ADMIN_TOKEN,
+    World,
+    a_node,
+    assigned,
+    at,
+    exited,
+    preemption,
+    state,
+)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +89,8 @@ async def test_a_defect_is_a_problem_without_its_details(world: World) -> None:
     transport = httpx.ASGITransport(app=world.gateway.app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://g") as client:
         world.gateway.app._app.state.gateway = None  # pyright: ignore[reportAttributeAccessIssue]
-        told = await client.get("/v1/whoami", headers={"authorization": "Bearer swt_x"})
+        headers = {"authorization": f"Bearer {ADMIN_TOKEN}"}
+        told = await client.get("/v1/tasks", headers=headers)
     assert told.status_code == 500
     assert told.json()["type"] == "internal"
     assert "NoneType" not in told.text

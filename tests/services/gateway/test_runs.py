@@ -122,16 +122,23 @@ async def test_an_older_attempt_is_superseded(world: World) -> None:
         await asyncio.sleep(0.05)
         await world.heard(exited("tt", 1, m.ExitKind.LOST), assigned("tt", 2))
         assert (await waiting).json()["superseded"] is True
-        assert (await old.get("/v1/run")).json()["superseded"] is True
+        told = await old.get("/v1/run")
+        assert (told.status_code, told.json()["type"]) == (409, "superseded")
         assert (await new.get("/v1/run")).json()["superseded"] is False
         told = await old.post("/v1/run/metrics", json={"samples": [{"values": {"a": 1}}]})
         assert (told.status_code, told.json()["type"]) == (409, "superseded")
 
 
-async def test_an_exit_supersedes_the_run(world: World) -> None:
+async def test_a_runs_token_ends_with_the_run(world: World) -> None:
     await world.heard(assigned("tt"), exited("tt"))
+    metrics = {"samples": [{"values": {"a": 1}}]}
     async with world.client(run_token("tt")) as run:
-        assert (await run.get("/v1/run?wait_seconds=10")).json()["superseded"] is True
+        for told in (
+            await run.get("/v1/run?wait_seconds=10"),
+            await run.post("/v1/run/metrics", json=metrics),
+            await run.post("/v1/run/checkpoints", json={"step": 1, "uri": "/c"}),
+        ):
+            assert (told.status_code, told.json()["type"]) == (409, "superseded")
 
 
 async def test_a_preemption_of_another_attempt_is_not_ours(world: World) -> None:
@@ -184,7 +191,7 @@ async def test_a_wrong_checkpoint_names_the_field(
 
 
 async def test_reported_numbers_are_on_the_tasks_page(world: World, ann: httpx.AsyncClient) -> None:
-    task = await world.submitted(ann)
+    task = await world.submitted(ann, nodes=2)
     async with world.client(run_token(task["id"])) as run:
         for rank in (0, 1):
             samples = [
@@ -233,7 +240,7 @@ def test_a_long_history_is_thinned_and_keeps_its_span() -> None:
             rank=0,
             attempt=1,
             samples=[(at(number), {"step": float(number)})],
-            points_max=50,
+            limits=reports.Limits(points_max=50, names_max=64, values_max=8192),
         )
     assert row is not None
     steps = [values["step"] for _, _, values in row.points]
@@ -242,3 +249,60 @@ def test_a_long_history_is_thinned_and_keeps_its_span() -> None:
     assert steps[-1] >= 1000 - row.stride
     assert {after - before for before, after in pairwise(steps)} == {row.stride}
     assert row.latest == {"step": 999.0}
+
+
+async def test_a_rank_that_the_run_does_not_have_reports_nothing(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    body = {"samples": [{"values": {"loss": 1}}]}
+    task = await world.submitted(ann, nodes=2)
+    async with world.client(run_token(task["id"])) as run:
+        # Before the run is projected, the task's size says which ranks there are; then its places.
+        for heard in ((), (assigned(task["id"], nodes=("n0", "n1")),)):
+            await world.heard(*heard)
+            for rank, status in ((0, 202), (1, 202), (2, 422), (2**31 - 1, 422)):
+                told = await run.post("/v1/run/metrics", json={**body, "rank": rank})
+                assert told.status_code == status, told.text
+        assert told.json()["errors"][0]["field"] == "rank"
+    async with world.client(run_token("unknown")) as run:
+        assert (await run.post("/v1/run/metrics", json=body)).status_code == 503
+    kept = (await ann.get(f"/v1/tasks/{task['id']}/metrics")).json()["items"]
+    assert [row["rank"] for row in kept] == [0, 1]
+
+
+async def test_a_report_has_a_bounded_number_of_names(world: World) -> None:
+    await world.heard(assigned("tt"))
+    samples = [{"values": {f"name-{number}": 1.0}} for number in range(65)]
+    async with world.client(run_token("tt")) as run:
+        told = await run.post("/v1/run/metrics", json={"samples": samples})
+    assert told.status_code == 422
+    assert "64 names" in told.json()["detail"]
+
+
+def test_a_row_is_bounded_in_names_points_and_values() -> None:
+    limits = reports.Limits(points_max=50, names_max=64, values_max=500)
+    row = None
+    for number in range(200):
+        samples = [
+            (at(number * 10 + each), {f"n{number}-{name}": 1.0 for name in range(64)})
+            for each in range(10)
+        ]
+        row = reports.add(row, task_id="tt", rank=0, attempt=1, samples=samples, limits=limits)
+        assert row is not None
+        assert len(row.latest) <= 64
+        assert len(row.points) <= 50
+        assert sum(len(values) for _, _, values in row.points) <= 500
+        assert set(samples[-1][1]) <= set(row.latest)
+
+
+def test_names_of_before_stay_while_there_is_room() -> None:
+    limits = reports.Limits(points_max=50, names_max=3, values_max=500)
+
+    def report(row: Any, second: int, *names: str) -> Any:
+        values = dict.fromkeys(names, 1.0)
+        sample = [(at(second), values)]
+        return reports.add(row, task_id="t", rank=0, attempt=1, samples=sample, limits=limits)
+
+    row = report(report(None, 1, "a", "b"), 2, "c")
+    assert set(row.latest) == {"a", "b", "c"}
+    assert set(report(row, 3, "d", "b").latest) == {"a", "b", "d"}

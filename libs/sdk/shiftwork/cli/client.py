@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Iterator, Mapping, cast
 from urllib.parse import quote, urlencode
 
+from shiftwork.cli import render
 from shiftwork.cli.failures import UNREACHABLE, Failure, refused, usage
 from shiftwork.transport import Answer, Client, Unreachable
 
@@ -106,16 +107,25 @@ class Api:
         return self._json("DELETE", path)
 
     def items(self, path: str, query: Query | None = None, limit: int | None = None) -> Json:
-        """A list: ``{"items": […], "next_cursor": …}``, pages joined until ``limit`` or the end."""
+        """A list: ``{"items": […], "next_cursor": …}``, pages joined until ``limit`` or the end.
+
+        Rows that the server cannot show stand beside it in ``unreadable``, and are warned of.
+        """
         items: list[Any] = []
+        apart: list[Any] = []
         asked = dict(query or {})
         while True:
             left = PAGE if limit is None else min(PAGE, limit - len(items))
             page = self.get(path, {**asked, "limit": left})
             items += page["items"]
+            apart += page.get("unreadable") or []
             cursor = page.get("next_cursor")
-            if not cursor or not page["items"] or (limit is not None and len(items) >= limit):
-                return {"items": items, "next_cursor": cursor}
+            empty = not page["items"] and not page.get("unreadable")
+            if not cursor or empty or (limit is not None and len(items) >= limit):
+                for each in apart:
+                    render.warning(f"{each['id']} is left out: {each['problem']}")
+                more = {"unreadable": apart} if apart else {}
+                return {"items": items, "next_cursor": cursor, **more}
             asked["cursor"] = cursor
 
     def read_range(self, path: str, query: Query) -> Range:

@@ -1,5 +1,9 @@
 """Everything the command line prints, and nothing else prints.
 
+Everything that is printed for people passes ``safe``: names, labels, commands and texts of errors
+are other people's, and a terminal obeys escape sequences in them. Only ``raw``, a task's own
+output, goes out byte for byte, as ``docker logs`` and ``kubectl logs`` do it.
+
 Results go to standard output, everything said about them to standard error. On a terminal rich
 draws tables, colours and the progress line; elsewhere the same comes as plain lines, one fact
 each, that scripts can read. ``--json`` gives documents, or one object a line for streams.
@@ -8,6 +12,7 @@ each, that scripts can read. ``--json`` gives documents, or one object a line fo
 from __future__ import annotations
 
 import json
+import re
 import sys
 from datetime import datetime, timezone
 from typing import IO, TYPE_CHECKING, Any, Iterable, Mapping, Sequence
@@ -39,6 +44,36 @@ STYLES = {
 _STEPS = ((60.0, "s", 1.0), (3600.0, "m", 60.0), (86_400.0, "h", 3600.0))
 
 
+# What a terminal obeys instead of showing: controls (C0 but tab and line feed, DEL, C1), changes
+# of direction, other line separators; and halves of surrogate pairs, which nothing can encode.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_BREAKS = re.compile("[\t\n]")
+_UNINDENTED = re.compile("(?<=[^\n])\n(?! )")
+
+
+def safe(text: str) -> str:
+    r"""The text with everything that a terminal would obey written as ``\x1b`` or ``\u202e``.
+
+    Tabs and line breaks stay.
+    """
+    return _UNSAFE.sub(_escaped, text)
+
+
+def one_line(text: str) -> str:
+    """The same, with tabs and line breaks escaped, too: a value cannot pretend to be a line."""
+    return _BREAKS.sub(_escaped, safe(text))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    number = ord(found.group())
+    return _SHORT.get(number) or (f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}")  # noqa: PLR2004 - one byte
+
+
+_SHORT = {0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r"}
+
+
 class _Mode:
     json = False
     quiet = False
@@ -65,12 +100,17 @@ def is_terminal(stream: IO[str]) -> bool:
 
 def line(text: str) -> None:
     """One line of the result."""
-    sys.stdout.write(text + "\n")
+    block(one_line(text))
+
+
+def block(text: str) -> None:
+    """Several lines of the result that were written here, such as a script."""
+    sys.stdout.write(safe(text) + "\n")
     sys.stdout.flush()
 
 
 def raw(data: bytes) -> None:
-    """Bytes of a task's output, as they are."""
+    """Bytes of a task's output, as they are, whatever a terminal makes of them."""
     buffer = getattr(sys.stdout, "buffer", None)
     if buffer is None:
         sys.stdout.write(data.decode("utf-8", "replace"))
@@ -82,12 +122,18 @@ def raw(data: bytes) -> None:
 
 def document(value: object) -> None:
     """A whole answer as JSON."""
-    line(json.dumps(value, indent=2, ensure_ascii=False))
+    block(_json(value, indent=2))
 
 
 def record(value: object) -> None:
     """One object of a stream, on a line of its own."""
-    line(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    block(_json(value, separators=(",", ":")))
+
+
+def _json(value: object, **form: Any) -> str:  # noqa: ANN401 - as json.dumps takes it
+    """JSON that shows letters as they are and, as JSON's own escapes, what a terminal obeys."""
+    text = json.dumps(value, ensure_ascii=False, **form)
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
 def note(text: str) -> None:
@@ -110,18 +156,20 @@ def warning(text: str) -> None:
 def failure(failed: Failure) -> None:
     """What, where, fix; with ``--json`` one problem object. On standard error."""
     if _Mode.json:
-        _say(json.dumps(failed.document(), ensure_ascii=False))
+        _say(_json(failed.document()))
         return
-    _say(_styled("error: ", "bold red") + failed.what)
+    _say(failed.what, mark="error: ")
     if failed.where:
-        _say(f"  where: {failed.where}")
+        _say(f"  where: {one_line(failed.where)}")
     if failed.fix:
         _say(f"  fix:   {failed.fix}")
 
 
-def _say(text: str) -> None:
+def _say(text: str, mark: str = "") -> None:
+    # Further lines are indented: none of them can pass for a line of ours.
+    shown = _UNINDENTED.sub("\n    ", safe(text))
     with Progress.cleared():
-        sys.stderr.write(text + "\n")
+        sys.stderr.write((_styled(mark, "bold red") if mark else "") + shown + "\n")
         sys.stderr.flush()
 
 
@@ -139,7 +187,7 @@ def _styled(text: str, style: str) -> str:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
     """Rows of text. A cell that is a known state is coloured on a terminal."""
-    cells = [list(row) for row in rows]
+    cells = [[one_line(str(cell)) for cell in row] for row in rows]
     if not cells:
         note(empty)
         return
@@ -170,12 +218,15 @@ def _rich_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
 
 def facts(pairs: Iterable[tuple[str, str]]) -> None:
     """Names and values, one a line; pairs without a value are left out."""
-    kept = [(name, value) for name, value in pairs if value]
+    kept = [(name, one_line(value)) for name, value in pairs if value]
     width = max((len(name) for name, _ in kept), default=0)
     coloured = is_terminal(sys.stdout)
     for name, value in kept:
         label = name.ljust(width)
-        line(f"\x1b[1m{label}\x1b[0m  {value}" if coloured else f"{label}  {value}")
+        # Our own codes; the value is safe already.
+        shown = f"\x1b[1m{label}\x1b[0m" if coloured else label
+        sys.stdout.write(f"{shown}  {value}\n")
+    sys.stdout.flush()
 
 
 # --- words ----------------------------------------------------------------------------------
@@ -250,6 +301,7 @@ class Progress:
         """Replace the line."""
         if not self._wanted:
             return
+        text = one_line(text)
         if self.status is None:
             from rich.console import Console  # noqa: PLC0415 - only a terminal pays for rich
 

@@ -38,7 +38,7 @@ def completion(shell: str = typer.Argument(..., metavar="SHELL", help=", ".join(
     )
     if not done.stdout:
         raise Failure("no completion script came", where=shell, fix=done.stderr.strip())
-    render.line(done.stdout.rstrip("\n"))
+    render.block(done.stdout.rstrip("\n"))
 
 
 def version() -> None:

@@ -72,6 +72,8 @@ class CliServer:
     quotas: list[dict[str, Any]] = field(default_factory=list)
     tokens: list[dict[str, Any]] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
+    # Rows that a list cannot show.
+    unreadable: list[dict[str, Any]] = field(default_factory=list)
     explanation: dict[str, Any] = field(default_factory=dict)
     decisions: list[dict[str, Any]] = field(default_factory=list)
     output: dict[tuple[int, int], bytes] = field(default_factory=dict)
@@ -248,7 +250,8 @@ class CliServer:
         begin = int(query.get("cursor", "0"))
         end = begin + int(query["limit"])
         more = str(end) if end < len(found) else None
-        return {"items": found[begin:end], "next_cursor": more}
+        page: dict[str, Any] = {"items": found[begin:end], "next_cursor": more}
+        return page | ({"unreadable": self.unreadable} if self.unreadable else {})
 
     def _of_task(self, task_id: str, what: str, body: Any) -> tuple[int, Any]:
         task = self.tasks[task_id]

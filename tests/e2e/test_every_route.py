@@ -1,0 +1,134 @@
+"""Every route of the running platform, asked what its description allows and what it does not, as
+an administrator, a member, a run and nobody: none of them ever gets an answer 5xx."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+
+from tests.e2e.conftest import Shiftwork
+
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(900)]
+
+EXAMPLES = 8
+ROLES = ("admin", "member", "run", "nobody")
+
+
+@dataclass
+class Site:
+    url: str
+    tokens: dict[str, str]
+    # Real names for the parameters of paths.
+    real: dict[str, str]
+    description: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A platform of its own: what is asked here changes quotas, policies, nodes and people."""
+    home = tmp_path_factory.mktemp("e")
+    user = Shiftwork(home)
+    try:
+        user.bring_up()
+        yield make_site(user)
+    finally:
+        user.take_down()
+
+
+def make_site(user: Shiftwork) -> Site:
+    status = user.good("up", "--data", str(user.data), "--detach", "--json").json
+    token = Path(status["admin_token_file"]).read_text().strip()
+    url = status["url"]
+    shown = user.home / "run-token"
+    script = f'printf %s "$SHIFTWORK_RUN_TOKEN" > {shown}; sleep 600'
+    task = user.submit("--gpus-per-node", "1", "--", "sh", "-c", script)
+    with httpx.Client(
+        base_url=url, headers={"authorization": f"Bearer {token}"}, trust_env=False
+    ) as admin:
+        admin.post("/v1/users", json={"name": "ann"}).raise_for_status()
+        made = admin.post("/v1/tokens", json={"user": "ann"}).raise_for_status().json()
+        spare = admin.post("/v1/tokens", json={"user": "ann"}).raise_for_status().json()
+        description = admin.get("/v1/openapi.json").raise_for_status().json()
+    until = time.monotonic() + 30
+    while not shown.exists() or not shown.read_text():
+        assert time.monotonic() < until, "the task did not start"
+        time.sleep(0.05)
+    tokens = {"admin": token, "member": made["token"], "run": shown.read_text()}
+    real = {"task_id": task, "node_id": "local-0", "name": "ann", "group": "default"}
+    return Site(url, tokens, {**real, "token_id": spare["id"]}, description)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_no_request_is_answered_with_a_server_error(site: Site, role: str) -> None:
+    api = schemathesis.openapi.from_dict(site.description)
+    found: list[str] = []
+    asked: set[str] = set()
+    for result in api.get_all_operations():
+        operation = result.ok()
+        for mode in GenerationMode:
+            ask(site, role, operation, mode=mode, found=found, asked=asked)
+    assert found == []
+    assert len(asked) == sum(len(methods) for methods in site.description["paths"].values())
+    with httpx.Client(base_url=site.url, trust_env=False, timeout=10) as client:
+        headers = {"authorization": f"Bearer {site.tokens['admin']}"}
+        for path in ("/v1/tasks", "/v1/nodes", "/v1/quotas", "/v1/policies", "/v1/events"):
+            page = client.get(path, headers=headers).raise_for_status().json()
+            assert "unreadable" not in page, (path, page)
+
+
+def ask(
+    site: Site,
+    role: str,
+    operation: Any,
+    *,
+    mode: GenerationMode,
+    found: list[str],
+    asked: set[str],
+) -> None:
+    token = site.tokens.get(role)
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode), real=st.booleans())
+    def try_it(case: Any, real: bool) -> None:
+        if real and case.path_parameters:
+            known = {name: site.real.get(name) for name in case.path_parameters}
+            case.path_parameters.update({name: one for name, one in known.items() if one})
+        for endless in ("follow", "wait_seconds"):
+            (case.query or {}).pop(endless, None)
+        case.headers = {
+            name: value
+            for name, value in (case.headers or {}).items()
+            if name.lower() not in ("authorization", "accept")
+        }
+        told = case.call(base_url=site.url, headers=headers, timeout=15)
+        asked.add(operation.label)
+        text = told.content[:500].decode(errors="replace")
+        if told.status_code >= 500:
+            found.append(f"{operation.label} {mode.value}: {told.status_code} {text}")
+        elif told.status_code >= 400:
+            assert json.loads(told.content)["status"] == told.status_code, text
+
+    try:
+        try_it()
+    except Unsatisfiable:
+        # There is nothing wrong to be said to a route that takes nothing.
+        asked.add(operation.label)

@@ -1,0 +1,197 @@
+"""Before the routes: who asks is known before a body is read; wrong tokens are bounded, refusals
+are audited, and streams end with the right to read them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from libs.contracts import messages as m
+from services.allinone.stopping import drain_nodes
+from services.gateway.rows import TokenRow
+from services.gateway.tables import TABLES
+from tests.services.gateway.world import (
+    ADMIN_TOKEN,
+    World,
+    a_node,
+    a_spec,
+    assigned,
+    at,
+    run_token,
+    served,
+    state,
+    until,
+    until_async,
+)
+
+
+async def test_nobodys_body_is_not_read(world: World) -> None:
+    read = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal read
+        for _ in range(8):
+            read += 1
+            yield b" " * 100_000
+
+    assert world.gateway.app is not None
+    for token in (None, "swt_false", "srt_false"):
+        async with world.client(token) as client:
+            told = await client.post("/v1/tasks:batch", content=body())
+        assert told.status_code == 401
+    assert read == 0
+
+
+@pytest.mark.parametrize("world", [{"body_seconds_max": 0.2}], indirect=True)
+async def test_a_body_that_does_not_come_is_not_waited_for(world: World) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(5)
+
+    async with world.client() as client:
+        headers = {"content-type": "application/json"}
+        told = await client.post("/v1/tasks", content=body(), headers=headers)
+    assert (told.status_code, told.json()["type"]) == (408, "timeout")
+
+
+@pytest.mark.parametrize("world", [{"wrong_tokens_burst": 3}], indirect=True)
+async def test_wrong_tokens_of_an_address_are_bounded(world: World, ann: httpx.AsyncClient) -> None:
+    assert (await ann.get("/v1/whoami")).status_code == 200
+    statuses: list[int] = []
+    for number in range(6):
+        async with world.client(f"swt_{number}") as wrong:
+            statuses.append((await wrong.get("/v1/whoami")).status_code)
+    assert statuses == [401, 401, 401, 429, 429, 429]
+    # Whoever was known here, holds the administrator's token or a genuine run's is not shut out.
+    assert (await ann.get("/v1/whoami")).status_code == 200
+    async with world.client() as admin, world.client(run_token("tt")) as run:
+        assert (await admin.get("/v1/whoami")).status_code == 200
+        assert (await run.get("/v1/run")).status_code == 200
+    world.clock.advance(10)
+    async with world.client("swt_again") as wrong:
+        assert (await wrong.get("/v1/whoami")).status_code == 401
+
+
+async def test_a_bogus_token_is_401_wherever_it_is_shown(world: World) -> None:
+    for token in ("swt_false", "srt_false", "", "x" * 1000):
+        async with world.client(token) as client:
+            for path in ("/v1/run", "/v1/tasks", "/v1/nothing"):
+                assert (await client.get(path)).status_code == 401, (token, path)
+
+
+@pytest.mark.parametrize("world", [{"refusals_seconds": 0.05}], indirect=True)
+async def test_refused_requests_are_in_the_audit_trail_summed_up(
+    world: World, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    for _ in range(20):
+        assert (await ann.get("/v1/audit")).status_code == 403
+        async with world.client("swt_false") as wrong:
+            await wrong.get("/v1/tasks")
+
+    async def entries() -> list[dict[str, Any]]:
+        trail = (await admin.get("/v1/audit")).json()["items"]
+        return [each for each in trail if each["action"] == "request"]
+
+    async def complete() -> bool:
+        times = [each["detail"].split(" ")[0] for each in await entries()]
+        return sum(1 if each == "once" else int(each) for each in times) == 40
+
+    await until_async(complete)
+    found = await entries()
+    assert len(found) < 20
+    assert {(each["who"], each["target"], each["outcome"]) for each in found} == {
+        ("ann", "GET /v1/audit", "forbidden"),
+        ("", "GET /v1/tasks", "unauthenticated"),
+    }
+    assert "127.0.0.1" in found[0]["detail"]
+    # The refusal of a change is one entry, with the change.
+    await ann.put("/v1/quotas", json={"limit": 1})
+    await asyncio.sleep(0.2)
+    trail = (await admin.get("/v1/audit")).json()["items"]
+    assert [each["action"] for each in trail if each["who"] == "ann"].count("quota.set") == 1
+    assert not any("/v1/quotas" in each["target"] for each in trail)
+
+
+async def forever(socket: ClientConnection) -> bool:
+    await socket.recv()
+    return False
+
+
+@pytest.mark.parametrize("how", ["token", "user", "role", "elsewhere"])
+async def test_streams_end_with_the_right_to_read_them(world: World, how: str) -> None:
+    """Events as server-sent events and by WebSocket, and followed output."""
+    secret = await world.member("ann")
+    async with world.client(secret) as ann, world.client() as admin:
+        task = await world.submitted(ann)
+        (token,) = (await ann.get("/v1/tokens")).json()["items"]
+        headers = {"authorization": f"Bearer {secret}"}
+        ended: list[str] = []
+
+        async def read(client: httpx.AsyncClient, url: str) -> None:
+            async with client.stream("GET", url, headers=headers) as stream:
+                assert stream.status_code == 200
+                async for _ in stream.aiter_bytes():
+                    opened.add(url)
+            ended.append(url)
+
+        async def talk(url: str) -> None:
+            async with connect(url, additional_headers=headers) as socket:
+                await socket.recv()
+                opened.add(url)
+                with pytest.raises(ConnectionClosed, match="1008"):
+                    await until_async(partial(forever, socket))
+            ended.append(url)
+
+        opened: set[str] = set()
+        async with served(world) as url, httpx.AsyncClient(timeout=20) as client:
+            urls = [f"{url}/v1/events?follow=1", f"{url}/v1/tasks/{task['id']}/logs?follow=1"]
+            async with asyncio.TaskGroup() as group:
+                for each in urls:
+                    group.create_task(read(client, each))
+                group.create_task(talk(f"{url.replace('http', 'ws')}/v1/events"))
+                await until(lambda: len(opened) == 3)
+                await asyncio.sleep(0.2)
+                assert ended == []
+                if how == "token":
+                    await admin.delete(f"/v1/tokens/{token['id']}")
+                elif how == "user":
+                    await admin.patch("/v1/users/ann", json={"disabled": True})
+                elif how == "role":
+                    await admin.patch("/v1/users/ann", json={"role": "admin"})
+                else:
+                    # Another process revoked it: this one has not seen the commit.
+                    rows = world.database.schema("gateway").table(TABLES.shape(TokenRow)).rows
+                    rows.clear()
+                await until(lambda: len(ended) == 3, 4)
+
+
+async def test_a_drain_does_not_depend_on_what_tasks_say_about_themselves(world: World) -> None:
+    pod = m.PodRequest(template='{"metadata": {"labels": {"a": "\\ud800"}}}')
+    spec = a_spec(name="bad", pod=pod)
+    world.others.nodes = {"n0"}
+    await world.heard(
+        a_node("n0"),
+        a_node("n1"),  # the launcher refuses to close this one
+        m.TaskSubmitted(task_id="zz", owner="ann", spec=spec, submitted_at=at(0), revision=1),
+        assigned("zz"),
+        state("zz", m.TaskState.RUNNING, 2, attempt=1),
+    )
+    told: list[str] = []
+    remembered: list[str] = []
+    async with world.client() as client:
+        drain = asyncio.ensure_future(drain_nodes(client, remembered.extend, told.append))
+        await until(lambda: any(isinstance(each, m.SetSchedulable) for each in world.others.asked))
+        await until(lambda: any("waiting" in each for each in told))
+        assert not drain.done()
+        await world.heard(state("zz", m.TaskState.PAUSED, 3, attempt=1))
+        await drain
+    assert remembered == ["n0", "n1"]
+    assert "n1 cannot be drained" in "".join(told)
+    assert ADMIN_TOKEN not in "".join(told)

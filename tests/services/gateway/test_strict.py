@@ -1,0 +1,274 @@
+"""Requests that no honest client sends: each is refused with 4xx, and spoils nothing for others.
+
+On PostgreSQL, because a database refuses what memory takes: NUL, numbers beyond 64 bits.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import pytest
+import pytest_asyncio
+
+from libs.contracts import messages as m
+from libs.store import migrate
+from libs.store.connections import Address
+from services.gateway.main import WIRING
+from services.gateway.store import After, Sort
+from tests.services.gateway.world import World, a_node, a_spec, assigned, at, run_token
+
+if TYPE_CHECKING:
+    from tests.harness.postgres import Database
+
+pytestmark = pytest.mark.server
+
+SURROGATE = b'"\\ud800"'
+NUL = b'"a\\u0000b"'
+
+
+@pytest_asyncio.fixture
+async def address(database: Database) -> Address:
+    role = await database.role("gateway")
+    return Address(role.url, role.password)
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path, address: Address) -> AsyncIterator[World]:
+    await migrate.upgrade(address, WIRING.tables, WIRING.migrations)
+    async with World(tmp_path, address=address).running() as running:
+        running.others.nodes = {"n0"}
+        running.others.live_attempts = {"tt": 1}
+        await running.heard(a_node("n0"), assigned("tt"))
+        yield running
+
+
+# Every body that holds text, with {} where the text goes.
+BODIES = [
+    ("POST", "/v1/tasks", b'{"command":["x"],"pod":{"template":{"metadata":{"labels":{"a":%s}}}}}'),
+    ("POST", "/v1/tasks", b'{"command":[%s]}'),
+    ("POST", "/v1/tasks", b'{"command":["x"],"labels":{"a":%s}}'),
+    ("POST", "/v1/tasks", b'{"command":["x"],"labels":{%s:"a"}}'),
+    ("POST", "/v1/tasks", b'{"command":["x"],"env":{"A":%s}}'),
+    ("POST", "/v1/tasks", b'{"command":["x"],"working_directory":%s}'),
+    ("POST", "/v1/tasks:batch", b'{"tasks":[{"command":[%s]}]}'),
+    ("POST", "/v1/tasks:batch", b'{"tasks":[{"command":["x"],"idempotency_key":%s}]}'),
+    ("PUT", "/v1/nodes/n0/labels", b'{"set":{"a":%s}}'),
+    ("PUT", "/v1/nodes/n0/taints", b'{"set":[%s]}'),
+    ("PUT", "/v1/quotas", b'{"limit":1,"group":%s}'),
+    ("PUT", "/v1/policies", b'{"groups":{%s:{"policy":"fifo"}}}'),
+    ("PUT", "/v1/policies/training", b'{"policy":%s}'),
+    ("POST", "/v1/policies:dry-run", b'{"groups":{%s:{"policy":"fifo"}}}'),
+    ("POST", "/v1/tokens", b'{"user":"admin","name":%s}'),
+    ("POST", "/v1/run/checkpoints", b'{"step":1,"uri":%s}'),
+    ("POST", "/v1/run/checkpoints", b'{"step":1,"uri":"/c","digest":%s}'),
+    ("POST", "/v1/run/metrics", b'{"samples":[{"values":{%s:1}}]}'),
+]
+
+
+async def test_text_that_cannot_be_stored_is_refused_in_every_body(world: World) -> None:
+    headers = {"content-type": "application/json"}
+    async with world.client(run_token("tt")) as run, world.client() as admin:
+        for method, path, body in BODIES:
+            for text in (SURROGATE, NUL):
+                client = run if path.startswith("/v1/run") else admin
+                told = await client.request(method, path, content=body % text, headers=headers)
+                assert told.status_code == 400, (path, body, text, told.text)
+                assert told.json()["type"] == "malformed"
+                assert told.json()["errors"][0]["fix"]
+
+
+TARGETS = [
+    "/v1/tasks/{}",
+    "/v1/tasks/{}/explain",
+    "/v1/tasks/{}/decisions",
+    "/v1/tasks/{}/runs",
+    "/v1/tasks/{}/metrics",
+    "/v1/tasks/{}/logs",
+    "/v1/nodes/{}",
+    "/v1/users/{}",
+    "/v1/policies/{}",
+    "/v1/tasks?owner={}",
+    "/v1/tasks?name={}",
+    "/v1/tasks?group={}",
+    "/v1/tasks?id_prefix={}",
+    "/v1/tasks?label=a={}",
+    "/v1/queue?group={}",
+    "/v1/nodes?group={}",
+    "/v1/quotas?user={}",
+    "/v1/events?task={}",
+]
+
+
+async def test_text_that_cannot_be_stored_is_refused_in_every_path_and_query(
+    world: World,
+) -> None:
+    async with world.client() as admin:
+        for target in TARGETS:
+            for text in ("%00", "a%00b", "%ff", "%ed%a0%80"):
+                told = await admin.get(target.format(text))
+                assert told.status_code == 400, (target, text, told.text)
+
+
+LISTS = [
+    ("/v1/tasks", "-task_id", "tt", "tt"),
+    ("/v1/queue", "-priority_order", 4, "tt"),
+    ("/v1/nodes", "node_id", "n", "n"),
+    ("/v1/quotas", "version", 5, 5),
+    ("/v1/policies", "group", "g", "g"),
+    ("/v1/users", "name", "a", "a"),
+    ("/v1/teams", "name", "a", "a"),
+    ("/v1/tokens", "-id", "a", "a"),
+    ("/v1/audit", "-id", "a", "a"),
+]
+WRONG = [5, 2.5, True, None, [], {}, 10**30, float("nan"), "a\0b", "\ud800", 2**63, -(2**70)]
+
+
+async def test_a_cursor_of_another_type_is_refused(world: World) -> None:
+    async with world.client() as admin:
+        for path, name, good, good_key in LISTS:
+            pairs = [(wrong, good_key) for wrong in WRONG] + [(good, wrong) for wrong in WRONG]
+            raws = [json.dumps([name, *pair]).encode() for pair in pairs]
+            for raw in (*raws, b"[" * 1400, b"\xff", b"{}", b'"x"', b"[1,2]"):
+                cursor = base64.urlsafe_b64encode(raw).decode()
+                told = await admin.get(path, params={"cursor": cursor})
+                fits = raw in (b'["version", 5, 5]', b'["-priority_order", 5, "tt"]')
+                assert told.status_code == (200 if fits else 422), (path, raw[:80], told.text)
+            cursor = base64.urlsafe_b64encode(json.dumps([name, good, good_key]).encode())
+            told = await admin.get(path, params={"cursor": cursor.decode()})
+            assert told.status_code == 200, (path, told.text)
+
+
+def test_a_cursor_that_was_written_is_read() -> None:
+    sort = Sort("priority_order", True, "task_id", False)
+    after = After(-3, "täsk")
+    assert After.read(after.write(sort), sort) == after
+
+
+FAR = [
+    "/v1/tasks/tt/runs?cursor=9999999999999999999",
+    "/v1/tasks/tt/metrics?cursor=9999999999999999999",
+    "/v1/tasks/tt/decisions?cursor=9223372036854775808",
+    "/v1/events?from=99999999999999999999",
+    "/v1/events?cursor=99999999999999999999",
+    "/v1/events?from=-9999999999999999999",
+    "/v1/tasks/tt/logs?since=0001-01-01T00:00:00%2B14:00",
+    "/v1/tasks/tt/logs?since=9999-12-31T23:59:59-14:00",
+    "/v1/tasks/tt/logs?since=1969-12-31T23:59:59Z",
+    "/v1/tasks?limit=99999999999999999999",
+    "/v1/tasks/tt/logs?rank=0&offset=9223372036854775808",
+]
+
+
+async def test_numbers_and_dates_beyond_every_bound_are_not_5xx(world: World) -> None:
+    async with world.client(run_token("tt")) as run, world.client() as admin:
+        for target in FAR:
+            told = await admin.get(target)
+            assert told.status_code < 500, (target, told.text)
+        for moment in ("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", 1e300, -1):
+            body = {"samples": [{"at": moment, "values": {"a": 1}}]}
+            told = await run.post("/v1/run/metrics", json=body)
+            assert told.status_code == 422, told.text
+            assert told.json()["errors"][0]["field"] == "samples[0].at"
+
+
+async def test_every_float_that_is_reported_reads_back(world: World) -> None:
+    await world.heard(
+        m.TaskSubmitted(task_id="tt", owner="ann", spec=a_spec(), submitted_at=at(0), revision=1)
+    )
+    values = {"big": 1e20, "huge": 1e308, "tiny": 5e-324, "none": "NaN", "up": "Infinity"}
+    values |= {"down": "-Infinity", "half": 0.5}
+    async with world.client(run_token("tt")) as run:
+        for second in (1, 2):
+            body = {"samples": [{"at": at(second).isoformat(), "values": values}]}
+            told = await run.post("/v1/run/metrics", json=body)
+            assert told.status_code == 202, told.text
+    async with world.client() as admin:
+        told = await admin.get("/v1/tasks/tt/metrics")
+    assert told.status_code == 200, told.text
+    (row,) = told.json()["items"]
+    assert row["latest"] == values
+    assert [point["values"] for point in row["points"]] == [values, values]
+
+
+async def test_a_list_survives_a_row_that_cannot_be_shown(world: World) -> None:
+    """A row from before bodies were read strictly: a template with half a character."""
+    async with world.client() as admin:
+        good = await world.submitted(admin, name="good")
+        pod = m.PodRequest(template='{"metadata": {"labels": {"a": "\\ud800"}}}')
+        spec = a_spec(name="bad", pod=pod)
+        await world.heard(
+            m.TaskSubmitted(task_id="zz", owner="ann", spec=spec, submitted_at=at(0), revision=1)
+        )
+        for path in ("/v1/tasks", "/v1/queue", "/v1/tasks?limit=1", "/v1/tasks?sort=name"):
+            items: list[str] = []
+            unreadable: list[Any] = []
+            cursor: str | None = ""
+            while cursor is not None:
+                told = await admin.get(path, params={"cursor": cursor} if cursor else None)
+                assert told.status_code == 200, told.text
+                page = told.json()
+                items += [each["id"] for each in page["items"]]
+                unreadable += page.get("unreadable", [])
+                cursor = page["next_cursor"]
+                if path.endswith("limit=1") and cursor:
+                    path = "/v1/tasks"  # noqa: PLW2901 - the cursor goes on from here
+            assert items == [good["id"]]
+            assert [each["id"] for each in unreadable] == ["zz"]
+            assert unreadable[0]["problem"]
+        told = await admin.get("/v1/tasks/zz")
+        assert (told.status_code, told.json()["type"]) == (500, "internal")
+        assert "zz" in told.json()["detail"]
+        counted = await admin.get("/v1/events?task=zz")
+        assert counted.status_code == 200
+
+
+NO_JSON = [
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b"1" * 5000,
+    b"NaN",
+    b"1e999",
+    b"\xff\xfe",
+    b'{"samples":[{"values":{"a":NaN}}]}',
+    b'{"samples":[{"values":{"a":1e999}}]}',
+]
+
+
+async def test_what_is_no_json_is_refused_with_its_reason(world: World) -> None:
+    headers = {"content-type": "application/json"}
+    async with world.client(run_token("tt")) as run, world.client() as admin:
+        for body in NO_JSON:
+            for path in ("/v1/tasks", "/v1/tasks:batch", "/v1/run/metrics"):
+                client = run if path.startswith("/v1/run") else admin
+                told = await client.post(path, content=body, headers=headers)
+                assert told.status_code in (400, 422), (path, body[:60], told.text)
+
+
+async def test_an_error_names_a_bounded_number_of_fields(world: World) -> None:
+    """A body of unknown keys costs about what a good body costs, and so does its answer."""
+    body = {"command": ["x"], **{f"k{number}": 1 for number in range(15_000)}}
+    async with world.client() as admin:
+        told = await admin.post("/v1/tasks", json=body)
+        assert told.status_code == 422
+        assert len(told.json()["errors"]) <= 50
+        assert "14950 more" in told.json()["detail"] or "more" in told.json()["detail"]
+        many = {"command": ["x"], "env": {f"k{number}": "1" for number in range(30_000)}}
+        told = await admin.post("/v1/tasks", json=many)
+        assert told.status_code in (400, 422)
+        assert len(told.text) < 20_000
+
+
+async def test_quoted_text_is_not_a_problem(world: World) -> None:
+    """A backslash before u0000 makes it text like any other."""
+    async with world.client() as admin:
+        labels = {"a": "\\u0000é\U0001f600"}
+        made = await admin.post("/v1/tasks", json={"command": ["x"], "labels": labels})
+        assert made.status_code == 201, made.text
+        assert made.json()["labels"] == labels
+        found = await admin.get(f"/v1/tasks?label=a={quote(made.json()['labels']['a'])}")
+        assert [each["id"] for each in found.json()["items"]] == [made.json()["id"]]
