@@ -82,10 +82,20 @@ class Gate:
         self._open: dict[str, int] = {}
         self._total = 0
 
+    def try_admit(self, who: str, held: contextlib.ExitStack) -> bool:
+        """Count one in for as long as ``held`` is open; False if there are too many."""
+        if self._is_full(who):
+            return False
+        held.enter_context(self.admit(who))
+        return True
+
+    def _is_full(self, who: str) -> bool:
+        return self._total >= self._total_max or self._open.get(who, 0) >= self._each_max
+
     @contextlib.contextmanager
     def admit(self, who: str) -> Generator[None]:
         """Count one in for as long as the context is open; 429 if there are too many."""
-        if self._total >= self._total_max or self._open.get(who, 0) >= self._each_max:
+        if self._is_full(who):
             raise ProblemError(
                 TOO_MANY,
                 f"{self._open.get(who, 0)} streams are open for {who}, {self._total} in all; close"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -20,7 +20,7 @@ from starlette.responses import Response
 from libs.bus.port import Bus
 from libs.contracts.ids import RunId
 from libs.service.clock import Clock
-from libs.store.port import Store, Tx
+from libs.store.port import ConflictError, Store, Tx
 from services.gateway import store as rows_of
 from services.gateway.auth import Authenticator, Identity, Mint, audit
 from services.gateway.commands import Commands
@@ -34,6 +34,24 @@ from services.gateway.strict import NotStrictError, json_of
 
 # Where the guard notes in a request's scope who asks: an Identity, or a RunId.
 CALLER = "shiftwork.caller"
+# How often a write is tried that other transactions overtake.
+WRITE_TRIES = 8
+R = TypeVar("R")
+
+
+async def retried(write: Callable[[], Awaitable[R]]) -> R:
+    """Run a write until no other transaction overtakes it. ConflictError after ``WRITE_TRIES``.
+
+    ``write`` opens its own transaction: a conflict has stored nothing, and the next try reads the
+    rows of the other writer. It needs no pause: of the writers that meet, one succeeds each time,
+    and the others have waited for it.
+    """
+    for _ in range(WRITE_TRIES - 1):
+        try:
+            return await write()
+        except ConflictError:
+            continue
+    return await write()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +111,23 @@ class Context:
         accepted: Sequence[AcceptedRow] = (),
     ) -> None:
         """Enter changes in the audit trail, together with the tasks that they made."""
-        async with self.store.transaction() as tx:
-            await rows_of.accept(tx, accepted)
-            for entry in entries:
-                audit(
-                    tx,
-                    self.mint,
-                    identity,
-                    action=action,
-                    target=entry.target,
-                    outcome=entry.outcome,
-                    detail=entry.detail,
-                )
+
+        async def write() -> None:
+            async with self.store.transaction() as tx:
+                await rows_of.accept(tx, accepted)
+                for entry in entries:
+                    audit(
+                        tx,
+                        self.mint,
+                        identity,
+                        action=action,
+                        target=entry.target,
+                        outcome=entry.outcome,
+                        detail=entry.detail,
+                    )
+
+        # The owner has carried the change out already: its entry must not be lost to a conflict.
+        await retried(write)
 
 
 class Change:
@@ -189,7 +212,6 @@ async def paging(
 Wanted = Annotated[Paging, Depends(paging)]
 
 
-R = TypeVar("R")
 UNREADABLE = Counter("shiftwork_gateway_unreadable_rows_total", "Rows set apart from a list")
 _log = structlog.stdlib.get_logger(__name__)
 

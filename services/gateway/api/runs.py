@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from libs.contracts import messages as m
 from libs.contracts.ids import RunId
-from libs.store.port import Op, Tx, Where
+from libs.store.port import ConflictError, Op, Tx, Where
 from services.gateway import reports, views
 from services.gateway import store as rows_of
 from services.gateway.api import shapes
@@ -25,6 +25,7 @@ from services.gateway.api.deps import (
     Wanted,
     answer,
     answer_page,
+    retried,
     task_or_404,
 )
 from services.gateway.api.tasks import number_cursor
@@ -74,31 +75,37 @@ async def run_state(
 ) -> Response:
     """What the platform wants of this run: as soon as ``revision`` is above ``seen``, at the
     latest after ``wait_seconds``.
+
+    A task may hold ``waits_per_task_max`` such requests at a time. Further ones are answered at
+    once, with ``ask_again_seconds``: how long to pause before the next request.
     """
     most = parts.settings.wait_seconds_max
     if wait_seconds > most:
         raise invalid("wait_seconds", wait_seconds, f"is more than {most:g}", "ask again instead")
-    # Counted in before the first look: a change after the look sets the event.
-    with parts.waits.admit(run.task_id), parts.live.waiter(run.task_id) as changed:
+    with contextlib.ExitStack() as held:
+        admitted = wait_seconds == 0 or parts.waits.try_admit(run.task_id, held)
+        # The waiter is registered before the first read: a change after the read sets the event.
+        changed = held.enter_context(parts.live.waiter(run.task_id))
         found = await _look(parts, run)
         if found.superseded:
             raise _is_over(run)
-        until = asyncio.get_running_loop().time() + wait_seconds
+        until = asyncio.get_running_loop().time() + (wait_seconds if admitted else 0.0)
         with contextlib.suppress(TimeoutError):
             while found.revision <= seen and not parts.live.closed:
                 async with asyncio.timeout_at(until):
                     await changed.wait()
                 changed.clear()
                 found = await _look(parts, run)
-    return answer(
-        {
-            "attempt": found.attempt,
-            "revision": found.revision,
-            "preempt": found.preempt,
-            "deadline_at": found.deadline_at,
-            "superseded": found.superseded,
-        }
-    )
+    document: dict[str, object] = {
+        "attempt": found.attempt,
+        "revision": found.revision,
+        "preempt": found.preempt,
+        "deadline_at": found.deadline_at,
+        "superseded": found.superseded,
+    }
+    if not admitted:
+        document["ask_again_seconds"] = parts.settings.ask_again_seconds
+    return answer(document)
 
 
 def _is_over(run: RunId) -> ProblemError:
@@ -147,45 +154,59 @@ async def report(body: MetricsBody, run: CallingRun, parts: Parts) -> Response:
         most = settings.metric_names_max
         fix = "report fewer names from each rank"
         raise invalid("samples", len(names), f"have more than {most} names", fix)
-    async with parts.store.transaction() as tx:
-        if (await standing(tx, run)).superseded:
-            raise _is_over(run)
-        await _check_rank(tx, run, body.rank)
-        before = await tx.get(MetricsRow, run.task_id, body.rank)
-        row = reports.add(
-            before,
-            task_id=run.task_id,
-            rank=body.rank,
-            attempt=run.attempt,
-            samples=[(sample.at or tx.now, sample.values) for sample in body.samples],
-            limits=reports.Limits(
-                points_max=settings.metric_points_max,
-                names_max=settings.metric_names_max,
-                values_max=settings.metric_values_max,
-            ),
-        )
-        if row is not before and row is not None:
-            tx.put(row)
+
+    async def write() -> None:
+        async with parts.store.transaction() as tx:
+            if (await standing(tx, run)).superseded:
+                raise _is_over(run)
+            await _check_rank(tx, run, body.rank, settings.metric_ranks_per_replica_max)
+            before = await tx.get(MetricsRow, run.task_id, body.rank)
+            row = reports.add(
+                before,
+                task_id=run.task_id,
+                rank=body.rank,
+                attempt=run.attempt,
+                samples=[(sample.at or tx.now, sample.values) for sample in body.samples],
+                limits=reports.Limits(
+                    points_max=settings.metric_points_max,
+                    names_max=settings.metric_names_max,
+                    values_max=settings.metric_values_max,
+                ),
+            )
+            if row is not before and row is not None:
+                tx.put(row)
+
+    try:
+        # Several processes of one rank may report at the same time.
+        await retried(write)
+    except ConflictError:
+        detail = f"rank {body.rank} of {run.task_id} reports from too many processes; try again"
+        raise ProblemError(UNAVAILABLE, detail, headers={"retry-after": "1"}) from None
     return answer({"accepted": len(body.samples)}, 202)
 
 
-async def _check_rank(tx: Tx, run: RunId, rank: int) -> None:
-    """422 for a rank that the run does not have: each rank that reports costs a row."""
+async def _check_rank(tx: Tx, run: RunId, rank: int, processes_max: int) -> None:
+    """Raise 422 for a rank that the run cannot have: each rank that reports costs a row.
+
+    Ranks are those of processes. A replica has one process per GPU under torchrun, or as many
+    as the program asks torchrun for; ``processes_max`` bounds the latter.
+    """
     row = await tx.get(RunRow, run.task_id, run.attempt)
     if row is not None and row.placements:
-        known = {placed.rank for placed in row.placements}
-        if rank not in known:
-            fix = f"give one of its {len(known)} ranks, {min(known)} to {max(known)}"
-            raise invalid("rank", rank, f"is no rank of attempt {run.attempt}", fix)
+        ranks = sum(max(processes_max, len(placed.gpus)) for placed in row.placements)
+        if rank >= ranks:
+            raise invalid(
+                "rank", rank, f"is no rank of attempt {run.attempt}", f"give 0 to {ranks - 1}"
+            )
         return
     task = await rows_of.task(tx, run.task_id)
     if task is None or task.spec is None:
         # Its events are on their way: nothing is known that could say which ranks there are.
         detail = f"attempt {run.attempt} of {run.task_id} is not known here yet; try again"
         raise ProblemError(UNAVAILABLE, detail, headers={"retry-after": "1"})
-    if rank >= task.spec.nodes:
-        fix = f"give 0 to {task.spec.nodes - 1}"
-        raise invalid("rank", rank, f"is no rank of {run.task_id}", fix)
+    ranks = task.spec.nodes * max(processes_max, task.spec.gpus_per_node or 0)
+    if rank >= ranks:
+        raise invalid("rank", rank, f"is no rank of {run.task_id}", f"give 0 to {ranks - 1}")
 
 
 @router.get("/tasks/{task_id}/metrics", response_model=shapes.Page, tags=["tasks"])

@@ -385,6 +385,8 @@ class RunState(TypedDict):
     preempt: bool
     deadline_at: str | None
     superseded: bool
+    # Only where the request was answered without waiting, because too many of the task wait.
+    ask_again_seconds: NotRequired[float]
 
 
 class WhoAmI(TypedDict):

@@ -17,6 +17,7 @@ from tests.services.gateway.world import (
     assigned,
     at,
     exited,
+    placements,
     preemption,
     run_token,
     served,
@@ -251,23 +252,76 @@ def test_a_long_history_is_thinned_and_keeps_its_span() -> None:
     assert row.latest == {"step": 999.0}
 
 
+@pytest.mark.parametrize("world", [{"metric_ranks_per_replica_max": 1}], indirect=True)
 async def test_a_rank_that_the_run_does_not_have_reports_nothing(
     world: World, ann: httpx.AsyncClient
 ) -> None:
     body = {"samples": [{"values": {"loss": 1}}]}
-    task = await world.submitted(ann, nodes=2)
+    task = await world.submitted(ann, nodes=2, gpus_per_node=2)
     async with world.client(run_token(task["id"])) as run:
         # Before the run is projected, the task's size says which ranks there are; then its places.
         for heard in ((), (assigned(task["id"], nodes=("n0", "n1")),)):
             await world.heard(*heard)
-            for rank, status in ((0, 202), (1, 202), (2, 422), (2**31 - 1, 422)):
+            for rank, status in ((0, 202), (3, 202), (4, 422), (2**31 - 1, 422)):
                 told = await run.post("/v1/run/metrics", json={**body, "rank": rank})
                 assert told.status_code == status, told.text
         assert told.json()["errors"][0]["field"] == "rank"
     async with world.client(run_token("unknown")) as run:
         assert (await run.post("/v1/run/metrics", json=body)).status_code == 503
     kept = (await ann.get(f"/v1/tasks/{task['id']}/metrics")).json()["items"]
-    assert [row["rank"] for row in kept] == [0, 1]
+    assert [row["rank"] for row in kept] == [0, 3]
+
+
+async def test_processes_without_gpus_report_under_their_own_ranks(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    task = await world.submitted(ann, nodes=2, gpus_per_node=0)
+    found = assigned(task["id"]).model_copy(update={"placements": placements(("n0", "n1"), ())})
+    await world.heard(found)
+    async with world.client(run_token(task["id"])) as run:
+        for rank, status in ((15, 202), (16, 422)):
+            body = {"rank": rank, "samples": [{"values": {"loss": 1}}]}
+            assert (await run.post("/v1/run/metrics", json=body)).status_code == status
+
+
+async def test_processes_that_report_at_the_same_time_never_conflict(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    task = await world.submitted(ann)
+    async with world.client(run_token(task["id"])) as run:
+
+        async def process(number: int) -> list[httpx.Response]:
+            samples = [{"at": at(100).isoformat(), "values": {f"process-{number}": 1.0}}]
+            body = {"samples": samples}
+            return [await run.post("/v1/run/metrics", json=body) for _ in range(10)]
+
+        answers = await asyncio.gather(*(process(number) for number in range(4)))
+    told = [each for process in answers for each in process]
+    assert {each.status_code for each in told} == {202}, [each.text for each in told]
+
+
+@pytest.mark.parametrize(
+    "world", [{"waits_per_task_max": 2, "ask_again_seconds": 7.0}], indirect=True
+)
+async def test_a_task_with_too_many_waiting_processes_is_answered_at_once(world: World) -> None:
+    await world.heard(assigned("tt"), assigned("other"))
+    path = "/v1/run?wait_seconds=5&seen=1"
+    async with world.client(run_token("tt")) as run, world.client(run_token("other")) as other:
+        waiting = [asyncio.ensure_future(run.get(path)) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+        told = await run.get(path)
+        assert time.monotonic() - began < 2
+        assert told.status_code == 200
+        assert told.json()["ask_again_seconds"] == 7.0
+        # The bound of one task leaves the others their waits.
+        theirs = asyncio.ensure_future(other.get(path))
+        await asyncio.sleep(0.1)
+        assert not theirs.done()
+        await world.heard(preemption("tt"), preemption("other"))
+        answers = [each.json() for each in await asyncio.gather(*waiting, theirs)]
+    assert [each["preempt"] for each in answers] == [True] * 3
+    assert not any("ask_again_seconds" in each for each in answers)
 
 
 async def test_a_report_has_a_bounded_number_of_names(world: World) -> None:
