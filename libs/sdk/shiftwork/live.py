@@ -1,9 +1,9 @@
 """The conversation of one process with the platform, in background threads.
 
 Made by ``training`` at the first call that needs it, one per process. Training code only ever
-reads two flags and appends to a queue; everything that waits does so here: the long-poll that
-brings the preemption request, the sender of metrics, and the fence. The one call that waits on
-purpose is ``save_checkpoint``.
+reads two flags and appends to queues; everything that waits does so here: the long-poll that
+brings the preemption request, the senders of checkpoints and metrics, and the fence. The one call
+that waits on purpose is ``save_checkpoint``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,19 @@ import os
 import threading
 import time
 from collections import deque
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Callable, cast
 
+from shiftwork.context import Context, process_rank
+
 if TYPE_CHECKING:
-    from shiftwork.context import Context
     from shiftwork.transport import Answer, Client
+
+# The last is loaded by the first look-up of a host name.
+THREADS_IMPORT = ("shiftwork.transport", "encodings.idna")
 
 FENCE_EXIT_CODE = 69
 """How a process ends that was out of touch for longer than its task allows."""
@@ -35,11 +41,31 @@ class Limits:
     idle_poll_seconds: float = 0.5
     metrics_queued_max: int = 1000
     metrics_batch_max: int = 200
+    metrics_batch_names_max: int = 64
     metrics_tick_seconds: float = 1.0
     exit_flush_seconds: float = 2.0
+    checkpoints_queued_max: int = 100
+    exit_checkpoint_seconds: float = 60.0
     refused_seconds_max: float = 60.0
     warn_after_seconds: float = 5.0
     warn_every_seconds: float = 60.0
+
+    def within(self, fence_after_seconds: float | None) -> Limits:
+        """The same limits, with waits so short that one lost answer does not trip the fence.
+
+        An answered poll is a contact. The poll after it may be held for a third, its answer may
+        be awaited for a third, and the last third is left for another request.
+        """
+        if not fence_after_seconds:
+            return self
+        third = fence_after_seconds / 3
+        return replace(
+            self,
+            poll_seconds=min(self.poll_seconds, third),
+            answer_seconds=min(self.answer_seconds, third),
+            # With the jitter at most a quarter of the last third.
+            backoff_seconds_max=min(self.backoff_seconds_max, third / 6),
+        )
 
 
 class Superseded(Exception):  # noqa: N818 - the name that training scripts catch
@@ -49,6 +75,19 @@ class Superseded(Exception):  # noqa: N818 - the name that training scripts catc
     """
 
 
+@dataclass(eq=False)
+class _Saved:
+    """A checkpoint on its way to the platform. ``done`` is set when its outcome is known."""
+
+    body: dict[str, Any]
+    awaited: bool
+    done: threading.Event = field(default_factory=threading.Event)
+    # The outcome: one of these.
+    stored: bool = False
+    superseded: bool = False
+    refusal: str = ""
+
+
 class Live:
     """One process's conversation. ``preempt`` and ``superseded`` only ever turn true."""
 
@@ -56,40 +95,45 @@ class Live:
         self.preempt = False
         self.superseded = False
         self._context = context
-        self._limits = limits
+        self._limits = limits = limits.within(context.fence_after_seconds)
+        self._rank = process_rank(context, os.environ)
         self._warn = warn
         self._pid = os.getpid()
         self._closing = threading.Event()
         self._touched = time.monotonic()
-        self._saving = threading.Lock()
-        self._saver: Client | None = None
+        # Checkpoints in order: all whose outcome is open, and those that no thread has taken yet.
+        self._unsettled: deque[_Saved] = deque()
+        self._unsent: SimpleQueue[_Saved] = SimpleQueue()
+        self._saving = threading.RLock()
+        self._checkpoint_sender: threading.Thread | None = None
+        self._flush_by: float | None = None
+        self._gave_up = False
         self._samples: deque[dict[str, Any]] = deque(maxlen=limits.metrics_queued_max)
         self._sender: threading.Thread | None = None
         self._dropping = False
-        # Ranks that lost the platform together must not come back together.
-        self._jitter = 0.5 + (self._pid * 2654435761 % 1024) / 1024
+        self._refused = False
 
     def start(self) -> None:
-        """Begin to listen, and to watch the fence if the task has one."""
+        """Begin to listen, and to watch the fence if the task has one.
+
+        A thread that imports holds locks which a forked child would wait for without end. So this
+        loads every module that the threads use before the first of them starts.
+        """
+        for name in THREADS_IMPORT:
+            import_module(name)
         self._spawn("poll", self._poll)
         if self._context.fence_after_seconds:
             self._spawn("fence", self._watch_fence)
 
     def close(self) -> None:
-        """Send what is queued, for at most ``exit_flush_seconds``. Called at the process's end."""
+        """Send what is queued, for a bounded time. Called at the process's end."""
         if os.getpid() != self._pid:
-            return  # a forked child inherits the exit hook, but neither thread nor queue
+            return  # a forked child inherits the exit hook, but neither threads nor queues
+        self.flush_checkpoints()
         self._closing.set()
         sender = self._sender
         if sender is not None:
             sender.join(self._limits.exit_flush_seconds)
-        self.drop()
-
-    def drop(self) -> None:
-        """Let go of what a forked child inherits and must not use."""
-        saver, self._saver = self._saver, None
-        if saver is not None:
-            saver.close()
 
     # --- preemption -------------------------------------------------------------------------
 
@@ -110,6 +154,7 @@ class Live:
                     return
                 failures += 1
                 self._closing.wait(self._backoff(failures))
+                wait = 0.0  # be in touch again first
                 continue
             failures = 0
             self._touched = time.monotonic()
@@ -120,53 +165,146 @@ class Live:
                 return
             changed = told.get("revision") != revision
             revision = told["revision"] if isinstance(told.get("revision"), int) else revision
-            if wait and not changed and time.monotonic() - asked_at < limits.idle_poll_seconds:
+            pause = _seconds(told.get("ask_again_seconds"))
+            if pause:  # too many processes of this task wait already
+                self._closing.wait(min(pause * _jitter(), limits.poll_seconds))
+            elif wait and not changed and time.monotonic() - asked_at < limits.idle_poll_seconds:
                 self._closing.wait(limits.idle_poll_seconds)  # a server that does not wait
             wait = limits.poll_seconds
 
     # --- checkpoints ------------------------------------------------------------------------
 
-    def save_checkpoint(self, step: int, uri: str, digest: str | None) -> None:
-        """Tell the platform, again and again until it has stored it. Raises Superseded."""
+    def save_checkpoint(
+        self, step: int, uri: str, digest: str | None, wait: bool, timeout_seconds: float | None
+    ) -> None:
+        """Send a checkpoint after those before it, again and again until the platform stores it.
+
+        With ``wait`` it returns then, and raises Superseded, ValueError (refused) or TimeoutError
+        (it is still sent). Without, it waits only while ``checkpoints_queued_max`` are on their
+        way, and raises Superseded if that is known already.
+        """
+        if self.superseded:
+            raise Superseded(self._over())
         body: dict[str, Any] = {"step": step, "uri": uri}
         if digest:
             body["digest"] = digest
+        ends_at = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        self._await_room(step, ends_at)
+        saved = _Saved(body, awaited=wait)
         with self._saving:
-            self._save(body)
+            self._unsettled.append(saved)
+            self._unsent.put(saved)
+            self._ensure_checkpoint_sender()
+        if not wait:
+            return
+        if not saved.done.wait(_left(ends_at)):
+            saved.awaited = False
+            raise TimeoutError(
+                f"the platform has not stored the checkpoint of step {step} in "
+                f"{timeout_seconds:g} s; it is still sent in the background"
+            )
+        if saved.superseded:
+            raise Superseded(self._over())
+        if not saved.stored:
+            raise ValueError(saved.refusal)
 
-    def _save(self, body: dict[str, Any]) -> None:
-        limits = self._limits
-        saver = self._saver = self._saver or self._client()
+    def flush_checkpoints(self) -> None:
+        """Wait until every checkpoint is settled, at most ``exit_checkpoint_seconds`` in all."""
+        if self._flush_by is None:
+            self._flush_by = time.monotonic() + self._limits.exit_checkpoint_seconds
+        for saved in list(self._unsettled):
+            if saved.done.wait(_left(self._flush_by)):
+                continue
+            if not self._gave_up:
+                self._gave_up = True
+                self._warn(
+                    f"the checkpoint of step {saved.body['step']} is not recorded: the platform "
+                    f"has not answered in {self._limits.exit_checkpoint_seconds:g} s"
+                )
+            return
+        self._flush_by = None
+
+    def _await_room(self, step: int, ends_at: float | None) -> None:
+        while len(self._unsettled) >= self._limits.checkpoints_queued_max:
+            try:
+                oldest = self._unsettled[0]
+            except IndexError:
+                return
+            if not oldest.done.wait(_left(ends_at)):
+                raise TimeoutError(
+                    f"{len(self._unsettled)} checkpoints are still on their way; that of step "
+                    f"{step} is not sent"
+                )
+            if self.superseded:
+                raise Superseded(self._over())
+
+    def _ensure_checkpoint_sender(self) -> None:
+        if self._checkpoint_sender is not None:
+            return
+        try:
+            self._checkpoint_sender = self._spawn("checkpoints", self._send_checkpoints)
+        except RuntimeError:  # no more threads, or the interpreter is going down
+            with closing(self._client()) as client:
+                while not self._unsent.empty():
+                    self._send_checkpoint(client, self._unsent.get())
+
+    def _send_checkpoints(self) -> None:
+        with closing(self._client()) as client:
+            while True:
+                self._send_checkpoint(client, self._unsent.get())
+
+    def _send_checkpoint(self, client: Client, saved: _Saved) -> None:
+        try:
+            self._deliver(client, saved)
+        except Exception as error:  # noqa: BLE001 - the next checkpoint must still be sent
+            step = saved.body["step"]
+            saved.refusal = f"the checkpoint of step {step} cannot be sent ({error!r})"
+        self._unsettled.remove(saved)
+        if saved.refusal and not saved.awaited:
+            self._warn(saved.refusal)
+        saved.done.set()
+
+    def _deliver(self, client: Client, saved: _Saved) -> None:
+        limits, step = self._limits, saved.body["step"]
         began, refused_since = time.monotonic(), None
         warn_at = began + limits.warn_after_seconds
         failures = 0
         while not self.superseded:
-            answer = _ask(saver, "POST", "/v1/run/checkpoints", body, limits.answer_seconds)
+            answer = _ask(client, "POST", "/v1/run/checkpoints", saved.body, limits.answer_seconds)
             now = time.monotonic()
             if answer is not None and 200 <= answer.status < 300:  # noqa: PLR2004 - success
                 self._touched = now
+                saved.stored = True
                 return
             if answer is not None and _says_superseded(answer):
                 self.superseded = True
                 break
             if answer is not None and answer.status in (400, 413, 422):
-                raise ValueError(f"the platform refuses this checkpoint: {_detail(answer)}")
+                saved.refusal = (
+                    f"the platform refuses the checkpoint of step {step}: {_detail(answer)}"
+                )
+                return
             if answer is not None and answer.status in (401, 403):
                 refused_since = refused_since or now
                 if now - refused_since > limits.refused_seconds_max:
-                    raise Superseded("the platform no longer accepts this attempt's token")
+                    self._warn("the platform no longer accepts this attempt's token")
+                    self.superseded = True
+                    break
             else:
                 refused_since = None
             if now >= warn_at:
                 why = "does not answer" if answer is None else f"answers {answer.status}"
                 self._warn(
-                    f"the platform {why}; still trying to record the checkpoint of step "
-                    f"{body['step']} after {now - began:.0f} s"
+                    f"the platform {why}; still trying to record the checkpoint of step {step} "
+                    f"after {now - began:.0f} s"
                 )
                 warn_at = now + limits.warn_every_seconds
             failures += 1
             time.sleep(self._backoff(failures))
-        raise Superseded(
+        saved.superseded = True
+
+    def _over(self) -> str:
+        return (
             f"attempt {self._context.attempt} of task {self._context.task} is no longer the "
             "live one"
         )
@@ -180,7 +318,8 @@ class Live:
             self._warn("metrics are reported faster than they are sent; the oldest are dropped")
         self._samples.append({"at": _rfc3339(time.time()), "values": values})
         if self._sender is None:
-            self._sender = self._spawn("metrics", self._send_metrics)
+            with suppress(RuntimeError):  # no more threads: metrics are not worth an error
+                self._sender = self._spawn("metrics", self._send_metrics)
 
     def _send_metrics(self) -> None:
         with closing(self._client()) as client:
@@ -192,17 +331,12 @@ class Live:
         failures = 0
         while True:
             last_try = self._closing.is_set()
-            while self._samples and len(batch) < limits.metrics_batch_max:
-                batch.append(self._samples.popleft())
+            self._fill(batch)
             if batch:
                 timeout = limits.exit_flush_seconds if last_try else limits.answer_seconds
-                body = {"rank": self._context.rank or 0, "samples": batch}
+                body = {"rank": self._rank, "samples": batch}
                 answer = _ask(client, "POST", "/v1/run/metrics", body, timeout)
-                # A refusal is final: the same batch would be refused again.
-                done = answer is not None and answer.status < 500 and answer.status != 429  # noqa: PLR2004
-                if answer is not None and done:
-                    self._touched = time.monotonic()
-                    self.superseded = self.superseded or _says_superseded(answer)
+                done = answer is not None and self._settles(answer)
                 failures = 0 if done else failures + 1
                 batch = [] if done else batch
             if last_try and (failures or not self._samples):
@@ -211,6 +345,29 @@ class Live:
                 self._closing.wait(self._backoff(failures))
             elif len(self._samples) < limits.metrics_batch_max:
                 self._closing.wait(limits.metrics_tick_seconds)
+
+    def _fill(self, batch: list[dict[str, Any]]) -> None:
+        """Add samples up to what one report may hold: so many, with so many names together."""
+        names: set[str] = {name for sample in batch for name in sample["values"]}
+        while self._samples and len(batch) < self._limits.metrics_batch_max:
+            names.update(self._samples[0]["values"])
+            if batch and len(names) > self._limits.metrics_batch_names_max:
+                return
+            batch.append(self._samples.popleft())
+
+    def _settles(self, answer: Answer) -> bool:
+        """True unless the same report may be accepted later."""
+        if _says_superseded(answer):
+            self.superseded = True
+            return True
+        # A conflict is with another writer, not with another attempt.
+        if answer.status >= 500 or answer.status in (408, 409, 429):  # noqa: PLR2004 - the server's
+            return False
+        self._touched = time.monotonic()
+        if answer.status >= 400 and not self._refused:  # noqa: PLR2004 - a refusal
+            self._refused = True
+            self._warn(f"the platform refuses metrics: {_detail(answer)}")
+        return True
 
     # --- the fence --------------------------------------------------------------------------
 
@@ -230,7 +387,7 @@ class Live:
     # --- parts ------------------------------------------------------------------------------
 
     def _client(self) -> Client:
-        # Imported here so that neither `import shiftwork` nor a training step pays for it.
+        # `start` has loaded it, so that `import shiftwork` does not pay for it.
         from shiftwork.transport import Client  # noqa: PLC0415
 
         return Client(self._context.url, self._context.run_token)
@@ -242,7 +399,24 @@ class Live:
 
     def _backoff(self, failures: int) -> float:
         doubled = self._limits.backoff_seconds_min * 2 ** min(failures - 1, 16)
-        return min(doubled, self._limits.backoff_seconds_max) * self._jitter
+        return min(doubled, self._limits.backoff_seconds_max) * _jitter()
+
+
+def _jitter() -> float:
+    """0.5 to 1.5: processes that lost the platform together must not come back together.
+
+    From the operating system: process ids are alike in containers, and the program owns the seed
+    of ``random``.
+    """
+    return 0.5 + int.from_bytes(os.urandom(2), "big") / 65536
+
+
+def _left(ends_at: float | None) -> float | None:
+    return None if ends_at is None else max(0.0, ends_at - time.monotonic())
+
+
+def _seconds(value: Any) -> float:  # noqa: ANN401 - any JSON
+    return float(value) if isinstance(value, (int, float)) and value > 0 else 0.0
 
 
 def _ask(
@@ -258,13 +432,9 @@ def _ask(
 
 
 def _says_superseded(answer: Answer) -> bool:
-    if answer.status in (409, 410):
-        return True
-    told = answer.fields()
-    kind = str(told.get("type", "")).rpartition("/")[2].rpartition(":")[2]
-    return answer.status >= 400 and (  # noqa: PLR2004 - a refusal
-        told.get("superseded") is True or kind == "superseded"
-    )
+    """True if the problem's type says so; a status alone (409, 410) has other reasons, too."""
+    kind = str(answer.fields().get("type", "")).rpartition("/")[2].rpartition(":")[2]
+    return answer.status >= 400 and kind == "superseded"  # noqa: PLR2004 - a refusal
 
 
 def _detail(answer: Answer) -> str:

@@ -17,6 +17,7 @@ from typing import Callable, SupportsFloat
 from shiftwork import context as _context
 from shiftwork.context import Checkpoint, Context
 from shiftwork.live import Limits, Live, Superseded
+from shiftwork.termination import Termination
 
 __all__ = [
     "PREEMPTED_EXIT_CODE",
@@ -44,7 +45,9 @@ class _Process:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.lock = threading.Lock()
+        # Also held while the process forks: a child must not begin with half-loaded modules.
+        self.lock = threading.RLock()
+        self.termination = Termination()
         self.context: Context | None = None
         self.live: Live | None = None
         self.preempt = False
@@ -87,21 +90,34 @@ class _Process:
         child.context = self.context
         child.preempt = self.preempt or (self.live is not None and self.live.preempt)
         child.superseded = self.superseded or (self.live is not None and self.live.superseded)
-        if self.live is not None:
-            self.live.drop()
+        child.termination = self.termination.after_fork_in_child()
         return child
 
 
 _process = _Process(Limits())
 
 
-def _after_fork() -> None:
+def _before_fork() -> None:
+    _process.lock.acquire()
+    _process.termination.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    _process.termination.after_fork_in_parent()
+    _process.lock.release()
+
+
+def _after_fork_in_child() -> None:
     global _process  # noqa: PLW0603 - one per process, and this is another process
     _process = _process.forked()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )
 
 
 def should_preempt(agree: Callable[[bool], bool] | None = None) -> bool:
@@ -111,26 +127,47 @@ def should_preempt(agree: Callable[[bool], bool] | None = None) -> bool:
     the request by itself, perhaps a step apart: where ranks must leave at the same step, give
     ``agree``, the program's own all-reduce ("does any rank say so?"). It is then called at every
     step, on every rank, on and off the platform, and its result is returned.
+
+    SIGTERM (a drained node, a spot instance that is taken back, Slurm) asks for the same, on and
+    off the platform: from the first call in the main thread on, the signal no longer ends the
+    process. A handler that the program has installed before that still runs, and one that it
+    installs later replaces this one.
     """
+    _process.termination.watch()
     live = _process.conversation()
-    wanted = live is not None and (live.preempt or live.superseded)
+    wanted = _process.termination.requested or (
+        live is not None and (live.preempt or live.superseded)
+    )
     return wanted if agree is None else bool(agree(wanted))
 
 
-def checkpoint_saved(step: int, uri: str, digest: str | None = None) -> None:
+def checkpoint_saved(
+    step: int,
+    uri: str,
+    digest: str | None = None,
+    *,
+    wait: bool = True,
+    timeout: float | None = None,
+) -> None:
     """Say that the checkpoint of ``step`` is durable at ``uri``; returns when that is stored.
 
     The write must be complete (flushed, synced, renamed) before the call. While the platform is
-    out of reach the call goes on trying. One rank says it for the whole gang.
+    out of reach it is sent again and again. One rank says it for the whole gang.
 
     Args:
         step: training steps done, 0 or more; what ``resume_from().step`` will say.
         uri: where the checkpoint lies, for the next attempt to read; put the attempt or the step
             into it, so that no attempt writes over another's.
         digest: of the contents, such as ``sha256:…``; handed back by ``resume_from``.
+        wait: False returns at once; the checkpoint is sent in the background, in order, and at
+            the latest by ``exit_preempted`` or the end of the program, which wait for it up to a
+            minute. A refusal is then a line on stderr. With 100 checkpoints on their way the call
+            waits for the oldest.
+        timeout: seconds after which the call stops waiting; None waits until it is stored.
 
     Raises:
         Superseded: this attempt is no longer the live one; stop.
+        TimeoutError: it is not stored in time. It is still sent in the background.
         ValueError: an argument is out of range, or the platform refuses it.
         TypeError: an argument has the wrong type.
     """
@@ -138,9 +175,11 @@ def checkpoint_saved(step: int, uri: str, digest: str | None = None) -> None:
     _text("uri", uri, URI_CHARACTERS_MAX)
     if digest is not None:
         _text("digest", digest, DIGEST_CHARACTERS_MAX)
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"timeout must be 0 or more seconds, not {timeout}")
     live = _process.conversation()
     if live is not None:
-        live.save_checkpoint(number, uri, digest)
+        live.save_checkpoint(number, uri, digest, wait, timeout)
 
 
 def resume_from() -> Checkpoint | None:
@@ -179,9 +218,12 @@ def world_size() -> int:
 def exit_preempted() -> None:
     """Leave after ``checkpoint_saved``: SystemExit with the code reserved for it, 75.
 
-    Off the platform nobody has asked, and the call returns.
+    Waits first, up to a minute, for checkpoints that are still on their way. Off the platform
+    nobody has asked, and the call returns, unless SIGTERM has.
     """
-    if _process.known().on_platform:
+    if _process.live is not None:
+        _process.live.flush_checkpoints()
+    if _process.known().on_platform or _process.termination.requested:
         raise SystemExit(PREEMPTED_EXIT_CODE)
 
 

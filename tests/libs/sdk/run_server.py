@@ -23,10 +23,13 @@ class RunServer:
         self.superseded = False
         self.checkpoints: list[dict[str, Any]] = []
         self.samples: list[dict[str, Any]] = []
+        self.ranks: list[int] = []
+        self.metrics_answers: list[tuple[int, dict[str, Any]]] = []
         self.polls: list[dict[str, str]] = []
         self.checkpoint_answers: list[tuple[int, dict[str, Any]]] = []
         self.tokens: set[str] = set()
         self.hang = False
+        self.ask_again_seconds = 0.0
         self._server: ThreadingHTTPServer | None = None
         self._sockets: set[Any] = set()
         self.port = port
@@ -108,7 +111,9 @@ class RunServer:
         if self.hang:
             time.sleep(30)
             return
-        until = time.monotonic() + float(query.get("wait_seconds", "0"))
+        until = time.monotonic()
+        if not self.ask_again_seconds:
+            until += float(query.get("wait_seconds", "0"))
         with self.changed:
             while self.revision <= int(query.get("seen", "-1")) and self._server is not None:
                 left = until - time.monotonic()
@@ -120,14 +125,18 @@ class RunServer:
                 "preempt": self.preempt,
                 "deadline_at": "2030-01-01T00:00:00Z" if self.preempt else None,
                 "superseded": self.superseded,
+                **({"ask_again_seconds": self.ask_again_seconds} if self.ask_again_seconds else {}),
             }
         _answer(request, 200, told)
 
     def _post(self, request: BaseHTTPRequestHandler) -> None:
         body = json.loads(request.rfile.read(int(request.headers["content-length"])))
         if request.path == "/v1/run/metrics":
-            self.samples += body["samples"]
-            _answer(request, 202, {})
+            status, told = self.metrics_answers.pop(0) if self.metrics_answers else (202, {})
+            if status < 300:
+                self.samples += body["samples"]
+                self.ranks.append(body["rank"])
+            _answer(request, status, told)
             return
         assert request.path == "/v1/run/checkpoints"
         status, told = self.checkpoint_answers.pop(0) if self.checkpoint_answers else (201, {})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -123,6 +125,72 @@ def test_a_forked_child_hears_for_itself_and_leaves_its_parent_be(server: RunSer
     assert sorted(name for s in server.samples for name in s["values"]) == ["child", "parent"]
 
 
+@pytest.mark.parametrize("delay_ms", [0, 1, 3, 6, 10, 15, 20])
+def test_a_child_forked_right_after_the_first_call_does_not_hang(
+    server: RunServer, delay_ms: int
+) -> None:
+    program = f"""
+        import os, signal, time, shiftwork
+        shiftwork.should_preempt()
+        time.sleep({delay_ms} / 1000)
+        child = os.fork()
+        if not child:
+            signal.alarm(10)  # ends a child that hangs
+            shiftwork.should_preempt()
+            shiftwork.checkpoint_saved(1, "file:///child")
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    """
+    code, _out, err = run(program, task_environment(server))
+    assert (code, err) == (0, "")
+    assert [saved["uri"] for saved in server.checkpoints] == ["file:///child"]
+
+
+@pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).name)
+def test_background_threads_import_nothing(server: RunServer, python: str) -> None:
+    # A thread that imports while the program forks leaves its locks to the child for ever.
+    program = """
+        import sys, threading, shiftwork
+        started, loaded = threading.Thread.start, []
+
+        def start(thread):
+            if thread.name.startswith("shiftwork-") and not loaded:
+                loaded.append(set(sys.modules))
+            started(thread)
+
+        threading.Thread.start = start
+        shiftwork.should_preempt()
+        while not shiftwork.should_preempt():
+            shiftwork.report(loss=1)
+            shiftwork.checkpoint_saved(1, "file:///c")
+        print(sorted(set(sys.modules) - loaded[0]))
+    """
+    threading.Timer(1.0, server.ask_to_leave).start()
+    environment = task_environment(server)
+    environment["SHIFTWORK_URL"] = f"http://localhost:{server.port}"
+    code, out, err = run(program, environment, python)
+    assert (code, out, err) == (0, "[]\n", "")
+
+
+def test_a_process_that_forks_while_it_begins_leaves_a_child_that_works(server: RunServer) -> None:
+    program = """
+        import os, signal, sys, threading, time, shiftwork
+        beginning = threading.Thread(target=shiftwork.should_preempt)
+        beginning.start()
+        while "http" not in sys.modules:
+            time.sleep(0.0001)
+        child = os.fork()
+        if not child:
+            signal.alarm(10)
+            shiftwork.checkpoint_saved(1, "file:///child")
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        beginning.join()
+    """
+    code, _out, err = run(program, task_environment(server))
+    assert (code, err) == (0, "")
+
+
 def test_a_child_forked_after_the_request_knows_at_once(server: RunServer) -> None:
     program = """
         import os, time, shiftwork
@@ -180,23 +248,175 @@ def test_out_of_touch_too_long_ends_the_process_if_the_task_asks(server: RunServ
     assert "out of touch with the platform for 0.4 s" in err
 
 
-def test_in_touch_the_fence_holds_its_peace(server: RunServer) -> None:
-    # Each answered poll counts, also those that bring nothing new.
-    environment = {**task_environment(server), "SHIFTWORK_FENCE_AFTER_SECONDS": "1.2"}
-    program = """
-        import dataclasses, shiftwork.training as training
-        training._process = training._Process(
-            dataclasses.replace(training.Limits(), poll_seconds=0.3)
-        )
-    """
-    code, out, err = run(textwrap.dedent(program) + textwrap.dedent(WAIT), environment)
+def test_a_fence_shorter_than_the_poll_spares_a_process_in_touch(
+    server: RunServer, tmp_path: Path
+) -> None:
+    # With the poll as it is everywhere: held for up to 30 s where there is no fence.
+    context = tmp_path / "context.json"
+    environment = {**task_environment(server), "SHIFTWORK_CONTEXT": str(context)}
+    context.write_text(json.dumps({"fence_after_seconds": 1.5}))
+    code, out, err = run(WAIT.replace("2.0", "4.0"), environment)
     assert (code, out, err) == (0, "still here\n", "")
+    # Each answered poll counts, also those that bring nothing new.
+    assert {poll["wait_seconds"] for poll in server.polls} == {"0", "0.5"}
 
 
 def test_without_a_fence_a_platform_that_is_down_ends_nothing(server: RunServer) -> None:
     server.stop()
     code, out, _err = run(WAIT, task_environment(server))
     assert (code, out) == (0, "still here\n")
+
+
+def test_the_end_of_the_program_sends_checkpoints_on_their_way(server: RunServer) -> None:
+    server.stop()
+    threading.Timer(1.0, server.start).start()
+    program = """
+        import shiftwork
+        for step in range(3):
+            shiftwork.checkpoint_saved(step, "file:///c", wait=False)
+    """
+    code, _out, err = run(program, task_environment(server))
+    assert (code, err) == (0, "")
+    assert [saved["step"] for saved in server.checkpoints] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).name)
+def test_a_checkpoint_saved_while_the_interpreter_ends_is_stored(
+    server: RunServer, python: str
+) -> None:
+    program = """
+        import atexit, shiftwork
+        atexit.register(shiftwork.checkpoint_saved, 1, "file:///c")
+        shiftwork.should_preempt()
+    """
+    code, _out, err = run(program, task_environment(server), python)
+    assert (code, err) == (0, "")
+    assert [saved["step"] for saved in server.checkpoints] == [1]
+
+
+def test_four_local_ranks_report_each_under_its_own_rank(server: RunServer) -> None:
+    # As torchrun starts them on the second node; the platform answers some with a conflict.
+    server.metrics_answers = [(409, {"type": "conflict"})] * 6
+    program = """
+        import time, shiftwork
+        for step in range(200):
+            shiftwork.report(step=step)
+            assert not shiftwork.should_preempt()
+            time.sleep(0.01)
+        shiftwork.checkpoint_saved(200, "file:///c")
+    """
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(program)],
+            env={
+                "PATH": os.environ["PATH"],
+                "PYTHONPATH": str(SDK),
+                **task_environment(server),
+                "SHIFTWORK_RANK": "1",
+                "RANK": str(4 + local),
+                "WORLD_SIZE": "8",
+                "TORCHELASTIC_RUN_ID": "none",
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for local in range(4)
+    ]
+    assert [(rank.communicate(timeout=60)[1], rank.returncode) for rank in ranks] == [("", 0)] * 4
+    assert set(server.ranks) == {4, 5, 6, 7}
+    assert len(server.samples) == 4 * 200
+
+
+UNTIL_ASKED = """
+    import os, signal, sys, time, shiftwork
+    {before}
+    shiftwork.should_preempt()
+    {after}
+    os.kill(os.getpid(), signal.SIGTERM)
+    ends = time.monotonic() + 5
+    while not shiftwork.should_preempt() and time.monotonic() < ends:
+        time.sleep(0.01)
+    print("asked" if shiftwork.should_preempt() else "not asked", flush=True)
+    shiftwork.checkpoint_saved(1, "file:///c")
+    shiftwork.exit_preempted()
+    print("goes on")
+"""
+
+
+@pytest.mark.parametrize("on_platform", [True, False])
+@pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).name)
+def test_sigterm_asks_for_a_checkpoint(server: RunServer, python: str, on_platform: bool) -> None:
+    environment = task_environment(server) if on_platform else {}
+    program = textwrap.dedent(UNTIL_ASKED).format(before="", after="")
+    assert run(program, environment, python) == (75, "asked\n", "")
+    assert len(server.checkpoints) == on_platform
+
+
+def test_a_handler_that_the_program_has_installed_still_runs() -> None:
+    program = textwrap.dedent(UNTIL_ASKED).format(
+        before="signal.signal(signal.SIGTERM, lambda number, _: print('handled', int(number)))",
+        after="",
+    )
+    assert run(program, {}) == (75, "handled 15\nasked\n", "")
+
+
+def test_a_handler_that_the_program_installs_later_stays() -> None:
+    program = """
+        import os, signal, shiftwork
+        shiftwork.should_preempt()
+        signal.signal(signal.SIGTERM, lambda number, _: print("handled"))
+        shiftwork.should_preempt()
+        os.kill(os.getpid(), signal.SIGTERM)
+        print(shiftwork.should_preempt())
+    """
+    assert run(program, {}) == (0, "handled\nFalse\n", "")
+
+
+def test_an_ignored_sigterm_stays_ignored() -> None:
+    program = """
+        import os, signal, shiftwork
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        shiftwork.should_preempt()
+        print(signal.getsignal(signal.SIGTERM) == signal.SIG_IGN)
+    """
+    assert run(program, {}) == (0, "True\n", "")
+
+
+def test_a_program_that_does_not_ask_is_ended_by_sigterm() -> None:
+    program = """
+        import os, signal, time, shiftwork
+        shiftwork.report(loss=1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    """
+    assert run(program, {}) == (-signal.SIGTERM, "", "")
+
+
+def test_another_thread_than_the_main_one_leaves_the_handler_to_the_main_one() -> None:
+    program = """
+        import signal, threading, shiftwork
+        other = threading.Thread(target=shiftwork.should_preempt)
+        other.start()
+        other.join()
+        print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+        shiftwork.should_preempt()
+        print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+    """
+    assert run(program, {}) == (0, "True\nFalse\n", "")
+
+
+def test_sigterm_ends_a_forked_worker_that_does_not_ask() -> None:
+    # As multiprocessing's pools and data loaders end their workers.
+    program = """
+        import multiprocessing, time, shiftwork
+        shiftwork.should_preempt()
+        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
+        worker.start()
+        worker.terminate()
+        worker.join(10)
+        print(worker.exitcode)
+    """
+    assert run(program, {}) == (0, "-15\n", "")
 
 
 def test_the_end_waits_only_so_long_for_metrics(server: RunServer) -> None:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 
 import pytest
 import shiftwork
-from shiftwork import training
+from shiftwork import live, training
 
 from tests.libs.sdk.conftest import QUICK
 from tests.libs.sdk.run_server import TOKEN, RunServer
@@ -141,9 +142,9 @@ def test_a_checkpoint_waits_for_a_server_that_is_down(
 @pytest.mark.parametrize(
     "answer",
     [
-        (409, {"type": "about:blank", "title": "attempt 1 is over"}),
+        (409, {"type": "superseded", "title": "This attempt is over"}),
         (403, {"type": "https://shiftwork.dev/problems/superseded"}),
-        (410, {}),
+        (410, {"type": "urn:shiftwork:superseded"}),
     ],
 )
 def test_an_attempt_that_is_over_learns_it(
@@ -156,6 +157,84 @@ def test_an_attempt_that_is_over_learns_it(
     with pytest.raises(shiftwork.Superseded):
         shiftwork.checkpoint_saved(2, "file:///c")
     assert on_platform.checkpoints == []
+
+
+CONFLICTS = [
+    (409, {"type": "conflict", "title": "The present state does not allow it"}),
+    (409, {}),
+    (410, {"type": "gone"}),
+]
+
+
+def test_a_status_without_the_type_superseded_does_not_end_the_attempt(
+    on_platform: RunServer,
+) -> None:
+    on_platform.checkpoint_answers = [*CONFLICTS]
+    on_platform.metrics_answers = [*CONFLICTS[:2]]
+    shiftwork.report(loss=1.0)
+    shiftwork.checkpoint_saved(1, "file:///c")
+    on_platform.wait_for(lambda: on_platform.samples)
+    assert [sample["values"] for sample in on_platform.samples] == [{"loss": 1.0}]
+    assert [saved["step"] for saved in on_platform.checkpoints] == [1]
+    assert shiftwork.should_preempt() is False
+
+
+def test_a_report_holds_no_more_names_than_the_platform_takes(on_platform: RunServer) -> None:
+    on_platform.stop()
+    for number in range(300):
+        shiftwork.report(**{f"name_{number}": 1.0})
+    on_platform.start()
+    on_platform.wait_for(lambda: len(on_platform.samples) == 300)
+    assert len(on_platform.ranks) >= 300 / QUICK.metrics_batch_names_max
+
+
+def test_refused_metrics_are_reported_once_on_stderr(
+    on_platform: RunServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusal = {"type": "invalid", "detail": "rank is no rank of attempt 1"}
+    on_platform.metrics_answers = [(422, refusal), (422, refusal)]
+    for step in range(3):
+        shiftwork.report(step=step)
+        on_platform.wait_for(lambda step=step: len(on_platform.metrics_answers) <= max(0, 1 - step))
+    on_platform.wait_for(lambda: on_platform.samples)
+    assert capsys.readouterr().err.count("refuses metrics: rank is no rank") == 1
+
+
+def test_metrics_go_under_the_rank_of_the_process(
+    on_platform: RunServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The third process of the second replica under torchrun; the replica's own rank is 1.
+    monkeypatch.setenv("SHIFTWORK_RANK", "1")
+    monkeypatch.setenv("RANK", "6")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    shiftwork.report(loss=1.0)
+    on_platform.wait_for(lambda: on_platform.ranks)
+    assert on_platform.ranks == [6]
+
+
+def test_a_process_that_may_not_wait_pauses_before_it_asks_again(on_platform: RunServer) -> None:
+    on_platform.ask_again_seconds = 2.0
+    shiftwork.should_preempt()
+    time.sleep(0.9)
+    assert len(on_platform.polls) == 1
+    on_platform.ask_to_leave()
+    on_platform.wait_for(shiftwork.should_preempt)
+
+
+def test_pauses_of_processes_with_the_same_pid_differ() -> None:
+    pauses = {live._jitter() for _ in range(32)}
+    assert len(pauses) > 16
+    assert all(0.5 <= pause <= 1.5 for pause in pauses)
+
+
+@pytest.mark.parametrize("fence", [1.0, 10.0, 30.0, 90.0, 3600.0])
+def test_a_lost_answer_leaves_time_for_another_request_before_the_fence(fence: float) -> None:
+    limits = live.Limits().within(fence)
+    lost = limits.poll_seconds + limits.answer_seconds + 1.5 * limits.backoff_seconds_max
+    assert lost <= fence * 0.8
+    assert limits.poll_seconds <= fence / 3
+    assert live.Limits().within(None) == live.Limits()
 
 
 def test_the_poll_tells_of_a_later_attempt_too(on_platform: RunServer) -> None:
@@ -175,6 +254,92 @@ def test_a_refused_checkpoint_is_the_callers_mistake(on_platform: RunServer) -> 
     on_platform.checkpoint_answers = [(422, problem)]
     with pytest.raises(ValueError, match="no such scheme; uri: unknown scheme"):
         shiftwork.checkpoint_saved(1, "gopher://c")
+
+
+def test_checkpoints_without_waiting_arrive_in_order(on_platform: RunServer) -> None:
+    on_platform.stop()
+    began = time.monotonic()
+    for step in range(20):
+        shiftwork.checkpoint_saved(step, f"file:///c/{step}", wait=False)
+    assert time.monotonic() - began < 1.0
+    on_platform.start()
+    # A call that waits comes after those before it.
+    shiftwork.checkpoint_saved(20, "file:///c/20")
+    assert [saved["step"] for saved in on_platform.checkpoints] == list(range(21))
+
+
+def test_a_checkpoint_that_is_not_stored_in_time_is_still_sent(on_platform: RunServer) -> None:
+    on_platform.stop()
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"step 1 in 0\.2 s; it is still sent"):
+        shiftwork.checkpoint_saved(1, "file:///c", timeout=0.2)
+    assert time.monotonic() - began < 2.0
+    on_platform.start()
+    on_platform.wait_for(lambda: on_platform.checkpoints)
+    assert [saved["step"] for saved in on_platform.checkpoints] == [1]
+
+
+def test_checkpoints_on_their_way_are_bounded(
+    on_platform: RunServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = dataclasses.replace(QUICK, checkpoints_queued_max=3)
+    monkeypatch.setattr(training, "_process", training._Process(limits))
+    on_platform.stop()
+    for step in range(3):
+        shiftwork.checkpoint_saved(step, "file:///c", wait=False)
+    with pytest.raises(TimeoutError, match="that of step 3 is not sent"):
+        shiftwork.checkpoint_saved(3, "file:///c", wait=False, timeout=0.1)
+    threading.Timer(0.3, on_platform.start).start()
+    shiftwork.checkpoint_saved(4, "file:///c", wait=False)
+    on_platform.wait_for(lambda: len(on_platform.checkpoints) == 4)
+    assert [saved["step"] for saved in on_platform.checkpoints] == [0, 1, 2, 4]
+
+
+def test_a_refusal_that_nobody_waits_for_is_a_line_on_stderr(
+    on_platform: RunServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_platform.checkpoint_answers = [(422, {"detail": "no such scheme"})]
+    shiftwork.checkpoint_saved(1, "gopher://c", wait=False)
+    shiftwork.checkpoint_saved(2, "file:///c")
+    assert "refuses the checkpoint of step 1: no such scheme" in capsys.readouterr().err
+
+
+def test_an_attempt_that_is_over_ends_every_checkpoint_on_its_way(on_platform: RunServer) -> None:
+    on_platform.checkpoint_answers = [(409, {"type": "superseded"})]
+    shiftwork.checkpoint_saved(1, "file:///c", wait=False)
+    on_platform.wait_for(shiftwork.should_preempt)
+    with pytest.raises(shiftwork.Superseded):
+        shiftwork.checkpoint_saved(2, "file:///c", wait=False)
+
+
+def test_exit_preempted_waits_for_checkpoints_on_their_way(on_platform: RunServer) -> None:
+    on_platform.stop()
+    for step in (1, 2):
+        shiftwork.checkpoint_saved(step, "file:///c", wait=False)
+    threading.Timer(0.3, on_platform.start).start()
+    with pytest.raises(SystemExit):
+        shiftwork.exit_preempted()
+    assert [saved["step"] for saved in on_platform.checkpoints] == [1, 2]
+
+
+def test_exit_preempted_waits_a_bounded_time(
+    on_platform: RunServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits = dataclasses.replace(QUICK, exit_checkpoint_seconds=0.3)
+    monkeypatch.setattr(training, "_process", training._Process(limits))
+    on_platform.stop()
+    shiftwork.checkpoint_saved(7, "file:///c", wait=False)
+    began = time.monotonic()
+    with pytest.raises(SystemExit):
+        shiftwork.exit_preempted()
+    assert 0.2 < time.monotonic() - began < 2.0
+    assert "the checkpoint of step 7 is not recorded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("timeout", [-1.0, float("nan")])
+def test_a_timeout_is_zero_or_more_seconds(timeout: float) -> None:
+    with pytest.raises(ValueError, match="timeout must be 0 or more"):
+        shiftwork.checkpoint_saved(1, "file:///c", timeout=timeout)
 
 
 @pytest.mark.parametrize(
