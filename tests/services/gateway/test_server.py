@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +22,11 @@ from tests.services.gateway import (
     test_runs,
     test_tasks,
 )
-from tests.services.gateway.world import World
+from tests.services.gateway.world import World, assigned, run_token, served
 
 if TYPE_CHECKING:
+    import httpx
+
     from tests.harness.postgres import Database
 
 pytestmark = pytest.mark.server
@@ -95,3 +99,48 @@ async def test_migrations_lead_to_the_tables_and_may_run_twice(address: Address)
     for _ in range(2):
         await migrate.upgrade(address, WIRING.tables, WIRING.migrations)
         assert await migrate.check(address, WIRING.tables) == []
+
+
+FOUR_RANKS = """
+import time, shiftwork
+for step in range(100):
+    shiftwork.report(step=step, loss=1.0)
+    assert not shiftwork.should_preempt(), "asked to leave"
+    time.sleep(0.02)
+shiftwork.report(step=100)
+"""
+
+
+async def test_four_local_ranks_that_report_at_once_stay_in_the_gang(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    task = await world.submitted(ann)
+    await world.heard(assigned(task["id"]))
+    async with served(world) as url:
+        ranks = [
+            await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-c",
+                FOUR_RANKS,
+                env={
+                    "SHIFTWORK_TASK": task["id"],
+                    "SHIFTWORK_ATTEMPT": "1",
+                    "SHIFTWORK_RANK": "0",
+                    "SHIFTWORK_WORLD_SIZE": "1",
+                    "SHIFTWORK_URL": url,
+                    "SHIFTWORK_RUN_TOKEN": run_token(task["id"]),
+                    # As torchrun sets them.
+                    "RANK": str(rank),
+                    "WORLD_SIZE": "4",
+                    "TORCHELASTIC_RUN_ID": "none",
+                },
+                stderr=asyncio.subprocess.PIPE,
+            )
+            for rank in range(4)
+        ]
+        ends = await asyncio.gather(*(rank.communicate() for rank in ranks))
+    assert [(end[1], rank.returncode) for end, rank in zip(ends, ranks, strict=True)] == [
+        (b"", 0)
+    ] * 4
+    shown = (await ann.get(f"/v1/tasks/{task['id']}/metrics")).json()["items"]
+    assert [(row["rank"], row["latest"]["step"]) for row in shown] == [(r, 100.0) for r in range(4)]
