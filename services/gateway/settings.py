@@ -45,8 +45,9 @@ class GatewaySettings(BaseServiceSettings):
     streams_max: int = Field(default=4096, ge=1)
     streams_per_user_max: int = Field(default=2048, ge=1)
     waits_max: int = Field(default=20_000, ge=1)
-    # Long-polls of one task's processes; further ones are answered at once and pause so long.
+    # Long-polls of one task's processes. Further requests are answered without waiting.
     waits_per_task_max: int = Field(default=2_000, ge=1)
+    # How long a process that may not wait pauses before its next request.
     ask_again_seconds: float = Field(default=5.0, gt=0, le=60)
     stream_pending_max: int = Field(default=512, ge=1)
     stream_page: int = Field(default=500, ge=1, le=1000)
@@ -76,7 +77,7 @@ class GatewaySettings(BaseServiceSettings):
     metric_samples_max: int = Field(default=1000, ge=1)
     metric_names_max: int = Field(default=64, ge=1)
     metric_values_max: int = Field(default=8192, ge=100)
-    # Processes of a replica that may report, where it has fewer GPUs than this.
+    # How many processes of a replica may report metrics; its GPUs, if it has more.
     metric_ranks_per_replica_max: int = Field(default=8, ge=1, le=1024)
 
     # People.
