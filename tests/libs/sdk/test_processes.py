@@ -254,11 +254,11 @@ def test_a_fence_shorter_than_the_poll_spares_a_process_in_touch(
     # With the poll as it is everywhere: held for up to 30 s where there is no fence.
     context = tmp_path / "context.json"
     environment = {**task_environment(server), "SHIFTWORK_CONTEXT": str(context)}
-    context.write_text(json.dumps({"fence_after_seconds": 1.5}))
-    code, out, err = run(WAIT.replace("2.0", "4.0"), environment)
+    context.write_text(json.dumps({"fence_after_seconds": 3.0}))
+    code, out, err = run(WAIT.replace("2.0", "5.0"), environment)
     assert (code, out, err) == (0, "still here\n", "")
     # Each answered poll counts, also those that bring nothing new.
-    assert {poll["wait_seconds"] for poll in server.polls} == {"0", "0.5"}
+    assert {poll["wait_seconds"] for poll in server.polls} == {"0", "1"}
 
 
 def test_without_a_fence_a_platform_that_is_down_ends_nothing(server: RunServer) -> None:
