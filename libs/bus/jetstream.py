@@ -16,7 +16,16 @@ import nats.errors
 import structlog
 from nats.aio.msg import Msg
 
-from libs.bus.commands import answer, answering, check_served, headers_of, read_reply, refuse
+from libs.bus.commands import (
+    RequestQueue,
+    answer,
+    answering,
+    check_served,
+    headers_of,
+    read_reply,
+    refuse,
+    until_of,
+)
 from libs.bus.connection import (
     REFUSED,
     BusConfig,
@@ -90,7 +99,8 @@ class JetStreamBus:
 
     async def request(self, command: Message, *, timeout_s: float) -> Message:
         """Ask whoever of the command's owners is free; nobody there is known at once."""
-        headers = headers_of(command, self.service, self._client.new_inbox().rpartition(".")[2])
+        request_id = self._client.new_inbox().rpartition(".")[2]
+        headers = headers_of(command, self.service, request_id, timeout_s)
         question = await self._questions.ask(subject_of(command), command.to_json(), headers)
         (reply,) = await self._questions.answers([question], timeout_s)
         return read_reply(type(command), reply.headers or {}, reply.data)
@@ -99,21 +109,28 @@ class JetStreamBus:
     async def serve(self, handlers: Mapping[type[Message], CommandHandler]) -> AsyncGenerator[None]:
         """Answer up to ``commands_max`` at once, one queue group per service."""
         check_served(self.service, handlers)
-        room = asyncio.Semaphore(self.config.commands_max)
+        queue = RequestQueue(self.config.commands_max, self.config.commands_waiting_max)
         async with answering() as group, contextlib.AsyncExitStack() as subscriptions:
 
             async def asked(kind: type[Message], handler: CommandHandler, message: Msg) -> None:
-                await room.acquire()
-                reply = group.create_task(self._answer(kind, handler, message))
-                reply.add_done_callback(lambda _: room.release())
+                until = until_of(message.headers or {})
+
+                async def answer_one(busy: Message | None) -> None:
+                    await self._reply(
+                        kind,
+                        message,
+                        busy
+                        or await answer(kind, handler, message.headers or {}, message.data, until),
+                    )
+
+                queue.take(group, answer_one, kind)
 
             for kind, handler in handlers.items():
                 subject, take = served_subject(kind, self.service), partial(asked, kind, handler)
                 await subscriptions.enter_async_context(self._subscribed(subject, take, queue=True))
             yield
 
-    async def _answer(self, kind: type[Message], handler: CommandHandler, message: Msg) -> None:
-        reply = await answer(kind, handler, message.headers or {}, message.data)
+    async def _reply(self, kind: type[Message], message: Msg, reply: Message) -> None:
         body = reply.to_json()
         if len(body) > self._client.max_payload:
             detail = f"the answer is {len(body)} bytes, over the bus's limit; ask for less"

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import pytest
 from nats.js.errors import NotFoundError
 
+from libs.bus.commands import COMMANDS_MAX, COMMANDS_WAITING_MAX
 from libs.bus.connection import BusConfig, ServerClient, open_client
 from libs.bus.jetstream import connect
 from libs.bus.memory import MemoryBus
@@ -587,6 +588,67 @@ async def test_two_processes_share_the_commands(world: World) -> None:
             await gateway.request(m.SetGoal(task_id="t"), timeout_s=WAIT_S)
     assert sum(served.values()) == 40
     assert min(served.values()) > 0
+
+
+async def test_a_request_whose_requester_has_gone_is_not_carried_out(world: World) -> None:
+    submit, gateway = await world.bus("submit"), await world.bus("gateway")
+    carried_out: list[str] = []
+    all_begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(command: Message) -> Message:
+        assert isinstance(command, m.SetGoal)
+        carried_out.append(command.task_id)
+        if len(carried_out) == COMMANDS_MAX:
+            all_begun.set()
+        await go_on.wait()
+        return m.SetGoalReply()
+
+    async def ask(name: str, timeout_s: float) -> Message:
+        return await gateway.request(m.SetGoal(task_id=name), timeout_s=timeout_s)
+
+    async with submit.serve({m.SetGoal: slow}):
+        # As many as are answered at once, so that the others wait.
+        first = [asyncio.ensure_future(ask("first", WAIT_S * 2)) for _ in range(COMMANDS_MAX)]
+        await all_begun.wait()
+        gone = await asyncio.gather(*(ask("gone", 0.2) for _ in range(200)), return_exceptions=True)
+        assert all(isinstance(each, BusUnavailableError) for each in gone)
+        go_on.set()
+        await asyncio.gather(*first)
+        assert await ask("last", WAIT_S) == m.SetGoalReply()
+    assert carried_out == ["first"] * COMMANDS_MAX + ["last"]
+
+
+async def test_a_request_that_finds_too_many_waiting_is_refused_as_busy(world: World) -> None:
+    submit, gateway = await world.bus("submit"), await world.bus("gateway")
+    carried_out = 0
+    go_on = asyncio.Event()
+
+    async def slow(_: Message) -> Message:
+        nonlocal carried_out
+        carried_out += 1
+        await go_on.wait()
+        return m.SetGoalReply()
+
+    too_many = 10
+    async with submit.serve({m.SetGoal: slow}):
+        asked = [
+            asyncio.ensure_future(gateway.request(m.SetGoal(task_id="t"), timeout_s=30.0))
+            for _ in range(COMMANDS_MAX + COMMANDS_WAITING_MAX + too_many)
+        ]
+        first = asyncio.as_completed(asked)
+        for _ in range(too_many):
+            await next(first)
+        busy = [each.result() for each in asked if each.done()]
+        go_on.set()
+        answers = await asyncio.gather(*asked)
+    assert len(busy) == too_many
+    for reply in busy:
+        assert isinstance(reply, m.SetGoalReply)
+        assert reply.refusal
+        assert reply.refusal.code is m.RefusalCode.UNAVAILABLE
+        assert "busy" in reply.refusal.detail
+    assert carried_out == COMMANDS_MAX + COMMANDS_WAITING_MAX
+    assert answers.count(m.SetGoalReply()) == carried_out
 
 
 async def test_every_service_answers_its_own_reemit(world: World) -> None:
