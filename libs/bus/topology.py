@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from libs.contracts.base import Message
 from libs.contracts.messages import TaskStateChanged
@@ -21,17 +22,35 @@ DEAD_LETTERS = "DLQ"
 
 DAY_S = 86_400.0
 MIB = 1024 * 1024
+# What the server's store for streams may hold (``max_file_store``) unless somebody says otherwise.
+STORE_BYTES = 16 * 1024 * MIB
+# The rest of the store is left for the files' own overhead.
+STORE_SHARE = 0.9
+# The largest message that the server takes (``max_payload``): the most that NATS recommends. An
+# assignment of 8,000 nodes has 1.1 MB. ``libs.contracts.envelope.EVENT_BYTES_MAX`` stays below it.
+PAYLOAD_BYTES_MAX = 8 * MIB
+
+
+class Full(Enum):
+    """What a stream does with one more message when it is full."""
+
+    # The oldest message goes.
+    DROP_OLDEST = "drop oldest"
+    # The message is refused: its publisher keeps it and tries again. What every durable has
+    # acknowledged goes at once, so only what somebody still has to receive takes room.
+    REFUSE_NEW = "refuse new"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
-    """One stream: kept in files, the oldest messages go first."""
+    """One stream, kept in files."""
 
     name: str
     subjects: tuple[str, ...]
     max_age_s: float
-    # Disk space at most; None: by age alone.
-    max_bytes: int | None
+    # Disk space at most.
+    max_bytes: int
+    full: Full = Full.DROP_OLDEST
     # Within this time a second message with the same id is not stored.
     duplicate_window_s: float = 120.0
     replicas: int = 1
@@ -74,15 +93,28 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much the streams keep."""
+    """How much the streams keep. Together they fit into the store, so that none of them can take
+    the room of another: the server reserves for each what it may take at most."""
 
+    store_bytes: int = STORE_BYTES
     event_age_s: float = 14 * DAY_S
-    event_bytes: int | None = None
     log_age_s: float = DAY_S
     log_bytes: int = 256 * MIB
     dead_letter_age_s: float = 30 * DAY_S
     dead_letter_bytes: int = 64 * MIB
     replicas: int = 1
+
+    @property
+    def event_bytes(self) -> int:
+        """What the other two streams leave of the store; ValueError if that is next to nothing."""
+        left = int(self.store_bytes * STORE_SHARE) - self.log_bytes - self.dead_letter_bytes
+        if left < 2 * PAYLOAD_BYTES_MAX:
+            raise ValueError(
+                f"a store of {self.store_bytes} bytes leaves {left} for events beside "
+                f"{self.log_bytes} for logs and {self.dead_letter_bytes} for dead letters; "
+                "give the server a larger max_file_store"
+            )
+        return left
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +175,7 @@ def streams_of(limits: Limits) -> tuple[StreamSpec, ...]:
             (_everything(Kind.EVENT),),
             max_age_s=limits.event_age_s,
             max_bytes=limits.event_bytes,
+            full=Full.REFUSE_NEW,
             replicas=limits.replicas,
         ),
         StreamSpec(

@@ -612,6 +612,8 @@ async def test_a_request_whose_requester_has_gone_is_not_carried_out(world: Worl
         await all_begun.wait()
         gone = await asyncio.gather(*(ask("gone", 0.2) for _ in range(200)), return_exceptions=True)
         assert all(isinstance(each, BusUnavailableError) for each in gone)
+        # A requester counts from its sending, the service from the arrival.
+        await asyncio.sleep(0.5)
         go_on.set()
         await asyncio.gather(*first)
         assert await ask("last", WAIT_S) == m.SetGoalReply()
