@@ -9,7 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 
 import nats.errors
@@ -38,9 +46,12 @@ from libs.bus.deliveries import JetStreamConsumer
 from libs.bus.port import BusDeniedError, BusUnavailableError, CommandHandler, Consumer
 from libs.bus.topology import consumer_of, served_subject
 from libs.contracts.base import Message
-from libs.contracts.envelope import Envelope, UndecodableError
+from libs.contracts.envelope import PAYLOAD_BYTES_MAX, Envelope, UndecodableError
 from libs.contracts.messages import Refusal, RefusalCode
 from libs.contracts.subjects import subject_of
+
+# Bytes of events on their way to the server at once: until they are stored, its memory holds them.
+WINDOW_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -56,6 +67,12 @@ class JetStreamBus:
     async def open(self) -> None:
         """Connect; called once, by ``connect``."""
         self._client = await open_client(self.config, on_error=self._failed, on_lost=self._lost)
+        if self._client.max_payload < PAYLOAD_BYTES_MAX:
+            _log.warning(
+                "the bus server takes smaller messages than the platform may have: set max_payload",
+                max_payload=self._client.max_payload,
+                wanted=PAYLOAD_BYTES_MAX,
+            )
         self._questions = Questions(self._client)
         await self._questions.start()
         self._consumer: JetStreamConsumer | None = None
@@ -65,11 +82,10 @@ class JetStreamBus:
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
         """Pipelined, a window at a time, in order; each is stored once under its envelope's id."""
-        window = self.config.publish_window
-        for first in range(0, len(envelopes), window):
+        for window in _windows(envelopes, self.config.publish_window):
             await self.store([
                 (each.subject, each.body(), each.headers() | {"Nats-Msg-Id": each.id})
-                for each in envelopes[first : first + window]
+                for each in window
             ])  # fmt: skip
 
     async def store(self, messages: Sequence[tuple[str, bytes, dict[str, str]]]) -> None:
@@ -230,6 +246,20 @@ class JetStreamBus:
                 self._consumer.deny(subject)
         else:
             self._denied_subscriptions.add(subject)
+
+
+def _windows(envelopes: Sequence[Envelope], count_max: int) -> Iterator[Sequence[Envelope]]:
+    """Consecutive pieces of at most so many events and ``WINDOW_BYTES_MAX`` (or a single event)."""
+    first, size = 0, 0
+    for index, each in enumerate(envelopes):
+        if index > first and (
+            index - first == count_max or size + len(each.body()) > WINDOW_BYTES_MAX
+        ):
+            yield envelopes[first:index]
+            first, size = index, 0
+        size += len(each.body())
+    if envelopes:
+        yield envelopes[first:]
 
 
 async def connect(config: BusConfig) -> JetStreamBus:

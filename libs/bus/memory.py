@@ -33,7 +33,14 @@ from libs.bus.memory_broker import (
     MemoryBroker,
     Pending,
 )
-from libs.bus.port import BusDeniedError, BusUnavailableError, CommandHandler, Consumer, Delivery
+from libs.bus.port import (
+    BusDeniedError,
+    BusUnavailableError,
+    CommandHandler,
+    Consumer,
+    Delivery,
+    RawMessage,
+)
 from libs.bus.topology import consumer_of, served_subject
 from libs.contracts.base import Message
 from libs.contracts.envelope import Envelope, UndecodableError
@@ -55,6 +62,11 @@ class _MemoryDelivery:
             self.envelope = Envelope.decode(self._message.headers, self._message.body)
         except UndecodableError as error:
             self.problem = str(error)
+
+    @property
+    def raw(self) -> RawMessage:
+        message = self._message
+        return RawMessage(message.subject, message.headers, message.body)
 
     async def ack(self) -> None:
         broker = self._bus.broker
@@ -129,6 +141,10 @@ class MemoryBus:
         for envelope in envelopes:
             if ROUTES[type(envelope.message)].owner != self.service:
                 raise BusDeniedError(f"this service may not say {envelope.subject}")
+            size, limit = len(envelope.body()), self.broker.payload_bytes_max
+            if size > limit:
+                problem = f"{size} bytes are over the bus's limit of {limit}"
+                raise BusDeniedError(f"{envelope.subject}: {problem}")
         await self.travel()
         fails = self.broker.chance(self.broker.faults.fail_publish)
         for envelope in envelopes:

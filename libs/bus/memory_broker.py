@@ -16,7 +16,7 @@ from random import Random
 
 from libs.bus.port import BusUnavailableError
 from libs.bus.topology import ConsumerSpec
-from libs.contracts.envelope import Envelope
+from libs.contracts.envelope import PAYLOAD_BYTES_MAX, Envelope
 from libs.contracts.subjects import matches
 
 # A timer may fire this much early; what is due within it is due.
@@ -126,6 +126,7 @@ class MemoryBroker:
         self.random = random
         self.faults = faults or Faults()
         self.ack_wait_s = ack_wait_s
+        self.payload_bytes_max = PAYLOAD_BYTES_MAX
         self.history: list[Envelope] = []
         self.dead_letters: list[DeadLetter] = []
         self.running = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 from libs.contracts.base import Message
@@ -36,6 +37,15 @@ class BusDeniedError(BusError):
     """The server refused: this service may not say or hear that subject."""
 
 
+@dataclass(frozen=True, slots=True)
+class RawMessage:
+    """A message as it is on the bus, with those of its headers that a publisher gives it."""
+
+    subject: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
 class Delivery(Protocol):
     """One event handed to one consumer; unsettled, it comes again."""
 
@@ -47,6 +57,11 @@ class Delivery(Protocol):
     @property
     def problem(self) -> str:
         """Why the message could not be decoded; empty if it could."""
+        ...
+
+    @property
+    def raw(self) -> RawMessage:
+        """The message as it came, readable or not."""
         ...
 
     @property

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from libs.contracts.base import Message
+from libs.contracts.envelope import PAYLOAD_BYTES_MAX
 from libs.contracts.messages import TaskStateChanged
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
@@ -26,9 +27,6 @@ MIB = 1024 * 1024
 STORE_BYTES = 16 * 1024 * MIB
 # The rest of the store is left for the files' own overhead.
 STORE_SHARE = 0.9
-# The largest message that the server takes (``max_payload``): the most that NATS recommends. An
-# assignment of 8,000 nodes has 1.1 MB. ``libs.contracts.envelope.EVENT_BYTES_MAX`` stays below it.
-PAYLOAD_BYTES_MAX = 8 * MIB
 
 
 class Full(Enum):

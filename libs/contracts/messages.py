@@ -746,7 +746,7 @@ class DeadLetter(Message):
     subject: str = ""
     event_id: str = ""
     reason: str = ""
-    bytes: Int64 = 0
+    size: Int64 = 0
     set_apart_at: Time
     replays: int = 0
     replaying: bool = False

@@ -13,7 +13,8 @@ from collections.abc import Collection, Mapping
 from typing import cast
 
 from libs.bus.accounts import accounts_of
-from libs.bus.topology import PAYLOAD_BYTES_MAX, STORE_BYTES
+from libs.bus.topology import STORE_BYTES
+from libs.contracts.envelope import PAYLOAD_BYTES_MAX
 from libs.service.wiring import Wiring
 from services.allinone.embedded.credentials import NATS_ADMIN
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from libs.bus.accounts import STREAMS_ACCOUNT, accounts_of
-from libs.bus.topology import PAYLOAD_BYTES_MAX, STORE_BYTES, Permissions
+from libs.bus.topology import STORE_BYTES, Permissions
+from libs.contracts.envelope import PAYLOAD_BYTES_MAX
 from services.allinone.embedded import processes, wire
 from services.allinone.embedded.accounts import Account, service_account
 from services.allinone.embedded.credentials import (

@@ -21,10 +21,10 @@ from libs.bus.connection import BusConfig, Credentials, ServerClient, open_clien
 from libs.bus.jetstream import JetStreamBus, connect
 from libs.bus.port import BusDeniedError, BusUnavailableError
 from libs.bus.provision import _make_stream, provision
-from libs.bus.topology import MIB, PAYLOAD_BYTES_MAX, STORE_BYTES, Limits, permissions_of, topology_of
+from libs.bus.topology import MIB, STORE_BYTES, Limits, permissions_of, topology_of
 from libs.contracts import messages as m
 from libs.contracts.base import Message
-from libs.contracts.envelope import Envelope
+from libs.contracts.envelope import PAYLOAD_BYTES_MAX, Envelope
 from tests.harness.freezing import freeze
 from tests.harness.infra import Infra
 from tests.harness.nats_server import NatsServer
