@@ -112,7 +112,9 @@ class Consumption:
         backoff = Backoff()
         while True:
             try:
-                deliveries = await consumer.fetch(self.batch_messages_max, self.fetch_wait_s)
+                # While events fail in a row one at a time is tried: one success ends the pause.
+                count = 1 if self.paused else self.batch_messages_max
+                deliveries = await consumer.fetch(count, self.fetch_wait_s)
                 await self.settle(consumer, deliveries)
                 self.waiting = False
                 if self.paused and deliveries:
@@ -207,7 +209,7 @@ class Consumption:
 
     async def _individually(self, deliveries: Sequence[Delivery]) -> None:
         """Handle what can be handled, and find the messages that broke the batch."""
-        handled, delayed = 0, ""
+        handled, delayed = 0, None
         for delivery in deliveries:
             problem = await self._try(delivery)
             if problem is None:
@@ -215,10 +217,12 @@ class Consumption:
                 self._resume()
                 continue
             reason = f"{type(problem).__name__}: {problem}"
-            if not await self._give_up(delivery, reason, own_fault=self._is_own(delivery, problem)):
-                delayed = reason
+            if await self._give_up(delivery, reason, own_fault=self._is_own(delivery, problem)):
+                self.log.error("event cannot be handled", exc_info=problem)
+            else:
+                delayed = delayed or problem
         if delayed and not handled:
-            self._pause(delayed)
+            self._pause(f"{type(delayed).__name__}: {delayed}", delayed)
 
     async def _try(self, delivery: Delivery) -> Exception | None:
         """Handle one message; conflicts get a few more tries. Returns what went wrong."""
@@ -231,8 +235,7 @@ class Consumption:
                 raise
             except ConflictError as conflict:
                 problem = conflict
-            except Exception as error:
-                self.log.exception("event cannot be handled")
+            except Exception as error:  # noqa: BLE001 - its caller decides what becomes of the event
                 return error
             else:
                 return None
@@ -261,9 +264,11 @@ class Consumption:
         await delivery.nak(min(DELAY_SECONDS_MAX, 2.0 ** min(delivery.deliveries, 10)))
         return False
 
-    def _pause(self, reason: str) -> None:
+    def _pause(self, reason: str, problem: Exception | None = None) -> None:
         if not self.paused:
-            self.log.error("consumption is paused: events fail in a row", problem=reason)
+            self.log.error(
+                "consumption is paused: events fail in a row", problem=reason, exc_info=problem
+            )
         self.paused = reason[: dead_letters.REASON_CHARACTERS_MAX]
         observe.CONSUMPTION_PAUSED.labels(self.service.name).set(1)
 

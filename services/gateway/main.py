@@ -157,6 +157,8 @@ WIRING = Wiring(
         m.ReadLog,
         m.ListLogs,
         m.Reemit,
+        m.ListDeadLetters,
+        m.ReplayDeadLetters,
     ),
     listens=(m.LogChunk,),
 )
