@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections import deque
 from collections.abc import (
     AsyncGenerator,
@@ -43,8 +44,14 @@ from libs.bus.connection import (
     raise_refused,
 )
 from libs.bus.deliveries import JetStreamConsumer
-from libs.bus.port import BusDeniedError, BusUnavailableError, CommandHandler, Consumer
-from libs.bus.topology import consumer_of, served_subject
+from libs.bus.port import (
+    Backlog,
+    BusDeniedError,
+    BusUnavailableError,
+    CommandHandler,
+    Consumer,
+)
+from libs.bus.topology import STREAM_INFO, consumer_of, served_subject
 from libs.contracts.base import Message
 from libs.contracts.envelope import PAYLOAD_BYTES_MAX, Envelope, UndecodableError
 from libs.contracts.messages import Refusal, RefusalCode
@@ -157,6 +164,14 @@ class JetStreamBus:
             await self._client.publish(message.reply, body, headers=headers)
         except (nats.errors.Error, OSError) as error:
             _log.warning("reply not sent", command=kind.__name__, problem=str(error))
+
+    async def backlog(self) -> Backlog:
+        """See ``port.Bus``; a service whose wiring says ``watches`` may ask."""
+        found = json.loads((await self.ask(STREAM_INFO, b"", None)).data)
+        if "error" in found:
+            raise BusUnavailableError(f"the stream of events: {found['error'].get('description')}")
+        state = found["state"]
+        return Backlog(state["bytes"], found["config"]["max_bytes"], state["messages"])
 
     def consumer(self) -> Consumer:
         """The durable named after the service; ValueError if it was connected to hear nothing."""

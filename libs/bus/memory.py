@@ -34,6 +34,7 @@ from libs.bus.memory_broker import (
     Pending,
 )
 from libs.bus.port import (
+    Backlog,
     BusDeniedError,
     BusUnavailableError,
     CommandHandler,
@@ -224,6 +225,11 @@ class MemoryBus:
             queue.take(group, answer_one, kind)
 
         return take
+
+    async def backlog(self) -> Backlog:
+        """What some durable has not acknowledged."""
+        await self.travel()
+        return self.broker.backlog()
 
     def consumer(self) -> Consumer:
         """The service's durable; ValueError if it was connected to hear nothing."""

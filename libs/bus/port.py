@@ -46,6 +46,20 @@ class RawMessage:
     body: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """How much of its room the stream of events takes: what some service still has to receive."""
+
+    stored_bytes: int
+    bytes_max: int
+    messages: int
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1, where the stream refuses events; 0 if it has no limit."""
+        return self.stored_bytes / self.bytes_max if self.bytes_max > 0 else 0.0
+
+
 class Delivery(Protocol):
     """One event handed to one consumer; unsettled, it comes again."""
 
@@ -122,6 +136,10 @@ class Bus(Protocol):
     ) -> AbstractAsyncContextManager[None]:
         """Answer commands while the context is open; on leaving, finish those under way.
         Several processes of one service share the work (queue group)."""
+        ...
+
+    async def backlog(self) -> Backlog:
+        """How full the stream of events is. BusDeniedError for a service that may not ask."""
         ...
 
     def consumer(self) -> Consumer:

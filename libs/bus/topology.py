@@ -21,6 +21,8 @@ EVENTS = "EVT"
 LOGS = "LOG"
 DEAD_LETTERS = "DLQ"
 
+STREAM_INFO = f"$JS.API.STREAM.INFO.{EVENTS}"
+
 DAY_S = 86_400.0
 MIB = 1024 * 1024
 # What the server's store for streams may hold (``max_file_store``) unless somebody says otherwise.
@@ -223,12 +225,14 @@ def permissions_of(
     hears: Iterable[type[Message]] = (),
     asks: Iterable[type[Message]] = (),
     listens: Iterable[type[Message]] = (),
+    watches: bool = False,
 ) -> Permissions:
     """What the user of ``service`` may do.
 
     It publishes the events and telemetry that it owns and serves the commands that it owns without
     being asked here; ``hears`` are the events of its durable, ``asks`` the commands it may request
-    of others, ``listens`` the telemetry it may follow. ValueError if a type is of another kind.
+    of others, ``listens`` the telemetry it may follow; ``watches``: it may ask how full the
+    stream of events is. ValueError if a type is of another kind.
     """
 
     def owned(kind: Kind) -> tuple[str, ...]:
@@ -242,7 +246,7 @@ def permissions_of(
     return Permissions(
         inbox=inbox_prefix(service) + ".>",
         stores=(*owned(Kind.EVENT), dead_letter_subject(service, ">")),
-        durable=durable if has_durable else (),
+        durable=(*(durable if has_durable else ()), *((STREAM_INFO,) if watches else ())),
         pulls=(f"$JS.API.CONSUMER.MSG.NEXT.{at}",) if has_durable else (),
         requests=_filters(asks, Kind.COMMAND),
         serves=tuple(served_subject(kind, service) for kind in served_by(service)),

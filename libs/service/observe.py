@@ -40,6 +40,15 @@ CONSUMPTION_PAUSED = Gauge(
     "1 while events fail in a row and are kept for later instead of being set apart",
     ["service"],
 )
+STREAM_BYTES = Gauge(
+    "shiftwork_event_stream_bytes", "Events that some service still has to receive, in bytes"
+)
+STREAM_BYTES_MAX = Gauge(
+    "shiftwork_event_stream_bytes_max", "Where the stream of events refuses; -1: nowhere"
+)
+STREAM_MESSAGES = Gauge(
+    "shiftwork_event_stream_messages", "Events that some service still has to receive"
+)
 LEADS = Gauge("shiftwork_leads", "1 while this process leads the service", ["service"])
 TERMS_FAILED = Counter(
     "shiftwork_terms_failed_total",

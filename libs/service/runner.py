@@ -80,7 +80,8 @@ class Runner:
             return False, self.consumption.problem
         if self.service.commands_on_leader_only and self.epoch is None:
             return not self.beginning, self.beginning or "standing by: another process leads"
-        return True, "ready"
+        warning = self.service.warning()
+        return True, f"ready, but {warning}" if warning else "ready"
 
     async def run(self) -> None:
         """Run until cancelled; raises what killed a part."""

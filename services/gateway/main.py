@@ -10,6 +10,7 @@ from libs.contracts import messages as m
 from libs.service.clock import Clock
 from libs.service.loop import Loop
 from libs.service.shape import Ports, Service
+from libs.service.stream_watch import StreamWatch
 from libs.service.wiring import Wiring
 from services.gateway import eventlog
 from services.gateway.api.app import create_app
@@ -86,6 +87,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         async with ports.store.transaction(epoch=epoch) as tx:
             await ensure_first_admin(tx)
 
+    watch = StreamWatch("gateway", ports.bus)
     rebuild = Rebuild(ports.store, commands, settings.rebuild_tick_seconds)
     return Service(
         name="gateway",
@@ -108,8 +110,15 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
                 tick_seconds=REBUILD_IDLE_SECONDS,
                 wake_on_commit=False,
             ),
+            Loop(
+                "stream-watch",
+                watch.step,
+                tick_seconds=settings.stream_watch_seconds,
+                wake_on_commit=False,
+            ),
         ),
         commands_on_leader_only=False,
+        warning=lambda: watch.warning,
         on_lead=on_lead,
         app=create_app(parts),
         tasks=(live.run, authenticator.watch, refusals.run),
@@ -161,4 +170,5 @@ WIRING = Wiring(
         m.ReplayDeadLetters,
     ),
     listens=(m.LogChunk,),
+    watches=True,
 )

@@ -1,0 +1,51 @@
+"""Watches how full the stream of events is: metrics, a log line and a word on /readyz before it is.
+
+Events that no service still has to receive leave the stream at once, so it fills only while a
+service does not consume. A full stream refuses events: they wait in the outboxes, and nothing is
+lost, but nothing goes on. Run by one service's leader as a loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from libs.bus.port import Bus, BusDeniedError
+from libs.service import observe
+
+# From here on an operator should look; the alert of the charts has the same share.
+WARN_SHARE = 0.7
+
+
+@dataclass
+class StreamWatch:
+    """``warning`` is empty while all is well."""
+
+    service: str
+    bus: Bus
+    warning: str = ""
+
+    async def step(self, epoch: int) -> float | None:
+        """Look once."""
+        del epoch
+        try:
+            backlog = await self.bus.backlog()
+        except BusDeniedError as problem:
+            # A server with the permissions of an earlier version.
+            self._warn(f"the stream of events cannot be watched: {problem}")
+            return None
+        observe.STREAM_BYTES.set(backlog.stored_bytes)
+        observe.STREAM_BYTES_MAX.set(backlog.bytes_max)
+        observe.STREAM_MESSAGES.set(backlog.messages)
+        if backlog.share < WARN_SHARE:
+            self.warning = ""
+        else:
+            self._warn(
+                f"the stream of events is {backlog.share:.0%} full: some service does not consume; "
+                "when it is full, nothing is published"
+            )
+        return None
+
+    def _warn(self, text: str) -> None:
+        if not self.warning:
+            observe.log(self.service).error("stream of events", problem=text)
+        self.warning = text
