@@ -51,7 +51,7 @@ from libs.bus.port import (
     CommandHandler,
     Consumer,
 )
-from libs.bus.topology import STREAM_INFO, consumer_of, served_subject
+from libs.bus.topology import WATCHED_STREAM, consumer_of, served_subject
 from libs.contracts.base import Message
 from libs.contracts.envelope import PAYLOAD_BYTES_MAX, Envelope, UndecodableError
 from libs.contracts.messages import Refusal, RefusalCode
@@ -167,7 +167,7 @@ class JetStreamBus:
 
     async def backlog(self) -> Backlog:
         """See ``port.Bus``; a service whose wiring says ``watches`` may ask."""
-        found = json.loads((await self.ask(STREAM_INFO, b"", None)).data)
+        found = json.loads((await self.ask(WATCHED_STREAM, b"", None)).data)
         if "error" in found:
             raise BusUnavailableError(f"the stream of events: {found['error'].get('description')}")
         state = found["state"]

@@ -21,7 +21,11 @@ EVENTS = "EVT"
 LOGS = "LOG"
 DEAD_LETTERS = "DLQ"
 
+# How full the stream of events is: the subject at the server, and its name in the account of the
+# service that watches it: under its own name the server would answer for that account, which has
+# no streams.
 STREAM_INFO = f"$JS.API.STREAM.INFO.{EVENTS}"
+WATCHED_STREAM = f"watch.{EVENTS}"
 
 DAY_S = 86_400.0
 MIB = 1024 * 1024
@@ -139,11 +143,14 @@ class Permissions:
     # Telemetry that it sends, and telemetry of others that it receives.
     sends: tuple[str, ...] = ()
     receives: tuple[str, ...] = ()
+    # It may ask how full the stream of events is.
+    watches: bool = False
 
     @property
     def publish(self) -> tuple[str, ...]:
         """Every subject on which it may publish."""
-        return (*self.stores, *self.sends, *self.requests, *self.durable, *self.pulls)
+        watched = (WATCHED_STREAM,) if self.watches else ()
+        return (*self.stores, *self.sends, *self.requests, *self.durable, *self.pulls, *watched)
 
     @property
     def subscribe(self) -> tuple[str, ...]:
@@ -246,13 +253,14 @@ def permissions_of(
     return Permissions(
         inbox=inbox_prefix(service) + ".>",
         stores=(*owned(Kind.EVENT), dead_letter_subject(service, ">")),
-        durable=(*(durable if has_durable else ()), *((STREAM_INFO,) if watches else ())),
+        durable=durable if has_durable else (),
         pulls=(f"$JS.API.CONSUMER.MSG.NEXT.{at}",) if has_durable else (),
         requests=_filters(asks, Kind.COMMAND),
         serves=tuple(served_subject(kind, service) for kind in served_by(service)),
         sends=owned(Kind.TELEMETRY),
         # Everything of that kind, so that a narrower filter of any form is allowed.
         receives=(_everything(Kind.TELEMETRY),) if _filters(listens, Kind.TELEMETRY) else (),
+        watches=watches,
     )
 
 

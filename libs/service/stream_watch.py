@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from libs.bus.port import Bus, BusDeniedError
+from libs.bus.port import Bus, BusError
 from libs.service import observe
 
 # From here on an operator should look; the alert of the charts has the same share.
@@ -29,8 +29,8 @@ class StreamWatch:
         del epoch
         try:
             backlog = await self.bus.backlog()
-        except BusDeniedError as problem:
-            # A server with the permissions of an earlier version.
+        except BusError as problem:
+            # It is down, or has the configuration of an earlier version.
             self._warn(f"the stream of events cannot be watched: {problem}")
             return None
         observe.STREAM_BYTES.set(backlog.stored_bytes)
