@@ -14,6 +14,8 @@ from libs.service import observe
 
 # From here on an operator should look; the alert of the charts has the same share.
 WARN_SHARE = 0.7
+# So many looks in a row that fail are a warning, too.
+FAILURES_MAX = 10
 
 
 @dataclass
@@ -23,6 +25,7 @@ class StreamWatch:
     service: str
     bus: Bus
     warning: str = ""
+    failures: int = 0
 
     async def step(self, epoch: int) -> float | None:
         """Look once."""
@@ -30,9 +33,14 @@ class StreamWatch:
         try:
             backlog = await self.bus.backlog()
         except BusError as problem:
-            # It is down, or has the configuration of an earlier version.
-            self._warn(f"the stream of events cannot be watched: {problem}")
+            # It is down for a moment, or has the configuration of an earlier version.
+            self.failures += 1
+            if self.failures >= FAILURES_MAX:
+                self.warning = f"the stream of events cannot be watched: {problem}"
+            if self.failures == FAILURES_MAX:
+                observe.log(self.service).warning("stream of events", problem=self.warning)
             return None
+        self.failures = 0
         observe.STREAM_BYTES.set(backlog.stored_bytes)
         observe.STREAM_BYTES_MAX.set(backlog.bytes_max)
         observe.STREAM_MESSAGES.set(backlog.messages)

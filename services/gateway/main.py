@@ -88,7 +88,6 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
             await ensure_first_admin(tx)
 
     watch = StreamWatch("gateway", ports.bus)
-    rebuild = Rebuild(ports.store, commands, settings.rebuild_tick_seconds)
     return Service(
         name="gateway",
         ports=ports,
@@ -96,27 +95,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         reads=READS,
         prepare=eventlog.read_ahead,
         commands={},
-        loops=(
-            Loop(
-                "housekeeping",
-                Housekeeping(ports.store, settings).step,
-                tick_seconds=settings.housekeeping_tick_seconds,
-                exclusive=True,
-                wake_on_commit=False,
-            ),
-            Loop(
-                "rebuild",
-                rebuild.step,
-                tick_seconds=REBUILD_IDLE_SECONDS,
-                wake_on_commit=False,
-            ),
-            Loop(
-                "stream-watch",
-                watch.step,
-                tick_seconds=settings.stream_watch_seconds,
-                wake_on_commit=False,
-            ),
-        ),
+        loops=_loops(settings, ports, commands, watch),
         commands_on_leader_only=False,
         warning=lambda: watch.warning,
         on_lead=on_lead,
@@ -139,6 +118,34 @@ def _authenticator(settings: GatewaySettings, ports: Ports) -> Authenticator:
 def _wrong_tokens(settings: GatewaySettings, clock: Clock) -> WrongTokens:
     return WrongTokens(
         clock, burst=settings.wrong_tokens_burst, each_second=settings.wrong_tokens_per_second
+    )
+
+
+def _loops(
+    settings: GatewaySettings, ports: Ports, commands: Commands, watch: StreamWatch
+) -> tuple[Loop, ...]:
+    """What the leader does again and again beside projecting."""
+    rebuild = Rebuild(ports.store, commands, settings.rebuild_tick_seconds)
+    return (
+        Loop(
+            "housekeeping",
+            Housekeeping(ports.store, settings).step,
+            tick_seconds=settings.housekeeping_tick_seconds,
+            exclusive=True,
+            wake_on_commit=False,
+        ),
+        Loop(
+            "rebuild",
+            rebuild.step,
+            tick_seconds=REBUILD_IDLE_SECONDS,
+            wake_on_commit=False,
+        ),
+        Loop(
+            "stream-watch",
+            watch.step,
+            tick_seconds=settings.stream_watch_seconds,
+            wake_on_commit=False,
+        ),
     )
 
 
