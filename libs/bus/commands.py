@@ -162,6 +162,13 @@ async def answer(
         command = kind.model_validate_json(body)
     except ValidationError as error:
         return refuse(kind, _invalid(error))
+    return await _carried_out(handler, command)
+
+
+async def _carried_out(handler: CommandHandler, command: Message) -> Message:
+    """The handler's reply, or the refusal that says why there is none."""
+    kind = type(command)
+    declared = ROUTES[kind].type_name
     try:
         return await handler(command)
     except NotNowError as error:
