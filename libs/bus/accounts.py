@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from libs.bus.topology import Permissions
+from libs.bus.topology import STREAM_INFO, WATCHED_STREAM, Permissions
 from libs.contracts.subjects import matches
 
 # Holds JetStream, and the administrator who makes streams and durables.
@@ -56,6 +56,9 @@ def _connect_to_streams(accounts: Json, name: str, allowed: Permissions) -> None
         _export(accounts, "service", STREAMS_ACCOUNT, subject, name, response_type="stream")
     for subject in allowed.sends:
         _export(accounts, "stream", name, subject, STREAMS_ACCOUNT)
+    if allowed.watches:
+        _export(accounts, "service", STREAMS_ACCOUNT, STREAM_INFO, name)
+        accounts[name]["imports"][-1]["to"] = WATCHED_STREAM
 
 
 def _connect_to_services(accounts: Json, name: str, users: Mapping[str, Permissions]) -> None:

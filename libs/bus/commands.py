@@ -1,13 +1,19 @@
 """Answering commands: what both adapters of the bus do between a request and its reply.
 
-A request is never met with silence: what cannot be read or fails inside is refused with a reason.
+A request is never met with silence: what cannot be read or fails inside is refused with a reason,
+and so is what waited until its requester had gone (it is not carried out) and what comes while too
+many requests wait already.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from asyncio import TaskGroup
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 from pydantic import ValidationError
@@ -21,6 +27,18 @@ from libs.contracts.routes import Kind
 
 FIELD_ERRORS_MAX = 20
 VALUE_CHARACTERS_MAX = 200
+# So many requests are answered at once and so many more wait for their turn; any further one is
+# refused as busy.
+COMMANDS_MAX = 64
+COMMANDS_WAITING_MAX = 1_024
+# How long the requester waits, in milliseconds from when the request arrives. It is a duration and
+# not a moment, as in gRPC: the clocks of two machines differ, and one that jumps would turn every
+# request away.
+TIMEOUT_HEADER = "shiftwork-timeout-ms"
+
+# Until when somebody waits for the reply to the command that this task answers, in the event loop's
+# seconds; None: the requester did not say. Code that queues commands again checks it (``expired``).
+answer_until: ContextVar[float | None] = ContextVar("answer_until", default=None)
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -40,15 +58,83 @@ def check_served(service: str, handlers: Mapping[type[Message], CommandHandler])
         raise ValueError(f"{service} serves commands of another service: {', '.join(foreign)}")
 
 
-def headers_of(message: Message, source: str, message_id: str) -> dict[str, str]:
-    """CloudEvents attributes of a command or reply (the optional time is left out)."""
-    return {
+def headers_of(
+    message: Message, source: str, message_id: str, timeout_s: float | None = None
+) -> dict[str, str]:
+    """CloudEvents attributes of a command or reply (the optional time is left out); with a command
+    how long its requester waits."""
+    found = {
         "ce-specversion": "1.0",
         "ce-id": message_id,
         "ce-source": source,
         "ce-type": ROUTES[type(message)].type_name,
         "content-type": "application/json",
     }
+    if timeout_s is not None:
+        found[TIMEOUT_HEADER] = str(max(1, round(timeout_s * 1000)))
+    return found
+
+
+def until_of(headers: Mapping[str, str]) -> float | None:
+    """Until when the requester of a command that has just arrived waits, in the event loop's
+    seconds. None if it does not say so, as requesters of earlier versions."""
+    text = headers.get(TIMEOUT_HEADER, "")
+    if not text.isascii() or not text.isdigit():
+        return None
+    return asyncio.get_running_loop().time() + int(text[:12]) / 1000
+
+
+def expired(until: float | None) -> bool:
+    """True if nobody waits for the reply any more."""
+    return until is not None and asyncio.get_running_loop().time() >= until
+
+
+def too_late(kind: type[Message]) -> Message:
+    """The reply to a request that waited longer than its requester."""
+    detail = "not carried out: the time its requester waits was over before its turn; try again"
+    return refuse(kind, Refusal(code=RefusalCode.UNAVAILABLE, detail=detail))
+
+
+@dataclass
+class RequestQueue:
+    """The requests that one connection of a service answers: ``at_once_max`` at a time, in the
+    order of their arrival, while at most ``waiting_max`` others wait."""
+
+    at_once_max: int
+    waiting_max: int
+    taken: int = 0
+    _free: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._free = asyncio.Semaphore(self.at_once_max)
+
+    def take(
+        self,
+        group: TaskGroup,
+        answer_one: Callable[[Message | None], Coroutine[Any, Any, None]],
+        kind: type[Message],
+    ) -> None:
+        """Answer in a task of ``group`` when it is its turn; a busy refusal (``answer_one`` gets
+        it as its argument) if too many wait. Returns at once, so that the moment of a request's
+        arrival is known however many are before it."""
+        if self.taken >= self.at_once_max + self.waiting_max:
+            group.create_task(answer_one(self._busy(kind)))
+            return
+        self.taken += 1
+        group.create_task(self._in_turn(answer_one))
+
+    async def _in_turn(
+        self, answer_one: Callable[[Message | None], Coroutine[Any, Any, None]]
+    ) -> None:
+        try:
+            async with self._free:
+                await answer_one(None)
+        finally:
+            self.taken -= 1
+
+    def _busy(self, kind: type[Message]) -> Message:
+        detail = f"busy: {self.waiting_max} requests wait already; try again"
+        return refuse(kind, Refusal(code=RefusalCode.UNAVAILABLE, detail=detail))
 
 
 def refuse(kind: type[Message], refusal: Refusal) -> Message:
@@ -57,9 +143,17 @@ def refuse(kind: type[Message], refusal: Refusal) -> Message:
 
 
 async def answer(
-    kind: type[Message], handler: CommandHandler, headers: Mapping[str, str], body: bytes
+    kind: type[Message],
+    handler: CommandHandler,
+    headers: Mapping[str, str],
+    body: bytes,
+    until: float | None = None,
 ) -> Message:
-    """The reply to a request for ``kind``; raises nothing but cancellation."""
+    """The reply to a request for ``kind``; raises nothing but cancellation. A request whose
+    requester waits no longer (``until``, in the event loop's seconds) is not carried out."""
+    if expired(until):
+        return too_late(kind)
+    answer_until.set(until)
     declared = ROUTES[kind].type_name
     if headers.get("ce-type") != declared:
         detail = f"header ce-type is {headers.get('ce-type')!r}; this endpoint takes {declared}"
@@ -68,6 +162,13 @@ async def answer(
         command = kind.model_validate_json(body)
     except ValidationError as error:
         return refuse(kind, _invalid(error))
+    return await _carried_out(handler, command)
+
+
+async def _carried_out(handler: CommandHandler, command: Message) -> Message:
+    """The handler's reply, or the refusal that says why there is none."""
+    kind = type(command)
+    declared = ROUTES[kind].type_name
     try:
         return await handler(command)
     except NotNowError as error:

@@ -26,6 +26,7 @@ from nats.protocol.command import (
     pub_cmd,  # pyright: ignore[reportUnknownVariableType] - the library does not say its types
 )
 
+from libs.bus.commands import COMMANDS_MAX, COMMANDS_WAITING_MAX
 from libs.bus.port import BusDeniedError, BusUnavailableError
 from libs.bus.topology import inbox_prefix
 from libs.bus.trust import trust, wants_tls
@@ -69,7 +70,8 @@ class BusConfig:
     # Events on their way to the server at once, commands being answered at once, telemetry that
     # waits for a slow reader.
     publish_window: int = 512
-    commands_max: int = 64
+    commands_max: int = COMMANDS_MAX
+    commands_waiting_max: int = COMMANDS_WAITING_MAX
     listen_max: int = 1_000
 
 

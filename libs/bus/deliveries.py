@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from libs.bus.connection import NO_RESPONDERS, BusConfig, ServerClient, nanoseconds, say, status
-from libs.bus.port import BusDeniedError, BusUnavailableError, Delivery
+from libs.bus.port import BusDeniedError, BusUnavailableError, Delivery, RawMessage
 from libs.bus.topology import ConsumerSpec
 from libs.contracts.envelope import Envelope, UndecodableError
 from libs.contracts.subjects import dead_letter_subject
@@ -64,6 +64,13 @@ class JetStreamDelivery:
             self.problem = str(error)
 
     @property
+    def raw(self) -> RawMessage:
+        """See ``port.Delivery``."""
+        message = self._message
+        headers = {k: v for k, v in (message.headers or {}).items() if KEPT_HEADERS.fullmatch(k)}
+        return RawMessage(message.subject, headers, message.data)
+
+    @property
     def deliveries(self) -> int:
         """See ``port.Delivery``."""
         return self._message.metadata.num_delivered
@@ -83,13 +90,12 @@ class JetStreamDelivery:
 
     async def dead_letter(self, reason: str) -> None:
         """See ``port.Delivery``."""
-        message, sequence = self._message, self._message.metadata.sequence.stream
-        headers = {k: v for k, v in (message.headers or {}).items() if KEPT_HEADERS.fullmatch(k)}
-        headers["shiftwork-reason"] = reason[:REASON_CHARACTERS_MAX]
+        raw, sequence = self.raw, self._message.metadata.sequence.stream
+        headers = {**raw.headers, "shiftwork-reason": reason[:REASON_CHARACTERS_MAX]}
         # Dying between the copy and the settling copies again, under the same id.
         headers["Nats-Msg-Id"] = f"{self._bus.service}.{sequence}"
-        subject = dead_letter_subject(self._bus.service, message.subject)
-        await self._bus.store([(subject, message.data, headers)])
+        subject = dead_letter_subject(self._bus.service, raw.subject)
+        await self._bus.store([(subject, raw.body, headers)])
         await self._settle(b"+TERM")
 
     async def _settle(self, word: bytes) -> None:

@@ -8,15 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 
 import nats.errors
 import structlog
 from nats.aio.msg import Msg
 
-from libs.bus.commands import answer, answering, check_served, headers_of, read_reply, refuse
+from libs.bus.commands import (
+    RequestQueue,
+    answer,
+    answering,
+    check_served,
+    headers_of,
+    read_reply,
+    refuse,
+    until_of,
+)
 from libs.bus.connection import (
     REFUSED,
     BusConfig,
@@ -26,12 +44,21 @@ from libs.bus.connection import (
     raise_refused,
 )
 from libs.bus.deliveries import JetStreamConsumer
-from libs.bus.port import BusDeniedError, BusUnavailableError, CommandHandler, Consumer
-from libs.bus.topology import consumer_of, served_subject
+from libs.bus.port import (
+    Backlog,
+    BusDeniedError,
+    BusUnavailableError,
+    CommandHandler,
+    Consumer,
+)
+from libs.bus.topology import WATCHED_STREAM, consumer_of, served_subject
 from libs.contracts.base import Message
-from libs.contracts.envelope import Envelope, UndecodableError
+from libs.contracts.envelope import PAYLOAD_BYTES_MAX, Envelope, UndecodableError
 from libs.contracts.messages import Refusal, RefusalCode
 from libs.contracts.subjects import subject_of
+
+# Bytes of events on their way to the server at once: until they are stored, its memory holds them.
+WINDOW_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -47,6 +74,12 @@ class JetStreamBus:
     async def open(self) -> None:
         """Connect; called once, by ``connect``."""
         self._client = await open_client(self.config, on_error=self._failed, on_lost=self._lost)
+        if self._client.max_payload < PAYLOAD_BYTES_MAX:
+            _log.warning(
+                "the bus server takes smaller messages than the platform may have: set max_payload",
+                max_payload=self._client.max_payload,
+                wanted=PAYLOAD_BYTES_MAX,
+            )
         self._questions = Questions(self._client)
         await self._questions.start()
         self._consumer: JetStreamConsumer | None = None
@@ -56,11 +89,10 @@ class JetStreamBus:
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
         """Pipelined, a window at a time, in order; each is stored once under its envelope's id."""
-        window = self.config.publish_window
-        for first in range(0, len(envelopes), window):
+        for window in _windows(envelopes, self.config.publish_window):
             await self.store([
                 (each.subject, each.body(), each.headers() | {"Nats-Msg-Id": each.id})
-                for each in envelopes[first : first + window]
+                for each in window
             ])  # fmt: skip
 
     async def store(self, messages: Sequence[tuple[str, bytes, dict[str, str]]]) -> None:
@@ -90,7 +122,8 @@ class JetStreamBus:
 
     async def request(self, command: Message, *, timeout_s: float) -> Message:
         """Ask whoever of the command's owners is free; nobody there is known at once."""
-        headers = headers_of(command, self.service, self._client.new_inbox().rpartition(".")[2])
+        request_id = self._client.new_inbox().rpartition(".")[2]
+        headers = headers_of(command, self.service, request_id, timeout_s)
         question = await self._questions.ask(subject_of(command), command.to_json(), headers)
         (reply,) = await self._questions.answers([question], timeout_s)
         return read_reply(type(command), reply.headers or {}, reply.data)
@@ -99,21 +132,28 @@ class JetStreamBus:
     async def serve(self, handlers: Mapping[type[Message], CommandHandler]) -> AsyncGenerator[None]:
         """Answer up to ``commands_max`` at once, one queue group per service."""
         check_served(self.service, handlers)
-        room = asyncio.Semaphore(self.config.commands_max)
+        queue = RequestQueue(self.config.commands_max, self.config.commands_waiting_max)
         async with answering() as group, contextlib.AsyncExitStack() as subscriptions:
 
             async def asked(kind: type[Message], handler: CommandHandler, message: Msg) -> None:
-                await room.acquire()
-                reply = group.create_task(self._answer(kind, handler, message))
-                reply.add_done_callback(lambda _: room.release())
+                until = until_of(message.headers or {})
+
+                async def answer_one(busy: Message | None) -> None:
+                    await self._reply(
+                        kind,
+                        message,
+                        busy
+                        or await answer(kind, handler, message.headers or {}, message.data, until),
+                    )
+
+                queue.take(group, answer_one, kind)
 
             for kind, handler in handlers.items():
                 subject, take = served_subject(kind, self.service), partial(asked, kind, handler)
                 await subscriptions.enter_async_context(self._subscribed(subject, take, queue=True))
             yield
 
-    async def _answer(self, kind: type[Message], handler: CommandHandler, message: Msg) -> None:
-        reply = await answer(kind, handler, message.headers or {}, message.data)
+    async def _reply(self, kind: type[Message], message: Msg, reply: Message) -> None:
         body = reply.to_json()
         if len(body) > self._client.max_payload:
             detail = f"the answer is {len(body)} bytes, over the bus's limit; ask for less"
@@ -124,6 +164,14 @@ class JetStreamBus:
             await self._client.publish(message.reply, body, headers=headers)
         except (nats.errors.Error, OSError) as error:
             _log.warning("reply not sent", command=kind.__name__, problem=str(error))
+
+    async def backlog(self) -> Backlog:
+        """See ``port.Bus``; a service whose wiring says ``watches`` may ask."""
+        found = json.loads((await self.ask(WATCHED_STREAM, b"", None)).data)
+        if "error" in found:
+            raise BusUnavailableError(f"the stream of events: {found['error'].get('description')}")
+        state = found["state"]
+        return Backlog(state["bytes"], found["config"]["max_bytes"], state["messages"])
 
     def consumer(self) -> Consumer:
         """The durable named after the service; ValueError if it was connected to hear nothing."""
@@ -213,6 +261,20 @@ class JetStreamBus:
                 self._consumer.deny(subject)
         else:
             self._denied_subscriptions.add(subject)
+
+
+def _windows(envelopes: Sequence[Envelope], count_max: int) -> Iterator[Sequence[Envelope]]:
+    """Consecutive pieces of at most so many events and ``WINDOW_BYTES_MAX`` (or a single event)."""
+    first, size = 0, 0
+    for index, each in enumerate(envelopes):
+        if index > first and (
+            index - first == count_max or size + len(each.body()) > WINDOW_BYTES_MAX
+        ):
+            yield envelopes[first:index]
+            first, size = index, 0
+        size += len(each.body())
+    if envelopes:
+        yield envelopes[first:]
 
 
 async def connect(config: BusConfig) -> JetStreamBus:

@@ -13,7 +13,17 @@ from asyncio import TaskGroup
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
-from libs.bus.commands import answer, answering, check_served, headers_of, read_reply
+from libs.bus.commands import (
+    COMMANDS_MAX,
+    COMMANDS_WAITING_MAX,
+    RequestQueue,
+    answer,
+    answering,
+    check_served,
+    headers_of,
+    read_reply,
+    until_of,
+)
 from libs.bus.memory_broker import (
     RESOLUTION_S,
     Answers,
@@ -23,7 +33,15 @@ from libs.bus.memory_broker import (
     MemoryBroker,
     Pending,
 )
-from libs.bus.port import BusDeniedError, BusUnavailableError, CommandHandler, Consumer, Delivery
+from libs.bus.port import (
+    Backlog,
+    BusDeniedError,
+    BusUnavailableError,
+    CommandHandler,
+    Consumer,
+    Delivery,
+    RawMessage,
+)
 from libs.bus.topology import consumer_of, served_subject
 from libs.contracts.base import Message
 from libs.contracts.envelope import Envelope, UndecodableError
@@ -31,7 +49,6 @@ from libs.contracts.registry import ROUTES
 from libs.contracts.subjects import dead_letter_subject, matches, subject_of
 
 LISTEN_MAX = 1_000
-COMMANDS_MAX = 64
 
 
 class _MemoryDelivery:
@@ -46,6 +63,11 @@ class _MemoryDelivery:
             self.envelope = Envelope.decode(self._message.headers, self._message.body)
         except UndecodableError as error:
             self.problem = str(error)
+
+    @property
+    def raw(self) -> RawMessage:
+        message = self._message
+        return RawMessage(message.subject, message.headers, message.body)
 
     async def ack(self) -> None:
         broker = self._bus.broker
@@ -120,6 +142,10 @@ class MemoryBus:
         for envelope in envelopes:
             if ROUTES[type(envelope.message)].owner != self.service:
                 raise BusDeniedError(f"this service may not say {envelope.subject}")
+            size, limit = len(envelope.body()), self.broker.payload_bytes_max
+            if size > limit:
+                problem = f"{size} bytes are over the bus's limit of {limit}"
+                raise BusDeniedError(f"{envelope.subject}: {problem}")
         await self.travel()
         fails = self.broker.chance(self.broker.faults.fail_publish)
         for envelope in envelopes:
@@ -148,7 +174,8 @@ class MemoryBus:
             raise BusUnavailableError(f"nobody takes {subject} now")
         answers: Answers = asyncio.get_running_loop().create_future()
         if not broker.chance(broker.faults.lose_request):
-            headers = headers_of(command, self.service, f"{self.service}.{next(self._ids)}")
+            request_id = f"{self.service}.{next(self._ids)}"
+            headers = headers_of(command, self.service, request_id, timeout_s)
             broker.random.choice(free)(headers, command.to_json(), answers)
         try:
             async with asyncio.timeout(timeout_s):
@@ -162,12 +189,12 @@ class MemoryBus:
         """Answer commands while the context is open."""
         check_served(self.service, handlers)
         await self.travel()
-        room = asyncio.Semaphore(COMMANDS_MAX)
+        queue = RequestQueue(COMMANDS_MAX, COMMANDS_WAITING_MAX)
         async with answering() as group:
             served = [
                 (
                     served_subject(kind, self.service),
-                    (self.service, self._endpoint(group, room, kind, handler)),
+                    (self.service, self._endpoint(group, queue, kind, handler)),
                 )
                 for kind, handler in handlers.items()
             ]
@@ -180,23 +207,29 @@ class MemoryBus:
                     self.broker.endpoints[subject].remove(endpoint)
 
     def _endpoint(
-        self, group: TaskGroup, room: asyncio.Semaphore, kind: type[Message], do: CommandHandler
+        self, group: TaskGroup, queue: RequestQueue, kind: type[Message], do: CommandHandler
     ) -> Endpoint:
-        async def respond(headers: Mapping[str, str], body: bytes, answers: Answers) -> None:
-            async with room:
+        def take(headers: Mapping[str, str], body: bytes, answers: Answers) -> None:
+            until = until_of(headers)
+
+            async def answer_one(busy: Message | None) -> None:
                 with contextlib.suppress(BusUnavailableError):
                     await self.travel()
-                    reply = await answer(kind, do, headers, body)
+                    reply = busy or await answer(kind, do, headers, body, until)
                     await self.travel()
                     lost = self.broker.chance(self.broker.faults.lose_reply)
                     if not lost and not answers.done():
                         about = headers_of(reply, self.service, f"{self.service}.{next(self._ids)}")
                         answers.set_result((about, reply.to_json()))
 
-        def take(headers: Mapping[str, str], body: bytes, answers: Answers) -> None:
-            group.create_task(respond(headers, body, answers))
+            queue.take(group, answer_one, kind)
 
         return take
+
+    async def backlog(self) -> Backlog:
+        """What some durable has not acknowledged."""
+        await self.travel()
+        return self.broker.backlog()
 
     def consumer(self) -> Consumer:
         """The service's durable; ValueError if it was connected to hear nothing."""

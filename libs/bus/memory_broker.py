@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-from libs.bus.port import BusUnavailableError
-from libs.bus.topology import ConsumerSpec
-from libs.contracts.envelope import Envelope
+from libs.bus.port import Backlog, BusUnavailableError
+from libs.bus.topology import STORE_BYTES, ConsumerSpec
+from libs.contracts.envelope import PAYLOAD_BYTES_MAX, Envelope
 from libs.contracts.subjects import matches
 
 # A timer may fire this much early; what is due within it is due.
@@ -126,6 +126,9 @@ class MemoryBroker:
         self.random = random
         self.faults = faults or Faults()
         self.ack_wait_s = ack_wait_s
+        self.payload_bytes_max = PAYLOAD_BYTES_MAX
+        # What ``backlog`` says; it refuses nothing.
+        self.stream_bytes_max = STORE_BYTES
         self.history: list[Envelope] = []
         self.dead_letters: list[DeadLetter] = []
         self.running = True
@@ -233,6 +236,14 @@ class MemoryBroker:
         number = self._stream[-1].number + 1 if self._stream else 1
         self._stream.append(Stored(number, subject, headers, body, self.now()))
         self.changed()
+
+    def backlog(self) -> Backlog:
+        """What some durable still has to acknowledge."""
+        first = min((each.position for each in self._durables.values()), default=0)
+        waiting = {each.number: len(each.body) for each in self._stream[first:]}
+        for durable in self._durables.values():
+            waiting |= {number: len(each.message.body) for number, each in durable.pending.items()}
+        return Backlog(sum(waiting.values()), self.stream_bytes_max, len(waiting))
 
     def take(self, durable: Durable, messages_max: int) -> list[Pending]:
         """Hand over what is due and new, with the faults of deliveries."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 from libs.contracts.base import Message
@@ -36,6 +37,29 @@ class BusDeniedError(BusError):
     """The server refused: this service may not say or hear that subject."""
 
 
+@dataclass(frozen=True, slots=True)
+class RawMessage:
+    """A message as it is on the bus, with those of its headers that a publisher gives it."""
+
+    subject: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """How much of its room the stream of events takes: what some service still has to receive."""
+
+    stored_bytes: int
+    bytes_max: int
+    messages: int
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1, where the stream refuses events; 0 if it has no limit."""
+        return self.stored_bytes / self.bytes_max if self.bytes_max > 0 else 0.0
+
+
 class Delivery(Protocol):
     """One event handed to one consumer; unsettled, it comes again."""
 
@@ -47,6 +71,11 @@ class Delivery(Protocol):
     @property
     def problem(self) -> str:
         """Why the message could not be decoded; empty if it could."""
+        ...
+
+    @property
+    def raw(self) -> RawMessage:
+        """The message as it came, readable or not."""
         ...
 
     @property
@@ -107,6 +136,10 @@ class Bus(Protocol):
     ) -> AbstractAsyncContextManager[None]:
         """Answer commands while the context is open; on leaving, finish those under way.
         Several processes of one service share the work (queue group)."""
+        ...
+
+    async def backlog(self) -> Backlog:
+        """How full the stream of events is. BusDeniedError for a service that may not ask."""
         ...
 
     def consumer(self) -> Consumer:

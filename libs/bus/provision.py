@@ -11,17 +11,27 @@ from pathlib import Path
 
 import nats.errors
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StorageType, StreamConfig
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DeliverPolicy,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
 from nats.js.errors import APIError, NotFoundError
 
 from libs.bus.connection import REFUSED, BusConfig, Credentials, open_client
 from libs.bus.port import BusDeniedError, BusUnavailableError
-from libs.bus.topology import ConsumerSpec, StreamSpec, Topology
+from libs.bus.topology import ConsumerSpec, Full, StreamSpec, Topology
 
 UNLIMITED = -1
 # The server's numbers for what trying again does not mend: a configuration that cannot be, a name
-# or subjects that another stream has, several replicas where there is one server.
-HOPELESS = frozenset({10052, 10058, 10065, 10074})
+# or subjects that another stream has, several replicas where there is one server, more bytes than
+# the store has.
+NO_ROOM = 10047
+HOPELESS = frozenset({NO_ROOM, 10052, 10058, 10065, 10074})
 
 
 async def provision(
@@ -51,12 +61,21 @@ async def provision(
     client = await open_client(config, on_error=lambda error: refused.extend(_refusals(error)))
     try:
         jetstream = client.jetstream(timeout=reply_timeout_s)
-        for stream in topology.streams:
-            done += await _have_stream(jetstream, stream)
+        # A stream that keeps only what a durable still has to receive would drop what is published
+        # before the durables are there: it becomes such a stream after them. Dying in between
+        # leaves a stream that keeps everything; the next call goes on from there.
+        made = {stream.name: await _make_stream(jetstream, stream) for stream in topology.streams}
+        done += [f"stream {name} made" for name, new in made.items() if new]
         for consumer in topology.consumers:
             done += await _have_consumer(jetstream, consumer)
+        for stream in topology.streams:
+            changed = await _set_stream(jetstream, stream)
+            done += [f"stream {stream.name} changed"] if changed and not made[stream.name] else []
     except APIError as error:
         text = f"the streams could not be set up: {error.description}"
+        if error.err_code == NO_ROOM:
+            needed = sum(stream.max_bytes for stream in topology.streams)
+            text += f"; they need {needed} bytes, compare the server's max_file_store"
         if error.err_code in HOPELESS:
             raise BusDeniedError(text) from error
         raise BusUnavailableError(text) from error
@@ -92,27 +111,40 @@ def _refusals(error: Exception) -> list[str]:
     return [found.group(2)] if found else []
 
 
-async def _have_stream(jetstream: JetStreamContext, spec: StreamSpec) -> list[str]:
-    wanted = StreamConfig(
+def _stream_config(spec: StreamSpec) -> StreamConfig:
+    keeps_pending = spec.full is Full.REFUSE_NEW
+    return StreamConfig(
         name=spec.name,
         subjects=list(spec.subjects),
         storage=StorageType.FILE,
+        retention=RetentionPolicy.INTEREST if keeps_pending else RetentionPolicy.LIMITS,
+        discard=DiscardPolicy.NEW if keeps_pending else DiscardPolicy.OLD,
         max_age=spec.max_age_s,
-        max_bytes=UNLIMITED if spec.max_bytes is None else spec.max_bytes,
+        max_bytes=spec.max_bytes,
         duplicate_window=spec.duplicate_window_s,
         num_replicas=spec.replicas,
         no_ack=spec.no_ack,
     )
+
+
+async def _make_stream(jetstream: JetStreamContext, spec: StreamSpec) -> bool:
+    """Make the stream, which keeps everything for now, if it is missing; True if it was."""
     try:
-        found = (await jetstream.stream_info(spec.name)).config
+        await jetstream.stream_info(spec.name)
     except NotFoundError:
-        await jetstream.add_stream(wanted)
-        return [f"stream {spec.name} made"]
+        await jetstream.add_stream(_stream_config(spec), retention=RetentionPolicy.LIMITS)
+        return True
+    return False
+
+
+async def _set_stream(jetstream: JetStreamContext, spec: StreamSpec) -> bool:
+    """Give the stream its configuration; True if it had another one."""
+    wanted, found = _stream_config(spec), (await jetstream.stream_info(spec.name)).config
     # An update of a stream in use is not free of risk: only if something really differs.
     if not _differs(wanted, found, STREAM_FIELDS):
-        return []
+        return False
     await jetstream.update_stream(wanted)
-    return [f"stream {spec.name} changed"]
+    return True
 
 
 async def _have_consumer(jetstream: JetStreamContext, spec: ConsumerSpec) -> list[str]:
@@ -136,7 +168,16 @@ async def _have_consumer(jetstream: JetStreamContext, spec: ConsumerSpec) -> lis
     return [f"durable {spec.stream}/{spec.durable} {'made' if found is None else 'changed'}"]
 
 
-STREAM_FIELDS = ("subjects", "max_age", "max_bytes", "duplicate_window", "num_replicas", "no_ack")
+STREAM_FIELDS = (
+    "subjects",
+    "retention",
+    "discard",
+    "max_age",
+    "max_bytes",
+    "duplicate_window",
+    "num_replicas",
+    "no_ack",
+)
 CONSUMER_FIELDS = ("filters", "ack_wait", "max_ack_pending")
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from libs.contracts.base import Message
+from libs.contracts.envelope import PAYLOAD_BYTES_MAX
 from libs.contracts.messages import TaskStateChanged
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
@@ -19,19 +21,40 @@ EVENTS = "EVT"
 LOGS = "LOG"
 DEAD_LETTERS = "DLQ"
 
+# How full the stream of events is: the subject at the server, and its name in the account of the
+# service that watches it: under its own name the server would answer for that account, which has
+# no streams.
+STREAM_INFO = f"$JS.API.STREAM.INFO.{EVENTS}"
+WATCHED_STREAM = f"watch.{EVENTS}"
+
 DAY_S = 86_400.0
 MIB = 1024 * 1024
+# What the server's store for streams may hold (``max_file_store``) unless somebody says otherwise.
+STORE_BYTES = 16 * 1024 * MIB
+# The rest of the store is left for the files' own overhead.
+STORE_SHARE = 0.9
+
+
+class Full(Enum):
+    """What a stream does with one more message when it is full."""
+
+    # The oldest message goes.
+    DROP_OLDEST = "drop oldest"
+    # The message is refused: its publisher keeps it and tries again. What every durable has
+    # acknowledged goes at once, so only what somebody still has to receive takes room.
+    REFUSE_NEW = "refuse new"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
-    """One stream: kept in files, the oldest messages go first."""
+    """One stream, kept in files."""
 
     name: str
     subjects: tuple[str, ...]
     max_age_s: float
-    # Disk space at most; None: by age alone.
-    max_bytes: int | None
+    # Disk space at most.
+    max_bytes: int
+    full: Full = Full.DROP_OLDEST
     # Within this time a second message with the same id is not stored.
     duplicate_window_s: float = 120.0
     replicas: int = 1
@@ -74,15 +97,28 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much the streams keep."""
+    """How much the streams keep. Together they fit into the store, so that none of them can take
+    the room of another: the server reserves for each what it may take at most."""
 
+    store_bytes: int = STORE_BYTES
     event_age_s: float = 14 * DAY_S
-    event_bytes: int | None = None
     log_age_s: float = DAY_S
     log_bytes: int = 256 * MIB
     dead_letter_age_s: float = 30 * DAY_S
     dead_letter_bytes: int = 64 * MIB
     replicas: int = 1
+
+    @property
+    def event_bytes(self) -> int:
+        """What the other two streams leave of the store; ValueError if that is next to nothing."""
+        left = int(self.store_bytes * STORE_SHARE) - self.log_bytes - self.dead_letter_bytes
+        if left < 2 * PAYLOAD_BYTES_MAX:
+            raise ValueError(
+                f"a store of {self.store_bytes} bytes leaves {left} for events beside "
+                f"{self.log_bytes} for logs and {self.dead_letter_bytes} for dead letters; "
+                "give the server a larger max_file_store"
+            )
+        return left
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +143,14 @@ class Permissions:
     # Telemetry that it sends, and telemetry of others that it receives.
     sends: tuple[str, ...] = ()
     receives: tuple[str, ...] = ()
+    # It may ask how full the stream of events is.
+    watches: bool = False
 
     @property
     def publish(self) -> tuple[str, ...]:
         """Every subject on which it may publish."""
-        return (*self.stores, *self.sends, *self.requests, *self.durable, *self.pulls)
+        watched = (WATCHED_STREAM,) if self.watches else ()
+        return (*self.stores, *self.sends, *self.requests, *self.durable, *self.pulls, *watched)
 
     @property
     def subscribe(self) -> tuple[str, ...]:
@@ -143,6 +182,7 @@ def streams_of(limits: Limits) -> tuple[StreamSpec, ...]:
             (_everything(Kind.EVENT),),
             max_age_s=limits.event_age_s,
             max_bytes=limits.event_bytes,
+            full=Full.REFUSE_NEW,
             replicas=limits.replicas,
         ),
         StreamSpec(
@@ -192,12 +232,14 @@ def permissions_of(
     hears: Iterable[type[Message]] = (),
     asks: Iterable[type[Message]] = (),
     listens: Iterable[type[Message]] = (),
+    watches: bool = False,
 ) -> Permissions:
     """What the user of ``service`` may do.
 
     It publishes the events and telemetry that it owns and serves the commands that it owns without
     being asked here; ``hears`` are the events of its durable, ``asks`` the commands it may request
-    of others, ``listens`` the telemetry it may follow. ValueError if a type is of another kind.
+    of others, ``listens`` the telemetry it may follow; ``watches``: it may ask how full the
+    stream of events is. ValueError if a type is of another kind.
     """
 
     def owned(kind: Kind) -> tuple[str, ...]:
@@ -218,6 +260,7 @@ def permissions_of(
         sends=owned(Kind.TELEMETRY),
         # Everything of that kind, so that a narrower filter of any form is allowed.
         receives=(_everything(Kind.TELEMETRY),) if _filters(listens, Kind.TELEMETRY) else (),
+        watches=watches,
     )
 
 

@@ -20,6 +20,11 @@ from libs.contracts.subjects import subject_of
 TYPES: dict[str, type[Message]] = {route.type_name: message for message, route in ROUTES.items()}
 
 
+# The largest message that the bus server takes (``max_payload``): the most that NATS recommends.
+# An assignment of 8,000 nodes has 1.1 MB.
+PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
+# The largest body of an event: headers, and what dead letters add to them, take the rest.
+EVENT_BYTES_MAX = PAYLOAD_BYTES_MAX - 16 * 1024
 # As many as may be on their way to several services of one process.
 DECODED_MAX = 2048
 

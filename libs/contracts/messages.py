@@ -143,6 +143,14 @@ class RefusalCode(StrEnum):
     FAILED = "REFUSAL_CODE_FAILED"
 
 
+class LetterDirection(StrEnum):
+    """LetterDirection says whether an event could not be handled or could not be published."""
+
+    UNSPECIFIED = "LETTER_DIRECTION_UNSPECIFIED"
+    RECEIVED = "LETTER_DIRECTION_RECEIVED"
+    SENT = "LETTER_DIRECTION_SENT"
+
+
 class PolicyRecord(Message):
     """PolicyRecord is how one node group is shared."""
 
@@ -726,6 +734,53 @@ class DryRunPolicyReply(Message):
     outlooks: tuple[PolicyOutlook, ...] = ()
     warnings: tuple[FieldError, ...] = ()
     decided_at: Time | None = None
+
+
+class DeadLetter(Message):
+    """DeadLetter is an event that a service has set apart, without its body, which may hold
+    secrets."""
+
+    id: str = ""
+    direction: LetterDirection = LetterDirection.UNSPECIFIED
+    type: str = ""
+    subject: str = ""
+    event_id: str = ""
+    reason: str = ""
+    size: Int64 = 0
+    set_apart_at: Time
+    replays: int = 0
+    replaying: bool = False
+
+
+class ListDeadLetters(Message):
+    """ListDeadLetters asks a service which events it has set apart."""
+
+    service: str = ""
+    after: str = ""
+    limit: int = 0
+
+
+class ListDeadLettersReply(Message):
+    """ListDeadLettersReply is one page, in the order of the ids."""
+
+    refusal: Refusal | None = None
+    letters: tuple[DeadLetter, ...] = ()
+    more: bool = False
+
+
+class ReplayDeadLetters(Message):
+    """ReplayDeadLetters asks a service to try again what it has set apart."""
+
+    service: str = ""
+    ids: tuple[str, ...] = ()
+
+
+class ReplayDeadLettersReply(Message):
+    """ReplayDeadLettersReply says which letters will be tried again; the next list shows the
+    outcome."""
+
+    refusal: Refusal | None = None
+    ids: tuple[str, ...] = ()
 
 
 class LogChunk(Message):

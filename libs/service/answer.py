@@ -3,7 +3,8 @@
 Called by ``runner.py`` for every command that is served. An answer is given after the commit. One
 command alone has a transaction of its own and waits for nobody; what comes meanwhile shares the
 next one: under load the commits are fewer, not the answers later. A command that fails is alone
-with its failure: the others are carried out without it.
+with its failure: the others are carried out without it. A command whose requester has gone before
+its turn came is refused and not carried out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from libs.bus.commands import answer_until, expired, too_late
 from libs.contracts.base import Message
 from libs.service.shape import Service
 from libs.store.port import ConflictError, StoreUnavailableError, TermOverError, Tx
@@ -30,6 +32,8 @@ class _Waiting:
 
     command: Message
     reply: asyncio.Future[Message]
+    # Until when somebody waits for the reply, in the event loop's seconds.
+    until: float | None
 
 
 @dataclass
@@ -46,7 +50,8 @@ class Answering:
         """The reply, committed. Raises what the handler or the database raised."""
         if self.epoch is None:
             return await self._alone(command)
-        mine = _Waiting(command, asyncio.get_running_loop().create_future())
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        mine = _Waiting(command, future, answer_until.get())
         self.waiting.append(mine)
         try:
             while not mine.reply.done():
@@ -60,8 +65,14 @@ class Answering:
         return mine.reply.result()
 
     def _take(self) -> list[_Waiting]:
-        count = min(self.together_max, len(self.waiting))
-        return [self.waiting.popleft() for _ in range(count)]
+        taken: list[_Waiting] = []
+        while self.waiting and len(taken) < self.together_max:
+            each = self.waiting.popleft()
+            if not expired(each.until):
+                taken.append(each)
+            elif not each.reply.done():
+                each.reply.set_result(too_late(type(each.command)))
+        return taken
 
     async def _carry_out(self, taken: Sequence[_Waiting]) -> None:
         """Settle every one of them, whatever happens."""

@@ -27,6 +27,28 @@ OUTBOX_WAITING = Gauge(
     "shiftwork_outbox_waiting", "Unpublished events (up to one page)", ["service"]
 )
 COMMANDS = Counter("shiftwork_commands_total", "Commands answered", ["service", "type", "outcome"])
+EVENTS_REFUSED = Gauge(
+    "shiftwork_events_refused",
+    "Emitted events that the bus refuses for good; they are tried again until they are set apart",
+    ["service"],
+)
+EVENTS_SET_APART = Counter(
+    "shiftwork_events_set_apart_total", "Emitted events that the bus never took", ["service"]
+)
+CONSUMPTION_PAUSED = Gauge(
+    "shiftwork_consumption_paused",
+    "1 while events fail in a row and are kept for later instead of being set apart",
+    ["service"],
+)
+STREAM_BYTES = Gauge(
+    "shiftwork_event_stream_bytes", "Events that some service still has to receive, in bytes"
+)
+STREAM_BYTES_MAX = Gauge(
+    "shiftwork_event_stream_bytes_max", "Where the stream of events refuses; -1: nowhere"
+)
+STREAM_MESSAGES = Gauge(
+    "shiftwork_event_stream_messages", "Events that some service still has to receive"
+)
 LEADS = Gauge("shiftwork_leads", "1 while this process leads the service", ["service"])
 TERMS_FAILED = Counter(
     "shiftwork_terms_failed_total",

@@ -10,29 +10,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import structlog
 
 from libs.bus.port import BusError, NotNowError, UnfitError
 from libs.contracts.base import Message
-from libs.service import observe
+from libs.contracts.messages import ReplayDeadLetters
+from libs.service import dead_letters, observe
 from libs.service.answer import Answering
-from libs.service.consume import Consumption
-from libs.service.loop import Backoff, Loop
+from libs.service.consume import Breaker, Consumption
+from libs.service.loop import Backoff, Loop, Wake
 from libs.service.relay import Relay
 from libs.service.settings import BaseServiceSettings
 from libs.service.shape import QueryHandler, Service
 from libs.store.port import (
     ConflictError,
+    DatabaseFaultError,
+    EventTooLargeError,
     ObserverError,
     StoreUnavailableError,
     TermOverError,
     UnfitValueError,
 )
 
-DOWN = (StoreUnavailableError, BusError)
+DOWN = (StoreUnavailableError, DatabaseFaultError, BusError)
 # What a command may meet that passes: the same command may succeed a moment later.
 PASSING = (*DOWN, TermOverError, ConflictError, TimeoutError)
 
@@ -53,8 +56,13 @@ class Runner:
     consumption: Consumption | None = None
     # Why a process that has the lock does not lead yet; empty while it leads or waits for the lock.
     beginning: str = ""
+    # A replay of dead letters is wanted.
+    replay: Wake = field(default_factory=Wake)
 
     def __post_init__(self) -> None:
+        # What every service answers beside its own commands.
+        commands = {**self.service.commands, **dead_letters.COMMANDS}
+        self.service = replace(self.service, commands=commands)
         self.relay = Relay(self.service, self.settings)
         self._led_at: float | None = None
         self.log = observe.log(self.service.name)
@@ -68,11 +76,12 @@ class Runner:
             return False, "the database is not connected"
         if self.relay.waiting:
             return False, "the outbox cannot be published"
-        if self.consumption is not None and self.consumption.waiting:
-            return False, "events cannot be consumed"
+        if self.consumption is not None and self.consumption.problem:
+            return False, self.consumption.problem
         if self.service.commands_on_leader_only and self.epoch is None:
             return not self.beginning, self.beginning or "standing by: another process leads"
-        return True, "ready"
+        warning = self.service.warning()
+        return True, f"ready, but {warning}" if warning else "ready"
 
     async def run(self) -> None:
         """Run until cancelled; raises what killed a part."""
@@ -141,7 +150,11 @@ class Runner:
             wakes=wakes,
             batch_messages_max=settings.batch_messages_max,
             fetch_wait_s=settings.fetch_wait_seconds,
+            breaker=Breaker(settings.dead_letter_burst, settings.dead_letter_seconds),
             batch_gap_s=settings.batch_gap_seconds,
+        )
+        letters = dead_letters.DeadLetters(
+            service, settings, self.turn, self.consumption.handle_again
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(_until_lost(lost), name=f"{name}:leadership")
@@ -152,7 +165,10 @@ class Runner:
                 group.create_task(self.consumption.run(consumer), name=f"{name}:consumer")
             if service.commands_on_leader_only:
                 group.create_task(self._serve(epoch), name=f"{name}:commands")
-            for loop in service.loops:
+            replays = Loop(
+                "dead-letters", letters.step, settings.dead_letter_tick_seconds, self.replay
+            )
+            for loop in (*service.loops, replays):
                 group.create_task(self._loop(loop, epoch), name=f"{name}:{loop.name}")
 
     async def _loop(self, loop: Loop, epoch: int) -> None:
@@ -171,8 +187,6 @@ class Runner:
 
     async def _serve(self, epoch: int | None) -> None:
         """Answer commands until cancelled; connect again when the bus was down."""
-        if not (self.service.commands or self.service.queries):
-            return
         answering = Answering(self.service, epoch, self.turn, self.settings.batch_commands_max)
         endpoints = {kind: self._endpoint(kind, answering) for kind in self.service.commands}
         endpoints |= {kind: self._query(kind, each) for kind, each in self.service.queries.items()}
@@ -196,8 +210,10 @@ class Runner:
                 reply = await answering.answer(command)
             except PASSING as problem:
                 raise NotNowError(f"{type(problem).__name__}: {problem}") from problem
-            except UnfitValueError as problem:
+            except (UnfitValueError, EventTooLargeError) as problem:
                 raise UnfitError(str(problem)) from problem
+            if kind is ReplayDeadLetters:
+                self.replay.set()
             outcome = "refused" if getattr(reply, "refusal", None) else "done"
             observe.COMMANDS.labels(name, kind.__name__, outcome).inc()
             for loop in self.service.loops:

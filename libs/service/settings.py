@@ -61,6 +61,16 @@ class BaseServiceSettings(BaseSettings):
     command_timeout_seconds: float = Field(default=10.0, gt=0, le=120)
     relay_rows_max: int = Field(default=256, ge=1, le=4096)
     relay_tick_seconds: float = Field(default=1.0, gt=0, le=60)
+    # An event that the bus refuses for good (too large for this server, no permission yet) is set
+    # apart after so long; meanwhile the others go.
+    relay_refused_seconds: float = Field(default=600.0, ge=0, le=86_400)
+    # Events are set apart as dead letters at most so many at once, then one every so often; others
+    # that fail are kept and tried later.
+    dead_letter_burst: int = Field(default=20, ge=1, le=1000)
+    dead_letter_seconds: float = Field(default=60.0, gt=0, le=3600)
+    dead_letters_max: int = Field(default=1000, ge=1, le=100_000)
+    dead_letters_keep_seconds: float = Field(default=30 * 86_400.0, gt=0)
+    dead_letter_tick_seconds: float = Field(default=60.0, gt=0, le=3600)
     # Events published so long before a bus server was lost are published again to its successor.
     republish_window_seconds: float = Field(default=600.0, ge=0, le=86_400)
     inbox_keep_seconds: float = Field(default=15 * 86_400.0, gt=0)

@@ -60,5 +60,7 @@ class Service:
     on_lead: Callable[[int], Awaitable[None]] | None = None
     # More HTTP than /healthz /readyz /metrics (the gateway's API).
     app: Asgi | None = None
+    # What an operator should know though the service is ready; empty: nothing.
+    warning: Callable[[], str] = str
     # Long-lived tasks that every process of the service runs, leader or not.
     tasks: Sequence[Callable[[], Awaitable[None]]] = field(default_factory=tuple)

@@ -41,11 +41,19 @@ class Wiring:
     # Commands it requests of others, telemetry it listens to.
     asks: Collection[type[Message]] = field(default_factory=tuple)
     listens: Collection[type[Message]] = field(default_factory=tuple)
+    # It watches how full the stream of events is (``libs.service.stream_watch``).
+    watches: bool = False
 
     @property
     def permissions(self) -> Permissions:
         """What its bus user may say and hear."""
-        return permissions_of(self.name, hears=self.hears, asks=self.asks, listens=self.listens)
+        return permissions_of(
+            self.name,
+            hears=self.hears,
+            asks=self.asks,
+            listens=self.listens,
+            watches=self.watches,
+        )
 
 
 def topology(wirings: Collection[Wiring], limits: Limits | None = None) -> Topology:

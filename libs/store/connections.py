@@ -14,7 +14,12 @@ from typing import Any, Protocol, cast
 
 import asyncpg
 
-from libs.store.port import ConflictError, StoreUnavailableError, UnfitValueError
+from libs.store.port import (
+    ConflictError,
+    DatabaseFaultError,
+    StoreUnavailableError,
+    UnfitValueError,
+)
 
 
 class Connection(Protocol):
@@ -135,7 +140,7 @@ def meaning(error: BaseException, *, closed: bool) -> Exception | None:
     if isinstance(error, asyncpg.IntegrityConstraintViolationError):
         return ConflictError(str(fields.constraint_name or fields.column_name or error))
     if isinstance(error, asyncpg.PostgresError):
-        return _by_state(str(fields.sqlstate or "")[:2], str(error))
+        return _by_state(str(fields.sqlstate or ""), f"{type(error).__name__}: {error}")
     if isinstance(error, OSError | TimeoutError | EOFError):
         return StoreUnavailableError(f"{type(error).__name__}: {error}".rstrip(": "))
     if isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError):
@@ -150,13 +155,16 @@ def meaning(error: BaseException, *, closed: bool) -> Exception | None:
     return None
 
 
-def _by_state(group: str, text: str) -> Exception | None:
+def _by_state(state: str, text: str) -> Exception:
     """The port's error for one of the server, by the first two letters of its SQLSTATE."""
+    group = state[:2]
     if group in _UNFIT:
         return UnfitValueError(text)
     if group in _OVERTAKEN:
         return ConflictError(f"overtaken by another transaction, try again: {text}")
-    return StoreUnavailableError(text) if group in _NOT_NOW else None
+    if group in _NOT_NOW:
+        return StoreUnavailableError(text)
+    return DatabaseFaultError(f"{text} (SQLSTATE {state})")
 
 
 class Pool:

@@ -28,6 +28,15 @@ class UnfitValueError(Exception):
     """The database cannot hold a value: NUL in a text, a number or a moment out of range."""
 
 
+class DatabaseFaultError(Exception):
+    """The database refused for a reason that is not known to pass and not known to lie in the rows:
+    a missing table or right, a statement that it does not take. Nothing was stored."""
+
+
+class EventTooLargeError(ValueError):
+    """An event is larger than the bus takes; the transaction that would emit it must not commit."""
+
+
 class ConflictError(Exception):
     """The database refused the rows: a unique index or a check; nothing was stored."""
 
@@ -112,7 +121,8 @@ class Tx(Protocol):
         ...
 
     def emit(self, message: Message) -> None:
-        """Put an event in the outbox; it is published after the commit, at least once."""
+        """Put an event in the outbox; it is published after the commit, at least once.
+        EventTooLargeError if the bus could never take it."""
         ...
 
     async def unseen(self, event_ids: Sequence[str]) -> set[str]:
@@ -170,7 +180,7 @@ class Store(Protocol):
 
     def transaction(self, *, epoch: int | None = None) -> AbstractAsyncContextManager[Tx]:
         """Open a transaction; commits on leaving, rolls back on an exception. With an epoch it
-        is a leader's: NotLeaderError if another leads. Raises ConflictError and
+        is a leader's: NotLeaderError if another leads. Raises ConflictError, DatabaseFaultError and
         StoreUnavailableError; a unique conflict may only show on leaving. ObserverError if an
         observer failed, in this transaction (which is committed) or before in this term."""
         ...

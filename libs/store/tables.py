@@ -1,5 +1,7 @@
 """A service's tables: its row dataclasses, the SQLModel classes beside them, inbox and outbox.
 
+Every schema also has a table of dead letters, whose rows are read and written like a service's own.
+
 A service's ``tables.py``::
 
     Base = table_base("scheduler")
@@ -42,7 +44,16 @@ from sqlalchemy.orm import registry
 from sqlmodel import SQLModel
 from sqlmodel.sql.sqltypes import AutoString, UTCDateTime
 
-from libs.store.columns import TEXT, EnumText, JsonOf
+from libs.store.columns import (
+    TEXT,
+    EnumText,
+    JsonOf,
+    enum_column,
+    json_column,
+    key_column,
+    time_column,
+)
+from libs.store.dead_letters import DeadLetterRow, Direction
 from libs.store.rows import Check, Column, Row, Shape, Unique
 
 # The names of our own tables; a service's table may not have one of them.
@@ -63,6 +74,23 @@ def table_base(schema: str) -> type[SQLModel]:
     class Base(SQLModel, registry=registry(metadata=metadata)):
         """The base of this service's tables."""
 
+    class DeadLetter(Base, table=True):
+        """``DeadLetterRow``."""
+
+        __tablename__ = "dead_letter"  # pyright: ignore[reportAssignmentType] - as SQLModel's own documentation
+        id: str = key_column()
+        direction: Direction = enum_column(Direction)
+        event_id: str
+        type: str
+        subject: str
+        headers: Mapping[str, str] = json_column(dict[str, str])
+        body: bytes
+        reason: str
+        set_apart_at: datetime = time_column(index=True)
+        replays: int
+        replay_at: datetime | None = time_column()
+
+    metadata.info[DeadLetterRow] = DeadLetter
     return Base
 
 
@@ -133,6 +161,13 @@ class Tables:
     shapes: Mapping[type[Any], Shape] = field(init=False)
 
     def __post_init__(self) -> None:
+        metadata = table_base(self.schema).metadata
+        for table in self.rows.values():
+            metadata = cast("Any", table).__table__.metadata
+        # Declared by ``table_base``; another table would be a mistake that ``check_tables`` names.
+        if DeadLetterRow in metadata.info:
+            rows = {**self.rows, DeadLetterRow: metadata.info[DeadLetterRow]}
+            object.__setattr__(self, "rows", rows)
         for kind in self.rows:
             for column in self.table(kind).columns:
                 column.type = _normalised(column.type)
@@ -142,8 +177,6 @@ class Tables:
     @cached_property
     def metadata(self) -> sa.MetaData:
         """Every table of the schema, the plumbing included; what Alembic compares with."""
-        if not self.rows:
-            return table_base(self.schema).metadata
         return self.table(next(iter(self.rows))).metadata
 
     def table(self, kind: type[Any]) -> sa.Table:

@@ -12,11 +12,12 @@ from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
 from libs.contracts.base import Message
-from libs.contracts.envelope import Envelope
+from libs.contracts.envelope import EVENT_BYTES_MAX, Envelope
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
 from libs.store.port import (
     Delta,
+    EventTooLargeError,
     Op,
     Order,
     Where,
@@ -240,13 +241,19 @@ class Unit:
         self._overlay.delete(shape, shape.key_from(key))
 
     def emit(self, message: Message) -> None:
-        """Put an event in the outbox. ValueError if the message is no event."""
+        """Put an event in the outbox. ValueError if the message is no event; EventTooLargeError,
+        after which the transaction cannot commit, if the bus could never take it."""
         if ROUTES[type(message)].kind is not Kind.EVENT:
             raise ValueError(f"{type(message).__name__} is no event; only events are emitted")
         birth = self._birth
-        self._emitted.append(
-            Envelope(birth.new_id(), birth.source, self._now, message, birth.traceparent())
-        )
+        envelope = Envelope(birth.new_id(), birth.source, self._now, message, birth.traceparent())
+        size = len(envelope.body())
+        if size > EVENT_BYTES_MAX:
+            self._failure = self._failure or EventTooLargeError(
+                f"{envelope.subject}: {size} bytes; an event has at most {EVENT_BYTES_MAX}"
+            )
+            raise self._failure
+        self._emitted.append(envelope)
 
     async def unseen(self, event_ids: Sequence[str]) -> set[str]:
         """Enter event ids in the inbox; returns those that were not there before."""

@@ -144,7 +144,11 @@ def _running(place: Place) -> Iterator[Finding]:
         return
     try:
         with urlopen(f"{keeper.url}/readyz", timeout=PROBE_SECONDS) as answer:  # noqa: S310 - our own http URL
-            yield Finding("ok", f"running at {keeper.url}: {answer.read().decode().strip()}")
+            said = answer.read().decode().strip()
+            level = "warn" if "ready, but" in said else "ok"
+            yield Finding(
+                level, f"running at {keeper.url}: {said}", f"see {place.log}" * (level == "warn")
+            )
     except (URLError, OSError) as problem:
         said = getattr(problem, "read", lambda: b"")().decode(errors="replace").strip()
         yield Finding("bad", f"{keeper.url}: {said or problem}", f"see {place.log}")

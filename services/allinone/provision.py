@@ -87,6 +87,8 @@ class ProvisionSettings(BaseSettings):
     nats_password_file: Path
     # A folder as for the database: each service's password is tried at the server.
     nats_passwords: Path | None = None
+    # What the server's store may hold (its max_file_store): all streams together stay below it.
+    store_bytes: int = Field(default=_KEPT.store_bytes, gt=0)
     stream_replicas: Annotated[int, AfterValidator(_odd)] = 1
     event_age_seconds: float = Field(default=_KEPT.event_age_s, gt=0)
     log_age_seconds: float = Field(default=_KEPT.log_age_s, gt=0)
@@ -261,6 +263,7 @@ async def _streams(
 
 def _limits(settings: ProvisionSettings) -> Limits:
     return Limits(
+        store_bytes=settings.store_bytes,
         event_age_s=settings.event_age_seconds,
         log_age_s=settings.log_age_seconds,
         log_bytes=settings.log_bytes,

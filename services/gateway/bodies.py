@@ -239,6 +239,22 @@ class TokenBody(Body):
     expires_in_seconds: Annotated[float, Field(gt=0, le=3.2e9, allow_inf_nan=False)] | None = None
 
 
+ServiceWord = Literal["submit", "scheduler", "launcher", "log_collector", "quota", "gateway"]
+
+
+class ReplayBody(Body):
+    """Which dead letters of a service to try again; without ids all of them."""
+
+    service: ServiceWord
+    ids: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=300)]],
+            Field(min_length=1, max_length=1000),
+        ]
+        | None
+    ) = None
+
+
 class CheckpointBody(Body):
     """A checkpoint that is durable."""
 

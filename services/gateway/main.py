@@ -10,6 +10,7 @@ from libs.contracts import messages as m
 from libs.service.clock import Clock
 from libs.service.loop import Loop
 from libs.service.shape import Ports, Service
+from libs.service.stream_watch import StreamWatch
 from libs.service.wiring import Wiring
 from services.gateway import eventlog
 from services.gateway.api.app import create_app
@@ -86,7 +87,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         async with ports.store.transaction(epoch=epoch) as tx:
             await ensure_first_admin(tx)
 
-    rebuild = Rebuild(ports.store, commands, settings.rebuild_tick_seconds)
+    watch = StreamWatch("gateway", ports.bus)
     return Service(
         name="gateway",
         ports=ports,
@@ -94,22 +95,9 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         reads=READS,
         prepare=eventlog.read_ahead,
         commands={},
-        loops=(
-            Loop(
-                "housekeeping",
-                Housekeeping(ports.store, settings).step,
-                tick_seconds=settings.housekeeping_tick_seconds,
-                exclusive=True,
-                wake_on_commit=False,
-            ),
-            Loop(
-                "rebuild",
-                rebuild.step,
-                tick_seconds=REBUILD_IDLE_SECONDS,
-                wake_on_commit=False,
-            ),
-        ),
+        loops=_loops(settings, ports, commands, watch),
         commands_on_leader_only=False,
+        warning=lambda: watch.warning,
         on_lead=on_lead,
         app=create_app(parts),
         tasks=(live.run, authenticator.watch, refusals.run),
@@ -130,6 +118,34 @@ def _authenticator(settings: GatewaySettings, ports: Ports) -> Authenticator:
 def _wrong_tokens(settings: GatewaySettings, clock: Clock) -> WrongTokens:
     return WrongTokens(
         clock, burst=settings.wrong_tokens_burst, each_second=settings.wrong_tokens_per_second
+    )
+
+
+def _loops(
+    settings: GatewaySettings, ports: Ports, commands: Commands, watch: StreamWatch
+) -> tuple[Loop, ...]:
+    """What the leader does again and again beside projecting."""
+    rebuild = Rebuild(ports.store, commands, settings.rebuild_tick_seconds)
+    return (
+        Loop(
+            "housekeeping",
+            Housekeeping(ports.store, settings).step,
+            tick_seconds=settings.housekeeping_tick_seconds,
+            exclusive=True,
+            wake_on_commit=False,
+        ),
+        Loop(
+            "rebuild",
+            rebuild.step,
+            tick_seconds=REBUILD_IDLE_SECONDS,
+            wake_on_commit=False,
+        ),
+        Loop(
+            "stream-watch",
+            watch.step,
+            tick_seconds=settings.stream_watch_seconds,
+            wake_on_commit=False,
+        ),
     )
 
 
@@ -157,6 +173,9 @@ WIRING = Wiring(
         m.ReadLog,
         m.ListLogs,
         m.Reemit,
+        m.ListDeadLetters,
+        m.ReplayDeadLetters,
     ),
     listens=(m.LogChunk,),
+    watches=True,
 )

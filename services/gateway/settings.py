@@ -72,6 +72,8 @@ class GatewaySettings(BaseServiceSettings):
     accepted_keep_seconds: float = Field(default=600.0, gt=0)
     housekeeping_rows_max: int = Field(default=1000, ge=1, le=10_000)
     housekeeping_tick_seconds: float = Field(default=60.0, gt=0)
+    # How often to look how full the stream of events is.
+    stream_watch_seconds: float = Field(default=30.0, gt=0, le=3600)
     rebuild_tick_seconds: float = Field(default=2.0, gt=0)
     metric_points_max: int = Field(default=240, ge=10, le=10_000)
     metric_samples_max: int = Field(default=1000, ge=1)

@@ -26,8 +26,9 @@ class SubmitSettings(BaseServiceSettings):
     # The bounds of a spec.
     ack_deadline_seconds_min: float = Field(default=1.0, gt=0)
     ack_deadline_seconds_max: float = Field(default=3600.0, gt=0)
-    # Assignments carry one placement for each node and must stay below the bus's payload limit.
-    nodes_max: int = Field(default=4096, ge=1, le=100_000)
+    # Assignments carry one placement for each node and must stay below the bus's payload limit:
+    # 135 bytes each with names of nodes as they usually are, 400 with the longest and 16 GPUs.
+    nodes_max: int = Field(default=8192, ge=1, le=16_384)
     gpus_per_node_max: int = Field(default=1024, ge=0)
     roles_max: int = Field(default=32, ge=1, le=1000)
     command_arguments_max: int = Field(default=1024, ge=1)

@@ -78,6 +78,8 @@ async def running(dev: Dev) -> AsyncIterator[None]:
         ready.cancel()
         if task.done():
             task.result()
+        password = dev.place.credentials.nats_password(NATS_ADMIN)
+        await judges.keep_history(dev.servers.nats.url, BusCredentials(NATS_ADMIN, password))
         yield
         if task.done():
             task.result()

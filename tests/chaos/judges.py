@@ -15,6 +15,7 @@ from typing import Any
 
 import nats
 import psutil
+from nats.js.api import AckPolicy, ConsumerConfig
 
 from libs.bus.connection import Credentials
 from libs.bus.topology import DEAD_LETTERS, EVENTS
@@ -82,8 +83,19 @@ async def read_stream(
         await client.close()
 
 
+async def keep_history(url: str, admin: Credentials) -> None:
+    """Let the stream of events keep everything from now on: a durable that never acknowledges.
+    Without it an event goes as soon as every service has received it."""
+    client = await nats.connect(url, user=admin.user, password=admin.password)
+    try:
+        judge = ConsumerConfig(durable_name="judge", ack_policy=AckPolicy.EXPLICIT)
+        await client.jetstream().add_consumer(EVENTS, judge)
+    finally:
+        await client.close()
+
+
 async def envelopes(url: str, admin: Credentials) -> list[Envelope]:
-    """Every event in the order of the stream, duplicates included."""
+    """Every event since ``keep_history`` in the order of the stream, duplicates included."""
     return [Envelope.decode(*message) for message in await read_stream(url, admin, EVENTS)]
 
 

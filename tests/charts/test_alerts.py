@@ -97,6 +97,33 @@ CASES: tuple[tuple[str, list[dict[str, str]], str, dict[str, str]], ...] = (
         {"service": "quota", "severity": "warning"},
     ),
     (
+        "ShiftworkEventStreamFilling",
+        [
+            series("shiftwork_event_stream_bytes", "80x20", service="gateway"),
+            series("shiftwork_event_stream_bytes_max", "100x20", service="gateway"),
+        ],
+        "12m",
+        {"severity": "critical"},
+    ),
+    (
+        "ShiftworkEventsRefused",
+        [series("shiftwork_events_refused", "0 1x20", service="quota")],
+        "12m",
+        {"service": "quota", "severity": "warning"},
+    ),
+    (
+        "ShiftworkEventsSetApart",
+        [series("shiftwork_events_set_apart_total", "0x5 1x20", service="quota")],
+        "8m",
+        {"service": "quota", "severity": "critical"},
+    ),
+    (
+        "ShiftworkConsumptionPaused",
+        [series("shiftwork_consumption_paused", "0 1x20", service="quota")],
+        "12m",
+        {"service": "quota", "severity": "critical"},
+    ),
+    (
         "ShiftworkDeadLetters",
         [series("shiftwork_dead_letters_total", "0x5 1x20", service="quota")],
         "8m",

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import pytest
 from nats.js.errors import NotFoundError
 
+from libs.bus.commands import COMMANDS_MAX, COMMANDS_WAITING_MAX
 from libs.bus.connection import BusConfig, ServerClient, open_client
 from libs.bus.jetstream import connect
 from libs.bus.memory import MemoryBus
@@ -32,7 +33,7 @@ from libs.bus.provision import provision
 from libs.bus.topology import Topology, permissions_of, topology_of
 from libs.contracts import messages as m
 from libs.contracts.base import Message
-from libs.contracts.envelope import Envelope
+from libs.contracts.envelope import EVENT_BYTES_MAX, Envelope
 from libs.contracts.registry import ROUTES
 from tests.harness.infra import Infra
 from tests.harness.nats_server import NatsServer
@@ -45,7 +46,7 @@ HEARS: dict[str, tuple[type[Message], ...]] = {
     "scheduler": (m.TaskSubmitted, m.GoalChanged, m.NodeChanged),
     "quota": (m.GoalChanged,),
     # Given everything: the rest is passed over.
-    "gateway": (m.TaskStateChanged, m.PriorityChanged),
+    "gateway": (m.TaskStateChanged, m.PriorityChanged, m.RunAssigned),
 }
 
 
@@ -117,7 +118,11 @@ class ServerWorld(World):
             for service in ("submit", "scheduler", "launcher", "quota", "log_collector")
         } | {
             "gateway": permissions_of(
-                "gateway", hears=HEARS["gateway"], asks=asks, listens=[m.LogChunk]
+                "gateway",
+                hears=HEARS["gateway"],
+                asks=asks,
+                listens=[m.LogChunk],
+                watches=True,
             )
         }
         self.server = NatsServer(folder, users, infra)
@@ -587,6 +592,123 @@ async def test_two_processes_share_the_commands(world: World) -> None:
             await gateway.request(m.SetGoal(task_id="t"), timeout_s=WAIT_S)
     assert sum(served.values()) == 40
     assert min(served.values()) > 0
+
+
+async def test_an_assignment_of_8000_nodes_is_an_event_like_any_other(world: World) -> None:
+    placements = tuple(
+        m.Placement(
+            rank=rank,
+            role="worker",
+            role_index=rank,
+            node_id=f"node-{rank:05}.rack-{rank // 32:03}.hall-3.cluster-a.example.org",
+            gpus=tuple(range(8)),
+        )
+        for rank in range(8_000)
+    )
+    message = m.RunAssigned(
+        task_id="t",
+        attempt=1,
+        spec=m.TaskSpec(retry=m.RetryPolicy(), preemption=m.PreemptionPolicy()),
+        placements=placements,
+        assigned_at=NOW,
+        start_deadline_at=NOW,
+    )
+    sent = Envelope(id="large", source="scheduler", time=NOW, message=message)
+    # More than servers take by default.
+    assert 1 << 20 < len(sent.body()) < EVENT_BYTES_MAX
+    scheduler, gateway = await world.bus("scheduler"), await world.bus("gateway")
+    # In one batch with others, as the relay publishes.
+    await scheduler.publish([replace(sent, id=f"large-{number}") for number in range(20)])
+    got = await fetch_all(gateway.consumer(), 20, seconds=30.0)
+    assert [each.envelope and each.envelope.message for each in got] == [message] * 20
+    await gateway.consumer().ack(got)
+
+
+async def test_only_what_somebody_still_has_to_receive_takes_room(world: World) -> None:
+    submit, quota = await world.bus("submit"), await world.bus("quota")
+    gateway, scheduler = await world.bus("gateway"), await world.bus("scheduler")
+    assert (await gateway.backlog()).messages == 0
+    await submit.publish([goal(number) for number in range(10)])
+    full = await gateway.backlog()
+    assert full.messages == 10
+    assert full.stored_bytes > 10 * 50
+    assert 0 < full.share < 0.01
+
+    async def consume(bus: Bus) -> None:
+        consumer = bus.consumer()
+        await consumer.ack(await fetch_all(consumer, 10))
+
+    await consume(scheduler)
+    await consume(quota)
+    assert (await gateway.backlog()).messages == 10
+    # The gateway is given everything and passes over these.
+    await gateway.consumer().fetch(100, 1.0)
+    async with asyncio.timeout(10):
+        while (await gateway.backlog()).messages:  # noqa: ASYNC110 - a server has no event for it
+            await asyncio.sleep(0.05)
+
+
+async def test_a_request_whose_requester_has_gone_is_not_carried_out(world: World) -> None:
+    submit, gateway = await world.bus("submit"), await world.bus("gateway")
+    carried_out: list[str] = []
+    all_begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(command: Message) -> Message:
+        assert isinstance(command, m.SetGoal)
+        carried_out.append(command.task_id)
+        if len(carried_out) == COMMANDS_MAX:
+            all_begun.set()
+        await go_on.wait()
+        return m.SetGoalReply()
+
+    async def ask(name: str, timeout_s: float) -> Message:
+        return await gateway.request(m.SetGoal(task_id=name), timeout_s=timeout_s)
+
+    async with submit.serve({m.SetGoal: slow}):
+        # As many as are answered at once, so that the others wait.
+        first = [asyncio.ensure_future(ask("first", WAIT_S * 2)) for _ in range(COMMANDS_MAX)]
+        await all_begun.wait()
+        gone = await asyncio.gather(*(ask("gone", 0.2) for _ in range(200)), return_exceptions=True)
+        assert all(isinstance(each, BusUnavailableError) for each in gone)
+        # A requester counts from its sending, the service from the arrival.
+        await asyncio.sleep(0.5)
+        go_on.set()
+        await asyncio.gather(*first)
+        assert await ask("last", WAIT_S) == m.SetGoalReply()
+    assert carried_out == ["first"] * COMMANDS_MAX + ["last"]
+
+
+async def test_a_request_that_finds_too_many_waiting_is_refused_as_busy(world: World) -> None:
+    submit, gateway = await world.bus("submit"), await world.bus("gateway")
+    carried_out = 0
+    go_on = asyncio.Event()
+
+    async def slow(_: Message) -> Message:
+        nonlocal carried_out
+        carried_out += 1
+        await go_on.wait()
+        return m.SetGoalReply()
+
+    too_many = 10
+    async with submit.serve({m.SetGoal: slow}):
+        asked = [
+            asyncio.ensure_future(gateway.request(m.SetGoal(task_id="t"), timeout_s=30.0))
+            for _ in range(COMMANDS_MAX + COMMANDS_WAITING_MAX + too_many)
+        ]
+        first = asyncio.as_completed(asked)
+        for _ in range(too_many):
+            await next(first)
+        busy = [each.result() for each in asked if each.done()]
+        go_on.set()
+        answers = await asyncio.gather(*asked)
+    assert len(busy) == too_many
+    for reply in busy:
+        assert isinstance(reply, m.SetGoalReply)
+        assert reply.refusal
+        assert reply.refusal.code is m.RefusalCode.UNAVAILABLE
+        assert "busy" in reply.refusal.detail
+    assert carried_out == COMMANDS_MAX + COMMANDS_WAITING_MAX
+    assert answers.count(m.SetGoalReply()) == carried_out
 
 
 async def test_every_service_answers_its_own_reemit(world: World) -> None:

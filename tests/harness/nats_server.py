@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from libs.bus.connection import Credentials as BusCredentials
-from libs.bus.topology import Permissions
+from libs.bus.topology import STORE_BYTES, Permissions
 from services.allinone.embedded.credentials import NATS_ADMIN, ensure_credentials
 from services.allinone.embedded.nats import Nats, NatsOptions, configuration
 from tests.harness.infra import (
@@ -28,13 +28,22 @@ PUBLIC_IMAGE = "nats:2.12"
 class NatsServer:
     """One server. With ``--infra=external`` every user is the given one."""
 
-    def __init__(self, data: Path, users: Mapping[str, Permissions], infra: Infra) -> None:
+    def __init__(
+        self,
+        data: Path,
+        users: Mapping[str, Permissions],
+        infra: Infra,
+        *,
+        store_bytes: int = STORE_BYTES,
+    ) -> None:
         self.data = data
         self.infra = infra
         self._users = users
         self._secrets = ensure_credentials(data, tuple(users))
         # Looser than in production, so that tests of lost seconds have seconds to lose.
-        self._options = NatsOptions(sync_interval_seconds=60, stop_seconds_max=5)
+        self._options = NatsOptions(
+            sync_interval_seconds=60, stop_seconds_max=5, store_bytes=store_bytes
+        )
         self.embedded = Nats(data, self._secrets, users, self._options)
         self._container: object = None
         self._url = ""

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from libs.bus.accounts import STREAMS_ACCOUNT, accounts_of
-from libs.bus.topology import Permissions
+from libs.bus.topology import STORE_BYTES, Permissions
+from libs.contracts.envelope import PAYLOAD_BYTES_MAX
 from services.allinone.embedded import processes, wire
 from services.allinone.embedded.accounts import Account, service_account
 from services.allinone.embedded.credentials import (
@@ -52,7 +53,7 @@ class NatsOptions:
     # Messages are on the disk within this time; what a power cut may lose is published again.
     sync_interval_seconds: int = 10
     memory_mib: int = 192
-    store_mib: int = 16 * 1024
+    store_bytes: int = STORE_BYTES
     connections_max: int = 256
     # The user that root runs the server as; None: the first that exists, as for PostgreSQL.
     service_user: str | None = None
@@ -259,14 +260,14 @@ def configuration(
             "listen": f"{_HOST}:{port}",
             "ports_file_dir": str(home),
             "max_connections": options.connections_max,
-            "max_payload": _MIB,
+            "max_payload": PAYLOAD_BYTES_MAX,
             "log_file": str(home / "nats.log"),
             "logfile_size_limit": 8 * _MIB,
             "logfile_max_num": 2,
             "jetstream": {
                 "store_dir": str(home / "store"),
                 "max_memory_store": 16 * _MIB,
-                "max_file_store": options.store_mib * _MIB,
+                "max_file_store": options.store_bytes,
                 "sync_interval": f"{options.sync_interval_seconds}s",
             },
             "authorization": {"timeout": 5},

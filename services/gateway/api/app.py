@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, Response
 
 from libs.store.port import ConflictError, StoreUnavailableError, UnfitValueError
 from services.gateway.api import (
+    dead_letters,
     docs,
     events,
     logs,
@@ -62,7 +63,7 @@ def create_app(parts: Context) -> Guard:
         responses={"4XX": {"model": shapes.Problem}, "5XX": {"model": shapes.Problem}},
     )
     app.state.gateway = parts
-    for module in (tasks, logs, events, nodes, quotas, policies, people, runs):
+    for module in (tasks, logs, events, nodes, quotas, policies, people, runs, dead_letters):
         app.include_router(module.router, prefix="/v1")
     app.add_api_route(
         "/docs", lambda: HTMLResponse(docs.page(app.openapi())), include_in_schema=False

@@ -389,6 +389,36 @@ class RunState(TypedDict):
     ask_again_seconds: NotRequired[float]
 
 
+class DeadLetter(TypedDict):
+    """An event that a service has set apart."""
+
+    id: str
+    service: str
+    direction: str
+    type: str
+    subject: str
+    event_id: str
+    reason: str
+    bytes: int
+    set_apart_at: str
+    replays: int
+    replaying: bool
+
+
+class DeadLetterPage(TypedDict):
+    """One page of dead letters."""
+
+    items: list[DeadLetter]
+    next_cursor: str | None
+
+
+class Replayed(TypedDict):
+    """Which letters are tried again."""
+
+    service: str
+    ids: list[str]
+
+
 class WhoAmI(TypedDict):
     """Whose token this is."""
 

@@ -15,15 +15,16 @@ from pathlib import Path
 import pytest
 import structlog.testing
 from nats.aio.client import Client
+from nats.js.api import ConsumerConfig, StreamConfig
 
 from libs.bus.connection import BusConfig, Credentials, ServerClient, open_client
 from libs.bus.jetstream import JetStreamBus, connect
 from libs.bus.port import BusDeniedError, BusUnavailableError
-from libs.bus.provision import provision
-from libs.bus.topology import Limits, permissions_of, topology_of
+from libs.bus.provision import _make_stream, provision
+from libs.bus.topology import MIB, STORE_BYTES, Limits, permissions_of, topology_of
 from libs.contracts import messages as m
 from libs.contracts.base import Message
-from libs.contracts.envelope import Envelope
+from libs.contracts.envelope import PAYLOAD_BYTES_MAX, Envelope
 from tests.harness.freezing import freeze
 from tests.harness.infra import Infra
 from tests.harness.nats_server import NatsServer
@@ -31,6 +32,7 @@ from tests.harness.nats_server import NatsServer
 pytestmark = pytest.mark.server
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+SMALL = Limits(store_bytes=24 * MIB, log_bytes=MIB, dead_letter_bytes=MIB)
 HEARS: dict[str, tuple[type[Message], ...]] = {"quota": (m.GoalChanged,)}
 USERS = {
     "submit": permissions_of("submit"),
@@ -42,9 +44,9 @@ USERS = {
 class World:
     """A server of this test's own; leaves nothing running."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, store_bytes: int = STORE_BYTES) -> None:
         # These tests kill and wipe their server, so it is always one of our own.
-        self.server = NatsServer(folder, USERS, Infra.EMBEDDED)
+        self.server = NatsServer(folder, USERS, Infra.EMBEDDED, store_bytes=store_bytes)
         self._open: list[JetStreamBus] = []
 
     async def provision(self) -> None:
@@ -137,7 +139,7 @@ async def test_an_error_that_ends_other_connections_only_interrupts_this_one(wor
     # Longer than the server takes: it answers with an error and hangs up.
     submit._client._max_payload = 1 << 30
     with pytest.raises(BusUnavailableError):
-        await submit.publish([goal(1, "x" * (2 << 20))])
+        await submit.publish([goal(1, "x" * (2 * PAYLOAD_BYTES_MAX))])
     await until(lambda: submit.connected)
     await submit.publish([goal(2)])
     assert [each.envelope for each in await quota.consumer().fetch(5, 3.0)] == [goal(2)]
@@ -204,6 +206,92 @@ async def test_provisioning_keeps_a_durables_place(world: World) -> None:
     assert (info.ack_floor.stream_seq, info.num_ack_pending, info.num_pending) == (1, 1, 0)
 
 
+@contextlib.asynccontextmanager
+async def small_world(folder: Path) -> AsyncIterator[World]:
+    """A server whose store is soon full."""
+    world = World(folder, store_bytes=SMALL.store_bytes)
+    try:
+        await world.server.start()
+        yield world
+    finally:
+        await world.close()
+
+
+async def fill(submit: JetStreamBus) -> int:
+    """Publish until the server refuses; returns how many events it took."""
+    for number in range(1_000):
+        try:
+            await submit.publish([goal(number, asked_by="x" * 512 * 1024)])
+        except BusUnavailableError:
+            return number
+    raise AssertionError("the stream never fills")
+
+
+async def consume(quota: JetStreamBus, count: int) -> list[int]:
+    """Receive and acknowledge; returns the revisions."""
+    consumer, found = quota.consumer(), list[int]()
+    while len(found) < count:
+        deliveries = await consumer.fetch(min(8, count - len(found)), 3.0)
+        assert deliveries, f"{len(found)} of {count} arrived"
+        for each in deliveries:
+            assert each.envelope
+            assert isinstance(each.envelope.message, m.GoalChanged)
+            found.append(each.envelope.message.revision)
+        await consumer.ack(deliveries)
+    return found
+
+
+async def test_a_full_stream_refuses_loses_nothing_and_takes_events_again_once_they_are_consumed(
+    tmp_path: Path,
+) -> None:
+    async with small_world(tmp_path) as world:
+        await provision([world.server.url], world.server.admin, topology_of(HEARS, SMALL))
+        submit, quota = await world.bus("submit"), await world.bus("quota")
+        taken = await fill(submit)
+        assert taken > 1
+        assert await consume(quota, taken) == list(range(taken))
+        # Everything is acknowledged, and so there is room.
+        await submit.publish([goal(5_000, asked_by="x" * 512 * 1024)])
+        assert await consume(quota, 1) == [5_000]
+
+
+async def test_provisioning_heals_a_store_that_consumed_events_have_filled(tmp_path: Path) -> None:
+    """As a version before this one leaves it: the stream has no limit, the store has."""
+    async with small_world(tmp_path) as world:
+        old = StreamConfig(name="EVT", subjects=["evt.>"], max_age=1_000_000)
+        (spec,) = topology_of(HEARS).consumers
+        async with world.admin() as admin:
+            jetstream = admin.jetstream()
+            await jetstream.add_stream(old)
+            await jetstream.add_consumer(
+                "EVT", ConsumerConfig(durable_name="quota", filter_subjects=list(spec.filters))
+            )
+        submit, quota = await world.bus("submit"), await world.bus("quota")
+        taken = await fill(submit)
+        await consume(quota, taken - 1)
+        with pytest.raises(BusUnavailableError):
+            await submit.publish([goal(5_000, asked_by="x" * 512 * 1024)])
+        await provision([world.server.url], world.server.admin, topology_of(HEARS, SMALL))
+        await submit.publish([goal(5_001, asked_by="x" * 512 * 1024)])
+        # What was not consumed is still there.
+        assert await consume(quota, 2) == [taken - 1, 5_001]
+
+
+async def test_events_that_come_before_the_durables_are_made_are_kept(world: World) -> None:
+    async with world.admin() as admin:
+        jetstream = admin.jetstream()
+        await jetstream.delete_stream("EVT")
+        events, *_ = topology_of(HEARS).streams
+        assert await _make_stream(jetstream, events)
+        submit = await world.bus("submit")
+        await submit.publish([goal(1)])
+        await world.provision()
+        await submit.publish([goal(2)])
+        quota = await world.bus("quota")
+        assert await consume(quota, 2) == [1, 2]
+        assert (await jetstream.stream_info("EVT")).config.retention == "interest"
+
+
 async def test_a_service_may_not_provision(world: World) -> None:
     quota = world.server.user("quota")
     with pytest.raises(BusDeniedError, match=r"'quota' may not say \$js\.api\.stream"):
@@ -258,10 +346,10 @@ async def test_a_durable_of_another_service_cannot_be_read(world: World) -> None
 
 async def test_what_is_too_large_is_refused_before_it_is_sent(world: World) -> None:
     submit, gateway = await world.bus("submit"), await world.bus("gateway")
-    with pytest.raises(BusDeniedError, match=r"limit of 1048576"):
-        await submit.publish([goal(1, "x" * (1 << 20))])
-    with pytest.raises(BusDeniedError, match=r"limit of 1048576"):
-        await gateway.request(m.SetGoal(task_id="x" * (1 << 20)), timeout_s=3.0)
+    with pytest.raises(BusDeniedError, match=f"limit of {PAYLOAD_BYTES_MAX}"):
+        await submit.publish([goal(1, "x" * PAYLOAD_BYTES_MAX)])
+    with pytest.raises(BusDeniedError, match=f"limit of {PAYLOAD_BYTES_MAX}"):
+        await gateway.request(m.SetGoal(task_id="x" * PAYLOAD_BYTES_MAX), timeout_s=3.0)
     assert submit.connected
 
 
@@ -269,7 +357,7 @@ async def test_an_answer_that_is_too_large_is_a_refusal(world: World) -> None:
     submit, gateway = await world.bus("submit"), await world.bus("gateway")
 
     async def talks(_: Message) -> Message:
-        return m.SetGoalReply(refusal=m.Refusal(detail="x" * (1 << 20)))
+        return m.SetGoalReply(refusal=m.Refusal(detail="x" * PAYLOAD_BYTES_MAX))
 
     async with submit.serve({m.SetGoal: talks}):
         reply = await gateway.request(m.SetGoal(task_id="t"), timeout_s=3.0)
@@ -416,6 +504,6 @@ async def test_publishing_again_after_a_crash_stores_everything_once(world: Worl
                 await asyncio.gather(*(each.ack() for each in batch))
                 got |= {each.envelope.id for each in batch if each.envelope}
     async with world.admin() as admin:
-        stored = (await admin.jetstream().stream_info("EVT")).state.messages
+        stored = (await admin.jetstream().stream_info("EVT")).state.last_seq
     # The ids kept the second round from storing anything twice.
     assert stored == 5000

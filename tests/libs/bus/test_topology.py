@@ -5,6 +5,9 @@ import itertools
 import pytest
 
 from libs.bus.topology import (
+    MIB,
+    STORE_BYTES,
+    Full,
     Limits,
     consumer_of,
     permissions_of,
@@ -47,11 +50,26 @@ def test_no_command_is_kept_in_a_stream() -> None:
 
 
 def test_streams_are_bounded_as_told() -> None:
-    limits = Limits(event_age_s=60, event_bytes=5, log_bytes=7, dead_letter_bytes=9)
+    limits = Limits(event_age_s=60, store_bytes=100 * MIB, log_bytes=7, dead_letter_bytes=9)
     events, logs, letters = topology_of({}, limits).streams
-    assert (events.max_age_s, events.max_bytes, events.duplicate_window_s) == (60, 5, 120)
+    assert (events.max_age_s, events.duplicate_window_s) == (60, 120)
+    assert events.max_bytes == 90 * MIB - 16
     assert (logs.max_bytes, letters.max_bytes) == (7, 9)
     assert letters.subjects == ("dlq.*.>",)
+
+
+def test_all_streams_together_fit_into_the_store() -> None:
+    for store_bytes in (STORE_BYTES, 1024 * MIB):
+        streams = topology_of({}, Limits(store_bytes=store_bytes)).streams
+        assert sum(stream.max_bytes for stream in streams) <= store_bytes
+    with pytest.raises(ValueError, match="max_file_store"):
+        topology_of({}, Limits(store_bytes=320 * MIB))
+
+
+def test_only_the_stream_of_events_refuses_when_it_is_full() -> None:
+    events, logs, letters = topology_of({}).streams
+    assert events.full is Full.REFUSE_NEW
+    assert {logs.full, letters.full} == {Full.DROP_OLDEST}
 
 
 def test_a_service_has_one_durable_with_a_filter_per_event() -> None:

@@ -46,6 +46,7 @@ class World:
     faults: Faults = field(default_factory=Faults)
     seed: int = 1
     broken: Callable[[m.RunStarted], Awaitable[None]] | None = None
+    commands_carried_out: int = 0
 
     def __post_init__(self) -> None:
         self.broker = MemoryBroker(Random(self.seed), self.faults)
@@ -88,6 +89,7 @@ class World:
         )
 
     async def on_set_quota(self, tx: Tx, command: m.SetQuota) -> m.SetQuotaReply:
+        self.commands_carried_out += 1
         if command.quota.limit < 0:
             return m.SetQuotaReply(refusal=m.Refusal(code=m.RefusalCode.INVALID, detail="limit"))
         tx.put(Count(command.quota.group, command.quota.limit))

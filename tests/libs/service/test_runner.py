@@ -412,4 +412,24 @@ def test_a_leader_that_loads_is_not_ready_and_does_not_say_that_it_stands_by() -
         assert one.ready == (True, "ready")
         await stopped(first, second)
 
+
+def test_a_command_that_waits_longer_than_its_requester_is_not_carried_out() -> None:
+    async def main() -> None:
+        world = World()
+        runner = world.runner()
+        task = asyncio.ensure_future(runner.run())
+        await until(lambda: runner.epoch is not None)
+        await asyncio.sleep(1)
+        command = m.SetQuota(quota=m.Quota(group="g", unit=m.Unit.NODES, limit=1))
+        async with runner.turn:
+            with pytest.raises(BusError, match="within"):
+                await world.gateway.request(command, timeout_s=1.0)
+            late = asyncio.ensure_future(world.gateway.request(command, timeout_s=60.0))
+            await asyncio.sleep(1)
+        reply = await late
+        assert isinstance(reply, m.SetQuotaReply)
+        assert reply.refusal is None
+        assert world.commands_carried_out == 1
+        await stopped(task)
+
     virtually(main())

@@ -7,7 +7,12 @@ from typing import Any
 import httpx
 import pytest
 
+from libs.bus.port import RawMessage
 from libs.contracts import messages as m
+from libs.service import dead_letters
+from libs.store.dead_letters import Direction
+from libs.store.memory import MemoryStore
+from services.quota.tables import TABLES as QUOTA_TABLES
 from tests.services.gateway.world import World, a_node, assigned, exited, until_async
 
 
@@ -157,3 +162,54 @@ async def test_a_wrong_quota_names_the_field(
     told = await admin.put("/v1/quotas", json=body)
     assert told.status_code == 422
     assert told.json()["errors"][0]["field"] in {"limit", "unit"}
+
+
+async def set_apart(world: World, *ids: str) -> None:
+    """Give quota dead letters that nobody can read."""
+    store = MemoryStore(world.database, QUOTA_TABLES, clock=world.clock, source="quota", new_id=str)
+    async with store.transaction() as tx:
+        for each in ids:
+            raw = RawMessage("evt.task.t.submitted", {"ce-id": each}, b"secret no json")
+            await dead_letters.keep(tx, Direction.RECEIVED, raw, f"{each} does not fit")
+
+
+async def test_dead_letters_are_listed_in_pages_and_without_their_bodies(
+    world: World, admin: httpx.AsyncClient
+) -> None:
+    await set_apart(world, "a", "b", "c")
+    found: list[dict[str, Any]] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        path = f"/v1/dead-letters?service=quota&limit=2&cursor={cursor}"
+        answer = await admin.get(path)
+        assert "secret" not in answer.text
+        found += answer.json()["items"]
+        cursor = answer.json()["next_cursor"]
+    assert [each["id"] for each in found] == ["received-a", "received-b", "received-c"]
+    assert found[0]["reason"] == "a does not fit"
+    assert (found[0]["service"], found[0]["direction"]) == ("quota", "received")
+    assert (found[0]["bytes"], found[0]["replays"], found[0]["replaying"]) == (14, 0, False)
+    told = await admin.get("/v1/dead-letters?service=nobody")
+    assert told.status_code == 422
+
+
+async def test_a_replay_is_carried_out_and_audited(world: World, admin: httpx.AsyncClient) -> None:
+    await set_apart(world, "a", "b")
+    body = {"service": "quota", "ids": ["received-a"]}
+    told = await admin.post("/v1/dead-letters:replay", json=body)
+    assert (told.status_code, told.json()) == (202, body)
+
+    async def tried() -> bool:
+        items = (await admin.get("/v1/dead-letters?service=quota")).json()["items"]
+        return [each["replays"] for each in items] == [1, 0]
+
+    # It still cannot be read: the letter stays, with what is wrong now.
+    await until_async(tried)
+    wrong = {"service": "quota", "ids": ["received-z"]}
+    assert (await admin.post("/v1/dead-letters:replay", json=wrong)).status_code == 404
+    trail = (await admin.get("/v1/audit?limit=2")).json()["items"]
+    told_of = [(each["action"], each["target"], each["outcome"]) for each in trail]
+    assert told_of == [
+        ("dead-letters.replay", "quota: 1", "not-found"),
+        ("dead-letters.replay", "quota: 1", "done"),
+    ]

@@ -11,6 +11,7 @@ from typing import Any, List, Optional
 import typer
 
 from shiftwork.cli import (
+    dead_letters,
     events,
     logs,
     nodes,
@@ -34,7 +35,7 @@ app = session.App(
     pretty_exceptions_enable=False,
 )
 
-for noun in (submit, tasks, logs, events, nodes, quota, policy, people, shell):
+for noun in (submit, tasks, logs, events, nodes, quota, policy, people, dead_letters, shell):
     noun.register(app)
 
 

@@ -71,6 +71,7 @@ class CliServer:
     nodes: list[dict[str, Any]] = field(default_factory=list)
     quotas: list[dict[str, Any]] = field(default_factory=list)
     tokens: list[dict[str, Any]] = field(default_factory=list)
+    dead_letters: list[dict[str, Any]] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
     # Rows that a list cannot show.
     unreadable: list[dict[str, Any]] = field(default_factory=list)
@@ -187,6 +188,9 @@ class CliServer:
             "nodes": self.nodes,
             "quotas": self.quotas,
             "tokens": self.tokens,
+            "dead-letters": [
+                each for each in self.dead_letters if each["service"] == query.get("service")
+            ],
             "events": [
                 e
                 for e in self.events
@@ -211,6 +215,8 @@ class CliServer:
         if (method, words[0]) == ("PUT", "nodes"):
             marks = {"labels": {}, "taints": [], words[-1]: body.get("set", {})}
             return 200, {"id": words[1], **(body if words[-1] == "schedulable" else marks)}
+        if (method, words) == ("POST", ["dead-letters:replay"]):
+            return 202, body
         if (method, words) == ("PUT", ["quotas"]):
             return 200, {"version": 7}
         if (method, words) == ("POST", ["users"]):

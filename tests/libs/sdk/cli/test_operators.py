@@ -143,3 +143,44 @@ def test_teams(shiftwork: Shiftwork, server: CliServer) -> None:
 def test_groups_and_whoami(shiftwork: Shiftwork) -> None:
     assert shiftwork("group", "ls").out.splitlines()[1].split() == ["default", "1/2", "3/4"]
     assert shiftwork("whoami").out.splitlines()[0].split() == ["user", "ada"]
+
+
+def a_letter(letter_id: str, service: str) -> dict[str, object]:
+    return {
+        "id": letter_id,
+        "service": service,
+        "type": "shiftwork.run.v1.RunStarted",
+        "reason": "KeyError: x\nmore",
+        "set_apart_at": NOW,
+        "replays": 0,
+        "replaying": False,
+    }
+
+
+def test_dead_letters(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.dead_letters = [a_letter("received-1", "quota"), a_letter("sent-2", "scheduler")]
+    rows = [line.split() for line in shiftwork("dead-letters", "ls").out.splitlines()[1:]]
+    assert [(row[0], row[1], row[2]) for row in rows] == [
+        ("sent-2", "scheduler", "RunStarted"),
+        ("received-1", "quota", "RunStarted"),
+    ]
+    listed = shiftwork("dead-letters", "ls", "--service", "quota", "--json").json
+    assert [each["id"] for each in listed["items"]] == ["received-1"]
+
+    done = shiftwork("dead-letters", "replay", "received-1")
+    assert done.code == 0
+    assert server.asked("POST", "/v1/dead-letters:replay").body == {
+        "service": "quota",
+        "ids": ["received-1"],
+    }
+    assert "quota: 1 to be tried again" in done.err
+    assert len(shiftwork("dead-letters", "replay", "--all", "--json").json["items"]) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("received-1", "--all"), ("--all", "--service", "nobody"), ("received-9",)]
+)
+def test_a_replay_says_which_letters(shiftwork: Shiftwork, arguments: tuple[str, ...]) -> None:
+    done = shiftwork("dead-letters", "replay", *arguments)
+    assert done.code in (1, 2)
+    assert done.err

@@ -3,7 +3,8 @@
 server_name: $NATS_SERVER_NAME
 port: 4222
 http_port: 8222
-max_payload: 1048576
+# As libs/contracts/envelope.py declares it (PAYLOAD_BYTES_MAX).
+max_payload: 8388608
 max_connections: {{ .Values.maxConnections | int }}
 
 jetstream {

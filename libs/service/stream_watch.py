@@ -1,0 +1,59 @@
+"""Watches how full the stream of events is: metrics, a log line and a word on /readyz before it is.
+
+Events that no service still has to receive leave the stream at once, so it fills only while a
+service does not consume. A full stream refuses events: they wait in the outboxes, and nothing is
+lost, but nothing goes on. Run by one service's leader as a loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from libs.bus.port import Bus, BusError
+from libs.service import observe
+
+# From here on an operator should look; the alert of the charts has the same share.
+WARN_SHARE = 0.7
+# So many looks in a row that fail are a warning, too.
+FAILURES_MAX = 10
+
+
+@dataclass
+class StreamWatch:
+    """``warning`` is empty while all is well."""
+
+    service: str
+    bus: Bus
+    warning: str = ""
+    failures: int = 0
+
+    async def step(self, epoch: int) -> float | None:
+        """Look once."""
+        del epoch
+        try:
+            backlog = await self.bus.backlog()
+        except BusError as problem:
+            # It is down for a moment, or has the configuration of an earlier version.
+            self.failures += 1
+            if self.failures >= FAILURES_MAX:
+                self.warning = f"the stream of events cannot be watched: {problem}"
+            if self.failures == FAILURES_MAX:
+                observe.log(self.service).warning("stream of events", problem=self.warning)
+            return None
+        self.failures = 0
+        observe.STREAM_BYTES.set(backlog.stored_bytes)
+        observe.STREAM_BYTES_MAX.set(backlog.bytes_max)
+        observe.STREAM_MESSAGES.set(backlog.messages)
+        if backlog.share < WARN_SHARE:
+            self.warning = ""
+        else:
+            self._warn(
+                f"the stream of events is {backlog.share:.0%} full: some service does not consume; "
+                "when it is full, nothing is published"
+            )
+        return None
+
+    def _warn(self, text: str) -> None:
+        if not self.warning:
+            observe.log(self.service).error("stream of events", problem=text)
+        self.warning = text

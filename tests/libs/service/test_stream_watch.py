@@ -1,0 +1,42 @@
+"""The stream of events is watched before it is full."""
+
+from __future__ import annotations
+
+from random import Random
+
+from prometheus_client import REGISTRY
+
+from libs.bus.memory import MemoryBus
+from libs.bus.memory_broker import MemoryBroker
+from libs.contracts import messages as m
+from libs.contracts.envelope import Envelope
+from libs.service.stream_watch import StreamWatch
+from tests.harness.virtual_time import EPOCH, virtually
+
+
+def test_a_filling_stream_is_a_warning_until_its_events_are_received() -> None:
+    async def main() -> None:
+        broker = MemoryBroker(Random(1))
+        quota = MemoryBus(broker, "quota", [m.GoalChanged])
+        submit, gateway = MemoryBus(broker, "submit"), MemoryBus(broker, "gateway")
+        watch = StreamWatch("gateway", gateway)
+        event = m.GoalChanged(task_id="t", goal=m.Goal.PAUSE, revision=1, changed_at=EPOCH)
+        sent = [Envelope(f"e{number}", "submit", EPOCH, event) for number in range(10)]
+        await submit.publish(sent)
+        size = len(sent[0].body())
+
+        broker.stream_bytes_max = size * 20
+        await watch.step(1)
+        assert not watch.warning
+        broker.stream_bytes_max = size * 12
+        await watch.step(1)
+        assert "83% full" in watch.warning
+        assert REGISTRY.get_sample_value("shiftwork_event_stream_bytes") == size * 10
+        assert REGISTRY.get_sample_value("shiftwork_event_stream_bytes_max") == size * 12
+
+        consumer = quota.consumer()
+        await consumer.ack(await consumer.fetch(10, 1.0))
+        await watch.step(1)
+        assert not watch.warning
+
+    virtually(main())
