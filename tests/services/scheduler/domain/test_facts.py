@@ -94,7 +94,7 @@ def test_goals_and_levels_end_the_same_in_any_order(order: tuple[int, ...]) -> N
     for index in order:
         event = events[index]
         outcome = (
-            facts.on_goal_changed(task, event, at(1))
+            facts.on_goal_changed(task, event, at(1), POLICY)
             if isinstance(event, GoalChanged)
             else facts.on_priority_changed(task, event, at(1))
         )
@@ -103,8 +103,11 @@ def test_goals_and_levels_end_the_same_in_any_order(order: tuple[int, ...]) -> N
 
 
 def test_an_old_revision_is_dropped_and_a_new_one_told() -> None:
-    assert facts.on_goal_changed(a_task(), goal(Goal.STOP, 1), at(1)) is Drop.OLD_REVISION
-    assert told(facts.on_goal_changed(a_task(), goal(Goal.STOP, 2), at(1))).observed_revision == 2
+    assert facts.on_goal_changed(a_task(), goal(Goal.STOP, 1), at(1), POLICY) is Drop.OLD_REVISION
+    assert (
+        told(facts.on_goal_changed(a_task(), goal(Goal.STOP, 2), at(1), POLICY)).observed_revision
+        == 2
+    )
 
 
 def test_a_live_run_counts_at_the_new_level() -> None:
