@@ -172,14 +172,19 @@ def _is_sooner(one: datetime, other: datetime | None) -> bool:
 
 
 def on_priority_changed(task: Task, event: PriorityChanged, now: datetime) -> Outcome:
-    """Note the level; a live run counts at the new one from now on (AUTO keeps the old)."""
+    """Note the priority; ``decide`` lets a live run count at its level (AUTO keeps the old one).
+
+    Nodes that were promised at the old level are given up: who gets them is decided again, at the
+    level that the task has now.
+    """
     if event.revision <= task.priority_revision:
         return Drop.OLD_REVISION
-    keeps = not task.holds or event.priority in (Priority.AUTO, Priority.UNSPECIFIED)
+    gives_up = task.promised and event.priority is not task.priority
     after = replace(
         task,
         priority=event.priority,
-        level=task.level if keeps else event.priority,
+        promised=() if gives_up else task.promised,
+        level=Priority.UNSPECIFIED if gives_up else task.level,
         priority_revision=event.revision,
         revision=max(task.revision, event.revision),
     )

@@ -11,7 +11,7 @@ from datetime import datetime
 from math import inf, nextafter
 
 from libs.contracts.messages import ReasonCode
-from services.scheduler.domain import regroup, room, slices
+from services.scheduler.domain import levels, regroup, room, slices
 from services.scheduler.domain.clusters import UNCOVERED
 from services.scheduler.domain.disciplines.base import Filling
 from services.scheduler.domain.floods import flooded
@@ -35,7 +35,9 @@ def share(round_: Round, pool: Pool, moments: list[Moment], resumed: list[Task])
     """Decide all there is to decide about one pool."""
     slices.sample(round_, pool, resumed=bool(resumed))
     slices.tend(round_, pool, moments)
+    stopped = levels.follow(round_, pool, moments)
     Sharing(round_, pool, moments, resumed).run()
+    round_.looks[pool.group] = round_.looks[pool.group]._replace(unlevelled=stopped)
 
 
 class Sharing:

@@ -110,13 +110,12 @@ def test_an_old_revision_is_dropped_and_a_new_one_told() -> None:
     )
 
 
-def test_a_live_run_counts_at_the_new_level() -> None:
+def test_a_priority_is_noted_and_the_level_of_a_live_run_is_left_to_the_next_decision() -> None:
+    """Only a decision knows whether the quota of the new level admits the run."""
     run = running(a_task(), ON)
-    assert (
-        after(facts.on_priority_changed(run, level(Priority.HIGH, 2), at(1))).level is Priority.HIGH
-    )
-    auto = after(facts.on_priority_changed(run, level(Priority.AUTO, 2), at(1)))
-    assert (auto.level, auto.priority) == (Priority.NORMAL, Priority.AUTO)
+    for value in (Priority.HIGH, Priority.LOW, Priority.AUTO):
+        noted = after(facts.on_priority_changed(run, level(value, 2), at(1)))
+        assert (noted.level, noted.priority) == (Priority.NORMAL, value)
 
 
 def test_a_start_is_noted_once_and_only_of_the_live_attempt() -> None:
