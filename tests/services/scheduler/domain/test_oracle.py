@@ -4,7 +4,7 @@ decides what one built anew from the bare rows decides, and both keep the same.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from libs.contracts.messages import ExitKind, Goal, PreemptMode, Priority, TaskState, Unit
 from services.scheduler.domain.disciplines import DISCIPLINES
 from services.scheduler.domain.lifecycle import HOLDING
-from services.scheduler.domain.model import Node, PolicySettings
+from services.scheduler.domain.model import Limit, LimitKey, Node, PolicySettings
 from services.scheduler.domain.policy import (
     Demotion,
     GroupPolicy,
@@ -23,6 +23,7 @@ from services.scheduler.domain.policy import (
     Timeshare,
     VirtualCluster,
 )
+from services.scheduler.domain.quota import Account, Ledger
 from tests.builders import a_limit, a_node, a_spec, a_task
 from tests.services.scheduler.domain.stage import Stage, facts_of, rebuilt
 
@@ -72,6 +73,9 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self.count = 0
         self.version = 1
+        # What was held of each limit after the rule before, and what the limits were.
+        self.held_before: Counter[Account] = Counter()
+        self.limits: dict[LimitKey, Limit] = {}
 
     @initialize(
         name=st.sampled_from(sorted(DISCIPLINES)),
@@ -170,7 +174,9 @@ class Histories(RuleBasedStateMachine):
         limit=st.integers(0, 12),
         user=st.sampled_from(["", "ann"]),
         team=st.sampled_from(["", "", "vision"]),
-        priority=st.sampled_from([Priority.UNSPECIFIED, Priority.NORMAL, Priority.HIGH]),
+        priority=st.sampled_from(
+            [Priority.UNSPECIFIED, Priority.NORMAL, Priority.BELOW_NORMAL, Priority.HIGH]
+        ),
         unit=st.sampled_from([Unit.GPUS, Unit.NODES]),
         removed=st.booleans(),
     )
@@ -291,6 +297,21 @@ class Histories(RuleBasedStateMachine):
                 for gpu in placement.gpus:
                     owners[placement.node_id, gpu].add(task.id)
         assert all(len(tasks) == 1 for tasks in owners.values())
+
+    @invariant()
+    def no_quota_is_passed(self) -> None:
+        """Whatever priorities and running time do: a limit that was lowered only sees less."""
+        if not hasattr(self, "stage"):
+            return
+        held: Counter[Account] = Counter()
+        ledger = Ledger(self.stage.index.limits)
+        for task in self.stage.index.held.values():
+            held.update(ledger.counted(task))
+        for account, amount in held.items():
+            limit = self.stage.index.limits[account[0]]
+            if amount > limit.limit and limit == self.limits.get(account[0]):
+                assert amount <= self.held_before[account], limit
+        self.held_before, self.limits = held, dict(self.stage.index.limits)
 
     @invariant()
     def accounts_are_within_their_bounds(self) -> None:
