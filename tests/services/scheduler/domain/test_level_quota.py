@@ -15,7 +15,7 @@ from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.proof.violations import Fault
 from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.domain.why import reason
-from tests.builders import a_limit, a_task, some_nodes
+from tests.builders import a_limit, a_node, a_task, some_nodes
 from tests.services.scheduler.domain.stage import Stage
 
 HIGH, ABOVE, NORMAL, BELOW, LOW, IDLE = (
@@ -316,3 +316,54 @@ def test_a_run_on_its_way_out_keeps_its_level() -> None:
     stage.rounds()
     raised(stage, name, HIGH)
     assert levels(stage, [name]) == [LOW]
+
+
+# Whole nodes of several kinds.
+
+
+def mixed(*limits: Limit) -> Stage:
+    return Stage([a_node("big", gpus=8), a_node("small", gpus=4)], limits=limits)
+
+
+def placed(stage: Stage, task_id: str) -> list[str]:
+    return [each.node_id for each in stage.tasks[task_id].placements]
+
+
+def test_whole_nodes_of_a_smaller_kind_are_taken_where_the_quota_admits_only_them() -> None:
+    stage = mixed(a_limit(4))
+    stage.submit(a_task("first"))
+    stage.submit(a_task("second", submitted=1))
+    stage.rounds()
+    assert placed(stage, "first") == ["small"]
+    # The quota is used up; the task waits for it, and is not rejected.
+    assert stage.tasks["second"].reason.code is ReasonCode.WAITS_FOR_QUOTA
+    stage.exit("first", ExitKind.OK)
+    stage.rounds()
+    assert placed(stage, "second") == ["small"]
+
+
+def test_a_task_waits_for_smaller_nodes_that_others_hold() -> None:
+    stage = mixed(a_limit(4, user="ann"))
+    stage.submit(a_task("other", owner="bob", gpus=1))
+    stage.rounds()
+    assert placed(stage, "other") == ["small"]
+    stage.submit(a_task("mine"))
+    stage.rounds()
+    assert stage.tasks["mine"].reason.code is ReasonCode.WAITS_FOR_QUOTA
+    stage.exit("other", ExitKind.OK)
+    stage.rounds()
+    assert placed(stage, "mine") == ["small"]
+
+
+def test_a_quota_below_the_smallest_kind_rejects() -> None:
+    stage = mixed(a_limit(3))
+    stage.submit(a_task("never"))
+    stage.rounds()
+    assert "never" not in stage.tasks
+
+
+def test_auto_takes_the_highest_level_that_admits_the_smaller_kind() -> None:
+    stage = mixed(a_limit(4))
+    stage.submit(a_task("mine", priority=Priority.AUTO))
+    stage.rounds()
+    assert (placed(stage, "mine"), stage.tasks["mine"].level) == (["small"], NORMAL)
