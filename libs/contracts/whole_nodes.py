@@ -15,7 +15,7 @@ class Nodes(NamedTuple):
     """So many nodes of a group with so many GPUs each."""
 
     gpus: int
-    count: int
+    number: int
     # Whether the gang's CPUs, memory, labels and taints allow these nodes.
     suit: bool
 
@@ -28,8 +28,8 @@ def kinds_for(group: Iterable[Nodes], wanted: int) -> tuple[int, ...]:
     suiting: Counter[int] = Counter()
     with_gpus = False
     for nodes in group:
-        with_gpus = with_gpus or (nodes.gpus > 0 and nodes.count > 0)
-        suiting[nodes.gpus] += nodes.count if nodes.suit else 0
+        with_gpus = with_gpus or (nodes.gpus > 0 and nodes.number > 0)
+        suiting[nodes.gpus] += nodes.number if nodes.suit else 0
     return tuple(
         sorted(
             gpus

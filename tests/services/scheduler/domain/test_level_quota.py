@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from libs.contracts.ids import TaskId
 from libs.contracts.messages import ExitKind, Goal, Priority, ReasonCode, TaskState, Unit
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.explanation.explain import of_row
@@ -171,7 +172,7 @@ def test_the_check_refuses_a_level_that_passes_its_quota_or_the_priority() -> No
 
     def faults(task_id: str, level: Priority) -> set[Fault]:
         why = reason(ReasonCode.LEVEL_CHANGED)
-        mark = Mark(task_id, why, stage.tasks[task_id].marks, level)
+        mark = Mark(TaskId(task_id), why, stage.tasks[task_id].marks, level)
         return {each.fault for each in check(snapshot, replace(plan, decisions=(mark,)), deep=True)}
 
     # Only its owner raises a task.
