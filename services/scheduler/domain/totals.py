@@ -140,6 +140,9 @@ class Totals:
 
     def kinds(self, shape: Shape) -> tuple[int, ...]:
         """The GPU counts of known nodes that a gang of whole nodes may get, ascending."""
+        alike = self.known.whole_sizes(shape.group)
+        if len(alike) <= 1:
+            return tuple(alike)
         if shape not in self._kinds:
             group = (
                 Nodes(node.gpus, 1, roomy(node, shape))

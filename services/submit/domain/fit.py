@@ -138,7 +138,7 @@ def _broken(
 ) -> tuple[Quota, int] | None:
     """The tightest row that this task can never meet at this level, and what it needs."""
     found = [
-        (row, demand(spec, row.unit, facts.shapes))
+        (row, demand(spec, row.unit, facts.shapes if facts.inventory_known else ()))
         for row in rows
         if row.priority in {Priority.UNSPECIFIED, level}
     ]

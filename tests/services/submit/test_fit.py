@@ -103,6 +103,12 @@ def test_a_quota_that_can_never_admit_it_refuses(
     assert refused_fields(asked(**changes), facts, team="red") == fields
 
 
+def test_nodes_that_are_not_known_yet_may_be_small_enough_for_a_quota() -> None:
+    facts = Facts(shapes=SHAPES[:1], quotas=(limit(4),))
+    assert refused_fields(asked(nodes=1), facts) == []
+    assert refused_fields(asked(gpus_per_node=8), facts) == ["gpus_per_node"]
+
+
 def test_the_quota_error_has_the_numbers_of_the_tightest_row() -> None:
     rows = (limit(6), limit(4, user="ann", group="default", priority=Priority.NORMAL))
     facts = Facts(shapes=SHAPES, inventory_known=True, quotas=rows)

@@ -16,6 +16,7 @@ from libs.contracts.messages import ExitKind, Goal, PreemptMode, Priority, TaskS
 from services.scheduler.domain.disciplines import DISCIPLINES
 from services.scheduler.domain.lifecycle import HOLDING
 from services.scheduler.domain.model import Limit, LimitKey, Node, PolicySettings
+from services.scheduler.domain.order import is_auto
 from services.scheduler.domain.policy import (
     Demotion,
     GroupPolicy,
@@ -85,6 +86,7 @@ class Histories(RuleBasedStateMachine):
         quota=st.sampled_from([None, None, 4, 8]),
         zones=st.lists(st.sampled_from(["east", "west", "west"]), min_size=5, max_size=5),
         zoned=st.booleans(),
+        capped=st.sampled_from([None, Priority.HIGH, Priority.NORMAL]),
     )
     def begin(  # noqa: PLR0917 - the rule draws each by name
         self,
@@ -95,6 +97,7 @@ class Histories(RuleBasedStateMachine):
         quota: int | None = None,
         zones: Sequence[str] = (),
         zoned: bool = False,
+        capped: Priority | None = None,
     ) -> None:
         some = [
             a_node(
@@ -110,8 +113,12 @@ class Histories(RuleBasedStateMachine):
             [*some, a_node("d0", gpus=4, group="dev")],
             settings=PolicySettings(protected_seconds=protected, retry_delay_seconds=20.0),
             policies=[a_policy("default", name, tree, 1)],
-            # Over all levels: a lower run and a higher task of one owner compete for it.
-            limits=[] if quota is None else [a_limit(quota)],
+            limits=[
+                # Over all levels: a lower run and a higher task of one owner compete for it.
+                *([] if quota is None else [a_limit(quota)]),
+                # At one level, to which runs are raised and sink.
+                *([] if capped is None else [a_limit(1, priority=capped, unit=Unit.NODES)]),
+            ],
         )
         self.stage.rounds()
 
@@ -312,6 +319,14 @@ class Histories(RuleBasedStateMachine):
             if amount > limit.limit and limit == self.limits.get(account[0]):
                 assert amount <= self.held_before[account], limit
         self.held_before, self.limits = held, dict(self.stage.index.limits)
+
+    @invariant()
+    def promises_are_at_the_level_of_the_priority(self) -> None:
+        if not hasattr(self, "stage"):
+            return
+        for pool in self.stage.index.pools.values():
+            for task in pool.promised.values():
+                assert is_auto(task) or task.level is pool.level(task)
 
     @invariant()
     def accounts_are_within_their_bounds(self) -> None:
