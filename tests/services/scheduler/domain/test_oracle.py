@@ -43,6 +43,7 @@ CLUSTERS = (
     VirtualCluster("eyes", 1.0, parent="lab", teams=("vision",)),
     VirtualCluster("bob", 0.5, users=("bob",), nodes_max=3.0),
 )
+CAPPED = (Priority.HIGH, Priority.NORMAL)
 # Which of those there are.
 PICK = st.integers(0, 20)
 TREES = [(), (), CLUSTERS[:1], CLUSTERS]
@@ -86,7 +87,7 @@ class Histories(RuleBasedStateMachine):
         quota=st.sampled_from([None, None, 4, 8]),
         zones=st.lists(st.sampled_from(["east", "west", "west"]), min_size=5, max_size=5),
         zoned=st.booleans(),
-        capped=st.sampled_from([None, Priority.HIGH, Priority.NORMAL]),
+        capped=st.booleans(),
     )
     def begin(  # noqa: PLR0917 - the rule draws each by name
         self,
@@ -97,7 +98,7 @@ class Histories(RuleBasedStateMachine):
         quota: int | None = None,
         zones: Sequence[str] = (),
         zoned: bool = False,
-        capped: Priority | None = None,
+        capped: bool = False,
     ) -> None:
         some = [
             a_node(
@@ -116,8 +117,8 @@ class Histories(RuleBasedStateMachine):
             limits=[
                 # Over all levels: a lower run and a higher task of one owner compete for it.
                 *([] if quota is None else [a_limit(quota)]),
-                # At one level, to which runs are raised and sink.
-                *([] if capped is None else [a_limit(1, priority=capped, unit=Unit.NODES)]),
+                # At levels to which runs are raised and sink.
+                *(a_limit(1, priority=each, unit=Unit.NODES) for each in CAPPED if capped),
             ],
         )
         self.stage.rounds()
@@ -176,6 +177,17 @@ class Histories(RuleBasedStateMachine):
     @rule(pick=PICK, priority=st.sampled_from(LEVELS))
     def change_priority(self, pick: int, priority: Priority) -> None:
         self.stage.rank(one(sorted(self.stage.tasks), pick), priority)
+
+    @precondition(lambda self: self.stage.tasks)
+    @rule(
+        owner=st.sampled_from(["ann", "bob", "cat"]),
+        priority=st.sampled_from([Priority.HIGH, Priority.NORMAL]),
+    )
+    def change_all_priorities(self, owner: str, priority: Priority) -> None:
+        """An owner who has no quota left at a level raises everything to it."""
+        for task in sorted(self.stage.tasks.values(), key=lambda task: task.id):
+            if task.owner == owner:
+                self.stage.rank(task.id, priority)
 
     @rule(
         limit=st.integers(0, 12),
