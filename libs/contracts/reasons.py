@@ -234,6 +234,13 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         ),
         "counts at a lower level from here on",
     ),
+    ReasonCode.LEVEL_CHANGED: (
+        lambda said: (
+            f"counts as {said.priority('to')} from here on, instead of {said.priority('priority')},"
+            " by its priority"
+        ),
+        "counts at another level from here on",
+    ),
     ReasonCode.QUOTA_NEVER_FITS: (
         lambda said: (
             f"needs {said.number('need')}, more than the {said.number('limit')} that"

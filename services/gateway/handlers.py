@@ -157,9 +157,15 @@ async def on_run_placed(tx: Tx, event: m.RunAssigned | m.RunResumed) -> bool:
 
 
 async def on_preemption_requested(tx: Tx, event: m.PreemptionRequested) -> bool:
-    """The run is to hand over: releases its long-polls."""
+    """The run is to hand over: releases its long-polls. A later request may shorten the time."""
     run = await _run(tx, event.task_id, event.attempt)
     if run.preempt_requested_at is not None:
+        if run.preempt_deadline_at is None or event.deadline_at < run.preempt_deadline_at:
+            # The request is in the log already; the stop that shortened it is, too.
+            asked_at = min(run.preempt_requested_at, event.requested_at)
+            tx.put(
+                replace(run, preempt_requested_at=asked_at, preempt_deadline_at=event.deadline_at)
+            )
         return False
     tx.put(
         replace(

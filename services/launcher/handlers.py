@@ -72,9 +72,11 @@ async def on_run_assigned(tx: Tx, event: RunAssigned | RunResumed) -> None:
 
 
 async def on_preemption_requested(tx: Tx, event: PreemptionRequested) -> None:
-    """Record that the run is asked to hand over; the first request stays."""
+    """Record that the run is asked to hand over; a later request may only shorten the deadline."""
     run = await _requested(tx, event.task_id, event.attempt)
-    if run is not None and run.preempt_deadline_at is None:
+    if run is None:
+        return
+    if run.preempt_deadline_at is None or event.deadline_at < run.preempt_deadline_at:
         asked_at = run.preempt_requested_at or tx.now
         tx.put(replace(run, preempt_requested_at=asked_at, preempt_deadline_at=event.deadline_at))
 

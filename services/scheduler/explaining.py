@@ -89,7 +89,7 @@ class Explaining:
         if task is None:
             return await self._ended(query.task_id)
         if task.state is not TaskState.QUEUED:
-            return of_row(task, index.settings, self._ports.clock.now())
+            return of_row(index, task, self._ports.clock.now())
         key = self._brain.version, task.id
         shared = self._asked.get(key)
         if shared is None:
@@ -137,7 +137,7 @@ class Explaining:
         task = self._brain.index.tasks.get(task_id)
         if task is None:
             return await self._ended(task_id)
-        reply = of_row(task, self._brain.index.settings, self._ports.clock.now())
+        reply = of_row(self._brain.index, task, self._ports.clock.now())
         return self._held_up(task, reply.model_copy(update={"forecast": Forecast(unknown=why)}))
 
     def _held_up(self, task: Task, reply: ExplainReply) -> ExplainReply:
@@ -145,7 +145,7 @@ class Explaining:
         why = self._brain.refusals.why(task.group)
         if why is None:
             return reply
-        general = of_row(task, self._brain.index.settings, self._ports.clock.now()).remedies
+        general = of_row(self._brain.index, task, self._ports.clock.now()).remedies
         update = {"reason": why, "remedies": general, "forecast": Forecast(unknown=HELD_UP)}
         return reply.model_copy(update=update)
 

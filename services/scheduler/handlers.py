@@ -71,13 +71,18 @@ async def _early(tx: Tx, task_id: str) -> Early | None:
     return await tx.get(Early, task_id) or Early(TaskId(task_id))
 
 
-async def on_goal_changed(tx: Tx, event: GoalChanged) -> None:
-    """Note what the owner wants."""
-    task = await tx.get(Task, event.task_id)
-    if task is not None:
-        _record(tx, task, facts.on_goal_changed(task, event, tx.now))
-    elif (early := await _early(tx, event.task_id)) is not None:
-        tx.put(facts.early_goal(early, event))
+def goal_changed_handler(policy: PolicySettings) -> Callable[[Tx, GoalChanged], Awaitable[None]]:
+    """The handler of ``GoalChanged``; the policy says how long a stop waits for a checkpoint."""
+
+    async def on_goal_changed(tx: Tx, event: GoalChanged) -> None:
+        """Note what the owner wants."""
+        task = await tx.get(Task, event.task_id)
+        if task is not None:
+            _record(tx, task, facts.on_goal_changed(task, event, tx.now, policy))
+        elif (early := await _early(tx, event.task_id)) is not None:
+            tx.put(facts.early_goal(early, event))
+
+    return on_goal_changed
 
 
 async def on_priority_changed(tx: Tx, event: PriorityChanged) -> None:
@@ -186,12 +191,16 @@ READS: Mapping[type[Message], Reads] = {
 
 def handlers(policy: PolicySettings) -> Mapping[type[Message], Handler]:
     """Which event is recorded by which function, under these settings."""
-    return {**HANDLERS, RunExited: run_exited_handler(policy)}
+    return {
+        **HANDLERS,
+        GoalChanged: goal_changed_handler(policy),
+        RunExited: run_exited_handler(policy),
+    }
 
 
 HANDLERS: Mapping[type[Message], Handler] = {
     TaskSubmitted: on_task_submitted,
-    GoalChanged: on_goal_changed,
+    GoalChanged: goal_changed_handler(PolicySettings()),
     PriorityChanged: on_priority_changed,
     RunStarted: on_run_started,
     CheckpointSaved: on_checkpoint_saved,

@@ -329,7 +329,7 @@ class Stage:
             revision=task.revision + 1,
             changed_at=at(self.seconds),
         )
-        self.fact(task, facts.on_goal_changed(task, event, at(self.seconds)))
+        self.fact(task, facts.on_goal_changed(task, event, at(self.seconds), self.policy))
 
     def priority(self, values: dict[str, str]) -> None:
         task = self.index.tasks[values["task"]]

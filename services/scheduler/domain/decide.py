@@ -44,6 +44,7 @@ def decide(snapshot: Snapshot, now: datetime) -> Plan:
         touched = (
             pool.wide
             or pool.arrived
+            or pool.relevel
             or group in by_pool
             or group in back
             or group in round_.told

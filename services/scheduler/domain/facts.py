@@ -19,6 +19,7 @@ from libs.contracts.messages import (
     ExitKind,
     Goal,
     GoalChanged,
+    PreemptionRequested,
     Priority,
     PriorityChanged,
     Reason,
@@ -30,8 +31,10 @@ from libs.contracts.messages import (
     TaskSubmitted,
 )
 from services.scheduler.domain.apply import Change, moved
+from services.scheduler.domain.handover import ack_seconds
 from services.scheduler.domain.lifecycle import (
     KILLING,
+    PREEMPTING,
     STARTING,
     TRANSITIONS,
     Ended,
@@ -137,24 +140,51 @@ def _told(task: Task, now: datetime) -> Change:
     return Change(after, (state_changed(after, task.state, now),))
 
 
-def on_goal_changed(task: Task, event: GoalChanged, now: datetime) -> Outcome:
-    """Note the goal; ``decide`` acts on it."""
+def on_goal_changed(
+    task: Task, event: GoalChanged, now: datetime, settings: PolicySettings
+) -> Outcome:
+    """Note the goal; ``decide`` acts on it.
+
+    A run that is already asked to go gets no more time than the new goal allows from now on: else a
+    stop of a run that is being preempted would wait for the longer deadline of the preemption.
+    """
     if event.revision <= task.goal_revision:
         return Drop.OLD_REVISION
     revision = max(task.revision, event.revision)
     after = replace(task, goal=event.goal, goal_revision=event.revision, revision=revision)
-    return _told(after, now)
+    deadline_at = now + timedelta(seconds=ack_seconds(after, settings))
+    if task.state is not PREEMPTING or not _is_sooner(deadline_at, task.ack_deadline_at):
+        return _told(after, now)
+    change = _told(replace(after, ack_deadline_at=deadline_at), now)
+    assert task.live_attempt is not None, "a run that is asked to go is live"
+    request = PreemptionRequested(
+        task_id=task.id,
+        attempt=task.live_attempt,
+        reason=reason(ReasonCode.GOAL_STOP if event.goal is Goal.STOP else ReasonCode.GOAL_PAUSE),
+        requested_at=now,
+        deadline_at=deadline_at,
+    )
+    return replace(change, messages=(request, *change.messages))
+
+
+def _is_sooner(one: datetime, other: datetime | None) -> bool:
+    return other is None or one < other
 
 
 def on_priority_changed(task: Task, event: PriorityChanged, now: datetime) -> Outcome:
-    """Note the level; a live run counts at the new one from now on (AUTO keeps the old)."""
+    """Note the priority; ``decide`` lets a live run count at its level (AUTO keeps the old one).
+
+    Nodes that were promised at the old level are given up: who gets them is decided again, at the
+    level that the task has now.
+    """
     if event.revision <= task.priority_revision:
         return Drop.OLD_REVISION
-    keeps = not task.holds or event.priority in (Priority.AUTO, Priority.UNSPECIFIED)
+    gives_up = task.promised and event.priority is not task.priority
     after = replace(
         task,
         priority=event.priority,
-        level=task.level if keeps else event.priority,
+        promised=() if gives_up else task.promised,
+        level=Priority.UNSPECIFIED if gives_up else task.level,
         priority_revision=event.revision,
         revision=max(task.revision, event.revision),
     )

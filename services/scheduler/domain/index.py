@@ -14,7 +14,7 @@ from datetime import datetime
 
 from libs.contracts.ids import TaskId
 from services.scheduler.domain.alike import keeps, same_place, same_state, waits_alike
-from services.scheduler.domain.lifecycle import GOALS, LEAVING, QUEUED, TERMINAL
+from services.scheduler.domain.lifecycle import GOALS, LEAVING, QUEUED, RUNNING, STARTING, TERMINAL
 from services.scheduler.domain.marks import Ended, PoolBook
 from services.scheduler.domain.model import (
     NOTHING,
@@ -28,6 +28,7 @@ from services.scheduler.domain.model import (
     Task,
 )
 from services.scheduler.domain.moments import Kind, Moment, Moments, moments_of
+from services.scheduler.domain.order import is_auto
 from services.scheduler.domain.placement.fleet import cpus_of, memory_of, roomy
 from services.scheduler.domain.placement.place import (
     Capacity,
@@ -185,6 +186,7 @@ class Index:
             for moment in moments_of(task, new.policy, new.protected_seconds):
                 self._expect(moment)
             new.enter(task)
+            self._compare_level(new, task)
 
     # Tasks.
 
@@ -206,6 +208,9 @@ class Index:
         if after is None or after.state is not QUEUED or after.promised:
             pool.arrived.pop(old.id, None)
         pool.leave(old)
+        if after is None or after.state not in (STARTING, RUNNING):
+            pool.relevel.discard(old.id)
+            pool.unlevelled.discard(old.id)
         if old.holds:
             self.held.pop(old.id, None)
         if (old.placements or old.promised) and not keeps(old, after):
@@ -225,6 +230,8 @@ class Index:
             self.unsettled.add(task.id)
         if task.holds:
             self.held[task.id] = task
+            if old is None or not old.holds or old.priority is not task.priority:
+                self._compare_level(pool, task)
         elif (
             task.state is QUEUED
             and not task.promised
@@ -238,6 +245,19 @@ class Index:
         if task.state in LEAVING and (old is None or old.state not in LEAVING):
             # What it has, and is not promised to the one it goes for, is coming free.
             pool.wide = True
+
+    @staticmethod
+    def _compare_level(pool: Pool, task: Task) -> None:
+        """Let the next round look at a run that counts at another level than its priority.
+
+        AUTO runs have no level of their own; what time does to any run comes as a moment.
+        """
+        if (
+            task.state in (STARTING, RUNNING)
+            and not is_auto(task)
+            and task.level is not pool.level(task)
+        ):
+            pool.relevel.add(task.id)
 
     def slots(self, task: Task) -> tuple[Slot, ...]:
         """What a task has, or is promised."""
@@ -501,6 +521,14 @@ class Index:
             pool = self.pools[group]
             pool.arrived.clear()
             pool.wide = pool.nodes_changed = False
+            pool.relevel.clear()
+            # What was decided about a single task may have been left out; and the end of a run
+            # may have been observed meanwhile.
+            pool.unlevelled = {
+                each
+                for each in look.unlevelled | plan.left_out_tasks
+                if each in pool.sizes and self.tasks[each].state in (STARTING, RUNNING)
+            }
             pool.due_at = look.due_at
             pool.passed_at = look.passed_at
 

@@ -381,6 +381,8 @@ class Look(NamedTuple):
     # When time alone makes the next look necessary; and the last pass over its runs.
     due_at: datetime | None
     passed_at: datetime | None
+    # Runs that a quota keeps from the level that they should count at.
+    unlevelled: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

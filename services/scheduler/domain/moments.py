@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
+from libs.contracts.messages import Priority
 from services.scheduler.domain.lifecycle import PREEMPTING, QUEUED, RUNNING, STARTING
 from services.scheduler.domain.model import Task
 from services.scheduler.domain.policy import GroupPolicy
@@ -49,13 +50,35 @@ def expires_at(task: Task) -> datetime | None:
 
 def sinks_at(task: Task, policy: GroupPolicy) -> datetime | None:
     """When a running task has been at its level as long as it may; or never."""
-    if task.state is not RUNNING or task.run_started_at is None:
+    if task.state is not RUNNING:
         return None
     for demotion in policy.demotions:
         if demotion.level is task.level:
-            left = demotion.after_seconds - task.run_seconds
-            return task.run_started_at + timedelta(seconds=max(0.0, left))
+            return _has_run(task, demotion.after_seconds)
     return None
+
+
+def _has_run(task: Task, seconds: float) -> datetime | None:
+    """From when on the live run has run so long, with the runs before it; None: not started."""
+    if task.run_started_at is None:
+        return None
+    return task.run_started_at + timedelta(seconds=max(0.0, seconds - task.run_seconds))
+
+
+def level_at(task: Task, policy: GroupPolicy, now: datetime) -> Priority:
+    """The level that a live run is to count at: its priority's, or what that sank to by running.
+
+    AUTO came to a level when the run began, which sinks like any other.
+    """
+    auto = task.priority in (Priority.AUTO, Priority.UNSPECIFIED)
+    level = task.level if auto else policy.sunk(task.priority, task.run_seconds)
+    steps = {demotion.level: demotion for demotion in policy.demotions}
+    while step := steps.pop(level, None):
+        at = _has_run(task, step.after_seconds)
+        if at is None or at > now:
+            break
+        level = step.to
+    return level
 
 
 def protected_until(task: Task, protected_seconds: float) -> datetime | None:

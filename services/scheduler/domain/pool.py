@@ -97,6 +97,10 @@ class Pool:
         self.runs_of: dict[str, dict[str, Task]] = {}
         # Runs that their level leaves alone for a while.
         self.held_until: set[str] = set()
+        # Runs whose level no round has compared with their priority yet; and those that a quota
+        # keeps from the level that they should count at.
+        self.relevel: set[str] = set()
+        self.unlevelled: set[str] = set()
         # Runs whose marks are another discipline's.
         self.foreign: dict[str, Task] = {}
         # Tasks that wait or run (paused ones want nothing): Σ size, Σ size x since when they age;

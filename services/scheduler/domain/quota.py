@@ -133,6 +133,18 @@ class Ledger:
                 found[_account(row, task)] = over
         return found
 
+    def excess_of_move(self, run: Task, level: Priority) -> Excess | None:
+        """The smallest limit that a run would break if it counted at another level, or None.
+
+        Limits that count it already, over all levels, do not stop it.
+        """
+        need, counted = held_need(run), self.rows(run, run.level)
+        for row in self.rows(run, level):
+            amount, held = need.of(row.unit), self.held(row, run)
+            if amount and row not in counted and held + amount > row.limit:
+                return Excess(row, held)
+        return None
+
     def excess(self, task: Task, level: Priority, need: Need) -> Excess | None:
         """The smallest limit that ``need`` more would break, or None."""
         for row in self.rows(task, level):

@@ -196,6 +196,7 @@ def _own_over_quota(round_: Round, pool: Pool, entry: Entry) -> list[Task]:
         each
         for each in own
         if WEIGHTS[each.level] < entry.weight
+        and each.id not in round_.levels
         and (each.promised or may_go(round_, pool, each))
         and (not pool.clusters or _outranks_own(round_, pool, entry, each))
     ]
@@ -341,6 +342,10 @@ def send(
 def may_go(round_: Round, pool: Pool, task: Task) -> bool:
     """True if a run may be asked to go at all now."""
     if task.id in round_.moved:
+        return False
+    level = round_.levels.get(task.id)
+    if level is not None and WEIGHTS[level] > WEIGHTS[task.level]:
+        # It is being raised: it must not be taken at the level that it leaves.
         return False
     until = protected_until(task, pool.protected_seconds)
     return until is None or until <= round_.now

@@ -87,6 +87,9 @@ class Round:
         # Waiting tasks that got a place or a promise in this round, or were rejected.
         self.served: set[str] = set()
         self.marks: dict[str, Marks] = {}
+        # Runs that count at another level from this round on. Limits count that at once; whom they
+        # may be taken by changes with the commit.
+        self.levels: dict[str, Priority] = {}
         self.finishes: dict[tuple[str, str], float] = {}
         # Runs told to go in this round whose nodes nobody was promised, by pool; and the bits that
         # were promised in this round.
@@ -221,6 +224,12 @@ class Round:
         self._decisions.append(mark)
         self.marks[mark.task_id] = mark.marks
         self._remarked.add(mark.task_id)
+        if mark.level is not Priority.UNSPECIFIED:
+            run = self.index.tasks[mark.task_id]
+            self.levels[run.id] = mark.level
+            need = held_need(run)
+            self.ledger.charge(run, run.level, minus(need))
+            self.ledger.charge(run, mark.level, need)
 
     def explain(
         self,

@@ -10,8 +10,8 @@ from __future__ import annotations
 from datetime import datetime
 from math import inf, nextafter
 
-from libs.contracts.messages import ReasonCode
-from services.scheduler.domain import regroup, room, slices
+from libs.contracts.messages import Priority, ReasonCode
+from services.scheduler.domain import levels, regroup, room, slices
 from services.scheduler.domain.clusters import UNCOVERED
 from services.scheduler.domain.disciplines.base import Filling
 from services.scheduler.domain.floods import flooded
@@ -25,6 +25,7 @@ from services.scheduler.domain.passes import Turns
 from services.scheduler.domain.placement.place import Allowed, Slot, placements_of
 from services.scheduler.domain.pool import Pool, units_of
 from services.scheduler.domain.promises import Promises
+from services.scheduler.domain.quota import Need
 from services.scheduler.domain.reserve import Reservation, expected_end_if_begun, reserve
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.waits import waits_by_itself
@@ -35,7 +36,9 @@ def share(round_: Round, pool: Pool, moments: list[Moment], resumed: list[Task])
     """Decide all there is to decide about one pool."""
     slices.sample(round_, pool, resumed=bool(resumed))
     slices.tend(round_, pool, moments)
+    stopped = levels.follow(round_, pool, moments)
     Sharing(round_, pool, moments, resumed).run()
+    round_.looks[pool.group] = round_.looks[pool.group]._replace(unlevelled=stopped)
 
 
 class Sharing:
@@ -169,7 +172,11 @@ class Sharing:
         shape, level, cluster, depth = task.shape, pool.level(task), "", UNCOVERED
         if is_auto(task):
             need = round_.totals.need(shape)
-            level = auto_level(task, need, round_.ledger, round_.settings.auto_level_max)
+            most = round_.settings.auto_level_max
+            level = auto_level(task, need, round_.ledger, most)
+            if level is Priority.IDLE and (least := round_.totals.least_need(shape)) != need:
+                # No level has quota left for whole nodes of the largest kind.
+                level = auto_level(task, least, round_.ledger, most)
         if pool.clusters:
             cluster = pool.clusters.of(task)
             depth = round_.clusters(pool).depth(cluster, pool.size(task))
@@ -244,8 +251,7 @@ class Sharing:
             return self._redeem(entry)
         aside = self.aside(entry) or self._own_line.stops(entry, self.entry)
         if aside is not None:
-            within = self._within_quota(entry) if aside is Outcome.LIMITED else None
-            return aside if within is None else self._gets(entry, within, later=True)
+            return self._limited(entry) if aside is Outcome.LIMITED else aside
         if self._barred(entry):
             return self._waits_on(entry, behind=True)
         slots = self._place(entry)
@@ -299,11 +305,53 @@ class Sharing:
             return self.turns.take(entry)
         return slots
 
+    def _limited(self, entry: Entry) -> Outcome:
+        """What a task gets that a limit stops: smaller nodes, or its owner's own lower runs'."""
+        smaller = self._smaller(entry)
+        if smaller is not None:
+            self.assign(entry, smaller)
+            return Outcome.SERVED
+        within = self._within_quota(entry)
+        return Outcome.LIMITED if within is None else self._gets(entry, within, later=True)
+
     def _within_quota(self, entry: Entry) -> tuple[Slot, ...] | None:
         """A place for a task whose quota its owner's own lower runs use up."""
         if self._second or self._barred(entry) or self._own_line.behind(entry, self.entry):
             return None
         return room.find_within_quota(self.round, self.pool, entry, self._allowed(entry))
+
+    def _smaller(self, entry: Entry) -> tuple[Slot, ...] | None:
+        """Free nodes of a smaller kind, for a gang of whole nodes that its quota admits only there.
+
+        Nobody is asked to go for it, and nothing is promised to it.
+        """
+        round_, pool, shape = self.round, self.pool, entry.shape
+        if shape.gpus is not None or len(kinds := round_.totals.kinds(shape)) == 1:
+            return None
+        stopped = (
+            self._second
+            or entry.rank in self._reserved
+            or self._barred(entry)
+            or self._own_line.behind(entry, self.entry)
+            or (entry.cluster and round_.clusters(pool).full(entry.cluster, pool.size(entry.task)))
+            or flooded(round_, pool, entry)
+        )
+        if stopped:
+            return None
+        allowed, nodes = self._allowed(entry), round_.free.nodes
+        for gpus in reversed(kinds):
+            if round_.ledger.excess(entry.task, entry.level, Need(gpus * shape.nodes, shape.nodes)):
+                continue
+            slots = round_.free.pick(
+                shape,
+                lambda node_id, gpus=gpus: (
+                    nodes[node_id].gpus == gpus and (allowed is None or allowed(node_id))
+                ),
+                topology=round_.topology(pool),
+            )
+            if slots is not None:
+                return slots
+        return None
 
     def _unless_shorter(self, entry: Entry, *, behind: bool) -> Outcome:
         """It waits; one of the same shape that ends earlier may still start, if there is room."""

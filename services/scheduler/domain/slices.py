@@ -1,4 +1,4 @@
-"""What time does to the order: marks are made, slices end, levels sink, the load is sampled.
+"""What time does to the order: marks are made, slices end, the load is sampled.
 
 ``share.py`` calls this before it looks at who waits.
 """
@@ -60,7 +60,7 @@ def mark_starting(round_: Round, pool: Pool, task: Task) -> Marks:
 
 
 def tend(round_: Round, pool: Pool, moments: list[Moment]) -> None:
-    """Runs whose slice is over get a new place in the order; levels sink."""
+    """Runs whose slice is over get a new place in the order."""
     for task in [pool.foreign[task_id] for task_id in sorted(pool.foreign)]:
         # Begun under another discipline.
         if task.id not in round_.moved:
@@ -69,11 +69,8 @@ def tend(round_: Round, pool: Pool, moments: list[Moment]) -> None:
         task = round_.index.tasks[moment.task_id]
         if task.id in round_.moved:
             continue
-        if moment.kind is Kind.REKEYS:
-            if task.id not in round_.marks:
-                _slice_over(round_, pool, task)
-        elif moment.kind is Kind.SINKS:
-            _sink(round_, pool, task)
+        if moment.kind is Kind.REKEYS and task.id not in round_.marks:
+            _slice_over(round_, pool, task)
 
 
 def _wake(round_: Round, marks: Marks) -> None:
@@ -89,16 +86,6 @@ def _slice_over(round_: Round, pool: Pool, task: Task) -> None:
     _wake(round_, marks)
     why = reason(ReasonCode.SLICE_OVER, seconds=round(pool.attained(task, round_.now)))
     round_.remark(Mark(task.id, why, marks))
-
-
-def _sink(round_: Round, pool: Pool, task: Task) -> None:
-    for demotion in pool.policy.demotions:
-        if demotion.level is task.level:
-            names = {"priority": task.level.value, "to": demotion.to.value}
-            why = reason(ReasonCode.LEVEL_SANK, names=names, seconds=demotion.after_seconds)
-            marks = round_.marks_of(task)
-            round_.remark(Mark(task.id, why, marks, demotion.to))
-            return
 
 
 def sample(round_: Round, pool: Pool, *, resumed: bool = False) -> None:

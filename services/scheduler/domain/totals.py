@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from libs.contracts.whole_nodes import Nodes, kinds_for
 from services.scheduler.domain.model import Node, PolicySettings, Shape
+from services.scheduler.domain.placement.fleet import roomy
 from services.scheduler.domain.placement.place import Capacity, width
 from services.scheduler.domain.placement.topology import LEVELS, address
 from services.scheduler.domain.quota import Need
@@ -51,6 +53,7 @@ class Totals:
         self._fits_known: dict[Shape, bool] = {}
         self._fits_now: dict[Shape, bool] = {}
         self._needs: dict[Shape, Need] = {}
+        self._kinds: dict[Shape, tuple[int, ...]] = {}
         self._eligible: dict[Shape, frozenset[str]] = {}
         self._covers: dict[tuple[Shape, Shape], bool] = {}
 
@@ -134,6 +137,26 @@ class Totals:
                 gpus = max(sizes, default=0)
             self._needs[shape] = Need(gpus * shape.nodes, shape.nodes)
         return self._needs[shape]
+
+    def kinds(self, shape: Shape) -> tuple[int, ...]:
+        """The GPU counts of known nodes that a gang of whole nodes may get, ascending."""
+        alike = self.known.whole_sizes(shape.group)
+        if len(alike) <= 1:
+            return tuple(alike)
+        if shape not in self._kinds:
+            group = (
+                Nodes(node.gpus, 1, roomy(node, shape))
+                for node in self.known.nodes.values()
+                if node.group == shape.group
+            )
+            self._kinds[shape] = kinds_for(group, shape.nodes)
+        return self._kinds[shape]
+
+    def least_need(self, shape: Shape) -> Need:
+        """What the gang takes of a limit at least: whole nodes of the smallest kind."""
+        if shape.gpus is None and (kinds := self.kinds(shape)):
+            return Need(kinds[0] * shape.nodes, shape.nodes)
+        return self.need(shape)
 
     def eligible(self, shape: Shape) -> frozenset[str]:
         """What the shape competes for among the offered nodes."""

@@ -40,7 +40,9 @@ def _limited(round_: Round, pool: Pool, entry: Entry) -> Outcome | None:
     need = round_.totals.need(entry.shape)
     excess = round_.ledger.excess(task, entry.level, need)
     if excess is not None:
-        never = need.of(excess.limit.unit) > excess.limit.limit
+        # Whole nodes of a smaller kind may be within the limit.
+        least = round_.totals.least_need(entry.shape)
+        never = least.of(excess.limit.unit) > excess.limit.limit
         _waits_for(round_, task, quota_reason(excess, need), never=never)
         return Outcome.ASIDE if never else Outcome.LIMITED
     if entry.cluster:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from libs.contracts.messages import FieldError, Priority, Quota, TaskSpec, Unit
+from libs.contracts.whole_nodes import Nodes, kinds_for
 from services.submit.domain.model import Facts, Shape, problem
 
 LEVELS = tuple(level for level in Priority if level not in {Priority.UNSPECIFIED, Priority.AUTO})
@@ -31,12 +32,14 @@ def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
         return
     too_large = list(_larger_than_any(spec, group))
     yield from too_large
-    able = sum(shape.nodes for shape in group if _holds(shape, spec))
+    able = _able(spec, group)
     if not too_large and spec.nodes > able:
+        # All nodes of a gang of whole nodes have one number of GPUs.
+        nodes = _plural(able) + (" of one kind" if spec.gpus_per_node is None else "")
         yield problem(
             "nodes",
             spec.nodes,
-            f"group {spec.group} has {able} {_plural(able)} that one of its replicas fits on",
+            f"group {spec.group} has {able} {nodes} that one of its replicas fits on",
             f"ask for at most {able}, or use another group",
         )
 
@@ -61,19 +64,29 @@ def check_quota(spec: TaskSpec, owner: str, team: str, facts: Facts) -> Iterator
 def demand(spec: TaskSpec, unit: Unit, shapes: Sequence[Shape]) -> int:
     """The least of a quota's unit that the task can hold when it runs.
 
-    GPUs count as nodes in a group that has none. Whole nodes count with the smallest ones.
+    Whole nodes count with the smallest kind of which there are enough, as in the scheduler.
     """
-    group = [shape for shape in shapes if shape.group == spec.group and shape.nodes > 0]
-    without_gpus = bool(group) and all(shape.gpus == 0 for shape in group)
-    if unit is Unit.NODES or without_gpus:
+    if unit is Unit.NODES:
         return spec.nodes
     if spec.gpus_per_node is not None:
         return spec.nodes * spec.gpus_per_node
-    left, gpus = spec.nodes, 0
-    for shape in sorted(group, key=lambda shape: shape.gpus):
-        taken = min(left, shape.nodes)
-        left, gpus = left - taken, gpus + taken * shape.gpus
-    return gpus
+    group = [shape for shape in shapes if shape.group == spec.group]
+    return spec.nodes * min(_kinds(spec, group, spec.nodes), default=0)
+
+
+def _able(spec: TaskSpec, group: Sequence[Shape]) -> int:
+    """How many nodes the task can get at most; whole nodes all have one number of GPUs."""
+    if spec.gpus_per_node is not None:
+        return sum(shape.nodes for shape in group if _holds(shape, spec))
+    return max(
+        sum(shape.nodes for shape in group if shape.gpus == gpus and _holds(shape, spec))
+        for gpus in _kinds(spec, group, 0)
+    )
+
+
+def _kinds(spec: TaskSpec, group: Sequence[Shape], wanted: int) -> tuple[int, ...]:
+    nodes = (Nodes(shape.gpus, shape.nodes, _holds(shape, spec)) for shape in group)
+    return kinds_for(nodes, wanted)
 
 
 def _larger_than_any(spec: TaskSpec, group: Sequence[Shape]) -> Iterator[FieldError]:
@@ -125,7 +138,7 @@ def _broken(
 ) -> tuple[Quota, int] | None:
     """The tightest row that this task can never meet at this level, and what it needs."""
     found = [
-        (row, demand(spec, row.unit, facts.shapes))
+        (row, demand(spec, row.unit, facts.shapes if facts.inventory_known else ()))
         for row in rows
         if row.priority in {Priority.UNSPECIFIED, level}
     ]

@@ -170,3 +170,12 @@ def test_events_are_shown_without_environments_and_in_short_words(message: Messa
     assert "hush" not in shown
     assert "SECRET" not in shown
     assert not [word for word in ("PRIORITY_", "GOAL_", "TASK_STATE_", "REASON_") if word in shown]
+
+
+def test_a_stop_while_a_run_is_asked_to_go_shortens_the_deadline_that_is_shown() -> None:
+    first = preemption("tt", 1)
+    sooner = first.model_copy(update={"requested_at": at(40), "deadline_at": at(70)})
+    for messages in ([first, sooner], [sooner, first], [first, sooner, first]):
+        database = asyncio.run(project([assigned("tt", 1), *messages]))
+        run = database.rows(TABLES, r.RunRow)["tt", 1]
+        assert run.preempt_deadline_at == at(70)

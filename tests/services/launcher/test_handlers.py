@@ -367,3 +367,14 @@ async def test_pruning(desk: Desk) -> None:
         assert [row.task_id for row in await tx.select(PastRun)] == ["young"]
         assert await tx.select(CheckpointRow) == []
         assert await tx.select(Run) == []
+
+
+async def test_a_later_request_may_only_shorten_the_deadline(desk: Desk) -> None:
+    await desk.put(a_run())
+    await desk.tell(a_preemption())
+    for seconds, deadline in ((30, 30), (90, 30)):
+        later = a_preemption().model_copy(update={"deadline_at": at(seconds)})
+        await desk.tell(later)
+        run = await desk.run()
+        assert run is not None
+        assert run.preempt_deadline_at == at(deadline)

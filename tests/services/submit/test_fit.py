@@ -29,8 +29,11 @@ def refused_fields(spec: TaskSpec, facts: Facts, owner: str = "ann", team: str =
 @pytest.mark.parametrize(
     ("changes", "fields"),
     [
-        ({"nodes": 5}, []),
-        ({"nodes": 6}, ["nodes"]),
+        # Whole nodes all have one number of GPUs, and there are three of the smaller kind.
+        ({"nodes": 3}, []),
+        ({"nodes": 4}, ["nodes"]),
+        ({"nodes": 5, "gpus_per_node": 4}, []),
+        ({"nodes": 6, "gpus_per_node": 4}, ["nodes"]),
         ({"nodes": 2, "gpus_per_node": 8}, []),
         ({"nodes": 3, "gpus_per_node": 8}, ["nodes"]),
         ({"nodes": 1, "gpus_per_node": 9}, ["gpus_per_node"]),
@@ -85,8 +88,9 @@ def limit(number: int, *, unit: Unit = Unit.GPUS, **changes: Any) -> Quota:
         # Whole nodes: the smallest ones have 4 GPUs.
         (limit(4), {"nodes": 1}, []),
         (limit(3), {"nodes": 1}, ["nodes"]),
-        # A group without GPUs is counted in nodes.
-        (limit(2), {"nodes": 3, "group": "cpu"}, ["nodes"]),
+        # A group without GPUs takes nothing of a quota of GPUs.
+        (limit(2), {"nodes": 3, "group": "cpu"}, []),
+        (limit(2, unit=Unit.NODES), {"nodes": 3, "group": "cpu"}, ["nodes"]),
         # Every level has room but one.
         (limit(0, priority=Priority.NORMAL), {"priority": Priority.AUTO}, []),
         (limit(0), {"priority": Priority.AUTO}, ["nodes"]),
@@ -97,6 +101,12 @@ def test_a_quota_that_can_never_admit_it_refuses(
 ) -> None:
     facts = Facts(shapes=SHAPES, inventory_known=True, quotas=(quota,))
     assert refused_fields(asked(**changes), facts, team="red") == fields
+
+
+def test_nodes_that_are_not_known_yet_may_be_small_enough_for_a_quota() -> None:
+    facts = Facts(shapes=SHAPES[:1], quotas=(limit(4),))
+    assert refused_fields(asked(nodes=1), facts) == []
+    assert refused_fields(asked(gpus_per_node=8), facts) == ["gpus_per_node"]
 
 
 def test_the_quota_error_has_the_numbers_of_the_tightest_row() -> None:
@@ -110,8 +120,9 @@ def test_the_quota_error_has_the_numbers_of_the_tightest_row() -> None:
     )
 
 
-def test_whole_nodes_count_with_the_smallest_ones() -> None:
-    filled = fill_in(asked(nodes=4), task_id=TASK_ID, defaults=Defaults())
-    assert demand(filled, Unit.GPUS, SHAPES) == 3 * 4 + 8
-    assert demand(filled, Unit.NODES, SHAPES) == 4
+def test_whole_nodes_count_with_the_smallest_kind_of_which_there_are_enough() -> None:
+    filled = fill_in(asked(nodes=2), task_id=TASK_ID, defaults=Defaults())
+    assert demand(filled, Unit.GPUS, SHAPES) == 2 * 4
+    assert demand(filled, Unit.GPUS, SHAPES[:1]) == 2 * 8
+    assert demand(filled, Unit.NODES, SHAPES) == 2
     assert demand(filled, Unit.GPUS, ()) == 0

@@ -30,6 +30,7 @@ from services.scheduler.domain.explanation.forecast import NO_TIME, forecast
 from services.scheduler.domain.explanation.play import Bounds, Play
 from services.scheduler.domain.explanation.remedies import Remedies, Remedy, Worlds
 from services.scheduler.domain.index import Index
+from services.scheduler.domain.levels import outlook
 from services.scheduler.domain.lifecycle import LEAVING, QUEUED
 from services.scheduler.domain.model import WEIGHTS, PolicySettings, Task
 from services.scheduler.domain.order import Entry, rank_of
@@ -46,12 +47,15 @@ BOUNDS = Bounds()
 FORECAST_PART = 0.85
 
 
-def of_row(task: Task, settings: PolicySettings, now: datetime) -> ExplainReply:
-    """What the row alone says: all there is to say of a task that does not wait."""
+def of_row(index: Index, task: Task, now: datetime) -> ExplainReply:
+    """What the row alone says: all there is to say of a task that does not wait.
+
+    Of a run, also what keeps it from the level of its priority.
+    """
     return ExplainReply(
         state=task.state,
         reason=task.reason,
-        remedies=tuple(_of_any(task, settings)),
+        remedies=(*_of_any(task, index.settings), *outlook(index, task, now)),
         beneficiary=task.preempted_for if task.state in LEAVING else "",
         explained_at=now,
     )
@@ -96,7 +100,7 @@ def step_by_step(
     index: Index, task: Task, now: datetime, worlds: Worlds, bounds: Bounds = BOUNDS
 ) -> Iterator[Explanation]:
     """The same, each time with all that is known so far: the last one is the answer."""
-    reply = of_row(task, index.settings, now)
+    reply = of_row(index, task, now)
     if task.state is not QUEUED:
         yield Explanation(reply)
         return

@@ -50,7 +50,7 @@ def check(snapshot: Snapshot, plan: Plan, *, deep: bool = False) -> list[Violati
             found.append(Violation(Fault.UNKNOWN_TASK, decision.task_id))
             continue
         if isinstance(decision, Hold | Mark):
-            found += _noted(task, decision)
+            found += _noted(snapshot, task, decision)
             if isinstance(decision, Hold) and decision.promised:
                 found += _gang(snapshot, task, decision.promised)
             continue
@@ -85,7 +85,7 @@ def _located(snapshot: Snapshot, found: Violation) -> Violation:
     return found if found.group or task is None else replace(found, group=task.group)
 
 
-def _noted(task: Task, decision: Hold | Mark) -> Iterator[Violation]:
+def _noted(snapshot: Snapshot, task: Task, decision: Hold | Mark) -> Iterator[Violation]:
     """A note leaves the task where it is."""
     if isinstance(decision, Hold):
         if task.state is not QUEUED:
@@ -93,9 +93,17 @@ def _noted(task: Task, decision: Hold | Mark) -> Iterator[Violation]:
     elif task.state is not QUEUED and not task.holds:
         yield Violation(Fault.ILLEGAL, task.id, f"mark of {task.state}")
     elif decision.level is not Priority.UNSPECIFIED and (
-        WEIGHTS[decision.level] >= WEIGHTS[task.level]
+        decision.level is task.level or WEIGHTS[decision.level] > _highest(snapshot, task)
     ):
         yield Violation(Fault.LEVEL_ROSE, task.id, f"{task.level} to {decision.level}")
+
+
+def _highest(snapshot: Snapshot, task: Task) -> int:
+    """The weight of the highest level that a run may come to: only its owner raises it."""
+    if task.priority in (Priority.AUTO, Priority.UNSPECIFIED):
+        return WEIGHTS[task.level]
+    policy = snapshot.pools[task.group].policy
+    return max(WEIGHTS[task.level], WEIGHTS[policy.sunk(task.priority, task.run_seconds)])
 
 
 def _general(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:

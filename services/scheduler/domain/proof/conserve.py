@@ -10,7 +10,17 @@ from collections.abc import Container, Iterator
 
 from libs.contracts.messages import Placement, Priority, Unit
 from services.scheduler.domain.lifecycle import LEAVING
-from services.scheduler.domain.model import Assign, Decision, Hold, Kill, Limit, Plan, Preempt, Task
+from services.scheduler.domain.model import (
+    Assign,
+    Decision,
+    Hold,
+    Kill,
+    Limit,
+    Mark,
+    Plan,
+    Preempt,
+    Task,
+)
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.proof.violations import Fault, Violation
 from services.scheduler.domain.snapshot import Snapshot
@@ -235,22 +245,37 @@ def _applies(limit: Limit, task: Task, level: Priority) -> bool:
 
 
 def limits_broken(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Violation]:
-    """No limit that applies to a start is passed by what is held and given."""
-    starts: list[tuple[Task, Priority, tuple[Placement, ...]]] = [
+    """No limit that applies to a start, or to a run at its new level, is passed by all there is."""
+    given: list[tuple[Task, Priority, tuple[Placement, ...]]] = [
         (snapshot.tasks[decision.task_id], decision.level, decision.placements)
         for decision in plan.decisions
         if isinstance(decision, Assign) and decision.task_id in snapshot.tasks
     ]
-    if not starts or not snapshot.limits:
+    relevelled = [
+        (snapshot.tasks[decision.task_id], decision.level)
+        for decision in plan.decisions
+        if isinstance(decision, Mark)
+        and decision.level is not Priority.UNSPECIFIED
+        and decision.task_id in snapshot.tasks
+    ]
+    if not (given or relevelled) or not snapshot.limits:
         return
     for limit in snapshot.limits.values():
-        mine = [start for start in starts if _applies(limit, start[0], start[1])]
+        mine = [each for each in given if _applies(limit, each[0], each[1])]
+        left: list[Task] = []
+        for run, level in relevelled:
+            before, after = _applies(limit, run, run.level), _applies(limit, run, level)
+            if after and not before:
+                mine.append((run, level, run.placements))
+            elif before and not after:
+                left.append(run)
         for subject in sorted({_subject(limit, task) for task, _, _ in mine}):
-            own = [start for start in mine if _subject(limit, start[0]) == subject]
+            own = [each for each in mine if _subject(limit, each[0]) == subject]
             more = sum(_amount(limit, placements) for _, _, placements in own)
             if not more:
                 continue
             held = _held(snapshot, limit, own[0][0], deep=deep)
+            held -= sum(_amount(limit, r.placements) for r in left if _subject(limit, r) == subject)
             if held + more > limit.limit:
                 detail = f"{held + more} of {limit.limit} for {limit.key} {subject}".rstrip()
                 # A limit may span groups: each that gives some of it is at fault.

@@ -243,7 +243,7 @@ class Stage:
         event = GoalChanged(
             task_id=task_id, goal=goal, revision=self._revision, changed_at=self.now
         )
-        self.fact(facts.on_goal_changed(self.tasks[task_id], event, self.now))
+        self.fact(facts.on_goal_changed(self.tasks[task_id], event, self.now, self.settings))
 
     def rank(self, task_id: str, priority: Priority) -> None:
         self._revision += 1

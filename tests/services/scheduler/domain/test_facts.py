@@ -94,7 +94,7 @@ def test_goals_and_levels_end_the_same_in_any_order(order: tuple[int, ...]) -> N
     for index in order:
         event = events[index]
         outcome = (
-            facts.on_goal_changed(task, event, at(1))
+            facts.on_goal_changed(task, event, at(1), POLICY)
             if isinstance(event, GoalChanged)
             else facts.on_priority_changed(task, event, at(1))
         )
@@ -103,17 +103,19 @@ def test_goals_and_levels_end_the_same_in_any_order(order: tuple[int, ...]) -> N
 
 
 def test_an_old_revision_is_dropped_and_a_new_one_told() -> None:
-    assert facts.on_goal_changed(a_task(), goal(Goal.STOP, 1), at(1)) is Drop.OLD_REVISION
-    assert told(facts.on_goal_changed(a_task(), goal(Goal.STOP, 2), at(1))).observed_revision == 2
-
-
-def test_a_live_run_counts_at_the_new_level() -> None:
-    run = running(a_task(), ON)
+    assert facts.on_goal_changed(a_task(), goal(Goal.STOP, 1), at(1), POLICY) is Drop.OLD_REVISION
     assert (
-        after(facts.on_priority_changed(run, level(Priority.HIGH, 2), at(1))).level is Priority.HIGH
+        told(facts.on_goal_changed(a_task(), goal(Goal.STOP, 2), at(1), POLICY)).observed_revision
+        == 2
     )
-    auto = after(facts.on_priority_changed(run, level(Priority.AUTO, 2), at(1)))
-    assert (auto.level, auto.priority) == (Priority.NORMAL, Priority.AUTO)
+
+
+def test_a_priority_is_noted_and_the_level_of_a_live_run_is_left_to_the_next_decision() -> None:
+    """Only a decision knows whether the quota of the new level admits the run."""
+    run = running(a_task(), ON)
+    for value in (Priority.HIGH, Priority.LOW, Priority.AUTO):
+        noted = after(facts.on_priority_changed(run, level(value, 2), at(1)))
+        assert (noted.level, noted.priority) == (Priority.NORMAL, value)
 
 
 def test_a_start_is_noted_once_and_only_of_the_live_attempt() -> None:

@@ -4,7 +4,7 @@ decides what one built anew from the bare rows decides, and both keep the same.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from libs.contracts.messages import ExitKind, Goal, PreemptMode, Priority, TaskState, Unit
 from services.scheduler.domain.disciplines import DISCIPLINES
 from services.scheduler.domain.lifecycle import HOLDING
-from services.scheduler.domain.model import Node, PolicySettings
+from services.scheduler.domain.model import Limit, LimitKey, Node, PolicySettings
+from services.scheduler.domain.order import is_auto
 from services.scheduler.domain.policy import (
     Demotion,
     GroupPolicy,
@@ -23,6 +24,7 @@ from services.scheduler.domain.policy import (
     Timeshare,
     VirtualCluster,
 )
+from services.scheduler.domain.quota import Account, Ledger
 from tests.builders import a_limit, a_node, a_spec, a_task
 from tests.services.scheduler.domain.stage import Stage, facts_of, rebuilt
 
@@ -41,6 +43,7 @@ CLUSTERS = (
     VirtualCluster("eyes", 1.0, parent="lab", teams=("vision",)),
     VirtualCluster("bob", 0.5, users=("bob",), nodes_max=3.0),
 )
+CAPPED = (Priority.HIGH, Priority.NORMAL)
 # Which of those there are.
 PICK = st.integers(0, 20)
 TREES = [(), (), CLUSTERS[:1], CLUSTERS]
@@ -72,6 +75,9 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self.count = 0
         self.version = 1
+        # What was held of each limit after the rule before, and what the limits were.
+        self.held_before: Counter[Account] = Counter()
+        self.limits: dict[LimitKey, Limit] = {}
 
     @initialize(
         name=st.sampled_from(sorted(DISCIPLINES)),
@@ -81,6 +87,7 @@ class Histories(RuleBasedStateMachine):
         quota=st.sampled_from([None, None, 4, 8]),
         zones=st.lists(st.sampled_from(["east", "west", "west"]), min_size=5, max_size=5),
         zoned=st.booleans(),
+        capped=st.booleans(),
     )
     def begin(  # noqa: PLR0917 - the rule draws each by name
         self,
@@ -91,6 +98,7 @@ class Histories(RuleBasedStateMachine):
         quota: int | None = None,
         zones: Sequence[str] = (),
         zoned: bool = False,
+        capped: bool = False,
     ) -> None:
         some = [
             a_node(
@@ -106,8 +114,12 @@ class Histories(RuleBasedStateMachine):
             [*some, a_node("d0", gpus=4, group="dev")],
             settings=PolicySettings(protected_seconds=protected, retry_delay_seconds=20.0),
             policies=[a_policy("default", name, tree, 1)],
-            # Over all levels: a lower run and a higher task of one owner compete for it.
-            limits=[] if quota is None else [a_limit(quota)],
+            limits=[
+                # Over all levels: a lower run and a higher task of one owner compete for it.
+                *([] if quota is None else [a_limit(quota)]),
+                # At levels to which runs are raised and sink.
+                *(a_limit(1, priority=each, unit=Unit.NODES) for each in CAPPED if capped),
+            ],
         )
         self.stage.rounds()
 
@@ -166,11 +178,24 @@ class Histories(RuleBasedStateMachine):
     def change_priority(self, pick: int, priority: Priority) -> None:
         self.stage.rank(one(sorted(self.stage.tasks), pick), priority)
 
+    @precondition(lambda self: self.stage.tasks)
+    @rule(
+        owner=st.sampled_from(["ann", "bob", "cat"]),
+        priority=st.sampled_from([Priority.HIGH, Priority.NORMAL]),
+    )
+    def change_all_priorities(self, owner: str, priority: Priority) -> None:
+        """An owner who has no quota left at a level raises everything to it."""
+        for task in sorted(self.stage.tasks.values(), key=lambda task: task.id):
+            if task.owner == owner:
+                self.stage.rank(task.id, priority)
+
     @rule(
         limit=st.integers(0, 12),
         user=st.sampled_from(["", "ann"]),
         team=st.sampled_from(["", "", "vision"]),
-        priority=st.sampled_from([Priority.UNSPECIFIED, Priority.NORMAL, Priority.HIGH]),
+        priority=st.sampled_from(
+            [Priority.UNSPECIFIED, Priority.NORMAL, Priority.BELOW_NORMAL, Priority.HIGH]
+        ),
         unit=st.sampled_from([Unit.GPUS, Unit.NODES]),
         removed=st.booleans(),
     )
@@ -291,6 +316,29 @@ class Histories(RuleBasedStateMachine):
                 for gpu in placement.gpus:
                     owners[placement.node_id, gpu].add(task.id)
         assert all(len(tasks) == 1 for tasks in owners.values())
+
+    @invariant()
+    def no_quota_is_passed(self) -> None:
+        """Whatever priorities and running time do: a limit that was lowered only sees less."""
+        if not hasattr(self, "stage"):
+            return
+        held: Counter[Account] = Counter()
+        ledger = Ledger(self.stage.index.limits)
+        for task in self.stage.index.held.values():
+            held.update(ledger.counted(task))
+        for account, amount in held.items():
+            limit = self.stage.index.limits[account[0]]
+            if amount > limit.limit and limit == self.limits.get(account[0]):
+                assert amount <= self.held_before[account], limit
+        self.held_before, self.limits = held, dict(self.stage.index.limits)
+
+    @invariant()
+    def promises_are_at_the_level_of_the_priority(self) -> None:
+        if not hasattr(self, "stage"):
+            return
+        for pool in self.stage.index.pools.values():
+            for task in pool.promised.values():
+                assert is_auto(task) or task.level is pool.level(task)
 
     @invariant()
     def accounts_are_within_their_bounds(self) -> None:

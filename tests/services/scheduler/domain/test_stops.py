@@ -1,0 +1,75 @@
+"""What a stop or a pause does to a run that is asked to go already."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from libs.contracts.messages import Goal, PreemptionRequested, Priority, TaskState
+from services.scheduler.domain import facts
+from services.scheduler.domain.apply import Change
+from services.scheduler.domain.model import PolicySettings, Task
+from tests.builders import a_node, a_task, at
+from tests.services.scheduler.domain.stage import Stage
+from tests.services.scheduler.domain.test_facts import goal
+
+SETTINGS = PolicySettings(stop_ack_seconds_max=30.0)
+
+
+def a_stage() -> Stage:
+    """One node; its run is asked to make room for a higher task."""
+    stage = Stage([a_node()], settings=SETTINGS)
+    stage.submit(a_task("low", priority=Priority.LOW))
+    stage.rounds()
+    stage.start("low")
+    stage.rounds()
+    stage.submit(a_task("high", priority=Priority.HIGH))
+    stage.rounds()
+    assert victim(stage).state is TaskState.PREEMPTING
+    assert victim(stage).ack_deadline_at == at(60)
+    return stage
+
+
+def victim(stage: Stage) -> Task:
+    return stage.tasks["low"]
+
+
+def test_a_stop_of_a_preempted_run_ends_it_as_soon_as_a_stop_by_itself_would() -> None:
+    stage = a_stage()
+    stage.until(20.0)
+    stage.want("low", Goal.STOP)
+    stage.rounds()
+    assert victim(stage).ack_deadline_at == at(50)
+    stage.until(49.0)
+    assert victim(stage).state is TaskState.PREEMPTING
+    stage.until(50.0)
+    assert victim(stage).state is TaskState.KILLING
+
+
+def test_a_stop_shortly_before_the_deadline_does_not_move_it() -> None:
+    stage = a_stage()
+    stage.until(50.0)
+    stage.want("low", Goal.STOP)
+    assert victim(stage).ack_deadline_at == at(60)
+
+
+def test_a_pause_leaves_the_run_the_time_that_it_has() -> None:
+    """A pause by itself gives the task its own time to save, which ends later."""
+    stage = a_stage()
+    stage.until(20.0)
+    stage.want("low", Goal.PAUSE)
+    assert victim(stage).ack_deadline_at == at(60)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seconds"), [(Goal.STOP, 30.0), (Goal.PAUSE, None), (Goal.RUN, None)]
+)
+def test_everybody_hears_of_the_shorter_deadline(wanted: Goal, seconds: float | None) -> None:
+    task = victim(a_stage())
+    now = at(20)
+    change = facts.on_goal_changed(task, goal(wanted, 9), now, SETTINGS)
+    assert isinstance(change, Change)
+    requests = [each for each in change.messages if isinstance(each, PreemptionRequested)]
+    deadlines = [each.deadline_at for each in requests]
+    assert deadlines == ([] if seconds is None else [now + timedelta(seconds=seconds)])
