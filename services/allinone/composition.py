@@ -49,6 +49,9 @@ def _launcher(machine: Machine) -> dict[str, str]:
         own["nodes_file"] = options.nodes_file
     if options.task_user:
         own["task_user"] = options.task_user
+    if options.task_users:
+        own["task_users"] = options.task_users
+    own["tasks_as_root"] = str(options.tasks_as_root)
     return own
 
 

@@ -49,7 +49,7 @@ def test_down_lets_tasks_save_and_up_resumes_them(own: Shiftwork) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run tasks as another user")
 def test_tasks_of_another_user_reach_their_own_folder_and_no_secret(own: Shiftwork) -> None:
     own.home.chmod(0o711)
-    own.bring_up("--task-user", "nobody")
+    own.bring_up(tasks="--task-user nobody")
     secrets = (own.data / "admin-token", own.data / "secrets" / "run-key", own.data / "up.log")
     lines = [
         "set -e",
