@@ -58,9 +58,7 @@ def with_task_user(
     were if nothing was chosen."""
     if task_user is None and task_users is None and not tasks_as_root:
         return options
-    return replace(
-        options, task_user=task_user, task_users=task_users, tasks_as_root=tasks_as_root
-    )
+    return replace(options, task_user=task_user, task_users=task_users, tasks_as_root=tasks_as_root)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,8 @@ class LauncherSettings(BaseServiceSettings):
     # What tasks are told. The gateway as they reach it:
     task_url: str = "http://127.0.0.1:8642"
     run_token_key_file: Path
-    # Run by root, exactly one of these three says as whom tasks run. One user for all tasks:
+    # Run by root, one of task_user, task_users and tasks_as_root must be set. A user's name: all
+    # tasks run as that user.
     task_user: str = ""
     # FIRST-LAST: each owner's tasks run as a user number of their own from this range.
     task_users: str = ""

@@ -210,7 +210,7 @@ def task_users(choice: Choice, folder: Path) -> TaskUsers | None:
         found = _account(choice.user)
         if found.pw_uid == 0:
             raise ValueError(
-                f"task_user {choice.user!r} is root; name an unprivileged user, or set tasks_as_root"
+                f"task_user {choice.user!r} is root; name another user, or set tasks_as_root"
             )
         groups = tuple(os.getgrouplist(found.pw_name, found.pw_gid))
         return OneUser(TaskUser(found.pw_uid, found.pw_gid, groups))

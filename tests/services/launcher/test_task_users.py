@@ -41,7 +41,7 @@ def root(monkeypatch: pytest.MonkeyPatch) -> None:
         (Choice(user="nobody", as_root=True), "exclude one another"),
         (Choice(user="nobody", users="300000-300009"), "exclude one another"),
         (Choice(user="no-such-user"), "'no-such-user' is no user of this machine"),
-        (Choice(user="root"), "is root; name an unprivileged user, or set tasks_as_root"),
+        (Choice(user="root"), "is root; name another user, or set tasks_as_root"),
         (Choice(users="nobody"), "'nobody' is no range of user numbers such as 300000-309999"),
         (Choice(users="300009-300000"), "must go up"),
         (Choice(users="0-10"), "lie between 1000"),
@@ -143,8 +143,8 @@ def test_no_number_is_given_when_none_is_left_or_known(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="all 1 numbers of task_users 390000-390000 are taken"):
         users.of("ben")
     (tmp_path / "owners.json").write_text("{")
-    with pytest.raises(ValueError, match="owners.json is damaged"):
+    with pytest.raises(ValueError, match=r"owners\.json is damaged"):
         OwnerUsers(tmp_path, UIDS).of("ann")
     (tmp_path / "owners.json").write_text(json.dumps({"ann": 390_000, "ben": 390_000}))
-    with pytest.raises(ValueError, match="owners.json is damaged"):
+    with pytest.raises(ValueError, match=r"owners\.json is damaged"):
         OwnerUsers(tmp_path, UIDS).of("ann")

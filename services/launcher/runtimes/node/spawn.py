@@ -6,7 +6,6 @@ the pipe and leaves: a process that nobody has recorded never becomes a rank.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -15,24 +14,13 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from services.launcher.runtimes.node.clone import fork_into
+from services.launcher.runtimes.node.identity import Identity, become
 
 NOT_FOUND_CODE, NOT_RUN_CODE = 127, 126
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 # How many open files the supervisor was given, and its ranks are. It raises its own limit: it has
 # one open for each rank.
 OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
-PR_SET_NO_NEW_PRIVS = 38
-# Loaded here, because a child must not load a library between fork and exec.
-_PRCTL = ctypes.CDLL(None, use_errno=True).prctl
-
-
-@dataclass(frozen=True)
-class Identity:
-    """As whom a rank runs."""
-
-    uid: int
-    gid: int
-    groups: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -138,7 +126,7 @@ def _exec(program: Program) -> int:
     """Become the program; the code to exit with if that fails, which the output explains."""
     os.umask(0o022)
     if program.identity is not None:
-        _change_user(program.identity, program.processes_max)
+        become(program.identity, program.processes_max)
     try:
         os.chdir(program.cwd)
     except OSError as error:
@@ -160,21 +148,6 @@ def _exec(program: Program) -> int:
         return NOT_RUN_CODE
     _say(f"cannot run {name}: no such command on PATH, or its interpreter is missing")
     return NOT_FOUND_CODE
-
-
-def _change_user(who: Identity, processes_max: int) -> None:
-    """Become another user for good: its files are its own, and no setuid program gives it more.
-    OSError if any of that cannot be had; then nothing runs."""
-    os.umask(0o077)
-    if processes_max:
-        _, most = resource.getrlimit(resource.RLIMIT_NPROC)
-        most = processes_max if most == resource.RLIM_INFINITY else min(most, processes_max)
-        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
-    os.setgroups(list(who.groups))
-    os.setgid(who.gid)
-    os.setuid(who.uid)
-    if _PRCTL(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "cannot give up new privileges")
 
 
 def _candidates(name: str, path: str) -> list[str]:

@@ -13,9 +13,10 @@ from typing import Any
 
 from services.launcher.runtimes.node import proc
 from services.launcher.runtimes.node.cgroups import Cgroups
+from services.launcher.runtimes.node.identity import Identity
 from services.launcher.runtimes.node.outputs import Outputs
 from services.launcher.runtimes.node.rank import CONTEXT_VARIABLE, Rank
-from services.launcher.runtimes.node.spawn import Identity, Program, spawn
+from services.launcher.runtimes.node.spawn import Program, spawn
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Starting:
                 os.chown(path, identity.uid, identity.gid)
             else:
                 os.chown(path, -1, identity.gid)
-                os.chmod(path, 0o710)  # noqa: PTH101 - small imports
+                os.chmod(path, 0o710)  # noqa: PTH101, S103 - small imports; for its group
         return folder
 
     def _write_private(self, path: str, text: str, identity: Identity | None) -> None:

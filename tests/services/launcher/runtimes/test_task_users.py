@@ -124,7 +124,7 @@ async def test_a_task_reads_nothing_of_another_owners_task(shared: Shared) -> No
     pid = int(shared.output(anns).partition("pid=")[2].split()[0])
     # What would be read if rights did not forbid it.
     assert TOKEN.encode() in Path(f"/proc/{pid}/environ").read_bytes()
-    assert (work / "checkpoint").exists()
+    assert (work / "checkpoint").exists()  # noqa: ASYNC240 - a local file
     files = (
         f"/proc/{pid}/environ",
         str(shared.rank_folder(anns) / "context.json"),
@@ -209,7 +209,8 @@ async def test_the_processes_of_an_owner_are_limited_without_control_groups() ->
         lines = await made.play(
             "ann",
             run_id(),
-            "grep 'Max processes' /proc/self/limits; for i in $(seq 80); do sleep 300 & done; echo all",
+            "grep 'Max processes' /proc/self/limits;"
+            "for i in $(seq 80); do sleep 300 & done; echo all",
         )
         assert lines[0].split()[2:4] == ["40", "40"]
         assert "all" not in lines
