@@ -17,6 +17,8 @@ from dataclasses import dataclass
 PR_SET_NO_NEW_PRIVS = 38
 # Numbers of setgroups, setresgid and setresuid by machine.
 CALLS = {"x86_64": (116, 119, 117), "aarch64": (159, 149, 147)}
+# Whether a child of ``clone.py`` can become another user; elsewhere it is made by ``os.fork``.
+AFTER_CLONE = os.uname().machine in CALLS
 # Loaded here, because a child must not load a library.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -39,13 +41,12 @@ def become(who: Identity, processes_max: int) -> None:
         _, most = resource.getrlimit(resource.RLIMIT_NPROC)
         most = processes_max if most == resource.RLIM_INFINITY else min(most, processes_max)
         resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
-    calls = CALLS.get(os.uname().machine)
-    if calls is None:
+    if not AFTER_CLONE:
         os.setgroups(list(who.groups))
         os.setresgid(who.gid, who.gid, who.gid)
         os.setresuid(who.uid, who.uid, who.uid)
     else:
-        setgroups, setresgid, setresuid = calls
+        setgroups, setresgid, setresuid = CALLS[os.uname().machine]
         groups = (ctypes.c_uint32 * len(who.groups))(*who.groups)
         _call(setgroups, ctypes.c_size_t(len(groups)), groups)
         _call(setresgid, *[ctypes.c_uint32(who.gid)] * 3)

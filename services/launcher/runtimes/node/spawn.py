@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from services.launcher.runtimes.node.clone import fork_into
-from services.launcher.runtimes.node.identity import Identity, become
+from services.launcher.runtimes.node.identity import AFTER_CLONE, Identity, become
 
 NOT_FOUND_CODE, NOT_RUN_CODE = 127, 126
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -70,7 +70,8 @@ def spawn(program: Program, *, cgroup: str = "", warning: str = "") -> Gated:
         os.write(program.output, f"shiftwork: {warning}\n".encode())
     reader, gate = os.pipe()
     try:
-        pid, joined = _fork(cgroup)
+        cloned = program.identity is None or AFTER_CLONE
+        pid, joined = _fork(cgroup if cloned else "")
         if pid == 0:
             _become(program, reader, gate)
     except OSError:

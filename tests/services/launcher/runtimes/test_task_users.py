@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -246,6 +247,38 @@ async def test_a_supervisor_of_an_earlier_version_starts_nothing_and_is_replaced
     monkeypatch.undo()
     assert await shared.play("ann", run_id(), "id -u") == [str(UIDS[0])]
     assert lock.read_text() != holder
+
+
+WHILE_THREADS_START = """
+import _thread, os, signal, sys
+from services.launcher.runtimes.node import spawn
+from services.launcher.runtimes.node.identity import Identity
+
+into, group = os.open("/dev/null", os.O_WRONLY), sys.argv[1]
+signal.alarm(40)
+for _ in range(150):
+    program = spawn.Program(["true"], {"PATH": os.defpath}, "/", into, Identity(390000, 390000, []))
+    for _ in range(3):
+        _thread.start_new_thread(int, ())
+    gated = spawn.spawn(program, cgroup=group)
+    assert gated.joined
+    gated.open()
+    assert os.waitpid(gated.pid, 0)[1] == 0
+print("done")
+"""
+
+
+async def test_a_rank_changes_its_user_while_threads_of_the_supervisor_start() -> None:
+    probe = cgroups.find(f"shiftwork-threads-{os.getpid()}")
+    try:
+        if not probe.unified:
+            pytest.skip("no writable control group (version 2)")
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", WHILE_THREADS_START, probe.unified), stdout=-1
+        )
+        assert (await child.communicate())[0] == b"done\n"
+    finally:
+        probe.close()
 
 
 async def test_a_folder_that_a_crash_left_half_made_is_finished(shared: Shared) -> None:
