@@ -42,7 +42,7 @@ demo: $(STAMP) ## The main job: real training, preempted after its checkpoint, r
 
 .PHONY: dev
 dev: $(STAMP) ## Every service as a process of its own, on embedded NATS and PostgreSQL
-	@$(BIN)/python -m services.allinone.dev
+	@$(BIN)/python -m services.allinone.dev --tasks-as-root
 
 .PHONY: cluster cluster-down
 cluster: $(STAMP) ## A real Kubernetes: two nodes on this machine (root), or what KUBECONFIG names

@@ -101,7 +101,8 @@ def main() -> int:
         made.homes = {name: names for names in processes for name in names}
         return made
 
-    run = partial(keep_here, Place(asked.data), Options(port=0, nodes=1, slots=0), make=make)
+    options = Options(port=0, nodes=1, slots=0, tasks_as_root=True)
+    run = partial(keep_here, Place(asked.data), options, make=make)
     into = os.environ.get(PROFILE)
     with sampling(into and f"{into}.up"):
         return run()

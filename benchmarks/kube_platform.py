@@ -36,7 +36,7 @@ def main() -> int:
         made.homes = {name: [name] for name in asked.apart}
         return made
 
-    place, options = Place(asked.data), Options(host=asked.host, port=0)
+    place, options = Place(asked.data), Options(host=asked.host, port=0, tasks_as_root=True)
     run = partial(keep_here, place, options, make=make)
     into = os.environ.get(PROFILE)
     with sampling(into and f"{into}.up"):

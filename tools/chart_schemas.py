@@ -114,6 +114,7 @@ GIVEN: dict[str, frozenset[str]] = {
             *("task_url", "run_token_key_file"),
             # Of the process runtime.
             *("data_folder", "virtual_nodes", "slots_per_node", "nodes_file", "task_user"),
+            *("task_users", "tasks_as_root"),
             *("task_path", "master_addr", "supervisor_call_seconds", "supervisor_idle_seconds"),
             "output_keep_seconds",
         }

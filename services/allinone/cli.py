@@ -18,13 +18,31 @@ import typer
 from shiftwork.cli import contexts, render, session
 from shiftwork.cli.failures import Failure
 
-from services.allinone.place import CONTEXT, Keeper, Options, Place, default_data
+from services.allinone.place import (
+    CONTEXT,
+    Keeper,
+    Options,
+    Place,
+    default_data,
+    with_task_user,
+)
 
 DETACH_SECONDS_MAX = 120.0
 DOWN_SECONDS_MAX = 4 * 3600.0
 LOOK_SECONDS = 0.1
 
 Data = Annotated[Path | None, typer.Option("--data", help="Data folder.", show_default=False)]
+TaskUser = Annotated[str | None, typer.Option(help="Root: run all tasks as this user.")]
+TaskUsers = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIRST-LAST",
+        help="Root: run each owner's tasks as a user of their own, by numbers from this range.",
+    ),
+]
+TasksAsRoot = Annotated[
+    bool, typer.Option("--tasks-as-root", help="Root: run tasks as root, with all its rights.")
+]
 
 
 def register(app: session.App) -> None:
@@ -43,9 +61,11 @@ def up(  # noqa: PLR0917 - a command: every parameter is an option by name
     nodes_file: Annotated[
         Path | None, typer.Option(help="Groups, labels and taints of the nodes.", exists=True)
     ] = None,
-    task_user: Annotated[str | None, typer.Option(help="Run tasks as this user (root).")] = None,
+    task_user: TaskUser = None,
+    task_users: TaskUsers = None,
+    tasks_as_root: TasksAsRoot = False,
     service_user: Annotated[
-        str | None, typer.Option(help="Run PostgreSQL as this user (root).")
+        str | None, typer.Option(help="Root: run PostgreSQL and NATS as this user.")
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return once it is ready.")] = False,
 ) -> None:
@@ -61,14 +81,17 @@ def up(  # noqa: PLR0917 - a command: every parameter is an option by name
         "nodes": nodes,
         "slots": slots,
         "nodes_file": None if nodes_file is None else str(nodes_file.absolute()),
-        "task_user": task_user,
         "service_user": service_user,
     }
     changed: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
     options = replace(place.options() or Options(), **changed)
+    options = with_task_user(options, task_user, task_users, tasks_as_root)
     if place.is_kept():
         _report(place, _wait_ready(place, None))
     elif detach:
+        from services.allinone.task_user import check_task_user  # noqa: PLC0415 - imports services
+
+        check_task_user(place, options)
         _report(place, _detached(place, options))
     else:
         from services.allinone.keep import keep_here  # noqa: PLC0415 - imports the platform

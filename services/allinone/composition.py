@@ -47,8 +47,9 @@ def _launcher(machine: Machine) -> dict[str, str]:
         own["slots_per_node"] = str(1 if options.slots is None else options.slots)
     if options.nodes_file:
         own["nodes_file"] = options.nodes_file
-    if options.task_user:
-        own["task_user"] = options.task_user
+    # All three, so that the environment cannot add what `up` has not validated.
+    own["task_user"], own["task_users"] = options.task_user or "", options.task_users or ""
+    own["tasks_as_root"] = str(options.tasks_as_root)
     return own
 
 

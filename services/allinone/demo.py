@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,8 @@ async def main() -> int:
     # Virtual nodes where there is no GPU; otherwise this machine as it is.
     virtual = not find_gpus().gpus
     options = Options(port=0, nodes=2, slots=2) if virtual else Options(port=0)
+    # The only tasks are the demo's own, and they are gone with it.
+    options = replace(options, tasks_as_root=True)
     try:
         place.take()
         with place.log.open("a", encoding="utf-8") as log:

@@ -16,12 +16,13 @@ from typing import Annotated
 import typer
 from shiftwork.cli.failures import Failure
 
+from services.allinone.cli import TasksAsRoot, TaskUser, TaskUsers
 from services.allinone.composition import WIRINGS
 from services.allinone.embedded.credentials import ensure_credentials
 from services.allinone.keep import keep_here
 from services.allinone.keeper import Board
 from services.allinone.machine import Machine
-from services.allinone.place import Keeper, Options, Place, default_data
+from services.allinone.place import Keeper, Options, Place, default_data, with_task_user
 from services.allinone.servers import Servers
 from services.allinone.service_processes import ServiceProcesses, Tell, free_port
 from services.launcher.gpus import find_gpus
@@ -100,11 +101,14 @@ class Dev:
             self.ready.set()
 
 
-def main(
+def main(  # noqa: PLR0917 - a command: every parameter is an option by name
     data: Annotated[Path | None, typer.Option(help="Data folder.", show_default=False)] = None,
     port: Annotated[int | None, typer.Option(help="HTTP port (0: a free one).")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Virtual nodes.")] = None,
     slots: Annotated[int | None, typer.Option(min=0, help="Slots on each virtual node.")] = None,
+    task_user: TaskUser = None,
+    task_users: TaskUsers = None,
+    tasks_as_root: TasksAsRoot = False,
 ) -> None:
     """Every service as a process of its own, on embedded NATS and PostgreSQL, until Ctrl-C."""
     place = Place(data or default_data().with_name("shiftwork-dev"))
@@ -117,6 +121,7 @@ def main(
         nodes=known.nodes if nodes is None else nodes,
         slots=known.slots if slots is None else slots,
     )
+    options = with_task_user(options, task_user, task_users, tasks_as_root)
     try:
         code = keep_here(place, options, verbose=True, form="console", make=Dev)
     except Failure as failure:

@@ -15,10 +15,13 @@ from collections.abc import Callable, Iterator
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from shiftwork.cli.failures import Failure
+
 from services.allinone.embedded import nats, postgres
-from services.allinone.embedded.accounts import service_account
+from services.allinone.embedded.accounts import Account, can_run, service_account
 from services.allinone.findings import Finding
 from services.allinone.place import Options, Place
+from services.allinone.task_user import check_task_user
 from services.launcher.gpus import find_gpus
 from services.launcher.runtimes.node import cgroups
 
@@ -85,13 +88,29 @@ def _users(place: Place) -> Iterator[Finding]:
         yield Finding("ok", f"tasks run as {own}, and share the trust of whoever runs `up`")
         return
     account = service_account(place.data / "postgres" / "data", options.service_user)
-    yield Finding("ok", f"PostgreSQL runs as {account.name if account else 'root'}")
-    if options.task_user is None:
-        fix = "name an unprivileged user: shiftwork up --task-user NAME"
-        yield Finding("warn", "tasks run as root, with the trust of whoever runs `up`", fix)
-    elif account is not None and account.name == options.task_user:
-        fix = "give tasks a user of their own"
-        yield Finding("bad", f"tasks and the database both run as {account.name}", fix)
+    yield Finding("ok", f"PostgreSQL and NATS run as {account.name if account else 'root'}")
+    try:
+        check_task_user(place, options)
+    except Failure as problem:
+        # Before the first `up` nothing is chosen yet.
+        yield Finding("warn" if place.options() is None else "bad", problem.what, problem.fix)
+        return
+    if options.tasks_as_root:
+        fix = "give them users of their own: shiftwork up --task-users FIRST-LAST"
+        yield Finding("warn", "tasks run as root: whoever may submit has its rights", fix)
+        return
+    told = f"as {options.task_user}" if options.task_user else "each owner's as a user of their own"
+    yield Finding("ok", f"tasks run {told}")
+    first = (options.task_users or "").partition("-")[0]
+    user = Account(int(first), int(first), "") if first else _account(options.task_user or "")
+    if not can_run(user, [sys.executable, "-c", ""]):
+        fix = "install it where everybody may read it, for example below /opt"
+        yield Finding("warn", f"tasks cannot run {sys.executable}: `python` is closed to them", fix)
+
+
+def _account(name: str) -> Account:
+    found = pwd.getpwnam(name)
+    return Account(found.pw_uid, found.pw_gid, name)
 
 
 def _gpus(place: Place) -> Iterator[Finding]:

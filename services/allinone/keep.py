@@ -28,6 +28,7 @@ from libs.service.run import collect_rarely
 from services.allinone.embedded.processes import ServerError
 from services.allinone.place import CONTEXT, KeptByAnotherError, Options, Place
 from services.allinone.platform import Platform
+from services.allinone.task_user import check_task_user
 from services.launcher.runtimes.ending import end_supervisors
 
 
@@ -58,6 +59,7 @@ def keep_here(
     make: Callable[[Place, Options, int], Kept] = Platform,
 ) -> int:
     """Run until told to end; the exit status. ``make(place, options, pid)`` builds the platform."""
+    check_task_user(place, options)
     try:
         place.take()
     except KeptByAnotherError as error:
@@ -69,7 +71,7 @@ def keep_here(
     problem = ""
     try:
         place.keep_options(options)
-        if options.task_user is not None:
+        if options.task_user is not None or options.task_users is not None:
             place.let_tasks_pass()
         with place.log.open("a", encoding="utf-8") as log:
             raise_descriptor_limit()

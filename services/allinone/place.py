@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from services.allinone.embedded.credentials import Credentials, private_folder, write_private
@@ -42,9 +42,23 @@ class Options:
     slots: int | None = None
     # Groups, labels and taints of the nodes.
     nodes_file: str | None = None
-    # As whom root runs tasks (a user's name), and PostgreSQL.
+    # As whom root runs tasks: a user's name, a range of user numbers (each owner's tasks get one
+    # of their own), or root itself. At most one of them.
     task_user: str | None = None
+    task_users: str | None = None
+    tasks_as_root: bool = False
+    # As whom root runs PostgreSQL and NATS (a user's name).
     service_user: str | None = None
+
+
+def with_task_user(
+    options: Options, task_user: str | None, task_users: str | None, tasks_as_root: bool
+) -> Options:
+    """The options with a new choice of the user of tasks, which replaces the former one; as they
+    were if nothing was chosen."""
+    if task_user is None and task_users is None and not tasks_as_root:
+        return options
+    return replace(options, task_user=task_user, task_users=task_users, tasks_as_root=tasks_as_root)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,13 @@ GPUs. Called by ``main.py`` at the start, and by ``doctor``.
 from __future__ import annotations
 
 import os
-import pwd
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from libs.contracts.messages import Node
 from services.launcher.domain.marks import by_key
 from services.launcher.gpus import Gpu
 from services.launcher.nodes_file import NodeWords, read_nodes_file
-from services.launcher.runtimes.node_client import NodePlan, TaskUser
+from services.launcher.runtimes.node_client import NodePlan
 from services.launcher.settings import LauncherSettings
 
 REAL_NODE = "local-0"
@@ -83,28 +81,3 @@ def _node(
         ready=True,
         gpu_model=gpu_model,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Person:
-    """As whom tasks run, and what they are told about it."""
-
-    name: str
-    home: str
-    # None: as the launcher itself.
-    user: TaskUser | None
-
-
-def task_person(task_user: str) -> Person:
-    """The user of tasks. ValueError if there is no such user, or we are not root."""
-    if not task_user:
-        own = pwd.getpwuid(os.getuid())
-        return Person(own.pw_name, own.pw_dir, None)
-    try:
-        found = pwd.getpwnam(task_user)
-    except KeyError:
-        raise ValueError(f"task_user {task_user!r} is no user of this machine") from None
-    if os.getuid() != 0:
-        raise ValueError("task_user is set, but only root can run tasks as another user")
-    groups = tuple(os.getgrouplist(found.pw_name, found.pw_gid))
-    return Person(found.pw_name, found.pw_dir, TaskUser(found.pw_uid, found.pw_gid, groups))

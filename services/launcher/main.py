@@ -19,12 +19,13 @@ from services.launcher.gpus import find_gpus
 from services.launcher.handlers import HANDLERS, READS, Commands
 from services.launcher.limits import Limits
 from services.launcher.loop import Launcher
-from services.launcher.machine import plan_nodes, task_person
+from services.launcher.machine import plan_nodes
 from services.launcher.runtimes.node_client import Machine
 from services.launcher.runtimes.port import Runtime
 from services.launcher.runtimes.process import ProcessRuntime
 from services.launcher.settings import LauncherSettings
 from services.launcher.tables import TABLES
+from services.launcher.task_users import Choice, person_of, task_users
 
 
 def build(settings: LauncherSettings, ports: Ports, *, runtime: Runtime | None = None) -> Service:
@@ -47,10 +48,10 @@ def build(settings: LauncherSettings, ports: Ports, *, runtime: Runtime | None =
 
 
 def process_runtime(settings: LauncherSettings) -> ProcessRuntime:
-    """This machine as a runtime."""
+    """This machine as a runtime. ValueError if nobody said as whom root runs tasks."""
     machine = Machine(
         folder=settings.data_folder,
-        user=task_person(settings.task_user).user,
+        users=task_users(_choice(settings), settings.data_folder),
         call_seconds=settings.supervisor_call_seconds,
         idle_seconds=settings.supervisor_idle_seconds,
         listing_seconds=settings.look_tick_seconds,
@@ -62,6 +63,10 @@ def process_runtime(settings: LauncherSettings) -> ProcessRuntime:
     # With virtual nodes, GPUs are not asked for: the slots stand for nothing real.
     gpus = find_gpus().gpus if settings.virtual_nodes == 0 else ()
     return ProcessRuntime(machine, plan_nodes(settings, gpus))
+
+
+def _choice(settings: LauncherSettings) -> Choice:
+    return Choice(settings.task_user, settings.task_users, settings.tasks_as_root)
 
 
 def _kubernetes_runtime(settings: LauncherSettings, ports: Ports) -> Runtime:
@@ -89,7 +94,7 @@ def _site(settings: LauncherSettings) -> Site:
             lang="",
             master_addr="",
         )
-    person = task_person(settings.task_user)
+    person = person_of(_choice(settings))
     return Site(
         url=settings.task_url,
         token_key=settings.run_token_key(),

@@ -39,8 +39,13 @@ class LauncherSettings(BaseServiceSettings):
     # What tasks are told. The gateway as they reach it:
     task_url: str = "http://127.0.0.1:8642"
     run_token_key_file: Path
-    # Run by root: the user that tasks run as (empty: root itself, as doctor warns).
+    # Run by root, one of task_user, task_users and tasks_as_root must be set. A user's name: all
+    # tasks run as that user.
     task_user: str = ""
+    # FIRST-LAST: each owner's tasks run as a user number of their own from this range.
+    task_users: str = ""
+    # As root: whoever may submit has all rights on this machine.
+    tasks_as_root: bool = False
     # Begins with this interpreter's folder, so that `python train.py` finds the SDK.
     task_path: str = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
     task_lang: str = "C.UTF-8"
@@ -107,7 +112,8 @@ class LauncherSettings(BaseServiceSettings):
     supervisor_hung_seconds: float = Field(default=300.0, gt=0, le=86_400)
     # So much of one rank's output is written to its file; what follows is dropped, and it says so.
     output_bytes_max: int = Field(default=16 << 30, ge=1 << 16, le=1 << 50)
-    # Processes and threads of one rank, where control groups (version 2) can limit them.
+    # Processes and threads of one rank; of one user where control groups (version 2) cannot limit
+    # them and tasks run as other users.
     pids_max: int = Field(default=32_768, ge=16, le=4_194_304)
     # The output files of a forgotten run are kept so long (the log-collector has its own copies).
     output_keep_seconds: float = Field(default=14 * 86_400.0, gt=0)

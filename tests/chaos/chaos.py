@@ -117,7 +117,7 @@ class Chaos:
         self.tell = tell
         self.report = Report()
         self.log = (folder / "services.log").open("a", encoding="utf-8", buffering=1)
-        options = Options(port=0, nodes=plan.nodes, slots=plan.slots)
+        options = Options(port=0, nodes=plan.nodes, slots=plan.slots, tasks_as_root=True)
         self.dev = Dev(
             Place(folder / "platform"),
             options,

@@ -108,9 +108,9 @@ class Shiftwork:
     def wait(self, task: str, states: str) -> None:
         self.good("wait", task, "--for", states, "--timeout", "30")
 
-    def bring_up(self, *options: str) -> Done:
+    def bring_up(self, *options: str, tasks: str = "--tasks-as-root") -> Done:
         return self.good(
-            *("up", "--data", str(self.data), "--detach"),
+            *("up", "--data", str(self.data), "--detach", *tasks.split()),
             *("--port", "0", "--nodes", "2", "--slots", "2", *options),
         )
 

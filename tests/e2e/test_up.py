@@ -49,7 +49,7 @@ def test_down_lets_tasks_save_and_up_resumes_them(own: Shiftwork) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run tasks as another user")
 def test_tasks_of_another_user_reach_their_own_folder_and_no_secret(own: Shiftwork) -> None:
     own.home.chmod(0o711)
-    own.bring_up("--task-user", "nobody")
+    own.bring_up(tasks="--task-user nobody")
     secrets = (own.data / "admin-token", own.data / "secrets" / "run-key", own.data / "up.log")
     lines = [
         "set -e",
@@ -64,3 +64,39 @@ def test_tasks_of_another_user_reach_their_own_folder_and_no_secret(own: Shiftwo
     file.write_text(json.dumps({"command": command, "working_directory": ""}))
     done = own("submit", "--file", str(file), "-f")
     assert (done.code, done.out.splitlines()[1]) == (0, "nobody"), done
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root chooses the user of tasks")
+def test_root_is_asked_as_whom_tasks_run_and_nothing_is_started(own: Shiftwork) -> None:
+    for more in ((), ("--detach",)):
+        done = own("up", "--data", str(own.data), *more)
+        assert done.code == 2
+        assert "must be told as whom tasks run" in done.err
+        assert "--task-users 300000-309999" in done.err
+    assert not own.data.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run tasks as other users")
+def test_each_owner_is_a_user_of_their_own_also_after_a_restart(own: Shiftwork) -> None:
+    own.home.chmod(0o711)
+    own.bring_up(tasks="--task-users 390000-390009")
+    own.good("user", "add", "ann")
+    token = own.good("token", "create", "--user", "ann", "--name", "t").out.strip()
+    file = own.home / "task.json"
+
+    def play(script: str, *who: str) -> list[str]:
+        file.write_text(json.dumps({"command": ["sh", "-c", script], "working_directory": ""}))
+        task = own.good(*who, "submit", "--file", str(file)).out.strip()
+        own.wait(task, "succeeded,failed")
+        # Through the log-collector, which reads what other users' tasks printed.
+        return own.good("logs", task).out.split()
+
+    first, folder = play("id -u; pwd; echo saved > checkpoint")
+    other = play(f"id -u; cat {folder}/checkpoint || echo refused", "--token", token)
+    assert {first, other[0]} == {"390000", "390001"}
+    assert other[-1] == "refused"
+    own.take_down()
+
+    own.bring_up(tasks="")
+    assert play(f"id -u; cat {folder}/checkpoint") == [first, "saved"]
+    assert play("id -u", "--token", token) == [other[0]]

@@ -117,7 +117,7 @@ async def on_stage(nodes: int = 1, slots: int = 2) -> AsyncIterator[Stage]:
         said: list[str] = []
         dev = Dev(
             Place(folder / "platform"),
-            Options(port=0, nodes=nodes, slots=slots),
+            Options(port=0, nodes=nodes, slots=slots, tasks_as_root=True),
             os.getpid(),
             tell=lambda name, line: said.append(f"{name} | {line}"),
             # With a server that is not, a kill -9 forgets what was committed a moment ago.

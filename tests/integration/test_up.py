@@ -55,7 +55,7 @@ class Home:
         return done
 
     def up(self) -> dict[str, Any]:
-        words = ("--nodes", "1", "--slots", "2", "--port", "0", "--detach")
+        words = ("--nodes", "1", "--slots", "2", "--port", "0", "--tasks-as-root", "--detach")
         return json.loads(self.run("--json", "up", "--data", str(self.data), *words).stdout)
 
     def down(self, *words: str) -> None:

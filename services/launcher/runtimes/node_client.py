@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +21,8 @@ from libs.service.loop import pause
 from libs.service.observe import log
 from services.launcher.runtimes.node import proc
 from services.launcher.runtimes.port import RuntimeDeniedError, RuntimeUnavailableError
+from services.launcher.runtimes.supervisor import PROTOCOL
+from services.launcher.task_users import TaskUsers
 
 PROGRAM = Path(__file__).with_name("supervisor.py")
 LINE_BYTES_MAX = 8 << 20
@@ -37,22 +39,14 @@ class NodePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskUser:
-    """As whom ranks run, when the launcher is root."""
-
-    uid: int
-    gid: int
-    groups: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Machine:
     """Where the runtime keeps things, and how patient it is."""
 
     # Holds nodes/<node>/ (a supervisor's records, and runs/<run>/<rank>/output.log) and
     # work/<run>/ (where a run works that names no folder of its own).
     folder: Path
-    user: TaskUser | None = None
+    # As whom ranks run. None: as the launcher.
+    users: TaskUsers | None = None
     call_seconds: float = 3.0
     # A node that did not answer is not asked again for so long.
     retry_seconds: float = 1.0
@@ -66,7 +60,7 @@ class Machine:
     hung_seconds: float = 300.0
     # So much of one rank's output is written to its file.
     output_bytes_max: int = 16 << 30
-    # Processes and threads of one rank, where control groups can limit them.
+    # Processes and threads of one rank; of one user where control groups cannot limit them.
     pids_max: int = 32_768
 
 
@@ -149,6 +143,8 @@ class NodeClient:
         self.warnings: tuple[str, ...] = ()
         self.hint: Callable[[], None] = lambda: None
         self._link: _Link | None = None
+        # What the supervisor understands.
+        self._protocol = PROTOCOL
         self._connecting = asyncio.Lock()
         self._not_before_s = 0.0
         self._listing: dict[str, Any] = {}
@@ -162,6 +158,19 @@ class NodeClient:
         link = await self._connected()
         self._listed_s = None
         return await self._ask(link, request)
+
+    async def launch(self, run: str, ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Start ranks. RuntimeUnavailableError for a supervisor of an earlier version: it would not
+        know as whom, so it is asked to leave once it has nothing to run."""
+        link = await self._connected()
+        if self._protocol < PROTOCOL:
+            await self._ask(link, {"op": "stop"})
+            self.hang_up()
+            raise RuntimeUnavailableError(
+                f"the supervisor of node {self.plan.node.id} is of an earlier version; it leaves"
+                " when its runs are over, and a new one starts"
+            )
+        await self.call({"op": "launch", "run": run, "ranks": ranks})
 
     async def list(self) -> dict[str, Any]:
         """Its runs; the last answer while nothing has changed."""
@@ -274,6 +283,9 @@ class NodeClient:
             link.close()
             raise
         self.warnings = tuple(answer["warnings"])
+        self._protocol = int(answer["protocol"])
+        if self.machine.users is not None:
+            self._let_tasks_pass()
         if answer.get("damaged"):
             log("launcher").error(
                 "the node's journal was damaged; damaged lines are set apart",
@@ -299,9 +311,16 @@ class NodeClient:
         self._listed_s = None
         self.hint()
 
+    def _let_tasks_pass(self) -> None:
+        """Let ranks of other users pass through to their context file and work folder. At each
+        connection, because a supervisor may have been started when ranks were to run as us."""
+        machine, nodes = self.machine.folder, self.folder.parent
+        for folder in (machine, nodes, self.folder, self.folder / "runs", machine / "work"):
+            folder.chmod(0o711)
+
     def _start(self) -> None:
         """Run the supervisor; it detaches, and leaves again if another one has the node."""
-        work, user = self.machine.folder / "work", self.machine.user
+        work = self.machine.folder / "work"
         self.machine.folder.mkdir(parents=True, exist_ok=True)
         # One by one: parents that mkdir makes on the way would not be private.
         for folder in (self.folder.parent, self.folder, self.folder / "runs", work):
@@ -312,11 +331,6 @@ class NodeClient:
             "output_bytes_max": self.machine.output_bytes_max,
             "pids_max": self.machine.pids_max,
         }
-        if user is not None:
-            # Ranks of another user pass through to their context file and work folder.
-            for folder in (self.folder.parent, self.folder, self.folder / "runs", work):
-                folder.chmod(0o711)
-            options["user"] = (user.uid, user.gid, user.groups)
         argv = [sys.executable, "-I", "-S", str(PROGRAM), str(self.folder), str(work)]
         argv.append(json.dumps(options))
         log_fd = os.open(

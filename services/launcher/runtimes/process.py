@@ -27,6 +27,7 @@ from services.launcher.runtimes.port import (
     RuntimeDeniedError,
     RuntimeUnavailableError,
 )
+from services.launcher.task_users import TaskUser
 
 # A node says so where tasks' CPU and memory limits, or the clean end of a task that hides, cannot
 # be had; ``ProcessRuntime.warnings`` has the sentences.
@@ -67,11 +68,12 @@ class ProcessRuntime:
 
     async def launch(self, order: RunOrder) -> None:
         """See ``port.Runtime``."""
+        user = await self._user_of(order.owner)
         by_node: dict[str, list[dict[str, Any]]] = {}
         for rank in order.ranks:
-            by_node.setdefault(rank.node_id, []).append(self._rank(rank))
+            by_node.setdefault(rank.node_id, []).append(self._rank(rank, user))
         await _all(
-            self._client(node_id).call({"op": "launch", "run": str(order.run_id), "ranks": ranks})
+            self._client(node_id).launch(str(order.run_id), ranks)
             for node_id, ranks in by_node.items()
         )
 
@@ -153,13 +155,28 @@ class ProcessRuntime:
         node = plan.model_copy(update={"ready": ready, "labels": labels})
         return ObservedNode(node, problem=client.problem, retired=client.retired)
 
-    def _rank(self, rank: RankOrder) -> dict[str, Any]:
+    async def _user_of(self, owner: str) -> TaskUser | None:
+        users = self._machine.users
+        if users is None:
+            return None
+        found = users.known(owner)
+        if found is not None:
+            return found
+        try:
+            # An owner's first task: its number is written to the disk.
+            return await asyncio.to_thread(users.of, owner)
+        except (OSError, ValueError) as problem:
+            raise RuntimeUnavailableError(f"no user for the tasks of {owner}: {problem}") from None
+
+    def _rank(self, rank: RankOrder, user: TaskUser | None) -> dict[str, Any]:
         devices = self._client(rank.node_id).plan.devices
         visible = ",".join(devices[gpu] for gpu in rank.gpus) if devices else ""
         return {
             "rank": rank.rank,
             "argv": rank.argv,
-            "env": {**rank.env, "CUDA_VISIBLE_DEVICES": visible},
+            "env": {**(user.environment if user else {}), **rank.env}
+            | {"CUDA_VISIBLE_DEVICES": visible},
+            "user": (user.uid, user.gid, user.groups) if user else None,
             "cwd": rank.cwd,
             "context": rank.context,
             "cpus": rank.cpus,

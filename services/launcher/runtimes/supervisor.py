@@ -44,9 +44,9 @@ from services.launcher.runtimes.node.outputs import Outputs
 from services.launcher.runtimes.node.rank import EndedError, RefusedError
 from services.launcher.runtimes.node.ranks import Ranks
 from services.launcher.runtimes.node.report import report
-from services.launcher.runtimes.node.spawn import Identity
 
-PROTOCOL = 1
+# 2: each rank's order names the user that it runs as.
+PROTOCOL = 2
 LINE_BYTES_MAX = 8 << 20
 CONNECTIONS_MAX = 32
 PR_SET_CHILD_SUBREAPER = 36
@@ -64,10 +64,8 @@ class Options:
     keep_seconds: float | None = None
     # So much of one rank's output goes into its file.
     output_bytes_max: int = 16 << 30
-    # Processes and threads of one rank, where control groups can limit them.
+    # Processes and threads of one rank; of one user where control groups cannot limit them.
     pids_max: int = 32_768
-    # As whom ranks run: user, group, further groups. None: as the supervisor.
-    user: tuple[int, int, list[int]] | None = None
 
 
 class Connection:
@@ -366,7 +364,6 @@ def _serve_node(folder: str, work_folder: str, options: Options, ready: int) -> 
         outputs=Outputs(folder, options.output_bytes_max),
         cgroups=cgroups.find(name, options.pids_max),
         now=time.time,
-        identity=Identity(*options.user) if options.user else None,
     )
     supervisor = Supervisor(folder, ranks, options)
     os.write(ready, b"+")

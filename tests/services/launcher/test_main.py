@@ -61,6 +61,7 @@ class Platform:
             run_token_key_file=key,
             supervisor_idle_seconds=1,
             exit_grace_seconds=0.5,
+            tasks_as_root=True,
         )
         self.broker = MemoryBroker(Random(1))
         self.database = MemoryDatabase()

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from services.launcher.gpus import Gpu
-from services.launcher.machine import plan_nodes, task_person
+from services.launcher.machine import plan_nodes
 from services.launcher.settings import LauncherSettings
 
 
@@ -125,9 +125,3 @@ def test_every_number_has_a_limit() -> None:
 
 def test_the_key_comes_from_its_file(tmp_path: Path) -> None:
     assert some(tmp_path).run_token_key() == b"k" * 64
-
-
-def test_the_user_of_tasks() -> None:
-    assert task_person("").user is None
-    with pytest.raises(ValueError, match="no user"):
-        task_person("no-such-user")

@@ -46,6 +46,9 @@ class Cgroups:
     unified_limits: bool = False
     # Processes and threads of one rank; 0: not limited.
     pids_max: int = 0
+    # The same number, where no group can limit it: of all processes of a rank's user together
+    # (RLIMIT_NPROC). 0: there is no need.
+    user_pids_max: int = 0
     warnings: list[str] = field(default_factory=list[str])
 
     @property
@@ -136,6 +139,7 @@ def find(name: str, pids_max: int = 0, *, probe: bool = False) -> Cgroups:
             ]
             found.unified_limits = {"memory", "cpu"} <= set(handed)
             found.pids_max = pids_max if "pids" in handed else 0
+    found.user_pids_max = 0 if found.pids_max else pids_max
     if not found.unified_limits:
         for controller, file in (("memory", "memory.limit_in_bytes"), ("cpu", "cpu.cfs_quota_us")):
             if controller in mounts and controller in own:

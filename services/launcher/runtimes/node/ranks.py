@@ -27,7 +27,6 @@ from services.launcher.runtimes.node.rank import (
     RefusedError,
 )
 from services.launcher.runtimes.node.report import report
-from services.launcher.runtimes.node.spawn import Identity
 from services.launcher.runtimes.node.starting import Starting, unlink
 
 DELAY_MOST_S, RECORD_AGAIN_S = 0.05, 1.0
@@ -61,7 +60,6 @@ class Ranks:
     outputs: Outputs
     cgroups: Cgroups
     now: Callable[[], float]
-    identity: Identity | None = None
     table: dict[tuple[str, int], Rank] = field(default_factory=dict[tuple[str, int], Rank])
     # Runs that may not start any more.
     ended: set[str] = field(default_factory=set[str])
@@ -82,7 +80,6 @@ class Ranks:
             self.cgroups,
             self.now,
             self.boot,
-            self.identity,
         )
         for record in self.journal.records:
             self._replay(record)

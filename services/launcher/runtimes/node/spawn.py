@@ -14,21 +14,13 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from services.launcher.runtimes.node.clone import fork_into
+from services.launcher.runtimes.node.identity import AFTER_CLONE, Identity, become
 
 NOT_FOUND_CODE, NOT_RUN_CODE = 127, 126
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 # How many open files the supervisor was given, and its ranks are. It raises its own limit: it has
 # one open for each rank.
 OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
-
-
-@dataclass(frozen=True)
-class Identity:
-    """As whom a rank runs."""
-
-    uid: int
-    gid: int
-    groups: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -42,6 +34,8 @@ class Program:
     output: int
     # None: as the supervisor.
     identity: Identity | None
+    # So many processes and threads may that user have; 0: as many as the supervisor's.
+    processes_max: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,8 @@ def spawn(program: Program, *, cgroup: str = "", warning: str = "") -> Gated:
         os.write(program.output, f"shiftwork: {warning}\n".encode())
     reader, gate = os.pipe()
     try:
-        pid, joined = _fork(cgroup)
+        cloned = program.identity is None or AFTER_CLONE
+        pid, joined = _fork(cgroup if cloned else "")
         if pid == 0:
             _become(program, reader, gate)
     except OSError:
@@ -131,11 +126,8 @@ def _restore_signals() -> None:
 def _exec(program: Program) -> int:
     """Become the program; the code to exit with if that fails, which the output explains."""
     os.umask(0o022)
-    who = program.identity
-    if who is not None:
-        os.setgroups(list(who.groups))
-        os.setgid(who.gid)
-        os.setuid(who.uid)
+    if program.identity is not None:
+        become(program.identity, program.processes_max)
     try:
         os.chdir(program.cwd)
     except OSError as error:

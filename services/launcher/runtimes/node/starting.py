@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from services.launcher.runtimes.node import proc
 from services.launcher.runtimes.node.cgroups import Cgroups
+from services.launcher.runtimes.node.identity import Identity
 from services.launcher.runtimes.node.outputs import Outputs
 from services.launcher.runtimes.node.rank import CONTEXT_VARIABLE, Rank
-from services.launcher.runtimes.node.spawn import Identity, Program, spawn
+from services.launcher.runtimes.node.spawn import Program, spawn
 
 
 @dataclass(frozen=True)
@@ -27,14 +29,16 @@ class Starting:
     cgroups: Cgroups
     now: Callable[[], float]
     boot: str
-    identity: Identity | None
 
     def start(self, run: str, order: Mapping[str, Any]) -> Rank:
         """A child that waits at its gate. OSError if there can be none; then nothing is left."""
+        # A launcher that names no user is of an earlier version: nothing runs, least of all as us.
+        user = order["user"]
+        identity = Identity(*user) if user is not None else None
         number: int = order["rank"]
-        folder = self._folders(run, number)
+        folder = self._folders(run, number, identity)
         context = f"{folder}/context.json"
-        self._write_private(context, order["context"])
+        self._write_private(context, order["context"], identity)
         name = f"{run}.{number}"
         groups = self.cgroups.create(name, order["cpus"], order["memory_bytes"])
         # The version 2 group, if there is one, is the first.
@@ -46,7 +50,8 @@ class Starting:
                 env={**order["env"], CONTEXT_VARIABLE: context},
                 cwd=order["cwd"] or f"{self.work_folder}/{run}",
                 output=end,
-                identity=self.identity,
+                identity=identity,
+                processes_max=self.cgroups.user_pids_max,
             )
             gated = spawn(program, cgroup=group, warning=self._warning(order))
         except OSError:
@@ -82,28 +87,34 @@ class Starting:
             return ""
         return "the CPU and memory limits of this task are not enforced on this machine"
 
-    def _folders(self, run: str, rank: int) -> str:
-        """Make the run's folders; the rank's own is returned. With another user for tasks, the way
-        to the context file is passable and nothing more, and the work folder is theirs."""
+    def _folders(self, run: str, rank: int, identity: Identity | None) -> str:
+        """Make the run's folders and return the rank's own, which holds its context and output.
+
+        A rank that runs as another user owns its work folder and may pass to its context file, by
+        its group; the folders on the way stay ours, so that it cannot put anything in the place
+        of its output. Rights are set even if the folder exists: we may have died in between.
+        """
         folder, work = f"{self.runs_folder}/{run}/{rank}", f"{self.work_folder}/{run}"
-        mode = 0o700 if self.identity is None else 0o711
         for path in (f"{self.runs_folder}/{run}", folder, work):
-            try:
-                os.mkdir(path, mode)  # noqa: PTH102 - small imports
-            except FileExistsError:
+            with suppress(FileExistsError):
+                os.mkdir(path, 0o700)  # noqa: PTH102 - small imports
+            if identity is None:
                 continue
-            if path == work and self.identity is not None:
-                os.chown(path, self.identity.uid, self.identity.gid)
+            if path == work:
+                os.chown(path, identity.uid, identity.gid)
+            else:
+                os.chown(path, -1, identity.gid)
+                os.chmod(path, 0o710)  # noqa: PTH101, S103 - small imports; for its group
         return folder
 
-    def _write_private(self, path: str, text: str) -> None:
-        """A file for the task's eyes only."""
+    def _write_private(self, path: str, text: str, identity: Identity | None) -> None:
+        """Write a file that only the task may read."""
         unlink(path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
-            if self.identity is not None:
-                os.fchown(file.fileno(), self.identity.uid, self.identity.gid)
+            if identity is not None:
+                os.fchown(file.fileno(), identity.uid, identity.gid)
 
 
 def unlink(path: str) -> None:

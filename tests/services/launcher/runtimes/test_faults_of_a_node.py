@@ -260,6 +260,7 @@ async def test_a_process_that_may_not_be_ended_holds_up_nobody_else(tmp_path: Pa
             "context": "{}",
             "cpus": None,
             "memory_bytes": None,
+            "user": None,
         }
         child = await asyncio.create_subprocess_exec(
             *(python, "-I", "-S", "-c", IMPORT + SETUID),

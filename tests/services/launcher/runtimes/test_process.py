@@ -22,9 +22,10 @@ import pytest_asyncio
 from services.launcher.domain.model import Listing, ObservedRank, RankState
 from services.launcher.runtimes.node import cgroups, proc, retention
 from services.launcher.runtimes.node.journal import Journal
-from services.launcher.runtimes.node_client import Machine, NodePlan, TaskUser
+from services.launcher.runtimes.node_client import Machine, NodePlan
 from services.launcher.runtimes.port import RuntimeUnavailableError
 from services.launcher.runtimes.process import ProcessRuntime
+from services.launcher.task_users import OneUser, TaskUser
 from tests.services.launcher.makers import a_node, an_order, run_id
 
 RUN = run_id()
@@ -337,6 +338,7 @@ async def test_without_control_groups_too(tmp_path: Path) -> None:
         "context": "{}",
         "cpus": 1.0,
         "memory_bytes": None,
+        "user": None,
     }
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", WITHOUT_CGROUPS, str(tmp_path), json.dumps(order), stdout=-1
@@ -379,6 +381,7 @@ async def test_a_start_that_was_never_recorded_never_happened(tmp_path: Path) ->
         "context": "{}",
         "cpus": None,
         "memory_bytes": None,
+        "user": None,
     }
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", DIES_BEFORE_THE_RECORD, str(tmp_path), json.dumps(order)
@@ -406,9 +409,8 @@ async def test_another_user_for_tasks() -> None:
     nobody = pwd.getpwnam("nobody")
     box = Box(folder / "machine")
     (folder / "machine").mkdir(mode=0o711)
-    machine = Machine(
-        folder / "machine", user=TaskUser(nobody.pw_uid, nobody.pw_gid), idle_seconds=1.0
-    )
+    users = OneUser(TaskUser(nobody.pw_uid, nobody.pw_gid))
+    machine = Machine(folder / "machine", users=users, idle_seconds=1.0)
     box.runtime = ProcessRuntime(machine, [NodePlan(a_node())])
     try:
         await box.lead()

@@ -1,0 +1,43 @@
+"""As whom root lets tasks run on this machine: ``up`` and ``dev`` refuse to start without a choice,
+and refuse one that would give tasks the databases.
+"""
+
+from __future__ import annotations
+
+import os
+
+from shiftwork.cli.failures import USAGE, Failure
+
+from services.allinone.embedded.accounts import service_account
+from services.allinone.place import Options, Place
+from services.launcher.task_users import EXAMPLE, Choice, task_users
+
+CHOICES = (
+    f"add --task-users {EXAMPLE} (each owner's tasks as a user of their own), --task-user NAME"
+    " (all tasks as that user) or --tasks-as-root (only for trusted people: whoever may submit"
+    " has root's rights)"
+)
+
+
+def check_task_user(place: Place, options: Options) -> None:
+    """Raises Failure, with the fix, if tasks may not run as chosen."""
+    choice = Choice(options.task_user or "", options.task_users or "", options.tasks_as_root)
+    if os.geteuid() == 0 and choice == Choice():
+        raise Failure("run by root, `up` must be told as whom tasks run", fix=CHOICES, code=USAGE)
+    try:
+        found = task_users(choice, place.machine)
+    except ValueError as problem:
+        where = "--task-users" if choice.users else "--task-user"
+        raise Failure(str(problem), where=where, code=USAGE) from problem
+    for server, data in (("PostgreSQL", "postgres/data"), ("NATS", "nats")):
+        try:
+            account = service_account(place.data / data, options.service_user)
+        except LookupError as problem:
+            raise Failure(str(problem), where="--service-user", code=USAGE) from problem
+        if found is not None and account is not None and account.uid in found.uids:
+            raise Failure(
+                f"{server} runs as {account.name}, so tasks of that user could reach its data",
+                where="--task-users" if choice.users else "--task-user",
+                fix=f"give tasks another user, best --task-users {EXAMPLE}",
+                code=USAGE,
+            )

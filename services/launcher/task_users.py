@@ -1,0 +1,283 @@
+"""As whom tasks run on this machine: as the launcher, all as one user, or each owner's as a user of
+its own.
+
+``main.py`` validates the choice at the start, ``runtimes/process.py`` asks for a user at each
+launch, and ``up`` validates the same choice before it starts anything.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import grp
+import json
+import os
+import pwd
+import re
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+# Below are the system's own users; above, numbers that some programs take for "none".
+UID_MIN, UID_MAX = 1000, 4_000_000_000
+EXAMPLE = "300000-309999"
+RANGE = re.compile(r"(\d{1,10})-(\d{1,10})")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the operator said: at most one of the three."""
+
+    user: str = ""
+    users: str = ""
+    as_root: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TaskUser:
+    """As whom ranks run. ``environment``: what they are told about it unless the task says
+    otherwise."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+    home: str = ""
+    name: str = ""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables of this user."""
+        return {"HOME": self.home, "USER": self.name} if self.home else {}
+
+
+class TaskUsers(Protocol):
+    """Who runs whose tasks."""
+
+    @property
+    def uids(self) -> range:
+        """Every user number that a task may get."""
+        ...
+
+    def known(self, owner: str) -> TaskUser | None:
+        """The user of an owner, if that needs no disk."""
+        ...
+
+    def of(self, owner: str) -> TaskUser:
+        """The user of an owner; may write to the disk. OSError or ValueError if there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OneUser:
+    """All tasks run as this user."""
+
+    user: TaskUser
+
+    @property
+    def uids(self) -> range:
+        """See ``TaskUsers``."""
+        return range(self.user.uid, self.user.uid + 1)
+
+    def known(self, owner: str) -> TaskUser | None:
+        """See ``TaskUsers``."""
+        del owner
+        return self.user
+
+    def of(self, owner: str) -> TaskUser:
+        """See ``TaskUsers``."""
+        del owner
+        return self.user
+
+
+class OwnerUsers:
+    """Each owner's tasks run as a user number of their own, which no account has.
+
+    ``FOLDER/owners.json`` keeps the numbers, and ``FOLDER/homes/UID`` is the home of each. A number
+    is never given to a second owner, also after the range has changed: files with that number are
+    the first one's. A file that cannot be read is an error for the same reason.
+    """
+
+    def __init__(self, folder: Path, uids: range) -> None:
+        self._folder, self.uids = folder, uids
+        self._file = folder / "owners.json"
+        self._known: dict[str, TaskUser] = {}
+
+    def known(self, owner: str) -> TaskUser | None:
+        """See ``TaskUsers``."""
+        return self._known.get(owner)
+
+    def of(self, owner: str) -> TaskUser:
+        """See ``TaskUsers``. If the process dies before the file is replaced, the owner has no
+        number yet, and nothing of it has run."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with self._alone():
+            numbers = self._read()
+            uid = numbers.get(owner)
+            if uid is None:
+                uid = self._free(set(numbers.values()))
+                self._write({**numbers, owner: uid})
+        found = TaskUser(uid, uid, (), str(self._home(uid)), owner)
+        self._known[owner] = found
+        return found
+
+    def _free(self, taken: set[int]) -> int:
+        for uid in self.uids:
+            if uid not in taken:
+                return uid
+        raise ValueError(
+            f"all {len(self.uids)} numbers of task_users {self.uids[0]}-{self.uids[-1]} are"
+            " taken by other owners; give a longer range"
+        )
+
+    def _home(self, uid: int) -> Path:
+        homes = self._folder / "homes"
+        homes.mkdir(exist_ok=True)
+        homes.chmod(0o711)
+        home = homes / str(uid)
+        home.mkdir(mode=0o700, exist_ok=True)
+        os.chown(home, uid, uid, follow_symlinks=False)
+        return home
+
+    @contextmanager
+    def _alone(self) -> Generator[None]:
+        """Launchers that stand by for each other on one machine assign one after the other."""
+        path = self._folder / "owners.lock"
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _read(self) -> dict[str, int]:
+        try:
+            found: Any = json.loads(self._file.read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError as problem:
+            raise ValueError(f"{self._file} is damaged ({problem}); restore it") from None
+        numbers = cast("dict[str, int]", found)
+        if not isinstance(found, dict) or len(set(numbers.values())) != len(numbers):
+            raise ValueError(f"{self._file} is damaged: it names no number for each; restore it")
+        return numbers
+
+    def _write(self, numbers: Mapping[str, int]) -> None:
+        fresh = self._file.with_name("owners.json.new")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(json.dumps(numbers, indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self._file)
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """What all tasks are told about whom they run as; empty where that differs by owner."""
+
+    name: str = ""
+    home: str = ""
+
+
+def person_of(choice: Choice) -> Person:
+    """Name and home of the one user of all tasks. ValueError if there is no such user."""
+    if choice.users:
+        return Person()
+    found = _account(choice.user) if choice.user else pwd.getpwuid(os.getuid())
+    return Person(found.pw_name, found.pw_dir)
+
+
+def task_users(choice: Choice, folder: Path) -> TaskUsers | None:
+    """Who runs whose tasks; None: the launcher's own user. ``folder`` keeps the numbers of owners.
+
+    ValueError, with the fix, if the choice is missing or cannot be had.
+    """
+    if sum((bool(choice.user), bool(choice.users), choice.as_root)) > 1:
+        raise ValueError("task_user, task_users and tasks_as_root exclude one another; give one")
+    if os.geteuid() != 0:
+        if choice.user or choice.users:
+            raise ValueError(
+                "only root can run tasks as other users; leave task_user and task_users out"
+            )
+        return None
+    if choice.user:
+        found = _account(choice.user)
+        if found.pw_uid == 0:
+            raise ValueError(
+                f"task_user {choice.user!r} is root; name another user, or set tasks_as_root"
+            )
+        groups = tuple(os.getgrouplist(found.pw_name, found.pw_gid))
+        return OneUser(TaskUser(found.pw_uid, found.pw_gid, groups))
+    if choice.users:
+        return OwnerUsers(folder, uids_of(choice.users))
+    if choice.as_root:
+        return None
+    raise ValueError(
+        "run by root, it must be told as whom tasks run: set task_users (a range such as"
+        f" {EXAMPLE}: each owner's tasks as a user of their own), task_user (one user for all), or"
+        " tasks_as_root=true"
+    )
+
+
+def uids_of(text: str) -> range:
+    """The user numbers of ``FIRST-LAST``. ValueError if they are not for us to give away."""
+    found = RANGE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"task_users {text!r} is no range of user numbers such as {EXAMPLE}")
+    first, last = int(found[1]), int(found[2])
+    if not UID_MIN <= first <= last <= UID_MAX:
+        raise ValueError(
+            f"task_users {text} must go up and lie between {UID_MIN} and {UID_MAX}, for example"
+            f" {EXAMPLE}"
+        )
+    uids = range(first, last + 1)
+    for taken, holder in _taken():
+        if taken.start < uids.stop and uids.start < taken.stop:
+            raise ValueError(
+                f"task_users {text} includes {holder} ({taken.start}); give numbers that belong to"
+                f" nobody, for example {EXAMPLE}"
+            )
+    for file in ("uid_map", "gid_map"):
+        if not _is_mapped(Path("/proc/self", file).read_text(), uids):
+            raise ValueError(
+                f"task_users {text} includes numbers that this container does not have"
+                f" (/proc/self/{file}); give a range that it has"
+            )
+    return uids
+
+
+def _account(name: str) -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        raise ValueError(f"task_user {name!r} is no user of this machine") from None
+
+
+def _taken() -> Iterator[tuple[range, str]]:
+    """Numbers that belong to somebody: users, groups, and the users of containers."""
+    for user in pwd.getpwall():
+        yield range(user.pw_uid, user.pw_uid + 1), f"user {user.pw_name}"
+    for group in grp.getgrall():
+        yield range(group.gr_gid, group.gr_gid + 1), f"group {group.gr_name}"
+    for file in (Path("/etc/subuid"), Path("/etc/subgid")):
+        for line in file.read_text().splitlines() if file.exists() else ():
+            name, _, numbers = line.strip().partition(":")
+            first, _, count = numbers.partition(":")
+            if first.isdecimal() and count.isdecimal():
+                holder = f"numbers that {file} gives to containers of {name}"
+                yield range(int(first), int(first) + int(count)), holder
+
+
+def _is_mapped(text: str, uids: range) -> bool:
+    """Whether one line of a uid_map or gid_map has the whole range."""
+    for line in text.splitlines():
+        inside, _, count = (int(word) for word in line.split())
+        if inside <= uids.start and uids.stop <= inside + count:
+            return True
+    return False

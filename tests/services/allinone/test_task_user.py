@@ -1,0 +1,96 @@
+"""As whom root lets tasks run: what ``up`` refuses before it starts anything."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+from shiftwork.cli.failures import Failure
+
+from services.allinone import doctor, keep
+from services.allinone.embedded.accounts import service_account
+from services.allinone.place import Options, Place, with_task_user
+from services.allinone.task_user import check_task_user
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root chooses the user of tasks")
+
+
+@needs_root
+def test_root_must_choose_before_anything_is_written(tmp_path: Path) -> None:
+    place = Place(tmp_path / "data")
+    with pytest.raises(Failure) as refused:
+        keep.keep_here(place, Options())
+    assert refused.value.what == "run by root, `up` must be told as whom tasks run"
+    for option in ("--task-users 300000-309999", "--task-user NAME", "--tasks-as-root"):
+        assert option in refused.value.fix
+    assert not place.data.exists()
+
+
+@needs_root
+@pytest.mark.parametrize("folder", ["postgres/data", "nats"])
+def test_the_user_of_a_server_is_refused(tmp_path: Path, folder: str) -> None:
+    place = Place(tmp_path / "data")
+    # On a new folder: the one that the servers will get.
+    account = service_account(place.data / "postgres" / "data", None)
+    assert account is not None
+    with pytest.raises(Failure, match=f"runs as {account.name}, so tasks of that user could reach"):
+        check_task_user(place, Options(task_user=account.name))
+    with pytest.raises(Failure, match="PostgreSQL runs as nobody"):
+        check_task_user(place, Options(task_user="nobody", service_user="nobody"))
+    # Data that exists stays with its owner, whatever its name.
+    games = pwd.getpwnam("games")
+    check_task_user(place, Options(task_user="games"))
+    (place.data / folder).mkdir(parents=True)
+    os.chown(place.data / folder, games.pw_uid, games.pw_gid)
+    with pytest.raises(Failure, match="runs as games"):
+        check_task_user(place, Options(task_user="games"))
+    os.chown(place.data / folder, 390_005, 390_005)
+    with pytest.raises(Failure, match="runs as 390005"):
+        check_task_user(place, Options(task_users="390000-390009"))
+
+
+@needs_root
+def test_what_is_safe_or_said_is_accepted(tmp_path: Path) -> None:
+    place = Place(tmp_path / "data")
+    for options in (
+        Options(task_users="390000-390009"),
+        Options(task_user="games"),
+        Options(tasks_as_root=True),
+    ):
+        check_task_user(place, options)
+
+
+def test_an_ordinary_user_chooses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    place = Place(tmp_path / "data")
+    check_task_user(place, Options())
+    check_task_user(place, Options(tasks_as_root=True))
+    with pytest.raises(Failure, match="only root can run tasks as other users"):
+        check_task_user(place, Options(task_user="nobody"))
+
+
+def test_a_new_choice_replaces_the_former_one() -> None:
+    kept = Options(port=7, task_user="nobody")
+    assert with_task_user(kept, None, None, False) == kept
+    assert with_task_user(kept, None, "300000-300009", False) == Options(
+        port=7, task_users="300000-300009"
+    )
+    assert with_task_user(kept, None, None, True) == Options(port=7, tasks_as_root=True)
+
+
+@needs_root
+def test_doctor_says_as_whom_tasks_run(tmp_path: Path) -> None:
+    def found(options: Options) -> list[tuple[str, str]]:
+        place.keep_options(options)
+        return [(finding.level, finding.what) for finding in doctor._users(place)][1:2]
+
+    place = Place(tmp_path / "data")
+    assert [each.level for each in doctor._users(place)] == ["ok", "warn"]
+    place.data.mkdir()
+    assert found(Options()) == [("bad", "run by root, `up` must be told as whom tasks run")]
+    assert found(Options(tasks_as_root=True))[0][0] == "warn"
+    assert found(Options(task_user="games")) == [("ok", "tasks run as games")]
+    many = found(Options(task_users="390000-390009"))
+    assert many == [("ok", "tasks run each owner's as a user of their own")]
