@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from libs.bus.port import BusError
-from libs.service import observe
+from libs.service import observe, prune
 from libs.service.loop import Backoff, Wake, pause
 from libs.service.settings import BaseServiceSettings
 from libs.service.shape import Service
@@ -88,9 +88,10 @@ class Relay:
             if not self.met:
                 continue
             try:
-                await store.prune(
+                count = await store.prune(
                     published_before=now - timedelta(seconds=self.settings.outbox_keep_seconds),
                     seen_before=now - timedelta(seconds=self.settings.inbox_keep_seconds),
                 )
-            except StoreUnavailableError:
-                continue
+                observe.PRUNED.labels(self.service.name, "inbox and outbox").inc(count)
+            except StoreUnavailableError as problem:
+                prune.failed(self.service.name, "inbox and outbox", problem)

@@ -210,12 +210,14 @@ async def on_task_state_changed(tx: Tx, event: TaskStateChanged) -> None:
     row = await tx.get(TaskRow, event.task_id)
     if row is None or row.ended or event.version <= row.state_version:
         return
+    ended = event.state in TERMINAL_STATES
     tx.put(
         replace(
             row,
             state=event.state,
             state_version=event.version,
-            ended=event.state in TERMINAL_STATES,
+            ended=ended,
+            ended_at=tx.now if ended else None,
         )
     )
 

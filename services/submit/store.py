@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from libs.contracts.messages import (
     CreateTask,
@@ -17,6 +17,7 @@ from libs.contracts.messages import (
     TaskState,
     Unit,
 )
+from libs.service.prune import Old, oldest_of
 from libs.store.port import Op, Order, Tx, Where
 from services.submit.domain.model import Facts, Shape
 
@@ -49,6 +50,8 @@ class TaskRow:
     state: TaskState
     state_version: int
     ended: bool
+    # When submit heard that it had ended.
+    ended_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,3 +286,23 @@ def _quota(row: QuotaRow) -> Quota:
         unit=row.unit,
         limit=row.limit,
     )
+
+
+def old_rows(keep: timedelta) -> tuple[Old, ...]:
+    """What submit forgets: tasks that ended, and with them the keys that made them."""
+    return (
+        Old("tasks", keep, lambda tx: oldest_of(tx, TaskRow, "ended_at", *_HAS_ENDED), drop_tasks),
+    )
+
+
+_HAS_ENDED = (Where("ended_at", Op.NOT_NULL),)
+
+
+async def drop_tasks(tx: Tx, before: datetime, limit: int) -> int:
+    """Drop the tasks that ended first; returns how many."""
+    old = await tx.select(
+        TaskRow, Where("ended_at", Op.LT, before), order_by=[Order("ended_at")], limit=limit
+    )
+    for row in old:
+        tx.delete(TaskRow, row.task_id)
+    return len(old)
