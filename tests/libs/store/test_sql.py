@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from libs.store.connections import Address, connect
+from libs.store.leader import raise_epoch
 from libs.store.port import (
     ConflictError,
     Delta,
@@ -400,3 +401,24 @@ async def test_only_the_mark_of_a_published_event_does_not_wait_for_the_disk(rol
     async with store._pool.use() as connection:
         assert await connection.fetchval("SHOW synchronous_commit") == "on"
     await store.close()
+
+
+async def test_a_raised_epoch_ends_the_term_and_the_next_leader_goes_past_it(
+    store: SqlStore, role: Role
+) -> None:
+    leading = await store.lead()
+    address = Address(role.url, role.password)
+    assert await raise_epoch(address, "thing", 57) == 57
+    with pytest.raises(NotLeaderError):
+        async with store.transaction(epoch=leading.epoch):
+            pass
+    await leading.release()
+    assert (await store.lead()).epoch == 58
+    # Again, or with a number that is long past: nothing goes back.
+    assert await raise_epoch(address, "thing", 57) == 58
+    assert await raise_epoch(address, "thing", 3) == 58
+
+
+async def test_the_epoch_can_be_raised_before_anybody_led(store: SqlStore, role: Role) -> None:
+    await raise_epoch(Address(role.url, role.password), "thing", 57)
+    assert (await store.lead()).epoch == 58
