@@ -194,6 +194,7 @@ class Launcher:
                     runtime=self.runtime.name,
                     node_ids=tuple(sorted(node_ids)),
                     listed_at=tx.now,
+                    version=tx.version,
                 )
             )
         settled = not (stock.rows or any(row.silent_since or row.quarantined_until for row in rows))

@@ -230,7 +230,7 @@ async def on_node_changed(tx: Tx, event: NodeChanged) -> None:
 
 async def on_inventory_listed(tx: Tx, event: InventoryListed) -> None:
     """Note that the nodes are known; until then no size and no group is refused."""
-    await store.record_inventory(tx, event.runtime, event.node_ids, event.listed_at)
+    await store.record_inventory(tx, event)
 
 
 async def on_quota_changed(tx: Tx, event: QuotaChanged) -> None:

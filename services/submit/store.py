@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from libs.contracts.messages import (
     CreateTask,
     Goal,
+    InventoryListed,
     Node,
     Priority,
     Quota,
@@ -87,6 +88,7 @@ class InventoryRow:
     runtime: str
     listed_at: datetime
     missing: tuple[str, ...]
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,19 +232,25 @@ async def record_node(tx: Tx, node: Node, *, version: int, removed: bool) -> Non
     for row in await tx.select(InventoryRow):
         if node.id in row.missing:
             left = tuple(node_id for node_id in row.missing if node_id != node.id)
-            tx.put(InventoryRow(row.runtime, row.listed_at, left))
+            tx.put(replace(row, missing=left))
 
 
-async def record_inventory(
-    tx: Tx, runtime: str, node_ids: Sequence[str], listed_at: datetime
-) -> None:
+async def record_inventory(tx: Tx, event: InventoryListed) -> None:
     """Note a full list. Once one is complete, the inventory stays known."""
-    before = await tx.get(InventoryRow, runtime)
-    if before is not None and (not before.missing or before.listed_at >= listed_at):
+    before = await tx.get(InventoryRow, event.runtime)
+    if before is not None and (not before.missing or _is_old(before, event)):
         return
     known = {row.node_id for row in await tx.select(NodeRow)}
-    missing = tuple(node_id for node_id in node_ids if node_id not in known)
-    tx.put(InventoryRow(runtime, listed_at, missing))
+    missing = tuple(node_id for node_id in event.node_ids if node_id not in known)
+    tx.put(InventoryRow(event.runtime, event.listed_at, missing, event.version))
+
+
+def _is_old(known: InventoryRow, event: InventoryListed) -> bool:
+    """Versions decide: the launcher's clock may have been set back. A launcher from before there
+    were versions says 0, and its clock has to do."""
+    if event.version:
+        return known.version >= event.version
+    return known.listed_at >= event.listed_at
 
 
 async def record_quota(tx: Tx, quota: Quota, *, version: int, removed: bool) -> None:

@@ -87,6 +87,7 @@ class Inventory(Base, table=True):
     runtime: str = key_column()
     listed_at: datetime = time_column()
     missing: tuple[str, ...] = json_column(tuple[str, ...])
+    version: int
 
 
 class Quota(Base, table=True):

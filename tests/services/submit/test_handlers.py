@@ -63,8 +63,10 @@ def node(node_id: str, *, version: int = 1, removed: bool = False, **changes: An
     )
 
 
-def listed(*node_ids: str, seconds: float = 0.0) -> InventoryListed:
-    return InventoryListed(runtime="process", node_ids=node_ids, listed_at=at(seconds))
+def listed(*node_ids: str, seconds: float = 0.0, version: int = 0) -> InventoryListed:
+    return InventoryListed(
+        runtime="process", node_ids=node_ids, listed_at=at(seconds), version=version
+    )
 
 
 def limited(limit: int, *, version: int = 1, removed: bool = False, **changes: Any) -> QuotaChanged:
@@ -439,3 +441,10 @@ async def test_ended_tasks_are_forgotten_by_age_and_live_ones_never(world: World
     # A key that is not forgotten still makes no second task; one that is makes a new task.
     assert not (await created(world, "k2")).created
     assert (await created(world, "k1")).created
+
+
+async def test_a_newer_list_counts_although_the_clock_was_set_back(world: World) -> None:
+    await world.tell(listed("n1", "n2", seconds=9, version=4))
+    await world.tell(listed("n3", seconds=1, version=5), listed("n1", seconds=10, version=3))
+    (row,) = await world.rows(InventoryRow)
+    assert (row.missing, row.version) == (("n3",), 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlalchemy as sa
 from alembic import op
 
 revision = "0006"
@@ -15,3 +16,8 @@ def upgrade() -> None:
     op.create_index("inbox_seen_idx", "inbox", ["seen_at"], schema="scheduler")
     # No statement asks for it any more, and the code before this one is served by the new index.
     op.drop_index("inbox_seen_at_idx", table_name="inbox", schema="scheduler")
+    op.add_column(
+        "inventory",
+        sa.Column("version", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
+        schema="scheduler",
+    )

@@ -17,6 +17,11 @@ def upgrade() -> None:
     # No statement asks for it any more, and the code before this one is served by the new index.
     op.drop_index("inbox_seen_at_idx", table_name="inbox", schema="submit")
     op.add_column(
+        "inventory",
+        sa.Column("version", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
+        schema="submit",
+    )
+    op.add_column(
         "task", sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True), schema="submit"
     )
     # Nobody noted when they ended: they are kept for the whole time from now on.
