@@ -67,7 +67,8 @@ class Horizon:
         if self._counted_s is not None:
             speed = self.days_per_hour * 24
             earned = timedelta(seconds=(now_s - self._counted_s) * speed)
-            self._spare = min(self._spare + earned, max(DAY, earned))
+            # What an hour earns is kept, no more: a year without old rows earns no year.
+            self._spare = min(self._spare + earned, DAY * max(1.0, self.days_per_hour))
         self._counted_s = now_s
         # A time without rows costs no more than a day.
         at = oldest if self._at is None else max(self._at, oldest - DAY)

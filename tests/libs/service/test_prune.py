@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -105,6 +106,37 @@ def test_a_long_time_without_rows_is_not_waited_for() -> None:
         await pause(3600)
         later = EPOCH + 200 * DAY
         assert horizon.before(later, EPOCH + 300 * DAY) == later
+
+    virtually(main())
+
+
+def test_a_long_time_without_old_rows_earns_no_more_than_a_day() -> None:
+    async def main() -> None:
+        horizon = Horizon("quota", "rows", 1.0)
+        horizon.before(EPOCH, EPOCH)
+        await pause(100 * 86_400)
+        assert horizon.before(EPOCH, EPOCH + 300 * DAY) == EPOCH + DAY
+
+    virtually(main())
+
+
+def test_an_inbox_that_cannot_be_pruned_is_counted() -> None:
+    async def main() -> None:
+        world = World()
+        runner = world.runner()
+        store = runner.service.ports.store
+
+        async def refuse(**_moments: datetime) -> int:
+            raise StoreUnavailableError("too slow")
+
+        store.prune = refuse  # type: ignore[method-assign]
+        failures = observe.PRUNE_FAILED.labels("quota", "inbox and outbox")
+        before = failures._value.get()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        task = asyncio.ensure_future(runner.run())
+        await pause(3 * runner.settings.prune_tick_seconds)
+        assert failures._value.get() > before  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
     virtually(main())
 
