@@ -425,7 +425,7 @@ async def test_the_epoch_can_be_raised_before_anybody_led(store: SqlStore, role:
     assert (await store.lead()).epoch == 58
 
 
-async def test_pruning_the_inbox_reads_only_what_it_deletes(store: SqlStore, role: Role) -> None:
+async def test_pruning_the_inbox_reads_only_what_it_deletes(role: Role) -> None:
     """Also when old and new rows lie in the same blocks, as they do once space is used again."""
     connection = await connect(Address(role.url, role.password))
     await connection.execute(
@@ -435,9 +435,13 @@ async def test_pruning_the_inbox_reads_only_what_it_deletes(store: SqlStore, rol
     await connection.execute("ANALYZE thing.inbox")
     old = datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
     before = await connection.fetchval(_ROWS_READ)
+    store = store_at(role.url, role.password)
     assert await store.prune(published_before=old, seen_before=old) == 60
-    await asyncio.sleep(1.5)
-    read = await connection.fetchval(_ROWS_READ)
+    # The server counts what a session has read when the session ends.
+    await store.close()
+    read = before
+    while read == before:
+        read = await connection.fetchval(_ROWS_READ)
     await connection.close()
     assert read - before <= 1000
 
