@@ -146,7 +146,7 @@ def pruned(service: str, what: str, count: int) -> None:
 def failed(service: str, what: str, problem: Exception) -> None:
     """Count and say that old rows could not be deleted; they are tried again at the next tick."""
     observe.PRUNE_FAILED.labels(service, what).inc()
-    observe.log(service).error("old rows cannot be deleted", what=what, problem=str(problem))
+    observe.log(service).warning("old rows cannot be deleted", what=what, problem=str(problem))
 
 
 def prune_loop(service: str, store: Store, settings: BaseServiceSettings, *old: Old) -> Loop:
