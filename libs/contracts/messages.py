@@ -830,6 +830,7 @@ class InventoryListed(Message):
     runtime: str = ""
     node_ids: tuple[str, ...] = ()
     listed_at: Time
+    version: Int64 = 0
 
 
 class RunAssigned(Message):

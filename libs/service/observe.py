@@ -61,6 +61,17 @@ STEP_SECONDS = Histogram(
 LOST_LINES = Counter(
     "shiftwork_log_lines_lost_total", "Log lines that could not be written (a full disk)"
 )
+PRUNED = Counter(
+    "shiftwork_pruned_rows_total", "Rows deleted because of their age", ["service", "what"]
+)
+PRUNE_FAILED = Counter(
+    "shiftwork_prunes_failed_total", "Prunes that the database refused", ["service", "what"]
+)
+PRUNE_HELD = Gauge(
+    "shiftwork_prune_held_seconds",
+    "How far the deleting of old rows is behind what the settings ask for",
+    ["service", "what"],
+)
 RETRIES = Counter("shiftwork_retries_total", "Waits for a database or bus", ["service", "part"])
 
 

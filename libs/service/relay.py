@@ -17,7 +17,7 @@ from datetime import timedelta
 
 from libs.bus.port import BusDeniedError, BusError
 from libs.contracts.envelope import Envelope
-from libs.service import dead_letters, observe
+from libs.service import dead_letters, observe, prune
 from libs.service.loop import Backoff, Wake, pause
 from libs.service.settings import BaseServiceSettings
 from libs.service.shape import Service
@@ -159,9 +159,10 @@ class Relay:
             if not self.met:
                 continue
             try:
-                await store.prune(
+                count = await store.prune(
                     published_before=now - timedelta(seconds=self.settings.outbox_keep_seconds),
                     seen_before=now - timedelta(seconds=self.settings.inbox_keep_seconds),
                 )
+                observe.PRUNED.labels(self.service.name, "inbox and outbox").inc(count)
             except (StoreUnavailableError, DatabaseFaultError) as problem:
-                observe.log(self.service.name).warning("pruning waits", problem=str(problem))
+                prune.failed(self.service.name, "inbox and outbox", problem)

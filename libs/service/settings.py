@@ -76,6 +76,10 @@ class BaseServiceSettings(BaseSettings):
     inbox_keep_seconds: float = Field(default=15 * 86_400.0, gt=0)
     outbox_keep_seconds: float = Field(default=3_600.0, gt=0)
     prune_tick_seconds: float = Field(default=60.0, gt=0)
+    # Old rows are deleted so many in a transaction, and of each kind at most so many days of
+    # history in an hour (0: no bound), because the clock may be wrong.
+    prune_rows_max: int = Field(default=1000, ge=1, le=10_000)
+    prune_days_per_hour: float = Field(default=1.0, ge=0, le=10_000)
 
     def database_password(self) -> str | None:
         """The password, read now; None if the URL needs none."""

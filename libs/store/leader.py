@@ -135,3 +135,29 @@ async def _attempt(
         connection.terminate()
         raise
     return SqlLeadership(connection, int(epoch), campaign.probe_s)
+
+
+async def raise_epoch(address: Address, schema: str, past: int) -> int:
+    """Make the next leader's epoch greater than ``past``; returns the epoch as it stands now.
+
+    For a database that was restored from a backup, while what its leaders command remembers a
+    later epoch. Whoever leads now loses the term at its next transaction and leads anew. Twice
+    is as good as once. StoreUnavailableError if the database cannot be reached.
+    """
+    try:
+        connection = await connect(address)
+        try:
+            found = await connection.fetchval(
+                f"INSERT INTO {quoted(schema, LEADER)} AS l"  # noqa: S608 - our names
+                " (id, epoch, version, name, bus_server) VALUES (1, $1, 0, '', '')"
+                " ON CONFLICT (id) DO UPDATE SET epoch = greatest(l.epoch, $1) RETURNING epoch",
+                past,
+            )
+        finally:
+            await connection.close()
+    except Exception as error:
+        known = meaning(error, closed=True)
+        if known is None:
+            raise
+        raise known from error
+    return int(found)

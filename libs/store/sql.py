@@ -331,22 +331,24 @@ class SqlStore(StoreCore):
     async def prune(self, *, published_before: datetime, seen_before: datetime) -> int:
         """Drop old rows of the outbox (published) and inbox, a bounded piece at a time."""
         inbox = quoted(self._tables.schema, INBOX)
-        pieces = (
-            (self._outbox, "published_at < $1", published_before),
-            (inbox, "seen_at < $1", seen_before),
+        # The oldest rows have the lowest ids. Rows that wait to be published are few among them,
+        # and a page without an old row ends the search.
+        sent = (
+            f"DELETE FROM {self._outbox} WHERE published_at < $1 AND id = ANY(ARRAY("  # noqa: S608 - our names
+            f"SELECT id FROM {self._outbox} ORDER BY id LIMIT {PRUNE_ROWS_MAX}))"
         )
+        seen = (
+            f"DELETE FROM {inbox} WHERE event_id = ANY(ARRAY("  # noqa: S608 - our names
+            f"SELECT event_id FROM {inbox} WHERE seen_at < $1"
+            f" ORDER BY seen_at LIMIT {PRUNE_ROWS_MAX}))"
+        )
+        pieces = ((sent, published_before), (seen, seen_before))
         total = 0
-        for table, old, moment in pieces:
-            count = PRUNE_ROWS_MAX
-            while count == PRUNE_ROWS_MAX:
+        for delete, moment in pieces:
+            count = -1
+            while count:
                 async with self._pool.use() as connection:
-                    count = _count(
-                        await connection.execute(
-                            f"DELETE FROM {table} WHERE ctid = ANY(ARRAY("  # noqa: S608 - our names
-                            f"SELECT ctid FROM {table} WHERE {old} LIMIT {PRUNE_ROWS_MAX}))",
-                            moment,
-                        )
-                    )
+                    count = _count(await connection.execute(delete, moment))
                 total += count
         return total
 

@@ -36,9 +36,6 @@ class Housekeeping:
         async with self._store.transaction(epoch=epoch) as tx:
             dropped = [
                 await rows_of.drop_old_events(tx, settings.events_kept_max, most),
-                await rows_of.drop_old_audit(
-                    tx, tx.now - timedelta(seconds=settings.audit_keep_seconds), most
-                ),
                 await rows_of.drop_settled(
                     tx, tx.now - timedelta(seconds=settings.accepted_keep_seconds), most
                 ),

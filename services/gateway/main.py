@@ -9,6 +9,7 @@ from pathlib import Path
 from libs.contracts import messages as m
 from libs.service.clock import Clock
 from libs.service.loop import Loop
+from libs.service.prune import prune_loop
 from libs.service.shape import Ports, Service
 from libs.service.stream_watch import StreamWatch
 from libs.service.wiring import Wiring
@@ -23,6 +24,7 @@ from services.gateway.loop import Housekeeping, Rebuild
 from services.gateway.refusals import Refusals, WrongTokens
 from services.gateway.rows import EventHeadRow
 from services.gateway.settings import GatewaySettings
+from services.gateway.store import old_rows
 from services.gateway.tables import TABLES
 
 TOKEN_PREFIX = "swt_"  # noqa: S105 - what a token begins with is no secret
@@ -134,6 +136,7 @@ def _loops(
             exclusive=True,
             wake_on_commit=False,
         ),
+        prune_loop("gateway", ports.store, settings, *old_rows(settings)),
         Loop(
             "rebuild",
             rebuild.step,

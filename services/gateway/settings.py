@@ -69,6 +69,9 @@ class GatewaySettings(BaseServiceSettings):
     # What is kept.
     events_kept_max: int = Field(default=1_000_000, ge=1000)
     audit_keep_seconds: float = Field(default=400 * 86_400.0, gt=0)
+    # After its end a task is listed so long, with its runs and metrics.
+    tasks_keep_seconds: float = Field(default=365 * 86_400.0, gt=0)
+    removed_node_keep_seconds: float = Field(default=30 * 86_400.0, gt=0)
     accepted_keep_seconds: float = Field(default=600.0, gt=0)
     housekeeping_rows_max: int = Field(default=1000, ge=1, le=10_000)
     housekeeping_tick_seconds: float = Field(default=60.0, gt=0)

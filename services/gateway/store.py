@@ -10,11 +10,12 @@ import base64
 import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeGuard, TypeVar
 
 import orjson
 
+from libs.service.prune import Old, oldest_of
 from libs.store.port import Op, Order, Tx, Where
 from services.gateway.problems import invalid
 from services.gateway.rows import (
@@ -22,11 +23,13 @@ from services.gateway.rows import (
     AuditRow,
     EventHeadRow,
     EventRow,
+    MetricsRow,
     NodeRow,
     RunRow,
     TaskRow,
     TokenRow,
 )
+from services.gateway.settings import GatewaySettings
 
 R = TypeVar("R")
 HEAD = "log"
@@ -36,6 +39,8 @@ RUNS_SUMMED_MAX = 5_000
 # The columns of orders that hold whole numbers; every other one holds text.
 _NUMBERS = frozenset({"priority_order", "version"})
 _INT64 = range(-(2**63), 2**63)
+# Rows of metrics, some 20 kB each, that are forgotten in one transaction.
+METRICS_DROPPED_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,11 +256,77 @@ async def drop_old_events(tx: Tx, kept_max: int, rows_max: int) -> int:
     return oldest - ends.oldest
 
 
-async def drop_old_audit(tx: Tx, before: datetime, rows_max: int) -> int:
-    """Forget entries of the audit trail that are older than the settings keep them."""
-    old = await tx.select(AuditRow, Where("at", Op.LT, before), limit=rows_max)
+def old_rows(settings: GatewaySettings) -> tuple[Old, ...]:
+    """What the gateway forgets by age: the audit trail, ended tasks with all that belongs to them,
+    and removed nodes."""
+    removed = Where("removed", Op.EQ, value=True)
+    return (
+        Old(
+            "audit",
+            timedelta(seconds=settings.audit_keep_seconds),
+            lambda tx: oldest_of(tx, AuditRow, "at"),
+            drop_old_audit,
+        ),
+        Old(
+            "tasks",
+            timedelta(seconds=settings.tasks_keep_seconds),
+            lambda tx: oldest_of(tx, TaskRow, "finished_at", Where("finished_at", Op.NOT_NULL)),
+            drop_old_tasks,
+        ),
+        Old(
+            "removed nodes",
+            timedelta(seconds=settings.removed_node_keep_seconds),
+            lambda tx: oldest_of(tx, NodeRow, "changed_at", removed),
+            drop_removed_nodes,
+        ),
+    )
+
+
+async def drop_old_audit(tx: Tx, before: datetime, limit: int) -> int:
+    """Forget the oldest entries of the audit trail; returns how many."""
+    old = await tx.select(AuditRow, Where("at", Op.LT, before), order_by=[Order("at")], limit=limit)
     for row in old:
         tx.delete(AuditRow, row.id)
+    return len(old)
+
+
+async def drop_old_tasks(tx: Tx, before: datetime, limit: int) -> int:
+    """Forget the tasks that ended first: their ranks' metrics, then their runs, then themselves.
+
+    Returns how many rows it dropped, or ``limit`` if some are left. Metrics are large: few go at a
+    time. Dying in between leaves tasks without their metrics, and the next prune goes on.
+    """
+    old = await tx.select(
+        TaskRow, Where("finished_at", Op.LT, before), order_by=[Order("finished_at")], limit=limit
+    )
+    if not old:
+        return 0
+    mine = Where("task_id", Op.IN, [row.task_id for row in old])
+    metrics = await tx.select(MetricsRow, mine, limit=METRICS_DROPPED_MAX)
+    for row in metrics:
+        tx.delete(MetricsRow, row.task_id, row.rank)
+    if len(metrics) == METRICS_DROPPED_MAX:
+        return limit
+    runs = await tx.select(RunRow, mine, limit=limit)
+    for row in runs:
+        tx.delete(RunRow, row.task_id, row.attempt)
+    if len(runs) == limit:
+        return limit
+    for row in old:
+        tx.delete(TaskRow, row.task_id)
+    return len(old)
+
+
+async def drop_removed_nodes(tx: Tx, before: datetime, limit: int) -> int:
+    """Forget nodes that were removed; returns how many."""
+    old = await tx.select(
+        NodeRow,
+        Where("removed", Op.EQ, value=True),
+        Where("changed_at", Op.LT, before),
+        limit=limit,
+    )
+    for row in old:
+        tx.delete(NodeRow, row.node_id)
     return len(old)
 
 

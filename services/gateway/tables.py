@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
+import sqlalchemy as sa
 from pydantic import PlainSerializer
 from sqlmodel import Field
 
@@ -55,6 +56,13 @@ class _TaskColumns(Base):
 
 class Task(_TaskColumns, table=True):
     """Tasks as projected."""
+
+    # Tasks that have not ended are not in it.
+    __table_args__ = (
+        sa.Index(
+            "task_finished", "finished_at", postgresql_where=sa.text("finished_at IS NOT NULL")
+        ),
+    )
 
 
 class Accepted(_TaskColumns, table=True):

@@ -215,6 +215,7 @@ class Commands:
                     runtime=self.runtime,
                     node_ids=tuple(row.node_id for row in rows if not row.removed),
                     listed_at=tx.now,
+                    version=tx.version,
                 )
             )
         for past in await store.newest_past_runs(tx, self.reemit_runs_max):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import timedelta
 
 from services.launcher.domain.delays import DelayPolicy
 from services.launcher.domain.inventory import LeasePolicy, QuarantinePolicy
@@ -22,9 +21,6 @@ class Limits:
     actions_parallel_max: int
     retry_first_seconds: float
     retry_most_seconds: float
-    past_keep: timedelta
-    prune_tick: timedelta
-    prune_rows_max: int
     patience: PatiencePolicy = field(default_factory=PatiencePolicy)
     delays: DelayPolicy = field(default_factory=DelayPolicy)
     quarantine: QuarantinePolicy = field(default_factory=QuarantinePolicy)

@@ -88,7 +88,6 @@ class Launcher:
         self._told_nodes: frozenset[str] | None = None
         # Rows and listed nodes that were found to agree: with many nodes, nearly every look's.
         self._agreed: tuple[Sequence[object], ...] | None = None
-        self._pruned_at: datetime | None = None
         self._work = Worklist()
         self.store.observe(self._observe)
         self.runtime.on_change(self.look_wake.set)
@@ -155,7 +154,6 @@ class Launcher:
                     told_before=self._told_delays,
                     policy=self.limits.delays,
                 )
-                await self._prune(tx)
         except BaseException:
             work.give_back(marks)
             raise
@@ -182,7 +180,9 @@ class Launcher:
             return inventory.Inventory((), ())
         self._agreed = None
         busy = self._work.is_busy
-        stock = inventory.take_stock(rows, listing, busy, tx.now, self.limits.leases)
+        stock = inventory.take_stock(
+            rows, listing, busy, tx.now, self.limits.leases, version=tx.version
+        )
         for row in stock.rows:
             tx.put(row)
         for message in inventory.told({row.node_id: row for row in rows}, stock.rows):
@@ -194,6 +194,7 @@ class Launcher:
                     runtime=self.runtime.name,
                     node_ids=tuple(sorted(node_ids)),
                     listed_at=tx.now,
+                    version=tx.version,
                 )
             )
         settled = not (stock.rows or any(row.silent_since or row.quarantined_until for row in rows))
@@ -227,13 +228,6 @@ class Launcher:
             taken.add(fresh)
             found[run_id] = fresh
         return found
-
-    async def _prune(self, tx: Tx) -> None:
-        if self._pruned_at is not None and tx.now < self._pruned_at + self.limits.prune_tick:
-            return
-        before = tx.now - self.limits.past_keep
-        await tables.prune(tx, before, self.limits.prune_rows_max)
-        self._pruned_at = tx.now
 
     def _forget_done(self) -> None:
         """An action that was carried out matters while its run is live."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
+from libs.service.prune import prune_loop
 from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring
 from services.launcher.domain.delays import DelayPolicy
@@ -24,6 +25,7 @@ from services.launcher.runtimes.node_client import Machine
 from services.launcher.runtimes.port import Runtime
 from services.launcher.runtimes.process import ProcessRuntime
 from services.launcher.settings import LauncherSettings
+from services.launcher.store import old_rows
 from services.launcher.tables import TABLES
 from services.launcher.task_users import Choice, person_of, task_users
 
@@ -41,7 +43,18 @@ def build(settings: LauncherSettings, ports: Ports, *, runtime: Runtime | None =
         handlers=HANDLERS,
         reads=READS,
         commands=commands.table(),
-        loops=launcher.loops(settings.look_tick_seconds, settings.reconcile_tick_seconds),
+        loops=(
+            *launcher.loops(settings.look_tick_seconds, settings.reconcile_tick_seconds),
+            prune_loop(
+                "launcher",
+                ports.store,
+                settings,
+                *old_rows(
+                    timedelta(seconds=settings.past_keep_seconds),
+                    timedelta(seconds=settings.removed_node_keep_seconds),
+                ),
+            ),
+        ),
         on_lead=launcher.on_lead,
         tasks=(launcher.hold,),
     )
@@ -123,9 +136,6 @@ def _limits(settings: LauncherSettings) -> Limits:
         actions_parallel_max=settings.actions_parallel_max,
         retry_first_seconds=settings.retry_first_seconds,
         retry_most_seconds=settings.retry_most_seconds,
-        past_keep=timedelta(seconds=settings.past_keep_seconds),
-        prune_tick=timedelta(seconds=settings.prune_tick_seconds),
-        prune_rows_max=settings.prune_rows_max,
         patience=PatiencePolicy(
             acked=settings.patience_acked_seconds,
             mates=settings.patience_mates_seconds,

@@ -121,6 +121,8 @@ class LauncherSettings(BaseServiceSettings):
     past_keep_seconds: float = Field(default=30 * 86_400.0, gt=0)
     prune_tick_seconds: float = Field(default=600.0, gt=0)
     prune_rows_max: int = Field(default=500, ge=1, le=10_000)
+    # So long after its removal a node is forgotten.
+    removed_node_keep_seconds: float = Field(default=30 * 86_400.0, gt=0)
     reemit_runs_max: int = Field(default=20_000, ge=0)
 
     @model_validator(mode="after")

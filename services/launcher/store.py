@@ -7,10 +7,13 @@ resident: asking for all of them costs no query.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
+from operator import itemgetter
 
 from libs.contracts.ids import RunId
 from libs.contracts.messages import Checkpoint
+from libs.service.prune import Old, oldest_of
 from libs.store.port import Op, Order, Store, Tx, Where
 from services.launcher.domain.model import (
     CheckpointRow,
@@ -123,21 +126,84 @@ async def newest_past_runs(tx: Tx, limit: int) -> Sequence[PastRun]:
     return rows[::-1]
 
 
-async def prune(tx: Tx, before: datetime, limit: int) -> int:
-    """Drop what nobody can ask for any more; returns how many rows, at most about ``limit``."""
-    old = await tx.select(PastRun, Where("forgotten_at", Op.LT, before), limit=limit)
+def old_rows(keep: timedelta, removed_keep: timedelta) -> tuple[Old, ...]:
+    """What the launcher forgets: ended runs with their tasks' checkpoints, requests for runs that
+    never came, and removed nodes."""
+    return (
+        Old("past runs", keep, lambda tx: oldest_of(tx, PastRun, "forgotten_at"), drop_past_runs),
+        Old("requests", keep, _oldest_tombstone, drop_tombstones),
+        Old("removed nodes", removed_keep, _oldest_removed, drop_removed_nodes),
+    )
+
+
+async def drop_past_runs(tx: Tx, before: datetime, limit: int) -> int:
+    """Drop ended runs, and the checkpoints of their tasks; returns how many it dealt with.
+
+    The past of a task that has a run now counts as news: it is asked for again after the task's
+    last run, and until then it is in nobody's way.
+    """
+    old = await tx.select(
+        PastRun,
+        Where("forgotten_at", Op.LT, before),
+        order_by=[Order("forgotten_at")],
+        limit=limit,
+    )
     live = {run.task_id for run in await all_runs(tx)}
-    count = 0
+    gone = [past.task_id for past in old if past.task_id not in live]
+    if gone:
+        for row in await tx.select(CheckpointRow, Where("task_id", Op.IN, gone)):
+            tx.delete(CheckpointRow, row.task_id, row.no)
     for past in old:
         if past.task_id in live:
-            continue
-        for row in await tx.select(CheckpointRow, Where("task_id", Op.EQ, past.task_id)):
-            tx.delete(CheckpointRow, row.task_id, row.no)
-        tx.delete(PastRun, past.task_id)
-        count += 1
-    for run in await all_runs(tx):
-        asked_at = run.kill_requested_at or run.preempt_requested_at
-        if run.state is RunState.TOMBSTONE and asked_at is not None and asked_at < before:
-            tx.delete(Run, run.task_id, run.attempt)
-            count += 1
-    return count
+            tx.put(replace(past, forgotten_at=tx.now))
+        else:
+            tx.delete(PastRun, past.task_id)
+    return len(old)
+
+
+def _asked_at(run: Run) -> datetime | None:
+    return run.kill_requested_at or run.preempt_requested_at
+
+
+async def _tombstones(tx: Tx) -> list[tuple[datetime, Run]]:
+    """Requests for runs that have not come, the oldest first; they are in memory."""
+    found = [
+        (asked_at, run)
+        for run in await all_runs(tx)
+        if run.state is RunState.TOMBSTONE and (asked_at := _asked_at(run)) is not None
+    ]
+    return sorted(found, key=itemgetter(0))
+
+
+async def _oldest_tombstone(tx: Tx) -> datetime | None:
+    found = await _tombstones(tx)
+    return found[0][0] if found else None
+
+
+async def drop_tombstones(tx: Tx, before: datetime, limit: int) -> int:
+    """Drop requests for runs that never came; returns how many."""
+    old = [run for asked_at, run in await _tombstones(tx) if asked_at < before][:limit]
+    for run in old:
+        tx.delete(Run, run.task_id, run.attempt)
+    return len(old)
+
+
+async def _removed(tx: Tx) -> list[NodeRow]:
+    return sorted(
+        (row for row in await nodes(tx) if row.removed),
+        key=lambda row: (row.changed_at, row.node_id),
+    )
+
+
+async def _oldest_removed(tx: Tx) -> datetime | None:
+    found = await _removed(tx)
+    return found[0].changed_at if found else None
+
+
+async def drop_removed_nodes(tx: Tx, before: datetime, limit: int) -> int:
+    """Drop nodes that were removed; returns how many. Should one come back, its versions go on
+    above those that it had: see ``inventory.take_stock``."""
+    old = [row for row in await _removed(tx) if row.changed_at < before][:limit]
+    for row in old:
+        tx.delete(NodeRow, row.node_id)
+    return len(old)

@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from libs.service.clock import Clock
 from libs.service.loop import Loop, Wake
-from libs.service.observe import log
-from libs.store.port import Delta, Store
+from libs.service.prune import Horizon, failed, pruned
+from libs.store.port import Delta, Store, StoreUnavailableError
 from services.log_collector import store
 from services.log_collector.archives.port import Archive, ArchiveError
 from services.log_collector.collector import Collector
 from services.log_collector.recorder import Recorder
 from services.log_collector.state import SERVICE, keys_of
+from services.log_collector.store import RunRow
 
 # Without a live output there is nothing to look at until a commit brings one.
 NOTHING_OPEN_TICK_SECONDS = 60.0
+# What the metrics of pruning call the runs that are dropped.
+RUNS = "runs"
 
 
 def copy_loop(database: Store, collector: Collector) -> Loop:
@@ -54,25 +56,36 @@ class Dropping:
 
     database: Store
     archive: Archive
-    clock: Clock
     keep: timedelta
     runs_max: int
+    rows_max: int
+    horizon: Horizon
 
     async def step(self, epoch: int) -> float | None:
-        """Drop one batch: the files first, so that a crash in between is repaired by the next."""
-        before = self.clock.now() - self.keep
+        """Drop one batch of runs: each one's files first, then its rows in small transactions, the
+        run's own row last, so that a crash in between is repaired by the next step."""
         async with self.database.transaction(epoch=epoch) as tx:
+            oldest, wanted = await store.oldest_exit(tx), tx.now - self.keep
+            if oldest is None or oldest >= wanted:
+                self.horizon.nothing()
+                return None
+            before = self.horizon.before(oldest, wanted)
             rows = await store.runs_to_drop(tx, before, self.runs_max)
         try:
             for row in rows:
                 await self.archive.remove(keys_of(row))
-        except ArchiveError as error:
-            log(SERVICE).warning("old output cannot be dropped now", problem=str(error))
+                await self._drop(row, epoch)
+        except (ArchiveError, StoreUnavailableError) as problem:
+            failed(SERVICE, RUNS, problem)
             return None
-        for row in rows:
-            async with self.database.transaction(epoch=epoch) as tx:
-                await store.drop_run(tx, row)
+        pruned(SERVICE, RUNS, len(rows))
         return 0.0 if len(rows) == self.runs_max else None
+
+    async def _drop(self, row: RunRow, epoch: int) -> None:
+        rank: int | None = 0
+        while rank is not None:
+            async with self.database.transaction(epoch=epoch) as tx:
+                rank = await store.drop_part(tx, row, rank, self.rows_max)
 
 
 def drop_loop(dropping: Dropping, tick_seconds: float) -> Loop:

@@ -6,13 +6,14 @@ from datetime import timedelta
 from pathlib import Path
 
 from libs.service.loop import Wake
+from libs.service.prune import Horizon
 from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring
 from services.log_collector.archives.files import FileArchive
 from services.log_collector.archives.port import Archive
 from services.log_collector.collector import Collector
 from services.log_collector.handlers import HANDLERS, READS, Queries
-from services.log_collector.loop import Dropping, copy_loop, drop_loop, record_loop
+from services.log_collector.loop import RUNS, Dropping, copy_loop, drop_loop, record_loop
 from services.log_collector.recorder import Recorder
 from services.log_collector.settings import LogCollectorSettings
 from services.log_collector.sources.files import FileSource
@@ -56,9 +57,10 @@ def build(
     dropping = Dropping(
         database=ports.store,
         archive=archive,
-        clock=ports.clock,
         keep=timedelta(days=settings.keep_days),
         runs_max=settings.drop_runs_max,
+        rows_max=settings.prune_rows_max,
+        horizon=Horizon(SERVICE, RUNS, settings.prune_days_per_hour),
     )
     queries = Queries(state=state, archive=archive, answers=settings.answers())
     return Service(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from libs.contracts.messages import Placement
+from libs.service.prune import oldest_of
 from libs.store.port import Op, Order, Tx, Where
 from services.log_collector.domain import Entry, OutputKey
 
@@ -99,14 +100,35 @@ async def collected_since(tx: Tx, since: datetime, limit: int) -> Sequence[RunRo
     )
 
 
-async def drop_run(tx: Tx, row: RunRow) -> None:
-    """Forget a run and everything about its outputs."""
-    mine = (Where("task_id", Op.EQ, row.task_id), Where("attempt", Op.EQ, row.attempt))
-    for entry in await tx.select(EntryRow, *mine):
+async def oldest_exit(tx: Tx) -> datetime | None:
+    """When the collected run ended that ended first of all."""
+    return await oldest_of(tx, RunRow, "exited_at", Where("collected", Op.EQ, value=True))
+
+
+async def drop_part(tx: Tx, row: RunRow, first_rank: int, limit: int) -> int | None:
+    """Forget a piece of what is known of a run's outputs, from a rank on: at most ``limit`` rows.
+
+    Returns the rank to go on at; None once nothing is left, and with it the run itself. A long run
+    has millions of entries, which no single statement may delete.
+    """
+    mine = (
+        Where("task_id", Op.EQ, row.task_id),
+        Where("attempt", Op.EQ, row.attempt),
+        # Lower ranks have none left: the database need not step over what was just deleted.
+        Where("rank", Op.GE, first_rank),
+    )
+    entries = await tx.select(EntryRow, *mine, limit=limit)
+    for entry in entries:
         tx.delete(EntryRow, entry.task_id, entry.attempt, entry.rank, entry.offset)
-    for output in await tx.select(OutputRow, *mine):
+    if len(entries) == limit:
+        return entries[-1].rank
+    outputs = await tx.select(OutputRow, *mine[:2], limit=limit)
+    for output in outputs:
         tx.delete(OutputRow, output.task_id, output.attempt, output.rank)
+    if len(outputs) == limit:
+        return entries[-1].rank if entries else first_rank
     tx.delete(RunRow, row.task_id, row.attempt)
+    return None
 
 
 async def entries_around(tx: Tx, key: OutputKey, since: datetime) -> list[Entry]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
+from libs.service.prune import prune_loop
 from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring
 from services.quota.handlers import HANDLERS, READS, Commands, prepare
 from services.quota.settings import QuotaSettings
+from services.quota.store import old_rows
 from services.quota.tables import TABLES
 
 
@@ -20,6 +23,14 @@ def build(settings: QuotaSettings, ports: Ports) -> Service:
         reads=READS,
         prepare=prepare,
         commands=Commands(reemit_runs_max=settings.reemit_runs_max).table(),
+        loops=(
+            prune_loop(
+                "quota",
+                ports.store,
+                settings,
+                *old_rows(timedelta(seconds=settings.ledger_keep_seconds)),
+            ),
+        ),
     )
 
 

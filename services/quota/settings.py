@@ -16,5 +16,7 @@ class QuotaSettings(BaseServiceSettings):
     # Nothing waits for what is noted here: many events, one transaction.
     batch_gap_seconds: float = Field(default=0.1, ge=0, le=1)
 
+    # So long after its end a run leaves the ledger. Its use was published long before.
+    ledger_keep_seconds: float = Field(default=400 * 86_400.0, gt=0)
     # How many entries of the ledger, newest first, a reemit says again.
     reemit_runs_max: int = Field(default=20_000, ge=0)

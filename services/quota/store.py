@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from libs.contracts.messages import Priority, Unit
+from libs.service.prune import Old, oldest_of
 from libs.store.port import Op, Order, Tx, Where
 
 QUOTA_CHANGES = "quota_changes"
@@ -117,3 +118,33 @@ async def newest_use(tx: Tx, limit: int) -> Sequence[RunRow]:
         limit=limit,
     )
     return rows[::-1]
+
+
+def old_rows(keep: timedelta) -> tuple[Old, ...]:
+    """What quota forgets: the ledger's runs, and tasks of which no run is left."""
+    return (
+        Old("runs", keep, lambda tx: oldest_of(tx, RunRow, "ended_at", *_HAS_ENDED), drop_runs),
+    )
+
+
+_HAS_ENDED = (Where("ended_at", Op.NOT_NULL),)
+
+
+async def drop_runs(tx: Tx, before: datetime, limit: int) -> int:
+    """Drop the runs that ended first, also those that never started; returns how many.
+
+    A task goes with its last run. Should it run again after all, its next change of state, which
+    comes with each run, tells whose it is.
+    """
+    old = await tx.select(
+        RunRow, Where("ended_at", Op.LT, before), order_by=[Order("ended_at")], limit=limit
+    )
+    for row in old:
+        tx.delete(RunRow, row.task_id, row.attempt)
+    task_ids = sorted({row.task_id for row in old})
+    if task_ids:
+        left = {row.task_id for row in await tx.select(RunRow, Where("task_id", Op.IN, task_ids))}
+        for task_id in task_ids:
+            if task_id not in left:
+                tx.delete(TaskRow, task_id)
+    return len(old)

@@ -155,10 +155,18 @@ async def on_node_changed(tx: Tx, event: NodeChanged) -> None:
 async def on_inventory_listed(tx: Tx, event: InventoryListed) -> None:
     """Note a full list of nodes: what fits none of them can be told so."""
     known = await tx.get(Inventory, event.runtime)
-    if known is not None and known.listed_at >= event.listed_at:
+    if known is not None and _is_old(known, event):
         _dropped(Drop.OLD_VERSION)
     else:
-        tx.put(Inventory(event.runtime, event.node_ids, event.listed_at))
+        tx.put(Inventory(event.runtime, event.node_ids, event.listed_at, event.version))
+
+
+def _is_old(known: Inventory, event: InventoryListed) -> bool:
+    """Versions decide: the launcher's clock may have been set back. A launcher from before there
+    were versions says 0, and its clock has to do."""
+    if event.version:
+        return known.version >= event.version
+    return known.listed_at >= event.listed_at
 
 
 async def on_quota_changed(tx: Tx, event: QuotaChanged) -> None:

@@ -52,8 +52,6 @@ class Brain:
         tick_seconds: float = 1.0,
         dumps: Path | None = None,
         dumps_max: int = 20,
-        decisions_keep_seconds: float = 0.0,
-        prune_rows_max: int = 1000,
         refusals_max: int = 5,
         policy_function: Decide = decide,
     ) -> None:
@@ -62,8 +60,6 @@ class Brain:
         self._tick_seconds = tick_seconds
         self._dumps = dumps
         self._dumps_max = dumps_max
-        self._decisions_keep_seconds = decisions_keep_seconds
-        self._prune_rows_max = prune_rows_max
         self._decide = policy_function
         self._index = Index(policy)
         # Counts what concerns scheduling: the version that a plan is made for.
@@ -237,11 +233,3 @@ class Brain:
             # Only now: what was not committed is saved the next time.
             self._index.saved(learned)
         return None
-
-    async def prune(self, epoch: int) -> float | None:
-        """Drop old decisions, a bounded number at a time."""
-        async with self._ports.store.transaction(epoch=epoch) as tx:
-            dropped = await store.prune(
-                tx, keep_seconds=self._decisions_keep_seconds, rows_max=self._prune_rows_max
-            )
-        return 0.0 if dropped == self._prune_rows_max else None

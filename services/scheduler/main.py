@@ -6,6 +6,7 @@ from pathlib import Path
 
 from libs.contracts.messages import Explain
 from libs.service.loop import Loop
+from libs.service.prune import prune_loop
 from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring
 from services.scheduler.commands import Commands
@@ -15,6 +16,7 @@ from services.scheduler.handlers import HANDLERS, READS, handlers
 from services.scheduler.loop import Brain
 from services.scheduler.policy_commands import PolicyCommands, use_file
 from services.scheduler.settings import SchedulerSettings
+from services.scheduler.store import old_rows
 from services.scheduler.tables import TABLES
 
 
@@ -27,8 +29,6 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
         tick_seconds=settings.tick_seconds,
         dumps=settings.dumps,
         dumps_max=settings.dumps_max,
-        decisions_keep_seconds=settings.decisions_keep_seconds,
-        prune_rows_max=settings.prune_rows_max,
         refusals_max=settings.refusals_max,
     )
     commands = Commands(
@@ -76,13 +76,7 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
                 exclusive=True,
                 wake_on_commit=False,
             ),
-            Loop(
-                "prune",
-                brain.prune,
-                tick_seconds=settings.prune_tick_seconds_decisions,
-                exclusive=True,
-                wake_on_commit=False,
-            ),
+            prune_loop("scheduler", ports.store, settings, *old_rows(settings)),
         ),
         on_lead=on_lead,
     )

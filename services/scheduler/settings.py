@@ -57,10 +57,11 @@ class SchedulerSettings(BaseServiceSettings):
     # alarm is raised, and `explain` says so.
     refusals_max: int = Field(default=5, ge=1, le=1000)
     decisions_keep_seconds: float = Field(default=90 * 86_400.0, gt=0)
-    prune_tick_seconds_decisions: float = Field(default=600.0, gt=0)
+    # The last words of ended tasks. Longer than submit keeps the tasks: what submit says again of
+    # a task that is forgotten here would begin anew.
+    ended_keep_seconds: float = Field(default=400 * 86_400.0, gt=0)
     # How often what the disciplines learned is saved.
     learn_tick_seconds: float = Field(default=60.0, gt=0)
-    prune_rows_max: int = Field(default=1000, ge=1)
     # Explanations are made in copies of the process: how many at a time, how many may be asked for
     # at once, and how long one may take (less than the gateway waits for an answer).
     explain_processes_max: int = Field(default=2, ge=1, le=16)

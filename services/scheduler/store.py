@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from libs.contracts.messages import Reason, TaskStateChanged
+from libs.service.prune import Old, oldest_of
 from libs.store.port import Op, Order, Store, Tx, Where
 from services.scheduler.domain.apply import Change, applied
 from services.scheduler.domain.facts import Early
@@ -22,6 +23,7 @@ from services.scheduler.domain.marks import Ended, PoolBook
 from services.scheduler.domain.model import Inventory, Limit, Node, Plan, PolicySettings, Task
 from services.scheduler.domain.outgoing import state_changed
 from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.settings import SchedulerSettings
 
 WHOLE_NODE = -1
 # Decisions of one plan are numbered within the transaction's number.
@@ -188,15 +190,45 @@ async def ended_newest(tx: Tx, limit: int) -> list[Ended]:
     return rows[::-1]
 
 
-async def prune(tx: Tx, *, keep_seconds: float, rows_max: int) -> int:
-    """Drop the oldest decisions beyond the time they are kept; returns how many."""
-    before = tx.now - timedelta(seconds=keep_seconds)
+def old_rows(settings: SchedulerSettings) -> tuple[Old, ...]:
+    """What the scheduler forgets: decisions, tasks that ended, and removed nodes."""
+    return (
+        Old(
+            "decisions",
+            timedelta(seconds=settings.decisions_keep_seconds),
+            lambda tx: oldest_of(tx, DecisionRow, "decided_at"),
+            drop_decisions,
+        ),
+        Old(
+            "ended tasks",
+            timedelta(seconds=settings.ended_keep_seconds),
+            lambda tx: oldest_of(tx, Ended, "ended_at"),
+            drop_ended,
+        ),
+    )
+
+
+async def drop_decisions(tx: Tx, before: datetime, limit: int) -> int:
+    """Drop the oldest decisions; returns how many."""
     old = await tx.select(
         DecisionRow,
         Where("decided_at", Op.LT, before),
         order_by=[Order("decided_at")],
-        limit=rows_max,
+        limit=limit,
     )
     for row in old:
         tx.delete(DecisionRow, row.no)
+    return len(old)
+
+
+async def drop_ended(tx: Tx, before: datetime, limit: int) -> int:
+    """Drop the last words of tasks that ended first; returns how many.
+
+    By then submit has forgotten them as well (see the settings), so nobody submits them again.
+    """
+    old = await tx.select(
+        Ended, Where("ended_at", Op.LT, before), order_by=[Order("ended_at")], limit=limit
+    )
+    for row in old:
+        tx.delete(Ended, row.task_id)
     return len(old)

@@ -148,6 +148,7 @@ class Inventory(Base, table=True):
     runtime: str = key_column()
     node_ids: tuple[str, ...] = json_column(tuple[str, ...])
     listed_at: datetime = time_column()
+    version: int
 
 
 class Policy(Base, table=True):

@@ -210,12 +210,14 @@ async def on_task_state_changed(tx: Tx, event: TaskStateChanged) -> None:
     row = await tx.get(TaskRow, event.task_id)
     if row is None or row.ended or event.version <= row.state_version:
         return
+    ended = event.state in TERMINAL_STATES
     tx.put(
         replace(
             row,
             state=event.state,
             state_version=event.version,
-            ended=event.state in TERMINAL_STATES,
+            ended=ended,
+            ended_at=tx.now if ended else None,
         )
     )
 
@@ -228,7 +230,7 @@ async def on_node_changed(tx: Tx, event: NodeChanged) -> None:
 
 async def on_inventory_listed(tx: Tx, event: InventoryListed) -> None:
     """Note that the nodes are known; until then no size and no group is refused."""
-    await store.record_inventory(tx, event.runtime, event.node_ids, event.listed_at)
+    await store.record_inventory(tx, event)
 
 
 async def on_quota_changed(tx: Tx, event: QuotaChanged) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import secrets
+from datetime import timedelta
 from pathlib import Path
 
 from libs.pods.policy import PodPolicy, read_policy
+from libs.service.prune import prune_loop
 from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring
 from services.submit.handlers import HANDLERS, READS, Commands, MakeId, prepare
 from services.submit.ids import TimeSortedIds
 from services.submit.settings import SubmitSettings
-from services.submit.store import InventoryRow, QuotaRow, ShapeRow
+from services.submit.store import InventoryRow, QuotaRow, ShapeRow, old_rows
 from services.submit.tables import TABLES
 
 
@@ -39,6 +41,14 @@ def build(settings: SubmitSettings, ports: Ports, *, make_id: MakeId | None = No
         prepare=prepare,
         commands=commands.table(),
         on_lead=on_lead,
+        loops=(
+            prune_loop(
+                "submit",
+                ports.store,
+                settings,
+                *old_rows(timedelta(seconds=settings.tasks_keep_seconds)),
+            ),
+        ),
     )
 
 

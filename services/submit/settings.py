@@ -45,6 +45,10 @@ class SubmitSettings(BaseServiceSettings):
     # What pods may be, in YAML or JSON (docs/pods.md); the launcher reads the same file.
     pod_policy_file: Path | None = None
 
+    # So long after its end a task is forgotten, and its client key may make another one. The
+    # scheduler keeps the last words of ended tasks longer.
+    tasks_keep_seconds: float = Field(default=365 * 86_400.0, gt=0)
+
     # How many tasks one command may ask for.
     create_tasks_max: int = Field(default=1000, ge=1, le=10_000)
     # How many tasks, newest first, a reemit says again.

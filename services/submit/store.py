@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from libs.contracts.messages import (
     CreateTask,
     Goal,
+    InventoryListed,
     Node,
     Priority,
     Quota,
@@ -17,6 +18,7 @@ from libs.contracts.messages import (
     TaskState,
     Unit,
 )
+from libs.service.prune import Old, oldest_of
 from libs.store.port import Op, Order, Tx, Where
 from services.submit.domain.model import Facts, Shape
 
@@ -49,6 +51,8 @@ class TaskRow:
     state: TaskState
     state_version: int
     ended: bool
+    # When submit heard that it had ended.
+    ended_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class InventoryRow:
     runtime: str
     listed_at: datetime
     missing: tuple[str, ...]
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,19 +232,25 @@ async def record_node(tx: Tx, node: Node, *, version: int, removed: bool) -> Non
     for row in await tx.select(InventoryRow):
         if node.id in row.missing:
             left = tuple(node_id for node_id in row.missing if node_id != node.id)
-            tx.put(InventoryRow(row.runtime, row.listed_at, left))
+            tx.put(replace(row, missing=left))
 
 
-async def record_inventory(
-    tx: Tx, runtime: str, node_ids: Sequence[str], listed_at: datetime
-) -> None:
+async def record_inventory(tx: Tx, event: InventoryListed) -> None:
     """Note a full list. Once one is complete, the inventory stays known."""
-    before = await tx.get(InventoryRow, runtime)
-    if before is not None and (not before.missing or before.listed_at >= listed_at):
+    before = await tx.get(InventoryRow, event.runtime)
+    if before is not None and (not before.missing or _is_old(before, event)):
         return
     known = {row.node_id for row in await tx.select(NodeRow)}
-    missing = tuple(node_id for node_id in node_ids if node_id not in known)
-    tx.put(InventoryRow(runtime, listed_at, missing))
+    missing = tuple(node_id for node_id in event.node_ids if node_id not in known)
+    tx.put(InventoryRow(event.runtime, event.listed_at, missing, event.version))
+
+
+def _is_old(known: InventoryRow, event: InventoryListed) -> bool:
+    """Versions decide: the launcher's clock may have been set back. A launcher from before there
+    were versions says 0, and its clock has to do."""
+    if event.version:
+        return known.version >= event.version
+    return known.listed_at >= event.listed_at
 
 
 async def record_quota(tx: Tx, quota: Quota, *, version: int, removed: bool) -> None:
@@ -283,3 +294,23 @@ def _quota(row: QuotaRow) -> Quota:
         unit=row.unit,
         limit=row.limit,
     )
+
+
+def old_rows(keep: timedelta) -> tuple[Old, ...]:
+    """What submit forgets: tasks that ended, and with them the keys that made them."""
+    return (
+        Old("tasks", keep, lambda tx: oldest_of(tx, TaskRow, "ended_at", *_HAS_ENDED), drop_tasks),
+    )
+
+
+_HAS_ENDED = (Where("ended_at", Op.NOT_NULL),)
+
+
+async def drop_tasks(tx: Tx, before: datetime, limit: int) -> int:
+    """Drop the tasks that ended first; returns how many."""
+    old = await tx.select(
+        TaskRow, Where("ended_at", Op.LT, before), order_by=[Order("ended_at")], limit=limit
+    )
+    for row in old:
+        tx.delete(TaskRow, row.task_id)
+    return len(old)

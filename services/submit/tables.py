@@ -42,7 +42,10 @@ class Task(Base, table=True):
     state: TaskState = enum_column(TaskState)
     state_version: int
     ended: bool
+    ended_at: datetime | None = time_column()
     __table_args__ = (
+        # Live tasks are not in it.
+        sa.Index("task_ended", "ended_at", postgresql_where=sa.text("ended_at IS NOT NULL")),
         partial_unique(
             "task_live_name",
             "owner",
@@ -84,6 +87,7 @@ class Inventory(Base, table=True):
     runtime: str = key_column()
     listed_at: datetime = time_column()
     missing: tuple[str, ...] = json_column(tuple[str, ...])
+    version: int
 
 
 class Quota(Base, table=True):

@@ -124,6 +124,18 @@ CASES: tuple[tuple[str, list[dict[str, str]], str, dict[str, str]], ...] = (
         {"service": "quota", "severity": "critical"},
     ),
     (
+        "ShiftworkPruneFails",
+        [series("shiftwork_prunes_failed_total", "0 1+1x20", service="quota", what="runs")],
+        "20m",
+        {"service": "quota", "what": "runs", "severity": "warning"},
+    ),
+    (
+        "ShiftworkPruneHeld",
+        [series("shiftwork_prune_held_seconds", "300000x50", service="quota", what="runs")],
+        "35m",
+        {"service": "quota", "what": "runs", "severity": "warning"},
+    ),
+    (
         "ShiftworkDeadLetters",
         [series("shiftwork_dead_letters_total", "0x5 1x20", service="quota")],
         "8m",

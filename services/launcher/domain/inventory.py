@@ -58,9 +58,13 @@ def take_stock(
     is_busy: Callable[[str], bool],
     now: datetime,
     policy: LeasePolicy,
+    *,
+    version: int = 1,
 ) -> Inventory:
     """Compare the rows with one full listing. ``is_busy``: whether a node holds runs not
-    yet over."""
+    yet over. ``version``: where the versions of a node begin that has no row. It was here before,
+    perhaps, and its row was dropped: the number of the transaction is above what it had then.
+    """
     before = {row.node_id: row for row in rows}
     changed: list[NodeRow] = []
     fence: list[str] = []
@@ -69,7 +73,7 @@ def take_stock(
         row = before.get(node_id)
         if observed.retired and row is None:
             continue
-        after = _renewed(_released(row, now), observed, now, policy)
+        after = _renewed(_released(row, now), observed, now, policy, version)
         if after != row:
             changed.append(after)
         if after.quarantined_until is not None:
@@ -89,7 +93,11 @@ def take_stock(
 
 
 def _renewed(
-    row: NodeRow | None, observed: ObservedNode, now: datetime, policy: LeasePolicy
+    row: NodeRow | None,
+    observed: ObservedNode,
+    now: datetime,
+    policy: LeasePolicy,
+    version: int,
 ) -> NodeRow:
     answers = observed.node.ready
     if row is not None and _is_as_said(row, observed):
@@ -98,7 +106,7 @@ def _renewed(
         own = joined(observed.node, {}, ())
         return NodeRow(
             node_id=observed.node.id,
-            version=1,
+            version=version,
             node=observed.node.model_copy(update=own),
             removed=False,
             cordoned=False,

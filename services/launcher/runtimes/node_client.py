@@ -20,7 +20,7 @@ from libs.contracts.messages import Node
 from libs.service.loop import pause
 from libs.service.observe import log
 from services.launcher.runtimes.node import proc
-from services.launcher.runtimes.port import RuntimeDeniedError, RuntimeUnavailableError
+from services.launcher.runtimes.port import RuntimeDeniedError, RuntimeUnavailableError, way_back
 from services.launcher.runtimes.supervisor import PROTOCOL
 from services.launcher.task_users import TaskUsers
 
@@ -120,7 +120,9 @@ class _Link(asyncio.Protocol):
                 f"the supervisor did not answer within {seconds} s"
             ) from None
         if "denied" in answer:
-            raise RuntimeDeniedError(answer["denied"])
+            held = answer.get("epoch")
+            advice = "" if held is None else f"; {way_back(int(held))}"
+            raise RuntimeDeniedError(f"{answer['denied']}{advice}")
         if "error" in answer:
             raise RuntimeUnavailableError(answer["error"])
         return answer

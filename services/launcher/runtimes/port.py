@@ -24,6 +24,14 @@ class RuntimeDeniedError(Exception):
     """A newer leader commands this runtime, or the run was ended before it began."""
 
 
+def way_back(epoch: int) -> str:
+    """What a launcher's owner can do when nodes or the cluster obey a later epoch than its own."""
+    return (
+        "if this platform's database was restored from a backup and no other launcher runs:"
+        f" python -m services.launcher.raise_epoch {epoch}"
+    )
+
+
 class LaunchRefusedError(Exception):
     """This run can never start as it was ordered; asking again is useless. What exists of it is
     still there, to be ended."""

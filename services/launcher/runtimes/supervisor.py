@@ -253,7 +253,10 @@ class Supervisor:
 
     def _hello(self, connection: Connection, epoch: int) -> Mapping[str, Any]:
         if epoch < self.ranks.epoch:
-            return {"denied": f"epoch {epoch} is over, {self.ranks.epoch} commands this node"}
+            return {
+                "denied": f"epoch {epoch} is over, {self.ranks.epoch} commands this node",
+                "epoch": self.ranks.epoch,
+            }
         if epoch > self.ranks.epoch:
             self.ranks.commanded_by(epoch)
         self.leaving = False

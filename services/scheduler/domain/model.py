@@ -254,6 +254,7 @@ class Inventory:
     runtime: str
     node_ids: tuple[str, ...]
     listed_at: datetime
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

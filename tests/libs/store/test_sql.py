@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from libs.store.connections import Address, connect
+from libs.store.leader import raise_epoch
 from libs.store.port import (
     ConflictError,
     Delta,
@@ -400,3 +402,51 @@ async def test_only_the_mark_of_a_published_event_does_not_wait_for_the_disk(rol
     async with store._pool.use() as connection:
         assert await connection.fetchval("SHOW synchronous_commit") == "on"
     await store.close()
+
+
+async def test_a_raised_epoch_ends_the_term_and_the_next_leader_goes_past_it(
+    store: SqlStore, role: Role
+) -> None:
+    leading = await store.lead()
+    address = Address(role.url, role.password)
+    assert await raise_epoch(address, "thing", 57) == 57
+    with pytest.raises(NotLeaderError):
+        async with store.transaction(epoch=leading.epoch):
+            pass
+    await leading.release()
+    assert (await store.lead()).epoch == 58
+    # Again, or with a number that is long past: nothing goes back.
+    assert await raise_epoch(address, "thing", 57) == 58
+    assert await raise_epoch(address, "thing", 3) == 58
+
+
+async def test_the_epoch_can_be_raised_before_anybody_led(store: SqlStore, role: Role) -> None:
+    await raise_epoch(Address(role.url, role.password), "thing", 57)
+    assert (await store.lead()).epoch == 58
+
+
+async def test_pruning_the_inbox_reads_only_what_it_deletes(role: Role) -> None:
+    """Also when old and new rows lie in the same blocks, as they do once space is used again."""
+    connection = await connect(Address(role.url, role.password))
+    await connection.execute(
+        "INSERT INTO thing.inbox SELECT 'e' || n, timestamptz '2026-01-01'"
+        " + (n * 7919 % 50000) * interval '1 second' FROM generate_series(1, 50000) n"
+    )
+    await connection.execute("ANALYZE thing.inbox")
+    old = datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
+    before = await connection.fetchval(_ROWS_READ)
+    store = store_at(role.url, role.password)
+    assert await store.prune(published_before=old, seen_before=old) == 60
+    # The server counts what a session has read when the session ends.
+    await store.close()
+    read = before
+    while read == before:
+        read = await connection.fetchval(_ROWS_READ)
+    await connection.close()
+    assert read - before <= 1000
+
+
+_ROWS_READ = (
+    "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_all_tables"
+    " WHERE schemaname = 'thing' AND relname = 'inbox'"
+)

@@ -9,10 +9,21 @@ import pytest
 
 from libs.bus.memory_broker import Faults
 from libs.contracts import messages as m
+from libs.service.prune import Pruning
 from services.gateway.loop import OWNERS, Housekeeping
-from services.gateway.rows import AcceptedRow, AuditRow, EventHeadRow, EventRow, RebuildRow
+from services.gateway.rows import (
+    AcceptedRow,
+    AuditRow,
+    EventHeadRow,
+    EventRow,
+    MetricsRow,
+    RebuildRow,
+    RunRow,
+    TaskRow,
+)
+from services.gateway.store import old_rows
 from services.gateway.tables import TABLES
-from tests.services.gateway.world import World, a_node, until
+from tests.services.gateway.world import World, a_node, assigned, state, until
 
 
 async def test_each_owner_is_asked_once(world: World) -> None:
@@ -41,6 +52,7 @@ async def test_old_events_go_a_page_at_a_time(world: World) -> None:
     assert max(world.database.rows(TABLES, EventRow)) == 1501
 
 
+@pytest.mark.parametrize("world", [{"prune_days_per_hour": 0}], indirect=True)
 async def test_old_audit_and_settled_rows_go(
     world: World, ann: httpx.AsyncClient, admin: httpx.AsyncClient
 ) -> None:
@@ -60,5 +72,31 @@ async def test_old_audit_and_settled_rows_go(
     assert set(world.database.rows(TABLES, AcceptedRow)) == {waiting["id"]}
     assert world.database.rows(TABLES, AuditRow)
     world.clock.advance(world.settings.audit_keep_seconds + 60)
-    await Housekeeping(store, world.settings).step(1)
+    prune = Pruning("gateway", store, world.settings, old_rows(world.settings))
+    await prune.step(1)
     assert not world.database.rows(TABLES, AuditRow)
+
+
+@pytest.mark.parametrize("world", [{"prune_days_per_hour": 0}], indirect=True)
+async def test_ended_tasks_go_with_their_runs_and_metrics(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    over, live = await world.submitted(ann), await world.submitted(ann)
+    for task in (over, live):
+        await world.heard(assigned(task["id"]))
+    store = world.gateway.ports.store
+    await world.heard(state(over["id"], m.TaskState.SUCCEEDED, 9, finished_at=world.clock.now()))
+    async with store.transaction() as tx:
+        for task in (over, live):
+            for rank in range(150):
+                row = MetricsRow(task["id"], rank, 1, world.clock.now(), {}, [], 1, 0)
+                tx.put(row)
+    world.clock.advance(world.settings.tasks_keep_seconds + 60)
+    prune = Pruning("gateway", store, world.settings, old_rows(world.settings))
+    # Metrics go a hundred at a time.
+    assert await prune.step(1) == 0.0
+    assert await prune.step(1) is None
+    assert set(world.database.rows(TABLES, TaskRow)) == {live["id"]}
+    assert {row.task_id for row in world.database.rows(TABLES, RunRow).values()} == {live["id"]}
+    metrics = world.database.rows(TABLES, MetricsRow).values()
+    assert [row.task_id for row in metrics] == [live["id"]] * 150

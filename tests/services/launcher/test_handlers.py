@@ -362,7 +362,8 @@ async def test_pruning(desk: Desk) -> None:
     young = replace(past(1), task_id="young", forgotten_at=at(100))
     await desk.put(past(1), young, stone, CheckpointRow("task", 5, 1, a_checkpoint(5)))
     async with desk.store.transaction(epoch=desk.epoch) as tx:
-        assert await tables.prune(tx, at(50), 10) == 2
+        assert await tables.drop_past_runs(tx, at(50), 10) == 1
+        assert await tables.drop_tombstones(tx, at(50), 10) == 1
     async with desk.store.transaction(epoch=desk.epoch) as tx:
         assert [row.task_id for row in await tx.select(PastRun)] == ["young"]
         assert await tx.select(CheckpointRow) == []
@@ -378,3 +379,25 @@ async def test_a_later_request_may_only_shorten_the_deadline(desk: Desk) -> None
         run = await desk.run()
         assert run is not None
         assert run.preempt_deadline_at == at(deadline)
+
+
+async def test_the_pasts_of_tasks_that_run_do_not_stop_pruning(desk: Desk) -> None:
+    live = [replace(a_run(), task_id=f"live{number}") for number in range(3)]
+    pasts = [replace(past(1), task_id=each.task_id, forgotten_at=at(-9)) for each in live]
+    await desk.put(*live, *pasts, replace(past(1), task_id="over", forgotten_at=at(-8)))
+    for _ in range(2):
+        async with desk.store.transaction(epoch=desk.epoch) as tx:
+            await tables.drop_past_runs(tx, at(-5), 3)
+    async with desk.store.transaction(epoch=desk.epoch) as tx:
+        assert await tx.get(PastRun, "over") is None
+        assert len(await tx.select(PastRun)) == 3
+
+
+async def test_removed_nodes_are_dropped_after_a_while(desk: Desk) -> None:
+    row = NodeRow("local-0", 4, a_node(), removed=False, cordoned=False, changed_at=START)
+    gone = replace(row, node_id="local-8", removed=True)
+    just = replace(gone, node_id="local-9", changed_at=at(100))
+    await desk.put(row, gone, just)
+    async with desk.store.transaction(epoch=desk.epoch) as tx:
+        assert await tables.drop_removed_nodes(tx, at(50), 10) == 1
+        assert sorted(each.node_id for each in await tx.select(NodeRow)) == ["local-0", "local-9"]

@@ -56,9 +56,6 @@ def limits(**more: Any) -> Limits:
             "actions_parallel_max": 8,
             "retry_first_seconds": 0.1,
             "retry_most_seconds": 1.0,
-            "past_keep": timedelta(days=30),
-            "prune_tick": timedelta(minutes=10),
-            "prune_rows_max": 100,
             **more,
         }
     )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from libs.bus.port import BusUnavailableError
 from libs.contracts.envelope import Envelope
 from libs.store.memory import Fault, MemoryDatabase, Point, no_fault
-from libs.store.port import StoreUnavailableError
+from libs.store.port import Store, StoreUnavailableError
 from services.log_collector.archives.files import FileArchive
 from services.log_collector.archives.memory import MemoryArchive
 from services.log_collector.archives.port import Archive, ArchiveError, Write
@@ -634,3 +634,28 @@ async def test_old_output_is_dropped(world: World, source: MemorySource) -> None
     assert [row.attempt for row in await world.rows(EntryRow)] == [2]
     assert await world.archive.size(key_of(attempt=1)) == 0
     assert await world.archive.size(key_of(attempt=2)) == 5
+
+
+async def test_a_long_run_is_dropped_in_small_transactions(
+    store: Store, clock: Hands, source: MemorySource
+) -> None:
+    small = settings_with(prune_rows_max=10)
+    world = World(store, clock, MemoryArchive(), small, source)
+    await world.lead()
+    deleted: list[int] = []
+    await world.tell(started(ranks=3), exited(ranks=3))
+    await world.settle()
+    run = (await world.rows(RunRow))[0]
+    async with store.transaction() as tx:
+        for rank in range(3):
+            for number in range(15):
+                offset = 1000 + number
+                tx.put(EntryRow(run.task_id, run.attempt, rank, offset, at(0), at(1)))
+        tx.put(EntryRow("other", 1, 0, 0, at(0), at(1)))
+    store.observe(lambda delta: deleted.append(len(delta.deleted)))
+    world.clock.advance(91 * 86_400)
+    assert await world.run("drop") is None
+    assert [row.task_id for row in await world.rows(EntryRow)] == ["other"]
+    assert await world.rows(RunRow) == await world.rows(OutputRow) == []
+    assert len(deleted) > 4
+    assert max(deleted) <= 10 + 3 + 1

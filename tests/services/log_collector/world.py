@@ -75,6 +75,7 @@ def settings_with(**changes: Any) -> LogCollectorSettings:
         "nats_url": "-",
         "runs_dir": "/nowhere/runs",
         "logs_dir": "/nowhere/logs",
+        "prune_days_per_hour": 0,
     }
     return LogCollectorSettings(**(fields | changes))
 

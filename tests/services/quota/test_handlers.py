@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from libs.contracts.messages import (
     Unit,
     UsageRecorded,
 )
-from services.quota.store import QuotaRow, RunRow
+from services.quota.store import QuotaRow, RunRow, TaskRow, old_rows
 from tests.services.quota.world import World, at
 
 GANG = (
@@ -183,3 +184,18 @@ async def test_reemit_says_limits_and_use_again(world: World) -> None:
     again = await world.said()
     assert [(event.version, event.removed) for event in again[:2]] == [(2, False), (3, True)]
     assert again[2] == ENTRY
+
+
+async def test_the_ledger_forgets_by_age_and_a_task_with_its_last_run(world: World) -> None:
+    await world.tell(owned(), started(1, 0), exited(1, 5), started(2, 10))
+    other = owned().model_copy(update={"task_id": "t2"})
+    await world.tell(other, exited(1, 5).model_copy(update={"task_id": "t2"}))
+    (old,) = old_rows(timedelta(days=1))
+    async with world.store.transaction() as tx:
+        assert await old.oldest(tx) == at(5)
+        assert await old.drop(tx, at(6), 10) == 2
+    assert [(row.task_id, row.attempt) for row in await world.rows(RunRow)] == [("t1", 2)]
+    assert [row.task_id for row in await world.rows(TaskRow)] == ["t1"]
+    await world.said()
+    await world.tell(exited(2, 20))
+    assert [entry.gpu_seconds for entry in await world.said()] == [40.0]

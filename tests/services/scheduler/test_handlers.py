@@ -169,6 +169,20 @@ async def test_the_newest_list_of_nodes_wins(world: World) -> None:
         assert kept.node_ids == ("a",)
 
 
+async def test_a_list_with_a_higher_version_wins_although_the_clock_was_set_back(
+    world: World,
+) -> None:
+    await world.hear(
+        inventory_of(a_node("a"), listed=9, version=4),
+        inventory_of(a_node("b"), listed=1, version=5),
+        inventory_of(a_node("c"), listed=10, version=4),
+    )
+    async with world.store.transaction() as tx:
+        kept = await tx.get(Inventory, "process")
+        assert kept is not None
+        assert kept.node_ids == ("b",)
+
+
 async def test_the_newest_limit_wins_also_in_another_unit(world: World) -> None:
     def changed(limit: int, unit: Unit, version: int, *, removed: bool = False) -> QuotaChanged:
         quota = Quota(group="default", user="ann", unit=unit, limit=limit)

@@ -279,7 +279,9 @@ async def test_a_silent_owner_is_told_of_lost_work() -> None:
 
 
 async def test_old_decisions_are_pruned_in_pages() -> None:
-    world = await World(prune_rows_max=2, decisions_keep_seconds=100.0).start()
+    world = await World(
+        prune_rows_max=2, prune_days_per_hour=0, decisions_keep_seconds=100.0
+    ).start()
     await world.hear(*(submitted_event(a_task(f"t{number}")) for number in range(3)))
     await world.settle()
     world.clock.to(200)

@@ -207,9 +207,9 @@ async def test_old_decisions_are_dropped_a_page_at_a_time(kept: Store) -> None:
             decided_at = at(number * 10 - 100)
             tx.put(DecisionRow(number, "a", 1, "hold", a_task().reason, decided_at))
     async with kept.transaction() as tx:
-        assert await store.prune(tx, keep_seconds=75.0, rows_max=2) == 2
+        assert await store.drop_decisions(tx, at(-75), 2) == 2
     async with kept.transaction() as tx:
-        assert await store.prune(tx, keep_seconds=75.0, rows_max=2) == 1
+        assert await store.drop_decisions(tx, at(-75), 2) == 1
         assert [row.no for row in await tx.select(DecisionRow)] == [3, 4]
 
 

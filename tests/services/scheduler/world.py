@@ -58,9 +58,9 @@ def node_changed(node: Node) -> NodeChanged:
     )
 
 
-def inventory_of(*nodes: Node, listed: float = 0.0) -> InventoryListed:
+def inventory_of(*nodes: Node, listed: float = 0.0, version: int = 0) -> InventoryListed:
     ids = tuple(node.id for node in nodes)
-    return InventoryListed(runtime="process", node_ids=ids, listed_at=at(listed))
+    return InventoryListed(runtime="process", node_ids=ids, listed_at=at(listed), version=version)
 
 
 class World:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ from libs.pods.policy import PodPolicy
 from libs.store.memory import MemoryDatabase, MemoryStore
 from libs.store.port import ConflictError
 from services.submit.handlers import prepare
-from services.submit.store import InventoryRow, NodeRow, ShapeRow, TaskRow
+from services.submit.store import InventoryRow, NodeRow, ShapeRow, TaskRow, old_rows
 from services.submit.tables import TABLES
 from tests.services.submit.specs import asked
 from tests.services.submit.world import Hands, World, a_world, at, numbers
@@ -62,8 +63,10 @@ def node(node_id: str, *, version: int = 1, removed: bool = False, **changes: An
     )
 
 
-def listed(*node_ids: str, seconds: float = 0.0) -> InventoryListed:
-    return InventoryListed(runtime="process", node_ids=node_ids, listed_at=at(seconds))
+def listed(*node_ids: str, seconds: float = 0.0, version: int = 0) -> InventoryListed:
+    return InventoryListed(
+        runtime="process", node_ids=node_ids, listed_at=at(seconds), version=version
+    )
 
 
 def limited(limit: int, *, version: int = 1, removed: bool = False, **changes: Any) -> QuotaChanged:
@@ -422,3 +425,26 @@ async def test_without_a_policy_no_image_is_needed_and_nothing_is_granted() -> N
     world = a_world(a_store(), Hands(), needs_image=True)
     reply = await world.ask(create())
     assert [error.field for error in reply.refusal.errors] == ["pod.image"]
+
+
+async def test_ended_tasks_are_forgotten_by_age_and_live_ones_never(world: World) -> None:
+    over, later, live = [(await created(world, key)).task_id for key in ("k1", "k2", "k3")]
+    await world.tell(moved(over, TaskState.SUCCEEDED, 2))
+    world.clock.advance(100)
+    await world.tell(moved(later, TaskState.FAILED, 2))
+    (old,) = old_rows(timedelta(days=1))
+    async with world.store.transaction() as tx:
+        oldest = await old.oldest(tx)
+        assert oldest is not None
+        assert await old.drop(tx, oldest + timedelta(seconds=50), 10) == 1
+    assert sorted(row.task_id for row in await world.rows(TaskRow)) == sorted([later, live])
+    # A key that is not forgotten still makes no second task; one that is makes a new task.
+    assert not (await created(world, "k2")).created
+    assert (await created(world, "k1")).created
+
+
+async def test_a_newer_list_counts_although_the_clock_was_set_back(world: World) -> None:
+    await world.tell(listed("n1", "n2", seconds=9, version=4))
+    await world.tell(listed("n3", seconds=1, version=5), listed("n1", seconds=10, version=3))
+    (row,) = await world.rows(InventoryRow)
+    assert (row.missing, row.version) == (("n3",), 5)

@@ -18,7 +18,11 @@ from services.launcher.runtimes.kubernetes.client import (
     KubeClient,
     namespaced,
 )
-from services.launcher.runtimes.port import RuntimeDeniedError, RuntimeUnavailableError
+from services.launcher.runtimes.port import (
+    RuntimeDeniedError,
+    RuntimeUnavailableError,
+    way_back,
+)
 
 Json = dict[str, Any]
 NAME = "shiftwork-launcher"
@@ -132,7 +136,9 @@ def _epoch_of(thing: Json) -> int:
 
 
 def _newer(epoch: int) -> RuntimeDeniedError:
-    return RuntimeDeniedError(f"a newer leader (epoch {epoch}) commands this cluster")
+    return RuntimeDeniedError(
+        f"a newer leader (epoch {epoch}) commands this cluster; {way_back(epoch)}"
+    )
 
 
 def told(problem: ApiError, namespace: str) -> RuntimeUnavailableError:

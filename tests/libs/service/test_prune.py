@@ -1,0 +1,155 @@
+"""Forgetting by age: in small transactions, and no faster than a wrong clock may cost."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from libs.service import observe
+from libs.service.loop import pause
+from libs.service.prune import Horizon, Old, Pruning
+from libs.service.settings import BaseServiceSettings
+from libs.store.port import StoreUnavailableError, Tx
+from tests.harness.virtual_time import EPOCH, virtually
+from tests.libs.service.service_world import World
+
+DAY = timedelta(days=1)
+
+
+@dataclass
+class History:
+    """Rows of one kind, by their moments."""
+
+    moments: list[datetime]
+    calls: list[int] = field(default_factory=list[int])
+    problem: Exception | None = None
+
+    async def oldest(self, _tx: Tx) -> datetime | None:
+        return min(self.moments, default=None)
+
+    async def drop(self, _tx: Tx, before: datetime, limit: int) -> int:
+        if self.problem is not None:
+            raise self.problem
+        old = sorted(each for each in self.moments if each < before)[:limit]
+        self.calls.append(len(old))
+        self.moments = [each for each in self.moments if each not in old]
+        return len(old)
+
+    def as_old(self, what: str = "rows", keep: timedelta = 90 * DAY) -> Old:
+        return Old(what, keep, self.oldest, self.drop)
+
+
+async def pruning(*old: Old, days_per_hour: float) -> tuple[Pruning, int]:
+    world = World()
+    settings = BaseServiceSettings(
+        database_url="-", nats_url="-", prune_rows_max=10, prune_days_per_hour=days_per_hour
+    )
+    store = world.store()
+    leadership = await store.lead()
+    return Pruning("quota", store, settings, old), leadership.epoch
+
+
+def test_old_rows_go_in_small_transactions_until_none_is_left() -> None:
+    async def main() -> None:
+        history = History([EPOCH - 100 * DAY + timedelta(seconds=n) for n in range(25)])
+        made, epoch = await pruning(history.as_old(), days_per_hour=0)
+        assert [await made.step(epoch) for _ in range(3)] == [0.0, 0.0, None]
+        assert (history.calls, history.moments) == ([10, 10, 5], [])
+
+    virtually(main())
+
+
+def test_a_clock_that_jumps_ahead_costs_at_most_a_day_of_history_in_an_hour() -> None:
+    async def main() -> None:
+        # One row an hour for 80 days; the clock says that all of it is years old.
+        history = History([EPOCH - 2000 * DAY + timedelta(hours=n) for n in range(80 * 24)])
+        made, epoch = await pruning(history.as_old(), days_per_hour=1.0)
+        for _ in range(3 * 60):
+            while await made.step(epoch) is not None:
+                pass
+            await pause(60)
+        assert 65 <= 80 * 24 - len(history.moments) <= 72
+        held = observe.PRUNE_HELD.labels("quota", "rows")._value.get()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        assert held > 80 * 86_400
+
+    virtually(main())
+
+
+def test_a_process_that_restarts_again_and_again_deletes_nothing() -> None:
+    async def main() -> None:
+        history = History([EPOCH - 2000 * DAY])
+        for _ in range(100):
+            made, epoch = await pruning(history.as_old(), days_per_hour=1.0)
+            await made.step(epoch)
+            await pause(60)
+        assert len(history.moments) == 1
+
+    virtually(main())
+
+
+def test_what_grows_too_old_meanwhile_goes_at_the_next_tick() -> None:
+    async def main() -> None:
+        horizon = Horizon("quota", "rows", 1.0)
+        horizon.before(EPOCH, EPOCH)
+        await pause(60)
+        wanted = EPOCH + timedelta(seconds=60)
+        assert horizon.before(EPOCH, wanted) == wanted
+
+    virtually(main())
+
+
+def test_a_long_time_without_rows_is_not_waited_for() -> None:
+    async def main() -> None:
+        horizon = Horizon("quota", "rows", 1.0)
+        assert horizon.before(EPOCH, EPOCH + 300 * DAY) == EPOCH
+        await pause(3600)
+        later = EPOCH + 200 * DAY
+        assert horizon.before(later, EPOCH + 300 * DAY) == later
+
+    virtually(main())
+
+
+def test_a_long_time_without_old_rows_earns_no_more_than_a_day() -> None:
+    async def main() -> None:
+        horizon = Horizon("quota", "rows", 1.0)
+        horizon.before(EPOCH, EPOCH)
+        await pause(100 * 86_400)
+        assert horizon.before(EPOCH, EPOCH + 300 * DAY) == EPOCH + DAY
+
+    virtually(main())
+
+
+def test_an_inbox_that_cannot_be_pruned_is_counted() -> None:
+    async def main() -> None:
+        world = World()
+        runner = world.runner()
+        store = runner.service.ports.store
+
+        async def refuse(**_moments: datetime) -> int:
+            raise StoreUnavailableError("too slow")
+
+        store.prune = refuse  # type: ignore[method-assign]
+        failures = observe.PRUNE_FAILED.labels("quota", "inbox and outbox")
+        before = failures._value.get()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        task = asyncio.ensure_future(runner.run())
+        await pause(3 * runner.settings.prune_tick_seconds)
+        assert failures._value.get() > before  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    virtually(main())
+
+
+def test_a_failed_prune_is_counted_and_stops_no_other() -> None:
+    async def main() -> None:
+        broken = History([EPOCH - 100 * DAY], problem=StoreUnavailableError("too slow"))
+        sound = History([EPOCH - 100 * DAY])
+        made, epoch = await pruning(broken.as_old("broken"), sound.as_old("sound"), days_per_hour=0)
+        failures = observe.PRUNE_FAILED.labels("quota", "broken")
+        before = failures._value.get()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        assert await made.step(epoch) is None
+        assert failures._value.get() == before + 1  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        assert sound.moments == []
+
+    virtually(main())
