@@ -17,6 +17,8 @@ from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
 # How far up the tree a guarantee covers it; UNCOVERED: none does.
 Depth: TypeAlias = int
 UNCOVERED: Depth = 1_000
+# A run or promise: its place in the order of entitlement, its size and its virtual cluster.
+Row: TypeAlias = tuple[int, float, str, float, str]
 # Sums of node equivalents carry rounding errors of this size at most.
 ALMOST = 1e-6
 
@@ -98,9 +100,7 @@ class Clusters:
         rows = ((*entitlement(task), units[task.id], self.of(task)) for task in ordered)
         return dict(self.counted(rows))
 
-    def counted(
-        self, rows: Iterable[tuple[int, float, str, float, str]]
-    ) -> Iterator[tuple[str, Depth]]:
+    def counted(self, rows: Iterable[Row]) -> Iterator[tuple[str, Depth]]:
         """How runs are covered, given in the order of ``entitlement``, each with size and name."""
         counted = dict.fromkeys(self._by_name, 0.0)
         for _, _, task_id, size, name in rows:

@@ -12,14 +12,12 @@ from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple, TypeAlias
 
-from services.scheduler.domain.clusters import UNCOVERED, Clusters, Depth, entitlement
+from services.scheduler.domain.clusters import UNCOVERED, Clusters, Depth, Row, entitlement
 from services.scheduler.domain.model import WEIGHTS, Task
 
 # What losing a run of one size costs, smaller = cheaper at every moment alike; and the run's id.
 Cost: TypeAlias = tuple[float, str]
 BySize: TypeAlias = dict[float, list[Cost]]
-# The place in the order of entitlement, then the size and the virtual cluster.
-_Row: TypeAlias = tuple[int, float, str, float, str]
 
 
 class _Open(NamedTuple):
@@ -37,7 +35,7 @@ class Coverage:
     def __init__(self, clusters: Clusters) -> None:
         self._clusters = clusters
         # By the root of their tree.
-        self._trees: dict[str, list[_Row]] = {}
+        self._trees: dict[str, list[Row]] = {}
         self._stale: set[str] = set()
         self._depths: dict[str, Depth] = {}
         self._open: dict[str, _Open] = {}
@@ -71,6 +69,10 @@ class Coverage:
             self._stale.add(root)
         self._displace(task.id)
         self._open.pop(task.id, None)
+
+    def rows(self, root: str) -> list[Row]:
+        """The runs and promises of a tree, the most entitled first; to read, not to change."""
+        return self._trees.get(root, [])
 
     def depths(self) -> Mapping[str, Depth]:
         """How each is covered now; a view, valid until the next change."""
@@ -177,7 +179,7 @@ def _least_covered(group: tuple[Depth, int]) -> tuple[Depth, int]:
     return -group[0], group[1]
 
 
-def _minus_weight(row: _Row) -> int:
+def _minus_weight(row: Row) -> int:
     return row[0]
 
 

@@ -140,7 +140,7 @@ class Index:
         if self._nodes_stale or old is None or not same_place(old, node):
             self._nodes_stale = True
         elif not node.removed and not same_state(old, node):
-            changed = self.totals.change(node, self.capacity)
+            changed = self.totals.change(old, node, self.capacity)
             for owners in (self.holders, self.keepers):
                 self._take_all(node.id, owners.get(node.id, {}))
             pool = self.pools.get(node.group)

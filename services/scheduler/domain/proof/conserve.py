@@ -7,10 +7,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterator
+from itertools import product
 
 from libs.contracts.messages import Placement, Priority, Unit
 from services.scheduler.domain.lifecycle import LEAVING
-from services.scheduler.domain.model import Assign, Decision, Hold, Kill, Limit, Plan, Preempt, Task
+from services.scheduler.domain.model import (
+    Assign,
+    Decision,
+    Hold,
+    Kill,
+    Limit,
+    LimitKey,
+    Plan,
+    Preempt,
+    Task,
+)
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.proof.violations import Fault, Violation
 from services.scheduler.domain.snapshot import Snapshot
@@ -243,8 +254,14 @@ def limits_broken(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Vio
     ]
     if not starts or not snapshot.limits:
         return
-    for limit in snapshot.limits.values():
-        mine = [start for start in starts if _applies(limit, start[0], start[1])]
+    # Most rows apply to none of the starts, so each start looks up the rows that can name it.
+    applying: dict[LimitKey, list[tuple[Task, Priority, tuple[Placement, ...]]]] = {}
+    for start in starts:
+        for key in _naming(start[0], start[1]):
+            if key in snapshot.limits:
+                applying.setdefault(key, []).append(start)
+    for limit in (snapshot.limits[key] for key in sorted(applying)):
+        mine = [start for start in applying[limit.key] if _applies(limit, start[0], start[1])]
         for subject in sorted({_subject(limit, task) for task, _, _ in mine}):
             own = [start for start in mine if _subject(limit, start[0]) == subject]
             more = sum(_amount(limit, placements) for _, _, placements in own)
@@ -256,6 +273,12 @@ def limits_broken(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Vio
                 # A limit may span groups: each that gives some of it is at fault.
                 for group in sorted({task.group for task, _, _ in own}):
                     yield Violation(Fault.QUOTA, detail=detail, group=group)
+
+
+def _naming(task: Task, level: Priority) -> Iterator[LimitKey]:
+    """The keys of the rows that may apply to a task at a level: each part is named or empty."""
+    parts = ("", task.group), ("", task.owner), ("", task.team), (Priority.UNSPECIFIED, level)
+    return product(*({*part} for part in parts))
 
 
 def _subject(limit: Limit, task: Task) -> str:
