@@ -8,7 +8,7 @@ guaranteed capacity is lent, never lost. Without virtual clusters everything is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from services.scheduler.domain.model import WEIGHTS, Task
@@ -100,9 +100,19 @@ class Clusters:
         rows = ((*entitlement(task), units[task.id], self.of(task)) for task in ordered)
         return dict(self.counted(rows))
 
-    def counted(self, rows: Iterable[Row]) -> Iterator[tuple[str, Depth]]:
-        """How runs are covered, given in the order of ``entitlement``, each with size and name."""
+    def above(self, name: str) -> Sequence[VirtualCluster]:
+        """A virtual cluster, its parent and so on."""
+        return self._above.get(name, ())
+
+    def counted(
+        self, rows: Iterable[Row], start: Mapping[str, float] | None = None
+    ) -> Iterator[tuple[str, Depth]]:
+        """How runs are covered, given in the order of ``entitlement``, each with size and name.
+
+        ``start``: what runs before these hold; else nothing.
+        """
         counted = dict.fromkeys(self._by_name, 0.0)
+        counted.update(start or {})
         for _, _, task_id, size, name in rows:
             above = self._above.get(name, ())
             for depth, vc in enumerate(above):

@@ -68,6 +68,8 @@ class Index:
         # Who has which bits of a node, and which bits are kept for somebody.
         self.holders: dict[str, dict[str, int]] = {}
         self.keepers: dict[str, dict[str, int]] = {}
+        # The runs on draining nodes that are not on their way out.
+        self.drained: set[str] = set()
         self.settled_at: datetime | None = None
         # Moments that were past when they came into being: no round has seen them.
         self.overdue: set[Moment] = set()
@@ -127,7 +129,7 @@ class Index:
             if row.group in self.pools:
                 pool = self.pools[row.group]
                 moved = row.scale != pool.book.scale
-                pool.rescale(row, [self.tasks[each] for each in pool.sizes] if moved else ())
+                pool.rescale(row, self.tasks)
                 # In a new order others may be first.
                 pool.wide = pool.wide or moved
         else:
@@ -143,6 +145,11 @@ class Index:
             changed = self.totals.change(old, node, self.capacity)
             for owners in (self.holders, self.keepers):
                 self._take_all(node.id, owners.get(node.id, {}))
+            if old.draining != node.draining:
+                for task_id in self.holders.get(node.id, ()):
+                    # A run of the same batch of rows may be about to enter.
+                    if task_id in self.tasks:
+                        self._note_drained(self.tasks[task_id])
             pool = self.pools.get(node.group)
             if pool is not None:
                 pool.units, pool.wide = self.totals.units(node.group), True
@@ -208,6 +215,7 @@ class Index:
         pool.leave(old)
         if old.holds:
             self.held.pop(old.id, None)
+            self.drained.discard(old.id)
         if (old.placements or old.promised) and not keeps(old, after):
             self._take_back(old)
             pool.wide = True
@@ -225,6 +233,8 @@ class Index:
             self.unsettled.add(task.id)
         if task.holds:
             self.held[task.id] = task
+            if self.totals.draining:
+                self._note_drained(task)
         elif (
             task.state is QUEUED
             and not task.promised
@@ -238,6 +248,13 @@ class Index:
         if task.state in LEAVING and (old is None or old.state not in LEAVING):
             # What it has, and is not promised to the one it goes for, is coming free.
             pool.wide = True
+
+    def _note_drained(self, task: Task) -> None:
+        """Note whether a run is to leave a draining node."""
+        if task.state not in LEAVING and self.totals.drained_node(task) is not None:
+            self.drained.add(task.id)
+        else:
+            self.drained.discard(task.id)
 
     def slots(self, task: Task) -> tuple[Slot, ...]:
         """What a task has, or is promised."""
@@ -396,6 +413,10 @@ class Index:
         for task in self.tasks.values() if self.totals.zoned else ():
             if task.group in self.totals.zoned and len(task.placements or task.promised) > 1:
                 self._note_crossing(task)
+        self.drained.clear()
+        for node_id in self.totals.draining:
+            for task_id in self.holders.get(node_id, ()):
+                self._note_drained(self.tasks[task_id])
         for group, pool in list(self.pools.items()):
             pool.units, pool.narrow = self.totals.units(group), self.totals.narrow(group)
             if pool.width != self.totals.width(group):
@@ -474,6 +495,7 @@ class Index:
         self.tasks = {task_id: self.tasks[task_id] for task_id in own.sizes}
         self.held = {task_id: task for task_id, task in self.held.items() if task_id in self.tasks}
         self.unsettled &= self.tasks.keys()
+        self.drained &= self.tasks.keys()
         self.holders, self.keepers = self._own(self.holders), self._own(self.keepers)
         self.moments = self.moments.of(self.tasks)
         self.overdue = {moment for moment in self.overdue if moment.task_id in self.tasks}

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
-from services.scheduler.domain.model import Node, PolicySettings, Shape
+from services.scheduler.domain.model import Node, PolicySettings, Shape, Task
 from services.scheduler.domain.placement.fleet import cpus_of, memory_of
 from services.scheduler.domain.placement.place import Capacity, width
 from services.scheduler.domain.placement.topology import LEVELS, address
@@ -114,6 +114,11 @@ class Totals:
             answers.needs.clear()
             return True
         return False
+
+    def drained_node(self, task: Task) -> str | None:
+        """The first draining node that the task's run is on, or None."""
+        on = (each.node_id for each in task.placements if each.node_id in self.draining)
+        return min(on, default=None)
 
     def width(self, group: str) -> int:
         """GPUs of the largest node of a group; at least 1."""

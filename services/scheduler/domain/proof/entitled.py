@@ -8,7 +8,7 @@ virtual clusters that a victim or its beneficiary belongs to.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from functools import cached_property
 
@@ -198,7 +198,7 @@ class Victims:
             self._depths[pool.group, root] = found
         return found[task.id]
 
-    def _tree(self, pool: Pool, root: str) -> list[Row]:
+    def _tree(self, pool: Pool, root: str) -> Iterable[Row]:
         """The runs and promises of a tree of virtual clusters, the most entitled first."""
         if not self._deep:
             return pool.coverage.rows(root)
