@@ -5,6 +5,7 @@ Made anew by ``index.py`` when nodes come, go or are rebuilt; a change of their 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
@@ -75,13 +76,7 @@ class Totals:
             if node.gpus:
                 least = self._narrowest.get(node.group, node.gpus)
                 self._narrowest[node.group] = min(least, node.gpus)
-        self._answers: dict[str, _Answers] = {}
-
-    def _of(self, group: str) -> _Answers:
-        found = self._answers.get(group)
-        if found is None:
-            found = self._answers[group] = _Answers()
-        return found
+        self._answers: dict[str, _Answers] = defaultdict(_Answers)
 
     def change(self, old: Node, node: Node, capacity: Capacity) -> bool:
         """The state or the amounts of a node changed; ``capacity``, a copy of what is offered,
@@ -90,7 +85,7 @@ class Totals:
         Returns True if another answer changed by it than how many units there are. Only shapes
         whose answer may have changed are asked about again.
         """
-        group, answers = node.group, self._of(node.group)
+        group, answers = node.group, self._answers[node.group]
         sizes = self.offered.whole_sizes(group)
         self.offered.change(node, capacity, shut=not node.offered)
         if node.draining:
@@ -138,7 +133,7 @@ class Totals:
 
     def fits_known(self, shape: Shape) -> bool:
         """True if the whole known inventory, empty, could hold the gang."""
-        answers = self._of(shape.group).fits_known
+        answers = self._answers[shape.group].fits_known
         found = answers.get(shape)
         if found is None:
             found = _keep(answers, shape, self.known.pick(shape) is not None)
@@ -146,7 +141,7 @@ class Totals:
 
     def fits_now(self, shape: Shape) -> bool:
         """True if the nodes that are ready and not cordoned, empty, could hold the gang."""
-        answers = self._of(shape.group).fits_now
+        answers = self._answers[shape.group].fits_now
         found = answers.get(shape)
         if found is None:
             found = _keep(answers, shape, self.offered.pick(shape) is not None)
@@ -177,7 +172,7 @@ class Totals:
 
     def need(self, shape: Shape) -> Need:
         """What the gang takes of a limit; whole nodes count as the largest kind that it fits."""
-        answers = self._of(shape.group).needs
+        answers = self._answers[shape.group].needs
         found = answers.get(shape)
         if found is None:
             gpus = shape.gpus
@@ -197,7 +192,7 @@ class Totals:
         return shape.gpus, self.offered.suiting(shape._replace(nodes=1))
 
     def _eligible(self, shape: Shape, kind: _ShapeKind) -> frozenset[str]:
-        answers = self._of(shape.group).eligible
+        answers = self._answers[shape.group].eligible
         found = answers.get(kind)
         if found is None:
             found = _keep(
@@ -207,7 +202,7 @@ class Totals:
 
     def competes(self, later: Shape, earlier: Shape) -> bool:
         """True if every node that ``later`` could use is one that ``earlier`` could use."""
-        answers = self._of(later.group).covers
+        answers = self._answers[later.group].covers
         key = self._kind(later), self._kind(earlier)
         found = answers.get(key)
         if found is None:
