@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from math import inf
 
-from services.scheduler.domain.clusters import ALMOST, UNCOVERED, Clusters, Depth, Row
+from services.scheduler.domain.clusters import UNCOVERED, Clusters, Depth, Row
 
 # A block of more rows is cut in two, one of fewer is joined with the next.
 ROWS_MAX, ROWS_MIN = 128, 32
@@ -56,19 +56,19 @@ class _Block:
         start, held = self.start, dict(self.start)
         most, least = dict[str, float](), dict[str, float]()
         for _, _, task_id, size, name in self.rows:
-            above = clusters.above(name)
+            above = clusters.bounds.get(name, ())
             found = UNCOVERED
-            for depth, vc in enumerate(above):
-                over = held.get(vc.name, 0.0) + size - (vc.nodes + ALMOST)
+            for depth, (each, limit) in enumerate(above):
+                over = held.get(each, 0.0) + size - limit
                 # What may be held before the block for the same answer.
-                bound = start.get(vc.name, 0.0) - over
+                bound = start.get(each, 0.0) - over
                 if over <= 0:
-                    most[vc.name] = min(most.get(vc.name, inf), bound)
-                    for higher in above[depth:]:
-                        held[higher.name] = held.get(higher.name, 0.0) + size
+                    most[each] = min(most.get(each, inf), bound)
+                    for higher, _ in above[depth:]:
+                        held[higher] = held.get(higher, 0.0) + size
                     found = depth
                     break
-                least[vc.name] = max(least.get(vc.name, -inf), bound)
+                least[each] = max(least.get(each, -inf), bound)
             yield task_id, found
         self.charged = {
             name: amount - start.get(name, 0.0)

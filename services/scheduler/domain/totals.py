@@ -51,7 +51,12 @@ class Totals:
         settings: PolicySettings,
         levels: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        standing = [node for node in nodes if not node.removed]
+        every = list(nodes)
+        standing = [node for node in every if not node.removed]
+        # Groups that have no node now, but had some or have a policy: an autoscaler took all of
+        # them away, or has brought none so far.
+        there = {node.group for node in standing}
+        self.emptied = ({node.group for node in every} | {*(levels or {})}) - there
         # Lost and cordoned nodes and sick GPUs may come back, so they count as known.
         whole = (
             replace(node, unusable_gpus=()) if node.unusable_gpus else node for node in standing
