@@ -277,8 +277,8 @@ def limits_broken(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Vio
 
 def _naming(task: Task, level: Priority) -> Iterator[LimitKey]:
     """The keys of the rows that may apply to a task at a level: each part is named or empty."""
-    parts = ("", task.group), ("", task.owner), ("", task.team), (Priority.UNSPECIFIED, level)
-    return product(*({*part} for part in parts))
+    levels = {Priority.UNSPECIFIED, level}
+    return product({"", task.group}, {"", task.owner}, {"", task.team}, levels)
 
 
 def _subject(limit: Limit, task: Task) -> str:
