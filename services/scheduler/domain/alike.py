@@ -34,15 +34,33 @@ def waits_alike(old: Task, new: Task) -> bool:
 
 
 def same_place(one: Node, other: Node) -> bool:
-    """True if two descriptions of a node differ in nothing but its state."""
-    kept = {"version": 0, "ready": True, "schedulable": True, "draining": False}
-    return replace(one, unusable_gpus=(), **kept) == replace(other, unusable_gpus=(), **kept)
+    """True if two descriptions of a node differ in nothing but its state and its amounts.
+
+    A node that begins or ceases to report its CPUs or memory is another place.
+    """
+    reports = (one.cpus > 0) == (other.cpus > 0) and (
+        (one.memory_bytes > 0) == (other.memory_bytes > 0)
+    )
+    return reports and _bare(one) == _bare(other)
+
+
+def _bare(node: Node) -> Node:
+    return replace(
+        node,
+        version=0,
+        ready=True,
+        schedulable=True,
+        draining=False,
+        unusable_gpus=(),
+        cpus=0.0,
+        memory_bytes=0,
+    )
 
 
 def same_state(one: Node, other: Node) -> bool:
     """True if new runs may be placed on the node as before, and old ones may stay."""
-    return (one.offered, one.draining, one.unusable_gpus) == (
-        other.offered,
-        other.draining,
-        other.unusable_gpus,
-    )
+    return _state(one) == _state(other)
+
+
+def _state(node: Node) -> tuple[object, ...]:
+    return node.offered, node.draining, node.unusable_gpus, node.cpus, node.memory_bytes

@@ -17,6 +17,8 @@ from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
 # How far up the tree a guarantee covers it; UNCOVERED: none does.
 Depth: TypeAlias = int
 UNCOVERED: Depth = 1_000
+# A run or promise: its place in the order of entitlement, its size and its virtual cluster.
+Row: TypeAlias = tuple[int, float, str, float, str]
 # Sums of node equivalents carry rounding errors of this size at most.
 ALMOST = 1e-6
 
@@ -29,6 +31,11 @@ class Clusters:
         self._of_team = {team: vc.name for vc in policy.virtual_clusters for team in vc.teams}
         self._of_user = {user: vc.name for vc in policy.virtual_clusters for user in vc.users}
         self._above = {name: tuple(self._walk_up(name)) for name in self._by_name}
+        # The same with the most that may be held for a run to be covered.
+        self.bounds: Mapping[str, tuple[tuple[str, float], ...]] = {
+            name: tuple((vc.name, vc.nodes + ALMOST) for vc in above)
+            for name, above in self._above.items()
+        }
         # Node equivalents held (or promised), by name, its parts' included.
         self._held: dict[str, float] = dict.fromkeys(self._by_name, 0.0)
         self._base: Clusters | None = None
@@ -39,7 +46,7 @@ class Clusters:
     def fork(self) -> Clusters:
         """The same, to count on from here; O(number of virtual clusters)."""
         twin = object.__new__(Clusters)
-        twin._by_name, twin._above = self._by_name, self._above
+        twin._by_name, twin._above, twin.bounds = self._by_name, self._above, self.bounds
         twin._of_team, twin._of_user = self._of_team, self._of_user
         twin._held, twin._base = dict(self._held), None
         return twin
@@ -99,17 +106,21 @@ class Clusters:
         return dict(self.counted(rows))
 
     def counted(
-        self, rows: Iterable[tuple[int, float, str, float, str]]
+        self, rows: Iterable[Row], start: Mapping[str, float] | None = None
     ) -> Iterator[tuple[str, Depth]]:
-        """How runs are covered, given in the order of ``entitlement``, each with size and name."""
+        """How runs are covered, given in the order of ``entitlement``, each with size and name.
+
+        ``start``: what runs before these hold; else nothing.
+        """
         counted = dict.fromkeys(self._by_name, 0.0)
+        counted.update(start or {})
         for _, _, task_id, size, name in rows:
-            above = self._above.get(name, ())
-            for depth, vc in enumerate(above):
-                if counted[vc.name] + size <= vc.nodes + ALMOST:
+            above = self.bounds.get(name, ())
+            for depth, (each, most) in enumerate(above):
+                if counted[each] + size <= most:
                     # What no guarantee covers uses none of it up, neither here nor further up.
-                    for higher in above[depth:]:
-                        counted[higher.name] += size
+                    for higher, _ in above[depth:]:
+                        counted[higher] += size
                     yield task_id, depth
                     break
             else:

@@ -1,25 +1,24 @@
 """How the runs of a pool are covered by guarantees, and who could be taken from, kept up to date.
 
-``pool.py`` tells of every run and promise that comes or goes. Only trees of virtual clusters with
-a change are counted anew, when ``round.py`` asks; runs are kept by how they are covered and by
+``pool.py`` reports every run and promise that comes or goes. Where something changed is counted
+again (``covered.py``) when ``round.py`` asks; runs are kept by how they are covered and by
 weight, cheapest first, so that ``room.py`` finds victims without a look at all of them.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple, TypeAlias
 
-from services.scheduler.domain.clusters import UNCOVERED, Clusters, Depth, entitlement
+from services.scheduler.domain.clusters import UNCOVERED, Clusters, Depth, Row, entitlement
+from services.scheduler.domain.covered import Tree
 from services.scheduler.domain.model import WEIGHTS, Task
 
 # What losing a run of one size costs, smaller = cheaper at every moment alike; and the run's id.
 Cost: TypeAlias = tuple[float, str]
 BySize: TypeAlias = dict[float, list[Cost]]
-# The place in the order of entitlement, then the size and the virtual cluster.
-_Row: TypeAlias = tuple[int, float, str, float, str]
 
 
 class _Open(NamedTuple):
@@ -37,7 +36,7 @@ class Coverage:
     def __init__(self, clusters: Clusters) -> None:
         self._clusters = clusters
         # By the root of their tree.
-        self._trees: dict[str, list[_Row]] = {}
+        self._trees: dict[str, Tree] = {}
         self._stale: set[str] = set()
         self._depths: dict[str, Depth] = {}
         self._open: dict[str, _Open] = {}
@@ -55,7 +54,10 @@ class Coverage:
             self._open[task.id] = _Open(WEIGHTS[task.level], size, cost, name)
         root = self._clusters.root(name)
         if root:
-            insort(self._trees.setdefault(root, []), (*entitlement(task), size, name))
+            tree = self._trees.get(root)
+            if tree is None:
+                tree = self._trees[root] = Tree(self._clusters)
+            tree.enter((*entitlement(task), size, name))
             self._stale.add(root)
         else:
             self._place(task.id, UNCOVERED)
@@ -64,18 +66,19 @@ class Coverage:
         """Forget one as it was until now."""
         root = self._clusters.root(self._clusters.of(task))
         if root:
-            rows = self._trees[root]
-            place = bisect_left(rows, entitlement(task))  # type: ignore[type-var]  # the first three decide
-            assert rows[place][2] == task.id, "what was put in is there"
-            del rows[place]
+            self._trees[root].leave(entitlement(task))
             self._stale.add(root)
         self._displace(task.id)
         self._open.pop(task.id, None)
 
+    def rows(self, root: str) -> Iterable[Row]:
+        """The runs and promises of a tree, the most entitled first."""
+        return self._trees.get(root, ())
+
     def depths(self) -> Mapping[str, Depth]:
         """How each is covered now; a view, valid until the next change."""
         for root in self._stale:
-            for task_id, depth in self._clusters.counted(self._trees[root]):
+            for task_id, depth in self._trees[root].changed():
                 if self._depths.get(task_id) != depth:
                     self._displace(task_id)
                     self._place(task_id, depth)
@@ -126,11 +129,9 @@ class Coverage:
 
     def claim(self, cluster: str, size: float, weight: int) -> Depth:
         """How a task that waits would be covered if lower levels held nothing."""
-        rows = self._trees.get(self._clusters.root(cluster), [])
-        more_entitled = rows[: bisect_right(rows, -weight, key=_minus_weight)]
-        own = (-weight, 0.0, "", size, cluster)
-        *_, (_, depth) = self._clusters.counted([*more_entitled, own])
-        return depth
+        self.depths()
+        tree = self._trees.get(self._clusters.root(cluster)) or Tree(self._clusters)
+        return tree.claim(weight, size, cluster)
 
     def candidates(
         self, cluster: str, depth: Depth, claim: Depth, weight: int, now: float
@@ -175,10 +176,6 @@ def cheapest(by_size: BySize, now: float) -> Iterator[Cost]:
 
 def _least_covered(group: tuple[Depth, int]) -> tuple[Depth, int]:
     return -group[0], group[1]
-
-
-def _minus_weight(row: _Row) -> int:
-    return row[0]
 
 
 def _outranked(units: Mapping[tuple[Depth, int], float], depth: Depth, weight: int) -> float:

@@ -69,6 +69,8 @@ class Index:
         # Who has which bits of a node, and which bits are kept for somebody.
         self.holders: dict[str, dict[str, int]] = {}
         self.keepers: dict[str, dict[str, int]] = {}
+        # The runs on draining nodes that are not on their way out.
+        self.drained: set[str] = set()
         self.settled_at: datetime | None = None
         # Moments that were past when they came into being: no round has seen them.
         self.overdue: set[Moment] = set()
@@ -128,7 +130,7 @@ class Index:
             if row.group in self.pools:
                 pool = self.pools[row.group]
                 moved = row.scale != pool.book.scale
-                pool.rescale(row, [self.tasks[each] for each in pool.sizes] if moved else ())
+                pool.rescale(row, self.tasks)
                 # In a new order others may be first.
                 pool.wide = pool.wide or moved
         else:
@@ -141,9 +143,14 @@ class Index:
         if self._nodes_stale or old is None or not same_place(old, node):
             self._nodes_stale = True
         elif not node.removed and not same_state(old, node):
-            changed = self.totals.change(node, self.capacity)
+            changed = self.totals.change(old, node, self.capacity)
             for owners in (self.holders, self.keepers):
                 self._take_all(node.id, owners.get(node.id, {}))
+            if old.draining != node.draining:
+                for task_id in self.holders.get(node.id, ()):
+                    # A run of the same batch of rows may be about to enter.
+                    if task_id in self.tasks:
+                        self._note_drained(self.tasks[task_id])
             pool = self.pools.get(node.group)
             if pool is not None:
                 pool.units, pool.wide = self.totals.units(node.group), True
@@ -213,6 +220,7 @@ class Index:
             pool.unlevelled.discard(old.id)
         if old.holds:
             self.held.pop(old.id, None)
+            self.drained.discard(old.id)
         if (old.placements or old.promised) and not keeps(old, after):
             self._take_back(old)
             pool.wide = True
@@ -232,6 +240,8 @@ class Index:
             self.held[task.id] = task
             if old is None or not old.holds or old.priority is not task.priority:
                 self._compare_level(pool, task)
+            if self.totals.draining:
+                self._note_drained(task)
         elif (
             task.state is QUEUED
             and not task.promised
@@ -258,6 +268,13 @@ class Index:
             and task.level is not pool.level(task)
         ):
             pool.relevel.add(task.id)
+
+    def _note_drained(self, task: Task) -> None:
+        """Note whether a run is to leave a draining node."""
+        if task.state not in LEAVING and self.totals.drained_node(task) is not None:
+            self.drained.add(task.id)
+        else:
+            self.drained.discard(task.id)
 
     def slots(self, task: Task) -> tuple[Slot, ...]:
         """What a task has, or is promised."""
@@ -416,6 +433,10 @@ class Index:
         for task in self.tasks.values() if self.totals.zoned else ():
             if task.group in self.totals.zoned and len(task.placements or task.promised) > 1:
                 self._note_crossing(task)
+        self.drained.clear()
+        for node_id in self.totals.draining:
+            for task_id in self.holders.get(node_id, ()):
+                self._note_drained(self.tasks[task_id])
         for group, pool in list(self.pools.items()):
             pool.units, pool.narrow = self.totals.units(group), self.totals.narrow(group)
             if pool.width != self.totals.width(group):
@@ -494,6 +515,7 @@ class Index:
         self.tasks = {task_id: self.tasks[task_id] for task_id in own.sizes}
         self.held = {task_id: task for task_id, task in self.held.items() if task_id in self.tasks}
         self.unsettled &= self.tasks.keys()
+        self.drained &= self.tasks.keys()
         self.holders, self.keepers = self._own(self.holders), self._own(self.keepers)
         self.moments = self.moments.of(self.tasks)
         self.overdue = {moment for moment in self.overdue if moment.task_id in self.tasks}

@@ -48,6 +48,10 @@ class Queue:
 Head: TypeAlias = tuple[float, str, Queue]
 
 
+def _first_two(head: Head) -> Key:
+    return head[0], head[1]
+
+
 class Lanes:
     """All queues of a pool."""
 
@@ -93,6 +97,18 @@ class Lanes:
             place = bisect_left(keys, key)
             assert keys[place] == key, "a queue is sorted by unique keys"
             del keys[place]
+
+    def rekey(self, key: Callable[[str], float]) -> None:
+        """Take new keys over for all tasks, by their ids.
+
+        Costs a key and a part of a sort for each task, as all of them may change places.
+        """
+        for queue in self._queues.values():
+            queue.keys = sorted([(key(task_id), task_id) for _, task_id in queue.keys])
+        for rows in self.rows.values():
+            for shape, row in rows.items():
+                heads = [(*queue.keys[0], queue) for _, _, queue in row]
+                rows[shape] = sorted(heads, key=_first_two)
 
     def _group(self, name: QueueName, more: int) -> None:
         group = name.weight, name.who[0]

@@ -7,7 +7,7 @@ from the rows, which is what a new leader does.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import cast
 
@@ -336,17 +336,21 @@ class Pool:
         """Smaller = cheaper for runs of one size, at every moment alike."""
         return self.move_seconds(task) - saved_until(task), task.id
 
-    def rescale(self, book: PoolBook, tasks: Iterable[Task]) -> None:
-        """Take a new book over; if the scale changed, everything is put where it belongs now."""
-        if book.scale == self.book.scale:
-            self.book = book
-            return
-        kept = [task for task in tasks if task.id in self.sizes]
-        for task in kept:
-            self.leave(task)
+    def rescale(self, book: PoolBook, tasks: Mapping[str, Task]) -> None:
+        """Take a new book over; if the scale changed, all that is in order of keys is sorted
+        again. Nothing else depends on the scale.
+        """
+        moved = book.scale != self.book.scale
         self.book = book
-        for task in kept:
-            self.enter(task)
+        if not moved:
+            return
+
+        def key(task_id: str) -> float:
+            return self.key(tasks[task_id].marks)
+
+        self.lanes.rekey(key)
+        for row in self.running.values():
+            row[:] = sorted([(key(task_id), task_id) for _, task_id in row])
 
     def learned(self) -> dict[str, object] | None:
         """What the discipline has learned; None if all of it is saved."""

@@ -84,6 +84,10 @@ def _too_big(round_: Round, entry: Entry) -> None:
     task, shape = entry.task, entry.shape
     if task.accepted:
         round_.explain(task, round_.waits(ReasonCode.CLUSTER_TOO_SMALL_NOW, shape))
+    elif task.group in round_.totals.emptied:
+        # Nobody knows what its nodes will be like; once some are there, it may be rejected.
+        why = round_.waits(ReasonCode.CLUSTER_TOO_SMALL_NOW, shape)
+        round_.explain(task, why, accepted=False)
     elif round_.snapshot.inventory_listed:
         why = round_.waits(ReasonCode.NEVER_FITS, shape)
         round_.decide(Reject(task.id, why))

@@ -58,7 +58,7 @@ class Limits:
     """The most (and least) of everything in a spec; an administrator's choice."""
 
     roles_max: int = 32
-    nodes_max: int = 4096
+    nodes_max: int = 8192
     gpus_per_node_max: int = 1024
     command_arguments_max: int = 1024
     command_bytes_max: int = 65_536

@@ -84,7 +84,8 @@ class Fleet:
         shut: Container[str] = (),
     ) -> None:
         addressed = sorted(((address(node, levels), str(node.id), node) for node in nodes), key=_by)
-        self.nodes = tuple(node for _, _, node in addressed)
+        self.nodes = [node for _, _, node in addressed]
+        self._settings = settings
         self.ids = tuple(node_id for _, node_id, _ in addressed)
         self.domains = tree([each for each, _, _ in addressed])
         self.usable = [0 if node.id in shut else usable_mask(node) for node in self.nodes]
@@ -118,8 +119,18 @@ class Fleet:
         # Node equivalents that may be used at all.
         self.units = sum(n * units / wide for (units, wide), n in sorted(self._counts.items()))
 
-    def set_usable(self, place: int, mask: int | None) -> None:
-        """Say which units of a node may be used; None: it takes no runs."""
+    def change(self, place: int, node: Node, *, shut: bool) -> None:
+        """The state of a node changed, or how much CPU and memory it offers; the rest stays."""
+        before, self.nodes[place] = self.nodes[place], node
+        if before.cpus != node.cpus:
+            self.cpu_ranks_max[place] = cpu_ranks_max(node, self._settings)
+            if self.cpus is not None:
+                self.cpus.reset(place, cpus_of(node))
+        if before.memory_bytes != node.memory_bytes and self.memory is not None:
+            self.memory.reset(place, memory_of(node))
+        self._set_usable(place, None if shut else usable_mask(node))
+
+    def _set_usable(self, place: int, mask: int | None) -> None:
         wide, usable = width(self.nodes[place]), mask or 0
         self._counts[self.usable[place].bit_count(), wide] -= 1
         self._counts[usable.bit_count(), wide] += 1

@@ -120,20 +120,20 @@ class Capacity:
         self._own.clear()
         return twin
 
-    def change(self, node: Node, twin: Capacity) -> None:
-        """A node's state changed: what is usable of it is free now, here and in a copy of this.
+    def change(self, node: Node, *twins: Capacity, shut: bool = False) -> None:
+        """A node's state or amounts changed: what is usable of it is free now, here and in copies.
 
-        Other copies are worthless afterwards.
+        All copies that are not named are worthless afterwards.
         """
         group, place = self._places[node.id]
-        both = self._owned(group), twin._owned(group)
+        stocks = [each._owned(group) for each in (self, *twins)]  # noqa: SLF001 - its own kind
         if node.id in self.spots:
-            for stock in both:
+            for stock in stocks:
                 stock.shut(place)
             del self.spots[node.id], self.nodes[node.id]
-        both[0].fleet.set_usable(place, usable_mask(node) if node.offered else None)
-        if node.offered:
-            for stock in both:
+        stocks[0].fleet.change(place, node, shut=shut)
+        if not shut:
+            for stock in stocks:
                 stock.reopen(place)
             self.spots[node.id], self.nodes[node.id] = (group, place), node
 
@@ -271,6 +271,11 @@ class Capacity:
         """GPU counts a whole-node gang may get; nodes without GPUs only where none has any."""
         stock = self.stocks.get(group)
         return list(stock.fleet.whole_sizes) if stock else []
+
+    def suiting(self, shape: Shape) -> int | None:
+        """The set of the nodes whose labels, taints and amounts allow a rank; None: all."""
+        stock = self.stocks.get(shape.group)
+        return None if stock is None else stock.fleet.suiting(shape)
 
     def eligible(self, shape: Shape) -> frozenset[str]:
         """What this shape competes for: nodes that could hold one rank if they were empty.

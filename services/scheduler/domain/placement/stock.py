@@ -40,6 +40,9 @@ class Stock:
     # CPUs and memory that nobody has asked for; None: no node reports them.
     cpus: Left | None = None
     memory: Left | None = None
+    # False while another stock shares them: they are copied before a change, as gangs that ask for
+    # neither change nothing.
+    own_amounts: bool = True
 
     @staticmethod
     def of(fleet: Fleet) -> Stock:
@@ -80,6 +83,7 @@ class Stock:
         self.known_units = None
         self.set_free(place, self.fleet.usable[place])
         node = self.fleet.nodes[place]
+        self._take_amounts_over()
         if self.cpus is not None:
             self.cpus.reset(place, cpus_of(node))
         if self.memory is not None:
@@ -87,6 +91,7 @@ class Stock:
 
     def copy(self) -> Stock:
         """An independent copy."""
+        self.own_amounts = False
         return Stock(
             self.fleet,
             self.masks.copy(),
@@ -97,9 +102,17 @@ class Stock:
             self.cpu_full,
             self.shared.copy(),
             self.known_units,
-            self.cpus.copy() if self.cpus else None,
-            self.memory.copy() if self.memory else None,
+            self.cpus,
+            self.memory,
+            own_amounts=False,
         )
+
+    def _take_amounts_over(self) -> None:
+        """CPUs and memory are about to change here, and only here."""
+        if not self.own_amounts:
+            self.cpus = self.cpus.copy() if self.cpus else None
+            self.memory = self.memory.copy() if self.memory else None
+            self.own_amounts = True
 
     def free(self, place: int) -> int:
         """The free units of a node."""
@@ -155,6 +168,7 @@ class Stock:
 
     def add_amounts(self, there: list[int], each: Each, times: int) -> None:
         """Give back (1) or take (-1) what each of a gang's ranks asks for of its node."""
+        self._take_amounts_over()
         if self.cpus is not None and each.cpus:
             self.cpus.add(there, times * each.cpus)
         if self.memory is not None and each.memory_bytes:

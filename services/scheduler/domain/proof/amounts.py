@@ -22,6 +22,8 @@ def overcommitted(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Vio
     What begins must find it free of every run, on its way out or not; what is promised must find
     it once those have gone, beside everything else that is promised.
     """
+    if not _asked_for(snapshot, plan):
+        return
     starts, promises, decided = _given(snapshot, plan)
     wanted = {
         node_id
@@ -42,6 +44,15 @@ def overcommitted(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Vio
         begun, coming = starts[node_id], promises[node_id]
         yield from _beyond(node, begun, held)
         yield from _beyond(node, [*begun, *coming], [*staying, *others])
+
+
+def _asked_for(snapshot: Snapshot, plan: Plan) -> bool:
+    """True if a task that the plan is about asks for CPUs or memory; most plans end here."""
+    for decision in plan.decisions:
+        task = snapshot.tasks.get(decision.task_id)
+        if task is not None and (task.spec.cpus or task.spec.memory_bytes):
+            return True
+    return False
 
 
 def _given(

@@ -31,7 +31,7 @@ from services.scheduler.domain.proof.conserve import (
     taken_twice,
     too_many_crossing,
 )
-from services.scheduler.domain.proof.entitled import TAKING, wrong_victim
+from services.scheduler.domain.proof.entitled import TAKING, Victims
 from services.scheduler.domain.proof.violations import Fault, Violation
 from services.scheduler.domain.snapshot import Snapshot
 
@@ -43,6 +43,7 @@ def check(snapshot: Snapshot, plan: Plan, *, deep: bool = False) -> list[Violati
     trusting the index about who is where (tests, simulation and replay do).
     """
     found = list(_general(snapshot, plan))
+    victims = Victims(snapshot, plan, deep=deep)
     moved: dict[str, Task] = {}
     for decision in plan.decisions:
         task = moved.get(decision.task_id) or snapshot.tasks.get(decision.task_id)
@@ -62,7 +63,7 @@ def check(snapshot: Snapshot, plan: Plan, *, deep: bool = False) -> list[Violati
         if isinstance(decision, Assign):
             found += _assign(snapshot, plan, task, decision)
         elif isinstance(decision, Preempt | Kill):
-            found += _hand_over(snapshot, plan, task, decision)
+            found += _hand_over(snapshot, plan, task, decision, victims)
             if decision.moves_to:
                 found += _gang(snapshot, task, decision.moves_to)
         elif isinstance(decision, Reject) and (
@@ -179,7 +180,7 @@ def _on_node(snapshot: Snapshot, task: Task, placement: Placement) -> Iterator[V
 
 
 def _hand_over(
-    snapshot: Snapshot, plan: Plan, task: Task, decision: Preempt | Kill
+    snapshot: Snapshot, plan: Plan, task: Task, decision: Preempt | Kill, victims: Victims
 ) -> Iterator[Violation]:
     now = plan.decided_at
     if decision.attempt != task.live_attempt:
@@ -198,4 +199,4 @@ def _hand_over(
         if not any(node is not None and node.draining for node in on):
             yield Violation(Fault.NOT_DRAINED, task.id)
     if decision.reason.code in TAKING:
-        yield from wrong_victim(snapshot, plan, task, decision)
+        yield from victims.wrong(task, decision)

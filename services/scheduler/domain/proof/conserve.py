@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterator
+from itertools import product
 
 from libs.contracts.messages import Placement, Priority, Unit
 from services.scheduler.domain.lifecycle import LEAVING
@@ -16,6 +17,7 @@ from services.scheduler.domain.model import (
     Hold,
     Kill,
     Limit,
+    LimitKey,
     Mark,
     Plan,
     Preempt,
@@ -232,6 +234,10 @@ def _crosses(snapshot: Snapshot, pool: Pool, ranks: tuple[Placement, ...]) -> bo
     return len({dict(node.labels).get(label or "", "") for node in nodes if node}) > 1
 
 
+# A task, the level that it counts at, and what it takes.
+_Charge = tuple[Task, Priority, tuple[Placement, ...]]
+
+
 def _applies(limit: Limit, task: Task, level: Priority) -> bool:
     return not limit.removed and all(
         wanted in ("", Priority.UNSPECIFIED, has)
@@ -246,7 +252,7 @@ def _applies(limit: Limit, task: Task, level: Priority) -> bool:
 
 def limits_broken(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Violation]:
     """No limit that applies to a start, or to a run at its new level, is passed by all there is."""
-    given: list[tuple[Task, Priority, tuple[Placement, ...]]] = [
+    given: list[_Charge] = [
         (snapshot.tasks[decision.task_id], decision.level, decision.placements)
         for decision in plan.decisions
         if isinstance(decision, Assign) and decision.task_id in snapshot.tasks
@@ -260,15 +266,9 @@ def limits_broken(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Vio
     ]
     if not (given or relevelled) or not snapshot.limits:
         return
-    for limit in snapshot.limits.values():
-        mine = [each for each in given if _applies(limit, each[0], each[1])]
-        left: list[Task] = []
-        for run, level in relevelled:
-            before, after = _applies(limit, run, run.level), _applies(limit, run, level)
-            if after and not before:
-                mine.append((run, level, run.placements))
-            elif before and not after:
-                left.append(run)
+    coming, leaving = _by_limit(snapshot, given, relevelled)
+    for limit in (snapshot.limits[key] for key in sorted(coming)):
+        mine, left = coming[limit.key], leaving.get(limit.key, [])
         for subject in sorted({_subject(limit, task) for task, _, _ in mine}):
             own = [each for each in mine if _subject(limit, each[0]) == subject]
             more = sum(_amount(limit, placements) for _, _, placements in own)
@@ -281,6 +281,37 @@ def limits_broken(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Vio
                 # A limit may span groups: each that gives some of it is at fault.
                 for group in sorted({task.group for task, _, _ in own}):
                     yield Violation(Fault.QUOTA, detail=detail, group=group)
+
+
+def _by_limit(
+    snapshot: Snapshot, given: list[_Charge], relevelled: list[tuple[Task, Priority]]
+) -> tuple[dict[LimitKey, list[_Charge]], dict[LimitKey, list[Task]]]:
+    """What each limit would count in addition, and the runs that it would no longer count.
+
+    Most rows apply to none of these, so each looks up the rows that can name it.
+    """
+    coming: dict[LimitKey, list[_Charge]] = {}
+    leaving: dict[LimitKey, list[Task]] = {}
+    for charge in given:
+        for key in _applying(snapshot, charge[0], charge[1]):
+            coming.setdefault(key, []).append(charge)
+    for run, level in relevelled:
+        before = set(_applying(snapshot, run, run.level))
+        after = set(_applying(snapshot, run, level))
+        for key in after - before:
+            coming.setdefault(key, []).append((run, level, run.placements))
+        for key in before - after:
+            leaving.setdefault(key, []).append(run)
+    return coming, leaving
+
+
+def _applying(snapshot: Snapshot, task: Task, level: Priority) -> Iterator[LimitKey]:
+    """The keys of the limits that apply to a task at a level: each part is named or empty."""
+    levels = {Priority.UNSPECIFIED, level}
+    for key in product({"", task.group}, {"", task.owner}, {"", task.team}, levels):
+        limit = snapshot.limits.get(key)
+        if limit is not None and _applies(limit, task, level):
+            yield key
 
 
 def _subject(limit: Limit, task: Task) -> str:

@@ -37,6 +37,7 @@ from services.scheduler.domain.model import (
     Node,
     Plan,
     PolicySettings,
+    Shape,
     Task,
 )
 from services.scheduler.domain.outgoing import state_changed
@@ -263,6 +264,9 @@ def facts_of(index: Index) -> dict[str, Any]:
         "keepers": index.keepers,
         "held": sorted(index.held),
         "unsettled": sorted(index.unsettled),
+        "drained": sorted(index.drained),
+        "draining": sorted(index.totals.draining),
+        "totals": {task.shape: _answers(index, task.shape) for task in index.tasks.values()},
         "moments": index.moments.between(None, float("inf")),
         "ledger": {account: held for account, held in index.ledger._held.items() if held},
         "crossing": {group: index.crossing(group) for group in index.pools},
@@ -279,6 +283,13 @@ def _amounts(index: Index) -> dict[str, tuple[int | None, ...]]:
         )
         for node_id, (group, place) in index.capacity.spots.items()
     }
+
+
+def _answers(index: Index, shape: Shape) -> tuple[object, ...]:
+    """What the nodes could hold, as it was answered before or is now."""
+    totals = index.totals
+    fits = totals.fits_known(shape), totals.fits_now(shape)
+    return (*fits, totals.need(shape), totals.eligible(shape))
 
 
 def _stocks(index: Index) -> Iterable[tuple[str, Any]]:

@@ -259,7 +259,19 @@ class Histories(RuleBasedStateMachine):
     @rule(
         pick=PICK,
         what=st.sampled_from(
-            ["ready", "schedulable", "draining", "gpus", "memory", "group", "rebuilt", "removed"]
+            [
+                "ready",
+                "schedulable",
+                "draining",
+                "gpus",
+                "memory",
+                "cpus",
+                "both",
+                "silent",
+                "group",
+                "rebuilt",
+                "removed",
+            ]
         ),
     )
     def change_node(self, pick: int, what: str) -> None:
@@ -275,6 +287,10 @@ class Histories(RuleBasedStateMachine):
             "removed": replace(node, removed=not node.removed),
             # Others than the platform's tasks use more of it, or less.
             "memory": replace(node, memory_bytes=20 if node.memory_bytes < 20 else 5),
+            "cpus": replace(node, cpus=0.5 if node.cpus > 1.0 else 3.0),
+            "both": replace(node, cpus=1.0, memory_bytes=7, draining=not node.draining),
+            # It does not report its CPUs any more.
+            "silent": replace(node, cpus=0.0),
         }
         self.stage.put(replace(changed[what], version=node.version + 1))
 
