@@ -54,7 +54,7 @@ def replaced(*places: tuple[Any, str, Any]) -> Generator[None]:
 def double_assignment() -> contextlib.AbstractContextManager[None]:
     """Placement forgets what is taken; neither the check nor the slots of the tables object."""
     return replaced(
-        (Capacity, "take", lambda _self, _slots: None),
+        (Capacity, "take", lambda _self, _slots, _each=None: None),
         (scheduler_loop, "check", lambda _snapshot, _plan: []),
         (scheduler_store, "_slots", lambda _task: iter(())),
     )
