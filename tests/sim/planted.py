@@ -37,7 +37,7 @@ from services.scheduler.domain import model
 from services.scheduler.domain.lifecycle import Trigger
 from services.scheduler.domain.model import Kill, Node, Preempt
 from services.scheduler.domain.placement.place import Capacity
-from tests.sim.plan import Plan, Strike
+from tests.sim.plan import ENDLESS_STEPS, Plan, Strike
 from tests.sim.world import World
 
 
@@ -291,6 +291,25 @@ def dropped_early_requests() -> contextlib.AbstractContextManager[None]:
         return run if run is not None and run.state in LIVE else None
 
     return replaced((launcher_handlers, "_requested", requested))
+
+
+def hasty_people(plan: Plan) -> Plan:
+    """Worlds in which every program is endless and soon stopped, and messages overtake each other:
+    the request to end a run may come before the run's assignment."""
+    rng = Random(f"hasty {plan.seed}")
+    jobs = tuple(
+        replace(
+            job,
+            mode=PreemptMode.KILL,
+            wishes=((rng.uniform(0, 6.0), "stop"),),
+            program=replace(job.program, steps=ENDLESS_STEPS, step_seconds=3.0, fails={}),
+        )
+        for job in plan.jobs
+    )
+    faults = replace(plan.faults, delay_delivery=0.3, delay_s_max=5.0)
+    kept = {"crash", "leader deposed", "partition", "facts again"}
+    strikes = tuple(each for each in plan.strikes if each.kind in kept)
+    return replace(plan, jobs=jobs, faults=faults, strikes=strikes)
 
 
 def no_inbox() -> contextlib.AbstractContextManager[None]:

@@ -60,7 +60,9 @@ DEFECTS = {
     "end declared when ordered": Planted(
         planted.end_declared_when_ordered, "slots_never_double_booked", 7
     ),
-    "early requests dropped": Planted(planted.dropped_early_requests, "no_task_is_lost", 15),
+    "early requests dropped": Planted(
+        planted.dropped_early_requests, "no_task_is_lost", 7, 12, planted.hasty_people
+    ),
     "no inbox": Planted(planted.no_inbox, "ranks_started_once", 0, bend=planted.short_memories),
     "unanswered orders count": Planted(
         planted.unanswered_orders_count,
@@ -80,6 +82,7 @@ BENDS = (
     planted.repeated_facts,
     planted.hanging_programs,
     planted.failing_commits,
+    planted.hasty_people,
     planted.short_memories,
     planted.silent_nodes,
     planted.long_outages,
