@@ -178,13 +178,24 @@ def repeated_facts(plan: Plan) -> Plan:
 
 
 def failing_commits(plan: Plan) -> Plan:
-    """Worlds in which every program hangs when it is asked to go, and the scheduler's commits fail
-    again and again; nothing else strikes, so that nobody loads the rows for another reason."""
+    """Worlds in which programs are endless, are stopped and hang when they are asked to go, so that
+    only a deadline ends them, and the scheduler's commits fail again and again; nothing else
+    strikes, so that nobody loads the rows for another reason."""
+    rng = Random(f"failing commits {plan.seed}")
+    jobs = tuple(
+        replace(
+            job,
+            ack_deadline_seconds=min(3.0, job.ack_deadline_seconds),
+            wishes=((rng.uniform(3.0, 15.0), "stop"),),
+            program=replace(job.program, steps=ENDLESS_STEPS, step_seconds=3.0, fails={}),
+        )
+        for job in hanging_programs(plan).jobs
+    )
     strikes = tuple(
         Strike(at=5.0 + 8.0 * number, kind="commits fail", target="scheduler", seconds=6.0)
-        for number in range(12)
+        for number in range(int(plan.fault_seconds / 8.0))
     )
-    return replace(hanging_programs(plan), strikes=strikes)
+    return replace(plan, jobs=jobs, strikes=strikes)
 
 
 def failed_commits_forgotten() -> contextlib.AbstractContextManager[None]:

@@ -54,7 +54,7 @@ DEFECTS = {
         planted.deadlines_in_memory, "no_task_is_lost", 0, 30, planted.hanging_programs
     ),
     "failed commits forgotten": Planted(
-        planted.failed_commits_forgotten, "no_task_is_lost", 7, 30, planted.failing_commits
+        planted.failed_commits_forgotten, "no_task_is_lost", 0, 20, planted.failing_commits
     ),
     "unfenced epoch": Planted(planted.unfenced_epochs, "states_follow_the_promise", 4),
     "end declared when ordered": Planted(
