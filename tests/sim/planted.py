@@ -30,6 +30,8 @@ from services.launcher.domain.lifecycle import LIVE
 from services.launcher.domain.model import Listing, Run
 from services.launcher.loop import Launcher
 from services.launcher.runtimes.fake import FakeRuntime
+from services.launcher.runtimes.fake_cluster import FakeRank, FakeRun
+from services.launcher.runtimes.port import RankOrder
 from services.scheduler import handlers as scheduler_handlers
 from services.scheduler import loop as scheduler_loop
 from services.scheduler import store as scheduler_store
@@ -409,6 +411,48 @@ def long_outages(plan: Plan) -> Plan:
             )
         ),
     )
+
+
+class DarkNodeWorld(World):
+    """On the first node ranks never begin, even when everything else is healed."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        honest = self.cluster.make
+
+        def make(run: FakeRun, order: RankOrder) -> None:
+            if order.node_id == "node-0":
+                run.ranks[order.rank] = FakeRank(order, None)
+            else:
+                honest(run, order)
+
+        self.cluster.make = make  # type: ignore[method-assign]
+
+
+def one_dark_node(plan: Plan) -> Plan:
+    """Worlds in which each task could run on every node. No node is set apart for all of them, so
+    that each task has to learn by itself where it does not start."""
+    jobs = tuple(
+        replace(job, nodes=1, gpus=1, mode=PreemptMode.SDK, max_run_seconds=None)
+        for job in plan.jobs[:3]
+    )
+    settings = {name: dict(own) for name, own in plan.settings.items()}
+    settings["launcher"]["quarantine_after_starts"] = 1000
+    settings["scheduler"] |= {"start_deadline_seconds": 8.0, "start_attempts_max": 1000}
+    kept = {"crash", "bus restarts", "leader deposed"}
+    return replace(
+        plan,
+        nodes=max(2, plan.nodes),
+        jobs=jobs,
+        orders=(),
+        settings=settings,
+        strikes=tuple(each for each in plan.strikes if each.kind in kept),
+    )
+
+
+def bad_nodes_forgotten() -> contextlib.AbstractContextManager[None]:
+    """A task whose start failed is tried again on whatever node comes first."""
+    return replaced((scheduler_handlers.facts, "_avoids", lambda _task, _event: ()))
 
 
 def last_arrival_wins() -> contextlib.AbstractContextManager[None]:

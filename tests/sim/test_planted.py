@@ -76,6 +76,14 @@ DEFECTS = {
     "outbox pruned by age": Planted(
         planted.outbox_pruned_by_age, "states_follow_the_promise", 5, bend=planted.long_outages
     ),
+    "bad nodes forgotten": Planted(
+        planted.bad_nodes_forgotten,
+        "no_task_is_lost",
+        1,
+        10,
+        planted.one_dark_node,
+        planted.DarkNodeWorld,
+    ),
     "last arrival wins": Planted(planted.last_arrival_wins, "nodes_and_limits_agree", 1),
 }
 BENDS = (
@@ -105,6 +113,11 @@ def test_a_planted_defect_is_found(name: str) -> None:
     found = next(finds(DEFECTS[name]), None)
     assert found is not None, f"{DEFECTS[name].judge} found nothing"
     print(f"{name}: found in world {found} by {DEFECTS[name].judge}")
+
+
+def test_tasks_end_beside_a_node_on_which_nothing_starts() -> None:
+    for seed in range(5):
+        assert not run_world(seed, planted.DarkNodeWorld, planted.one_dark_node).complaints
 
 
 def test_interleaved_commits_alone_do_no_harm() -> None:
