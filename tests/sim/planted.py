@@ -62,6 +62,29 @@ def double_assignment() -> contextlib.AbstractContextManager[None]:
     )
 
 
+def asking_for_amounts(plan: Plan) -> Plan:
+    """Worlds in which ranks ask for a good part of a node's CPUs and memory, but for few GPUs."""
+    rng = Random(f"amounts {plan.seed}")
+    jobs = tuple(
+        replace(
+            job,
+            gpus=rng.choice([0, 1]),
+            cpus=rng.choice([None, 2.0, 3.5, 6.0]),
+            memory_bytes=rng.choice([None, 20 << 30, 40 << 30, 60 << 30]),
+        )
+        for job in plan.jobs
+    )
+    return replace(plan, gpus=4, jobs=jobs)
+
+
+def amounts_not_added_up() -> contextlib.AbstractContextManager[None]:
+    """Each rank's CPUs and memory are compared with what the whole node has."""
+    return replaced(
+        (Capacity, "_move_amounts", lambda _self, _slots, _each, _times: None),
+        (scheduler_loop, "check", lambda _snapshot, _plan: []),
+    )
+
+
 class _PeekError(Exception):
     """The reply is known; nothing is stored yet."""
 

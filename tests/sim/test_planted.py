@@ -37,6 +37,13 @@ class Planted:
 
 DEFECTS = {
     "double assignment": Planted(planted.double_assignment, "slots_never_double_booked", 0, 10),
+    "amounts not added up": Planted(
+        planted.amounts_not_added_up,
+        "amounts_are_never_overbooked",
+        7,
+        20,
+        planted.asking_for_amounts,
+    ),
     "reply before storing": Planted(
         planted.reply_before_storing, "acknowledged_checkpoints_survive", 2, 40
     ),
@@ -87,6 +94,7 @@ DEFECTS = {
     "last arrival wins": Planted(planted.last_arrival_wins, "nodes_and_limits_agree", 1),
 }
 BENDS = (
+    planted.asking_for_amounts,
     planted.repeated_facts,
     planted.hanging_programs,
     planted.failing_commits,
