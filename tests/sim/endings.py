@@ -27,6 +27,7 @@ from services.scheduler.tables import TABLES as SCHEDULER
 from services.submit.store import TaskRow as SubmittedRow
 from services.submit.tables import TABLES as SUBMIT
 from tests.harness.checkers import ENDED, LIVENESS, SAFETY, verdict
+from tests.sim.plan import NODE_CPUS, NODE_MEMORY_BYTES
 from tests.sim.programs import computed
 
 if TYPE_CHECKING:
@@ -160,6 +161,27 @@ def nodes_and_limits_agree(world: World) -> Iterator[str]:
         yield f"quota has {limits}, the scheduler {heard}"
 
 
+def amounts_are_never_overbooked(world: World) -> Iterator[str]:
+    """The processes of a node never ask together for more CPUs or memory than it has."""
+    by_node: dict[str, list[tuple[float, int, float, int]]] = {}
+    for span in world.cluster.spans():
+        job = world.accepted.get(span.task_id)
+        if job is None:
+            continue
+        cpus, memory = job.cpus or 0.0, job.memory_bytes or 0
+        moments = by_node.setdefault(span.node_id, [])
+        # Where an end and a start fall together, the end is first.
+        moments.append((span.start, 1, cpus, memory))
+        if span.end is not None:
+            moments.append((span.end, 0, -cpus, -memory))
+    for node_id, moments in by_node.items():
+        cpus, memory = 0.0, 0
+        for at, _, more_cpus, more_memory in sorted(moments):
+            cpus, memory = cpus + more_cpus, memory + more_memory
+            if cpus > NODE_CPUS or memory > NODE_MEMORY_BYTES:
+                yield f"{node_id} is asked for {cpus} CPUs and {memory} bytes at {at}"
+
+
 def the_ledger_is_complete(world: World) -> Iterator[str]:
     """Each run that started has its use entered once."""
     history = world.history()
@@ -225,6 +247,7 @@ JUDGES: tuple[Callable[[World], Iterable[str]], ...] = (
     all_capacity_is_free,
     projections_agree,
     nodes_and_limits_agree,
+    amounts_are_never_overbooked,
     the_ledger_is_complete,
     the_event_log_is_whole,
     output_is_kept,

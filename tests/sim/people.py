@@ -55,6 +55,8 @@ def spec_of(job: Job) -> TaskSpec:
             mode=job.mode, signal=signal, ack_deadline_seconds=job.ack_deadline_seconds
         ),
         max_run_seconds=job.max_run_seconds,
+        cpus=job.cpus,
+        memory_bytes=job.memory_bytes,
     )
 
 

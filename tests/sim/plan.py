@@ -41,6 +41,8 @@ NOTICE_SECONDS_MAX = 15.0
 KILL_SECONDS_MAX = 20.0
 EXIT_SECONDS = 0.05
 START_SECONDS = 5.0
+NODE_CPUS = 8.0
+NODE_MEMORY_BYTES = 64 << 30
 # A program with so many steps ends only if somebody ends it.
 ENDLESS_STEPS = 1_000_000
 
@@ -96,6 +98,9 @@ class Job:
     # (seconds after the submission, pause | run | stop | a priority)
     wishes: tuple[tuple[float, str], ...]
     program: Program
+    # What each rank asks of its node beside GPUs.
+    cpus: float | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ from services.launcher.domain.lifecycle import LIVE
 from services.launcher.domain.model import Listing, Run
 from services.launcher.loop import Launcher
 from services.launcher.runtimes.fake import FakeRuntime
+from services.launcher.runtimes.fake_cluster import FakeRank, FakeRun
+from services.launcher.runtimes.port import RankOrder
 from services.scheduler import handlers as scheduler_handlers
 from services.scheduler import loop as scheduler_loop
 from services.scheduler import store as scheduler_store
@@ -37,7 +39,7 @@ from services.scheduler.domain import model
 from services.scheduler.domain.lifecycle import Trigger
 from services.scheduler.domain.model import Kill, Node, Preempt
 from services.scheduler.domain.placement.place import Capacity
-from tests.sim.plan import Plan, Strike
+from tests.sim.plan import ENDLESS_STEPS, Plan, Strike
 from tests.sim.world import World
 
 
@@ -57,6 +59,29 @@ def double_assignment() -> contextlib.AbstractContextManager[None]:
         (Capacity, "take", lambda _self, _slots, _each=None: None),
         (scheduler_loop, "check", lambda _snapshot, _plan: []),
         (scheduler_store, "_slots", lambda _task: iter(())),
+    )
+
+
+def asking_for_amounts(plan: Plan) -> Plan:
+    """Worlds in which ranks ask for a good part of a node's CPUs and memory, but for few GPUs."""
+    rng = Random(f"amounts {plan.seed}")
+    jobs = tuple(
+        replace(
+            job,
+            gpus=rng.choice([0, 1]),
+            cpus=rng.choice([None, 2.0, 3.5, 6.0]),
+            memory_bytes=rng.choice([None, 20 << 30, 40 << 30, 60 << 30]),
+        )
+        for job in plan.jobs
+    )
+    return replace(plan, gpus=4, jobs=jobs)
+
+
+def amounts_not_added_up() -> contextlib.AbstractContextManager[None]:
+    """Each rank's CPUs and memory are compared with what the whole node has."""
+    return replaced(
+        (Capacity, "_move_amounts", lambda _self, _slots, _each, _times: None),
+        (scheduler_loop, "check", lambda _snapshot, _plan: []),
     )
 
 
@@ -178,13 +203,24 @@ def repeated_facts(plan: Plan) -> Plan:
 
 
 def failing_commits(plan: Plan) -> Plan:
-    """Worlds in which every program hangs when it is asked to go, and the scheduler's commits fail
-    again and again; nothing else strikes, so that nobody loads the rows for another reason."""
+    """Worlds in which programs are endless, are stopped and hang when they are asked to go, so that
+    only a deadline ends them, and the scheduler's commits fail again and again; nothing else
+    strikes, so that nobody loads the rows for another reason."""
+    rng = Random(f"failing commits {plan.seed}")
+    jobs = tuple(
+        replace(
+            job,
+            ack_deadline_seconds=min(3.0, job.ack_deadline_seconds),
+            wishes=((rng.uniform(3.0, 15.0), "stop"),),
+            program=replace(job.program, steps=ENDLESS_STEPS, step_seconds=3.0, fails={}),
+        )
+        for job in hanging_programs(plan).jobs
+    )
     strikes = tuple(
         Strike(at=5.0 + 8.0 * number, kind="commits fail", target="scheduler", seconds=6.0)
-        for number in range(12)
+        for number in range(int(plan.fault_seconds / 8.0))
     )
-    return replace(hanging_programs(plan), strikes=strikes)
+    return replace(plan, jobs=jobs, strikes=strikes)
 
 
 def failed_commits_forgotten() -> contextlib.AbstractContextManager[None]:
@@ -293,6 +329,25 @@ def dropped_early_requests() -> contextlib.AbstractContextManager[None]:
     return replaced((launcher_handlers, "_requested", requested))
 
 
+def hasty_people(plan: Plan) -> Plan:
+    """Worlds in which every program is endless and soon stopped, and messages overtake each other:
+    the request to end a run may come before the run's assignment."""
+    rng = Random(f"hasty {plan.seed}")
+    jobs = tuple(
+        replace(
+            job,
+            mode=PreemptMode.KILL,
+            wishes=((rng.uniform(0, 6.0), "stop"),),
+            program=replace(job.program, steps=ENDLESS_STEPS, step_seconds=3.0, fails={}),
+        )
+        for job in plan.jobs
+    )
+    faults = replace(plan.faults, delay_delivery=0.3, delay_s_max=5.0)
+    kept = {"crash", "leader deposed", "partition", "facts again"}
+    strikes = tuple(each for each in plan.strikes if each.kind in kept)
+    return replace(plan, jobs=jobs, faults=faults, strikes=strikes)
+
+
 def no_inbox() -> contextlib.AbstractContextManager[None]:
     """Every delivery is handled, as if it had not come before."""
 
@@ -379,6 +434,48 @@ def long_outages(plan: Plan) -> Plan:
             )
         ),
     )
+
+
+class DarkNodeWorld(World):
+    """On the first node ranks never begin, even when everything else is healed."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        honest = self.cluster.make
+
+        def make(run: FakeRun, order: RankOrder) -> None:
+            if order.node_id == "node-0":
+                run.ranks[order.rank] = FakeRank(order, None)
+            else:
+                honest(run, order)
+
+        self.cluster.make = make  # type: ignore[method-assign]
+
+
+def one_dark_node(plan: Plan) -> Plan:
+    """Worlds in which each task could run on every node. No node is set apart for all of them, so
+    that each task has to learn by itself where it does not start."""
+    jobs = tuple(
+        replace(job, nodes=1, gpus=1, mode=PreemptMode.SDK, max_run_seconds=None)
+        for job in plan.jobs[:3]
+    )
+    settings = {name: dict(own) for name, own in plan.settings.items()}
+    settings["launcher"]["quarantine_after_starts"] = 1000
+    settings["scheduler"] |= {"start_deadline_seconds": 8.0, "start_attempts_max": 1000}
+    kept = {"crash", "bus restarts", "leader deposed"}
+    return replace(
+        plan,
+        nodes=max(2, plan.nodes),
+        jobs=jobs,
+        orders=(),
+        settings=settings,
+        strikes=tuple(each for each in plan.strikes if each.kind in kept),
+    )
+
+
+def bad_nodes_forgotten() -> contextlib.AbstractContextManager[None]:
+    """A task whose start failed is tried again on whatever node comes first."""
+    return replaced((scheduler_handlers.facts, "_avoids", lambda _task, _event: ()))
 
 
 def last_arrival_wins() -> contextlib.AbstractContextManager[None]:

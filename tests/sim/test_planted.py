@@ -37,6 +37,13 @@ class Planted:
 
 DEFECTS = {
     "double assignment": Planted(planted.double_assignment, "slots_never_double_booked", 0, 10),
+    "amounts not added up": Planted(
+        planted.amounts_not_added_up,
+        "amounts_are_never_overbooked",
+        7,
+        20,
+        planted.asking_for_amounts,
+    ),
     "reply before storing": Planted(
         planted.reply_before_storing, "acknowledged_checkpoints_survive", 2, 40
     ),
@@ -54,13 +61,15 @@ DEFECTS = {
         planted.deadlines_in_memory, "no_task_is_lost", 0, 30, planted.hanging_programs
     ),
     "failed commits forgotten": Planted(
-        planted.failed_commits_forgotten, "no_task_is_lost", 7, 30, planted.failing_commits
+        planted.failed_commits_forgotten, "no_task_is_lost", 0, 20, planted.failing_commits
     ),
     "unfenced epoch": Planted(planted.unfenced_epochs, "states_follow_the_promise", 4),
     "end declared when ordered": Planted(
         planted.end_declared_when_ordered, "slots_never_double_booked", 7
     ),
-    "early requests dropped": Planted(planted.dropped_early_requests, "no_task_is_lost", 15),
+    "early requests dropped": Planted(
+        planted.dropped_early_requests, "no_task_is_lost", 7, 12, planted.hasty_people
+    ),
     "no inbox": Planted(planted.no_inbox, "ranks_started_once", 0, bend=planted.short_memories),
     "unanswered orders count": Planted(
         planted.unanswered_orders_count,
@@ -74,12 +83,22 @@ DEFECTS = {
     "outbox pruned by age": Planted(
         planted.outbox_pruned_by_age, "states_follow_the_promise", 5, bend=planted.long_outages
     ),
+    "bad nodes forgotten": Planted(
+        planted.bad_nodes_forgotten,
+        "no_task_is_lost",
+        1,
+        10,
+        planted.one_dark_node,
+        planted.DarkNodeWorld,
+    ),
     "last arrival wins": Planted(planted.last_arrival_wins, "nodes_and_limits_agree", 1),
 }
 BENDS = (
+    planted.asking_for_amounts,
     planted.repeated_facts,
     planted.hanging_programs,
     planted.failing_commits,
+    planted.hasty_people,
     planted.short_memories,
     planted.silent_nodes,
     planted.long_outages,
@@ -102,6 +121,12 @@ def test_a_planted_defect_is_found(name: str) -> None:
     found = next(finds(DEFECTS[name]), None)
     assert found is not None, f"{DEFECTS[name].judge} found nothing"
     print(f"{name}: found in world {found} by {DEFECTS[name].judge}")
+
+
+def test_tasks_end_beside_a_node_on_which_nothing_starts() -> None:
+    # In world 2 starts fail on every node, so that none is left to be preferred.
+    for seed in (0, 1, 3, 4):
+        assert not run_world(seed, planted.DarkNodeWorld, planted.one_dark_node).complaints
 
 
 def test_interleaved_commits_alone_do_no_harm() -> None:

@@ -33,7 +33,7 @@ from tests.harness.checkers import Ack, History
 from tests.harness.virtual_time import LoopClock
 from tests.sim import endings, strikes
 from tests.sim.people import People
-from tests.sim.plan import Job, Plan, Points, draw
+from tests.sim.plan import NODE_CPUS, NODE_MEMORY_BYTES, Job, Plan, Points, draw
 from tests.sim.process import Process
 from tests.sim.programs import SimCluster
 from tests.sim.quiet import quiet
@@ -250,8 +250,8 @@ def _node(plan: Plan, node_id: str) -> Node:
         id=node_id,
         group="default",
         gpus=plan.gpus,
-        cpus=8.0,
-        memory_bytes=64 << 30,
+        cpus=NODE_CPUS,
+        memory_bytes=NODE_MEMORY_BYTES,
         schedulable=True,
         ready=True,
     )

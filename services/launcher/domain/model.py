@@ -219,6 +219,8 @@ class ObservedRun:
     ranks: Mapping[int, ObservedRank]
     # Where something is recorded of it (also where it was ended before it began).
     node_ids: frozenset[str] = frozenset()
+    # Nothing of it is hidden by a node that is silent.
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,7 +271,16 @@ def _all_ended(run: Run, sight: Sight) -> bool:
 def _is_over(run: Run, sight: Sight) -> bool:
     if _all_ended(run, sight):
         return True
-    return End(run.id) in sight.look.done and _nothing_left(sight.seen)
+    return End(run.id) in sight.look.done and _all_tell(run, sight) and _nothing_left(sight.seen)
+
+
+def _all_tell(run: Run, sight: Sight) -> bool:
+    """No node has fallen silent since it took the order to end the run: what a silent node does not
+    show may go on there. A node that is fenced tells that nothing is left."""
+    listing, told = sight.look.listing, sight.seen.node_ids
+    return sight.seen.whole or all(
+        place.node_id in told or answers(place.node_id, listing) for place in run.placements
+    )
 
 
 def _nothing_left(seen: ObservedRun) -> bool:

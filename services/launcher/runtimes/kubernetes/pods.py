@@ -169,7 +169,9 @@ class Runs:
                 ranks[rank] = self._seen(pod)
             else:
                 ranks.pop(rank, None)
-        return ObservedRun(run_id, ranks, frozenset(rank.node_id for rank in ranks.values()))
+        there = frozenset(rank.node_id for rank in ranks.values())
+        # The API server knows of every pod, whatever its node says.
+        return ObservedRun(run_id, ranks, there, whole=all(map(self._tells, pods.values())))
 
     def _tells(self, pod: Pod) -> bool:
         """Whether what is known of a pod is so: of a silent node's only what is final."""

@@ -287,6 +287,13 @@ def test_silence_proves_nothing() -> None:
     assert (run.state, outcome.actions) == (RunState.RUNNING, ())
 
 
+def test_a_run_is_not_over_because_its_node_fell_silent_after_the_order_to_end_it() -> None:
+    ending = a_run(RunState.ENDING, end_cause=EndCause.KILL)
+    silent = frozenset({ending.placements[0].node_id})
+    run, _ = step(ending, None, done=[End(RUN)], silent=silent)
+    assert run.state is RunState.ENDING
+
+
 def test_an_exited_run_is_forgotten_when_the_runtime_has() -> None:
     over, _ = step(a_run(), [exited(0)])
     same, outcome = step(over, [exited(0)])
