@@ -286,8 +286,8 @@ def exited(task: Task, event: Exit, now: datetime, settings: PolicySettings) -> 
 def _avoids(task: Task, event: Exit) -> tuple[str, ...]:
     """The nodes that the next start is not tried on, while others could hold the task.
 
-    Those whose ranks nobody saw end, as far as that is known; the newest failures count if there
-    are too many.
+    Those whose ranks nobody saw end, as far as that is known. The newest failures come first: they
+    count if there are too many, or if the others could not hold the task.
     """
     by_rank = {placement.rank: placement.node_id for placement in task.placements}
     ended = {
@@ -297,7 +297,7 @@ def _avoids(task: Task, event: Exit) -> tuple[str, ...]:
     failed = failed or set(by_rank.values())
     older = [node_id for node_id in task.avoids if node_id not in failed]
     kept = max(0, AVOIDED_MAX - len(failed))
-    return tuple(sorted([*sorted(failed)[:AVOIDED_MAX], *older[:kept]]))
+    return (*sorted(failed)[:AVOIDED_MAX], *older[:kept])
 
 
 def _run_seconds(task: Task, event: Exit) -> float:

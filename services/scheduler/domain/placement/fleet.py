@@ -143,7 +143,8 @@ class Fleet:
     def welcoming(self, shape: Shape) -> int | None:
         """The places of the nodes that a shape allows by what they are called; None: all.
 
-        Nodes that it avoids are left out, if the others that are offered could hold it.
+        Nodes that it avoids are left out, as many of the first as the gang can do without: where
+        starts failed on every node, the node of the newest failure is not the first one again.
         """
         if not shape.selector and not self._tainted and not shape.avoids:
             return None
@@ -155,11 +156,23 @@ class Fleet:
             if len(self._avoiding) >= _ANSWERS_MAX:
                 self._avoiding.clear()
             found = span(0, len(self.nodes)) if allowed is None else allowed
-            others = found & ~mask_of(p for p, each in enumerate(self.ids) if each in shape.avoids)
-            if self._could_hold(shape, others):
-                found = others
+            found = self._without_newest(shape, found)
             self._avoiding[shape] = found
         return found
+
+    def _without_newest(self, shape: Shape, found: int) -> int:
+        """These places without as many of the first avoided nodes as the gang can do without."""
+        there = {each: place for place, each in enumerate(self.ids) if each in shape.avoids}
+        # The more are left out, the less the others can hold.
+        least, most = 0, len(shape.avoids)
+        while least < most:
+            count = (least + most + 1) // 2
+            avoided = mask_of(there[each] for each in shape.avoids[:count] if each in there)
+            if self._could_hold(shape, found & ~avoided):
+                least = count
+            else:
+                most = count - 1
+        return found & ~mask_of(there[each] for each in shape.avoids[:least] if each in there)
 
     def _could_hold(self, shape: Shape, there: int) -> bool:
         """True if these nodes, empty, could hold a gang; its domains are not looked at."""

@@ -42,6 +42,13 @@ def test_a_start_that_failed_is_tried_on_another_node() -> None:
     assert [fails(stage, "t") for _ in range(3)] == ["n0", "n1", "n2"]
 
 
+def test_where_starts_failed_on_every_node_the_oldest_failure_is_tried_again_first() -> None:
+    stage = Stage([a_node("n0"), a_node("n1")])
+    stage.submit(a_task("t"))
+    stage.rounds()
+    assert [fails(stage, "t") for _ in range(4)] == ["n0", "n1", "n0", "n1"]
+
+
 def test_a_task_waits_for_a_busy_node_rather_than_start_where_it_failed() -> None:
     stage = Stage([a_node("n0"), a_node("n1")])
     stage.put(running(a_task("busy", owner="bob"), {"n1": ALL}))
