@@ -73,7 +73,7 @@ DEFECTS = {
     "no inbox": Planted(planted.no_inbox, "ranks_started_once", 0, bend=planted.short_memories),
     "unanswered orders count": Planted(
         planted.unanswered_orders_count,
-        "one_live_attempt_per_task",
+        "no_task_is_lost",
         0,
         bend=planted.silent_nodes,
     ),

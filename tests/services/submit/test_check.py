@@ -104,7 +104,7 @@ FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
     ("many taints", {"tolerations": ("flaky",) * 33}, "tolerations", "33 taints"),
     ("relative path", {"working_directory": "here"}, "working_directory", "here"),
     ("sum", {"roles": role(replicas=2), "nodes": 3}, "nodes", "3"),
-    ("too many nodes", {"roles": role(replicas=4097)}, "nodes", "4097"),
+    ("too many nodes", {"roles": role(replicas=8193)}, "nodes", "8193"),
     ("negative gpus", {"gpus_per_node": -1}, "gpus_per_node", "-1"),
     ("too many gpus", {"gpus_per_node": 1025}, "gpus_per_node", "1025"),
     ("no cpus", {"cpus": 0.0}, "cpus", "0.0"),
