@@ -13,6 +13,9 @@ from tests.sim.plan import Plan
 from tests.sim.swarm import one
 from tests.sim.world import World, run_world
 
+# A minute and a half of worlds: `make test-slow`.
+pytestmark = pytest.mark.slow
+
 WORLDS_MAX = 60
 
 
