@@ -20,7 +20,7 @@ NODES = int(os.environ.get("SHIFTWORK_LARGE_NODES", "50"))
 PODS = int(os.environ.get("SHIFTWORK_LARGE_PODS", "240"))
 GANG = 8
 CHURN = 10
-MEMORY_MIB_BASE = 160
+MEMORY_MIB_BASE = 168
 PAGES_MIB = 60
 KIB_PER_POD = 12
 # Processor time of the launcher's view, of one event and the look after it: whatever there is.

@@ -29,6 +29,7 @@ OPEN = PodPolicy.model_validate(
         "objects": [{"names": ["*"]}],
         "host_path_roots": ["/data"],
         "nfs_servers": ["*.example"],
+        "csi_drivers": ["d"],
     }
 )
 
