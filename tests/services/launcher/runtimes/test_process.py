@@ -524,21 +524,13 @@ async def test_no_double_start_from_many_launchers(box: Box, tmp_path: Path) -> 
     assert mark.read_text() == "x\n"
 
 
-def command_line(pid: int) -> bytes:
-    """Empty if the process has ended meanwhile, as any of this machine may."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
-
-
 async def test_one_supervisor_for_a_node(box: Box) -> None:
     handles = [Box(box.folder).runtime for _ in range(4)]
     await asyncio.gather(*(handle.list() for handle in handles))
     # Only the holder of the lock serves; the others left.
     holder = box.supervisor
     name = str(box.folder / "nodes/local-0").encode()
-    serving = [one.pid for one in proc.everyone() if one.alive and name in command_line(one.pid)]
+    serving = [one.pid for one in proc.everyone() if one.alive and name in cmdline(one.pid)]
     assert serving == [holder.pid]
 
 
