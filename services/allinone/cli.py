@@ -225,6 +225,7 @@ def doctor(  # noqa: PLR0917 - a command: every parameter is an option by name
         render.document({"findings": [finding.document() for finding in findings]})
     else:
         for finding in findings:
-            render.line(finding.line())
+            for text in finding.lines():
+                render.line(text)
     if any(finding.level == "bad" for finding in findings):
         raise typer.Exit(1)

@@ -14,9 +14,9 @@ class Finding:
     what: str
     fix: str = ""
 
-    def line(self) -> str:
-        """For people."""
-        return f"{self.level:4}  {self.what}" + (f"\n      fix: {self.fix}" if self.fix else "")
+    def lines(self) -> list[str]:
+        """For people: what was found and, below it, the fix."""
+        return [f"{self.level:4}  {self.what}", *([f"      fix: {self.fix}"] if self.fix else [])]
 
     def document(self) -> dict[str, str]:
         """For scripts."""

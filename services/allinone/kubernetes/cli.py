@@ -142,7 +142,7 @@ def _preflight(target: Target, wanted: Wanted) -> None:
     findings = preflight.examine(target, _wants(target, wanted))
     for finding in findings:
         if finding.level == "ok":
-            render.detail(finding.line())
+            render.detail("\n".join(finding.lines()))
         elif finding.level == "warn":
             render.warning(finding.what + (f" ({finding.fix})" if finding.fix else ""))
     bad = [each for each in findings if each.level == "bad"]

@@ -94,3 +94,11 @@ def test_doctor_says_as_whom_tasks_run(tmp_path: Path) -> None:
     assert found(Options(task_user="games")) == [("ok", "tasks run as games")]
     many = found(Options(task_users="390000-390009"))
     assert many == [("ok", "tasks run each owner's as a user of their own")]
+
+
+def test_doctor_prints_the_fix_on_a_line_of_its_own() -> None:
+    assert doctor.Finding("bad", "it is", "mend it").lines() == [
+        "bad   it is",
+        "      fix: mend it",
+    ]
+    assert doctor.Finding("ok", "it is").lines() == ["ok    it is"]
