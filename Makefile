@@ -8,6 +8,8 @@ BIN := .venv/bin
 STAMP := .venv/.set-up
 N ?= 1000
 SECONDS ?= 120
+# One more than a small machine has cores: tests wait for the servers that they start.
+WORKERS ?= 3
 
 .PHONY: help
 help: ## List the targets
@@ -61,6 +63,10 @@ images: $(STAMP) ## Container images (podman, buildah or docker): BASE=image, EN
 images-base: $(STAMP) ## Only the base of a machine without a registry of images (root, debootstrap)
 	@$(BIN)/python -m tools.images base
 
+.PHONY: sbom
+sbom: $(STAMP) ## Which packages the images contain: CycloneDX JSON in dist/sbom, from the locks
+	@$(BIN)/python -m tools.sbom dist/sbom
+
 .PHONY: charts test-charts
 charts: $(STAMP) ## The Helm charts as archives in dist/charts
 	@HELM=$$($(BIN)/python -m tools.cluster programs helm) deploy/k8s/package
@@ -90,7 +96,8 @@ check: $(STAMP) ## Lint, types, import contracts, proto lint and compatibility, 
 
 .PHONY: test
 test: $(STAMP) ## The whole default suite, with real servers
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not containers and not kubernetes"
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	  -m "not slow and not containers and not kubernetes"
 
 .PHONY: test-slow
 test-slow: $(STAMP) ## The slow tests: real processes, outages, the command line end to end

@@ -48,6 +48,8 @@ def gang(
     *,
     nodes: int = 1,
     team: str = "team0",
+    gpus: int | None = None,
+    cpus: float | None = None,
     memory_bytes: int | None = None,
 ) -> Task:
     """A gang of whole nodes; the number makes its id."""
@@ -55,7 +57,7 @@ def gang(
         id=TaskId(f"t{number:08}"),
         owner=f"{team}-user",
         team=team,
-        spec=_spec(nodes, memory_bytes),
+        spec=_spec(nodes, gpus, cpus, memory_bytes),
         submitted_at=world.now,
         priority=Priority.NORMAL,
         version=1,
@@ -63,7 +65,7 @@ def gang(
 
 
 @lru_cache(maxsize=2_000)
-def _spec(nodes: int, memory_bytes: int | None) -> TaskSpec:
+def _spec(nodes: int, gpus: int | None, cpus: float | None, memory_bytes: int | None) -> TaskSpec:
     return TaskSpec(
         name="task",
         group=GROUP,
@@ -72,6 +74,8 @@ def _spec(nodes: int, memory_bytes: int | None) -> TaskSpec:
         retry=RetryPolicy(max_retries=0),
         preemption=PreemptionPolicy(ack_deadline_seconds=60.0),
         nodes=nodes,
+        gpus_per_node=gpus,
+        cpus=cpus,
         memory_bytes=memory_bytes,
     )
 
@@ -103,6 +107,27 @@ def quota_rows(rows: int) -> Event:
         task = gang(world, next(numbers))
         _run(world, [task])
         world.end(task.id)
+        world.settle()
+
+    return event
+
+
+def quota_row(owners: int) -> Event:
+    """The limit of one user changes, while so many users have a limit and a gang that waits."""
+    world = _plain(owners // 4)
+    rows = [
+        Limit(GROUP, f"team{n}-user", "", Priority.UNSPECIFIED, Unit.NODES, 1)
+        for n in range(owners)
+    ]
+    world.put(*rows)
+    numbers = count()
+    _run(world, [gang(world, next(numbers), team=f"team{n}") for n in range(owners)])
+    limits = cycle((2, 1))
+
+    def event() -> None:
+        world.passes(1.0)
+        row = world.index.limits[rows[-1].key]
+        world.put(replace(row, limit=next(limits), version=row.version + 1))
         world.settle()
 
     return event
@@ -224,12 +249,41 @@ def memory_sizes(sizes: int) -> Event:
     return event
 
 
+def scarce_memory(sizes: int) -> Event:
+    """The same of single GPUs, with different CPUs, too; a node's memory is enough for one run.
+
+    Most of those that wait fit nowhere, though GPUs are free on every node.
+    """
+    world = _plain(8)
+    numbers = count()
+    tasks = [
+        gang(
+            world,
+            next(numbers),
+            gpus=1,
+            cpus=1.0 + n % sizes / 100,
+            memory_bytes=2**38 + 1 + (7 * n) % sizes,
+        )
+        for n in range(1_000)
+    ]
+    _run(world, tasks)
+
+    def event() -> None:
+        world.passes(1.0)
+        world.end(world.running()[0])
+        world.settle()
+
+    return event
+
+
 KINDS = (
     Kind("quota_rows", "quota rows", quota_rows, 100, 10_000, 100, 2_000),
+    Kind("quota_row", "users with limits", quota_row, 100, 10_000, 100, 1_000),
     Kind("reclaim", "runs", reclaimed, 200, 5_000, 200, 800),
     Kind("node_figure", "nodes", node_figure, 100, 10_000, 100, 1_000),
-    Kind("load_scale", "queued tasks", load_scale, 1_000, 100_000, 200, 1_000, 3),
+    Kind("load_scale", "queued tasks", load_scale, 1_000, 100_000, 200, 1_000, 1),
     Kind("clusters", "runs under one parent", clusters, 200, 5_000, 200, 800),
     Kind("draining", "draining nodes", draining, 0, 1_000, 0, 300),
-    Kind("memory_sizes", "memory sizes", memory_sizes, 10, 1_000, 10, 300, 120),
+    Kind("memory_sizes", "memory sizes", memory_sizes, 10, 1_000, 10, 300),
+    Kind("scarce_memory", "sizes of CPUs and memory", scarce_memory, 10, 1_000, 10, 300),
 )

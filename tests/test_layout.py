@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,63 @@ def sources() -> list[Path]:
         and "migrations" not in path.parts
         and "build" not in path.parts
     ]
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module that a file imports, and every name from a package, which may be a module."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+    return found
+
+
+def callers_named(path: Path) -> list[str]:
+    """The files that a module's docstring says it is called by."""
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    said = re.findall(r"[Cc]alled (?:only )?by (.*?)(?:\.(?:\s|$)|;|$)", text, re.DOTALL)
+    return re.findall(r"``([\w/]+\.py)``", " ".join(said))
+
+
+def test_who_a_module_says_it_is_called_by_imports_it() -> None:
+    everything = sources()
+    wrong: list[str] = []
+    seen = 0
+    for path in everything:
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        names = {module, module.removeprefix("libs.sdk.")}
+        for caller in callers_named(path):
+            seen += 1
+            near = path.relative_to(ROOT).parts[:2]
+            files = [
+                each
+                for each in everything
+                if str(each).endswith(f"/{caller}") and each.relative_to(ROOT).parts[:2] == near
+            ]
+            if not any(names & imports_of(each) for each in files):
+                wrong.append(f"{path.relative_to(ROOT)}: {caller}")
+    assert wrong == []
+    assert seen > 30
+
+
+def files_named(service: str) -> set[str]:
+    text = (ROOT / "services" / service / "README.md").read_text()
+    return set(re.findall(r"`(?:[\w.]+/)*(\w+\.py)`", text))
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_readme_names_no_file_that_is_not_there(service: str) -> None:
+    there = {
+        path.name for top in ("services", "libs", "tests") for path in (ROOT / top).rglob("*.py")
+    }
+    assert files_named(service) - there == set()
+
+
+def test_the_schedulers_readme_names_every_part_of_its_domain() -> None:
+    parts = {path.name for path in (ROOT / "services" / "scheduler" / "domain").glob("*.py")}
+    assert parts - files_named("scheduler") == {"__init__.py"}
 
 
 @pytest.mark.parametrize("service", SERVICES)

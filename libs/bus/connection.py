@@ -27,7 +27,7 @@ from nats.protocol.command import (
 )
 
 from libs.bus.commands import COMMANDS_MAX, COMMANDS_WAITING_MAX
-from libs.bus.port import BusDeniedError, BusUnavailableError
+from libs.bus.port import BusDeniedError, BusTooLargeError, BusUnavailableError
 from libs.bus.topology import inbox_prefix
 from libs.bus.trust import trust, wants_tls
 from libs.contracts.base import Message
@@ -238,7 +238,7 @@ class Questions:
         size = len(body) + sum(len(key) + len(value) + 4 for key, value in (headers or {}).items())
         if size > self._client.max_payload:
             limit = self._client.max_payload
-            raise BusDeniedError(f"{subject}: {size} bytes are over the bus's limit of {limit}")
+            raise BusTooLargeError(f"{subject}: {size} bytes are over the bus's limit of {limit}")
         if not self._client.is_connected:
             raise BusUnavailableError("the bus server is not connected")
         number = str(next(self._numbers))

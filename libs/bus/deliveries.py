@@ -18,9 +18,15 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from libs.bus.connection import NO_RESPONDERS, BusConfig, ServerClient, nanoseconds, say, status
-from libs.bus.port import BusDeniedError, BusUnavailableError, Delivery, RawMessage
+from libs.bus.port import (
+    REASON_CHARACTERS_MAX,
+    BusDeniedError,
+    BusUnavailableError,
+    Delivery,
+    RawMessage,
+)
 from libs.bus.topology import ConsumerSpec
-from libs.contracts.envelope import Envelope, UndecodableError
+from libs.contracts.envelope import BATCH_BYTES_MAX, Envelope, UndecodableError
 from libs.contracts.subjects import dead_letter_subject
 
 ACK = b"+ACK"
@@ -28,7 +34,8 @@ CONFLICT = "409"
 DENIED = "403"
 NO_MESSAGES = "404"
 PULL_EXPIRED = "408"
-REASON_CHARACTERS_MAX = 2_000
+# How the server says that a pull has brought as many bytes as it may.
+BYTES_REACHED = "MaxBytes"
 # The server keeps an entry of about 700 bytes for each pull from another account until nobody
 # listens to the subject of its answers. So the inbox is replaced after this many pulls.
 PULLS_PER_INBOX = 1_000
@@ -59,7 +66,7 @@ class JetStreamDelivery:
         self.envelope: Envelope | None = None
         self.problem = ""
         try:
-            self.envelope = Envelope.decode(message.headers or {}, message.data)
+            self.envelope = Envelope.decode(message.subject, message.headers or {}, message.data)
         except UndecodableError as error:
             self.problem = str(error)
 
@@ -177,7 +184,8 @@ class JetStreamConsumer:
         self._left, self._drained = messages_max, False
         patience_s = self._bus.config.reply_timeout_s
         self._ends_at = asyncio.get_running_loop().time() + open_s + patience_s
-        body = json.dumps({"batch": messages_max, **request}).encode()
+        bounds = {"batch": messages_max, "max_bytes": BATCH_BYTES_MAX}
+        body = json.dumps({**bounds, **request}).encode()
         try:
             await self._client.publish(self._next, body, self._pull)
         except (nats.errors.Error, OSError) as error:
@@ -209,6 +217,10 @@ class JetStreamConsumer:
             self._changed.set()
         elif message.subject == self._pull:
             said = (message.headers or {}).get("Description", "")
+            if found == CONFLICT and BYTES_REACHED in said:
+                # There is more: the next pull brings it.
+                self._over("", "")
+                return
             self._over(found, "it does not exist (yet)" if found == NO_RESPONDERS else said)
 
     def _over(self, code: str, description: str) -> None:

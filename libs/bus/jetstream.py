@@ -53,12 +53,9 @@ from libs.bus.port import (
 )
 from libs.bus.topology import WATCHED_STREAM, consumer_of, served_subject
 from libs.contracts.base import Message
-from libs.contracts.envelope import PAYLOAD_BYTES_MAX, Envelope, UndecodableError
+from libs.contracts.envelope import BATCH_BYTES_MAX, PAYLOAD_BYTES_MAX, Envelope, UndecodableError
 from libs.contracts.messages import Refusal, RefusalCode
 from libs.contracts.subjects import subject_of
-
-# Bytes of events on their way to the server at once: until they are stored, its memory holds them.
-WINDOW_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -194,8 +191,14 @@ class JetStreamBus:
                 changed.clear()
                 while waiting:
                     message = waiting.popleft()
-                    with contextlib.suppress(UndecodableError):
-                        yield Envelope.decode(message.headers or {}, message.data)
+                    try:
+                        envelope = Envelope.decode(
+                            message.subject, message.headers or {}, message.data
+                        )
+                    except UndecodableError as error:
+                        _log.error("telemetry refused", subject=message.subject, problem=str(error))
+                        continue
+                    yield envelope
                 await changed.wait()
 
         async with self._subscribed(subject_filter, take, queue=False):
@@ -264,11 +267,12 @@ class JetStreamBus:
 
 
 def _windows(envelopes: Sequence[Envelope], count_max: int) -> Iterator[Sequence[Envelope]]:
-    """Consecutive pieces of at most so many events and ``WINDOW_BYTES_MAX`` (or a single event)."""
+    """Consecutive pieces of at most so many events and ``BATCH_BYTES_MAX`` (or a single event):
+    until they are stored, the server's memory holds them."""
     first, size = 0, 0
     for index, each in enumerate(envelopes):
         if index > first and (
-            index - first == count_max or size + len(each.body()) > WINDOW_BYTES_MAX
+            index - first == count_max or size + len(each.body()) > BATCH_BYTES_MAX
         ):
             yield envelopes[first:index]
             first, size = index, 0

@@ -36,6 +36,7 @@ from libs.bus.memory_broker import (
 from libs.bus.port import (
     Backlog,
     BusDeniedError,
+    BusTooLargeError,
     BusUnavailableError,
     CommandHandler,
     Consumer,
@@ -60,7 +61,9 @@ class _MemoryDelivery:
         self.envelope: Envelope | None = None
         self.problem = ""
         try:
-            self.envelope = Envelope.decode(self._message.headers, self._message.body)
+            self.envelope = Envelope.decode(
+                self._message.subject, self._message.headers, self._message.body
+            )
         except UndecodableError as error:
             self.problem = str(error)
 
@@ -140,12 +143,13 @@ class MemoryBus:
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
         """Store events, the ones this service owns; see ``Faults.fail_publish``."""
         for envelope in envelopes:
-            if ROUTES[type(envelope.message)].owner != self.service:
+            denied = any(matches(each, envelope.subject) for each in self.broker.denied)
+            if denied or ROUTES[type(envelope.message)].owner != self.service:
                 raise BusDeniedError(f"this service may not say {envelope.subject}")
             size, limit = len(envelope.body()), self.broker.payload_bytes_max
             if size > limit:
                 problem = f"{size} bytes are over the bus's limit of {limit}"
-                raise BusDeniedError(f"{envelope.subject}: {problem}")
+                raise BusTooLargeError(f"{envelope.subject}: {problem}")
         await self.travel()
         fails = self.broker.chance(self.broker.faults.fail_publish)
         for envelope in envelopes:
@@ -163,7 +167,7 @@ class MemoryBus:
         subject, headers, body = envelope.subject, envelope.headers(), envelope.body()
         for pattern, inbox in tuple(broker.listeners):
             if matches(pattern, subject):
-                inbox(headers, body)
+                inbox(subject, headers, body)
 
     async def request(self, command: Message, *, timeout_s: float) -> Message:
         """Ask one of those who serve the command and can be reached."""
@@ -243,9 +247,9 @@ class MemoryBus:
         waiting: deque[Envelope] = deque(maxlen=LISTEN_MAX)
         changed = asyncio.Event()
 
-        def inbox(headers: Mapping[str, str], body: bytes) -> None:
+        def inbox(subject: str, headers: Mapping[str, str], body: bytes) -> None:
             with contextlib.suppress(UndecodableError):
-                waiting.append(Envelope.decode(headers, body))
+                waiting.append(Envelope.decode(subject, headers, body))
                 changed.set()
 
         async def envelopes() -> AsyncIterator[Envelope]:

@@ -16,7 +16,7 @@ from random import Random
 
 from libs.bus.port import Backlog, BusUnavailableError
 from libs.bus.topology import STORE_BYTES, ConsumerSpec
-from libs.contracts.envelope import PAYLOAD_BYTES_MAX, Envelope
+from libs.contracts.envelope import BATCH_BYTES_MAX, PAYLOAD_BYTES_MAX, Envelope, within_bytes
 from libs.contracts.subjects import matches
 
 # A timer may fire this much early; what is due within it is due.
@@ -24,7 +24,7 @@ RESOLUTION_S = 1e-6
 # Settlements are remembered so long, because a restart may forget them.
 SETTLED_KEPT_S = 600.0
 
-Inbox = Callable[[Mapping[str, str], bytes], None]
+Inbox = Callable[[str, Mapping[str, str], bytes], None]
 Answers = asyncio.Future[tuple[Mapping[str, str], bytes]]
 Endpoint = Callable[[Mapping[str, str], bytes, Answers], None]
 
@@ -127,6 +127,8 @@ class MemoryBroker:
         self.faults = faults or Faults()
         self.ack_wait_s = ack_wait_s
         self.payload_bytes_max = PAYLOAD_BYTES_MAX
+        # Filters of subjects on which nobody may publish, as with permissions of another version.
+        self.denied: tuple[str, ...] = ()
         # What ``backlog`` says; it refuses nothing.
         self.stream_bytes_max = STORE_BYTES
         self.history: list[Envelope] = []
@@ -248,9 +250,11 @@ class MemoryBroker:
     def take(self, durable: Durable, messages_max: int) -> list[Pending]:
         """Hand over what is due and new, with the faults of deliveries."""
         now, faults = self.now(), self.faults
-        handed = durable.due(now)[:messages_max]
+        handed = list(within_bytes(durable.due(now)[:messages_max], lambda each: each.message.body))
+        size = sum(len(each.message.body) for each in handed)
         while (
             len(handed) < messages_max
+            and size < BATCH_BYTES_MAX
             and durable.position < len(self._stream)
             and len(durable.pending) < durable.spec.max_ack_pending
         ):
@@ -259,6 +263,7 @@ class MemoryBroker:
             if any(matches(pattern, message.subject) for pattern in durable.spec.heard):
                 durable.pending[message.number] = Pending(message, due_at=now)
                 handed.append(durable.pending[message.number])
+                size += len(message.body)
         arrived = [each for each in handed if self._arrives(durable, each, now)]
         if self.chance(faults.reorder):
             self.random.shuffle(arrived)

@@ -14,6 +14,9 @@ from typing import Protocol
 from libs.contracts.base import Message
 from libs.contracts.envelope import Envelope
 
+# A dead letter keeps so much of its reason.
+REASON_CHARACTERS_MAX = 2_000
+
 CommandHandler = Callable[[Message], Awaitable[Message]]
 
 
@@ -35,6 +38,10 @@ class BusUnavailableError(BusError):
 
 class BusDeniedError(BusError):
     """The server refused: this service may not say or hear that subject."""
+
+
+class BusTooLargeError(BusDeniedError):
+    """The server refused: a message is larger than it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +107,9 @@ class Consumer(Protocol):
     """One service's durable place in the stream of events."""
 
     async def fetch(self, messages_max: int, wait_s: float) -> Sequence[Delivery]:
-        """Up to ``messages_max`` deliveries, in stream order; as soon as there is at least one,
-        empty after ``wait_s``. BusUnavailableError while there is no server."""
+        """Up to ``messages_max`` deliveries and about ``BATCH_BYTES_MAX``, in stream order; as soon
+        as there is at least one, empty after ``wait_s``. BusUnavailableError while there is no
+        server."""
         ...
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:

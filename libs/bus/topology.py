@@ -28,11 +28,17 @@ STREAM_INFO = f"$JS.API.STREAM.INFO.{EVENTS}"
 WATCHED_STREAM = f"watch.{EVENTS}"
 
 DAY_S = 86_400.0
+# Dead letters are kept so long: the rows, and their copies in the stream.
+DEAD_LETTER_AGE_S = 30 * DAY_S
 MIB = 1024 * 1024
 # What the server's store for streams may hold (``max_file_store``) unless somebody says otherwise.
 STORE_BYTES = 16 * 1024 * MIB
 # The rest of the store is left for the files' own overhead.
 STORE_SHARE = 0.9
+
+
+# How many messages a durable hands out that are not settled; behind them nothing new comes.
+MAX_ACK_PENDING = 2_000
 
 
 class Full(Enum):
@@ -78,7 +84,7 @@ class ConsumerSpec:
     # What a leader that was killed had been given waits so long for its successor. Longer than any
     # batch takes; what comes again too early is in the inbox already.
     ack_wait_s: float = 3.0
-    max_ack_pending: int = 2_000
+    max_ack_pending: int = MAX_ACK_PENDING
     stream: str = EVENTS
 
     @property
@@ -104,7 +110,7 @@ class Limits:
     event_age_s: float = 14 * DAY_S
     log_age_s: float = DAY_S
     log_bytes: int = 256 * MIB
-    dead_letter_age_s: float = 30 * DAY_S
+    dead_letter_age_s: float = DEAD_LETTER_AGE_S
     dead_letter_bytes: int = 64 * MIB
     replicas: int = 1
 
@@ -133,8 +139,8 @@ class Permissions:
     inbox: str
     # Stored in the streams: the events that it owns, and its dead letters.
     stores: tuple[str, ...] = ()
-    # Requests about its own durable and the settling of its messages, and the requests that the
-    # server answers with messages.
+    # The settling of its own durable's messages, and the requests that the server answers with
+    # messages.
     durable: tuple[str, ...] = ()
     pulls: tuple[str, ...] = ()
     # Commands of others that it requests, and commands that it answers.
@@ -248,8 +254,9 @@ def permissions_of(
     spec = consumer_of(service, hears)
     at = f"{spec.stream}.{spec.durable}"
     has_durable = bool(spec.filters)
-    # With both forms of the subject that settles a message.
-    durable = (f"$JS.API.CONSUMER.INFO.{at}", f"$JS.ACK.{at}.>", f"$JS.ACK.*.*.{at}.>")
+    # What settles a message, and its newer form, which names the domain (_: there is none) and the
+    # account. A wildcard for the domain would also fit the older form of another durable's.
+    durable = (f"$JS.ACK.{at}.>", f"$JS.ACK._.*.{at}.>")
     return Permissions(
         inbox=inbox_prefix(service) + ".>",
         stores=(*owned(Kind.EVENT), dead_letter_subject(service, ">")),

@@ -9,7 +9,16 @@ from __future__ import annotations
 import base64
 from typing import Annotated
 
-from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainSerializer,
+    StringConstraints,
+)
+
+from libs.contracts.ids import NAME_FORM, NODE_ID_FORM, TASK_ID_FORM
 
 
 def _from_base64(value: object) -> object:
@@ -30,6 +39,10 @@ Base64 = Annotated[
     bytes, BeforeValidator(_from_base64), PlainSerializer(_to_base64, str, when_used="json")
 ]
 Time = AwareDatetime
+# Ids: a message with another text is refused where it is decoded, before anybody acts on it.
+TaskIdText = Annotated[str, StringConstraints(pattern=f"^{TASK_ID_FORM}$")]
+NodeIdText = Annotated[str, StringConstraints(pattern=f"^{NODE_ID_FORM}$")]
+NameText = Annotated[str, StringConstraints(pattern=f"^{NAME_FORM}$")]
 
 
 class Message(BaseModel):

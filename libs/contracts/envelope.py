@@ -6,10 +6,11 @@ Attributes travel as NATS headers ``ce-id ce-source ce-type ce-time ce-subject``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -17,6 +18,7 @@ from libs.contracts.base import Message
 from libs.contracts.registry import ROUTES
 from libs.contracts.subjects import subject_of
 
+T = TypeVar("T")
 TYPES: dict[str, type[Message]] = {route.type_name: message for message, route in ROUTES.items()}
 
 
@@ -25,8 +27,21 @@ TYPES: dict[str, type[Message]] = {route.type_name: message for message, route i
 PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
 # The largest body of an event: headers, and what dead letters add to them, take the rest.
 EVENT_BYTES_MAX = PAYLOAD_BYTES_MAX - 16 * 1024
+# So many bytes of events are taken or given at once (or a single event): read from the outbox, on
+# their way to the bus server, fetched from it.
+BATCH_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX
 # As many as may be on their way to several services of one process.
 DECODED_MAX = 2048
+
+
+def within_bytes(items: Iterable[T], body: Callable[[T], bytes]) -> Iterator[T]:
+    """The first items, until their bodies have reached ``BATCH_BYTES_MAX``."""
+    size = 0
+    for item in items:
+        if size >= BATCH_BYTES_MAX:
+            return
+        size += len(body(item))
+        yield item
 
 
 class UndecodableError(Exception):
@@ -74,8 +89,30 @@ class Envelope:
         return self._body
 
     @staticmethod
-    def decode(headers: Mapping[str, str], body: bytes) -> Envelope:
-        """Read a delivery; UndecodableError says what is wrong with it."""
+    def decode(subject: str, headers: Mapping[str, str], body: bytes) -> Envelope:
+        """Read a delivery; UndecodableError says what is wrong with it.
+
+        Headers and body are whatever the publisher wrote. The server vouches only for the subject:
+        it lets one service alone publish there. So the message must be the one that belongs on
+        this subject, and its source the service that owns it.
+        """
+        envelope = Envelope.read_stored(headers, body)
+        route = ROUTES[type(envelope.message)]
+        if envelope.subject != subject:
+            raise UndecodableError(
+                f"{route.type_name} belongs on {envelope.subject!r} and was published on"
+                f" {subject!r}"
+            )
+        if envelope.source != route.owner:
+            raise UndecodableError(
+                f"{route.type_name} is published by {route.owner}, not by {envelope.source!r}"
+            )
+        return envelope
+
+    @staticmethod
+    def read_stored(headers: Mapping[str, str], body: bytes) -> Envelope:
+        """Read what the service itself wrote, such as its outbox; what came over the bus goes
+        through ``decode``. UndecodableError if it is no message."""
         try:
             kind = TYPES[headers["ce-type"]]
             return _decoded(

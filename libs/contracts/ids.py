@@ -9,13 +9,17 @@ from typing import NewType
 TaskId = NewType("TaskId", str)
 NodeId = NewType("NodeId", str)
 
-TASK_ID_LENGTH_MAX = 26
-_TASK_ID = re.compile(r"[a-z][a-z2-7]{0,25}")
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+# The forms of ids, for fields of messages (``base.py``) and the functions below. Submit makes task
+# ids of fewer characters; what other versions made must still be read.
+TASK_ID_FORM = r"[a-z][a-z0-9]{0,25}"
+NODE_ID_FORM = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,251}[A-Za-z0-9])?"
+NAME_FORM = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_TASK_ID = re.compile(TASK_ID_FORM)
+_NAME = re.compile(NAME_FORM)
 
 
 def is_task_id(text: str) -> bool:
-    """True if ``text`` has the form of a task id: a letter, then lower-case base32, at most 26."""
+    """True if ``text`` has the form of a task id: a letter, then letters and digits, at most 26."""
     return _TASK_ID.fullmatch(text) is not None
 
 

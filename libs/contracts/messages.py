@@ -7,7 +7,15 @@ from enum import StrEnum
 
 import pydantic
 
-from libs.contracts.base import Base64, Int64, Message, Time
+from libs.contracts.base import (
+    Base64,
+    Int64,
+    Message,
+    NameText,
+    NodeIdText,
+    TaskIdText,
+    Time,
+)
 
 
 class PolicySource(StrEnum):
@@ -110,6 +118,8 @@ class ReasonCode(StrEnum):
     PLAN_REFUSED = "REASON_CODE_PLAN_REFUSED"
     MOVED_FOR = "REASON_CODE_MOVED_FOR"
     LEVEL_CHANGED = "REASON_CODE_LEVEL_CHANGED"
+    EVENT_TOO_LARGE = "REASON_CODE_EVENT_TOO_LARGE"
+    ROW_SET_APART = "REASON_CODE_ROW_SET_APART"
 
 
 class ExitKind(StrEnum):
@@ -328,7 +338,7 @@ class Placement(Message):
     rank: int = 0
     role: str = ""
     role_index: int = 0
-    node_id: str = ""
+    node_id: NodeIdText
     gpus: tuple[int, ...] = ()
 
 
@@ -774,6 +784,7 @@ class ReplayDeadLetters(Message):
 
     service: str = ""
     ids: tuple[str, ...] = ()
+    after: str = ""
 
 
 class ReplayDeadLettersReply(Message):
@@ -782,12 +793,13 @@ class ReplayDeadLettersReply(Message):
 
     refusal: Refusal | None = None
     ids: tuple[str, ...] = ()
+    more_after: str = ""
 
 
 class LogChunk(Message):
     """LogChunk is a piece of one rank's output, whole lines where possible."""
 
-    task_id: str = ""
+    task_id: TaskIdText
     attempt: int = 0
     rank: int = 0
     role: str = ""
@@ -799,7 +811,7 @@ class LogChunk(Message):
 class Node(Message):
     """Node is one machine (or a virtual part of one) that runs ranks."""
 
-    id: str = ""
+    id: NodeIdText
     group: str = ""
     gpus: int = 0
     cpus: float = 0.0
@@ -817,7 +829,7 @@ class Node(Message):
 class NodeChanged(Message):
     """NodeChanged: the node appeared, changed, went or came back."""
 
-    node_id: str = ""
+    node_id: NodeIdText
     version: Int64 = 0
     node: Node
     removed: bool = False
@@ -828,7 +840,7 @@ class InventoryListed(Message):
     """InventoryListed: one full list of the nodes was received and told, node by node."""
 
     runtime: str = ""
-    node_ids: tuple[str, ...] = ()
+    node_ids: tuple[NodeIdText, ...] = ()
     listed_at: Time
     version: Int64 = 0
 
@@ -836,9 +848,9 @@ class InventoryListed(Message):
 class RunAssigned(Message):
     """RunAssigned: the first attempt of a task has its nodes."""
 
-    task_id: str = ""
+    task_id: TaskIdText
     attempt: int = 0
-    owner: str = ""
+    owner: NameText
     spec: TaskSpec
     placements: tuple[Placement, ...] = ()
     start_deadline_at: Time
@@ -850,9 +862,9 @@ class RunAssigned(Message):
 class RunResumed(Message):
     """RunResumed: a later attempt of a task has its nodes and the checkpoint to start from."""
 
-    task_id: str = ""
+    task_id: TaskIdText
     attempt: int = 0
-    owner: str = ""
+    owner: NameText
     spec: TaskSpec
     placements: tuple[Placement, ...] = ()
     start_deadline_at: Time
@@ -864,7 +876,7 @@ class RunResumed(Message):
 class PreemptionRequested(Message):
     """PreemptionRequested: the run is asked to save a checkpoint and hand its nodes over."""
 
-    task_id: str = ""
+    task_id: TaskIdText
     attempt: int = 0
     reason: Reason
     requested_at: Time
@@ -874,7 +886,7 @@ class PreemptionRequested(Message):
 class KillRequested(Message):
     """KillRequested: the run is to be ended now, by force."""
 
-    task_id: str = ""
+    task_id: TaskIdText
     attempt: int = 0
     reason: Reason
     requested_at: Time
@@ -883,7 +895,7 @@ class KillRequested(Message):
 class RunStarted(Message):
     """RunStarted: every rank's process exists."""
 
-    task_id: str = ""
+    task_id: TaskIdText
     attempt: int = 0
     started_at: Time
     placements: tuple[Placement, ...] = ()
@@ -892,7 +904,7 @@ class RunStarted(Message):
 class RunDelayed(Message):
     """RunDelayed: the run was launched, but not every process exists yet; says why."""
 
-    task_id: str = ""
+    task_id: TaskIdText
     attempt: int = 0
     ranks: int = 0
     detail: str = ""
@@ -902,7 +914,7 @@ class RunDelayed(Message):
 class CheckpointSaved(Message):
     """CheckpointSaved: a checkpoint of the run is durable and recorded."""
 
-    task_id: str = ""
+    task_id: TaskIdText
     attempt: int = 0
     checkpoint: Checkpoint
 
@@ -910,7 +922,7 @@ class CheckpointSaved(Message):
 class RunExited(Message):
     """RunExited: no process of the run is left; said once per run."""
 
-    task_id: str = ""
+    task_id: TaskIdText
     attempt: int = 0
     exit: RunExit
     checkpoint: Checkpoint | None = None
@@ -920,8 +932,8 @@ class RunExited(Message):
 class TaskSubmitted(Message):
     """TaskSubmitted: a valid task is stored and waits for the scheduler."""
 
-    task_id: str = ""
-    owner: str = ""
+    task_id: TaskIdText
+    owner: NameText
     team: str = ""
     spec: TaskSpec
     submitted_at: Time
@@ -931,7 +943,7 @@ class TaskSubmitted(Message):
 class GoalChanged(Message):
     """GoalChanged: the owner wants something else of the task."""
 
-    task_id: str = ""
+    task_id: TaskIdText
     goal: Goal = Goal.UNSPECIFIED
     revision: Int64 = 0
     changed_by: str = ""
@@ -941,7 +953,7 @@ class GoalChanged(Message):
 class PriorityChanged(Message):
     """PriorityChanged: the task's level was changed after submission."""
 
-    task_id: str = ""
+    task_id: TaskIdText
     priority: Priority = Priority.UNSPECIFIED
     revision: Int64 = 0
     changed_by: str = ""
@@ -951,7 +963,7 @@ class PriorityChanged(Message):
 class TaskStateChanged(Message):
     """TaskStateChanged: the scheduler moved the task, or the reason for its waiting changed."""
 
-    task_id: str = ""
+    task_id: TaskIdText
     version: Int64 = 0
     state: TaskState = TaskState.UNSPECIFIED
     previous: TaskState = TaskState.UNSPECIFIED

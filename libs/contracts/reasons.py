@@ -258,10 +258,26 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
     ReasonCode.PLAN_REFUSED: (
         lambda said: (
             f"waits because nothing is given out in group {said.name('group')} since"
-            f" {said.name('since')}: the check of plans refused {said.number('refusals')} in a row"
-            f" ({said.name('faults')}); this is a defect, an administrator should report it"
+            f" {said.name('since')}: what was decided there was wrong, or deciding failed,"
+            f" {said.number('refusals')} times in a row ({said.name('faults')});"
+            " this is a defect, an administrator should report it"
         ),
-        "waits because a check refuses the plans for its node group; this is a defect",
+        "waits because deciding about its node group fails, or is wrong; this is a defect",
+    ),
+    ReasonCode.EVENT_TOO_LARGE: (
+        lambda said: (
+            f"cannot start: the event that assigns it has {said.number('bytes')} bytes, and one may"
+            f" have {said.number('limit')}; use fewer nodes or a smaller environment; it is tried"
+            " again later"
+        ),
+        "cannot start: the event that assigns it is larger than one may be",
+    ),
+    ReasonCode.ROW_SET_APART: (
+        lambda said: (
+            f"nothing is decided about it: the scheduler cannot load the row {said.name('row')}"
+            f" ({said.name('problem')}); this is a defect, an administrator should report it"
+        ),
+        "nothing is decided about it: the scheduler cannot load a row; this is a defect",
     ),
     ReasonCode.GRANTED: (
         lambda said: f"went without service for {said.number('seconds')} s and is next",

@@ -4,7 +4,7 @@ Called by ``runner.py`` for every command that is served. An answer is given aft
 command alone has a transaction of its own and waits for nobody; what comes meanwhile shares the
 next one: under load the commits are fewer, not the answers later. A command that fails is alone
 with its failure: the others are carried out without it. A command whose requester has gone before
-its turn came is refused and not carried out.
+its turn came, or before its transaction began, is refused and not carried out.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Answering:
     async def answer(self, command: Message) -> Message:
         """The reply, committed. Raises what the handler or the database raised."""
         if self.epoch is None:
-            return await self._alone(command)
+            return await self._alone(command, answer_until.get())
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         mine = _Waiting(command, future, answer_until.get())
         self.waiting.append(mine)
@@ -91,7 +91,7 @@ class Answering:
         try:
             async with self.service.ports.store.transaction(epoch=self.epoch) as tx:
                 await self._prepare(tx, [each.command for each in taken])
-                replies = [await self._handle(tx, each.command) for each in taken]
+                replies = [await self._handle(tx, each.command, each.until) for each in taken]
         except EVERYBODYS as problem:
             for each in taken:
                 _fail(each, problem)
@@ -104,31 +104,34 @@ class Answering:
 
     async def _settle(self, one: _Waiting) -> None:
         try:
-            reply = await self._alone(one.command)
+            reply = await self._alone(one.command, one.until)
         except Exception as problem:  # noqa: BLE001 - it is raised where the reply is waited for
             _fail(one, problem)
         else:
             if not one.reply.done():
                 one.reply.set_result(reply)
 
-    async def _alone(self, command: Message) -> Message:
+    async def _alone(self, command: Message, until: float | None) -> Message:
         """Two commands may meet at a unique index: the next try sees the other one's row."""
         for _ in range(COMMAND_TRIES - 1):
             try:
-                return await self._once(command)
+                return await self._once(command, until)
             except ConflictError:
                 continue
-        return await self._once(command)
+        return await self._once(command, until)
 
-    async def _once(self, command: Message) -> Message:
+    async def _once(self, command: Message, until: float | None) -> Message:
         async with self.service.ports.store.transaction(epoch=self.epoch) as tx:
-            return await self._handle(tx, command)
+            return await self._handle(tx, command, until)
 
     async def _prepare(self, tx: Tx, commands: Sequence[Message]) -> None:
         if self.service.prepare is not None:
             await self.service.prepare(tx, commands)
 
-    async def _handle(self, tx: Tx, command: Message) -> Message:
+    async def _handle(self, tx: Tx, command: Message, until: float | None) -> Message:
+        if expired(until):
+            # The database kept it waiting.
+            return too_late(type(command))
         with structlog.contextvars.bound_contextvars(command=type(command).__name__):
             return await self.service.commands[type(command)](tx, command)
 

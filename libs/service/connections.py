@@ -141,6 +141,7 @@ class _Bounded(H11Protocol):
 
     bounds: Connections
     address = ""
+    is_websocket = False
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401 - as uvicorn has it
         """A connection was accepted."""
@@ -154,14 +155,25 @@ class _Bounded(H11Protocol):
         super().connection_lost(exc)
 
     def handle_websocket_upgrade(self, event: Any) -> None:  # noqa: ANN401 - as uvicorn has it
-        """A WebSocket has another protocol object, and stays counted until that one ends."""
-        self.bounds.gone(self)
+        """A WebSocket has another protocol object; the connection stays counted until that one
+        loses it."""
+        self.is_websocket = True
         super().handle_websocket_upgrade(event)
+        successor: Any = self.transport.get_protocol()
+        lost = successor.connection_lost
+
+        def counted(exc: Exception | None) -> None:
+            self.bounds.gone(self)
+            lost(exc)
+
+        successor.connection_lost = counted
 
     @property
     def is_quiet(self) -> bool:
         """True if no whole request is being answered."""
         cycle: Any = self.cycle
+        if self.is_websocket:
+            return False
         return cycle is None or cycle.response_complete or cycle.more_body
 
     def waiting(self, limits: HttpLimits) -> tuple[tuple[object, ...], float | None]:
@@ -170,6 +182,9 @@ class _Bounded(H11Protocol):
         unsent = self.transport.get_write_buffer_size()
         if unsent:
             return ("send", cycle, unsent), limits.send_seconds
+        if self.is_websocket:
+            # uvicorn pings it, and ends it if nobody answers.
+            return ("websocket",), None
         if cycle is None or cycle.response_complete:
             return ("head", cycle), limits.head_seconds
         if cycle.more_body:

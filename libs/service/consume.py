@@ -1,13 +1,16 @@
 """Events in: a batch of deliveries becomes one transaction of recorded facts.
 
-Called by ``run.py`` on the leader. Inbox entry, handlers' rows and outgoing events commit
+Called by ``runner.py`` on the leader. Inbox entry, handlers' rows and outgoing events commit
 together; only then the deliveries are acknowledged. Dying before the commit leaves nothing, dying
 after it means redelivery, which the inbox answers.
 
 An event that cannot be handled is set apart as a dead letter, so that it does not stop the others.
-Where many fail, the fault is rarely theirs: dead letters are limited to a burst and then to one at
-a time, and an error of the database counts against an event only if others were handled since.
-What fails beyond that stays in the stream and is tried again later.
+Whose fault a failure is shows by what else is handled. While others are, a defect is the event's
+or its type's, and each such event is set apart. While nothing is, the fault may be everybody's: a
+burst is set apart and then one at a time, and what fails beyond that stays in the stream and is
+tried again later. It may not fill the durable, behind which nothing new would come: half of that is
+its share. An error of the database counts against an event only if others were handled since, and
+without limit only if none of its type was.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from libs.bus.port import BusError, Consumer, Delivery
+from libs.bus.port import REASON_CHARACTERS_MAX, BusError, Consumer, Delivery
+from libs.bus.topology import MAX_ACK_PENDING
 from libs.contracts.base import Message
 from libs.contracts.envelope import Envelope
 from libs.contracts.registry import ROUTES
@@ -28,6 +32,7 @@ from libs.contracts.routes import Kind
 from libs.service import dead_letters, observe
 from libs.service.loop import Backoff, Wake, pause
 from libs.service.shape import Service
+from libs.service.token_bucket import TokenBucket
 from libs.store.dead_letters import Direction
 from libs.store.port import (
     ConflictError,
@@ -43,31 +48,12 @@ CONFLICT_TRIES = 3
 FAULT_DELIVERIES_MIN = 4
 # How long an event that failed stays away: doubling with each delivery.
 DELAY_SECONDS_MAX = 60.0
-FAULTED_MAX = 4_096
-
-
-@dataclass
-class Breaker:
-    """Limits how fast events are set apart: a burst, then one every so many seconds."""
-
-    burst: int
-    refill_seconds: float
-    _left: float = field(init=False)
-    _at: float | None = None
-
-    def __post_init__(self) -> None:
-        self._left = float(self.burst)
-
-    def allows(self, now: float) -> bool:
-        """True, and one fewer is left, if one may be set apart now."""
-        if self._at is not None:
-            refilled = self._left + (now - self._at) / self.refill_seconds
-            self._left = min(float(self.burst), refilled)
-        self._at = now
-        if self._left < 1.0:
-            return False
-        self._left -= 1.0
-        return True
+# How many events that failed may wait in the stream before others are set apart instead.
+FAILED_MAX = MAX_ACK_PENDING // 2
+# After so many errors of the database in a row, a batch's other events of the type are not tried.
+FAULTS_MAX = 3
+# While the database fails in a row, batches come no faster.
+FAULT_GAP_SECONDS = 1.0
 
 
 @dataclass
@@ -80,15 +66,21 @@ class Consumption:
     wakes: Sequence[Wake]
     batch_messages_max: int
     fetch_wait_s: float
-    breaker: Breaker
+    # Limits how fast events are set apart.
+    breaker: TokenBucket
     batch_gap_s: float = 0.0
     # The database or the bus is down.
     waiting: bool = False
     # Why events fail in a row; empty while they are handled.
     paused: str = ""
+    _pause_gap_s: float = 0.0
+    # When an event was handled last, of any type and of each.
     _handled_at: float = -math.inf
-    # Events for which the database has raised an error, and since when.
-    _faulted: dict[str, float] = field(default_factory=dict[str, float])
+    _type_handled_at: dict[str, float] = field(default_factory=dict[str, float])
+    # Events that failed and wait in the stream: when each failed first.
+    _failed: dict[str, float] = field(default_factory=dict[str, float])
+    # The types of which the last event that was tried failed.
+    _failing: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
         self.log = observe.log(self.service.name)
@@ -112,17 +104,13 @@ class Consumption:
         backoff = Backoff()
         while True:
             try:
-                # While events fail in a row one at a time is tried: one success ends the pause.
-                count = 1 if self.paused else self.batch_messages_max
-                deliveries = await consumer.fetch(count, self.fetch_wait_s)
+                deliveries = await consumer.fetch(self.batch_messages_max, self.fetch_wait_s)
                 await self.settle(consumer, deliveries)
                 self.waiting = False
-                if self.paused and deliveries:
-                    await backoff.wait()
-                    continue
                 backoff.reset()
-                if deliveries and self.batch_gap_s:
-                    await pause(self.batch_gap_s)
+                gap = max(self.batch_gap_s, self._pause_gap_s)
+                if deliveries and gap:
+                    await pause(gap)
             except TRANSIENT as problem:
                 if not self.waiting:
                     self.log.warning("consumer waits", problem=str(problem))
@@ -132,22 +120,35 @@ class Consumption:
 
     async def settle(self, consumer: Consumer, deliveries: Sequence[Delivery]) -> None:
         """Handle a batch and acknowledge it; a message that cannot be handled is set apart."""
-        good = [delivery for delivery in deliveries if delivery.envelope is not None]
+        good = [each for each in deliveries if each.envelope is not None]
+        # What is likely to fail comes last and individually, so that it does not delay the others.
+        suspect = [each for each in good if self._is_suspect(each)]
+        others = [each for each in good if not self._is_suspect(each)] if suspect else good
+        handled = 0
+        if others:
+            try:
+                await self._record(others)
+            except (TermOverError, *TRANSIENT):
+                # Not acknowledged: it comes again, and if it is committed the inbox knows it.
+                raise
+            except Exception:  # noqa: BLE001 - one bad message must not stop the others
+                suspect = [*others, *suspect]
+            else:
+                await consumer.ack(others)
+                self._resume(others)
+                handled = len(others)
+        handled, problem = await self._individually(suspect, handled)
+        reason = f"{type(problem).__name__}: {problem}" if problem else ""
         for bad in deliveries:
             if bad.envelope is None and not await self._give_up(bad, bad.problem):
-                self._pause(bad.problem)
-        if not good:
-            return
-        try:
-            await self._record(good)
-        except (TermOverError, *TRANSIENT):
-            # Not acknowledged: it comes again, and if it is committed the inbox knows it.
-            raise
-        except Exception:  # noqa: BLE001 - one bad message must not stop the others
-            await self._individually(good)
-            return
-        await consumer.ack(good)
-        self._resume()
+                reason = reason or bad.problem
+        if reason and not handled:
+            self._pause(reason, problem)
+
+    def _is_suspect(self, delivery: Delivery) -> bool:
+        if not (self._failed or self._failing):
+            return False
+        return _id_of(delivery) in self._failed or _type_of(delivery) in self._failing
 
     async def _record(self, deliveries: Sequence[Delivery]) -> None:
         name = self.service.name
@@ -207,22 +208,32 @@ class Consumption:
         if self.service.prepare is not None:
             await self.service.prepare(tx, messages)
 
-    async def _individually(self, deliveries: Sequence[Delivery]) -> None:
-        """Handle what can be handled, and find the messages that broke the batch."""
-        handled, delayed = 0, None
+    async def _individually(
+        self, deliveries: Sequence[Delivery], handled: int
+    ) -> tuple[int, Exception | None]:
+        """Handle what can be handled, and find the messages that broke the batch. Returns how many
+        were handled, with those before, and what is wrong with the first that has to wait."""
+        delayed: Exception | None = None
+        faults = Counter[str]()
         for delivery in deliveries:
+            kind = _type_of(delivery)
+            if faults[kind] >= FAULTS_MAX:
+                await self._delay(delivery)
+                continue
             problem = await self._try(delivery)
             if problem is None:
                 handled += 1
-                self._resume()
+                faults[kind] = 0
+                self._resume([delivery])
                 continue
+            self._failing.add(kind)
             reason = f"{type(problem).__name__}: {problem}"
-            if await self._give_up(delivery, reason, own_fault=self._is_own(delivery, problem)):
+            if await self._give_up(delivery, reason, problem):
                 self.log.error("event cannot be handled", exc_info=problem)
             else:
                 delayed = delayed or problem
-        if delayed and not handled:
-            self._pause(f"{type(delayed).__name__}: {delayed}", delayed)
+                faults[kind] += isinstance(problem, DatabaseFaultError)
+        return handled, delayed
 
     async def _try(self, delivery: Delivery) -> Exception | None:
         """Handle one message; conflicts get a few more tries. Returns what went wrong."""
@@ -241,43 +252,57 @@ class Consumption:
                 return None
         return problem
 
-    def _is_own(self, delivery: Delivery, problem: Exception) -> bool:
-        """False if the problem may be the database's and not the message's."""
-        if not isinstance(problem, DatabaseFaultError) or delivery.envelope is None:
-            return True
-        event_id, now = delivery.envelope.id, asyncio.get_running_loop().time()
-        if len(self._faulted) >= FAULTED_MAX:
-            # Who comes again is noted again.
-            self._faulted.clear()
-        since = self._faulted.setdefault(event_id, now)
-        own = delivery.deliveries >= FAULT_DELIVERIES_MIN and self._handled_at > since
-        if own:
-            del self._faulted[event_id]
-        return own
+    def _may_set_apart(self, delivery: Delivery, problem: Exception | None) -> bool:
+        """True if the fault is the message's or its type's, as far as the others tell."""
+        now = asyncio.get_running_loop().time()
+        since = self._failed.setdefault(_id_of(delivery), now)
+        others_work = self._handled_at > since
+        if isinstance(problem, DatabaseFaultError):
+            if delivery.deliveries < FAULT_DELIVERIES_MIN or not others_work:
+                return False
+            type_works = self._type_handled_at.get(_type_of(delivery), -math.inf) > since
+            return not type_works or self.breaker.take(now)
+        return others_work or len(self._failed) > FAILED_MAX or self.breaker.take(now)
 
-    async def _give_up(self, delivery: Delivery, reason: str, *, own_fault: bool = True) -> bool:
-        """Set a message apart, or ask for it again later if the fault may not be its own or too
-        many were set apart. True if it was set apart."""
-        if own_fault and self.breaker.allows(asyncio.get_running_loop().time()):
+    async def _give_up(
+        self, delivery: Delivery, reason: str, problem: Exception | None = None
+    ) -> bool:
+        """Set a message apart, or ask for it again later if the fault may not be its own. True if
+        it was set apart."""
+        if self._may_set_apart(delivery, problem):
             await self._set_apart(delivery, reason)
             return True
-        await delivery.nak(min(DELAY_SECONDS_MAX, 2.0 ** min(delivery.deliveries, 10)))
+        await self._delay(delivery)
         return False
+
+    async def _delay(self, delivery: Delivery) -> None:
+        """Ask for a message again later."""
+        if len(self._failed) >= 2 * MAX_ACK_PENDING:
+            # Most of them were settled elsewhere; what comes again is noted again.
+            self._failed.clear()
+        self._failed.setdefault(_id_of(delivery), asyncio.get_running_loop().time())
+        await delivery.nak(min(DELAY_SECONDS_MAX, 2.0 ** min(delivery.deliveries, 10)))
 
     def _pause(self, reason: str, problem: Exception | None = None) -> None:
         if not self.paused:
             self.log.error(
                 "consumption is paused: events fail in a row", problem=reason, exc_info=problem
             )
-        self.paused = reason[: dead_letters.REASON_CHARACTERS_MAX]
+        self._pause_gap_s = FAULT_GAP_SECONDS if isinstance(problem, DatabaseFaultError) else 0.0
+        self.paused = reason[:REASON_CHARACTERS_MAX]
         observe.CONSUMPTION_PAUSED.labels(self.service.name).set(1)
 
-    def _resume(self) -> None:
-        """An event was handled."""
+    def _resume(self, deliveries: Sequence[Delivery]) -> None:
+        """Events were handled."""
         self._handled_at = asyncio.get_running_loop().time()
+        for delivery in deliveries:
+            self._failed.pop(_id_of(delivery), None)
+        kinds = {_type_of(delivery) for delivery in deliveries}
+        self._type_handled_at |= dict.fromkeys(kinds, self._handled_at)
+        self._failing -= kinds
         if self.paused:
             self.log.info("consumption goes on")
-        self.paused = ""
+        self.paused, self._pause_gap_s = "", 0.0
         observe.CONSUMPTION_PAUSED.labels(self.service.name).set(0)
 
     async def _set_apart(self, delivery: Delivery, reason: str) -> None:
@@ -286,9 +311,23 @@ class Consumption:
         envelope = delivery.envelope
         async with self.turn, self.service.ports.store.transaction(epoch=self.epoch) as tx:
             await dead_letters.keep(tx, Direction.RECEIVED, delivery.raw, reason)
+        self._failed.pop(_id_of(delivery), None)
         observe.DEAD_LETTERS.labels(self.service.name).inc()
         self.log.error("dead letter", reason=reason, id=envelope.id if envelope else None)
         await delivery.dead_letter(reason)
+
+
+def _id_of(delivery: Delivery) -> str:
+    """Names a message, readable or not."""
+    envelope = delivery.envelope
+    return envelope.id if envelope is not None else dead_letters.key_of(delivery.raw)
+
+
+def _type_of(delivery: Delivery) -> str:
+    envelope = delivery.envelope
+    if envelope is None:
+        return delivery.raw.headers.get("ce-type", "")
+    return type(envelope.message).__name__
 
 
 def hears(service: Service) -> tuple[type, ...]:

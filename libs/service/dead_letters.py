@@ -13,18 +13,18 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from libs.bus.port import BusError, RawMessage
+from libs.bus.port import REASON_CHARACTERS_MAX, BusError, RawMessage
 from libs.contracts import messages as m
 from libs.contracts.envelope import Envelope, UndecodableError
-from libs.service import observe
+from libs.service import observe, prune
 from libs.service.settings import BaseServiceSettings
 from libs.service.shape import Service
-from libs.store.dead_letters import DeadLetterRow, Direction
+from libs.store.dead_letters import DeadLetterBody, DeadLetterRow, Direction
 from libs.store.port import Op, Order, StoreUnavailableError, TermOverError, Tx, Where
 
-REASON_CHARACTERS_MAX = 2_000
 PAGE_MAX = 200
-# So many are replayed or dropped in one step; a full page is followed by the next.
+# So many are replayed or dropped in one step; a full page is followed by the next. Bodies, 8 MiB at
+# most, are read one at a time, and only to be replayed.
 STEP_ROWS_MAX = 50
 _DIRECTIONS = {
     Direction.RECEIVED: m.LetterDirection.RECEIVED,
@@ -35,43 +35,54 @@ _DOWN = (StoreUnavailableError, BusError, TermOverError)
 
 async def keep(tx: Tx, direction: Direction, raw: RawMessage, reason: str) -> None:
     """Store an event that is set apart. The same event again, after a crash, is the same letter."""
-    event_id = _text_of(raw.headers.get("ce-id", ""))
-    key = event_id or hashlib.sha256(raw.subject.encode() + b"\n" + raw.body).hexdigest()[:32]
     letter = DeadLetterRow(
-        id=f"{direction.value}-{key}",
+        id=f"{direction.value}-{key_of(raw)}",
         direction=direction,
-        event_id=event_id,
+        event_id=_text_of(raw.headers.get("ce-id", "")),
         type=_text_of(raw.headers.get("ce-type", "")),
         subject=raw.subject,
         headers={name: _text_of(value) for name, value in raw.headers.items()},
-        body=raw.body,
+        size=len(raw.body),
         reason=_text_of(reason),
         set_apart_at=tx.now,
     )
     before = await tx.get(DeadLetterRow, letter.id)
     tx.put(replace(letter, replays=before.replays) if before is not None else letter)
+    tx.put(DeadLetterBody(letter.id, raw.body))
+
+
+def key_of(raw: RawMessage) -> str:
+    """Names an event: its id, or its contents if it has none."""
+    event_id = _text_of(raw.headers.get("ce-id", ""))
+    return event_id or hashlib.sha256(raw.subject.encode() + b"\n" + raw.body).hexdigest()[:32]
 
 
 async def list_letters(tx: Tx, command: m.ListDeadLetters) -> m.ListDeadLettersReply:
     """One page of the letters, in the order of their ids."""
-    limit = min(command.limit or PAGE_MAX, PAGE_MAX)
+    rows, more = await _page(tx, command.after, min(command.limit or PAGE_MAX, PAGE_MAX))
+    return m.ListDeadLettersReply(letters=tuple(_shown(row) for row in rows), more=more)
+
+
+async def _page(tx: Tx, after: str, limit: int) -> tuple[list[DeadLetterRow], bool]:
+    """The letters behind an id, in the order of their ids, and whether there are more."""
     rows = await tx.select(
-        DeadLetterRow,
-        Where("id", Op.GT, command.after),
-        order_by=(Order("id"),),
-        limit=limit + 1,
+        DeadLetterRow, Where("id", Op.GT, after), order_by=(Order("id"),), limit=limit + 1
     )
-    found = tuple(_shown(row) for row in rows[:limit])
-    return m.ListDeadLettersReply(letters=found, more=len(rows) > limit)
+    return rows[:limit], len(rows) > limit
 
 
 async def replay_letters(tx: Tx, command: m.ReplayDeadLetters) -> m.ReplayDeadLettersReply:
-    """Record that these letters (none named: all) are to be tried again; the loop does it."""
-    if command.ids:
-        found = [await tx.get(DeadLetterRow, each) for each in dict.fromkeys(command.ids)]
-    else:
-        found = list(await tx.select(DeadLetterRow, Where("replay_at", Op.IS_NULL)))
-    rows = [row for row in found if row is not None]
+    """Record that these letters are to be tried again; the loop does it. None named: a page of
+    all. Dying between two pages leaves the later ones as they were."""
+    if not command.ids:
+        page, more = await _page(tx, command.after, PAGE_MAX)
+        waiting = [row for row in page if row.replay_at is None]
+        tx.put(*(replace(row, replay_at=tx.now) for row in waiting))
+        ids = tuple(row.id for row in waiting)
+        return m.ReplayDeadLettersReply(ids=ids, more_after=page[-1].id if more else "")
+    wanted = tuple(dict.fromkeys(command.ids))
+    await tx.load(DeadLetterRow, *((each,) for each in wanted))
+    rows = [row for each in wanted if (row := await tx.get(DeadLetterRow, each)) is not None]
     known = {row.id for row in rows}
     missing = [each for each in command.ids if each not in known]
     if missing:
@@ -102,6 +113,10 @@ class DeadLetters:
     # Handles an event in a leader's transaction, with the function's changes beside the handler's.
     receive: Callable[[int, Envelope, Callable[[Tx], None]], Awaitable[None]]
 
+    def __post_init__(self) -> None:
+        days = self.settings.prune_days_per_hour
+        self._horizon = prune.Horizon(self.service.name, "dead letters", days)
+
     async def step(self, epoch: int) -> float | None:
         """Carry out the replays that are wanted, then drop what is old or too much."""
         async with self.service.ports.store.transaction() as tx:
@@ -121,10 +136,15 @@ class DeadLetters:
         log = observe.log(self.service.name)
 
         def done(tx: Tx) -> None:
-            tx.delete(DeadLetterRow, row.id)
+            _delete(tx, row.id)
 
         try:
-            envelope = Envelope.decode(row.headers, row.body)
+            # One body at a time: many may not fit into memory.
+            async with self.service.ports.store.transaction() as tx:
+                kept = await tx.get(DeadLetterBody, row.id)
+            if kept is None:
+                raise UndecodableError("its body is not there")  # noqa: TRY301 - as every other
+            envelope = Envelope.decode(row.subject, row.headers, kept.body)
             if row.direction is Direction.RECEIVED:
                 await self.receive(epoch, envelope, done)
             else:
@@ -143,27 +163,41 @@ class DeadLetters:
             log.info("replayed", id=row.id, type=row.type)
 
     async def _drop(self, epoch: int) -> int:
-        """Drop letters that are old, and the oldest of too many: that is a loss, and said."""
+        """Drop letters that are old, and the oldest of too many received ones: that is a loss, and
+        said. A received event is also in the stream's own dead letters, and other services have
+        handled it; a sent one is nowhere else, so its number never drops it."""
         settings = self.settings
         async with self.turn, self.service.ports.store.transaction(epoch=epoch) as tx:
-            before = tx.now - timedelta(seconds=settings.dead_letters_keep_seconds)
-            old = await tx.select(
-                DeadLetterRow, Where("set_apart_at", Op.LT, before), limit=STEP_ROWS_MAX
+            wanted = tx.now - timedelta(seconds=settings.dead_letters_keep_seconds)
+            oldest = await prune.oldest_of(tx, DeadLetterRow, "set_apart_at")
+            before = self._horizon.before(oldest, wanted)
+            old = (
+                await tx.select(
+                    DeadLetterRow, Where("set_apart_at", Op.LT, before), limit=STEP_ROWS_MAX
+                )
+                if before is not None
+                else []
             )
             too_many = await tx.select(
                 DeadLetterRow,
+                Where("direction", Op.EQ, Direction.RECEIVED),
                 order_by=(Order("set_apart_at", descending=True),),
                 limit=STEP_ROWS_MAX,
                 offset=settings.dead_letters_max,
             )
             rows = {row.id: row for row in [*old, *too_many]}
             for row_id in rows:
-                tx.delete(DeadLetterRow, row_id)
+                _delete(tx, row_id)
         for row in rows.values():
             observe.log(self.service.name).error(
                 "dead letter dropped", id=row.id, type=row.type, reason=row.reason
             )
         return max(len(old), len(too_many))
+
+
+def _delete(tx: Tx, letter_id: str) -> None:
+    tx.delete(DeadLetterRow, letter_id)
+    tx.delete(DeadLetterBody, letter_id)
 
 
 def _shown(row: DeadLetterRow) -> m.DeadLetter:
@@ -174,7 +208,7 @@ def _shown(row: DeadLetterRow) -> m.DeadLetter:
         subject=row.subject,
         event_id=row.event_id,
         reason=row.reason,
-        size=len(row.body),
+        size=row.size,
         set_apart_at=row.set_apart_at,
         replays=row.replays,
         replaying=row.replay_at is not None,
@@ -196,4 +230,4 @@ def raw_of(envelope: Envelope) -> RawMessage:
     return RawMessage(envelope.subject, envelope.headers(), envelope.body())
 
 
-__all__ = ["COMMANDS", "DeadLetters", "keep", "raw_of"]
+__all__ = ["COMMANDS", "DeadLetters", "keep", "key_of", "raw_of"]

@@ -12,6 +12,8 @@ import structlog
 import structlog.tracebacks
 from prometheus_client import Counter, Gauge, Histogram
 
+from libs.service.log_size import keep_below
+
 HANDLED = Counter("shiftwork_events_handled_total", "Events handled", ["service", "type"])
 DUPLICATES = Counter("shiftwork_events_duplicate_total", "Events seen before", ["service"])
 DEAD_LETTERS = Counter(
@@ -29,11 +31,11 @@ OUTBOX_WAITING = Gauge(
 COMMANDS = Counter("shiftwork_commands_total", "Commands answered", ["service", "type", "outcome"])
 EVENTS_REFUSED = Gauge(
     "shiftwork_events_refused",
-    "Emitted events that the bus refuses for good; they are tried again until they are set apart",
+    "Emitted events that the bus refuses or that cannot be read; they wait in the outbox",
     ["service"],
 )
 EVENTS_SET_APART = Counter(
-    "shiftwork_events_set_apart_total", "Emitted events that the bus never took", ["service"]
+    "shiftwork_events_set_apart_total", "Emitted events that cannot be published", ["service"]
 )
 CONSUMPTION_PAUSED = Gauge(
     "shiftwork_consumption_paused",
@@ -48,6 +50,11 @@ STREAM_BYTES_MAX = Gauge(
 )
 STREAM_MESSAGES = Gauge(
     "shiftwork_event_stream_messages", "Events that some service still has to receive"
+)
+UNREADABLE_ROWS = Counter(
+    "shiftwork_unreadable_rows_total",
+    "Times that a stored row could not be decoded, and was left out or refused",
+    ["service", "kind"],
 )
 LEADS = Gauge("shiftwork_leads", "1 while this process leads the service", ["service"])
 TERMS_FAILED = Counter(
@@ -82,8 +89,10 @@ class LossyStream(io.TextIOBase):
     A log must never end the process that writes it.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, bytes_max: int = 0) -> None:
         self._stream = stream
+        # Of the file that the stream appends to; 0: it is not ours to cut.
+        self._bytes_max = bytes_max
         self._lost = 0
 
     def write(self, text: str) -> int:
@@ -121,11 +130,22 @@ class LossyStream(io.TextIOBase):
         data = memoryview(text.encode(errors="replace"))
         while data:
             data = data[os.write(number, data) :]
+        if self._bytes_max:
+            keep_below(number, self._bytes_max)
 
 
-def set_up_logs(form: Literal["json", "console"], level: str, stream: TextIO | None = None) -> None:
-    """Configure structlog for this process: JSON lines, or readable ones; on standard error."""
-    out = cast("TextIO", LossyStream(stream or sys.stderr))
+def set_up_logs(
+    form: Literal["json", "console"],
+    level: str,
+    stream: TextIO | None = None,
+    *,
+    bytes_max: int = 0,
+) -> None:
+    """Configure structlog for this process: JSON lines, or readable ones; on standard error.
+
+    ``bytes_max``: of a file of ours, whose text then goes to FILE.1.
+    """
+    out = cast("TextIO", LossyStream(stream or sys.stderr, bytes_max))
     renderer: structlog.types.Processor = (
         structlog.processors.JSONRenderer()
         if form == "json"

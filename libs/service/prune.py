@@ -4,8 +4,8 @@ A service lists what it forgets as ``Old`` in its ``main.py``, which puts ``prun
 service's loops. Nothing depends on how often or how far a prune gets: the next one continues.
 
 What may be forgotten is decided by a clock, and a clock can be wrong. So each ``Horizon`` moves no
-faster than ``prune_days_per_hour``: a clock that jumps a year forward costs a day of history in the
-first hour, and the metric, the log and an alert say so while there is time to mend it.
+faster than ``prune_days_per_hour`` (see ``deletion_limit``); the metric, the log and an alert say
+when it is held back.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from libs.service import observe
+from libs.service.deletion_limit import DAY_SECONDS, DeletionLimit
 from libs.service.loop import Loop
 from libs.service.settings import BaseServiceSettings
-from libs.store.port import Order, Store, StoreUnavailableError, Tx, Where
-
-DAY = timedelta(days=1)
+from libs.store.port import Op, Order, Store, StoreUnavailableError, Tx, Where
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,60 +41,58 @@ async def oldest_of(tx: Tx, kind: type[object], column: str, *where: Where) -> d
     return getattr(found[0], column) if found else None
 
 
-@dataclass(slots=True)
-class Horizon:
-    """Before which moment rows of one kind may be deleted. It moves at a bounded speed.
+def aged(
+    what: str, keep: timedelta, kind: type[object], key: Sequence[str], column: str, *where: Where
+) -> Old:
+    """Rows of a table that go one by one, by the moment in one of their columns.
 
-    It lives in memory. A new leader begins at the oldest row and without a budget, so a process
-    that restarts again and again deletes nothing.
+    ``key`` names the columns of the primary key; ``where`` which rows grow old at all.
     """
 
-    service: str
-    what: str
-    # 0: no bound.
-    days_per_hour: float
-    _at: datetime | None = None
-    _spare: timedelta = timedelta()
-    _counted_s: float | None = None
-    _held: bool = False
+    async def drop(tx: Tx, before: datetime, limit: int) -> int:
+        past = Where(column, Op.LT, before)
+        rows = await tx.select(kind, *where, past, order_by=[Order(column)], limit=limit)
+        for row in rows:
+            tx.delete(kind, *(getattr(row, name) for name in key))
+        return len(rows)
 
-    def before(self, oldest: datetime, wanted: datetime) -> datetime:
-        """The moment up to which rows may be deleted now, at most ``wanted``."""
-        if self.days_per_hour == 0:
-            return wanted
-        now_s = asyncio.get_running_loop().time()
-        if self._counted_s is not None:
-            speed = self.days_per_hour * 24
-            earned = timedelta(seconds=(now_s - self._counted_s) * speed)
-            # What an hour earns is kept, no more: a year without old rows earns no year.
-            self._spare = min(self._spare + earned, DAY * max(1.0, self.days_per_hour))
-        self._counted_s = now_s
-        # A time without rows costs no more than a day.
-        at = oldest if self._at is None else max(self._at, oldest - DAY)
-        step = max(timedelta(), min(wanted - at, self._spare))
-        self._spare -= step
-        self._at = at + step
-        self._say(wanted - self._at)
-        return min(self._at, wanted)
+    return Old(what, keep, lambda tx: oldest_of(tx, kind, column, *where), drop)
 
-    def _say(self, held: timedelta) -> None:
+
+class Horizon:
+    """Before which moment rows of one kind may be deleted: a ``DeletionLimit`` with its metric, its
+    log line and moments instead of seconds."""
+
+    def __init__(self, service: str, what: str, days_per_hour: float) -> None:
+        self._service, self._what = service, what
+        self._limit = DeletionLimit(days_per_hour)
+        self._held = False
+
+    def before(self, oldest: datetime | None, wanted: datetime) -> datetime | None:
+        """The moment before which rows may be deleted now, at most ``wanted``; None: there is
+        nothing to delete. ``oldest``: the moment of the oldest row, None if there is no row."""
+        # Counted from ``wanted``: exact to the microsecond wherever nothing is held back.
+        end = wanted.timestamp()
+        begin = None if oldest is None else end - (wanted - oldest).total_seconds()
+        limit = self._limit.before(begin, end, asyncio.get_running_loop().time())
+        self._report()
+        if oldest is None or oldest >= wanted:
+            return None
+        return wanted - timedelta(seconds=end - limit)
+
+    def _report(self) -> None:
         """Say once that more than a day is held back, and how much in a metric."""
-        seconds = max(0.0, held.total_seconds())
-        observe.PRUNE_HELD.labels(self.service, self.what).set(seconds)
-        if held > DAY and not self._held:
-            observe.log(self.service).warning(
+        seconds = self._limit.held_seconds
+        observe.PRUNE_HELD.labels(self._service, self._what).set(seconds)
+        if seconds > DAY_SECONDS and not self._held:
+            observe.log(self._service).warning(
                 "old rows are deleted slowly: check this machine's clock, unless the time that"
                 " rows are kept was shortened or much had gathered",
-                what=self.what,
+                what=self._what,
                 held_back_seconds=round(seconds),
-                days_per_hour=self.days_per_hour,
+                days_per_hour=self._limit.days_per_hour,
             )
-        self._held = held > DAY
-
-    def nothing(self) -> None:
-        """There is no row that could be too old."""
-        observe.PRUNE_HELD.labels(self.service, self.what).set(0)
-        self._held = False
+        self._held = seconds > DAY_SECONDS
 
 
 @dataclass
@@ -128,12 +125,18 @@ class Pruning:
         limit = self.settings.prune_rows_max
         async with self.store.transaction(epoch=epoch) as tx:
             oldest, wanted = await old.oldest(tx), tx.now - old.keep
-            if oldest is None or oldest >= wanted:
-                horizon.nothing()
+            before = horizon.before(oldest, wanted)
+            if before is None:
                 return False
-            count = await old.drop(tx, horizon.before(oldest, wanted), limit)
+            count = await old.drop(tx, before, limit)
         pruned(self.service, old.what, count)
         return count >= limit
+
+
+def will_prune(service: str, what: str) -> None:
+    """Rows of this kind will be deleted: the metric of failures begins at 0, so that alerts see
+    the first one as an increase."""
+    observe.PRUNE_FAILED.labels(service, what)
 
 
 def pruned(service: str, what: str, count: int) -> None:
@@ -152,6 +155,8 @@ def failed(service: str, what: str, problem: Exception) -> None:
 def prune_loop(service: str, store: Store, settings: BaseServiceSettings, *old: Old) -> Loop:
     """The loop that forgets. It takes turns with the handlers: no commit falls into a step."""
     pruning = Pruning(service, store, settings, old)
+    for each in old:
+        will_prune(service, each.what)
     return Loop(
         "prune",
         pruning.step,

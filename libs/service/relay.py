@@ -4,29 +4,40 @@ Dying between publishing and marking publishes again: the bus knows the id for a
 receivers' inboxes for longer. Rows are found by not being marked, never by a moving position,
 because a slower transaction may commit a lower id later.
 
-An event that the bus refuses for good does not hold up the others: it is tried individually, and
-after ``relay_refused_seconds`` it becomes a dead letter, which an operator can replay.
+An event that the bus refuses does not hold up the others: its row is marked and stays in the
+outbox, is tried again individually and goes by itself once the bus takes it. One that is too large
+for the server becomes a dead letter after ``relay_refused_seconds``, but not many at once: where
+many are refused, the fault is the server's. One that cannot be read becomes a dead letter at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 
-from libs.bus.port import BusDeniedError, BusError
-from libs.contracts.envelope import Envelope
+from libs.bus.port import BusDeniedError, BusError, BusTooLargeError, RawMessage
+from libs.contracts.envelope import Envelope, UndecodableError
 from libs.service import dead_letters, observe, prune
 from libs.service.loop import Backoff, Wake, pause
 from libs.service.settings import BaseServiceSettings
 from libs.service.shape import Service
+from libs.service.token_bucket import TokenBucket
 from libs.store.dead_letters import Direction
-from libs.store.port import DatabaseFaultError, StoreUnavailableError
+from libs.store.port import (
+    DatabaseFaultError,
+    RefusedEvent,
+    StoreUnavailableError,
+    is_full,
+)
 
-# How often a refused event is tried again, and how many refused ones may stand before others.
+# So often some refused events are tried again: at least so many, and all of them in so many turns
+# unless they are more than such turns of whole pages.
 REFUSED_TRY_SECONDS = 10.0
-REFUSED_MAX = 1_000
+REFUSED_ROWS_MIN = 16
+REFUSED_TURNS = 60
 
 
 @dataclass
@@ -38,10 +49,29 @@ class Relay:
     waiting: bool = False
     # Nothing is dropped before the bus server was asked whether it still has it.
     met: bool = False
+    # There may be more to publish than the last page.
+    more: bool = False
+    # Something was published in the outbox's current period.
+    published: bool = False
     # When the database was last asked what is unpublished, in the event loop's seconds.
     looked_at: float | None = None
-    # Rows of refused events: when each was refused first, and is tried next, in the loop's seconds.
-    refused: dict[int, tuple[float, float]] = field(default_factory=dict[int, tuple[float, float]])
+    # How many events are refused, and what the bus said last.
+    refused: int = 0
+    refusal: str = ""
+    # When refused events are tried next, in the event loop's seconds, and behind which row.
+    _refused_due: float = 0.0
+    _refused_after: int = 0
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self._breaker = TokenBucket(settings.dead_letter_burst, 1 / settings.dead_letter_seconds)
+
+    @property
+    def warning(self) -> str:
+        """What an operator should know; empty while all is well."""
+        if not self.refused:
+            return ""
+        return f"the bus refuses {self.refused} events, which wait in the outbox: {self.refusal}"
 
     async def run(self) -> None:
         """Publish until cancelled; wait out what is down, losing nothing.
@@ -51,12 +81,14 @@ class Relay:
         """
         store, backoff = self.service.ports.store, Backoff()
         wake = Wake.of(store.outbox_changed)
+        # Another leader may have met what is refused.
+        self._refused_due, self._refused_after = 0.0, 0
         while True:
             try:
-                sent = await self.once(look=self._is_look_due())
+                await self.once(look=self._is_look_due())
                 self.waiting = False
                 backoff.reset()
-                if sent < self.settings.relay_rows_max:
+                if not self.more:
                     await wake.wait(self.settings.relay_tick_seconds)
             except (StoreUnavailableError, DatabaseFaultError, BusError) as problem:
                 if not self.waiting:
@@ -73,96 +105,162 @@ class Relay:
         """Publish one page of the outbox; returns how many events."""
         ports, name = self.service.ports, self.service.name
         again = await ports.store.meet_bus_server(
-            ports.bus.server_id, timedelta(seconds=self.settings.republish_window_seconds)
+            ports.bus.server_id, self._periods(self.settings.republish_window_seconds)
         )
         self.met = True
         if again:
             look = True
             observe.REPUBLISHED.labels(name).inc(again)
-        limit = self.settings.relay_rows_max + len(self.refused)
+        limit = self.settings.relay_rows_max
         rows = await ports.store.outgoing(limit, look=look)
+        self.more = is_full(rows, limit)
         if look:
             # A full page is not all: the next one looks as well.
-            self.looked_at = None if len(rows) == limit else asyncio.get_running_loop().time()
-            self._forget_refused({row_id for row_id, _ in rows}, whole=len(rows) < limit)
+            self.looked_at = None if self.more else asyncio.get_running_loop().time()
         observe.OUTBOX_WAITING.labels(name).set(len(rows))
         sent = 0
-        if fresh := [row for row in rows if row[0] not in self.refused]:
+        if rows:
             try:
-                await ports.bus.publish([envelope for _, envelope in fresh])
-                await self._published(fresh)
-                sent = len(fresh)
+                await ports.bus.publish([envelope for _, envelope in rows])
+                await self._published([row_id for row_id, _ in rows])
+                sent = len(rows)
             except BusDeniedError:
                 # One of them cannot go; the others can.
-                sent = await self._publish_individually(fresh)
-        now = asyncio.get_running_loop().time()
-        due = [row for row in rows if self.refused.get(row[0], (0.0, now + 1))[1] <= now]
-        if due:
-            sent += await self._publish_individually(due)
-        return sent
+                sent = await self._publish_individually(rows)
+        return sent + await self._try_refused()
 
-    async def _published(self, rows: Sequence[tuple[int, Envelope]]) -> None:
-        await self.service.ports.store.published([row_id for row_id, _ in rows])
-        observe.PUBLISHED.labels(self.service.name).inc(len(rows))
+    async def _published(self, row_ids: Sequence[int]) -> None:
+        # Before the marks: those that a crash or a lost answer hides belong to this period as well.
+        self.published = True
+        await self.service.ports.store.published(row_ids)
+        observe.PUBLISHED.labels(self.service.name).inc(len(row_ids))
 
     async def _publish_individually(self, rows: Sequence[tuple[int, Envelope]]) -> int:
-        """Publish what the bus takes; what it refuses waits, or has waited long enough."""
-        sent: list[tuple[int, Envelope]] = []
+        """Publish what the bus takes, and note what it refuses. Dying in between tries again."""
+        sent: list[int] = []
+        refused: list[tuple[int, Envelope]] = []
         try:
-            for row in rows:
+            for row_id, envelope in rows:
                 try:
-                    await self.service.ports.bus.publish([row[1]])
+                    await self.service.ports.bus.publish([envelope])
                 except BusDeniedError as problem:
-                    await self._refuse(row, str(problem))
+                    self.refusal = str(problem)
+                    refused.append((row_id, envelope))
                 else:
-                    sent.append(row)
-                    self.refused.pop(row[0], None)
+                    sent.append(row_id)
         finally:
             if sent:
                 await self._published(sent)
-            observe.EVENTS_REFUSED.labels(self.service.name).set(len(self.refused))
+            if refused:
+                await self.service.ports.store.refuse([row_id for row_id, _ in refused])
+                self._count_refused(self.refused + len(refused))
+                observe.log(self.service.name).error(
+                    "the bus refuses events",
+                    ids=[envelope.id for _, envelope in refused[:REFUSED_ROWS_MIN]],
+                    count=len(refused),
+                    problem=self.refusal,
+                )
         return len(sent)
 
-    async def _refuse(self, row: tuple[int, Envelope], problem: str) -> None:
-        """Keep a refused event for the next try, or make it a dead letter."""
-        row_id, envelope = row
+    async def _try_refused(self) -> int:
+        """Publish some of the refused events again; returns how many went."""
         now = asyncio.get_running_loop().time()
-        since, _ = self.refused.get(row_id, (now, now))
-        log = observe.log(self.service.name)
-        patience = self.settings.relay_refused_seconds
-        if now - since < patience and len(self.refused) < REFUSED_MAX:
-            if row_id not in self.refused:
-                log.error("the bus refuses an event", id=envelope.id, problem=problem)
-            self.refused[row_id] = (since, now + min(REFUSED_TRY_SECONDS, patience))
-            return
+        if now < self._refused_due:
+            return 0
+        store = self.service.ports.store
+        self._count_refused(await store.count_refused())
+        self._refused_due = now + REFUSED_TRY_SECONDS
+        if not self.refused:
+            return 0
+        limit = max(REFUSED_ROWS_MIN, self.refused // REFUSED_TURNS)
+        page = await store.refused(self._refused_after, min(limit, self.settings.relay_rows_max))
+        # After the last one from the beginning.
+        self._refused_after = page[-1].row_id if page else 0
+        before = self.refused
+        sent = [event.row_id for event in page if await self._try(event)]
+        if sent:
+            await self._published(sent)
+            self._count_refused(max(0, self.refused - len(sent)))
+        if self.refused < before or not page:
+            # Some went or were set apart: the next ones at once.
+            self._refused_due, self.more = now, True
+        return len(sent)
+
+    async def _try(self, event: RefusedEvent) -> bool:
+        """Publish one refused event; True if the bus took it. What can never go is set apart."""
+        try:
+            envelope = event.envelope()
+        except UndecodableError as problem:
+            raw = RawMessage(event.subject, event.headers, event.body)
+            await self._set_apart(event.row_id, raw, str(problem))
+            return False
+        try:
+            await self.service.ports.bus.publish([envelope])
+        except BusTooLargeError as problem:
+            self.refusal = str(problem)
+            since = self.service.ports.clock.now() - event.refused_at
+            patient = since < timedelta(seconds=self.settings.relay_refused_seconds)
+            if not patient and self._breaker.take(asyncio.get_running_loop().time()):
+                await self._set_apart(event.row_id, dead_letters.raw_of(envelope), str(problem))
+            return False
+        except BusDeniedError as problem:
+            self.refusal = str(problem)
+            return False
+        return True
+
+    async def _set_apart(self, row_id: int, raw: RawMessage, problem: str) -> None:
+        """Keep an event as a dead letter, then take it out of the outbox. Dying in between sets it
+        apart again, as the same letter; in the other order it would be lost."""
         store = self.service.ports.store
         async with store.transaction() as tx:
-            await dead_letters.keep(tx, Direction.SENT, dead_letters.raw_of(envelope), problem)
-        # Dying here sets it apart again, as the same letter.
+            await dead_letters.keep(tx, Direction.SENT, raw, problem)
         await store.published([row_id])
-        self.refused.pop(row_id, None)
+        self._count_refused(max(0, self.refused - 1))
         observe.EVENTS_SET_APART.labels(self.service.name).inc()
-        log.error("an event was set apart: the bus never took it", id=envelope.id, problem=problem)
+        observe.log(self.service.name).error(
+            "an event was set apart: it cannot be published",
+            id=raw.headers.get("ce-id"),
+            problem=problem,
+        )
 
-    def _forget_refused(self, unpublished: set[int], *, whole: bool) -> None:
-        """Rows that another leader published or set apart are not waited for."""
-        if whole:
-            self.refused = {key: at for key, at in self.refused.items() if key in unpublished}
-            observe.EVENTS_REFUSED.labels(self.service.name).set(len(self.refused))
+    def _count_refused(self, count: int) -> None:
+        self.refused = count
+        observe.EVENTS_REFUSED.labels(self.service.name).set(count)
+
+    def _periods(self, seconds: float) -> int:
+        """How many whole periods of the outbox last at least so long."""
+        return math.ceil(seconds / self.settings.outbox_period_seconds)
 
     async def prune(self) -> None:
-        """Drop what no redelivery and no lost bus server can ask for any more."""
-        store, clock = self.service.ports.store, self.service.ports.clock
+        """Drop what no redelivery and no lost bus server can ask for any more.
+
+        The outbox goes by periods. Each lasts at least ``outbox_period_seconds`` in one process:
+        dying prolongs it. One without a publication goes on, so what was published last stays
+        while the bus is away.
+        """
+        name = self.service.name
+        inbox = prune.Horizon(name, "inbox", self.settings.prune_days_per_hour)
+        prune.will_prune(name, "inbox and outbox")
         while True:
-            await pause(self.settings.prune_tick_seconds)
-            now = clock.now()
+            await pause(self.settings.outbox_period_seconds)
             if not self.met:
                 continue
             try:
-                count = await store.prune(
-                    published_before=now - timedelta(seconds=self.settings.outbox_keep_seconds),
-                    seen_before=now - timedelta(seconds=self.settings.inbox_keep_seconds),
-                )
-                observe.PRUNED.labels(self.service.name, "inbox and outbox").inc(count)
+                prune.pruned(name, "outbox", await self._prune_outbox())
+                prune.pruned(name, "inbox", await self._prune_inbox(inbox))
             except (StoreUnavailableError, DatabaseFaultError) as problem:
-                prune.failed(self.service.name, "inbox and outbox", problem)
+                prune.failed(name, "inbox and outbox", problem)
+
+    async def _prune_outbox(self) -> int:
+        store = self.service.ports.store
+        if self.published:
+            self.published = False
+            await store.next_period()
+        return await store.prune_outbox(self._periods(self.settings.outbox_keep_seconds))
+
+    async def _prune_inbox(self, horizon: prune.Horizon) -> int:
+        store = self.service.ports.store
+        keep = timedelta(seconds=self.settings.inbox_keep_seconds)
+        wanted = self.service.ports.clock.now() - keep
+        before = horizon.before(await store.oldest_seen(), wanted)
+        return 0 if before is None else await store.prune_inbox(before)

@@ -20,11 +20,12 @@ from libs.contracts.base import Message
 from libs.contracts.messages import ReplayDeadLetters
 from libs.service import dead_letters, observe
 from libs.service.answer import Answering
-from libs.service.consume import Breaker, Consumption
+from libs.service.consume import Consumption
 from libs.service.loop import Backoff, Loop, Wake
 from libs.service.relay import Relay
 from libs.service.settings import BaseServiceSettings
 from libs.service.shape import QueryHandler, Service
+from libs.service.token_bucket import TokenBucket
 from libs.store.port import (
     ConflictError,
     DatabaseFaultError,
@@ -33,11 +34,16 @@ from libs.store.port import (
     StoreUnavailableError,
     TermOverError,
     UnfitValueError,
+    UnreadableRow,
+    UnreadableRowError,
 )
 
 DOWN = (StoreUnavailableError, DatabaseFaultError, BusError)
 # What a command may meet that passes: the same command may succeed a moment later.
 PASSING = (*DOWN, TermOverError, ConflictError, TimeoutError)
+
+
+UNREADABLE_NAMED_MAX = 1_000
 
 
 class LeadershipLostError(Exception):
@@ -66,6 +72,22 @@ class Runner:
         self.relay = Relay(self.service, self.settings)
         self._led_at: float | None = None
         self.log = observe.log(self.service.name)
+        observe.TERMS_FAILED.labels(self.service.name)
+        # Named in the log once each, as often as they may be met.
+        self._unreadable: dict[str, None] = {}
+        self.service.ports.store.on_unreadable(self._note_unreadable)
+
+    def _note_unreadable(self, row: UnreadableRow) -> None:
+        kind = row.kind.__name__
+        observe.UNREADABLE_ROWS.labels(self.service.name, kind).inc()
+        if str(row) in self._unreadable:
+            return
+        if len(self._unreadable) >= UNREADABLE_NAMED_MAX:
+            self._unreadable.clear()
+        self._unreadable[str(row)] = None
+        self.log.error(
+            "a stored row cannot be read: it is left out", kind=kind, id=row.id, problem=row.problem
+        )
 
     @property
     def ready(self) -> tuple[bool, str]:
@@ -76,12 +98,19 @@ class Runner:
             return False, "the database is not connected"
         if self.relay.waiting:
             return False, "the outbox cannot be published"
-        if self.consumption is not None and self.consumption.problem:
-            return False, self.consumption.problem
+        if self.consumption is not None:
+            # While it leads: what was wrong in an earlier term is the present leader's matter.
+            problem = self.consumption.problem or self.service.problem()
+            if problem:
+                return False, problem
         if self.service.commands_on_leader_only and self.epoch is None:
             return not self.beginning, self.beginning or "standing by: another process leads"
-        warning = self.service.warning()
-        return True, f"ready, but {warning}" if warning else "ready"
+        return True, f"ready, but {self.warning}" if self.warning else "ready"
+
+    @property
+    def warning(self) -> str:
+        """What is wrong although it does its work; empty if nothing is."""
+        return "; ".join(each for each in (self.relay.warning, self.service.warning()) if each)
 
     async def run(self) -> None:
         """Run until cancelled; raises what killed a part."""
@@ -150,7 +179,7 @@ class Runner:
             wakes=wakes,
             batch_messages_max=settings.batch_messages_max,
             fetch_wait_s=settings.fetch_wait_seconds,
-            breaker=Breaker(settings.dead_letter_burst, settings.dead_letter_seconds),
+            breaker=TokenBucket(settings.dead_letter_burst, 1 / settings.dead_letter_seconds),
             batch_gap_s=settings.batch_gap_seconds,
         )
         letters = dead_letters.DeadLetters(
@@ -180,7 +209,9 @@ class Runner:
                         asked = await loop.step(epoch)
                 backoff.reset()
                 await loop.wake.wait(loop.tick_seconds if asked is None else asked)
-            except DOWN as problem:
+            except (*DOWN, UnreadableRowError) as problem:
+                # The row that cannot be read is named by ``_note_unreadable``. A step takes this
+                # as it takes an outage: its transaction is undone.
                 self.log.warning("loop waits", loop=loop.name, problem=str(problem))
                 observe.RETRIES.labels(self.service.name, loop.name).inc()
                 await backoff.wait()

@@ -12,8 +12,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from libs.bus.topology import DEAD_LETTER_AGE_S
 from libs.bus.trust import authority, wants_tls
 from libs.service.connections import HttpLimits
+from libs.service.deletion_limit import DAYS_PER_HOUR
 
 
 def _addresses(text: str) -> str:
@@ -61,25 +63,31 @@ class BaseServiceSettings(BaseSettings):
     command_timeout_seconds: float = Field(default=10.0, gt=0, le=120)
     relay_rows_max: int = Field(default=256, ge=1, le=4096)
     relay_tick_seconds: float = Field(default=1.0, gt=0, le=60)
-    # An event that the bus refuses for good (too large for this server, no permission yet) is set
-    # apart after so long; meanwhile the others go.
+    # An event that is too large for the bus server is set apart after so long; meanwhile the others
+    # go. What is refused for another reason (no permission yet) waits in the outbox.
     relay_refused_seconds: float = Field(default=600.0, ge=0, le=86_400)
-    # Events are set apart as dead letters at most so many at once, then one every so often; others
-    # that fail are kept and tried later.
+    # While no event is handled, those that fail are set apart as dead letters at most so many at
+    # once, then one every so often; the others are kept and tried later.
     dead_letter_burst: int = Field(default=20, ge=1, le=1000)
     dead_letter_seconds: float = Field(default=60.0, gt=0, le=3600)
-    dead_letters_max: int = Field(default=1000, ge=1, le=100_000)
-    dead_letters_keep_seconds: float = Field(default=30 * 86_400.0, gt=0)
+    # Of those that could not be handled; what could not be published is not dropped for its number.
+    dead_letters_max: int = Field(default=100_000, ge=1, le=1_000_000)
+    dead_letters_keep_seconds: float = Field(default=DEAD_LETTER_AGE_S, gt=0)
     dead_letter_tick_seconds: float = Field(default=60.0, gt=0, le=3600)
     # Events published so long before a bus server was lost are published again to its successor.
+    # This time and that of the outbox are counted in periods in which something was published, by
+    # a clock that does not jump.
     republish_window_seconds: float = Field(default=600.0, ge=0, le=86_400)
-    inbox_keep_seconds: float = Field(default=15 * 86_400.0, gt=0)
     outbox_keep_seconds: float = Field(default=3_600.0, gt=0)
+    outbox_period_seconds: float = Field(default=60.0, gt=0)
+    inbox_keep_seconds: float = Field(default=15 * 86_400.0, gt=0)
     prune_tick_seconds: float = Field(default=60.0, gt=0)
     # Old rows are deleted so many in a transaction, and of each kind at most so many days of
     # history in an hour (0: no bound), because the clock may be wrong.
     prune_rows_max: int = Field(default=1000, ge=1, le=10_000)
-    prune_days_per_hour: float = Field(default=1.0, ge=0, le=10_000)
+    # The rows of removed nodes are kept longer than an old event can be on its way (14 days).
+    removed_node_keep_seconds: float = Field(default=30 * 86_400.0, gt=0)
+    prune_days_per_hour: float = Field(default=DAYS_PER_HOUR, ge=0, le=10_000)
 
     def database_password(self) -> str | None:
         """The password, read now; None if the URL needs none."""

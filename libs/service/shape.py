@@ -60,6 +60,8 @@ class Service:
     on_lead: Callable[[int], Awaitable[None]] | None = None
     # More HTTP than /healthz /readyz /metrics (the gateway's API).
     app: Asgi | None = None
+    # Why the leader cannot do its work though bus and database are there; empty: it can.
+    problem: Callable[[], str] = str
     # What an operator should know though the service is ready; empty: nothing.
     warning: Callable[[], str] = str
     # Long-lived tasks that every process of the service runs, leader or not.

@@ -62,9 +62,13 @@ def topology(wirings: Collection[Wiring], limits: Limits | None = None) -> Topol
 
 
 def event_ids() -> Callable[[], str]:
-    """A maker of event ids: unique among all processes, cheap, and readable in order."""
+    """A maker of event ids: unique among all processes, cheap, and readable in order.
+
+    The stream and every inbox drop a second event of the same id. So an id ends with what nobody
+    can guess: otherwise another service could publish an event under the next one first.
+    """
     process, numbers = secrets.token_hex(8), itertools.count(1)
-    return lambda: f"{process}-{next(numbers)}"
+    return lambda: f"{process}-{next(numbers)}-{secrets.token_hex(8)}"
 
 
 @contextlib.asynccontextmanager

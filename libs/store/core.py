@@ -14,7 +14,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar, cast
 
-from libs.contracts.envelope import Envelope
+from libs.contracts.envelope import BATCH_BYTES_MAX, Envelope, within_bytes
 from libs.store.port import (
     ConflictError,
     Leadership,
@@ -23,6 +23,7 @@ from libs.store.port import (
     ObserverError,
     StoreUnavailableError,
     Tx,
+    UnreadableRow,
 )
 from libs.store.recent import Recent
 from libs.store.rows import Key, Row, Shape
@@ -32,6 +33,7 @@ from libs.store.unit import Birth, Clock, Known, Landed, Session, Unit
 R = TypeVar("R")
 # More than these wait in the database alone.
 FRESH_EVENTS_MAX = 8192
+FRESH_BYTES_MAX = 4 * BATCH_BYTES_MAX
 # A resident table is loaded in statements of so many rows: each has the time of a statement.
 RESIDENT_PAGE_ROWS = 10_000
 
@@ -91,11 +93,15 @@ class StoreCore(ABC):
         self._birth = Birth(source, new_id, traceparent)
         self._observers: list[Observer] = []
         self._residents: dict[Shape, dict[Key, Row]] = {}
+        # Rows of resident tables that could not be decoded, by their encoded keys.
+        self._unreadable: dict[Shape, dict[tuple[object, ...], UnreadableRow]] = {}
+        self._report_unreadable: Callable[[UnreadableRow], None] = lambda _row: None
         self._recent = Recent(tables.shape(kind) for kind in tables.recent)
         self._outbox_changed = asyncio.Event()
         # Events of our own commits that are not published yet, by their rows in the outbox; kept
         # from the first look on. What does not fit, or may have landed, is found by a look.
         self._fresh: dict[int, Envelope] = {}
+        self._fresh_bytes = 0
         self._relays = False
         self._look_due = False
         # Leader's transactions take turns here: they land in memory in the order of the commits.
@@ -125,10 +131,16 @@ class StoreCore(ABC):
         """Mark events of the outbox as published, in the database."""
         ...
 
+    @abstractmethod
+    async def _mark_refused(self, row_ids: Sequence[int]) -> None:
+        """Mark events of the outbox as refused, in the database."""
+        ...
+
     async def outgoing(self, limit: int, *, look: bool = True) -> list[tuple[int, Envelope]]:
         """Unpublished events, oldest first; see the port."""
         if not look and self._relays and not self._look_due:
-            return list(islice(self._fresh.items(), limit))
+            fresh = islice(self._fresh.items(), limit)
+            return list(within_bytes(fresh, lambda row: row[1].body()))
         # From before the looking on: what commits meanwhile is found, kept, or both.
         self._relays, self._look_due = True, False
         try:
@@ -140,18 +152,35 @@ class StoreCore(ABC):
     async def published(self, row_ids: Sequence[int]) -> None:
         """Mark events of the outbox as published."""
         await self._mark_published(row_ids)
+        self._drop_fresh(row_ids)
+
+    async def refuse(self, row_ids: Sequence[int]) -> None:
+        """Note that the bus refuses these events; see the port."""
+        await self._mark_refused(row_ids)
+        self._drop_fresh(row_ids)
+
+    def _drop_fresh(self, row_ids: Sequence[int]) -> None:
         for row_id in row_ids:
-            self._fresh.pop(row_id, None)
+            envelope = self._fresh.pop(row_id, None)
+            if envelope is not None:
+                self._fresh_bytes -= len(envelope.body())
 
     def _keep_fresh(self, landed: Landed, row_ids: Sequence[int]) -> None:
         """Remember what was just put in the outbox, while there is room."""
         if not self._relays:
             return
-        if len(row_ids) != len(landed.emitted) or len(self._fresh) > FRESH_EVENTS_MAX:
-            self._fresh.clear()
-            self._look_due = True
+        unknown = len(row_ids) != len(landed.emitted)
+        too_many = len(self._fresh) > FRESH_EVENTS_MAX or self._fresh_bytes > FRESH_BYTES_MAX
+        if unknown or too_many:
+            self._forget_fresh()
         else:
             self._fresh |= zip(row_ids, landed.emitted, strict=True)
+            self._fresh_bytes += sum(len(each.body()) for each in landed.emitted)
+
+    def _forget_fresh(self) -> None:
+        self._fresh.clear()
+        self._fresh_bytes = 0
+        self._look_due = True
 
     @property
     def in_doubt(self) -> bool:
@@ -191,7 +220,10 @@ class StoreCore(ABC):
         session = await self._begin(epoch)
         try:
             self._settle(session.version)
-            known = Known(self._residents, self._recent) if epoch is not None else Known()
+            known = Known(self._report_unreadable)
+            if epoch is not None:
+                report = self._report_unreadable
+                known = Known(report, self._residents, self._recent, self._unreadable)
             unit = Unit(session, self._tables, known, self._birth, now)
             yield unit
             landed = await unit.finish()
@@ -263,7 +295,10 @@ class StoreCore(ABC):
             table = self._residents.get(shape)
             if table is None:
                 continue
+            lost = self._unreadable.get(shape)
             for key, row in rows.items():
+                if lost:
+                    lost.pop(shape.encoded_key(key), None)
                 if row is None:
                     table.pop(key, None)
                 else:
@@ -275,25 +310,38 @@ class StoreCore(ABC):
     async def lead(self) -> Leadership:
         """Wait until this process leads the service; resident tables have to be loaded again."""
         leadership = self._term = _Term(await self._lead())
-        self._residents = {}
+        self._residents, self._unreadable = {}, {}
         self._recent.clear()
         self._doubt = None
-        self._fresh.clear()
-        self._look_due = True
+        self._forget_fresh()
         return leadership
 
     async def make_resident(self, *kinds: type[object]) -> None:
         """Load these tables into memory (leader only: it alone writes them)."""
         async with self._turn:
             loaded: dict[Shape, dict[Key, Row]] = {}
+            lost: dict[Shape, dict[tuple[object, ...], UnreadableRow]] = {}
             session = await self._begin(None)
             try:
                 for kind in kinds:
                     shape = self._tables.shape(kind)
-                    loaded[shape] = await _whole(session, shape)
+                    loaded[shape], bad = await _whole(session, shape)
+                    lost[shape] = {row.key: row for row in bad}
             finally:
                 await session.rollback()
             self._residents = self._residents | loaded
+            self._unreadable = self._unreadable | lost
+        for rows in lost.values():
+            for row in rows.values():
+                self._report_unreadable(row)
+
+    def unreadable(self, kind: type[object]) -> Sequence[UnreadableRow]:
+        """The rows of a resident table that could not be decoded."""
+        return tuple(self._unreadable.get(self._tables.shape(kind), {}).values())
+
+    def on_unreadable(self, report: Callable[[UnreadableRow], None]) -> None:
+        """Call ``report`` for each unreadable row that is met."""
+        self._report_unreadable = report
 
     def resident(self, kind: type[R]) -> dict[object, R]:
         """The rows of a resident table by primary key; KeyError if it was not loaded."""
@@ -303,13 +351,17 @@ class StoreCore(ABC):
         return cast("dict[object, R]", self._residents[shape])
 
 
-async def _whole(session: Session, shape: Shape) -> dict[Key, Row]:
-    """All rows of a table by their keys, of the one moment that the transaction sees."""
+async def _whole(session: Session, shape: Shape) -> tuple[dict[Key, Row], list[UnreadableRow]]:
+    """All rows of a table by their keys, of the one moment that the transaction sees; and those
+    that cannot be decoded."""
     found: dict[Key, Row] = {}
-    after: Key | None = None
+    lost: list[UnreadableRow] = []
+    after: Sequence[object] | None = None
     while True:
         rows = await session.page(shape, after, RESIDENT_PAGE_ROWS)
-        found.update((shape.key_of(row), row) for row in rows)
+        lost += (row for row in rows if type(row) is UnreadableRow)
+        found.update((shape.key_of(row), row) for row in rows if type(row) is not UnreadableRow)
         if len(rows) < RESIDENT_PAGE_ROWS:
-            return found
-        after = shape.key_of(rows[-1])
+            return found, lost
+        last = rows[-1]
+        after = last.key if type(last) is UnreadableRow else shape.encoded_key(shape.key_of(last))

@@ -1,6 +1,7 @@
-"""The row of an event that a service has set apart; every schema has a table of them.
+"""The rows of an event that a service has set apart; every schema has tables of them.
 
-``libs.service.dead_letters`` writes and replays them.
+``libs.service.dead_letters`` writes and replays them. The body, which may be large, has a row of
+its own, so that nothing reads it that does not need it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Direction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterRow:
-    """One event, as it is on the bus, with the reason why it was set apart."""
+    """One event, as it is on the bus but for its body, and the reason why it was set apart."""
 
     id: str
     direction: Direction
@@ -30,10 +31,19 @@ class DeadLetterRow:
     type: str
     subject: str
     headers: Mapping[str, str]
-    body: bytes
+    # Bytes of the body.
+    size: int
     reason: str
     set_apart_at: datetime
     # How many replays have failed.
     replays: int = 0
     # Since when a replay is requested; None: it is not.
     replay_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterBody:
+    """The body of the letter with this id."""
+
+    id: str
+    body: bytes

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from libs.store.connections import BROKEN, Address, Connection, connect, meaning
 from libs.store.port import StoreUnavailableError
 from libs.store.statements import quoted
-from libs.store.tables import LEADER
+from libs.store.tables import LEADER, Tables
 
 
 async def pause(closing: asyncio.Event, seconds: float) -> None:
@@ -137,22 +137,41 @@ async def _attempt(
     return SqlLeadership(connection, int(epoch), campaign.probe_s)
 
 
-async def raise_epoch(address: Address, schema: str, past: int) -> int:
+# More than a service's leaders commit between a backup and its restoration: 30 years of 1,000 a
+# second.
+VERSIONS_SKIPPED = 10**12
+
+
+async def raise_epoch(address: Address, tables: Tables, past: int) -> int:
     """Make the next leader's epoch greater than ``past``; returns the epoch as it stands now.
 
     For a database that was restored from a backup, while what its leaders command remembers a
-    later epoch. Whoever leads now loses the term at its next transaction and leads anew. Twice
-    is as good as once. StoreUnavailableError if the database cannot be reached.
+    later epoch. Versions go on above all that those leaders can have given, too: whoever has heard
+    of a later one would drop what is said next as old. Whoever leads now loses the term at its next
+    transaction and leads anew. Twice is as good as once. StoreUnavailableError if the database
+    cannot be reached.
     """
+    leader = quoted(tables.schema, LEADER)
+    versioned = [each.table for each in tables.shapes.values() if "version" in each.by_name]
     try:
         connection = await connect(address)
         try:
-            found = await connection.fetchval(
-                f"INSERT INTO {quoted(schema, LEADER)} AS l"  # noqa: S608 - our names
-                " (id, epoch, version, name, bus_server) VALUES (1, $1, 0, '', '')"
-                " ON CONFLICT (id) DO UPDATE SET epoch = greatest(l.epoch, $1) RETURNING epoch",
-                past,
+            await connection.execute("BEGIN")
+            await connection.execute(
+                f"INSERT INTO {leader} (id, epoch, version, name, bus_server)"  # noqa: S608 - our names
+                " VALUES (1, 0, 0, '', '') ON CONFLICT (id) DO NOTHING"
             )
+            found = int(
+                await connection.fetchval(f"SELECT epoch FROM {leader} WHERE id = 1 FOR UPDATE")  # noqa: S608 - our names
+            )
+            if found < past:
+                await connection.execute(f"UPDATE {leader} SET epoch = $1", past)  # noqa: S608 - our names
+                for table in (LEADER, *versioned):
+                    await connection.execute(
+                        f"UPDATE {quoted(tables.schema, table)} SET version = version + $1",  # noqa: S608 - our names
+                        VERSIONS_SKIPPED,
+                    )
+            await connection.execute("COMMIT")
         finally:
             await connection.close()
     except Exception as error:
@@ -160,4 +179,4 @@ async def raise_epoch(address: Address, schema: str, past: int) -> int:
         if known is None:
             raise
         raise known from error
-    return int(found)
+    return max(found, past)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from libs.contracts.envelope import Envelope
+from libs.contracts.envelope import Envelope, within_bytes
 from libs.store.core import StoreCore
 from libs.store.memory_database import (
     Fault,
@@ -26,7 +26,14 @@ from libs.store.memory_database import (
     Table,
     no_fault,
 )
-from libs.store.port import Leadership, NotLeaderError, Order, StoreUnavailableError, Where
+from libs.store.port import (
+    Leadership,
+    NotLeaderError,
+    Order,
+    RefusedEvent,
+    StoreUnavailableError,
+    Where,
+)
 from libs.store.rows import Batch, Key, Row, Shape, checked, select
 from libs.store.tables import Tables
 from libs.store.unit import Clock, Session
@@ -69,13 +76,13 @@ class _MemorySession:
     async def get(self, shape: Shape, key: Key) -> Row | None:
         """One row."""
         self._alive()
-        return self._schema.table(shape).rows.get(key)
+        return self._schema.table(shape).read(key)
 
     async def load(self, shape: Shape, keys: Sequence[Key]) -> list[Row]:
         """Those of these rows that are there."""
         self._alive()
-        rows = self._schema.table(shape).rows
-        return [rows[key] for key in keys if key in rows]
+        table = self._schema.table(shape)
+        return [table.read(key) for key in keys if key in table.rows]
 
     async def select(
         self,
@@ -88,16 +95,18 @@ class _MemorySession:
         """Rows, ties by primary key."""
         self._alive()
         checked(shape, where, order_by)
-        rows = self._schema.table(shape).rows.values()
-        return select(shape, rows, where, order_by, limit, offset)
+        table = self._schema.table(shape)
+        return table.decoded(select(shape, table.rows.values(), where, order_by, limit, offset))
 
-    async def page(self, shape: Shape, after: Key | None, limit: int) -> list[Row]:
+    async def page(self, shape: Shape, after: Sequence[object] | None, limit: int) -> list[Row]:
         """The next rows of a table in the order of their keys."""
         self._alive()
-        rows = select(shape, self._schema.table(shape).rows.values(), (), (), None, 0)
+        table = self._schema.table(shape)
+        rows = select(shape, table.rows.values(), (), (), None, 0)
         if after is not None:
-            rows = rows[[shape.key_of(row) for row in rows].index(after) + 1 :]
-        return rows[:limit]
+            keys = [shape.encoded_key(shape.key_of(row)) for row in rows]
+            rows = rows[keys.index(tuple(after)) + 1 :]
+        return table.decoded(rows[:limit])
 
     async def write(self, batch: Batch) -> None:
         """Deletions, then rows, one after the other: each meets the constraints at its turn."""
@@ -243,58 +252,100 @@ class MemoryStore(StoreCore):
         """Unpublished events, oldest first."""
         self._alive()
         await self._database.reach(Point.OUTGOING, self._schema.name)
-        ids = sorted(self._schema.unpublished)[:limit]
-        return [(each, self._schema.outbox[each].envelope) for each in ids]
+        outbox = self._schema.outbox
+        ids = sorted(each for each in self._schema.unpublished if outbox[each].refused_at is None)
+        rows = ((each, outbox[each].envelope) for each in ids[:limit])
+        return list(within_bytes(rows, lambda row: row[1].body()))
 
     async def _mark_published(self, row_ids: Sequence[int]) -> None:
         """Mark events of the outbox as published."""
         self._alive()
         await self._database.reach(Point.PUBLISHED, self._schema.name)
-        now = self._clock.now()
         for each in row_ids:
             if each in self._schema.outbox:
-                sent = self._schema.outbox[each]
-                self._schema.outbox[each] = replace(sent, published_at=now)
+                self._schema.outbox[each] = replace(
+                    self._schema.outbox[each], period=self._schema.period, refused_at=None
+                )
                 self._schema.unpublished.pop(each, None)
 
-    async def meet_bus_server(self, server_id: str, window: timedelta) -> int:
-        """Note the bus server; publish the last ``window`` again if it is a new one."""
+    async def _mark_refused(self, row_ids: Sequence[int]) -> None:
+        """Mark events of the outbox as refused."""
         self._alive()
-        await self._database.reach(Point.PUBLISHED, self._schema.name)
-        schema = self._schema
+        await self._database.reach(Point.REFUSED, self._schema.name)
+        outbox, now = self._schema.outbox, self._clock.now()
+        for each in row_ids:
+            if each in self._schema.unpublished and outbox[each].refused_at is None:
+                outbox[each] = replace(outbox[each], refused_at=now)
+
+    async def refused(self, after: int, limit: int) -> list[RefusedEvent]:
+        """Refused events, oldest first."""
+        ids = [each for each in await self._refused_ids() if each > after]
+        found = (_refused(each, self._schema.outbox[each]) for each in ids[:limit])
+        return list(within_bytes(found, lambda event: event.body))
+
+    async def count_refused(self) -> int:
+        """How many events are refused."""
+        return len(await self._refused_ids())
+
+    async def _refused_ids(self) -> list[int]:
+        self._alive()
+        await self._database.reach(Point.OUTGOING, self._schema.name)
+        outbox = self._schema.outbox
+        return sorted(
+            each for each in self._schema.unpublished if outbox[each].refused_at is not None
+        )
+
+    async def meet_bus_server(self, server_id: str, periods: int) -> int:
+        """Note the bus server; publish the last periods again if it is a new one."""
+        schema = await self._reach()
         if not server_id or schema.bus_server == server_id:
             return 0
         schema.bus_server = server_id
-        times = {each: sent.published_at for each, sent in schema.outbox.items()}
-        last = max((moment for moment in times.values() if moment is not None), default=None)
         found = [
             each
-            for each, moment in times.items()
-            if last is not None and moment is not None and moment >= last - window
+            for each, sent in schema.outbox.items()
+            if sent.period is not None and sent.period >= schema.period - periods
         ]
         for each in found:
-            schema.outbox[each] = replace(schema.outbox[each], published_at=None)
+            schema.outbox[each] = replace(schema.outbox[each], period=None)
             schema.unpublished[each] = None
         if found:
             self._outbox_changed.set()
         return len(found)
 
-    async def prune(self, *, published_before: datetime, seen_before: datetime) -> int:
-        """Drop old rows of the outbox (published) and inbox."""
+    async def next_period(self) -> None:
+        """Begin the next period of the outbox."""
+        (await self._reach()).period += 1
+
+    async def prune_outbox(self, periods: int) -> int:
+        """Drop old events that were published."""
+        schema = await self._reach()
+        old = [
+            each
+            for each, sent in schema.outbox.items()
+            if sent.period is not None and sent.period < schema.period - periods
+        ]
+        for each in old:
+            del schema.outbox[each]
+        return len(old)
+
+    async def oldest_seen(self) -> datetime | None:
+        """When the inbox's oldest event was entered."""
+        return min((await self._reach()).inbox.values(), default=None)
+
+    async def prune_inbox(self, before: datetime) -> int:
+        """Drop old entries of the inbox."""
+        schema = await self._reach()
+        old = [each for each, moment in schema.inbox.items() if moment < before]
+        for each in old:
+            del schema.inbox[each]
+        return len(old)
+
+    async def _reach(self) -> Schema:
+        """The schema, if the server answers."""
         self._alive()
         await self._database.reach(Point.PUBLISHED, self._schema.name)
-        schema = self._schema
-        sent = [
-            each
-            for each, row in schema.outbox.items()
-            if row.published_at is not None and row.published_at < published_before
-        ]
-        seen = [each for each, moment in schema.inbox.items() if moment < seen_before]
-        for each in sent:
-            del schema.outbox[each]
-        for each in seen:
-            del schema.inbox[each]
-        return len(sent) + len(seen)
+        return self._schema
 
     def crash(self) -> None:
         """The process dies: its leadership is free, whatever it still tries fails."""
@@ -306,3 +357,9 @@ class MemoryStore(StoreCore):
     async def close(self) -> None:
         """Give up the leadership."""
         self.crash()
+
+
+def _refused(row_id: int, sent: Sent) -> RefusedEvent:
+    envelope = sent.envelope
+    refused_at = sent.refused_at or envelope.time
+    return RefusedEvent(row_id, refused_at, envelope.subject, envelope.headers(), envelope.body())

@@ -6,7 +6,7 @@ Used by ``memory``; the simulation holds one ``MemoryDatabase`` and strikes it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from libs.contracts.envelope import Envelope
-from libs.store.port import ConflictError, StoreUnavailableError
+from libs.store.port import ConflictError, StoreUnavailableError, UnreadableRow
 from libs.store.rows import Key, Row, Shape, Unique
 from libs.store.tables import Tables
 
@@ -30,6 +30,8 @@ class Point(Enum):
     OUTGOING = "outgoing"
     # Between publishing and marking as published.
     PUBLISHED = "published"
+    # Between a refusal by the bus and its note.
+    REFUSED = "refused"
     LEAD = "lead"
 
 
@@ -49,6 +51,21 @@ class Table:
     shape: Shape
     rows: dict[Key, Row] = field(default_factory=dict)
     indexes: dict[str, dict[tuple[object, ...], Key]] = field(default_factory=dict)
+    # Rows that nobody can decode, with the reason; until they are written again.
+    broken: dict[Key, str] = field(default_factory=dict[Key, str])
+
+    def read(self, key: Key) -> Row | None:
+        """One row as a client gets it."""
+        row = self.rows.get(key)
+        if row is None or key not in self.broken:
+            return row
+        return UnreadableRow(self.shape.kind, self.shape.encoded_key(key), self.broken[key])
+
+    def decoded(self, rows: Iterable[Row]) -> list[Row]:
+        """Several of its rows as a client gets them."""
+        if not self.broken:
+            return list(rows)
+        return [self.read(self.shape.key_of(row)) for row in rows]
 
     def replace(self, key: Key, row: Row | None) -> Row | None:
         """Set or remove a row, after every constraint has agreed; returns the row before."""
@@ -59,6 +76,7 @@ class Table:
     def set(self, key: Key, row: Row | None) -> Row | None:
         """Set or remove a row and its index entries; returns the row before."""
         old = self.rows.get(key)
+        self.broken.pop(key, None)
         for unique in self.shape.uniques:
             index = self.indexes.setdefault(unique.name, {})
             if old is not None and (was := unique.values(old)) is not None:
@@ -94,7 +112,9 @@ class Sent:
     """One row of the outbox."""
 
     envelope: Envelope
-    published_at: datetime | None = None
+    # The period in which it was published; None: it was not.
+    period: int | None = None
+    refused_at: datetime | None = None
 
 
 class Schema:
@@ -107,6 +127,7 @@ class Schema:
         self.outbox: dict[int, Sent] = {}
         self.unpublished: dict[int, None] = {}
         self.outbox_id = 0
+        self.period = 0
         self.epoch = 0
         self.version = 0
         self.bus_server = ""
@@ -197,6 +218,14 @@ class MemoryDatabase:
     def rows(self, tables: Tables, kind: type[Any]) -> dict[Key, Row]:
         """What is committed, for checkers; a copy."""
         return dict(self.schema(tables.schema).table(tables.shape(kind)).rows)
+
+    def break_row(self, tables: Tables, kind: type[Any], *key: object, column: str) -> None:
+        """Somebody changed a column by hand: the row cannot be decoded any more."""
+        shape = tables.shape(kind)
+        table = self.schema(tables.schema).table(shape)
+        found = shape.key_from(key)
+        assert found in table.rows, f"{kind.__name__} {key} is not there"
+        table.broken[found] = f"column {shape.column(column).name} cannot be decoded"
 
     async def reach(self, point: Point, schema: str) -> None:
         """Get to the server, if it lets us."""

@@ -7,15 +7,15 @@ Rows are the service's own frozen dataclasses; the table classes of ``tables.py`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import Enum
 from typing import Any, Protocol, TypeVar
 
 from libs.contracts.base import Message
-from libs.contracts.envelope import Envelope
+from libs.contracts.envelope import BATCH_BYTES_MAX, Envelope
 
 R = TypeVar("R")
 
@@ -28,6 +28,33 @@ class UnfitValueError(Exception):
     """The database cannot hold a value: NUL in a text, a number or a moment out of range."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadableRow:
+    """A stored row with a column that cannot be decoded: changed by hand, or by another version."""
+
+    kind: type[object]
+    # The primary key as the database has it.
+    key: tuple[object, ...]
+    # Which column, without its value: it may hold secrets.
+    problem: str
+
+    @property
+    def id(self) -> str:
+        """The primary key as text."""
+        return "/".join(str(part) for part in self.key)
+
+    def __str__(self) -> str:
+        return f"{self.kind.__name__} {self.id}: {self.problem}"
+
+
+class UnreadableRowError(Exception):
+    """A row that was asked for by its key is unreadable. Nothing but that row is affected."""
+
+    def __init__(self, row: UnreadableRow) -> None:
+        super().__init__(str(row))
+        self.row = row
+
+
 class DatabaseFaultError(Exception):
     """The database refused for a reason that is not known to pass and not known to lie in the rows:
     a missing table or right, a statement that it does not take. Nothing was stored."""
@@ -35,6 +62,10 @@ class DatabaseFaultError(Exception):
 
 class EventTooLargeError(ValueError):
     """An event is larger than the bus takes; the transaction that would emit it must not commit."""
+
+    def __init__(self, subject: str, size: int, size_max: int) -> None:
+        super().__init__(f"{subject}: {size} bytes; an event has at most {size_max}")
+        self.size = size
 
 
 class ConflictError(Exception):
@@ -93,7 +124,8 @@ class Tx(Protocol):
     """One transaction: reads see its own writes, everything lands at once or not at all."""
 
     async def get(self, kind: type[R], *key: object) -> R | None:
-        """The row with this primary key, or None."""
+        """The row with this primary key, or None. UnreadableRowError if it cannot be decoded: it
+        is there, so nobody may take it for new."""
         ...
 
     async def load(self, kind: type[object], *keys: tuple[object, ...]) -> None:
@@ -109,7 +141,18 @@ class Tx(Protocol):
         limit: int | None = None,
         offset: int = 0,
     ) -> list[R]:
-        """Rows that meet every condition. Without an order: by primary key."""
+        """Rows that meet every condition. Without an order: by primary key.
+
+        A row that cannot be decoded is left out, so that it does not take the others with it: it
+        is reported (``Store.on_unreadable``), and noted in ``unreadable``. A limit counts the rows
+        that are returned. UnreadableRowError only if there are more unreadable rows than a
+        transaction can step over.
+        """
+        ...
+
+    @property
+    def unreadable(self) -> Sequence[UnreadableRow]:
+        """The rows that this transaction's selects have left out."""
         ...
 
     def put(self, *rows: object) -> None:
@@ -155,6 +198,26 @@ class Delta:
 
 
 Observer = Callable[[Delta], None]
+
+
+def is_full(rows: Sequence[tuple[int, Envelope]], limit: int) -> bool:
+    """True if there may be more events to publish than ``outgoing`` returned."""
+    return len(rows) == limit or sum(len(each.body()) for _, each in rows) >= BATCH_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedEvent:
+    """An event of the outbox that did not go: the bus refuses it, or it cannot be read."""
+
+    row_id: int
+    refused_at: datetime
+    subject: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    def envelope(self) -> Envelope:
+        """The event; UndecodableError if no version of this code could have written it."""
+        return Envelope.read_stored(self.headers, self.body)
 
 
 class Leadership(Protocol):
@@ -208,7 +271,17 @@ class Store(Protocol):
 
     async def make_resident(self, *kinds: type[object]) -> None:
         """Load these tables into memory (leader only: it alone writes them). From then on reads
-        of them inside leader's transactions are served from memory."""
+        of them inside leader's transactions are served from memory. Rows that cannot be decoded
+        are reported and left out: see ``unreadable``."""
+        ...
+
+    def unreadable(self, kind: type[object]) -> Sequence[UnreadableRow]:
+        """The rows of a resident table that could not be decoded and were not written since.
+        ``get`` raises UnreadableRowError for them; what concerns them must be left alone."""
+        ...
+
+    def on_unreadable(self, report: Callable[[UnreadableRow], None]) -> None:
+        """Call ``report`` for each unreadable row that is met, each time."""
         ...
 
     def resident(self, kind: type[R]) -> dict[object, R]:
@@ -217,24 +290,53 @@ class Store(Protocol):
         ...
 
     async def outgoing(self, limit: int, *, look: bool = True) -> list[tuple[int, Envelope]]:
-        """Unpublished events of the outbox with their row ids, oldest first. Without ``look`` those
+        """Unpublished events of the outbox with their row ids, oldest first: at most ``limit``, and
+        no more once they have reached ``BATCH_BYTES_MAX`` (``is_full``). Without ``look`` those
         that this process has committed since it looked for the first time, from memory: what
-        others committed, or what nobody knows the outcome of, shows at the next look."""
+        others committed, or what nobody knows the outcome of, shows at the next look. Refused ones
+        are left out, and one that cannot be read becomes a refused one."""
         ...
 
     async def published(self, row_ids: Sequence[int]) -> None:
-        """Mark events of the outbox as published."""
+        """Mark events of the outbox as published; they are not refused any more."""
         ...
 
-    async def meet_bus_server(self, server_id: str, window: timedelta) -> int:
+    async def refuse(self, row_ids: Sequence[int]) -> None:
+        """Note that the bus refuses these events: ``outgoing`` leaves them out from now on."""
+        ...
+
+    async def refused(self, after: int, limit: int) -> list[RefusedEvent]:
+        """Refused events with ids behind ``after``, in the order of their ids: at most ``limit``,
+        and no more once they have reached ``BATCH_BYTES_MAX``."""
+        ...
+
+    async def count_refused(self) -> int:
+        """How many events are refused."""
+        ...
+
+    async def meet_bus_server(self, server_id: str, periods: int) -> int:
         """Note which bus server the outbox is published to. If it is not the one noted before,
-        events published within ``window`` before the last publication are made unpublished
-        again, because the old server may have died before its disk had them; returns how many.
-        Costs nothing while the server is the one this process has noted last."""
+        the events of the current period and of so many before it are made unpublished again,
+        because the old server may have died before its disk had them; returns how many. Costs
+        nothing while the server is the one this process has noted last."""
         ...
 
-    async def prune(self, *, published_before: datetime, seen_before: datetime) -> int:
-        """Drop old rows of the outbox (published) and inbox; returns how many."""
+    async def next_period(self) -> None:
+        """Begin the next period of the outbox. Events belong to the period in which they were
+        published; periods are numbered, so no clock decides what is published again or dropped."""
+        ...
+
+    async def prune_outbox(self, periods: int) -> int:
+        """Drop published events that are older than the current period and so many before it;
+        returns how many."""
+        ...
+
+    async def oldest_seen(self) -> datetime | None:
+        """When the event was entered that is in the inbox for the longest time."""
+        ...
+
+    async def prune_inbox(self, before: datetime) -> int:
+        """Drop the inbox's entries from before a moment; returns how many."""
         ...
 
     @property

@@ -123,6 +123,11 @@ class Shape:
         """The inverse of ``key_from``."""
         return (key,) if len(self.key) == 1 else cast("tuple[object, ...]", key)
 
+    def encoded_key(self, key: Key) -> tuple[object, ...]:
+        """A primary key as the database has it."""
+        parts = zip(self.key, self.key_parts(key), strict=True)
+        return tuple(self.column(name).encoded(part) for name, part in parts)
+
     def column(self, name: str) -> Column:
         """The column; ValueError names one that is not there."""
         try:

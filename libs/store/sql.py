@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeVar
 
-from libs.contracts.envelope import Envelope
+from libs.contracts.envelope import BATCH_BYTES_MAX, Envelope, UndecodableError
 from libs.contracts.registry import ROUTES
 from libs.store import statements
 from libs.store.connections import Address, Connection, Pool, meaning
 from libs.store.core import StoreCore
 from libs.store.leader import Campaign, SqlLeadership, lead
-from libs.store.port import Leadership, NotLeaderError, Order, Where
+from libs.store.port import Leadership, NotLeaderError, Order, RefusedEvent, Where
 from libs.store.rows import Batch, Key, Row, Shape
 from libs.store.statements import quoted
-from libs.store.tables import INBOX, LEADER, OUTBOX, Tables
+from libs.store.tables import INBOX, LEADER, OUTBOX, REFUSED, UNREFUSED, Tables
 from libs.store.unit import Clock, Session
 
 T = TypeVar("T")
@@ -130,7 +130,7 @@ class _SqlSession:
         records = await self._run(self._connection.fetch(text, *arguments))
         return [statements.row_of(shape, record) for record in records]
 
-    async def page(self, shape: Shape, after: Key | None, limit: int) -> list[Row]:
+    async def page(self, shape: Shape, after: Sequence[object] | None, limit: int) -> list[Row]:
         """The next rows of a table in the order of their keys; from a position and not by OFFSET,
         so that each page costs the same."""
         text, arguments = statements.page(shape, after, limit)
@@ -255,6 +255,8 @@ class SqlStore(StoreCore):
         self._closing = asyncio.Event()
         self._connected = False
         self._outbox = quoted(tables.schema, OUTBOX)
+        self._leader = quoted(tables.schema, LEADER)
+        self._inbox = quoted(tables.schema, INBOX)
         self._bus_server = ""
         self._versions = _Versions()
 
@@ -284,13 +286,61 @@ class SqlStore(StoreCore):
     async def _look_outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
         """Unpublished events, oldest first. A scan for NULLs and never a moving id: a slower
         transaction with a lower id would be skipped."""
+        while True:
+            records = await self._page(UNREFUSED, 0, limit)
+            rows: list[tuple[int, Envelope]] = []
+            unreadable: list[int] = []
+            for record in records:
+                try:
+                    rows.append((record["id"], Envelope.read_stored(*_on_the_bus(record))))
+                except UndecodableError:
+                    unreadable.append(record["id"])
+            if not unreadable:
+                return rows
+            # Dying here finds them again.
+            await self._mark_refused(unreadable)
+
+    async def _page(self, which: str, after: int, limit: int) -> Sequence[Any]:
+        """Rows of the outbox, oldest first: so many, and no more once their bodies have
+        ``BATCH_BYTES_MAX``. The database adds the lengths up, for which it does not read them."""
+        columns = "id, event_id, type, source, subject, time, traceparent, body, refused_at"
         async with self._pool.use() as connection:
-            records = await connection.fetch(
-                "SELECT id, event_id, type, source, time, traceparent, body"  # noqa: S608 - our names
-                f" FROM {self._outbox} WHERE published_at IS NULL ORDER BY id LIMIT $1",
+            return await connection.fetch(
+                f"SELECT {columns} FROM (SELECT *,"  # noqa: S608 - our names
+                " sum(octet_length(body)) OVER (ORDER BY id) - octet_length(body) AS before"
+                f" FROM (SELECT {columns} FROM {self._outbox}"
+                f" WHERE {which} AND id > $1 ORDER BY id LIMIT $2) AS page)"
+                " AS measured WHERE before < $3 ORDER BY id",
+                after,
                 limit,
+                BATCH_BYTES_MAX,
             )
-        return [(record[0], _envelope(record)) for record in records]
+
+    async def _mark_refused(self, row_ids: Sequence[int]) -> None:
+        """Mark events of the outbox as refused."""
+        async with self._pool.use() as connection:
+            await connection.execute(
+                f"UPDATE {self._outbox} SET refused_at = $2"  # noqa: S608 - our names
+                f" WHERE id = ANY($1::bigint[]) AND {UNREFUSED}",
+                list(row_ids),
+                self._clock.now(),
+            )
+
+    async def refused(self, after: int, limit: int) -> list[RefusedEvent]:
+        """Refused events, oldest first."""
+        return [
+            RefusedEvent(
+                record["id"], record["refused_at"], record["subject"], *_on_the_bus(record)
+            )
+            for record in await self._page(REFUSED, after, limit)
+        ]
+
+    async def count_refused(self) -> int:
+        """How many events are refused."""
+        async with self._pool.use() as connection:
+            return await connection.fetchval(
+                f"SELECT count(*) FROM {self._outbox} WHERE {REFUSED}"  # noqa: S608 - our names
+            )
 
     async def _mark_published(self, row_ids: Sequence[int]) -> None:
         """Mark events of the outbox as published, without a wait for the disk: a mark that a
@@ -300,56 +350,73 @@ class SqlStore(StoreCore):
             await connection.fetch(
                 "WITH at_ease AS MATERIALIZED"  # noqa: S608 - our names
                 " (SELECT set_config('synchronous_commit', 'off', true))"
-                f" UPDATE {self._outbox} SET published_at = $2 FROM at_ease"
+                f" UPDATE {self._outbox} SET published_at = $2, refused_at = NULL,"
+                f" period = coalesce((SELECT period FROM {self._leader}), 0) FROM at_ease"
                 " WHERE id = ANY($1::bigint[])",
                 list(row_ids),
                 self._clock.now(),
             )
 
-    async def meet_bus_server(self, server_id: str, window: timedelta) -> int:
-        """Note the bus server; publish the last ``window`` again if it is a new one."""
+    async def meet_bus_server(self, server_id: str, periods: int) -> int:
+        """Note the bus server; publish the last periods again if it is a new one."""
         if not server_id or server_id == self._bus_server:
             return 0
-        leader = quoted(self._tables.schema, LEADER)
         async with self._pool.use() as connection:
             count = await connection.fetchval(
-                f"WITH met AS (UPDATE {leader} SET bus_server = $1"  # noqa: S608 - our names
-                " WHERE bus_server <> $1 RETURNING 1),"
+                f"WITH met AS (UPDATE {self._leader} SET bus_server = $1"  # noqa: S608 - our names
+                " WHERE bus_server <> $1 RETURNING period),"
                 f" again AS (UPDATE {self._outbox} SET published_at = NULL"
-                " WHERE published_at >="
-                f" (SELECT max(published_at) FROM {self._outbox}) - $2::interval"
-                " AND EXISTS (SELECT 1 FROM met) RETURNING 1)"
+                " WHERE published_at IS NOT NULL"
+                " AND period >= (SELECT period FROM met) - $2::bigint RETURNING 1)"
                 " SELECT count(*) FROM again",
                 server_id,
-                window,
+                periods,
             )
         self._bus_server = server_id
         if count:
             self._outbox_changed.set()
         return int(count)
 
-    async def prune(self, *, published_before: datetime, seen_before: datetime) -> int:
-        """Drop old rows of the outbox (published) and inbox, a bounded piece at a time."""
-        inbox = quoted(self._tables.schema, INBOX)
-        # The oldest rows have the lowest ids. Rows that wait to be published are few among them,
-        # and a page without an old row ends the search.
-        sent = (
-            f"DELETE FROM {self._outbox} WHERE published_at < $1 AND id = ANY(ARRAY("  # noqa: S608 - our names
-            f"SELECT id FROM {self._outbox} ORDER BY id LIMIT {PRUNE_ROWS_MAX}))"
+    async def next_period(self) -> None:
+        """Begin the next period of the outbox."""
+        async with self._pool.use() as connection:
+            await connection.execute(f"UPDATE {self._leader} SET period = period + 1")  # noqa: S608 - our names
+
+    async def prune_outbox(self, periods: int) -> int:
+        """Drop old events that were published, a bounded piece at a time."""
+        # The oldest rows have the lowest ids. Refused ones may be many, so they are passed over;
+        # others that wait to be published are few, and a page without an old row ends the search.
+        return await self._delete_all(
+            f"DELETE FROM {self._outbox} WHERE published_at IS NOT NULL"  # noqa: S608 - our names
+            f" AND period < (SELECT period FROM {self._leader}) - $1::bigint AND id = ANY(ARRAY("
+            f"SELECT id FROM {self._outbox} WHERE refused_at IS NULL"
+            f" ORDER BY id LIMIT {PRUNE_ROWS_MAX}))",
+            periods,
         )
-        seen = (
-            f"DELETE FROM {inbox} WHERE event_id = ANY(ARRAY("  # noqa: S608 - our names
-            f"SELECT event_id FROM {inbox} WHERE seen_at < $1"
-            f" ORDER BY seen_at LIMIT {PRUNE_ROWS_MAX}))"
+
+    async def oldest_seen(self) -> datetime | None:
+        """When the inbox's oldest event was entered."""
+        async with self._pool.use() as connection:
+            return await connection.fetchval(
+                f"SELECT seen_at FROM {self._inbox} ORDER BY seen_at LIMIT 1"  # noqa: S608 - our names
+            )
+
+    async def prune_inbox(self, before: datetime) -> int:
+        """Drop old entries of the inbox, a bounded piece at a time."""
+        return await self._delete_all(
+            f"DELETE FROM {self._inbox} WHERE event_id = ANY(ARRAY("  # noqa: S608 - our names
+            f"SELECT event_id FROM {self._inbox} WHERE seen_at < $1"
+            f" ORDER BY seen_at LIMIT {PRUNE_ROWS_MAX}))",
+            before,
         )
-        pieces = ((sent, published_before), (seen, seen_before))
-        total = 0
-        for delete, moment in pieces:
-            count = -1
-            while count:
-                async with self._pool.use() as connection:
-                    count = _count(await connection.execute(delete, moment))
-                total += count
+
+    async def _delete_all(self, delete: str, *arguments: object) -> int:
+        """Repeat a bounded deletion, each in a transaction of its own, until nothing is left."""
+        total, count = 0, -1
+        while count:
+            async with self._pool.use() as connection:
+                count = _count(await connection.execute(delete, *arguments))
+            total += count
         return total
 
     async def close(self) -> None:
@@ -365,8 +432,8 @@ def _count(status: str) -> int:
     return int(status.rpartition(" ")[2])
 
 
-def _envelope(record: Any) -> Envelope:  # noqa: ANN401 - the driver's record
-    """An outbox row as it goes on the bus, the same every time."""
+def _on_the_bus(record: Any) -> tuple[dict[str, str], bytes]:  # noqa: ANN401 - the driver's record
+    """The headers and the body of an outbox row as it goes on the bus, the same every time."""
     headers = {
         "ce-id": record["event_id"],
         "ce-type": record["type"],
@@ -374,7 +441,7 @@ def _envelope(record: Any) -> Envelope:  # noqa: ANN401 - the driver's record
         "ce-time": record["time"].isoformat(),
         "traceparent": record["traceparent"],
     }
-    return Envelope.decode(headers, record["body"].encode())
+    return headers, record["body"].encode()
 
 
 __all__ = ["Address", "SqlStore"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from libs.store.port import Op, Order, Where
+from libs.store.port import Op, Order, UnreadableRow, Where
 from libs.store.rows import Column, Key, Row, Shape, plain
 
 Statement = tuple[str, list[object]]
@@ -138,15 +138,15 @@ def select(
     return text, arguments
 
 
-def page(shape: Shape, after: Key | None, limit: int) -> Statement:
-    """At most ``limit`` rows in the order of the primary key, from the first or behind a key."""
+def page(shape: Shape, after: Sequence[object] | None, limit: int) -> Statement:
+    """At most ``limit`` rows in the order of the primary key, from the first or behind a key, which
+    is given as the database has it."""
     names = ", ".join(quoted(name) for name in shape.key)
     text = f"SELECT {_names(shape.columns)} FROM {_table(shape)}"  # noqa: S608 - declared names only
     arguments: list[object] = [limit]
     if after is not None:
         columns = [shape.column(name) for name in shape.key]
-        values = zip(columns, shape.key_parts(after), strict=True)
-        arguments += [column.encoded(part) for column, part in values]
+        arguments += after
         places = ", ".join(f"${place}::{each.sql_type}" for place, each in enumerate(columns, 2))
         text += f" WHERE ({names}) > ({places})"
     return f"{text} ORDER BY {names} LIMIT $1::bigint", arguments
@@ -212,9 +212,27 @@ def together(parts: Sequence[Statement]) -> Statement:
 
 
 def row_of(shape: Shape, record: Any) -> Row:  # noqa: ANN401 - the driver's record
-    """A row from a record with the shape's columns in their order."""
-    values = {
-        column.name: (value if value is None or column.decode is None else column.decode(value))
-        for column, value in zip(shape.columns, record, strict=True)
-    }
-    return shape.kind(**values)
+    """A row from a record with the shape's columns in their order, or an ``UnreadableRow``."""
+    try:
+        values = {
+            column.name: (value if value is None or column.decode is None else column.decode(value))
+            for column, value in zip(shape.columns, record, strict=True)
+        }
+        return shape.kind(**values)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this row's
+        return _unreadable(shape, record, error)
+
+
+def _unreadable(shape: Shape, record: Any, error: Exception) -> UnreadableRow:  # noqa: ANN401 - the driver's record
+    """Which column it is. Decoders' own texts quote the value, so they are left out."""
+    found = dict(zip((column.name for column in shape.columns), record, strict=True))
+    problem = f"its columns do not make a row ({type(error).__name__})"
+    for column in shape.columns:
+        value = found[column.name]
+        try:
+            if value is not None and column.decode is not None:
+                column.decode(value)
+        except Exception as wrong:  # noqa: BLE001 - as above
+            problem = f"column {column.name} cannot be decoded ({type(wrong).__name__})"
+            break
+    return UnreadableRow(shape.kind, tuple(found[name] for name in shape.key), problem)

@@ -1,6 +1,6 @@
 """A service's tables: its row dataclasses, the SQLModel classes beside them, inbox and outbox.
 
-Every schema also has a table of dead letters, whose rows are read and written like a service's own.
+Every schema also has tables of dead letters, whose rows are read and written like a service's own.
 
 A service's ``tables.py``::
 
@@ -53,11 +53,14 @@ from libs.store.columns import (
     key_column,
     time_column,
 )
-from libs.store.dead_letters import DeadLetterRow, Direction
+from libs.store.dead_letters import DeadLetterBody, DeadLetterRow, Direction
 from libs.store.rows import Check, Column, Row, Shape, Unique
 
 # The names of our own tables; a service's table may not have one of them.
 INBOX, OUTBOX, LEADER, VERSION_TABLE = "inbox", "outbox", "leader", "alembic_version"
+# What still has to be published: as the relay takes it, and what the bus refused so far.
+UNREFUSED = "published_at IS NULL AND refused_at IS NULL"
+REFUSED = "published_at IS NULL AND refused_at IS NOT NULL"
 
 _NAMES = {
     "pk": "%(table_name)s_pkey",
@@ -84,13 +87,23 @@ def table_base(schema: str) -> type[SQLModel]:
         type: str
         subject: str
         headers: Mapping[str, str] = json_column(dict[str, str])
-        body: bytes
+        size: int
         reason: str
         set_apart_at: datetime = time_column(index=True)
         replays: int
         replay_at: datetime | None = time_column()
 
-    metadata.info[DeadLetterRow] = DeadLetter
+    class DeadLetterBodyTable(Base, table=True):
+        """``DeadLetterBody``."""
+
+        __tablename__ = "dead_letter_body"  # pyright: ignore[reportAssignmentType] - as SQLModel's own documentation
+        id: str = key_column()
+        body: bytes
+
+    metadata.info["dead letters"] = {
+        DeadLetterRow: DeadLetter,
+        DeadLetterBody: DeadLetterBodyTable,
+    }
     return Base
 
 
@@ -130,9 +143,22 @@ def _add_plumbing(metadata: sa.MetaData) -> None:
         # Text and not JSONB: published again byte for byte.
         sa.Column("body", TEXT, nullable=False),
         sa.Column("created_at", moment, nullable=False),
+        # For people. What is published again or dropped goes by the period, not by a clock.
         sa.Column("published_at", moment, nullable=True),
-        sa.Index("outbox_unpublished_idx", "id", postgresql_where=sa.text("published_at IS NULL")),
-        sa.Index("outbox_published_at_idx", "published_at", postgresql_using="brin"),
+        sa.Column("period", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+        # Since when the bus refuses it; NULL: it does not.
+        sa.Column("refused_at", moment, nullable=True),
+        # Two indexes, so that however many are refused, nobody has to read past them.
+        sa.Index(
+            "outbox_unpublished_idx",
+            "id",
+            postgresql_where=sa.text(UNREFUSED),
+        ),
+        sa.Index(
+            "outbox_refused_idx",
+            "id",
+            postgresql_where=sa.text(REFUSED),
+        ),
     )
     sa.Table(
         LEADER,
@@ -143,6 +169,8 @@ def _add_plumbing(metadata: sa.MetaData) -> None:
         sa.Column("name", TEXT, nullable=False),
         # The bus server that the outbox was last published to.
         sa.Column("bus_server", TEXT, nullable=False),
+        # The outbox's current period: see ``port.Store.next_period``.
+        sa.Column("period", sa.BigInteger, nullable=False, server_default=sa.text("0")),
         sa.CheckConstraint(sa.text("id = 1"), name="leader_one_row"),
     )
 
@@ -166,9 +194,8 @@ class Tables:
         for table in self.rows.values():
             metadata = cast("Any", table).__table__.metadata
         # Declared by ``table_base``; another table would be a mistake that ``check_tables`` names.
-        if DeadLetterRow in metadata.info:
-            rows = {**self.rows, DeadLetterRow: metadata.info[DeadLetterRow]}
-            object.__setattr__(self, "rows", rows)
+        if "dead letters" in metadata.info:
+            object.__setattr__(self, "rows", {**self.rows, **metadata.info["dead letters"]})
         for kind in self.rows:
             for column in self.table(kind).columns:
                 column.type = _normalised(column.type)

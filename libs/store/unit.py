@@ -20,6 +20,8 @@ from libs.store.port import (
     EventTooLargeError,
     Op,
     Order,
+    UnreadableRow,
+    UnreadableRowError,
     Where,
 )
 from libs.store.recent import Recent
@@ -27,6 +29,8 @@ from libs.store.rows import Batch, Key, Overlay, Row, Shape, checked, select
 from libs.store.tables import Tables
 
 R = TypeVar("R")
+# So many unreadable rows a select steps over.
+UNREADABLE_MAX = 10_000
 
 
 class Clock(Protocol):
@@ -38,7 +42,8 @@ class Clock(Protocol):
 
 
 class Session(Protocol):
-    """One open transaction of a database. Any error but NotLeaderError ends it."""
+    """One open transaction of a database. Any error but NotLeaderError ends it. A row that cannot
+    be decoded is an ``UnreadableRow`` among the others."""
 
     async def get(self, shape: Shape, key: Key) -> Row | None:
         """One row."""
@@ -59,8 +64,9 @@ class Session(Protocol):
         """Rows, ties by primary key."""
         ...
 
-    async def page(self, shape: Shape, after: Key | None, limit: int) -> list[Row]:
-        """The next rows of a whole table in the order of their keys; None: from the first."""
+    async def page(self, shape: Shape, after: Sequence[object] | None, limit: int) -> list[Row]:
+        """The next rows of a whole table in the order of their keys, behind an encoded key; None:
+        from the first."""
         ...
 
     async def write(self, batch: Batch) -> None:
@@ -125,10 +131,16 @@ class Birth:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a leader has in memory: whole tables, and the newest rows of others."""
+    """What a process knows: who hears of unreadable rows, and as leader whole tables and the newest
+    rows of others."""
 
+    report: Callable[[UnreadableRow], None]
     residents: Mapping[Shape, dict[Key, Row]] = field(default_factory=dict[Shape, dict[Key, Row]])
     recent: Recent = field(default_factory=lambda: Recent(()))
+    # Of resident tables: rows that could not be decoded, by their encoded keys.
+    unreadable: Mapping[Shape, Mapping[tuple[object, ...], UnreadableRow]] = field(
+        default_factory=dict[Shape, dict[tuple[object, ...], UnreadableRow]]
+    )
 
 
 class Unit:
@@ -146,6 +158,8 @@ class Unit:
         self._tables = tables
         self._residents = known.residents
         self._recent = known.recent
+        self._lost = known.unreadable
+        self._report = known.report
         self._birth = birth
         self._now = now
         self._overlay = Overlay()
@@ -154,6 +168,7 @@ class Unit:
         self._entered = False
         self._failure: Exception | None = None
         self.memo: dict[str, Any] = {}
+        self.unreadable: list[UnreadableRow] = []
 
     @property
     def now(self) -> datetime:
@@ -173,13 +188,28 @@ class Unit:
         if wanted in written:
             return written[wanted]
         if shape in self._residents:
-            return self._residents[shape].get(wanted)
+            found = self._residents[shape].get(wanted)
+            return self._lost_row(shape, wanted) if found is None else found
         recent = self._recent.of(shape)
         if wanted in recent:
             return recent[wanted]
         if (shape, wanted) not in self._read:
             self._read[shape, wanted] = await self._guard(self._session.get(shape, wanted))
-        return self._read[shape, wanted]
+        return self._readable(self._read[shape, wanted])
+
+    def _readable(self, row: Row | None) -> Row | None:
+        """The row; UnreadableRowError, which is no failure of the transaction."""
+        if type(row) is UnreadableRow:
+            self._report(row)
+            raise UnreadableRowError(row)
+        return row
+
+    def _lost_row(self, shape: Shape, key: Key) -> Row | None:
+        """None for a row of a resident table that is not there; raises if it is unreadable."""
+        lost = self._lost.get(shape)
+        if not lost:
+            return None
+        return self._readable(lost.get(shape.encoded_key(key)))
 
     async def load(self, kind: type[object], *keys: tuple[object, ...]) -> None:
         """Read the rows with these primary keys at once, for ``get``."""
@@ -196,7 +226,13 @@ class Unit:
             return
         rows = await self._guard(self._session.load(shape, wanted))
         self._read |= dict.fromkeys((shape, key) for key in wanted)
-        self._read |= {(shape, shape.key_of(row)): row for row in rows}
+        by_encoded: dict[tuple[object, ...], Key] = {}
+        for row in rows:
+            if type(row) is UnreadableRow:
+                by_encoded = by_encoded or {shape.encoded_key(key): key for key in wanted}
+                self._read[shape, by_encoded[row.key]] = row
+            else:
+                self._read[shape, shape.key_of(row)] = row
 
     async def select(
         self,
@@ -210,10 +246,50 @@ class Unit:
         shape = self._tables.shape(kind)
         checked(shape, where, order_by)
         if shape in self._residents:
+            for lost in self._lost.get(shape, {}).values():
+                self._leave_out(lost)
             rows = self._candidates(shape, where)
             return select(shape, rows, where, order_by, limit, offset)
         await self._flush()
-        return await self._guard(self._session.select(shape, where, order_by, limit, offset))
+        return await self._select(shape, where, order_by, limit, offset)
+
+    async def _select(
+        self,
+        shape: Shape,
+        where: Sequence[Where],
+        order_by: Sequence[Order],
+        limit: int | None,
+        offset: int,
+    ) -> list[Row]:
+        """As the session does it, without unreadable rows: in their place the next ones are read,
+        because fewer rows than the limit mean to a caller that there are no more."""
+        asked = limit
+        while True:
+            rows: list[Row] = await self._guard(
+                self._session.select(shape, where, order_by, asked, offset)
+            )
+            bad = [row for row in rows if type(row) is UnreadableRow]
+            if not bad:
+                return rows
+            if limit is None or asked is None or len(rows) < asked or len(rows) - len(bad) >= limit:
+                break
+            if len(bad) > UNREADABLE_MAX:
+                raise UnreadableRowError(bad[0])
+            asked = limit + 2 * len(bad)
+        good: list[Row] = []
+        for row in rows:
+            if limit is not None and len(good) == limit:
+                break
+            if type(row) is UnreadableRow:
+                self._leave_out(row)
+            else:
+                good.append(row)
+        return good
+
+    def _leave_out(self, row: UnreadableRow) -> None:
+        if row not in self.unreadable:
+            self.unreadable.append(row)
+            self._report(row)
 
     def _candidates(self, shape: Shape, where: Sequence[Where]) -> Iterable[Row]:
         """A resident table's rows that can match: one, if the key is given, else all."""
@@ -250,7 +326,7 @@ class Unit:
         size = len(envelope.body())
         if size > EVENT_BYTES_MAX:
             self._failure = self._failure or EventTooLargeError(
-                f"{envelope.subject}: {size} bytes; an event has at most {EVENT_BYTES_MAX}"
+                envelope.subject, size, EVENT_BYTES_MAX
             )
             raise self._failure
         self._emitted.append(envelope)

@@ -9,10 +9,12 @@ Anything else (oneof, Any, Duration, groups) is refused here, with the field's n
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.compiler import plugin_pb2
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.descriptor_pb2 import (
     DescriptorProto,
     EnumDescriptorProto,
@@ -32,6 +34,8 @@ SCALARS = {
 }
 TIMESTAMP = ".google.protobuf.Timestamp"
 OPTIONS_FILE = "shiftwork/bus/v1/options.proto"
+# Types of fields with the option ``id``, by its number.
+IDS = {1: "TaskIdText", 2: "NodeIdText", 3: "NameText"}
 
 
 class DialectError(Exception):
@@ -98,7 +102,7 @@ def base_type(field: Field, where: str) -> tuple[str, str | None]:
     raise DialectError(f"{where}.{field.name}: type {kind} is not in the dialect")
 
 
-def field_source(message: DescriptorProto, field: Field) -> str:
+def field_source(message: DescriptorProto, field: Field, ids: Mapping[str, int]) -> str:
     if field.HasField("oneof_index") and not field.proto3_optional:
         raise DialectError(f"{message.name}.{field.name}: oneof is not in the dialect")
     entries = {each.name: each for each in message.nested_type if each.options.map_entry}
@@ -107,6 +111,11 @@ def field_source(message: DescriptorProto, field: Field) -> str:
         kind = f"Mapping[{base_type(key, message.name)[0]}, {base_type(value, message.name)[0]}]"
         return f"    {field.name}: {kind} = pydantic.Field(default_factory=dict)"
     kind, default = base_type(field, message.name)
+    named = ids.get(f"{message.name}.{field.name}")
+    if named:
+        if field.type != Field.TYPE_STRING:
+            raise DialectError(f"{message.name}.{field.name}: only a text can be an id")
+        kind, default = IDS[named], None
     if field.label == Field.LABEL_REPEATED:
         return f"    {field.name}: tuple[{kind}, ...] = ()"
     if field.proto3_optional:
@@ -114,12 +123,12 @@ def field_source(message: DescriptorProto, field: Field) -> str:
     return f"    {field.name}: {kind}" + ("" if default is None else f" = {default}")
 
 
-def message_source(message: DescriptorProto, doc: str) -> list[str]:
+def message_source(message: DescriptorProto, doc: str, ids: Mapping[str, int]) -> list[str]:
     return [
         f"class {message.name}(Message):",
         *docstring(doc, "    "),
         "",
-        *[field_source(message, field) for field in message.field],
+        *[field_source(message, field, ids) for field in message.field],
     ]
 
 
@@ -151,12 +160,20 @@ from enum import StrEnum
 
 import pydantic
 
-from libs.contracts.base import Base64, Int64, Message, Time
+from libs.contracts.base import (
+    Base64,
+    Int64,
+    Message,
+    NameText,
+    NodeIdText,
+    TaskIdText,
+    Time,
+)
 
 """
 
 
-def messages_py(files: list[FileDescriptorProto]) -> str:
+def messages_py(files: list[FileDescriptorProto], ids: Mapping[str, int]) -> str:
     enums: list[list[str]] = []
     messages: list[tuple[DescriptorProto, str]] = []
     for file in files:
@@ -165,18 +182,38 @@ def messages_py(files: list[FileDescriptorProto]) -> str:
             enums.append(enum_source(enum, comments.get((5, index), enum.name)))
         for index, message in enumerate(file.message_type):
             messages.append((message, comments.get((4, index), message.name)))
-    blocks = enums + [message_source(message, doc) for message, doc in in_order(messages)]
+    blocks = enums + [message_source(message, doc, ids) for message, doc in in_order(messages)]
     return HEADER + PRELUDE + "\n" + "\n\n\n".join("\n".join(block) for block in blocks) + "\n"
+
+
+def our_options(
+    request: plugin_pb2.CodeGeneratorRequest, of: str, name: str
+) -> tuple[type, FieldDescriptor]:
+    """A class of options and our extension of it, from a pool that knows it."""
+    pool = descriptor_pool.DescriptorPool()
+    for file in request.proto_file:
+        pool.Add(file)
+    descriptor = pool.FindMessageTypeByName(f"google.protobuf.{of}")
+    extension = pool.FindExtensionByName(f"shiftwork.bus.v1.{name}")
+    return message_factory.GetMessageClass(descriptor), extension
+
+
+def ids_of(request: plugin_pb2.CodeGeneratorRequest) -> dict[str, int]:
+    """What each field that has the option ``id`` names, by ``Message.field``."""
+    options_class, extension = our_options(request, "FieldOptions", "id")
+    found: dict[str, int] = {}
+    for file in request.proto_file:
+        for message in file.message_type:
+            for field in message.field:
+                options = options_class.FromString(field.options.SerializeToString())
+                if options.HasExtension(extension):
+                    found[f"{message.name}.{field.name}"] = options.Extensions[extension]
+    return found
 
 
 def routes(request: plugin_pb2.CodeGeneratorRequest) -> dict[str, object]:
     """Message options, read through a pool that knows our extension."""
-    pool = descriptor_pool.DescriptorPool()
-    for file in request.proto_file:
-        pool.Add(file)
-    descriptor = pool.FindMessageTypeByName("google.protobuf.MessageOptions")
-    options_class = message_factory.GetMessageClass(descriptor)
-    extension = pool.FindExtensionByName("shiftwork.bus.v1.route")
+    options_class, extension = our_options(request, "MessageOptions", "route")
     found: dict[str, object] = {}
     for file in request.proto_file:
         for message in file.message_type:
@@ -222,7 +259,7 @@ def main() -> None:
         if file.name.startswith("shiftwork/") and file.name != OPTIONS_FILE
     ]
     try:
-        response.file.add(name="messages.py", content=messages_py(ours))
+        response.file.add(name="messages.py", content=messages_py(ours, ids_of(request)))
         response.file.add(name="registry.py", content=registry_py(request))
     except DialectError as error:
         response.error = str(error)

@@ -179,7 +179,7 @@ def _parts(place: Place) -> Iterator[Finding]:
     for name, part in json.loads(place.status.read_text()).items():
         restarts = f", {part['restarts']} restarts" if part["restarts"] else ""
         text = f"{name}: {part['state']} since {part['since']}{restarts}"
-        if part["state"] == "up":
+        if part["state"] == "up" and not part["problem"]:
             yield Finding("warn" if part["restarts"] else "ok", text)
         else:
             yield Finding("bad", f"{text}: {part['problem']}", f"see {place.log}")

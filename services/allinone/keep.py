@@ -31,6 +31,9 @@ from services.allinone.platform import Platform
 from services.allinone.task_user import check_task_user
 from services.launcher.runtimes.ending import end_supervisors
 
+# Of `up.log`; as much again may be in `up.log.1`.
+LOG_BYTES_MAX = 32 << 20
+
 
 class Kept(Protocol):
     """A platform that can be kept: ``ready`` is set once it serves at ``url``."""
@@ -75,7 +78,10 @@ def keep_here(
             place.let_tasks_pass()
         with place.log.open("a", encoding="utf-8") as log:
             raise_descriptor_limit()
-            observe.set_up_logs(form, "info", sys.stderr if verbose else log)
+            if verbose:
+                observe.set_up_logs(form, "info", sys.stderr)
+            else:
+                observe.set_up_logs(form, "info", log, bytes_max=LOG_BYTES_MAX)
             return uvloop.run(_keep(place, make(place, options, os.getpid())))
     except (ServerError, OSError) as error:
         problem = str(error)

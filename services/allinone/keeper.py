@@ -19,7 +19,7 @@ from libs.service import observe
 from libs.service.clock import Clock, SystemClock
 from libs.service.loop import pause
 from services.allinone.embedded.credentials import write_private
-from services.allinone.embedded.wire import CannotCheckError
+from services.allinone.embedded.wire import RestartWouldNotHelpError
 
 _PROBLEM_CHARACTERS_MAX = 500
 _log = observe.log("keeper")
@@ -55,8 +55,9 @@ class Sight:
 
     alive: bool
     problem: str = ""
-    # The check could not be made, for a reason of this process's own: it says nothing of the part.
-    unknown: bool = False
+    # A restart now would not help: its disk is full, or the check could not be made for a reason of
+    # this process's own.
+    wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def judge(policy: Policy, record: Record, seen: Sight, now: float) -> Record:
             silent_checks=0,
             problem="",
         )
-    if seen.alive and seen.unknown:
+    if seen.alive and seen.wait:
         return replace(record, problem=seen.problem[:_PROBLEM_CHARACTERS_MAX])
     problem = seen.problem[:_PROBLEM_CHARACTERS_MAX] or "it ended"
     silent = record.silent_checks + 1
@@ -140,10 +141,7 @@ class Board:
         """Take note; a change of state is logged and written down."""
         before = self.records.get(record.name)
         self.records[record.name] = record
-        if before is not None and (before.state, before.restarts) == (
-            record.state,
-            record.restarts,
-        ):
+        if before is not None and _shown(before) == _shown(record):
             return
         self._changed_at[record.name] = self.clock.now().isoformat()
         self._say(record)
@@ -170,8 +168,14 @@ class Board:
         values = {
             key: asdict(record)[key] for key in ("restarts", "problem") if asdict(record)[key]
         }
-        tell = _log.warning if record.state in (State.SILENT, State.DOWN) else _log.info
+        bad = record.state in (State.SILENT, State.DOWN) or record.problem
+        tell = _log.warning if bad else _log.info
         tell(f"{record.state.value}", part=record.name, **values)
+
+
+def _shown(record: Record) -> tuple[State, int, bool]:
+    """What other processes are to know at once; the words of a problem may change meanwhile."""
+    return (record.state, record.restarts, bool(record.problem))
 
 
 class Part(Protocol):
@@ -192,8 +196,8 @@ class Part(Protocol):
         ...
 
     async def healthy(self) -> str:
-        """Empty if it serves; otherwise what is wrong. CannotCheckError if this process has not
-        what a check needs.
+        """Empty if it serves; otherwise what is wrong. RestartWouldNotHelpError if it is to be
+        left alone nevertheless.
         """
         ...
 
@@ -231,16 +235,15 @@ async def keep_server(
             if problem:
                 record = judge(policy, record, Sight(alive=False, problem=problem), now())
                 board.tell(record)
-        if record.state is not State.STARTING or seen.unknown:
+        if record.state is not State.STARTING or seen.wait:
             await wait(policy.check_seconds)
 
 
 async def _look(part: Part) -> Sight:
     try:
         problem = await part.healthy()
-    except CannotCheckError as error:
-        _log.error("cannot check", part=part.name, problem=str(error))
-        return Sight(alive=part.alive, problem=str(error), unknown=True)
+    except RestartWouldNotHelpError as error:
+        return Sight(alive=part.alive, problem=str(error), wait=True)
     except Exception as error:  # noqa: BLE001 - a check that fails is an unhealthy part
         problem = f"{type(error).__name__}: {error}"
     return Sight(alive=part.alive, problem=problem)

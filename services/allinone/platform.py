@@ -67,6 +67,7 @@ class Platform:
             raise
         await starting
         await servers.migrate()
+        await servers.outlive_epochs()
         async with asyncio.TaskGroup() as group:
             board = Board(self.place.status)
             group.create_task(servers.keep(board), name="servers")
@@ -120,11 +121,14 @@ class Platform:
     def _readiness(self) -> tuple[bool, str]:
         if not self.ready.is_set():
             return False, "starting"
+        warnings: list[str] = []
         for name, runner in self._runners.items():
             yes, why = runner.ready
             if not yes or runner.epoch is None:
                 return False, f"{name}: {why if not yes else 'does not lead yet'}"
-        return True, "ready"
+            if runner.warning:
+                warnings.append(f"{name}: {runner.warning}")
+        return True, f"ready, but {'; '.join(warnings)}" if warnings else "ready"
 
     async def _run_service(self, wiring: Wiring, machine: Machine) -> None:
         """Build one service and run it until it dies."""

@@ -13,12 +13,14 @@ from libs.bus.connection import Credentials as BusCredentials
 from libs.bus.provision import provision
 from libs.service.wiring import Wiring, topology
 from libs.store.connections import Address
+from libs.store.leader import raise_epoch
 from libs.store.migrate import upgrade
 from services.allinone.embedded.credentials import NATS_ADMIN, Credentials
 from services.allinone.embedded.nats import Nats, NatsOptions
 from services.allinone.embedded.postgres import Postgres, PostgresOptions
 from services.allinone.keeper import Board, keep_server
 from services.allinone.place import Options, Place
+from services.launcher.runtimes.node.journal import commanding_epoch
 
 
 class Servers:
@@ -64,11 +66,25 @@ class Servers:
     async def migrate(self) -> None:
         """Bring every schema up to date; one by one, because Alembic's state is global."""
         for wiring in self._wirings:
-            address = Address(
-                url=self.postgres.url(wiring.name),
-                password=self._credentials.postgres_password(wiring.name),
-            )
-            await upgrade(address, wiring.tables, wiring.migrations)
+            await upgrade(self._address(wiring), wiring.tables, wiring.migrations)
+
+    async def outlive_epochs(self) -> None:
+        """Make the launcher's next epoch greater than those that this folder's nodes obey.
+
+        It is, unless PostgreSQL was restored from a backup, and then every node would refuse the
+        launcher. Nobody else commands these nodes: the folder is ours (``Place.take``).
+        """
+        journals = sorted(self._place.runs.glob("*/journal"))
+        past = max([commanding_epoch(str(journal)) for journal in journals], default=0)
+        launcher = next((each for each in self._wirings if each.name == "launcher"), None)
+        if launcher is not None and past:
+            await raise_epoch(self._address(launcher), launcher.tables, past)
+
+    def _address(self, wiring: Wiring) -> Address:
+        return Address(
+            url=self.postgres.url(wiring.name),
+            password=self._credentials.postgres_password(wiring.name),
+        )
 
     def database_urls(self) -> dict[str, str]:
         """Each service's URL of the database."""

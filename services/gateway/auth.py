@@ -1,4 +1,4 @@
-"""Who is asking, and what they may do. Called by ``api/deps.py`` before every route.
+"""Who is asking, and what they may do. Called by ``api/guard.py`` before every route.
 
 Two kinds of bearer tokens: people's (only their SHA-256 is stored) and run tokens (derived by the
 launcher, good for the SDK's routes alone). Neither is ever logged.
@@ -10,24 +10,38 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
-from collections.abc import Callable, Generator, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import TypeVar
+
+import structlog
 
 from libs.contracts.ids import RunId
 from libs.contracts.run_token import PREFIX as RUN_PREFIX
 from libs.contracts.run_token import verify_run_token
 from libs.service.clock import Clock
 from libs.service.loop import Wake
-from libs.store.port import Delta, Store, StoreUnavailableError, Tx
-from services.gateway.problems import FORBIDDEN, UNAUTHENTICATED, ProblemError
+from libs.store.port import (
+    DatabaseFaultError,
+    Delta,
+    Store,
+    StoreUnavailableError,
+    Tx,
+    UnreadableRowError,
+)
+from services.gateway.problems import FORBIDDEN, TOO_MANY, UNAUTHENTICATED, ProblemError
 from services.gateway.rows import AuditRow, TaskRow, TeamRow, TokenRow, UserRow
+from services.gateway.turns import Turns
 
+R = TypeVar("R")
 ADMIN = "admin"
 MEMBER = "member"
 FIRST_ADMIN = "admin"
 # How often a process looks whether the tokens of open streams still hold.
 WATCH_SECONDS = 1.0
+_log = structlog.stdlib.get_logger(__name__)
 CHALLENGE = {"www-authenticate": 'Bearer realm="shiftwork"'}
 
 
@@ -94,6 +108,8 @@ class Authenticator:
         run_token_key: bytes | None,
         cache_seconds: float,
         cache_max: int,
+        lookups: Turns,
+        lookups_waiting_max: int,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -101,51 +117,69 @@ class Authenticator:
         self._run_token_key = run_token_key
         self._cache_for = timedelta(seconds=cache_seconds)
         self._cache_max = cache_max
+        self._lookups = lookups
+        self._waiting_max = lookups_waiting_max
         self._known: dict[str, tuple[datetime, Identity]] = {}
+        # Tokens that were right when they were last looked up; those used last come last.
+        self._were_right: OrderedDict[str, None] = OrderedDict()
         # Streams that are open now, by the tokens that opened them.
         self._lasting: dict[str, set[Lasting]] = {}
         self._changed = Wake()
         store.observe(self._on_commit)
 
-    async def person(self, token: str) -> Identity:
+    async def person(self, token: str, address: str) -> Identity:
         """The user behind a token; raises 401, or 403 for a genuine run token."""
         if token.startswith(RUN_PREFIX):
             self._genuine(token)
             raise forbidden("a run token is good for /v1/run alone; use a user's token here")
-        return await self._person(token_hash(token))
+        return await self._person(token_hash(token), address)
 
-    async def _person(self, digest: str) -> Identity:
+    async def _person(self, digest: str, address: str) -> Identity:
         if self._admin_hash and hmac.compare_digest(digest, self._admin_hash):
             name = "the admin token's file"
             return Identity(FIRST_ADMIN, ADMIN, "", "admin-token-file", name, digest=digest)
-        now = self._clock.now()
-        until, identity = self._known.get(digest, (None, None))
-        if until is None or identity is None or until <= now:
-            identity = await self._look_up(digest)
-            if len(self._known) >= self._cache_max:
-                self._known.clear()
-            self._known[digest] = (now + self._cache_for, identity)
-        if identity.expires_at is not None and identity.expires_at <= now:
+        identity = self._remembered(digest)
+        if identity is None:
+            # Tokens that were right once do not wait for what else their address shows.
+            line = digest if digest in self._were_right else address
+            if self._lookups.count(line) >= self._waiting_max:
+                detail = "too many tokens of one address are being looked up; try again"
+                raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
+            async with self._lookups.of(line):
+                identity = self._remembered(digest) or await self._find(digest)
+        if identity.expires_at is not None and identity.expires_at <= self._clock.now():
             raise unauthenticated("this token has expired; ask an administrator for another")
         return identity
 
-    async def run(self, token: str) -> RunId:
+    def _remembered(self, digest: str) -> Identity | None:
+        until, identity = self._known.get(digest, (None, None))
+        return identity if until is not None and until > self._clock.now() else None
+
+    async def _find(self, digest: str) -> Identity:
+        now = self._clock.now()
+        try:
+            identity = await self._look_up(digest)
+        except ProblemError:
+            # Only an answer says that it is wrong now; without one it keeps a line of its own.
+            self._were_right.pop(digest, None)
+            raise
+        self._were_right[digest] = None
+        self._were_right.move_to_end(digest)
+        if len(self._were_right) > self._cache_max:
+            self._were_right.popitem(last=False)
+        if len(self._known) >= self._cache_max:
+            self._known.clear()
+        self._known[digest] = (now + self._cache_for, identity)
+        return identity
+
+    async def run(self, token: str, address: str) -> RunId:
         """The run behind a run token; raises 401, or 403 for a user's good token. Whether the run
         is over is the routes' to ask: its token ends with it.
         """
         if not token.startswith(RUN_PREFIX):
-            await self.person(token)
+            await self.person(token, address)
             raise forbidden("only a run's own token (SHIFTWORK_RUN_TOKEN) is good for /v1/run")
         return self._genuine(token)
-
-    def is_remembered(self, token: str) -> bool:
-        """True if the token was found good so lately that nothing has to be read to know it."""
-        if token.startswith(RUN_PREFIX):
-            key = self._run_token_key
-            return key is not None and verify_run_token(key, token) is not None
-        digest = token_hash(token)
-        admin = bool(self._admin_hash) and hmac.compare_digest(digest, self._admin_hash or "")
-        return admin or digest in self._known
 
     def _genuine(self, token: str) -> RunId:
         key = self._run_token_key
@@ -187,8 +221,12 @@ class Authenticator:
         """
         while True:
             # The database's absence ends no stream: what was allowed stays so until it is known.
-            with contextlib.suppress(StoreUnavailableError):
+            try:
                 await self._look_after_lasting()
+            except StoreUnavailableError:
+                pass
+            except DatabaseFaultError as problem:
+                _log.warning("the tokens of open streams cannot be checked", problem=str(problem))
             await self._changed.wait(WATCH_SECONDS)
 
     async def _look_after_lasting(self) -> None:
@@ -196,13 +234,13 @@ class Authenticator:
         if not digests:
             return
         async with self._store.transaction() as tx:
-            await tx.load(TokenRow, *((digest,) for digest in digests))
-            tokens = {digest: await tx.get(TokenRow, digest) for digest in digests}
+            tokens = await _readable(tx, TokenRow, digests)
             names = sorted({row.user for row in tokens.values() if row is not None})
-            await tx.load(UserRow, *((name,) for name in names))
-            users = {name: await tx.get(UserRow, name) for name in names}
+            users = await _readable(tx, UserRow, names)
         for digest, row in tokens.items():
-            user = users.get(row.user) if row is not None else None
+            if row is not None and row.user not in users:
+                continue
+            user = users[row.user] if row is not None else None
             for lasting in tuple(self._lasting.get(digest, ())):
                 why = _ended(lasting.identity, row, user, self._clock.now())
                 if why:
@@ -237,6 +275,17 @@ class Lasting:
         """Raises 401 once it does not hold any more."""
         await self.over.wait()
         raise unauthenticated(self.why)
+
+
+async def _readable(tx: Tx, kind: type[R], keys: Sequence[str]) -> dict[str, R | None]:
+    """Rows by their keys. Those that cannot be read are left out: like the database's absence they
+    say nothing about what was allowed."""
+    await tx.load(kind, *((key,) for key in keys))
+    found: dict[str, R | None] = {}
+    for key in keys:
+        with contextlib.suppress(UnreadableRowError):
+            found[key] = await tx.get(kind, key)
+    return found
 
 
 def _ended(identity: Identity, token: TokenRow | None, user: UserRow | None, now: datetime) -> str:
@@ -274,7 +323,12 @@ def may_change(identity: Identity, row: TaskRow) -> bool:
 
 async def ensure_first_admin(tx: Tx) -> None:
     """The user whom the admin token's file speaks for is there like any other."""
-    row = await tx.get(UserRow, FIRST_ADMIN)
+    try:
+        row = await tx.get(UserRow, FIRST_ADMIN)
+    except UnreadableRowError as problem:
+        # The token's file needs no row; whoever leads must not fail on it.
+        _log.warning("the first administrator's row cannot be read", problem=str(problem))
+        return
     if row is None or row.role != ADMIN or row.disabled:
         since = row.created_at if row else tx.now
         tx.put(UserRow(FIRST_ADMIN, ADMIN, row.team if row else "", False, since))

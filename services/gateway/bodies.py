@@ -8,8 +8,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    model_validator,
+)
 
+from libs.contracts.limits import CHECKPOINT_URI_BYTES_MAX
 from services.gateway.strict import Moment
 from services.gateway.words import GoalWord, PreemptWord, PriorityWord, UnitWord
 
@@ -92,7 +101,7 @@ class PodBody(Body):
     shm_bytes: Big | None = Field(default=None, description="of /dev/shm; left out: the site's")
     capabilities: NamedTexts = Field(default_factory=list)
     env_from: Annotated[list[EnvSourceBody], FailFast()] = Field(
-        default_factory=list, max_length=1000
+        default_factory=list, max_length=ENTRIES_MAX
     )
     template: dict[str, Any] | None = Field(
         default=None,
@@ -123,7 +132,9 @@ class TaskBody(Body):
     command: Texts = Field(
         default_factory=list, description="instead of roles: one role, one replica for each node"
     )
-    roles: Annotated[list[RoleBody], FailFast()] = Field(default_factory=list, max_length=1000)
+    roles: Annotated[list[RoleBody], FailFast()] = Field(
+        default_factory=list, max_length=ENTRIES_MAX
+    )
     nodes: Count = Field(default=0, description="the sum of the roles' replicas; 0: count them")
     gpus_per_node: Count | None = Field(
         default=None, description="left out: whole nodes; 0: CPU only"
@@ -142,7 +153,7 @@ class TaskBody(Body):
     )
     tolerations: list[Text] = Field(
         default_factory=list,
-        max_length=1000,
+        max_length=ENTRIES_MAX,
         description="taints of nodes that it does not mind: key, or key=value",
     )
     pod: PodBody | None = Field(default=None, description="for runtimes with pods")
@@ -249,17 +260,29 @@ class ReplayBody(Body):
     ids: (
         Annotated[
             list[Annotated[str, Field(min_length=1, max_length=300)]],
-            Field(min_length=1, max_length=1000),
+            Field(min_length=1, max_length=ENTRIES_MAX),
         ]
         | None
     ) = None
+
+
+def short_uri(uri: str) -> str:
+    """Refuse a place that is too long to be kept with every checkpoint."""
+    size = len(uri.encode())
+    if size > CHECKPOINT_URI_BYTES_MAX:
+        raise ValueError(f"has {size} bytes; give at most {CHECKPOINT_URI_BYTES_MAX}")
+    return uri
 
 
 class CheckpointBody(Body):
     """A checkpoint that is durable."""
 
     step: Big
-    uri: Annotated[str, Field(min_length=1, max_length=4096)]
+    uri: Annotated[
+        str,
+        Field(min_length=1, max_length=CHECKPOINT_URI_BYTES_MAX, description="bytes count"),
+        AfterValidator(short_uri),
+    ]
     digest: Annotated[str, Field(max_length=256)] = ""
 
 

@@ -64,6 +64,8 @@ TYPES: Mapping[str, type[Message]] = {type_name(kind): kind for kind in FACTS}
 
 
 _NAMES: Mapping[type[Message], str] = {kind: name for name, kind in TYPES.items()}
+# What an event takes besides its data.
+COLUMNS_BYTES = 250
 _KNOWN = "facts known in the event log"
 
 
@@ -98,8 +100,9 @@ async def append(tx: Tx, message: Message, *, is_news: bool) -> None:
     tx.memo.setdefault(_KNOWN, {})[key] = True
     ends = await store.head(tx)
     position = ends.position + 1
+    data = views.plain(message)
     tx.put(
-        EventHeadRow(ends.name, position, ends.oldest),
+        EventHeadRow(ends.name, position, ends.oldest, ends.bytes + _size(data)),
         EventRow(
             position=position,
             type=name,
@@ -107,9 +110,15 @@ async def append(tx: Tx, message: Message, *, is_news: bool) -> None:
             task_id=getattr(message, "task_id", ""),
             attempt=getattr(message, "attempt", 0),
             at=_read(message, fact.at),
-            data=views.plain(message),
+            data=data,
+            bytes_before=ends.bytes,
         ),
     )
+
+
+def _size(data: Mapping[str, Any]) -> int:
+    """About how many bytes the event takes: its text in whatever form, and the other columns."""
+    return len(repr(data).encode(errors="replace")) + COLUMNS_BYTES
 
 
 def _read(message: Message, path: str) -> Any:  # noqa: ANN401 - a field of any type

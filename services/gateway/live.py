@@ -9,20 +9,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import orjson
+import structlog
 
-from libs.service.loop import Wake
-from libs.store.port import Delta, Op, Store, StoreUnavailableError, Where
+from libs.service.loop import Wake, pause
+from libs.store.port import (
+    DatabaseFaultError,
+    Delta,
+    Op,
+    Store,
+    StoreUnavailableError,
+    UnreadableRowError,
+    Where,
+)
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.problems import TOO_MANY, ProblemError
 from services.gateway.rows import EventRow, RunRow, TaskRow
+from services.gateway.turns import Turns
 
-Emit = Callable[[int, bytes], Awaitable[None]]
+# An event as it is sent: its position, and itself as JSON.
+Encoded = tuple[int, bytes]
+Emit = Callable[[Sequence[Encoded]], Awaitable[None]]
+RETRY_SECONDS = 1.0
+# Encoded pages of the event log are kept for readers of the same events, so many bytes of them.
+PAGES_BYTES_MAX = 32 * 1024 * 1024
+# An empty page costs something, too.
+PAGE_OVERHEAD_BYTES = 1024
+_log = structlog.stdlib.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +70,11 @@ class Topic:
 class Reader:
     """One live reader's place: what is pending for it, and whether it has to read the table."""
 
+    user: str
     topic: Topic
     pending_max: int
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    pending: deque[tuple[int, bytes]] = field(default_factory=deque)
+    pending: deque[Encoded] = field(default_factory=deque)
     behind: bool = True
 
     def give(self, position: int, document: bytes) -> None:
@@ -74,11 +93,13 @@ class Reader:
 
 
 class Gate:
-    """Bounds how many readers are open, in all and for each user."""
+    """Bounds how many readers are open, in all and for each user. So many beyond all are reserved
+    for administrators."""
 
-    def __init__(self, total_max: int, each_max: int) -> None:
+    def __init__(self, total_max: int, each_max: int, reserved: int = 0) -> None:
         self._total_max = total_max
         self._each_max = each_max
+        self._reserved = reserved
         self._open: dict[str, int] = {}
         self._total = 0
 
@@ -89,13 +110,14 @@ class Gate:
         held.enter_context(self.admit(who))
         return True
 
-    def _is_full(self, who: str) -> bool:
-        return self._total >= self._total_max or self._open.get(who, 0) >= self._each_max
+    def _is_full(self, who: str, *, is_admin: bool = False) -> bool:
+        most = self._total_max + (self._reserved if is_admin else 0)
+        return self._total >= most or self._open.get(who, 0) >= self._each_max
 
     @contextlib.contextmanager
-    def admit(self, who: str) -> Generator[None]:
+    def admit(self, who: str, *, is_admin: bool = False) -> Generator[None]:
         """Count one in for as long as the context is open; 429 if there are too many."""
-        if self._is_full(who):
+        if self._is_full(who, is_admin=is_admin):
             raise ProblemError(
                 TOO_MANY,
                 f"{self._open.get(who, 0)} streams are open for {who}, {self._total} in all; close"
@@ -113,6 +135,66 @@ class Gate:
                 del self._open[who]
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Events of one topic behind a position, encoded once for all who read them."""
+
+    events: tuple[Encoded, ...]
+    # Nothing of the topic comes after it up to this position; None: the page is full, and more may.
+    until: int | None
+    size: int
+
+
+class Pages:
+    """Pages of the event log. Few are read at a time, of each user fewer; those read last are kept.
+
+    The log only grows, so a full page stays as it is; one that is not full is good as long as the
+    log ends where it ended then.
+    """
+
+    def __init__(self, store: Store, events_max: int, turns: Turns) -> None:
+        self._store = store
+        self._events_max = events_max
+        self._turns = turns
+        self._kept: OrderedDict[tuple[Topic, int], Page] = OrderedDict()
+        self._bytes = 0
+
+    async def read(
+        self, user: str, topic: Topic, after: int, end: Callable[[], int | None]
+    ) -> Page:
+        """The page behind a position; ``end`` is the last position that was fed to readers."""
+        async with self._turns.of(user):
+            # Looked for in its turn: whoever was before may have read the same page.
+            found = self._kept.get((topic, after))
+            known_end = end()
+            if found is not None and (
+                found.until is None or (known_end is not None and found.until >= known_end)
+            ):
+                self._kept.move_to_end((topic, after))
+                return found
+            page = await self._read(topic, after, known_end)
+        self._keep(topic, after, page)
+        return page
+
+    async def _read(self, topic: Topic, after: int, known_end: int | None) -> Page:
+        where = topic.where()
+        # Positions have no gaps: wherever readers of all events begin, their pages soon coincide.
+        limit = self._events_max if where else self._events_max - after % self._events_max
+        async with self._store.transaction() as tx:
+            rows = await rows_of.events(tx, *where, after=after, limit=limit)
+        events = tuple((row.position, document_of(row)) for row in rows)
+        size = PAGE_OVERHEAD_BYTES + sum(len(document) for _, document in events)
+        return Page(events, None if len(rows) == limit else known_end or 0, size)
+
+    def _keep(self, topic: Topic, after: int, page: Page) -> None:
+        before = self._kept.pop((topic, after), None)
+        self._kept[(topic, after)] = page
+        self._bytes += page.size - (before.size if before else 0)
+        while self._bytes > PAGES_BYTES_MAX:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= oldest.size
+
+
 class Live:
     """Everybody who waits for something to happen, in this process."""
 
@@ -122,12 +204,14 @@ class Live:
         *,
         pending_max: int,
         page: int,
+        catching_up: Turns,
         poll_seconds: float,
         poll_leading_seconds: float,
     ) -> None:
         self._store = store
         self._pending_max = pending_max
         self._page = page
+        self._pages = Pages(store, page, catching_up)
         self._poll_seconds = poll_seconds
         self._poll_leading_seconds = poll_leading_seconds
         self._readers: set[Reader] = set()
@@ -157,8 +241,12 @@ class Live:
         clockwork = Wake()
         try:
             while True:
-                with contextlib.suppress(StoreUnavailableError):
+                try:
                     await self._poll()
+                except StoreUnavailableError:
+                    pass
+                except (DatabaseFaultError, UnreadableRowError) as problem:
+                    _log.warning("the event log cannot be read", problem=str(problem))
                 await clockwork.wait(
                     self._poll_leading_seconds if self._projects_here else self._poll_seconds
                 )
@@ -174,9 +262,9 @@ class Live:
             self._wake_task(task_id)
 
     @contextlib.contextmanager
-    def reader(self, topic: Topic) -> Generator[Reader]:
+    def reader(self, user: str, topic: Topic) -> Generator[Reader]:
         """A reader of events, fed while the context is open. It begins with the table."""
-        reader = Reader(topic, self._pending_max)
+        reader = Reader(user, topic, self._pending_max)
         self._readers.add(reader)
         try:
             yield reader
@@ -204,28 +292,33 @@ class Live:
             reader.wake.clear()
             if reader.behind:
                 after = await self._catch_up(reader, after, emit)
-            while reader.pending and not reader.behind:
-                position, document = reader.pending.popleft()
-                if position > after:
-                    after = position
-                    await emit(position, document)
+            if reader.pending and not reader.behind:
+                events = [each for each in reader.pending if each[0] > after]
+                reader.pending.clear()
+                if events:
+                    after = events[-1][0]
+                    await emit(events)
             if not reader.pending and not reader.behind and not self.closed:
                 await reader.wake.wait()
 
     async def _catch_up(self, reader: Reader, after: int, emit: Emit) -> int:
-        """Read the table to its end; from then on the reader is fed."""
-        where = reader.topic.where()
+        """Read the table to its end; from then on the reader is fed. While the database is away,
+        what was read so far stands."""
         while True:
             # Fed from before the reading on: what commits meanwhile is read, fed, or both.
             reader.behind = False
-            async with self._store.transaction() as tx:
-                rows = await rows_of.events(tx, *where, after=after, limit=self._page)
-            if len(rows) == self._page:
+            try:
+                page = await self._pages.read(reader.user, reader.topic, after, lambda: self._last)
+            except StoreUnavailableError:
                 reader.lose()
-            for row in rows:
-                await emit(row.position, document_of(row))
-                after = row.position
-            if len(rows) < self._page:
+                await pause(RETRY_SECONDS)
+                return after
+            if page.until is None:
+                reader.lose()
+            if page.events:
+                after = page.events[-1][0]
+                await emit(page.events)
+            if page.until is not None:
                 return after
 
     async def _poll(self) -> None:

@@ -7,12 +7,13 @@ the projection is whole although the bus no longer has the old events.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import timedelta
 
 import structlog
 
 from libs.contracts.messages import Reemit, ReemitReply
-from libs.store.port import Store
+from libs.store.port import Store, UnreadableRowError
 from services.gateway import store as rows_of
 from services.gateway.commands import Commands
 from services.gateway.problems import ProblemError
@@ -32,10 +33,15 @@ class Housekeeping:
 
     async def step(self, epoch: int) -> float | None:
         """Forget a bounded number of old rows; again at once while there are more."""
-        settings, most = self._settings, self._settings.housekeeping_rows_max
+        settings, most = self._settings, self._settings.prune_rows_max
         async with self._store.transaction(epoch=epoch) as tx:
             dropped = [
-                await rows_of.drop_old_events(tx, settings.events_kept_max, most),
+                await rows_of.drop_old_events(
+                    tx,
+                    kept_max=settings.events_kept_max,
+                    bytes_max=settings.events_bytes_max,
+                    rows_max=most,
+                ),
                 await rows_of.drop_settled(
                     tx, tx.now - timedelta(seconds=settings.accepted_keep_seconds), most
                 ),
@@ -56,8 +62,10 @@ class Rebuild:
         """Ask who was not asked yet; done for good once all have answered."""
         async with self._store.transaction() as tx:
             for owner in OWNERS:
-                if await tx.get(RebuildRow, owner) is not None:
-                    self._asked.add(owner)
+                # If its row cannot be read, an owner is asked again: that is harmless.
+                with contextlib.suppress(UnreadableRowError):
+                    if await tx.get(RebuildRow, owner) is not None:
+                        self._asked.add(owner)
         missing = [owner for owner in OWNERS if owner not in self._asked]
         await asyncio.gather(*(self._ask(owner, epoch) for owner in missing))
         return self._tick_seconds if len(self._asked) < len(OWNERS) else None

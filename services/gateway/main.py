@@ -17,15 +17,17 @@ from services.gateway import eventlog
 from services.gateway.api.app import create_app
 from services.gateway.api.deps import Context
 from services.gateway.auth import Authenticator, Mint, ensure_first_admin
+from services.gateway.buckets import Buckets
 from services.gateway.commands import Commands
 from services.gateway.handlers import HANDLERS, READS
 from services.gateway.live import Gate, Live
 from services.gateway.loop import Housekeeping, Rebuild
-from services.gateway.refusals import Refusals, WrongTokens
+from services.gateway.refusals import Refusals
 from services.gateway.rows import EventHeadRow
 from services.gateway.settings import GatewaySettings
 from services.gateway.store import old_rows
 from services.gateway.tables import TABLES
+from services.gateway.turns import Turns
 
 TOKEN_PREFIX = "swt_"  # noqa: S105 - what a token begins with is no secret
 TOKEN_BYTES = 32
@@ -49,13 +51,7 @@ def minting(clock: Clock) -> Mint:
 
 def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> Service:
     """The gateway, wired but not running."""
-    live = Live(
-        ports.store,
-        pending_max=settings.stream_pending_max,
-        page=settings.stream_page,
-        poll_seconds=settings.poll_seconds,
-        poll_leading_seconds=settings.poll_leading_seconds,
-    )
+    live = _live(settings, ports)
     ports.store.observe(live.observe)
     commands = Commands(
         ports.bus,
@@ -64,7 +60,12 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
     )
     authenticator = _authenticator(settings, ports)
     made = mint or minting(ports.clock)
-    refusals = Refusals(ports.store, ports.clock, made.id, settings.refusals_seconds)
+    entries = Buckets(
+        ports.clock,
+        burst=settings.refusal_entries_burst,
+        per_second=settings.refusal_entries_per_second,
+    )
+    refusals = Refusals(ports.store, made.id, entries, settings.refusals_seconds)
     parts = Context(
         settings=settings,
         store=ports.store,
@@ -73,10 +74,21 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         commands=commands,
         authenticator=authenticator,
         live=live,
-        streams=Gate(settings.streams_max, settings.streams_per_user_max),
+        streams=Gate(
+            settings.streams_max, settings.streams_per_user_max, settings.streams_reserved
+        ),
         waits=Gate(settings.waits_max, settings.waits_per_task_max),
         mint=made,
-        wrong_tokens=_wrong_tokens(settings, ports.clock),
+        wrong_tokens=Buckets(
+            ports.clock,
+            burst=settings.wrong_tokens_burst,
+            per_second=settings.wrong_tokens_per_second,
+        ),
+        checkpoints=Buckets(
+            ports.clock,
+            burst=settings.checkpoints_burst,
+            per_second=settings.checkpoints_per_second,
+        ),
         refusals=refusals,
     )
 
@@ -106,6 +118,17 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
     )
 
 
+def _live(settings: GatewaySettings, ports: Ports) -> Live:
+    return Live(
+        ports.store,
+        pending_max=settings.stream_pending_max,
+        page=settings.stream_page,
+        catching_up=Turns(settings.catch_ups_max, settings.catch_ups_per_user_max),
+        poll_seconds=settings.poll_seconds,
+        poll_leading_seconds=settings.poll_leading_seconds,
+    )
+
+
 def _authenticator(settings: GatewaySettings, ports: Ports) -> Authenticator:
     return Authenticator(
         ports.store,
@@ -114,12 +137,8 @@ def _authenticator(settings: GatewaySettings, ports: Ports) -> Authenticator:
         run_token_key=settings.run_token_key(),
         cache_seconds=settings.auth_cache_seconds,
         cache_max=settings.auth_cache_max,
-    )
-
-
-def _wrong_tokens(settings: GatewaySettings, clock: Clock) -> WrongTokens:
-    return WrongTokens(
-        clock, burst=settings.wrong_tokens_burst, each_second=settings.wrong_tokens_per_second
+        lookups=Turns(settings.lookups_max, settings.lookups_per_address_max),
+        lookups_waiting_max=settings.lookups_waiting_max,
     )
 
 
@@ -132,7 +151,7 @@ def _loops(
         Loop(
             "housekeeping",
             Housekeeping(ports.store, settings).step,
-            tick_seconds=settings.housekeeping_tick_seconds,
+            tick_seconds=settings.prune_tick_seconds,
             exclusive=True,
             wake_on_commit=False,
         ),

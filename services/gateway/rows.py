@@ -132,6 +132,8 @@ class EventRow:
     attempt: int
     at: datetime
     data: dict[str, Any]
+    # The size of all events before it, those that are not kept any more included.
+    bytes_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,8 @@ class EventHeadRow:
     name: str
     position: int
     oldest: int
+    # The size of all events, those that are not kept any more included.
+    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,25 @@ class MetricsRow:
     # Every so many samples one is kept as a point.
     stride: int
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetricTailRow:
+    """The end of one rank's history. A report writes it alone, until it is long enough to be moved
+    into the rank's ``MetricsRow``: that one has twenty kB, and would be written for each sample."""
+
+    task_id: str
+    rank: int
+    # As in ``MetricsRow``, for the whole history.
+    attempt: int
+    at: datetime
+    latest: dict[str, float]
+    points: list[tuple[int, float, dict[str, float]]]
+    stride: int
+    count: int
+    # How many points, with how many values, the rank's ``MetricsRow`` has.
+    points_before: int
+    values_before: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,14 @@ class GatewaySettings(BaseServiceSettings):
     # Streams and long-polls.
     wait_seconds_max: float = Field(default=60.0, gt=0, le=300)
     streams_max: int = Field(default=4096, ge=1)
-    streams_per_user_max: int = Field(default=2048, ge=1)
+    # Beyond these, for administrators alone.
+    streams_reserved: int = Field(default=128, ge=0)
+    # A followed task takes two.
+    streams_per_user_max: int = Field(default=512, ge=1)
+    # How many streams read the event log at a time, in all and of one user: fewer than there are
+    # connections to the database.
+    catch_ups_max: int = Field(default=2, ge=1)
+    catch_ups_per_user_max: int = Field(default=1, ge=1)
     waits_max: int = Field(default=20_000, ge=1)
     # Long-polls of one task's processes. Further requests are answered without waiting.
     waits_per_task_max: int = Field(default=2_000, ge=1)
@@ -57,6 +64,10 @@ class GatewaySettings(BaseServiceSettings):
     poll_seconds: float = Field(default=0.25, gt=0, le=10)
     poll_leading_seconds: float = Field(default=2.0, gt=0, le=60)
 
+    # Checkpoints of one task: so many at once, then so many each second.
+    checkpoints_burst: int = Field(default=60, ge=1)
+    checkpoints_per_second: float = Field(default=2.0, gt=0)
+
     # Output of tasks.
     log_range_bytes_max: int = Field(default=1_048_576, ge=1024)
     log_range_bytes_default: int = Field(default=262_144, ge=1024)
@@ -68,13 +79,12 @@ class GatewaySettings(BaseServiceSettings):
 
     # What is kept.
     events_kept_max: int = Field(default=1_000_000, ge=1000)
+    # As texts; in the database they take less or more.
+    events_bytes_max: int = Field(default=2_147_483_648, ge=1_048_576)
     audit_keep_seconds: float = Field(default=400 * 86_400.0, gt=0)
     # After its end a task is listed so long, with its runs and metrics.
     tasks_keep_seconds: float = Field(default=365 * 86_400.0, gt=0)
-    removed_node_keep_seconds: float = Field(default=30 * 86_400.0, gt=0)
     accepted_keep_seconds: float = Field(default=600.0, gt=0)
-    housekeeping_rows_max: int = Field(default=1000, ge=1, le=10_000)
-    housekeeping_tick_seconds: float = Field(default=60.0, gt=0)
     # How often to look how full the stream of events is.
     stream_watch_seconds: float = Field(default=30.0, gt=0, le=3600)
     rebuild_tick_seconds: float = Field(default=2.0, gt=0)
@@ -88,11 +98,20 @@ class GatewaySettings(BaseServiceSettings):
     # People.
     auth_cache_seconds: float = Field(default=5.0, ge=0, le=300)
     auth_cache_max: int = Field(default=10_000, ge=1)
-    # Wrong tokens of one address: so many at once, then so many each second.
+    # How many tokens are looked up in the database at a time, in all and for one address.
+    lookups_max: int = Field(default=3, ge=1)
+    lookups_per_address_max: int = Field(default=2, ge=1)
+    # How many of one address wait for theirs; further ones are to try again.
+    lookups_waiting_max: int = Field(default=500, ge=1)
+    # Requests of one address without a right token: so many at once, then so many each second, are
+    # answered and audited. Right tokens do not count.
     wrong_tokens_burst: int = Field(default=30, ge=1)
     wrong_tokens_per_second: float = Field(default=1.0, gt=0)
     # Refused requests are entered in the audit trail summed up, one round in so long.
     refusals_seconds: float = Field(default=10.0, gt=0, le=3600)
+    # Entries about refusals of one user, or of nobody: so many at once, then so many each second.
+    refusal_entries_burst: int = Field(default=60, ge=1)
+    refusal_entries_per_second: float = Field(default=0.1, gt=0)
     tokens_per_user_max: int = Field(default=100, ge=1)
     users_max: int = Field(default=100_000, ge=1)
 

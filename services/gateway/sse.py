@@ -7,7 +7,7 @@ buffered for them here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,12 +15,16 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from libs.store.port import StoreUnavailableError
 from services.gateway.auth import Lasting
 from services.gateway.problems import ProblemError
 
 HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 Write = Callable[[bytes], Awaitable[None]]
 Produce = Callable[[Write], Coroutine[Any, Any, None]]
+Begin = Callable[[], Awaitable[Produce]]
+# Written at once, unless a single event is larger.
+CHUNK_BYTES = 64 * 1024
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -32,14 +36,30 @@ def frame(data: bytes, *, position: int | None = None, event: str = "") -> bytes
     return head + b"data: " + data + b"\n\n"
 
 
+async def write_all(write: Write, frames: Iterable[bytes]) -> None:
+    """Write many frames in few pieces."""
+    pending: list[bytes] = []
+    size = 0
+    for each in frames:
+        if size + len(each) > CHUNK_BYTES and pending:
+            await write(b"".join(pending))
+            pending, size = [], 0
+        pending.append(each)
+        size += len(each)
+    if pending:
+        await write(b"".join(pending))
+
+
 class EventStream(Response):
-    """Runs ``produce`` while somebody reads. Silence is broken by a comment every so often."""
+    """Runs what ``begin`` returns while somebody reads. Silence is broken by a comment every so
+    often. ``begin`` is called once the stream is admitted; a problem that it raises is the answer.
+    """
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
-        produce: Produce,
+        begin: Begin,
         *,
         admission: AbstractContextManager[None],
         lasting: AbstractContextManager[Lasting],
@@ -48,7 +68,7 @@ class EventStream(Response):
     ) -> None:
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
-        self._produce = produce
+        self._begin = begin
         self._admission = admission
         self._lasting = lasting
         self._heartbeat_seconds = heartbeat_seconds
@@ -58,6 +78,7 @@ class EventStream(Response):
         """Answer (ASGI)."""
         del scope
         with self._admission, self._lasting as lasting:
+            produce = await self._begin()
             sending = asyncio.Lock()
 
             async def write(data: bytes) -> None:
@@ -71,16 +92,22 @@ class EventStream(Response):
                     "headers": self.raw_headers,
                 }
             )
-            await self._until_one_ends(write, receive, lasting)
+            await self._until_one_ends(produce(write), write, receive, lasting)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _until_one_ends(self, write: Write, receive: Receive, lasting: Lasting) -> None:
+    async def _until_one_ends(
+        self,
+        source: Coroutine[Any, Any, None],
+        write: Write,
+        receive: Receive,
+        lasting: Lasting,
+    ) -> None:
         """The source, the reader, the heart or the right to read: whichever ends first ends the
         others."""
         try:
             async with asyncio.TaskGroup() as group:
                 parts = [
-                    group.create_task(self._produce(write)),
+                    group.create_task(source),
                     group.create_task(_until_gone(receive)),
                     group.create_task(self._beat(write)),
                     group.create_task(lasting.until_over()),
@@ -90,6 +117,9 @@ class EventStream(Response):
                     part.cancel()
         except* TimeoutError:
             _log.info("a stream's reader does not read; closed")
+        except* StoreUnavailableError as group:
+            # Whoever reads comes back and goes on where it was.
+            _log.warning("a stream ended: database not reached", problem=str(group.exceptions[0]))
         except* ProblemError as group:
             # The answer has begun: the reason is the last thing it says.
             problem = group.exceptions[0]

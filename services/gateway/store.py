@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, TypeGuard, TypeVar
 
 import orjson
 
-from libs.service.prune import Old, oldest_of
-from libs.store.port import Op, Order, Tx, Where
+from libs.service.prune import Old, aged, oldest_of
+from libs.store.port import Op, Order, Tx, UnreadableRowError, Where
 from services.gateway.problems import invalid
+from services.gateway.reports import Limits, Sample, add, extended, tail_of, whole
 from services.gateway.rows import (
     AcceptedRow,
     AuditRow,
     EventHeadRow,
     EventRow,
     MetricsRow,
+    MetricTailRow,
     NodeRow,
     RunRow,
     TaskRow,
@@ -157,8 +160,15 @@ async def task_page(tx: Tx, where: Sequence[Where], sort: Sort, paging: Paging) 
         tx, TaskRow, [*where, known], sort, after=after, limit=paging.limit + 1
     )
     coming = await keyset(tx, AcceptedRow, where, sort, after=after, limit=paging.limit + 1)
+    left_out = {row.id for row in tx.unreadable}
     for row in coming:
-        projected = await tx.get(TaskRow, row.task_id)
+        if row.task_id in left_out:
+            continue
+        try:
+            projected = await tx.get(TaskRow, row.task_id)
+        except UnreadableRowError:
+            # It is named on the page where it would be.
+            continue
         if projected is None or projected.submitted_at is None:
             rows.append(row)
     rows.sort(key=lambda row: getattr(row, sort.key), reverse=sort.key_descending)
@@ -209,6 +219,39 @@ async def run_seconds(tx: Tx, task_ids: Sequence[str]) -> dict[str, float | None
     return found
 
 
+async def report(
+    tx: Tx,
+    task_id: str,
+    rank: int,
+    *,
+    attempt: int,
+    samples: Sequence[Sample],
+    limits: Limits,
+) -> None:
+    """Add samples to a rank's history; nothing if all of them came before."""
+    tail = await tx.get(MetricTailRow, task_id, rank)
+    if tail is not None:
+        longer = extended(tail, attempt=attempt, samples=samples, limits=limits)
+        if longer is not None:
+            if longer is not tail:
+                tx.put(longer)
+            return
+    before = whole(await tx.get(MetricsRow, task_id, rank), tail)
+    row = add(before, task_id=task_id, rank=rank, attempt=attempt, samples=samples, limits=limits)
+    if row is not None and row is not before:
+        tx.put(row, tail_of(row))
+
+
+async def metrics(tx: Tx, *where: Where, limit: int) -> list[MetricsRow]:
+    """Histories, rank by rank; a condition on task and rank."""
+    bodies = await tx.select(MetricsRow, *where, limit=limit)
+    if not bodies:
+        return []
+    last = Where("rank", Op.LE, bodies[-1].rank)
+    tails = {row.rank: row for row in await tx.select(MetricTailRow, *where, last)}
+    return [whole(body, tails.get(body.rank)) or body for body in bodies]
+
+
 async def held(tx: Tx, rows_max: int) -> dict[str, dict[str, tuple[int, ...]]]:
     """Which tasks hold which GPUs of each node: ``{node: {task: gpu indices}}``."""
     found: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -245,15 +288,37 @@ async def token_by_id(tx: Tx, token_id: str) -> TokenRow | None:
     return found[0] if found else None
 
 
-async def drop_old_events(tx: Tx, kept_max: int, rows_max: int) -> int:
-    """Forget the oldest events beyond ``kept_max``, a bounded number at a time."""
+async def drop_old_events(tx: Tx, *, kept_max: int, bytes_max: int, rows_max: int) -> int:
+    """Forget the oldest events beyond so many or so many bytes, a bounded number at a time. The
+    newest one stays."""
     ends = await head(tx)
-    oldest = max(ends.oldest, min(ends.position - kept_max + 1, ends.oldest + rows_max))
+    latest = min(ends.position, ends.oldest + rows_max)
+    oldest = max(ends.oldest, min(ends.position - kept_max + 1, latest))
+    # The first event from which on the log is small enough; at the latest ``latest``.
+    low, high = oldest, latest
+    while low < high:
+        middle = (low + high) // 2
+        row = await _readable_event(tx, middle, high)
+        if row is None or ends.bytes - row.bytes_before <= bytes_max:
+            high = middle
+        else:
+            low = middle + 1
+    oldest = max(oldest, low)
     for position in range(ends.oldest, oldest):
         tx.delete(EventRow, position)
     if oldest > ends.oldest:
-        tx.put(EventHeadRow(HEAD, ends.position, oldest))
+        tx.put(replace(ends, oldest=oldest))
     return oldest - ends.oldest
+
+
+async def _readable_event(tx: Tx, first: int, last: int) -> EventRow | None:
+    """The event at ``first``; for one that cannot be read, the next one that can, up to ``last``:
+    it begins later by what the unreadable ones take. They go by their positions like the others.
+    """
+    for position in range(first, last + 1):
+        with contextlib.suppress(UnreadableRowError):
+            return await tx.get(EventRow, position)
+    return None
 
 
 def old_rows(settings: GatewaySettings) -> tuple[Old, ...]:
@@ -261,33 +326,22 @@ def old_rows(settings: GatewaySettings) -> tuple[Old, ...]:
     and removed nodes."""
     removed = Where("removed", Op.EQ, value=True)
     return (
-        Old(
-            "audit",
-            timedelta(seconds=settings.audit_keep_seconds),
-            lambda tx: oldest_of(tx, AuditRow, "at"),
-            drop_old_audit,
-        ),
+        aged("audit", timedelta(seconds=settings.audit_keep_seconds), AuditRow, ["id"], "at"),
         Old(
             "tasks",
             timedelta(seconds=settings.tasks_keep_seconds),
             lambda tx: oldest_of(tx, TaskRow, "finished_at", Where("finished_at", Op.NOT_NULL)),
             drop_old_tasks,
         ),
-        Old(
+        aged(
             "removed nodes",
             timedelta(seconds=settings.removed_node_keep_seconds),
-            lambda tx: oldest_of(tx, NodeRow, "changed_at", removed),
-            drop_removed_nodes,
+            NodeRow,
+            ["node_id"],
+            "changed_at",
+            removed,
         ),
     )
-
-
-async def drop_old_audit(tx: Tx, before: datetime, limit: int) -> int:
-    """Forget the oldest entries of the audit trail; returns how many."""
-    old = await tx.select(AuditRow, Where("at", Op.LT, before), order_by=[Order("at")], limit=limit)
-    for row in old:
-        tx.delete(AuditRow, row.id)
-    return len(old)
 
 
 async def drop_old_tasks(tx: Tx, before: datetime, limit: int) -> int:
@@ -305,6 +359,7 @@ async def drop_old_tasks(tx: Tx, before: datetime, limit: int) -> int:
     metrics = await tx.select(MetricsRow, mine, limit=METRICS_DROPPED_MAX)
     for row in metrics:
         tx.delete(MetricsRow, row.task_id, row.rank)
+        tx.delete(MetricTailRow, row.task_id, row.rank)
     if len(metrics) == METRICS_DROPPED_MAX:
         return limit
     runs = await tx.select(RunRow, mine, limit=limit)
@@ -317,23 +372,14 @@ async def drop_old_tasks(tx: Tx, before: datetime, limit: int) -> int:
     return len(old)
 
 
-async def drop_removed_nodes(tx: Tx, before: datetime, limit: int) -> int:
-    """Forget nodes that were removed; returns how many."""
-    old = await tx.select(
-        NodeRow,
-        Where("removed", Op.EQ, value=True),
-        Where("changed_at", Op.LT, before),
-        limit=limit,
-    )
-    for row in old:
-        tx.delete(NodeRow, row.node_id)
-    return len(old)
-
-
 async def drop_settled(tx: Tx, before: datetime, rows_max: int) -> int:
-    """Forget accepted tasks that were projected long ago (their POST ended after their event)."""
+    """Forget accepted tasks that were projected long ago (their POST ended after their event). One
+    whose projection cannot be read stays: nobody knows what is there."""
     old = await tx.select(AcceptedRow, Where("submitted_at", Op.LT, before), limit=rows_max)
-    settled = [row for row in old if await tx.get(TaskRow, row.task_id) is not None]
-    for row in settled:
-        tx.delete(AcceptedRow, row.task_id)
-    return len(settled)
+    settled = 0
+    for row in old:
+        with contextlib.suppress(UnreadableRowError):
+            if await tx.get(TaskRow, row.task_id) is not None:
+                tx.delete(AcceptedRow, row.task_id)
+                settled += 1
+    return settled

@@ -7,6 +7,8 @@ guard for paths and queries, by the routes for bodies, and by ``store.After`` fo
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Annotated, Any, cast
 from urllib.parse import unquote_to_bytes
@@ -37,11 +39,13 @@ def text_of(encoded: bytes) -> str:
 
 def json_of(body: bytes, values_max: int) -> Any:  # noqa: ANN401 - any JSON
     """The value of a JSON text. orjson refuses halves of surrogate pairs, NaN, numbers that no
-    float holds, and deep nesting. Raises orjson.JSONDecodeError or NotStrictError.
+    float holds, and deep nesting; names that stand twice are refused here. Raises
+    orjson.JSONDecodeError or NotStrictError.
 
     ``values_max`` bounds keys and values together: validating costs time for each of them.
     """
     found = orjson.loads(body)
+    _check_names(body)
     # Each further value stands behind a comma, a colon or a bracket, so few of these are few
     # values; many may be commas inside texts, and are counted exactly.
     separators = sum(body.count(sign) for sign in (b",", b":", b"[", b"{"))
@@ -49,6 +53,23 @@ def json_of(body: bytes, values_max: int) -> Any:  # noqa: ANN401 - any JSON
     if suspect or separators > values_max:
         _walk(found, values_max)
     return found
+
+
+def _check_names(body: bytes) -> None:
+    """Raises NotStrictError for an object that names a field twice: of two values, readers of JSON
+    take different ones, and whoever checked the body may have seen the other."""
+    try:
+        # Nothing is built, and no number is converted.
+        json.loads(body, object_pairs_hook=_once, parse_int=str, parse_float=str)
+    except RecursionError:
+        raise NotStrictError("is nested too deeply") from None
+
+
+def _once(pairs: list[tuple[str, object]]) -> None:
+    if len({name for name, _ in pairs}) < len(pairs):
+        counted = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counted.items() if count > 1)
+        raise NotStrictError(f"{twice[:80]!r} stands twice in one object")
 
 
 def _walk(document: object, values_max: int) -> None:

@@ -126,6 +126,7 @@ class Event(Base, table=True):
     attempt: int
     at: datetime = time_column()
     data: dict[str, Any] = json_column(dict[str, Any])
+    bytes_before: int
 
 
 class EventHead(Base, table=True):
@@ -134,6 +135,7 @@ class EventHead(Base, table=True):
     name: str = key_column()
     position: int
     oldest: int
+    bytes: int
 
 
 class Rebuild(Base, table=True):
@@ -157,6 +159,23 @@ class Metrics(Base, table=True):
     )
     stride: int
     count: int
+
+
+class MetricTail(Base, table=True):
+    """The newest of what ranks reported."""
+
+    task_id: str = key_column()
+    rank: int = key_column()
+    attempt: int
+    at: datetime = time_column()
+    latest: dict[str, float] = json_column(Figures)
+    points: list[tuple[int, float, dict[str, float]]] = json_column(
+        list[tuple[int, float, Figures]]
+    )
+    stride: int
+    count: int
+    points_before: int
+    values_before: int
 
 
 class User(Base, table=True):
@@ -213,6 +232,7 @@ TABLES = Tables(
         rows.EventHeadRow: EventHead,
         rows.RebuildRow: Rebuild,
         rows.MetricsRow: Metrics,
+        rows.MetricTailRow: MetricTail,
         rows.UserRow: User,
         rows.TeamRow: Team,
         rows.TokenRow: Token,

@@ -22,18 +22,6 @@ PriorityWord = Literal[
     "auto",
 ]
 GoalWord = Literal["run", "pause", "stop"]
-StateWord = Literal[
-    "queued",
-    "starting",
-    "running",
-    "preempting",
-    "killing",
-    "paused",
-    "succeeded",
-    "failed",
-    "stopped",
-    "rejected",
-]
 PreemptWord = Literal["sdk", "signal", "kill"]
 UnitWord = Literal["gpus", "nodes"]
 

@@ -23,10 +23,8 @@ class Site:
     # The gateway as the tasks reach it.
     url: str
     token_key: bytes = field(repr=False)
-    # An empty one of these four is left to the image that the task runs in.
+    # An empty one of these two is left to the image that the task runs in.
     path: str
-    home: str
-    user: str
     lang: str
     master_addr: str
 
@@ -36,8 +34,8 @@ def order_of(run: Run, master_port: int, site: Site) -> RunOrder:
     assert run.spec is not None, "an assigned run has its specification"
     roles = {role.name: role for role in run.spec.roles}
     token = make_run_token(site.token_key, run.id)
-    person = {"PATH": site.path, "HOME": site.home, "LANG": site.lang, "USER": site.user}
-    defaults = {name: value for name, value in person.items() if value}
+    given = {"PATH": site.path, "LANG": site.lang}
+    defaults = {name: value for name, value in given.items() if value}
     shared = {**_platform_variables(run, site, token), **_gang_variables(run, master_port, site)}
     return RunOrder(
         run_id=run.id,

@@ -22,6 +22,7 @@ from libs.contracts.messages import (
     KillRequested,
     PreemptionRequested,
     PreemptMode,
+    ReasonCode,
     Reemit,
     ReemitReply,
     Refusal,
@@ -85,7 +86,8 @@ async def on_kill_requested(tx: Tx, event: KillRequested) -> None:
     """Record that the run is to be ended by force."""
     run = await _requested(tx, event.task_id, event.attempt)
     if run is not None and run.kill_requested_at is None:
-        tx.put(replace(run, kill_requested_at=tx.now))
+        expired = event.reason.code is ReasonCode.START_EXPIRED
+        tx.put(replace(run, kill_requested_at=tx.now, start_expired=expired))
 
 
 async def _requested(tx: Tx, task_id: str, attempt: int) -> Run | None:
@@ -206,14 +208,18 @@ class Commands:
     async def reemit(self, tx: Tx, _command: Reemit) -> ReemitReply:
         """Say the inventory again, and of every remembered run how it started and ended."""
         rows = await store.nodes(tx)
+        # Nothing can be said of them, not even that they are gone.
+        unreadable = store.unreadable_nodes(tx)
         events: list[Message] = [inventory.message(row) for row in rows]
-        if rows:
+        if rows or unreadable:
             # Before the first look at the runtime nothing is known, which is not the same as
             # knowing of no node: a full list without nodes has tasks rejected for good.
             events.append(
                 InventoryListed(
                     runtime=self.runtime,
-                    node_ids=tuple(row.node_id for row in rows if not row.removed),
+                    node_ids=tuple(
+                        sorted(unreadable.union(row.node_id for row in rows if not row.removed))
+                    ),
                     listed_at=tx.now,
                     version=tx.version,
                 )

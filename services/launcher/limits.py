@@ -21,6 +21,6 @@ class Limits:
     actions_parallel_max: int
     retry_first_seconds: float
     retry_most_seconds: float
+    quarantine: QuarantinePolicy
     patience: PatiencePolicy = field(default_factory=PatiencePolicy)
     delays: DelayPolicy = field(default_factory=DelayPolicy)
-    quarantine: QuarantinePolicy = field(default_factory=QuarantinePolicy)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from libs.contracts.ids import RunId
+from libs.contracts.ids import RunId, TaskId
 from libs.contracts.messages import InventoryListed
 from libs.service import observe
 from libs.service.loop import Loop, Wake
@@ -39,6 +39,7 @@ from services.launcher.runtimes.port import (
     Runtime,
     RuntimeDeniedError,
     RuntimeUnavailableError,
+    StartFailedError,
 )
 
 # Timers may end early by the clock's error. Asking for the rest would ask for a pause that ends at
@@ -81,6 +82,12 @@ class Launcher:
         # Why the last try of it did not work, and what will never work.
         self._problems: dict[Action, str] = {}
         self._refused: dict[RunId, Refused] = {}
+        # Why the runtime obeys another launcher, how often in a row it said so, and until when it
+        # is not asked again (in the event loop's seconds).
+        self.problem = ""
+        self._denials, self._ask_at_s = 0, 0.0
+        # Nodes that could not start a run when they were last told to.
+        self._unable: dict[RunId, frozenset[str]] = {}
         # What was last said about runs that are held up.
         self._told_delays: dict[RunId, Told] = {}
         self._busy_ports: set[int] = set()
@@ -116,11 +123,12 @@ class Launcher:
 
     async def on_lead(self, epoch: int) -> None:
         """Begin as a new leader: with the tables, and without any earlier look."""
-        self._work = Worklist(await tables.load(self.store))
+        self._work = await tables.load(self.store)
         self._look, self._told_nodes, self._agreed = None, None, None
+        self.problem, self._denials, self._ask_at_s = "", 0, 0.0
         for memory in (self._asked, self._doing, self._done, self._fences, self._failed):
             memory.clear()
-        for memory in (self._problems, self._refused, self._told_delays):
+        for memory in (self._problems, self._refused, self._unable, self._told_delays):
             memory.clear()
         await self.runtime.lead(epoch)
 
@@ -136,6 +144,8 @@ class Launcher:
     async def reconcile(self, epoch: int) -> float | None:
         """Record what the last look shows, and ask for what is to be done."""
         look, work = self._look, self._work
+        if self.problem:
+            return await self._say_denied(epoch)
         if look is None:
             return None
         marks = work.take()
@@ -173,6 +183,23 @@ class Launcher:
             self.look_wake.set()
         return self._due_seconds([outcome.due_at, stock.due_at, held_up.due_at], now)
 
+    async def _say_denied(self, epoch: int) -> float | None:
+        """Nothing can be done, and what was seen before is not what is there now: say why runs do
+        not start, and wait with everything else."""
+        assigned = list(self._work.assigned())
+        async with self.store.transaction(epoch=epoch) as tx:
+            now = tx.now
+            held_up = say_held_up(
+                tx,
+                assigned,
+                Listing(),
+                problems={run.id: self.problem for run in assigned},
+                told_before=self._told_delays,
+                policy=self.limits.delays,
+            )
+        self._told_delays = held_up.told
+        return self._due_seconds([held_up.due_at], now)
+
     async def _take_stock(self, tx: Tx, listing: Listing) -> inventory.Inventory:
         rows = await tables.nodes(tx)
         compared = (rows, tuple(listing.nodes), tuple(listing.nodes.values()))
@@ -181,7 +208,13 @@ class Launcher:
         self._agreed = None
         busy = self._work.is_busy
         stock = inventory.take_stock(
-            rows, listing, busy, tx.now, self.limits.leases, version=tx.version
+            rows,
+            listing,
+            busy,
+            tx.now,
+            self.limits.leases,
+            version=tx.version,
+            left_alone=tables.unreadable_nodes(tx),
         )
         for row in stock.rows:
             tx.put(row)
@@ -209,8 +242,8 @@ class Launcher:
         if not wanted or not self.runtime.shares_ports:
             return dict.fromkeys(wanted, 0)
         leased = await tables.leases(tx)
-        taken = {lease.port for lease in leased}
-        found = {RunId.parse(f"{lease.task_id}.{lease.attempt}"): lease.port for lease in leased}
+        taken = {lease.port for lease in leased} | tables.unreadable_ports(tx)
+        found = {RunId(TaskId(each.task_id), each.attempt): each.port for each in leased}
         for run_id in wanted:
             port = found.get(run_id)
             if port is not None and port not in self._busy_ports:
@@ -237,6 +270,8 @@ class Launcher:
             del self._asked[run_id]
         for run_id in [run_id for run_id in self._refused if not is_live(run_id)]:
             del self._refused[run_id]
+        for run_id in [run_id for run_id in self._unable if not is_live(run_id)]:
+            del self._unable[run_id]
 
     def _ask(self, action: Action, look: Look, ports: dict[RunId, int]) -> None:
         """Put an action on the list, unless it is under way or has just failed."""
@@ -266,6 +301,8 @@ class Launcher:
 
     async def act(self, _epoch: int) -> float | None:
         """Carry out what is asked, a part of it if it is much, then look at the runtime."""
+        if (wait_s := self._ask_at_s - asyncio.get_running_loop().time()) > 0:
+            return max(PAUSE_SECONDS_MIN, wait_s)
         tasks = self._take()
         self._doing = {task.action for task in tasks}
         fences, self._fences = self._fences, set()
@@ -280,12 +317,18 @@ class Launcher:
         self._done |= {action for action in done if isinstance(action, End | Signal)}
         try:
             listing = await self.runtime.list()
-        except (RuntimeUnavailableError, RuntimeDeniedError) as problem:
+        except RuntimeUnavailableError as problem:
             # What was seen before is no ground for anything new: actions go on when it answers.
             self.log.warning("cannot look", problem=str(problem))
             self._doing = set()
             return self.limits.retry_most_seconds
-        look = Look(listing, frozenset(self._done), dict(self._refused))
+        except RuntimeDeniedError as problem:
+            self._doing = set()
+            return self._note_denial(str(problem))
+        if self.problem:
+            self.log.warning("the runtime obeys this launcher again")
+        self.problem, self._denials = "", 0
+        look = Look(listing, frozenset(self._done), dict(self._refused), dict(self._unable))
         self._doing = set()
         news = look != self._look
         self._look = look
@@ -293,6 +336,19 @@ class Launcher:
         if news or tasks:
             self.reconcile_wake.set()
         return 0.0 if self._asked else None
+
+    def _note_denial(self, problem: str) -> float:
+        """The runtime obeys another launcher, until a person does something about it. Whatever
+        wakes the loops meanwhile (a connection that is refused does), it is not asked before the
+        pause is over; in how many seconds that is."""
+        if problem != self.problem:
+            self.log.error("the runtime obeys another launcher", problem=problem)
+            self.reconcile_wake.set()
+        self.problem = problem
+        pause_s = self._pause_after(self._denials)
+        self._denials += 1
+        self._ask_at_s = asyncio.get_running_loop().time() + pause_s
+        return pause_s
 
     def _take(self) -> list[Task]:
         """What to do before the next look: ends before launches, and no more than takes a moment,
@@ -327,6 +383,8 @@ class Launcher:
             self._note_failure(action, problem)
             return None
         self._problems.pop(action, None)
+        if isinstance(action, Launch):
+            self._unable.pop(action.run_id, None)
         if isinstance(action, End) and not self._work.is_live(action.run_id):
             # No row notes that the order was given, so it is asked for until nothing is left. A
             # process may take long to die: without a pause the loops would turn all the while.
@@ -352,14 +410,18 @@ class Launcher:
 
     def _try_later(self, action: Action) -> None:
         count, _ = self._failed.get(action, (0, 0.0))
-        pause = min(
-            self.limits.retry_most_seconds, self.limits.retry_first_seconds * 2.0 ** min(count, 16)
-        )
-        self._failed[action] = (count + 1, asyncio.get_running_loop().time() + pause)
+        pause_s = self._pause_after(count)
+        self._failed[action] = (count + 1, asyncio.get_running_loop().time() + pause_s)
+
+    def _pause_after(self, failures: int) -> float:
+        doubled = self.limits.retry_first_seconds * 2.0 ** min(failures, 16)
+        return min(self.limits.retry_most_seconds, doubled)
 
     def _note_failure(self, action: Action, problem: Exception) -> None:
         self._try_later(action)
         self._problems[action] = str(problem)
+        if isinstance(problem, StartFailedError):
+            self._unable[action.run_id] = problem.node_ids
         self.log.warning(
             "not done, trying again",
             action=type(action).__name__.lower(),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from libs.contracts.messages import Node
 from services.launcher.domain.marks import by_key
@@ -15,6 +16,7 @@ from services.launcher.runtimes.node_client import NodePlan
 from services.launcher.settings import LauncherSettings
 
 REAL_NODE = "local-0"
+PID_MAX = Path("/proc/sys/kernel/pid_max")
 
 
 def plan_nodes(settings: LauncherSettings, gpus: Sequence[Gpu]) -> tuple[NodePlan, ...]:
@@ -50,6 +52,12 @@ def plan_nodes(settings: LauncherSettings, gpus: Sequence[Gpu]) -> tuple[NodePla
         )
         for node_id in ids
     )
+
+
+def pids_max(settings: LauncherSettings, pid_max: Path = PID_MAX) -> int:
+    """How many processes and threads one rank (or one user) may have on this machine. One task must
+    leave some for the others, and for an operator's shell."""
+    return max(1, min(settings.pids_max, int(int(pid_max.read_text()) * settings.pids_part_max)))
 
 
 def _words(settings: LauncherSettings, node_ids: Sequence[str]) -> Mapping[str, NodeWords]:

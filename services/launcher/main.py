@@ -20,14 +20,14 @@ from services.launcher.gpus import find_gpus
 from services.launcher.handlers import HANDLERS, READS, Commands
 from services.launcher.limits import Limits
 from services.launcher.loop import Launcher
-from services.launcher.machine import plan_nodes
+from services.launcher.machine import pids_max, plan_nodes
 from services.launcher.runtimes.node_client import Machine
 from services.launcher.runtimes.port import Runtime
 from services.launcher.runtimes.process import ProcessRuntime
 from services.launcher.settings import LauncherSettings
 from services.launcher.store import old_rows
 from services.launcher.tables import TABLES
-from services.launcher.task_users import Choice, person_of, task_users
+from services.launcher.task_users import Choice, task_users
 
 
 def build(settings: LauncherSettings, ports: Ports, *, runtime: Runtime | None = None) -> Service:
@@ -56,6 +56,7 @@ def build(settings: LauncherSettings, ports: Ports, *, runtime: Runtime | None =
             ),
         ),
         on_lead=launcher.on_lead,
+        problem=lambda: launcher.problem,
         tasks=(launcher.hold,),
     )
 
@@ -71,7 +72,7 @@ def process_runtime(settings: LauncherSettings) -> ProcessRuntime:
         keep_seconds=settings.output_keep_seconds,
         hung_seconds=settings.supervisor_hung_seconds,
         output_bytes_max=settings.output_bytes_max,
-        pids_max=settings.pids_max,
+        pids_max=pids_max(settings),
     )
     # With virtual nodes, GPUs are not asked for: the slots stand for nothing real.
     gpus = find_gpus().gpus if settings.virtual_nodes == 0 else ()
@@ -102,18 +103,13 @@ def _site(settings: LauncherSettings) -> Site:
             url=settings.task_url,
             token_key=settings.run_token_key(),
             path="",
-            home="",
-            user="",
             lang="",
             master_addr="",
         )
-    person = person_of(_choice(settings))
     return Site(
         url=settings.task_url,
         token_key=settings.run_token_key(),
         path=settings.task_path,
-        home=person.home,
-        user=person.name,
         lang=settings.task_lang,
         master_addr=settings.master_addr,
     )

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = load_settings(WIRING)
     address = Address(settings.database_url, settings.database_password())
     try:
-        found = asyncio.run(raise_epoch(address, WIRING.tables.schema, past))
+        found = asyncio.run(raise_epoch(address, WIRING.tables, past))
     except StoreUnavailableError as problem:
         sys.stderr.write(f"the database cannot be reached: {problem}\n")
         return 1

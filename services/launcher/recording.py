@@ -45,24 +45,42 @@ async def _judge_nodes(
     tx: Tx, before: Mapping[RunId, Run], runs: Sequence[Run], policy: QuarantinePolicy
 ) -> None:
     """Count starts that failed by node, and forget them where one worked."""
-    worked, failed = set[str](), dict[str, set[str]]()
+    worked, failed = set[str](), dict[str, dict[str, Run]]()
     for run in runs:
         if before[run.id].started_at is None and run.started_at is not None:
             worked |= {place.node_id for place in run.placements}
-        if before[run.id].exit is None:
+        if before[run.id].exit is None and run.exit is not None:
             for node_id in run.failed_nodes:
-                failed.setdefault(node_id, set()).add(run.task_id)
+                failed.setdefault(node_id, {})[run.task_id] = run
     for node_id in sorted(worked | failed.keys()):
-        row = await tx.get(NodeRow, node_id)
+        row = await tables.readable_node(tx, node_id)
         if row is None:
             continue
         after = inventory.start_worked(row) if node_id in worked else row
-        for task_id in sorted(failed.get(node_id, ())):
-            after = inventory.start_failed(after, task_id, tx.now, policy)
+        for task_id, run in sorted(failed.get(node_id, {}).items()):
+            after = inventory.start_failed(
+                after,
+                task_id,
+                tx.now,
+                policy,
+                owner=run.owner,
+                # An image or an init container that never comes to an end looks like a node on
+                # which starts hang.
+                counts_once=run.start_expired and await _is_suspect(tx, run.owner, node_id),
+            )
         if after != row:
             tx.put(after)
         if after.version != row.version:
             _say_quarantined(tx, after)
+
+
+async def _is_suspect(tx: Tx, owner: str, node_id: str) -> bool:
+    """Whether starts of an owner have another node in quarantine already: a person whose starts
+    hang everywhere takes one node from the others, and no more."""
+    return any(
+        row.quarantined_until is not None and row.failed_owner == owner and row.node_id != node_id
+        for row in await tables.nodes(tx)
+    )
 
 
 def _say_quarantined(tx: Tx, row: NodeRow) -> None:

@@ -115,14 +115,12 @@ class LauncherSettings(BaseServiceSettings):
     # Processes and threads of one rank; of one user where control groups (version 2) cannot limit
     # them and tasks run as other users.
     pids_max: int = Field(default=32_768, ge=16, le=4_194_304)
+    # And never more than this part of all that the machine can have (kernel.pid_max).
+    pids_part_max: float = Field(default=0.25, gt=0, le=1)
     # The output files of a forgotten run are kept so long (the log-collector has its own copies).
     output_keep_seconds: float = Field(default=14 * 86_400.0, gt=0)
     # Ended runs and their checkpoints are remembered so long after the task's last run.
     past_keep_seconds: float = Field(default=30 * 86_400.0, gt=0)
-    prune_tick_seconds: float = Field(default=600.0, gt=0)
-    prune_rows_max: int = Field(default=500, ge=1, le=10_000)
-    # So long after its removal a node is forgotten.
-    removed_node_keep_seconds: float = Field(default=30 * 86_400.0, gt=0)
     reemit_runs_max: int = Field(default=20_000, ge=0)
 
     @model_validator(mode="after")

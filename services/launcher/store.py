@@ -6,15 +6,17 @@ resident: asking for all of them costs no query.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from operator import itemgetter
+from typing import cast
 
-from libs.contracts.ids import RunId
+from libs.contracts.ids import RunId, TaskId
 from libs.contracts.messages import Checkpoint
 from libs.service.prune import Old, oldest_of
-from libs.store.port import Op, Order, Store, Tx, Where
+from libs.store.port import Op, Order, Store, Tx, UnreadableRowError, Where
 from services.launcher.domain.model import (
     CheckpointRow,
     NodeRow,
@@ -23,16 +25,19 @@ from services.launcher.domain.model import (
     Run,
     RunState,
 )
+from services.launcher.domain.worklist import Worklist
 
 RESIDENT = (Run, NodeRow, PortLease)
 # Of each task so many checkpoints are remembered; only the last one is ever resumed from.
 CHECKPOINTS_KEPT = 20
 
 
-async def load(store: Store) -> list[Run]:
-    """Read the working set, once, as a new leader; returns every run that is not forgotten."""
+async def load(store: Store) -> Worklist:
+    """Read the working set, once, as a new leader: every run that is not forgotten."""
     await store.make_resident(*RESIDENT)
-    return list(store.resident(Run).values())
+    keys = (cast("tuple[str, int]", row.key) for row in store.unreadable(Run))
+    unreadable = [RunId(TaskId(task_id), attempt) for task_id, attempt in keys]
+    return Worklist(store.resident(Run).values(), unreadable)
 
 
 async def all_runs(tx: Tx) -> list[Run]:
@@ -80,14 +85,23 @@ def keep_checkpoint(tx: Tx, task_id: str, checkpoint: Checkpoint) -> None:
 
 async def forget(tx: Tx, runs: Sequence[Run], last: Mapping[RunId, Checkpoint | None]) -> None:
     """Take ended runs out of the working set; their ports are free again. ``last``: the last
-    checkpoints of their tasks."""
+    checkpoints of their tasks.
+
+    A run that must be noted in a row that is unreadable stays, ended, until a later look or the
+    next leader: without the note, its assignment told again would launch it again.
+    """
     if not runs:
         return
+    await tx.load(PastRun, *((run.task_id,) for run in runs))
+    past: dict[str, PastRun | None] = {}
+    for run in runs:
+        with contextlib.suppress(UnreadableRowError):
+            past[run.task_id] = await tx.get(PastRun, run.task_id)
+    runs = [run for run in runs if run.task_id in past]
     forgotten = {(run.task_id, run.attempt) for run in runs}
     for lease in await leases(tx):
         if (lease.task_id, lease.attempt) in forgotten:
             tx.delete(PortLease, lease.port)
-    await tx.load(PastRun, *((run.task_id,) for run in runs))
     for run in runs:
         await _forget(tx, run, last[run.id])
 
@@ -118,6 +132,24 @@ async def leases(tx: Tx) -> list[PortLease]:
 async def nodes(tx: Tx) -> list[NodeRow]:
     """The inventory, removed nodes included."""
     return await tx.select(NodeRow)
+
+
+def unreadable_nodes(tx: Tx) -> frozenset[str]:
+    """After ``nodes``: those whose rows cannot be decoded, removed nodes included."""
+    return frozenset(row.id for row in tx.unreadable if row.kind is NodeRow)
+
+
+async def readable_node(tx: Tx, node_id: str) -> NodeRow | None:
+    """A node's row; None as well if it cannot be decoded, for those that may step over it."""
+    try:
+        return await tx.get(NodeRow, node_id)
+    except UnreadableRowError:
+        return None
+
+
+def unreadable_ports(tx: Tx) -> frozenset[int]:
+    """After ``leases``: ports that are leased to nobody knows whom."""
+    return frozenset(cast("int", row.key[0]) for row in tx.unreadable if row.kind is PortLease)
 
 
 async def newest_past_runs(tx: Tx, limit: int) -> Sequence[PastRun]:

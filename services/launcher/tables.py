@@ -39,6 +39,7 @@ class Run(Base, table=True):
     exit: RunExit | None = json_column(RunExit)
     team: str
     failed_nodes: tuple[str, ...] = json_column(tuple[str, ...])
+    start_expired: bool
     __table_args__ = (
         # One attempt of a task runs at a time: the older one's exit comes first.
         partial_unique(
@@ -112,6 +113,7 @@ class InventoryNode(Base, table=True):
     failed_starts: int
     failed_task: str
     quarantined_until: datetime | None = time_column()
+    failed_owner: str
 
 
 TABLES = Tables(

@@ -48,7 +48,7 @@ class TaskUser:
     @property
     def environment(self) -> Mapping[str, str]:
         """Variables of this user."""
-        return {"HOME": self.home, "USER": self.name} if self.home else {}
+        return _variables(self.home, self.name)
 
 
 class TaskUsers(Protocol):
@@ -177,20 +177,18 @@ class OwnerUsers:
             os.close(folder)
 
 
-@dataclass(frozen=True, slots=True)
-class Person:
-    """What all tasks are told about whom they run as; empty where that differs by owner."""
+def own_environment() -> Mapping[str, str]:
+    """What tasks are told about the launcher's own user if they run as that one."""
+    try:
+        own = pwd.getpwuid(os.getuid())
+    except KeyError:
+        # A container may run as a number that no account has.
+        return {}
+    return _variables(own.pw_dir, own.pw_name)
 
-    name: str = ""
-    home: str = ""
 
-
-def person_of(choice: Choice) -> Person:
-    """Name and home of the one user of all tasks. ValueError if there is no such user."""
-    if choice.users:
-        return Person()
-    found = _account(choice.user) if choice.user else pwd.getpwuid(os.getuid())
-    return Person(found.pw_name, found.pw_dir)
+def _variables(home: str, name: str) -> Mapping[str, str]:
+    return {"HOME": home, "USER": name} if home else {}
 
 
 def task_users(choice: Choice, folder: Path) -> TaskUsers | None:
@@ -213,7 +211,7 @@ def task_users(choice: Choice, folder: Path) -> TaskUsers | None:
                 f"task_user {choice.user!r} is root; name another user, or set tasks_as_root"
             )
         groups = tuple(os.getgrouplist(found.pw_name, found.pw_gid))
-        return OneUser(TaskUser(found.pw_uid, found.pw_gid, groups))
+        return OneUser(TaskUser(found.pw_uid, found.pw_gid, groups, found.pw_dir, found.pw_name))
     if choice.users:
         return OwnerUsers(folder, uids_of(choice.users))
     if choice.as_root:

@@ -6,6 +6,7 @@ output and are the same in the source and in the kept copy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -42,10 +43,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class IndexGrain:
-    """How fine the index is: an entry covers at most so much time and so many bytes."""
+    """How fine the index is: an entry covers at most so many bytes, and so much time if it has
+    enough bytes by then. So the index costs a bounded part of what it describes."""
 
     seconds: float
     bytes: int
+    # An entry with fewer bytes covers more time, up to so much.
+    bytes_min: int = 0
+    seconds_max: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,9 @@ def index(last: Entry | None, offset: int, now: datetime, grain: IndexGrain) -> 
 
 def _is_full(entry: Entry, offset: int, now: datetime, grain: IndexGrain) -> bool:
     age = (now - entry.first_at).total_seconds()
-    return not 0 <= age < grain.seconds or offset - entry.offset >= grain.bytes
+    size = offset - entry.offset
+    old = age >= (grain.seconds if size >= grain.bytes_min else grain.seconds_max)
+    return old or age < 0 or size >= grain.bytes
 
 
 def start_since(entries: Sequence[Entry], since: datetime, size: int) -> int:

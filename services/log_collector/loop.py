@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from libs.service.loop import Loop, Wake
-from libs.service.prune import Horizon, failed, pruned
+from libs.service.prune import Horizon, failed, pruned, will_prune
 from libs.store.port import Delta, Store, StoreUnavailableError
 from services.log_collector import store
 from services.log_collector.archives.port import Archive, ArchiveError
@@ -61,15 +61,17 @@ class Dropping:
     rows_max: int
     horizon: Horizon
 
+    def __post_init__(self) -> None:
+        will_prune(SERVICE, RUNS)
+
     async def step(self, epoch: int) -> float | None:
         """Drop one batch of runs: each one's files first, then its rows in small transactions, the
         run's own row last, so that a crash in between is repaired by the next step."""
         async with self.database.transaction(epoch=epoch) as tx:
             oldest, wanted = await store.oldest_exit(tx), tx.now - self.keep
-            if oldest is None or oldest >= wanted:
-                self.horizon.nothing()
-                return None
             before = self.horizon.before(oldest, wanted)
+            if before is None:
+                return None
             rows = await store.runs_to_drop(tx, before, self.runs_max)
         try:
             for row in rows:

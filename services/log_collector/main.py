@@ -72,7 +72,7 @@ def build(
         loops=(
             copy_loop(ports.store, collector),
             record_loop(recorder),
-            drop_loop(dropping, settings.drop_tick_seconds),
+            drop_loop(dropping, settings.prune_tick_seconds),
         ),
         on_lead=collector.lead,
         tasks=source.tasks(),

@@ -73,9 +73,12 @@ class LogCollectorSettings(BaseServiceSettings):
     idle_seconds_for_each: float = Field(default=0.001, ge=0)
     linger_seconds: float = Field(default=2.0, ge=0)
 
-    # The index of times: one entry covers at most so long or so many bytes.
+    # The index of times: one entry covers at most so many bytes, and so long once it has the least
+    # of bytes, at most the longer time. `logs --since` is as fine as that.
     index_seconds: float = Field(default=10.0, gt=0)
     index_bytes: int = Field(default=16_777_216, ge=4096)
+    index_bytes_min: int = Field(default=32_768, ge=0)
+    index_seconds_max: float = Field(default=120.0, gt=0)
 
     # Answers: bytes of one (below the bus's payload limit), and what is searched for last lines.
     reply_bytes_max: int = Field(default=524_288, ge=1024, le=524_288)
@@ -87,7 +90,6 @@ class LogCollectorSettings(BaseServiceSettings):
     # Output of ended runs is dropped after so long.
     keep_days: float = Field(default=90.0, gt=0)
     drop_runs_max: int = Field(default=100, ge=1)
-    drop_tick_seconds: float = Field(default=3600.0, gt=0)
 
     @model_validator(mode="after")
     def _source_is_complete(self) -> Self:
@@ -129,7 +131,12 @@ class LogCollectorSettings(BaseServiceSettings):
 
     def grain(self) -> IndexGrain:
         """How fine the index is."""
-        return IndexGrain(seconds=self.index_seconds, bytes=self.index_bytes)
+        return IndexGrain(
+            seconds=self.index_seconds,
+            bytes=self.index_bytes,
+            bytes_min=self.index_bytes_min,
+            seconds_max=max(self.index_seconds, self.index_seconds_max),
+        )
 
     def bounds(self) -> Bounds:
         """The collector's limits."""

@@ -102,7 +102,7 @@ async def on_task_state_changed(tx: Tx, event: TaskStateChanged) -> None:
     """Learn whose the task is; that never changes, so the first telling is enough."""
     if await tx.get(TaskRow, event.task_id) is not None:
         return
-    task = TaskRow(event.task_id, event.owner, event.team, event.group)
+    task = TaskRow(event.task_id, event.owner, event.team, event.group, heard_at=tx.now)
     tx.put(task)
     heard: set[str] | None = tx.memo.get(_HEARD)
     if heard is not None and task.task_id not in heard:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from libs.contracts.messages import Priority, Unit
@@ -46,6 +46,8 @@ class TaskRow:
     owner: str
     team: str
     group: str
+    # When it was heard of; None once a prune has found a run of it, with the last of which it goes.
+    heard_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +123,16 @@ async def newest_use(tx: Tx, limit: int) -> Sequence[RunRow]:
 
 
 def old_rows(keep: timedelta) -> tuple[Old, ...]:
-    """What quota forgets: the ledger's runs, and tasks of which no run is left."""
+    """What quota forgets: the ledger's runs, tasks of which no run is left, and tasks that never
+    ran."""
     return (
         Old("runs", keep, lambda tx: oldest_of(tx, RunRow, "ended_at", *_HAS_ENDED), drop_runs),
+        Old("tasks", keep, lambda tx: oldest_of(tx, TaskRow, "heard_at", *_HEARD), drop_tasks),
     )
 
 
 _HAS_ENDED = (Where("ended_at", Op.NOT_NULL),)
+_HEARD = (Where("heard_at", Op.NOT_NULL),)
 
 
 async def drop_runs(tx: Tx, before: datetime, limit: int) -> int:
@@ -147,4 +152,25 @@ async def drop_runs(tx: Tx, before: datetime, limit: int) -> int:
         for task_id in task_ids:
             if task_id not in left:
                 tx.delete(TaskRow, task_id)
+    return len(old)
+
+
+async def drop_tasks(tx: Tx, before: datetime, limit: int) -> int:
+    """Drop tasks without any run; returns how many it dealt with. Those with runs go with their
+    last run: each is looked at once.
+
+    A task that waits for longer than this is dropped as well: its next change of state tells again
+    whose it is.
+    """
+    old = await tx.select(
+        TaskRow, Where("heard_at", Op.LT, before), order_by=[Order("heard_at")], limit=limit
+    )
+    if old:
+        runs = await tx.select(RunRow, Where("task_id", Op.IN, [row.task_id for row in old]))
+        ran = {row.task_id for row in runs}
+        for row in old:
+            if row.task_id in ran:
+                tx.put(replace(row, heard_at=None))
+            else:
+                tx.delete(TaskRow, row.task_id)
     return len(old)

@@ -49,6 +49,11 @@ class Task(Base, table=True):
     owner: str
     team: str
     group: str
+    heard_at: datetime | None = time_column()
+    __table_args__ = (
+        # Tasks that go with their last run are not in it.
+        sa.Index("task_heard", "heard_at", postgresql_where=sa.text("heard_at IS NOT NULL")),
+    )
 
 
 class Run(Base, table=True):

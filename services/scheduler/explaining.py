@@ -22,6 +22,7 @@ from libs.contracts.messages import (
     Explain,
     ExplainReply,
     Forecast,
+    ReasonCode,
     Refusal,
     RefusalCode,
     TaskState,
@@ -40,7 +41,8 @@ SECONDS = Histogram("shiftwork_scheduler_explain_seconds", "Duration of one expl
 UNANSWERED = Counter(
     "shiftwork_scheduler_explains_unanswered_total", "Explanations cut short", ["why"]
 )
-HELD_UP = "the decisions about its group are held up"
+HELD_UP = "the decisions about it are held up"
+TOO_LARGE = "it cannot start as it is"
 BUSY = "many explanations are asked for now; ask again"
 
 
@@ -87,9 +89,13 @@ class Explaining:
         index = self._brain.index
         task = index.tasks.get(query.task_id)
         if task is None:
-            return await self._ended(query.task_id)
+            return await self._not_there(query.task_id)
         if task.state is not TaskState.QUEUED:
             return of_row(index, task, self._ports.clock.now())
+        if task.reason.code is ReasonCode.EVENT_TOO_LARGE:
+            # Known only from the commit that failed: ``decide`` would start it.
+            reply = of_row(index, task, self._ports.clock.now())
+            return reply.model_copy(update={"forecast": Forecast(unknown=TOO_LARGE)})
         key = self._brain.version, task.id
         shared = self._asked.get(key)
         if shared is None:
@@ -122,7 +128,7 @@ class Explaining:
         index, now = self._brain.index, self._ports.clock.now()
         task = index.tasks.get(task_id)
         if task is None:
-            return await self._ended(task_id)
+            return await self._not_there(task_id)
         try:
             with SECONDS.time():
                 reply = await forks.ask(lambda: work(index, task, now, seconds), seconds)
@@ -136,18 +142,32 @@ class Explaining:
         UNANSWERED.labels("busy" if why is BUSY else "no time").inc()
         task = self._brain.index.tasks.get(task_id)
         if task is None:
-            return await self._ended(task_id)
+            return await self._not_there(task_id)
         reply = of_row(self._brain.index, task, self._ports.clock.now())
         return self._held_up(task, reply.model_copy(update={"forecast": Forecast(unknown=why)}))
 
     def _held_up(self, task: Task, reply: ExplainReply) -> ExplainReply:
         """Where what is decided about the group is refused, nothing that was found out counts."""
-        why = self._brain.refusals.why(task.group)
+        apart = self._brain.apart.group(task.group)
+        why = apart.reason if apart else self._brain.refusals.why(task.group)
         if why is None:
             return reply
         general = of_row(self._brain.index, task, self._ports.clock.now()).remedies
         update = {"reason": why, "remedies": general, "forecast": Forecast(unknown=HELD_UP)}
         return reply.model_copy(update=update)
+
+    async def _not_there(self, task_id: str) -> ExplainReply:
+        """What is known of a task that the index is without."""
+        apart = self._brain.apart.task(task_id)
+        if apart is None:
+            return await self._ended(task_id)
+        return ExplainReply(
+            # What the store cannot decode has no state: the gateway's own row says one.
+            state=apart.row.state if apart.row else TaskState.UNSPECIFIED,
+            reason=apart.reason,
+            forecast=Forecast(unknown=HELD_UP),
+            explained_at=self._ports.clock.now(),
+        )
 
     async def _ended(self, task_id: str) -> ExplainReply:
         """The last word about a task that is not there any more."""

@@ -1,9 +1,10 @@
 """Work on a copy of this process: what is asked of the working set costs the leader one fork().
 
-Called by ``explaining.py`` (from the event loop) and, inside such a copy, by the explanation
-itself, which gives each trial a copy of its own. A copy shares the memory until one side writes,
-so nothing is serialized and the leader's turn is not taken. It computes, writes its answer into a
-pipe and ends; it never returns to the event loop and touches none of the leader's connections.
+Called by ``explaining.py`` and ``policy_commands.py`` (from the event loop) and, inside such a
+copy, by the explanation itself, which gives each trial a copy of its own. A copy shares the memory
+until one side writes, so nothing is serialized and the leader's turn is not taken. It computes,
+writes its answer into a pipe and ends; it never returns to the event loop and touches none of the
+leader's connections.
 
 The copy ends by itself after its time (an alarm), so it outlives neither its question nor, for
 long, a leader that was killed. Its descriptors are closed first: a database connection that stayed

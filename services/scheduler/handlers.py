@@ -12,6 +12,7 @@ from prometheus_client import Counter
 
 from libs.contracts.base import Message
 from libs.contracts.ids import NodeId, TaskId
+from libs.contracts.inventories import is_old
 from libs.contracts.messages import (
     CheckpointSaved,
     GoalChanged,
@@ -68,7 +69,7 @@ async def _early(tx: Tx, task_id: str) -> Early | None:
     if await store.ended(tx, task_id) is not None:
         _dropped(Drop.ENDED_TASK)
         return None
-    return await tx.get(Early, task_id) or Early(TaskId(task_id))
+    return await tx.get(Early, task_id) or Early(TaskId(task_id), first_at=tx.now)
 
 
 def goal_changed_handler(policy: PolicySettings) -> Callable[[Tx, GoalChanged], Awaitable[None]]:
@@ -148,6 +149,7 @@ async def on_node_changed(tx: Tx, event: NodeChanged) -> None:
             removed=event.removed,
             labels=tuple(sorted(node.labels.items())),
             taints=tuple(sorted(node.taints)),
+            changed_at=tx.now,
         )
     )
 
@@ -155,18 +157,10 @@ async def on_node_changed(tx: Tx, event: NodeChanged) -> None:
 async def on_inventory_listed(tx: Tx, event: InventoryListed) -> None:
     """Note a full list of nodes: what fits none of them can be told so."""
     known = await tx.get(Inventory, event.runtime)
-    if known is not None and _is_old(known, event):
+    if known is not None and is_old(event, kept_version=known.version, kept_at=known.listed_at):
         _dropped(Drop.OLD_VERSION)
     else:
         tx.put(Inventory(event.runtime, event.node_ids, event.listed_at, event.version))
-
-
-def _is_old(known: Inventory, event: InventoryListed) -> bool:
-    """Versions decide: the launcher's clock may have been set back. A launcher from before there
-    were versions says 0, and its clock has to do."""
-    if event.version:
-        return known.version >= event.version
-    return known.listed_at >= event.listed_at
 
 
 async def on_quota_changed(tx: Tx, event: QuotaChanged) -> None:

@@ -2,29 +2,51 @@
 
 Wired in ``main.py``. The leader keeps the working set in memory: loaded when it begins to lead,
 then followed commit by commit. A round in which nothing changed and no deadline came is skipped.
+
+A defect harms as little as can be told: a decision, an urgent task, a node group, a row. What fails
+is left out for a while (``refusals.py``), everything else goes on, and the process stays up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from datetime import datetime
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from itertools import groupby
 from pathlib import Path
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from libs.contracts.envelope import EVENT_BYTES_MAX
+from libs.contracts.messages import ReasonCode
 from libs.service import observe
 from libs.service.shape import Ports
-from libs.store.port import ConflictError, Delta
-from services.scheduler import store
+from libs.store.port import (
+    DatabaseFaultError,
+    Delta,
+    EventTooLargeError,
+    StoreUnavailableError,
+    TermOverError,
+)
+from services.scheduler import set_apart, store
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.index import Index
-from services.scheduler.domain.model import Plan, PolicySettings
+from services.scheduler.domain.model import Assign, Hold, Plan, PolicySettings, Task
 from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.proof.isolate import Sifted, sound_part
+from services.scheduler.domain.proof.isolate import (
+    Decide,
+    Sifted,
+    of_groups,
+    raised,
+    sound_plan,
+)
 from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.why import reason
 from services.scheduler.refusals import Refusals
 from services.scheduler.replay import write_dump
+from services.scheduler.set_apart import Apart
 
 DECIDED = Counter("shiftwork_scheduler_decisions_total", "Decisions committed", ["kind"])
 VIOLATIONS = Counter(
@@ -33,12 +55,22 @@ VIOLATIONS = Counter(
 REFUSED = Counter(
     "shiftwork_scheduler_plans_refused_total", "Plans not committed, or not all of them", ["why"]
 )
+# A series that begins at its first event shows alerts no increase.
+for _why in ("violation", "error", "conflict", "too large"):
+    REFUSED.labels(_why)
 QUEUED = Gauge("shiftwork_scheduler_queue_length", "Tasks that wait")
 DECIDE_SECONDS = Histogram("shiftwork_scheduler_decide_seconds", "Duration of one decision round")
 
-Decide = Callable[[Snapshot, datetime], Plan]
+# Nobody's fault here: the database is away, or somebody else leads.
+PASSING = (StoreUnavailableError, DatabaseFaultError, TermOverError)
 # After a plan that the tables refused: they are loaded again; a refusal that stays must not spin.
 CONFLICT_PAUSE_SECONDS = 0.05
+# From so many plans in a row on that the tables refused, each group is committed separately.
+CONFLICTS_TOGETHER_MAX = 2
+# How many are named in one line of the log.
+NAMED_MAX = 20
+# Under which name a round that failed as a whole is noted.
+ROUND = "the round"
 
 
 class Brain:
@@ -53,6 +85,8 @@ class Brain:
         dumps: Path | None = None,
         dumps_max: int = 20,
         refusals_max: int = 5,
+        refusal_backoff_seconds_max: float = 30.0,
+        too_large_retry_seconds: float = 600.0,
         policy_function: Decide = decide,
     ) -> None:
         self._ports = ports
@@ -60,8 +94,11 @@ class Brain:
         self._tick_seconds = tick_seconds
         self._dumps = dumps
         self._dumps_max = dumps_max
+        self._too_large_retry = timedelta(seconds=too_large_retry_seconds)
         self._decide = policy_function
         self._index = Index(policy)
+        # Rows that the index is without.
+        self.apart = Apart()
         # Counts what concerns scheduling: the version that a plan is made for.
         self._version: int = 0
         self._decided_version: int = -1
@@ -70,27 +107,77 @@ class Brain:
         self._stale = False
         # True when the rows are to be loaded again for another reason.
         self._reload = False
-        self.refusals = Refusals(refusals_max)
+        # How many plans in a row the tables refused.
+        self._conflicts = 0
+        # Groups, and tasks about which something urgent is to be decided; and whole rounds.
+        self.refusals, self._refused_tasks, self._failures = (
+            Refusals(refusals_max, tick_seconds, refusal_backoff_seconds_max) for _ in range(3)
+        )
+        # Rows that are set apart and were tried again in vain; their alarm is another.
+        self._retries = Refusals(sys.maxsize, tick_seconds, refusal_backoff_seconds_max)
+        # Which of those that are set apart changed since the last load.
+        self._changed_apart: set[str] = set()
         self._log = observe.log("scheduler")
         ports.store.observe(self._observe)
 
     def _observe(self, delta: Delta) -> None:
-        if self._index.apply(delta.put, delta.deleted):
+        put, deleted = delta.put, delta.deleted
+        if self.apart.rows:
+            # What is set apart is tried again as a whole, by a load.
+            put = tuple(row for row in put if not self._is_apart(row))
+            deleted = tuple(each for each in deleted if each not in self.apart.rows)
+            # Its end does not wait.
+            self._reload = self._reload or len(deleted) < len(delta.deleted)
+        if self._index.apply(put, deleted):
             self._version += 1
+
+    def _is_apart(self, row: object) -> bool:
+        """True for a new version of a row that is set apart: it is to be tried, but a load costs
+        as much as all rows, and a run that saves often changes often."""
+        if type(row) not in self.apart.kinds:
+            return False
+        known = self.apart.rows.get((type(row), set_apart.key_of(row)))
+        if known is None:
+            return False
+        self._changed_apart.add(known.name)
+        if isinstance(row, Task) and isinstance(known.row, Task):
+            # A run that has ended gives its nodes back at once.
+            self._reload = self._reload or bool(known.row.placements and not row.placements)
+        return True
 
     async def lead(self, epoch: int) -> None:
         """Load the working set; a new leader's first step."""
         del epoch
-        self.refusals.clear()
+        for each in (self.refusals, self._refused_tasks, self._failures, self._retries):
+            each.clear()
+        self._changed_apart.clear()
+        self._conflicts = 0
         await self._load()
 
     async def _load(self) -> None:
         """Make the working set what the rows say, with everything to be decided."""
         self._stale = True
-        self._index = await store.load(self._ports.store, self._policy)
+        before = self.apart.rows
+        self._index, self.apart = await store.load(self._ports.store, self._policy)
         self._version += 1
         self._due_at = None
         self._stale = self._reload = False
+        rows = {problem.name: problem for problem in self.apart.rows.values()}
+        tried = {name: [raised(rows[name].error)] for name in self._changed_apart & rows.keys()}
+        self._changed_apart.clear()
+        self._retries.note(tried, self._ports.clock.now())
+        self._retries.passed(self._retries.names - rows.keys())
+        for key, problem in self.apart.rows.items():
+            if key not in before:
+                self._log.error(
+                    "a row cannot be loaded and is set apart",
+                    row=problem.name,
+                    withheld=sorted(self.apart.withheld)[:NAMED_MAX],
+                    exc_info=problem.error,
+                )
+        for key in before.keys() - self.apart.rows.keys():
+            self._log.warning("a row is loaded again, or gone", row=before[key].name)
+        set_apart.count(self.apart)
 
     @property
     def index(self) -> Index:
@@ -123,7 +210,31 @@ class Brain:
 
     async def step(self, epoch: int) -> float | None:
         """One round; returns in how many seconds to make the next, if nothing wakes it before."""
-        if self._stale or self._reload:
+        now = self._ports.clock.now()
+        if (wait := self._failures.next_at(now)) is not None:
+            return (wait - now).total_seconds()
+        try:
+            found = await self._round(epoch)
+        except PASSING:
+            raise
+        except Exception as error:  # noqa: BLE001 - a defect; a process that ends would meet it again
+            return self._fail(error, now)
+        self._failures.passed([ROUND])
+        return found
+
+    def _fail(self, error: Exception, now: datetime) -> float:
+        """A whole round failed, and nobody knows by which group."""
+        self._stale = True
+        REFUSED.labels("error").inc()
+        found = [raised(error)]
+        self.refusals.note(dict.fromkeys(self._index.pools, found), now)
+        self._failures.note({ROUND: found}, now)
+        self._log.error("a round of decisions failed", exc_info=error)
+        return self._tick_seconds
+
+    async def _round(self, epoch: int) -> float:
+        waiting = self._retries.waiting(self._ports.clock.now())
+        if self._stale or self._reload or self._changed_apart - waiting:
             await self._load()
         if self._ports.store.in_doubt:
             # Somebody's commit was not answered: whatever became of it shows here.
@@ -135,28 +246,32 @@ class Brain:
             return self._until_due(now)
         # What this plan is decided on; what changes while it is committed is for the next.
         version = self._version
-        snapshot = self.snapshot()
+        snapshot = replace(
+            self.snapshot(),
+            left_out=self.refusals.waiting(now) | self.apart.groups,
+            left_out_tasks=self._refused_tasks.waiting(now),
+        )
         with DECIDE_SECONDS.time():
-            plan = self._decide(snapshot, now)
+            sifted = sound_plan(snapshot, now, self._decide, check)
+        self.refusals.know(snapshot.pools)
         QUEUED.set(sum(pool.waiting_count() for pool in snapshot.pools.values()))
-        sifted = self._sift(snapshot, plan)
-        plan = sifted.plan
-        acts = bool(plan.decisions or plan.books)
-        # From here to the end of the commit memory is ahead of the rows: it takes for settled what
-        # the commit has still to make true, so that the commit's own changes, which the observer
-        # brings, are for the next round. Whatever ends the commit but success, a cancellation
-        # included, leaves memory stale: it is thrown away, and the next round loads the rows.
-        self._stale = acts
-        self._index.settle(plan)
-        if acts and not await self._commit(plan, epoch):
-            return CONFLICT_PAUSE_SECONDS
         if sifted.violations:
-            # What is left out is tried again in a tick, whether anything changes or not.
-            self._decided_version = -1
-        elif not acts:
+            self._refuse(snapshot, sifted)
+        plan = sifted.plan
+        for part in self._parts(snapshot, plan):
+            try:
+                if not await self._carry_out(part, epoch, settles=part is plan):
+                    return CONFLICT_PAUSE_SECONDS
+            except store.DecisionFailedError as failure:
+                # Nothing of it was stored. The next round decides what goes without it.
+                return await self._put_off(snapshot, part, failure, epoch)
+        self._conflicts = 0
+        self._pass(sifted)
+        if not (plan.decisions or plan.books):
             # After a commit this is not so: the next round, at the latest in a tick, confirms it.
             self._decided_version = version
-        self._due_at = plan.due_at
+        again = (plan.due_at, self.refusals.next_at(now), self._refused_tasks.next_at(now))
+        self._due_at = min((each for each in again if each is not None), default=None)
         return self._until_due(now)
 
     def _until_due(self, now: datetime) -> float:
@@ -165,71 +280,186 @@ class Brain:
             return self._tick_seconds
         return min(self._tick_seconds, max(0.0, (self._due_at - now).total_seconds()))
 
-    def _sift(self, snapshot: Snapshot, plan: Plan) -> Sifted:
-        """The part of the plan with which nothing is wrong; the rest is counted and kept."""
-        sifted = sound_part(snapshot, plan, check) if plan.decisions else Sifted(plan)
-        if sifted.violations:
-            self._refuse(snapshot, sifted)
-        for group, refusal in self.refusals.passed(sifted.plan.looks).items():
+    def _pass(self, sifted: Sifted) -> None:
+        """Note and log what passes again, now that it is committed."""
+        plan = sifted.plan
+        # Groups that were tried, or about which there was nothing to decide.
+        tried = self.refusals.names - plan.left_out - sifted.refused.keys()
+        for group, refusal in self.refusals.passed(tried).items():
             self._log.warning("decisions of a group pass again", group=group, rounds=refusal.count)
-        return sifted
+        tasks = self._refused_tasks
+        for task_id, refusal in tasks.passed(tasks.names - plan.left_out_tasks).items():
+            self._log.warning("decisions of a task pass again", task=task_id, rounds=refusal.count)
 
     def _refuse(self, snapshot: Snapshot, sifted: Sifted) -> None:
-        """Count and tell what is wrong; after so many refusals in a row memory is not trusted."""
-        REFUSED.labels("violation").inc()
+        """Count and log what is wrong; after so many refusals in a row memory is not trusted."""
+        REFUSED.labels("error" if sifted.errors else "violation").inc()
         for violation in sifted.violations:
             VIOLATIONS.labels(violation.fault.name.lower()).inc()
-        held_up = self.refusals.note(sifted.refused, sifted.plan.decided_at)
-        for group, refusal in held_up.items():
+        now = sifted.plan.decided_at
+        of_tasks = {task_id: [each] for task_id, each in sifted.refused_tasks.items()}
+        held_up = self.refusals.note(sifted.refused, now)
+        held_up |= self._refused_tasks.note(of_tasks, now)
+        for name, refusal in held_up.items():
             self._reload = True
             self._log.error(
-                "decisions of a group are held up: the check refuses them again and again",
-                group=group,
+                "decisions of a group are held up: they are refused again and again",
+                group=name if name in sifted.refused else "",
+                task=name if name in of_tasks else "",
                 rounds=refusal.count,
                 since=refusal.since.isoformat(),
                 faults=refusal.faults,
             )
-        if not (held_up or self.refusals.first(sifted.refused) or not sifted.refused):
+        first = self.refusals.first(sifted.refused) or self._refused_tasks.first(of_tasks)
+        if not (held_up or first or not (sifted.refused or of_tasks)):
             # The same again, a moment later.
             return
-        kept = None
-        if self._dumps is not None:
-            now = sifted.plan.decided_at
-            kept = write_dump(self._dumps, snapshot, now, files_max=self._dumps_max)
         self._log.error(
             "plan refused",
             groups=sorted(sifted.refused),
-            violations=[str(violation) for violation in sifted.violations[:20]],
+            tasks=sorted(of_tasks)[:NAMED_MAX],
+            violations=[str(violation) for violation in sifted.violations[:NAMED_MAX]],
             count=len(sifted.violations),
-            snapshot=str(kept) if kept else None,
+            snapshot=self._dump(snapshot, now),
+            exc_info=sifted.errors[0] if sifted.errors else None,
         )
 
-    async def _commit(self, plan: Plan, epoch: int) -> bool:
+    def _dump(self, snapshot: Snapshot, now: datetime) -> str | None:
+        """Keep the snapshot for ``replay``; the file, if there is one."""
+        if self._dumps is None:
+            return None
+        try:
+            kept = write_dump(self._dumps, snapshot, now, files_max=self._dumps_max)
+        except Exception as error:  # noqa: BLE001 - what cannot be decided on may not be written either
+            self._log.warning("snapshot not written", problem=f"{type(error).__name__}: {error}")
+            return None
+        return str(kept) if kept else None
+
+    # Commits.
+
+    def _parts(self, snapshot: Snapshot, plan: Plan) -> Iterator[Plan]:
+        """What is committed at once: everything but the groups that were refused the last time; or,
+        while the tables refuse it, each group's part separately, so that the group which they
+        refuse is found. They come in the order in which they were decided: a part may take from a
+        limit what one before it gave back.
+        """
+        groups = {snapshot.tasks[each.task_id].group for each in plan.decisions}
+        groups.update(book.group for book in plan.books)
+        each_apart = self._conflicts >= CONFLICTS_TOGETHER_MAX
+        alone = groups if each_apart else groups & self.refusals.names
+        if not alone or (len(groups) == 1 and not each_apart):
+            yield plan
+            return
+        for is_alone, some in groupby(sorted({*groups, *plan.looks}), alone.__contains__):
+            for part in ([each] for each in some) if is_alone else (some,):
+                # Parts of one plan: what the others changed was taken into account.
+                yield replace(of_groups(snapshot, plan, part), version=self._version)
+
+    async def _carry_out(self, plan: Plan, epoch: int, *, settles: bool) -> bool:
+        """Commit a plan. False if the tables refused it: then memory is loaded again.
+
+        ``settles``: the plan is about all there was to decide. After a part of a plan the next
+        round evaluates everything again.
+        """
+        if plan.decisions or plan.books:
+            return await self._commit(plan, epoch, settles=settles)
+        if settles:
+            self._index.settle(plan)
+        return True
+
+    async def _commit(self, plan: Plan, epoch: int, *, settles: bool = True) -> bool:
         """Commit the plan if the tables are still those it was made for.
 
         Dying before the commit leaves nothing of it; dying after it leaves all, which the next
-        leader loads.
+        leader loads. DecisionFailedError leaves memory as it is.
         """
         try:
             async with self._ports.store.transaction(epoch=epoch) as tx:
                 await store.commit(tx, plan, version=self._version)
-        except (store.StalePlanError, ConflictError) as problem:
-            # The working set may differ from the tables: believe the tables.
-            self._stale = True
-            REFUSED.labels("conflict").inc()
-            self._log.warning("plan not committed", problem=str(problem))
+                # From here to the end of the commit memory is ahead of the rows: it takes for
+                # settled what the commit has still to make true, so that the commit's own changes,
+                # which the observer brings, are for the next round. Whatever ends the commit but
+                # success, a cancellation included, leaves memory stale: the next round loads the
+                # rows.
+                self._stale = True
+                if settles:
+                    self._index.settle(plan)
+        except DatabaseFaultError as error:
+            # It may be one row's fault, or the whole database's: the caller waits before it tries
+            # again, then each group individually.
+            self._refused_by_tables(plan, error)
+            raise
+        except (StoreUnavailableError, TermOverError, store.DecisionFailedError):
+            raise
+        except Exception as error:  # noqa: BLE001 - a conflict, or a value that no row can hold
+            self._refused_by_tables(plan, error)
             return False
         self._stale = False
         for decision in plan.decisions:
             DECIDED.labels(decision.kind).inc()
         return True
 
+    def _refused_by_tables(self, plan: Plan, error: Exception) -> None:
+        """The working set may differ from the tables: believe the tables."""
+        self._stale = True
+        self._conflicts += 1
+        REFUSED.labels("conflict").inc()
+        problem = f"{type(error).__name__}: {error}"
+        self._log.warning("plan not committed", problem=problem, times=self._conflicts)
+        snapshot = self.snapshot()
+        groups = {
+            task.group for each in plan.decisions if (task := snapshot.tasks.get(each.task_id))
+        }
+        again = groups <= self.refusals.names or self._conflicts > CONFLICTS_TOGETHER_MAX
+        if again and len(groups) == 1:
+            found = raised(error, group=groups.pop())
+            self._refuse(snapshot, Sifted(plan, [found], {found.group: [found]}, errors=[error]))
+
+    async def _put_off(
+        self, snapshot: Snapshot, plan: Plan, failure: store.DecisionFailedError, epoch: int
+    ) -> float:
+        """Leave out, from the next round on, a decision that cannot be carried out; returns in how
+        many seconds to make that round.
+
+        A start whose event is larger than the bus takes is put off, and the task says so. Anything
+        else is a defect: its group is refused, or the task alone if it was an urgent decision.
+        """
+        decision, error = failure.decision, failure.__cause__
+        assert isinstance(error, Exception), "it is raised from what went wrong"
+        task = snapshot.tasks[decision.task_id]
+        if isinstance(error, EventTooLargeError) and isinstance(decision, Assign):
+            REFUSED.labels("too large").inc()
+            self._log.error("a start is put off", task=task.id, problem=str(error))
+            why = reason(ReasonCode.EVENT_TOO_LARGE, bytes=error.size, limit=float(EVENT_BYTES_MAX))
+            until = plan.decided_at + self._too_large_retry
+            hold = Hold(task.id, why, accepted=True, promised=(), not_before_at=until)
+            alone = Plan(self._version, plan.decided_at, (hold,), {task.id: why})
+            try:
+                kept = await self._commit(alone, epoch, settles=False)
+            except store.DecisionFailedError as again:
+                return await self._put_off(snapshot, alone, again, epoch)
+            return 0.0 if kept else CONFLICT_PAUSE_SECONDS
+        violation = raised(error, group=task.group, task_id=task.id)
+        if failure.number < plan.urgent:
+            self._refuse(snapshot, Sifted(plan, [violation], {}, {task.id: violation}, [error]))
+        else:
+            self._refuse(
+                snapshot, Sifted(plan, [violation], {task.group: [violation]}, {}, [error])
+            )
+        return 0.0
+
     async def learn(self, epoch: int) -> float | None:
         """Keep what the disciplines learned since the last time."""
-        learned = self._index.learned()
-        if learned:
-            async with self._ports.store.transaction(epoch=epoch) as tx:
-                await store.save_learned(tx, learned)
-            # Only now: what was not committed is saved the next time.
-            self._index.saved(learned)
+        try:
+            learned = self._index.learned()
+            if learned:
+                async with self._ports.store.transaction(epoch=epoch) as tx:
+                    await store.save_learned(tx, learned)
+                # Only now: what was not committed is saved the next time.
+                self._index.saved(learned)
+        except PASSING:
+            raise
+        except Exception:  # noqa: BLE001 - a defect of the statistics stops nothing else
+            # Predictions are a little poorer after the next start, nothing else.
+            self._log.exception("what was learned is not saved")
         return None

@@ -30,6 +30,8 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
         dumps=settings.dumps,
         dumps_max=settings.dumps_max,
         refusals_max=settings.refusals_max,
+        refusal_backoff_seconds_max=settings.refusal_backoff_seconds_max,
+        too_large_retry_seconds=settings.too_large_retry_seconds,
     )
     commands = Commands(
         decisions_page_max=settings.decisions_page_max,
@@ -79,6 +81,7 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
             prune_loop("scheduler", ports.store, settings, *old_rows(settings)),
         ),
         on_lead=on_lead,
+        warning=lambda: brain.apart.warning,
     )
 
 

@@ -56,10 +56,18 @@ class SchedulerSettings(BaseServiceSettings):
     # After so many refusals in a row of one group's decisions the working set is loaded again, the
     # alarm is raised, and `explain` says so.
     refusals_max: int = Field(default=5, ge=1, le=1000)
+    # A refused group is tried again after a tick, then after twice as long each time, at the latest
+    # after this. Its deadlines, goals and drains do not wait.
+    refusal_backoff_seconds_max: float = Field(default=30.0, gt=0, le=3600)
+    # A task whose assignment is larger than an event may be is tried again after so long.
+    too_large_retry_seconds: float = Field(default=600.0, gt=0)
     decisions_keep_seconds: float = Field(default=90 * 86_400.0, gt=0)
     # The last words of ended tasks. Longer than submit keeps the tasks: what submit says again of
     # a task that is forgotten here would begin anew.
     ended_keep_seconds: float = Field(default=400 * 86_400.0, gt=0)
+    # Facts that came before their tasks. Longer than a submission that was set apart can be
+    # replayed (dead letters are kept for 30 days).
+    early_keep_seconds: float = Field(default=45 * 86_400.0, gt=0)
     # How often what the disciplines learned is saved.
     learn_tick_seconds: float = Field(default=60.0, gt=0)
     # Explanations are made in copies of the process: how many at a time, how many may be asked for

@@ -13,16 +13,25 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from libs.contracts.messages import Reason, TaskStateChanged
-from libs.service.prune import Old, oldest_of
+from libs.service.prune import Old, aged
 from libs.store.port import Op, Order, Store, Tx, Where
 from services.scheduler.domain.apply import Change, applied
 from services.scheduler.domain.facts import Early
 from services.scheduler.domain.index import Index
 from services.scheduler.domain.lifecycle import TERMINAL
 from services.scheduler.domain.marks import Ended, PoolBook
-from services.scheduler.domain.model import Inventory, Limit, Node, Plan, PolicySettings, Task
+from services.scheduler.domain.model import (
+    Decision,
+    Inventory,
+    Limit,
+    Node,
+    Plan,
+    PolicySettings,
+    Task,
+)
 from services.scheduler.domain.outgoing import state_changed
 from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.set_apart import Apart, Problem, Rows, build, sift
 from services.scheduler.settings import SchedulerSettings
 
 WHOLE_NODE = -1
@@ -33,6 +42,15 @@ _RESIDENT = (GroupPolicy, Node, Limit, Inventory, PoolBook, Task, Early)
 
 class StalePlanError(Exception):
     """The tables changed after the plan was made; it is made again."""
+
+
+class DecisionFailedError(Exception):
+    """One decision of a plan cannot be carried out: its cause says why. Nothing was stored."""
+
+    def __init__(self, number: int, decision: Decision) -> None:
+        super().__init__(f"the {decision.kind} of task {decision.task_id} cannot be carried out")
+        self.number = number
+        self.decision = decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +84,37 @@ class DecisionRow:
     decided_at: datetime
 
 
-async def load(store: Store, settings: PolicySettings) -> Index:
-    """Read the working set into memory; the new leader's first step.
+async def load(store: Store, settings: PolicySettings) -> tuple[Index, Apart]:
+    """Read the working set into memory; the new leader's first step. Rows that cannot be decoded,
+    or that the index cannot be built from, are set apart.
 
     What the disciplines learned since it was saved last is lost: predictions are a little poorer
     for a while, nothing else.
     """
+    await store.make_resident(*_RESIDENT)
     async with store.transaction() as tx:
         memories = await tx.select(PoolMemory)
-    await store.make_resident(*_RESIDENT)
+        slots = [
+            slot
+            for lost in store.unreadable(Task)
+            for slot in await tx.select(SlotRow, Where("task_id", Op.EQ, lost.id))
+        ]
     # From here on nothing is awaited: no commit falls between the rows and the index.
-    index = Index(settings)
-    for kind in _RESIDENT:
-        # Nodes and policies first: tasks are put into pools that know them.
-        index.apply(put=store.resident(kind).values())
-        index.refresh()
-    for pool in index.pools.values():
-        pool.recognise()
+    # Nodes and policies first: tasks are put into pools that know them.
+    rows: Rows = {kind: list(store.resident(kind).values()) for kind in _RESIDENT}
+    unreadable = [Problem.unreadable(row) for kind in _RESIDENT for row in store.unreadable(kind)]
+    lost_tasks = {row.id for row in store.unreadable(Task)}
+    held = {slot.node_id for slot in slots if slot.task_id in lost_tasks}
+    apart = Apart.of(unreadable, held)
+    try:
+        index = build(settings, rows, apart.withheld)
+    except Exception:  # noqa: BLE001 - which rows it is, is found out here
+        rows, problems = sift(settings, rows)
+        apart = Apart.of([*unreadable, *problems], held)
+        index = build(settings, rows, apart.withheld)
     for memory in memories:
         index.remember(memory.group, memory.learned)
-    return index
+    return index, apart
 
 
 async def save_learned(tx: Tx, learned: dict[str, dict[str, Any]]) -> None:
@@ -133,6 +162,7 @@ async def commit(tx: Tx, plan: Plan, *, version: int) -> None:
 
     StalePlanError if ``version``, which counts the changes so far, is not the plan's; the database
     refuses a slot with two owners, and the transaction another leader's commit.
+    DecisionFailedError if one of the decisions cannot be carried out: the others may be.
     """
     if plan.version != version:
         raise StalePlanError(f"the plan was made for version {plan.version}, not {version}")
@@ -141,8 +171,11 @@ async def commit(tx: Tx, plan: Plan, *, version: int) -> None:
         task = tasks.get(decision.task_id) or await tx.get(Task, decision.task_id)
         if task is None:
             raise StalePlanError(f"task {decision.task_id} is not there")
-        change = applied(task, decision, plan.decided_at)
-        put_change(tx, task, change)
+        try:
+            change = applied(task, decision, plan.decided_at)
+            put_change(tx, task, change)
+        except Exception as error:
+            raise DecisionFailedError(number, decision) from error
         tasks[task.id] = change.task
         row = DecisionRow(
             no=tx.version * DECISIONS_OF_A_PLAN_MAX + number,
@@ -191,44 +224,27 @@ async def ended_newest(tx: Tx, limit: int) -> list[Ended]:
 
 
 def old_rows(settings: SchedulerSettings) -> tuple[Old, ...]:
-    """What the scheduler forgets: decisions, tasks that ended, and removed nodes."""
-    return (
-        Old(
-            "decisions",
-            timedelta(seconds=settings.decisions_keep_seconds),
-            lambda tx: oldest_of(tx, DecisionRow, "decided_at"),
-            drop_decisions,
-        ),
-        Old(
-            "ended tasks",
-            timedelta(seconds=settings.ended_keep_seconds),
-            lambda tx: oldest_of(tx, Ended, "ended_at"),
-            drop_ended,
-        ),
-    )
+    """What the scheduler forgets: decisions, tasks that ended, facts of tasks that never came, and
+    removed nodes.
 
-
-async def drop_decisions(tx: Tx, before: datetime, limit: int) -> int:
-    """Drop the oldest decisions; returns how many."""
-    old = await tx.select(
-        DecisionRow,
-        Where("decided_at", Op.LT, before),
-        order_by=[Order("decided_at")],
-        limit=limit,
-    )
-    for row in old:
-        tx.delete(DecisionRow, row.no)
-    return len(old)
-
-
-async def drop_ended(tx: Tx, before: datetime, limit: int) -> int:
-    """Drop the last words of tasks that ended first; returns how many.
-
-    By then submit has forgotten them as well (see the settings), so nobody submits them again.
+    When an ended task goes, submit has forgotten it as well (see the settings), so nobody submits
+    it again.
     """
-    old = await tx.select(
-        Ended, Where("ended_at", Op.LT, before), order_by=[Order("ended_at")], limit=limit
+
+    def keep(seconds: float) -> timedelta:
+        return timedelta(seconds=seconds)
+
+    removed = Where("removed", Op.EQ, value=True)
+    return (
+        aged("decisions", keep(settings.decisions_keep_seconds), DecisionRow, ["no"], "decided_at"),
+        aged("ended tasks", keep(settings.ended_keep_seconds), Ended, ["task_id"], "ended_at"),
+        aged("early facts", keep(settings.early_keep_seconds), Early, ["task_id"], "first_at"),
+        aged(
+            "removed nodes",
+            keep(settings.removed_node_keep_seconds),
+            Node,
+            ["id"],
+            "changed_at",
+            removed,
+        ),
     )
-    for row in old:
-        tx.delete(Ended, row.task_id)
-    return len(old)

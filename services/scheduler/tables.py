@@ -127,6 +127,7 @@ class Node(Base, table=True):
     removed: bool
     labels: tuple[tuple[str, str], ...] = json_column(tuple[tuple[str, str], ...])
     taints: tuple[str, ...] = json_column(tuple[str, ...])
+    changed_at: datetime | None = time_column()
 
 
 class Limit(Base, table=True):
@@ -200,6 +201,7 @@ class EarlyFact(Base, table=True):
     goal_revision: int
     priority: Priority = enum_column(Priority)
     priority_revision: int
+    first_at: datetime | None = time_column()
 
 
 class EndedTask(Base, table=True):

@@ -44,7 +44,13 @@ from services.submit.domain.fill import fill_in
 from services.submit.domain.fit import check_quota
 from services.submit.domain.goals import Change, judge_goal, judge_priority, unknown
 from services.submit.domain.model import TERMINAL_STATES, Rules, problem
-from services.submit.domain.validate import check_asker, check_same, refusal, validate
+from services.submit.domain.validate import (
+    check_asker,
+    check_same,
+    refusal,
+    too_many_live,
+    validate,
+)
 from services.submit.store import Draft, Known, NodeRow, TaskRow
 
 MakeId = Callable[[datetime], str]
@@ -58,6 +64,8 @@ class Commands:
     make_id: MakeId
     reemit_tasks_max: int
     create_tasks_max: int
+    # Of one owner.
+    live_tasks_max: int
     pods: PodPolicy = field(default_factory=PodPolicy)
     # The site runs tasks in pods: without an image there is nothing to run.
     needs_image: bool = False
@@ -94,8 +102,10 @@ class Commands:
         known = await store.known_for(tx, [each for each in drafts if not each.unfit])
         replies: list[CreateTaskReply] = []
         for draft in drafts:
-            reply, row = self._judge(draft, known, tx.now)
+            live = await store.live_tasks(tx, draft.command.owner)
+            reply, row = self._judge(draft, known, live, tx.now)
             if row is not None:
+                await store.count_live(tx, row.owner, +1)
                 known.add(row)
                 tx.put(row)
                 tx.emit(_submitted(row))
@@ -109,9 +119,9 @@ class Commands:
         return Draft(command, check_asker(command), task_id, filled)
 
     def _judge(
-        self, draft: Draft, known: Known, now: datetime
+        self, draft: Draft, known: Known, live: int, now: datetime
     ) -> tuple[CreateTaskReply, TaskRow | None]:
-        """The answer, and the new task if it makes one."""
+        """The answer, and the new task if it makes one. ``live``: tasks that the owner has."""
         command, filled = draft.command, draft.filled
         if draft.unfit is not None:
             return CreateTaskReply(refusal=draft.unfit), None
@@ -134,6 +144,8 @@ class Commands:
         )
         if isinstance(spec, Refusal):
             return CreateTaskReply(refusal=spec), None
+        if live >= self.live_tasks_max:
+            return CreateTaskReply(refusal=too_many_live(command.owner, self.live_tasks_max)), None
         row = _new_task(now, draft.task_id, command, spec)
         reply = CreateTaskReply(
             task_id=row.task_id,
@@ -211,6 +223,8 @@ async def on_task_state_changed(tx: Tx, event: TaskStateChanged) -> None:
     if row is None or row.ended or event.version <= row.state_version:
         return
     ended = event.state in TERMINAL_STATES
+    if ended:
+        await store.count_live(tx, row.owner, -1)
     tx.put(
         replace(
             row,

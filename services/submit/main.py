@@ -13,7 +13,7 @@ from libs.service.wiring import Wiring
 from services.submit.handlers import HANDLERS, READS, Commands, MakeId, prepare
 from services.submit.ids import TimeSortedIds
 from services.submit.settings import SubmitSettings
-from services.submit.store import InventoryRow, QuotaRow, ShapeRow, old_rows
+from services.submit.store import InventoryRow, OwnerRow, QuotaRow, ShapeRow, old_rows
 from services.submit.tables import TABLES
 
 
@@ -24,6 +24,7 @@ def build(settings: SubmitSettings, ports: Ports, *, make_id: MakeId | None = No
         rules=settings.rules(),
         make_id=make_id or TimeSortedIds(secrets.randbits),
         create_tasks_max=settings.create_tasks_max,
+        live_tasks_max=settings.live_tasks_per_user_max,
         reemit_tasks_max=settings.reemit_tasks_max,
         pods=read_policy(policy_file) if policy_file else PodPolicy(),
         needs_image=policy_file is not None,
@@ -31,7 +32,7 @@ def build(settings: SubmitSettings, ports: Ports, *, make_id: MakeId | None = No
 
     async def on_lead(_epoch: int) -> None:
         """What every new task is compared with is small: keep it in memory."""
-        await ports.store.make_resident(InventoryRow, ShapeRow, QuotaRow)
+        await ports.store.make_resident(InventoryRow, ShapeRow, QuotaRow, OwnerRow)
 
     return Service(
         name="submit",
@@ -46,7 +47,10 @@ def build(settings: SubmitSettings, ports: Ports, *, make_id: MakeId | None = No
                 "submit",
                 ports.store,
                 settings,
-                *old_rows(timedelta(seconds=settings.tasks_keep_seconds)),
+                *old_rows(
+                    timedelta(seconds=settings.tasks_keep_seconds),
+                    timedelta(seconds=settings.removed_node_keep_seconds),
+                ),
             ),
         ),
     )

@@ -49,6 +49,8 @@ class SubmitSettings(BaseServiceSettings):
     # scheduler keeps the last words of ended tasks longer.
     tasks_keep_seconds: float = Field(default=365 * 86_400.0, gt=0)
 
+    # How many tasks of one user may wait, run or be paused.
+    live_tasks_per_user_max: int = Field(default=5_000, ge=1)
     # How many tasks one command may ask for.
     create_tasks_max: int = Field(default=1000, ge=1, le=10_000)
     # How many tasks, newest first, a reemit says again.

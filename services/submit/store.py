@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from libs.contracts.inventories import is_old
 from libs.contracts.messages import (
     CreateTask,
     Goal,
@@ -18,7 +19,7 @@ from libs.contracts.messages import (
     TaskState,
     Unit,
 )
-from libs.service.prune import Old, oldest_of
+from libs.service.prune import Old, aged
 from libs.store.port import Op, Order, Tx, Where
 from services.submit.domain.model import Facts, Shape
 
@@ -56,8 +57,18 @@ class TaskRow:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerRow:
+    """How many live tasks somebody has: kept in step with TaskRow, so that a new task costs no
+    counting. There is no row for none."""
+
+    owner: str
+    live_tasks: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeRow:
-    """The last thing heard of one node; a removed one stays, so that old news is known as old."""
+    """The last thing heard of one node; a removed one stays a while, so that old news is known as
+    old."""
 
     node_id: str
     version: int
@@ -66,6 +77,8 @@ class NodeRow:
     gpus: int
     cpus: float
     memory_bytes: int
+    # When submit heard of it; None: before this was noted.
+    changed_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +205,21 @@ async def _known(tx: Tx, commands: Sequence[CreateTask]) -> Known:
     return found
 
 
+async def live_tasks(tx: Tx, owner: str) -> int:
+    """How many tasks of this owner have not ended."""
+    row = await tx.get(OwnerRow, owner)
+    return row.live_tasks if row is not None else 0
+
+
+async def count_live(tx: Tx, owner: str, change: int) -> None:
+    """A task of this owner was made, or has ended."""
+    count = await live_tasks(tx, owner) + change
+    if count > 0:
+        tx.put(OwnerRow(owner, count))
+    else:
+        tx.delete(OwnerRow, owner)
+
+
 async def newest_tasks(tx: Tx, limit: int) -> Sequence[TaskRow]:
     """The newest tasks, oldest of them first (ids sort by time)."""
     rows = await tx.select(TaskRow, order_by=[Order("task_id", descending=True)], limit=limit)
@@ -223,7 +251,16 @@ async def record_node(tx: Tx, node: Node, *, version: int, removed: bool) -> Non
     before = await tx.get(NodeRow, node.id)
     if before is not None and before.version >= version:
         return
-    after = NodeRow(node.id, version, removed, node.group, node.gpus, node.cpus, node.memory_bytes)
+    after = NodeRow(
+        node.id,
+        version,
+        removed,
+        node.group,
+        node.gpus,
+        node.cpus,
+        node.memory_bytes,
+        changed_at=tx.now,
+    )
     tx.put(after)
     if before is not None and not before.removed:
         await _count(tx, before, -1)
@@ -238,19 +275,13 @@ async def record_node(tx: Tx, node: Node, *, version: int, removed: bool) -> Non
 async def record_inventory(tx: Tx, event: InventoryListed) -> None:
     """Note a full list. Once one is complete, the inventory stays known."""
     before = await tx.get(InventoryRow, event.runtime)
-    if before is not None and (not before.missing or _is_old(before, event)):
+    if before is not None and (
+        not before.missing or is_old(event, kept_version=before.version, kept_at=before.listed_at)
+    ):
         return
     known = {row.node_id for row in await tx.select(NodeRow)}
     missing = tuple(node_id for node_id in event.node_ids if node_id not in known)
     tx.put(InventoryRow(event.runtime, event.listed_at, missing, event.version))
-
-
-def _is_old(known: InventoryRow, event: InventoryListed) -> bool:
-    """Versions decide: the launcher's clock may have been set back. A launcher from before there
-    were versions says 0, and its clock has to do."""
-    if event.version:
-        return known.version >= event.version
-    return known.listed_at >= event.listed_at
 
 
 async def record_quota(tx: Tx, quota: Quota, *, version: int, removed: bool) -> None:
@@ -296,21 +327,11 @@ def _quota(row: QuotaRow) -> Quota:
     )
 
 
-def old_rows(keep: timedelta) -> tuple[Old, ...]:
-    """What submit forgets: tasks that ended, and with them the keys that made them."""
+def old_rows(keep: timedelta, removed_keep: timedelta) -> tuple[Old, ...]:
+    """What submit forgets: tasks that ended, and with them the keys that made them; and removed
+    nodes."""
+    ended, removed = Where("ended_at", Op.NOT_NULL), Where("removed", Op.EQ, value=True)
     return (
-        Old("tasks", keep, lambda tx: oldest_of(tx, TaskRow, "ended_at", *_HAS_ENDED), drop_tasks),
+        aged("tasks", keep, TaskRow, ["task_id"], "ended_at", ended),
+        aged("removed nodes", removed_keep, NodeRow, ["node_id"], "changed_at", removed),
     )
-
-
-_HAS_ENDED = (Where("ended_at", Op.NOT_NULL),)
-
-
-async def drop_tasks(tx: Tx, before: datetime, limit: int) -> int:
-    """Drop the tasks that ended first; returns how many."""
-    old = await tx.select(
-        TaskRow, Where("ended_at", Op.LT, before), order_by=[Order("ended_at")], limit=limit
-    )
-    for row in old:
-        tx.delete(TaskRow, row.task_id)
-    return len(old)

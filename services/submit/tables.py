@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from libs.contracts.messages import Goal, Priority, TaskSpec, TaskState, Unit
 from libs.store.columns import enum_column, json_column, key_column, time_column
 from libs.store.tables import Tables, partial_unique, table_base
-from services.submit.store import InventoryRow, NodeRow, QuotaRow, ShapeRow, TaskRow
+from services.submit.store import InventoryRow, NodeRow, OwnerRow, QuotaRow, ShapeRow, TaskRow
 
 SCHEMA = "submit"
 Base = table_base(SCHEMA)
@@ -58,6 +58,13 @@ class Task(Base, table=True):
     )
 
 
+class Owner(Base, table=True):
+    """``OwnerRow``."""
+
+    owner: str = key_column()
+    live_tasks: int
+
+
 class Node(Base, table=True):
     """``NodeRow``."""
 
@@ -68,6 +75,7 @@ class Node(Base, table=True):
     gpus: int
     cpus: float
     memory_bytes: int
+    changed_at: datetime | None = time_column()
 
 
 class NodeShape(Base, table=True):
@@ -108,6 +116,7 @@ TABLES = Tables(
     schema=SCHEMA,
     rows={
         TaskRow: Task,
+        OwnerRow: Owner,
         NodeRow: Node,
         ShapeRow: NodeShape,
         InventoryRow: Inventory,

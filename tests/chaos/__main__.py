@@ -1,5 +1,6 @@
 """``make chaos``: kill and freeze every part of a real platform, while people pause, stop,
-re-prioritise and drain; then judge what happened. ``--full-disk`` (root) fills its disk, too.
+re-prioritise and drain; then judge what happened. Where a small disk can be mounted (root), the
+platform lies on one, which is full now and then; ``--no-full-disk`` leaves that out.
 
     python -m tests.chaos --seconds 120 [--seed 7]
 
@@ -16,6 +17,7 @@ import sys
 import uvloop
 
 from tests.chaos.chaos import Plan, play, say
+from tests.harness.small_disk import can_mount
 
 
 def main() -> int:
@@ -24,11 +26,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument(
-        "--full-disk", action="store_true", help="a small disk, full now and then (root)"
+        "--full-disk",
+        action=argparse.BooleanOptionalAction,
+        default=can_mount(),
+        help="a small disk, full now and then",
     )
     given = parser.parse_args()
     seed = secrets.randbelow(1 << 20) if given.seed is None else given.seed
-    say(f"seed {seed}")
+    disk = "--full-disk" if given.full_disk else "--no-full-disk"
+    say(f"seed {seed} {disk}")
     plan = Plan(seed, given.seconds, nodes=given.nodes, full_disk=given.full_disk)
     report = uvloop.run(play(plan, say))
     say(", ".join(f"{count} {name}" for name, count in report.counts.items()))
@@ -38,7 +44,8 @@ def main() -> int:
     for complaint in report.complaints:
         say(f"  {complaint}")
     say(f"{len(report.complaints)} complaints. Again with the same tasks and faults:")
-    say(f"  python -m tests.chaos --seconds {given.seconds:g} --nodes {given.nodes} --seed {seed}")
+    again = f"--seconds {given.seconds:g} --nodes {given.nodes} --seed {seed} {disk}"
+    say(f"  python -m tests.chaos {again}")
     return 1
 
 

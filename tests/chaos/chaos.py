@@ -27,11 +27,11 @@ from services.allinone.embedded.credentials import NATS_ADMIN
 from services.allinone.place import Options, Place
 from services.launcher.runtimes.ending import end_supervisors
 from tests.chaos import judges
-from tests.chaos.disk import SmallDisk, small_disk
 from tests.chaos.faults import DISK, PARTS, Faults, schedule
 from tests.chaos.people import People
 from tests.chaos.workload import KINDS, Workload
 from tests.harness.checkers import LIVENESS, SAFETY, History, verdict
+from tests.harness.small_disk import SmallDisk, can_mount, small_disk
 
 ENDED = frozenset(("succeeded", "failed", "stopped", "rejected"))
 # Shorter waits than in production, so that a short run sees many retries.
@@ -39,6 +39,7 @@ SETTINGS = {
     "SHIFTWORK_SCHEDULER_RETRY_DELAY_SECONDS": "0.5",
     "SHIFTWORK_SCHEDULER_RETRY_DELAY_SECONDS_MAX": "2",
 }
+DISK_MIB = 768
 SETTLE_SECONDS_MAX = 60.0
 PROGRESS_SECONDS = 5.0
 
@@ -54,8 +55,8 @@ class Plan:
     pause_seconds: tuple[float, float] = (0.5, 4.0)
     heal_seconds_max: float = 180.0
     two_schedulers: bool = True
-    # The platform's folder lies on a small disk, which is full now and then (root).
-    full_disk: bool = False
+    # The platform's folder lies on a small disk, which is full now and then.
+    full_disk: bool = field(default_factory=can_mount)
 
 
 @dataclass
@@ -303,7 +304,11 @@ async def play(plan: Plan, tell: Callable[[str], None]) -> Report:
     """A run in a folder of its own, which stays if there are complaints."""
     report: list[Report] = []
     with scratch("swc-", keep_if=lambda: not report or bool(report[0].complaints)) as folder:
-        small = small_disk(folder / "platform") if plan.full_disk else contextlib.nullcontext()
+        small = (
+            small_disk(folder / "platform", DISK_MIB)
+            if plan.full_disk
+            else contextlib.nullcontext()
+        )
         with small as disk:
             report.append(await Chaos(plan, folder, tell, disk).run())
     return report[0]

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from services.allinone.composition import WIRINGS
 from services.allinone.dev import Dev
 from services.launcher.runtimes.node import proc
-from tests.chaos.disk import SmallDisk
 from tests.chaos.judges import living_processes
+from tests.harness.small_disk import SmallDisk
 
 SERVERS = ("nats", "postgresql")
 # Every part comes once before any comes twice.

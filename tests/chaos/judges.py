@@ -7,6 +7,7 @@ So an overlap that a judge reports did happen; one that is shorter than a step g
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,9 +22,11 @@ from libs.bus.connection import Credentials
 from libs.bus.topology import DEAD_LETTERS, EVENTS
 from libs.contracts import messages as m
 from libs.contracts.envelope import Envelope
+from services.launcher.runtimes.node.output_writer import LOST
 from tests.harness.checkers import Ack, History, Span
 
 FETCH_MESSAGES = 500
+_GAP = re.compile(r"\[shiftwork: " + LOST.format("([0-9]+)", ".*") + r"\]")
 
 
 @dataclass
@@ -96,7 +99,7 @@ async def keep_history(url: str, admin: Credentials) -> None:
 
 async def envelopes(url: str, admin: Credentials) -> list[Envelope]:
     """Every event since ``keep_history`` in the order of the stream, duplicates included."""
-    return [Envelope.decode(*message) for message in await read_stream(url, admin, EVENTS)]
+    return [Envelope.read_stored(*message) for message in await read_stream(url, admin, EVENTS)]
 
 
 async def dead_letters(url: str, admin: Credentials) -> Iterator[str]:
@@ -152,16 +155,49 @@ def processes_were_announced(history: History, lived: list[Life]) -> Iterator[st
 
 
 def output_is_complete(life: Life, kept: bytes) -> Iterator[str]:
-    """Every recorded line of a rank's output was kept: once, whole, in order."""
+    """Every recorded line of a rank's output was kept once, whole and in order, or belongs to a gap
+    that the output marks with at least as many bytes as are missing (a full disk)."""
     span = life.span
     who = f"{span.task_id} {span.attempt} {span.rank}"
-    lines = [line for line in kept.decode().splitlines() if line.startswith("chaos ")]
-    for number, line in enumerate(lines, 1):
-        if not line.startswith(f"chaos {who} {number} x") or not line.endswith("x" * 80):
-            yield f"output of {who}: line {number} is {line!r}"
+    # The next line; how many bytes of lines from there on may not be there as whole lines.
+    following, lacking = 1, 0
+    after_mark = cut = False
+    for line in kept.decode().splitlines():
+        if gap := _GAP.fullmatch(line):
+            lacking, after_mark, cut = lacking + int(gap[1]), True, False
+            continue
+        ends = after_mark and any(
+            _line(who, number).endswith(f"{line}\n") for number in range(following, life.lines + 2)
+        )
+        after_mark = False
+        if not line.startswith("chaos ") and not cut:
+            lacking += len(line) + 1 if ends else 0
+            continue
+        number = _whole_line(who, line)
+        begun = f"chaos {who} " if lacking else _line(who, following)
+        if not number and not cut and (begun.startswith(line) or line.startswith(begun)):
+            # Only a mark may come next.
+            lacking, cut = lacking + len(line), True
+            continue
+        missing = sum(len(_line(who, each)) for each in range(following, number))
+        if cut or number < following or missing > lacking:
+            yield f"output of {who}: line {following} is {line!r}"
             return
-    if len(lines) < life.lines:
-        yield f"output of {who}: {len(lines)} of {life.lines} lines were kept"
+        following, lacking = number + 1, 0
+    missing = sum(len(_line(who, each)) for each in range(following, life.lines + 1))
+    if cut or missing > lacking:
+        yield f"output of {who}: {following - 1} of {life.lines} lines were kept"
+
+
+def _line(who: str, number: int) -> str:
+    """A line of the output of ``task.py``."""
+    return f"chaos {who} {number} {'x' * 80}\n"
+
+
+def _whole_line(who: str, line: str) -> int:
+    """The number of a whole line; 0 for anything else."""
+    number = line.removeprefix(f"chaos {who} ").partition(" ")[0]
+    return int(number) if number.isdecimal() and f"{line}\n" == _line(who, int(number)) else 0
 
 
 def event_log_is_complete(history: History, log: list[Mapping[str, Any]]) -> Iterator[str]:

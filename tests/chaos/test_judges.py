@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from libs.contracts import messages as m
 from libs.contracts.envelope import Envelope
+from services.launcher.runtimes.node.output_writer import LOST
 from tests.chaos import judges
 from tests.chaos.faults import PARTS, schedule
 from tests.harness.checkers import (
@@ -101,6 +102,40 @@ def test_output_that_is_short_or_out_of_order_is_seen(tmp_path: Path) -> None:
         [*lines[:2], lines[1], lines[2]],
         lines[1:],
         [*lines[:2], lines[2][9:]],
+    ):
+        assert len([*judges.output_is_complete(life, b"".join(wrong))]) == 1
+
+
+def mark(count: int) -> bytes:
+    return f"[shiftwork: {LOST.format(count, 'no space left')}]\n".encode()
+
+
+def test_output_may_lack_what_a_mark_says_and_nothing_more(tmp_path: Path) -> None:
+    start = {"t": "start", "at": 1.0, "step": 0}
+    (life,) = write(tmp_path, start, {"t": "beat", "at": 2.0, "lines": 4})
+    lines = [f"chaos t 1 0 {number} {'x' * 80}\n".encode() for number in (1, 2, 3, 4)]
+    size = len(lines[0])
+    for right in (
+        [lines[0], mark(size), *lines[2:]],
+        [mark(2 * size), *lines[2:]],
+        [*lines[:2], mark(2 * size)],
+        # More than our lines was lost, such as a warning between them.
+        [lines[0], mark(3 * size), *lines[2:]],
+        # A line was cut at the gap's begin, another one at its end.
+        [lines[0], lines[1][:30], b"\n", mark(size), lines[2][30:], lines[3]],
+        [lines[0], mark(size), b"shiftwork: a warning\n", *lines[2:]],
+        [mark(2 * size), lines[2][:40], b"\n", mark(size), lines[3]],
+    ):
+        assert [*judges.output_is_complete(life, b"".join(right))] == []
+    for wrong in (
+        [lines[0], *lines[2:]],
+        [lines[0], mark(size - 1), *lines[2:]],
+        [lines[0], mark(size), lines[3]],
+        [lines[0], lines[2], mark(size), lines[3]],
+        [mark(size), *lines[:2], lines[3]],
+        [lines[0], lines[1][:30], b"\n", *lines[2:]],
+        [*lines[:2], mark(size)],
+        [*lines[:2], mark(2 * size), *lines[1:]],
     ):
         assert len([*judges.output_is_complete(life, b"".join(wrong))]) == 1
 

@@ -136,6 +136,12 @@ CASES: tuple[tuple[str, list[dict[str, str]], str, dict[str, str]], ...] = (
         {"service": "quota", "what": "runs", "severity": "warning"},
     ),
     (
+        "ShiftworkUnreadableRows",
+        [series("shiftwork_unreadable_rows_total", "0x5 1x20", service="submit", kind="TaskRow")],
+        "8m",
+        {"service": "submit", "kind": "TaskRow", "severity": "warning"},
+    ),
+    (
         "ShiftworkDeadLetters",
         [series("shiftwork_dead_letters_total", "0x5 1x20", service="quota")],
         "8m",
@@ -152,6 +158,12 @@ CASES: tuple[tuple[str, list[dict[str, str]], str, dict[str, str]], ...] = (
         [series("shiftwork_scheduler_group_held_up_rounds_total", "0+60x20", group="a100")],
         "8m",
         {"group": "a100", "severity": "critical"},
+    ),
+    (
+        "ShiftworkRowSetApart",
+        [series("shiftwork_scheduler_rows_set_apart", "0x5 1x20", kind="Task")],
+        "8m",
+        {"kind": "Task", "severity": "critical"},
     ),
     (
         "ShiftworkMemoryDiffered",

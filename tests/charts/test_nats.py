@@ -91,7 +91,7 @@ def running(text: str, environment: dict[str, str], folder: Path) -> Generator[s
 
 
 def test_users_are_those_that_the_services_declare() -> None:
-    kept = (CHARTS / "nats" / "files" / "users.conf").read_text()
+    kept = (CHARTS / "nats" / "files" / "accounts.conf").read_text()
     assert kept == nats_config.accounts_block(WIRINGS), "run `make gen`"
 
 

@@ -33,8 +33,9 @@ from libs.bus.provision import provision
 from libs.bus.topology import Topology, permissions_of, topology_of
 from libs.contracts import messages as m
 from libs.contracts.base import Message
-from libs.contracts.envelope import EVENT_BYTES_MAX, Envelope
+from libs.contracts.envelope import BATCH_BYTES_MAX, EVENT_BYTES_MAX, Envelope
 from libs.contracts.registry import ROUTES
+from tests.builders import a_spec, a_task, submitted_event
 from tests.harness.infra import Infra
 from tests.harness.nats_server import NatsServer
 
@@ -379,6 +380,38 @@ async def test_a_large_batch_is_published_and_fetched_whole(world: World) -> Non
     assert set(got) == {f"t-{number}" for number in range(3000)}
 
 
+async def test_a_fetch_is_bounded_by_bytes(world: World) -> None:
+    """Whatever was asked for; what is left comes with the next ones, each once."""
+    submit, scheduler = await world.bus("submit"), await world.bus("scheduler")
+    consumer, spec = scheduler.consumer(), a_spec()
+    env = {"LONG": "x" * (BATCH_BYTES_MAX * 2 // 5)}
+    large = a_task(spec=spec.model_copy(update={"roles": (replaced_env(spec.roles[0], env),)}))
+    sent = [
+        Envelope(id=f"t-{number}", source="submit", time=NOW, message=submitted_event(large))
+        for number in range(5)
+    ]
+    await submit.publish(sent)
+    got: list[str] = []
+    while len(got) < len(sent):
+        batch = await consumer.fetch(10, WAIT_S)
+        sizes = [len(each.raw.body) for each in batch]
+        assert sum(sizes[:-1]) < BATCH_BYTES_MAX
+        await ack_all(batch)
+        got += ids(batch)
+    assert got == [each.id for each in sent]
+    # A pull that stays open has brought its bytes at some time: the next one goes on.
+    for number in range(5, 9):
+        await submit.publish([replace(sent[0], id=f"t-{number}")])
+        batch = await consumer.fetch(10, WAIT_S)
+        assert ids(batch) == [f"t-{number}"]
+        await ack_all(batch)
+    assert await consumer.fetch(10, 0.1) == []
+
+
+def replaced_env(role: m.Role, env: dict[str, str]) -> m.Role:
+    return role.model_copy(update={"env": env})
+
+
 async def test_publishing_nothing_is_nothing(world: World) -> None:
     await (await world.bus("submit")).publish([])
 
@@ -421,6 +454,28 @@ async def test_what_cannot_be_decoded_says_why_and_can_be_set_apart(
     ((_, reason, kept),) = await world.dead_letters()
     assert says in reason
     assert kept == body
+
+
+async def test_a_message_on_the_subject_of_another_service_is_not_read(world: World) -> None:
+    """What headers and body say is the publisher's claim; the server checks the subject alone."""
+    gateway = await world.bus("gateway")
+    usage = m.UsageRecorded(group="g", task_id="t", started_at=NOW, ended_at=NOW)
+    state, assigned = "evt.task.t.state_changed", "evt.run.t.assigned"
+    await world.say(state, goal(1).headers(), goal(1).body())
+    honest = Envelope(id="u", source="quota", time=NOW, message=usage)
+    await world.say(assigned, honest.headers(), honest.body())
+    found = await fetch_all(gateway.consumer(), 2)
+    assert [each.envelope for each in found] == [None, None]
+    assert "belongs on" in found[0].problem
+    assert "was published on" in found[1].problem
+
+
+async def test_a_message_of_a_service_that_does_not_own_it_is_not_read(world: World) -> None:
+    scheduler = await world.bus("scheduler")
+    await world.say(goal(1).subject, goal(1).headers() | {"ce-source": "quota"}, goal(1).body())
+    (bad,) = await scheduler.consumer().fetch(10, WAIT_S)
+    assert bad.envelope is None
+    assert "is published by submit, not by 'quota'" in bad.problem
 
 
 async def test_a_service_says_only_what_it_owns(world: World) -> None:
@@ -607,6 +662,7 @@ async def test_an_assignment_of_8000_nodes_is_an_event_like_any_other(world: Wor
     )
     message = m.RunAssigned(
         task_id="t",
+        owner="ann",
         attempt=1,
         spec=m.TaskSpec(retry=m.RetryPolicy(), preemption=m.PreemptionPolicy()),
         placements=placements,

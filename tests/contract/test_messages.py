@@ -7,7 +7,7 @@ import subprocess
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
@@ -24,6 +24,7 @@ from libs.contracts.registry import ROUTES
 from libs.contracts.subjects import filter_of, subject_of
 
 ROOT = Path(__file__).resolve().parents[2]
+ASCII = st.characters(codec="ascii")
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
 # Protobuf's JSON has nanoseconds; ours has what datetime has. Its years are 1 to 9999.
 TIMES = st.datetimes(datetime(1970, 1, 2), datetime(9000, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001 - bounds
@@ -43,7 +44,7 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
     if origin in (typing.Union, types.UnionType):
         return st.none() | of_type(next(each for each in inner if each is not type(None)))
     if origin is typing.Annotated:
-        return of_type(inner[0])
+        return of_form(inner[1:], of_type(inner[0]))
     if origin is tuple:
         return st.lists(of_type(inner[0]), max_size=2).map(tuple)
     if origin is not None and issubclass(origin, Mapping):
@@ -54,9 +55,18 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
     return of_message(kind) if is_message else SCALARS.get(kind, TIMES)
 
 
+def of_form(metadata: Sequence[Any], other: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Texts of the form that is declared for a field; ``other`` if none is."""
+    forms = [each.pattern for each in metadata if getattr(each, "pattern", None)]
+    return st.from_regex(forms[0].strip("^$"), fullmatch=True, alphabet=ASCII) if forms else other
+
+
 def of_message(kind: type[Message]) -> st.SearchStrategy[Any]:
     """Whole messages, every field drawn."""
-    fields = {name: of_type(field.annotation) for name, field in kind.model_fields.items()}
+    fields = {
+        name: of_form(field.metadata, of_type(field.annotation))
+        for name, field in kind.model_fields.items()
+    }
     return st.fixed_dictionaries(fields).map(lambda values: kind(**values))
 
 
@@ -105,14 +115,16 @@ def test_fields_are_those_of_the_proto(
 
 
 def test_an_envelope_survives_the_bus_and_a_foreign_one_is_named() -> None:
-    from libs.contracts.messages import Goal, GoalChanged
+    from libs.contracts.messages import Goal, GoalChanged, Node, NodeChanged
 
     moment = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
-    message = GoalChanged(task_id="t.1", goal=Goal.STOP, revision=3, changed_at=moment)
+    message = GoalChanged(task_id="t1", goal=Goal.STOP, revision=3, changed_at=moment)
     envelope = Envelope("e1", "submit", moment, message, "00-aa-bb-01")
-    assert Envelope.decode(envelope.headers(), envelope.body()) == envelope
+    assert Envelope.decode(envelope.subject, envelope.headers(), envelope.body()) == envelope
+    assert subject_of(message) == "evt.task.t1.goal_changed"
     # A dot inside an id would be two tokens and miss every filter.
-    assert subject_of(message) == "evt.task.t_1.goal_changed"
+    node = NodeChanged(node_id="n.1", node=Node(id="n.1"), changed_at=moment)
+    assert subject_of(node) == "evt.node.n_1.changed"
     assert filter_of(GoalChanged) == "evt.task.*.goal_changed"
     for headers, body in (
         ({}, envelope.body()),
@@ -122,7 +134,7 @@ def test_an_envelope_survives_the_bus_and_a_foreign_one_is_named() -> None:
         (envelope.headers() | {"ce-time": "yesterday"}, envelope.body()),
     ):
         with pytest.raises(UndecodableError):
-            Envelope.decode(headers, body)
+            Envelope.decode(envelope.subject, headers, body)
 
 
 def test_a_field_of_a_newer_peer_is_ignored() -> None:

@@ -22,7 +22,7 @@ from services.launcher.domain.model import Listing, ObservedRank, RankState
 from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import FakeCluster, Script
 from services.launcher.runtimes.node import proc
-from services.launcher.runtimes.node_client import Machine, NodePlan
+from services.launcher.runtimes.node_client import NodePlan
 from services.launcher.runtimes.port import (
     RunOrder,
     Runtime,
@@ -32,7 +32,7 @@ from services.launcher.runtimes.port import (
 from services.launcher.runtimes.process import ProcessRuntime
 from tests.harness.freezing import freeze
 from tests.kubernetes.cluster_world import ClusterWorld
-from tests.services.launcher.makers import a_node, an_order, run_id
+from tests.services.launcher.makers import a_machine, a_node, an_order, run_id
 from tools.cluster.control_plane import ControlPlane
 
 NODES = 2
@@ -74,7 +74,7 @@ class Processes:
     handles: list[ProcessRuntime] = field(default_factory=list)
 
     def handle(self) -> Runtime:
-        machine = Machine(
+        machine = a_machine(
             self.folder,
             call_seconds=2.0,
             retry_seconds=0.05,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
-from libs.contracts.envelope import Envelope
+from libs.contracts.envelope import BATCH_BYTES_MAX, Envelope
 from libs.contracts.messages import Placement, Reason, ReasonCode, TaskState
 from libs.store import core
 from libs.store.connections import Address, connect
@@ -26,7 +26,10 @@ from libs.store.port import (
     Order,
     Store,
     StoreUnavailableError,
+    UnreadableRow,
+    UnreadableRowError,
     Where,
+    is_full,
 )
 from libs.store.sql import SqlStore
 from tests.libs.store.example import (
@@ -55,6 +58,8 @@ class World:
     new_store: Callable[[], Store]
     # Breaks the connection that holds the leadership.
     cut_leader: Callable[[], Awaitable[None]]
+    # Changes a column of a row by hand: break_row(kind, column, *key).
+    break_row: Callable[..., Awaitable[None]]
     stores: list[Store] = field(default_factory=list)
 
     def store(self) -> Store:
@@ -72,7 +77,10 @@ async def memory_world() -> AsyncIterator[World]:
     async def cut() -> None:
         database.cut_leader("thing")
 
-    yield World(clock, new_store, cut)
+    async def break_row(kind: type[Any], column: str, *key: object) -> None:
+        database.break_row(TABLES, kind, *key, column=column)
+
+    yield World(clock, new_store, cut, break_row)
 
 
 async def sql_world(role: Role) -> AsyncIterator[World]:
@@ -98,7 +106,17 @@ async def sql_world(role: Role) -> AsyncIterator[World]:
             "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
         )
 
-    world = World(clock, new_store, cut)
+    async def break_row(kind: type[Any], column: str, *key: object) -> None:
+        shape = TABLES.shape(kind)
+        broken = {"jsonb": """'{"broken": 1}'""", "text": "'broken'"}
+        same = " AND ".join(f'"{name}" = ${place}' for place, name in enumerate(shape.key, 1))
+        await connection.execute(
+            f"UPDATE thing.{shape.table} SET {column} = {broken[shape.column(column).sql_type]}"
+            f" WHERE {same}",
+            *key,
+        )
+
+    world = World(clock, new_store, cut, break_row)
     yield world
     await connection.close()
 
@@ -160,7 +178,7 @@ async def test_every_kind_of_value_comes_back_equal(store: Store) -> None:
         client_key="näme ☃",
         deadline_at=START + timedelta(days=1),
         reason=Reason(code=ReasonCode.PLACED, numbers={"n": 0.1}, names={"x": "y"}),
-        placements=(Placement(rank=1, gpus=(2, 3)), Placement(node_id="a.b")),
+        placements=(Placement(rank=1, node_id="n1", gpus=(2, 3)), Placement(node_id="a.b")),
         rank=2**40,
         gpus=(),
     )
@@ -456,6 +474,65 @@ async def test_the_outbox_keeps_order_and_envelopes(world: World, store: Store) 
     assert [row_id for row_id, _ in await store.outgoing(2)] == row_ids[:2]
 
 
+@pytest.mark.parametrize("look", [True, False])
+async def test_a_page_of_the_outbox_is_bounded_by_bytes(store: Store, look: bool) -> None:
+    """A page holds what reaches the bound, and one event at least, however large each is."""
+    assert await store.outgoing(10) == []
+    large = "x" * (BATCH_BYTES_MAX * 2 // 5)
+    for version in range(5):
+        async with store.transaction() as tx:
+            tx.emit(an_event(large if version < 4 else "small", version))
+    found = await store.outgoing(10, look=look)
+    assert [each.message.version for _, each in found] == [0, 1, 2]  # type: ignore[attr-defined]
+    assert is_full(found, 10)
+    await store.published([row_id for row_id, _ in found])
+    rest = await store.outgoing(10, look=look)
+    assert [each.message.version for _, each in rest] == [3, 4]  # type: ignore[attr-defined]
+    assert not is_full(rest, 10)
+
+
+async def test_refused_rows_of_the_outbox_wait_apart(world: World, store: Store) -> None:
+    assert await store.outgoing(10) == []
+    async with store.transaction() as tx:
+        for version in range(4):
+            tx.emit(an_event("ada", version))
+    rows = await store.outgoing(10)
+    ids = [row_id for row_id, _ in rows]
+    await store.refuse(ids[:3])
+    world.clock.advance(5)
+    # Refused once is refused, and what is published is not.
+    await store.published(ids[:1])
+    await store.refuse(ids[:2])
+    for look in (True, False):
+        assert await store.outgoing(10, look=look) == rows[3:]
+    assert await world.store().outgoing(10) == rows[3:]
+    assert await store.count_refused() == 2
+    found = await store.refused(0, 10)
+    assert [each.row_id for each in found] == ids[1:3]
+    assert [each.envelope() for each in found] == [envelope for _, envelope in rows[1:3]]
+    assert [each.subject for each in found] == [envelope.subject for _, envelope in rows[1:3]]
+    assert {each.refused_at for each in found} == {START}
+    assert await store.refused(0, 1) == found[:1]
+    assert await store.refused(ids[1], 10) == found[1:]
+    await store.published(ids[1:])
+    assert (await store.count_refused(), await store.refused(0, 10)) == (0, [])
+    # A server that lost them is given them as any other.
+    await store.lead()
+    await store.meet_bus_server("one", 1)
+    assert [row_id for row_id, _ in await store.outgoing(10)] == ids
+
+
+async def test_a_page_of_refused_events_is_bounded_by_bytes(store: Store) -> None:
+    large = "x" * (BATCH_BYTES_MAX * 2 // 5)
+    for version in range(4):
+        async with store.transaction() as tx:
+            tx.emit(an_event(large, version))
+    await store.refuse([row_id for _ in range(2) for row_id, _ in await store.outgoing(2)][:2])
+    await store.refuse([row_id for row_id, _ in await store.outgoing(2)])
+    assert await store.count_refused() == 4
+    assert len(await store.refused(0, 10)) == 3
+
+
 async def test_a_crash_between_publishing_and_marking_sends_the_same_again(
     world: World, store: Store
 ) -> None:
@@ -486,45 +563,78 @@ async def test_the_relay_is_woken_by_a_commit_that_emitted(store: Store) -> None
     assert store.outbox_changed.is_set()
 
 
-async def test_what_was_published_lately_can_be_unpublished(world: World, store: Store) -> None:
-    async with store.transaction() as tx:
-        for version in range(3):
-            tx.emit(an_event(version=version))
-    rows = [row_id for row_id, _ in await store.outgoing(10)]
-    for row_id in rows:
-        await store.published([row_id])
-        world.clock.advance(10)
-    assert await store.outgoing(10) == []
-    # Published 0, 10 and 20 seconds after the start; the first server is met, then another one.
+async def test_what_was_published_lately_can_be_unpublished(store: Store) -> None:
     await store.lead()
-    assert await store.meet_bus_server("", timedelta(hours=1)) == 0
-    assert await store.meet_bus_server("one", timedelta(seconds=-1)) == 0
-    assert await store.meet_bus_server("one", timedelta(hours=1)) == 0
-    assert await store.meet_bus_server("two", timedelta(seconds=10)) == 2
+    rows = await published_in_periods(store, 3)
+    # The first server is met, then another one.
+    assert await store.meet_bus_server("", 10) == 0
+    assert await store.meet_bus_server("one", -1) == 0
+    assert await store.meet_bus_server("one", 10) == 0
+    assert await store.outgoing(10) == []
+    assert await store.meet_bus_server("two", 1) == 2
     assert [row_id for row_id, _ in await store.outgoing(10)] == rows[1:]
-    assert await store.meet_bus_server("two", timedelta(hours=1)) == 0
+    assert await store.meet_bus_server("two", 10) == 0
 
 
-async def test_prune_drops_the_old_and_only_that(world: World, store: Store) -> None:
+async def published_in_periods(store: Store, count: int) -> list[int]:
+    """One event published in each of so many periods; the rows' ids."""
+    found: list[int] = []
+    for version in range(count):
+        if version:
+            await store.next_period()
+        async with store.transaction() as tx:
+            tx.emit(an_event(version=version))
+        found += [row_id for row_id, _ in await store.outgoing(10)]
+        await store.published(found[-1:])
+    return found
+
+
+@pytest.mark.parametrize("days", [4000, -4000])
+async def test_no_clock_decides_what_is_published_again_or_dropped(
+    world: World, store: Store, days: int
+) -> None:
+    await store.lead()
+    assert await store.meet_bus_server("one", 10) == 0
+    first = await published_in_periods(store, 1)
+    world.clock.advance(days * 86_400)
+    second = await published_in_periods(store, 1)
+    world.clock.advance(-days * 86_400)
+    third = await published_in_periods(store, 1)
+    assert await store.prune_outbox(1) == 0
+    assert await store.meet_bus_server("two", 0) == 3
+    assert [row_id for row_id, _ in await store.outgoing(10)] == first + second + third
+
+
+async def test_pruning_the_outbox_drops_old_periods_and_only_what_was_published(
+    store: Store,
+) -> None:
+    await store.lead()
+    rows = await published_in_periods(store, 4)
+    async with store.transaction() as tx:
+        tx.emit(an_event(version=9))
+    unpublished = [row_id for row_id, _ in await store.outgoing(10)]
+    assert await store.prune_outbox(3) == 0
+    assert await store.prune_outbox(1) == 2
+    assert await store.prune_outbox(1) == 0
+    for _ in range(5):
+        await store.next_period()
+    # Never what is unpublished, however old.
+    assert await store.prune_outbox(5) == 1
+    assert [row_id for row_id, _ in await store.outgoing(10)] == unpublished
+    assert await store.meet_bus_server("one", 10) == 1
+    assert [row_id for row_id, _ in await store.outgoing(10)] == [rows[-1], *unpublished]
+
+
+async def test_pruning_the_inbox_drops_the_old_and_only_that(world: World, store: Store) -> None:
+    assert await store.oldest_seen() is None
     async with store.transaction() as tx:
         await tx.unseen(["old"])
-        tx.emit(an_event(version=1))
-        tx.emit(an_event(version=2))
-    rows = [row_id for row_id, _ in await store.outgoing(10)]
-    await store.published(rows[:1])
     world.clock.advance(100)
     async with store.transaction() as tx:
         await tx.unseen(["new"])
-        tx.emit(an_event(version=3))
-    last = [row_id for row_id, _ in await store.outgoing(10)][-1]
-    await store.published([last])
-    limit = START + timedelta(seconds=50)
-    assert await store.prune(published_before=limit, seen_before=limit) == 2
-    assert await store.prune(published_before=limit, seen_before=limit) == 0
-    # Never what is unpublished, however old.
-    assert [row_id for row_id, _ in await store.outgoing(10)] == rows[1:]
-    await store.lead()
-    assert await store.meet_bus_server("one", timedelta(hours=1)) == 1
+    assert await store.oldest_seen() == START
+    assert await store.prune_inbox(START + timedelta(seconds=50)) == 1
+    assert await store.prune_inbox(START + timedelta(seconds=50)) == 0
     async with store.transaction() as tx:
         assert await tx.unseen(["old", "new"]) == {"old"}
 
@@ -598,6 +708,45 @@ async def test_waiting_for_the_leadership_can_be_cancelled(world: World) -> None
         await waiting
     await leading.release()
     assert (await asyncio.wait_for(third.lead(), 2)).epoch > leading.epoch
+
+
+@pytest.mark.parametrize("lands", [True, False])
+async def test_what_became_of_a_commit_that_was_cancelled_midway_is_found_out(
+    world: World, monkeypatch: pytest.MonkeyPatch, lands: bool
+) -> None:
+    """Somebody who waits for it goes away, and the leader leads on: a command whose bus connection
+    was lost. Memory must not go on without a row that is there."""
+    store, seen = world.store(), list[Delta]()
+    epoch = (await store.lead()).epoch
+    await store.make_resident(Job)
+    store.observe(seen.append)
+    honest = store._begin
+
+    async def begin(epoch_: int | None) -> object:
+        session = await honest(epoch_)
+        commit = session.commit
+
+        async def cancelled() -> None:
+            await (commit() if lands else session.rollback())
+            raise asyncio.CancelledError
+
+        monkeypatch.setattr(type(session), "commit", lambda _self: cancelled())
+        return session
+
+    monkeypatch.setattr(store, "_begin", begin)
+    with pytest.raises(asyncio.CancelledError):
+        await put(store, a_job("j1"), epoch=epoch)
+    monkeypatch.undo()
+    assert store.in_doubt
+    assert not seen
+    if lands:
+        with pytest.raises(StoreUnavailableError):
+            await put(store, a_job("j2"), epoch=epoch)
+    await put(store, a_job("j2", client_key="2"), epoch=epoch)
+    names = ["j1", "j2"] if lands else ["j2"]
+    assert sorted(store.resident(Job)) == names
+    assert [row.job_id for delta in seen for row in delta.put] == names
+    assert not store.in_doubt
 
 
 async def test_a_cut_connection_is_noticed_and_another_leads(world: World) -> None:
@@ -830,3 +979,94 @@ async def test_a_resident_table_is_read_in_pages(
     await store.make_resident(Slot, Job)
     assert store.resident(Slot) == {(each.node, each.index): each for each in slots}
     assert len(store.resident(Job)) == 3
+
+
+# Rows that cannot be decoded
+
+
+async def some_jobs(world: World, store: Store, *broken: str, epoch: int | None = None) -> None:
+    """Six jobs, j0 to j5; those that are named are broken by hand."""
+    jobs = (a_job(f"j{n}", client_key=f"{n}", share=float(n)) for n in range(6))
+    await put(store, *jobs, epoch=epoch)
+    for number, job_id in enumerate(broken):
+        await world.break_row(Job, ("spec", "state")[number % 2], job_id)
+
+
+async def test_a_list_survives_rows_that_cannot_be_decoded(world: World) -> None:
+    store, met = world.store(), list[UnreadableRow]()
+    store.on_unreadable(met.append)
+    await some_jobs(world, store, "j1", "j4")
+    async with store.transaction() as tx:
+        assert [row.job_id for row in await tx.select(Job)] == ["j0", "j2", "j3", "j5"]
+        assert [(row.kind, row.id) for row in tx.unreadable] == [(Job, "j1"), (Job, "j4")]
+        assert [row.problem.split(" (")[0] for row in tx.unreadable] == [
+            "column spec cannot be decoded",
+            "column state cannot be decoded",
+        ]
+        assert met == list(tx.unreadable)
+        # The transaction goes on.
+        tx.put(Slot("a", 0, "x"))
+    assert await all_of(store, Slot) == [Slot("a", 0, "x")]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
+async def test_a_limit_counts_the_rows_that_can_be_read(world: World, limit: int) -> None:
+    """Fewer rows than the limit mean that there are no more."""
+    store = world.store()
+    await some_jobs(world, store, "j0", "j1", "j2", "j4")
+    async with store.transaction() as tx:
+        order = [Order("share")]
+        found = [row.job_id for row in await tx.select(Job, order_by=order, limit=limit)]
+        assert found == ["j3", "j5"][:limit]
+        assert [row.id for row in tx.unreadable][:3] == ["j0", "j1", "j2"]
+        assert len(tx.unreadable) == (3 if limit == 1 else 4)
+
+
+async def test_a_row_that_cannot_be_decoded_is_not_taken_for_one_that_is_not_there(
+    world: World,
+) -> None:
+    store = world.store()
+    await some_jobs(world, store, "j1")
+    store = world.store()
+    async with store.transaction() as tx:
+        for _ in range(2):
+            with pytest.raises(UnreadableRowError, match="Job j1: column spec"):
+                await tx.get(Job, "j1")
+    async with store.transaction() as tx:
+        await tx.load(Job, ("j0",), ("j1",), ("j9",))
+        assert await tx.get(Job, "j0") is not None
+        assert await tx.get(Job, "j9") is None
+        with pytest.raises(UnreadableRowError):
+            await tx.get(Job, "j1")
+        # Written anew it is whole again, and it can be deleted.
+        tx.put(a_job("j1", client_key="1"))
+        assert await tx.get(Job, "j1") == a_job("j1", client_key="1")
+    await world.break_row(Job, "spec", "j2")
+    async with store.transaction() as tx:
+        tx.delete(Job, "j2")
+        assert [row.job_id for row in await tx.select(Job)] == ["j0", "j1", "j3", "j4", "j5"]
+        assert tx.unreadable == []
+
+
+async def test_a_resident_table_is_loaded_without_rows_that_cannot_be_decoded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "RESIDENT_PAGE_ROWS", 2)
+    store, met = world.store(), list[str]()
+    store.on_unreadable(lambda row: met.append(row.id))
+    epoch = (await store.lead()).epoch
+    await some_jobs(world, store, "j1", "j5", epoch=epoch)
+    await store.make_resident(Job)
+    assert set(store.resident(Job)) == {"j0", "j2", "j3", "j4"}
+    assert [row.id for row in store.unreadable(Job)] == met == ["j1", "j5"]
+    async with store.transaction(epoch=epoch) as tx:
+        with pytest.raises(UnreadableRowError):
+            await tx.get(Job, "j1")
+        assert [row.job_id for row in await tx.select(Job, Where("share", Op.GT, 3))] == ["j4"]
+        assert [row.id for row in tx.unreadable] == ["j1", "j5"]
+        tx.put(a_job("j1", client_key="1"))
+        tx.delete(Job, "j5")
+    assert list(store.unreadable(Job)) == []
+    async with store.transaction(epoch=epoch) as tx:
+        assert await tx.get(Job, "j1") == a_job("j1", client_key="1")
+        assert await tx.get(Job, "j5") is None

@@ -14,9 +14,9 @@ import pytest
 from services.allinone.composition import WIRINGS
 from services.allinone.provision import PREFIX, ProvisionSettings
 from tests.images.compose import read, secrets_of
-from tools.images.catalog import BY_NAME, DOCKER, ROOT
+from tools.generate_docs import NATS_SERVER
+from tools.images.catalog import BY_NAME, DOCKER
 
-USERS_CONF = ROOT / "deploy" / "k8s" / "charts" / "nats" / "files" / "users.conf"
 SERVICES = {wiring.name.replace("_", "-"): wiring for wiring in WIRINGS}
 BY_SERVICE = pytest.mark.parametrize("name", SERVICES)
 
@@ -149,16 +149,14 @@ def test_no_environment_holds_a_secret_but_the_message_servers(
 
 def test_the_message_server_takes_its_configuration(told: dict[str, Any], secrets: Path) -> None:
     mounted = targets(told["services"]["nats"])
-    assert (DOCKER / mounted["/etc/nats/users.conf"]).resolve() == USERS_CONF
+    config = (DOCKER / mounted["/etc/nats/nats.conf"]).resolve()
+    assert config == NATS_SERVER
     given = dict(
         line.split("=", 1) for line in (secrets / "nats.env").read_text().splitlines() if line
     )
-    wanted = set(re.findall(r"\$(NATS_\w+)", USERS_CONF.read_text()))
+    wanted = set(re.findall(r"\$(NATS_\w+)", config.read_text()))
     assert wanted == set(given)
     server = Path(sys.executable).parent / "nats-server"
-    config = secrets.parent / "nats.conf"
-    config.write_text((DOCKER / "nats-compose.conf").read_text())
-    (secrets.parent / "users.conf").write_text(USERS_CONF.read_text())
     done = subprocess.run(
         [server, "--config", config, "-t"],
         env={"PATH": os.environ["PATH"], **given},

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.allinone.place import Place
+from tests.harness.small_disk import SmallDisk, needs_small_disk, small_disk
 from tests.integration.stage import scratch
 from tests.integration.test_up import Home
 
@@ -20,7 +19,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.server,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk"),
+    needs_small_disk,
 ]
 DISK_MIB, FULL_SECONDS = 512, 10.0
 SCRIPT = """
@@ -33,26 +32,14 @@ echo end
 """
 
 
-class SmallDisk(Home):
+class HomeOnSmallDisk(Home):
     """Data on a disk of its own."""
 
-    @property
-    def disk(self) -> Path:
-        return self.folder / "disk"
+    disk: SmallDisk
 
     @property
     def data(self) -> Path:
-        return self.disk / "data"
-
-    def fill(self) -> None:
-        """Write until nothing more can be written, also where something was freed meanwhile."""
-        with (self.disk / "filler").open("ab", buffering=0) as file:
-            size = 1 << 24
-            while size:
-                try:
-                    file.write(b"x" * size)
-                except OSError:
-                    size //= 2
+        return self.disk.folder / "data"
 
     def sh(self, script: str) -> str:
         words = (
@@ -68,23 +55,20 @@ class SmallDisk(Home):
 
 
 @pytest.fixture
-def home() -> Iterator[SmallDisk]:
-    with scratch() as folder:
-        made = SmallDisk(folder)
+def home() -> Iterator[HomeOnSmallDisk]:
+    with scratch() as folder, small_disk(folder / "disk", DISK_MIB) as disk:
+        made = HomeOnSmallDisk(folder)
+        made.disk = disk
         made.records.mkdir()
-        made.disk.mkdir()
-        mount = ("mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "none", str(made.disk))
-        subprocess.run(mount, check=True)
         try:
             yield made
         finally:
-            (made.disk / "filler").unlink(missing_ok=True)
+            disk.empty()
             with contextlib.suppress(AssertionError):
                 made.run("down", "--now", "--data", str(made.data), check=False)
-            subprocess.run(("umount", "-l", str(made.disk)), check=True)
 
 
-def until(home: SmallDisk, seconds_max: float, *words: str) -> str:
+def until(home: HomeOnSmallDisk, seconds_max: float, *words: str) -> str:
     """What a command says once it succeeds."""
     ends_at = time.monotonic() + seconds_max
     while (done := home.run(*words, check=False)).returncode != 0:
@@ -93,18 +77,20 @@ def until(home: SmallDisk, seconds_max: float, *words: str) -> str:
     return done.stdout
 
 
-def test_a_full_disk_ends_nothing_and_everything_heals_when_there_is_room(home: SmallDisk) -> None:
+def test_a_full_disk_ends_nothing_and_everything_heals_when_there_is_room(
+    home: HomeOnSmallDisk,
+) -> None:
     home.up()
     keeper = Place(home.data).keeper()
     assert keeper is not None
     go, written, leave = (home.folder / name for name in ("go", "written", "leave"))
     task = home.sh(SCRIPT.format(go=go, written=written, leave=leave))
     home.until(task, "running")
-    home.fill()
+    home.disk.fill()
     go.touch()
     ends_at = time.monotonic() + FULL_SECONDS
     while time.monotonic() < ends_at:
-        home.fill()
+        home.disk.fill()
         # Something to do, to say and to store, all of which fails.
         home.run("submit", "--name", "more", "--", "true", check=False)
         time.sleep(0.3)
@@ -113,7 +99,7 @@ def test_a_full_disk_ends_nothing_and_everything_heals_when_there_is_room(home: 
     assert written.exists()
     assert Place(home.data).is_kept()
 
-    (home.disk / "filler").unlink()
+    home.disk.empty()
     leave.touch()
     until(home, 90.0, "ls")
     assert Place(home.data).keeper() == keeper

@@ -56,7 +56,8 @@ async def test_the_second_scheduler_decides_when_the_leader_is_killed() -> None:
             await stage.until_state(before, "running")
 
             assert stage.dev.processes.kill("scheduler", 0)
-            after = await stage.submit("after", "--steps", "60")
+            # Long enough to be seen running, on a busy machine, too.
+            after = await stage.submit("after", "--steps", "300")
             await stage.until_state(after, "running", TAKE_OVER_SECONDS)
             assert await leads(stage, 1)
 

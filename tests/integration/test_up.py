@@ -130,6 +130,24 @@ def test_what_runs_saves_at_down_and_goes_on_at_the_next_up(home: Home) -> None:
     home.down()
 
 
+def test_a_restored_database_commands_the_nodes_again(home: Home) -> None:
+    home.up()
+    home.until(home.submit("before", "--steps", "1"), "succeeded")
+    home.down()
+    backup = home.folder / "backup"
+    subprocess.run(["cp", "-a", home.data / "postgres", backup], check=True)
+    # Each start is a new leader, which the nodes remember and the backup does not.
+    for _ in range(2):
+        home.up()
+        home.down()
+    shutil.rmtree(home.data / "postgres")
+    subprocess.run(["cp", "-a", backup, home.data / "postgres"], check=True)
+
+    home.up()
+    home.until(home.submit("after", "--steps", "1"), "succeeded")
+    home.down()
+
+
 def test_up_that_was_killed_finds_its_tasks_running(home: Home) -> None:
     keeper = home.up()
     task = home.submit("goes-on", "--steps", "200")

@@ -40,7 +40,6 @@ from libs.contracts.reasons import level_name
 from services.scheduler.domain import facts
 from services.scheduler.domain.apply import Change, applied
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.explanation.copies import Copies, copy_of
 from services.scheduler.domain.explanation.explain import explain
 from services.scheduler.domain.index import Index
 from services.scheduler.domain.lifecycle import LEAVING, TERMINAL
@@ -76,6 +75,7 @@ from tests.builders import (
     started_event,
     submitted_event,
 )
+from tests.services.scheduler.domain.explanation.copies import Copies, copy_of
 
 HERE = Path(__file__).parent
 SCENARIOS = sorted(HERE.glob("*.yaml"))

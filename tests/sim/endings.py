@@ -20,10 +20,11 @@ from services.log_collector.tables import TABLES as LOGS
 from services.quota import store as quota
 from services.quota.tables import TABLES as QUOTA
 from services.scheduler import store as scheduler
-from services.scheduler.domain.model import Limit, Task
+from services.scheduler.domain.model import Inventory, Limit, Task
 from services.scheduler.domain.model import Node as SchedulerNode
 from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.tables import TABLES as SCHEDULER
+from services.submit import store as submit
 from services.submit.store import TaskRow as SubmittedRow
 from services.submit.tables import TABLES as SUBMIT
 from tests.harness.checkers import ENDED, LIVENESS, SAFETY, verdict
@@ -104,9 +105,9 @@ def all_capacity_is_free(world: World) -> Iterator[str]:
     kept = [row for kind in kinds for row in rows(world, SCHEDULER, kind)]
     for process in world.of("scheduler"):
         brain = process.service.loops[0].step.__self__  # type: ignore[attr-defined]
-        if not process.alive or world.database.schema("scheduler").leader is None:
-            continue
-        if process.store._leaderships and not process.store._leaderships[-1]._gone.is_set():
+        # A deposed leader that has not heard of it yet may believe what was.
+        leader = world.database.schema("scheduler").leader
+        if process.alive and leader is not None and leader in process.store._leaderships:
             held = brain.snapshot()
             truth = Snapshot.of(
                 tasks=[row for row in kept if isinstance(row, Task)],
@@ -147,14 +148,25 @@ def projections_agree(world: World) -> Iterator[str]:
 
 
 def nodes_and_limits_agree(world: World) -> Iterator[str]:
-    """Everybody knows the nodes as the launcher and the limits as quota has them."""
-    truth = {row.node_id: row.version for row in rows(world, LAUNCHER, launcher.NodeRow)}
+    """Everybody knows nodes and inventory as the launcher and the limits as quota has them."""
+    nodes = rows(world, LAUNCHER, launcher.NodeRow)
+    truth = {row.node_id: row.version for row in nodes}
     for name, known in (
         ("gateway", {r.node_id: r.version for r in rows(world, GATEWAY, gateway.NodeRow)}),
         ("scheduler", {r.id: r.version for r in rows(world, SCHEDULER, SchedulerNode)}),
+        ("submit", {r.node_id: r.version for r in rows(world, SUBMIT, submit.NodeRow)}),
     ):
         if known != truth:
             yield f"the launcher has nodes {truth}, {name} has {known}"
+    listed = sorted(row.node_id for row in nodes if not row.removed)
+    for inventory in rows(world, SCHEDULER, Inventory):
+        if sorted(inventory.node_ids) != listed:
+            yield f"the launcher lists {listed}, the scheduler {inventory}"
+    for first in rows(world, SUBMIT, submit.InventoryRow):
+        if first.missing:
+            yield f"submit waits for nodes of {first}"
+    if sum(row.nodes for row in rows(world, SUBMIT, submit.ShapeRow)) != len(listed):
+        yield f"the launcher lists {listed}, submit {rows(world, SUBMIT, submit.ShapeRow)}"
     limits = {row.version: row.limit for row in rows(world, QUOTA, quota.QuotaRow)}
     heard = {row.version: row.limit for row in rows(world, SCHEDULER, Limit)}
     if limits != heard:

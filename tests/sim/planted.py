@@ -14,8 +14,20 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
+from libs.bus import commands
 from libs.contracts.envelope import Envelope
-from libs.contracts.messages import AckCheckpoint, NodeChanged, PreemptMode
+from libs.contracts.messages import (
+    AckCheckpoint,
+    InventoryListed,
+    NodeChanged,
+    PreemptMode,
+    Priority,
+    ReasonCode,
+    SetPolicy,
+    TaskSpec,
+    TaskState,
+)
+from libs.service import answer
 from libs.service.answer import Answering
 from libs.service.consume import Consumption
 from libs.service.loop import pause
@@ -34,12 +46,22 @@ from services.launcher.runtimes.fake_cluster import FakeRank, FakeRun
 from services.launcher.runtimes.port import RankOrder
 from services.scheduler import handlers as scheduler_handlers
 from services.scheduler import loop as scheduler_loop
+from services.scheduler import set_apart
 from services.scheduler import store as scheduler_store
-from services.scheduler.domain import model
+from services.scheduler.domain import decide, model
+from services.scheduler.domain.explanation import explain as explanation
+from services.scheduler.domain.explanation.explain import explain
+from services.scheduler.domain.explanation.play import Bounds, Play
+from services.scheduler.domain.index import Index
 from services.scheduler.domain.lifecycle import Trigger
-from services.scheduler.domain.model import Kill, Node, Preempt
+from services.scheduler.domain.model import Assign, Kill, Node, Preempt, Task
 from services.scheduler.domain.placement.place import Capacity
-from tests.sim.plan import ENDLESS_STEPS, Plan, Strike
+from services.scheduler.domain.pool import Pool
+from services.scheduler.domain.proof import isolate
+from services.scheduler.domain.snapshot import Snapshot
+from tests.services.scheduler.domain.explanation.copies import Copies, copy_of
+from tests.sim import people
+from tests.sim.plan import ENDLESS_STEPS, Job, Plan, Strike
 from tests.sim.world import World
 
 
@@ -223,6 +245,222 @@ def failing_commits(plan: Plan) -> Plan:
     return replace(plan, jobs=jobs, strikes=strikes)
 
 
+def slow_databases(plan: Plan) -> Plan:
+    """Worlds in which databases are slow and people change their minds often: requests wait."""
+    rng = Random(f"slow databases {plan.seed}")
+    jobs = tuple(
+        replace(job, wishes=tuple((rng.uniform(0, 20), ("pause", "run")[n % 2]) for n in range(6)))
+        for job in plan.jobs
+    )
+    points = replace(plan.points, slow=0.4, slow_seconds_max=4.0)
+    return replace(plan, jobs=jobs, points=points)
+
+
+def late_requests_carried_out() -> contextlib.AbstractContextManager[None]:
+    """A request is carried out whenever its turn comes, whether somebody waits for it or not."""
+    return replaced(
+        (answer, "expired", lambda _until: False), (commands, "expired", lambda _until: False)
+    )
+
+
+class PoisonError(Exception):
+    """What a planted defect raises for one task or group."""
+
+
+class PoisonedWorld(World):
+    """A world in which the platform's own code fails for somebody, and says so in its log."""
+
+    EXPECTED = ("PoisonError", "faults=RAISED")
+
+    def complain(self, text: str) -> None:
+        dies = "died by itself" in text
+        if dies or not any(each in text for each in self.EXPECTED):
+            super().complain(text)
+
+    def poison(self) -> contextlib.AbstractContextManager[None]:
+        """What fails while the world lasts."""
+        raise NotImplementedError
+
+    async def run(self) -> None:
+        with self.poison():
+            await super().run()
+
+
+class PoisonedRowWorld(PoisonedWorld):
+    """The first task cannot be taken into the scheduler's memory while it runs."""
+
+    def poison(self) -> contextlib.AbstractContextManager[None]:
+        honest = Pool.enter
+
+        def enter(self: Pool, task: Task) -> None:
+            if task.spec.name == "job-0" and task.state is TaskState.RUNNING:
+                raise PoisonError("PoisonError")
+            honest(self, task)
+
+        return replaced((Pool, "enter", enter))
+
+
+class ExplainedWorld(World):
+    """A world under ``rotation`` in which somebody keeps asking who is next, and whether that is
+    so: the task that ``explain`` calls the first starts when nodes for one more come."""
+
+    ASK_EVERY_SECONDS = 2.0
+
+    async def run(self) -> None:
+        document = "groups: {default: {policy: rotation}}"
+        self.aside(self.people.insist(SetPolicy(document=document, asked_by="root")))
+        asking = asyncio.get_running_loop().create_task(self._ask())
+        try:
+            await super().run()
+        finally:
+            asking.cancel()
+
+    async def _ask(self) -> None:
+        while True:
+            await pause(self.ASK_EVERY_SECONDS)
+            for process in self.of("scheduler"):
+                if process.alive:
+                    brain = process.service.loops[0].step.__self__  # type: ignore[attr-defined]
+                    self._compare(brain.index, process.clock.now())
+
+    def _compare(self, index: Index, now: datetime) -> None:
+        for task in [each for each in index.tasks.values() if each.state is TaskState.QUEUED]:
+            bounds = Bounds(trials_max=0, rounds_max=1)
+            reply = explain(copy_of(index), task, now, Copies(), bounds).reply
+            first = reply.position == 1 and not reply.promised
+            if first and reply.reason.code is ReasonCode.WAITS_FOR_CAPACITY:
+                started = self._started_on_more_nodes(copy_of(index), task, now)
+                if task.id not in started:
+                    self.complain(f"explain calls {task.id} the first, and {started} start")
+
+    def _started_on_more_nodes(self, index: Index, task: Task, now: datetime) -> list[str]:
+        index.unsettle(task.id)
+        play = Play(index, task.id, now)
+        play.rest()
+        more = [
+            replace(node, id=f"more-{number}", version=1, schedulable=True, ready=True)
+            for number, node in enumerate([*index.nodes.values()][:1] * task.spec.nodes)
+        ]
+        more = [replace(each, draining=False, removed=False, unusable_gpus=()) for each in more]
+        index.apply(put=more)
+        plan = decide.decide(Snapshot.view(index), now)
+        return [each.task_id for each in plan.decisions if isinstance(each, Assign)]
+
+
+def explained_by_submission() -> contextlib.AbstractContextManager[None]:
+    """Who is next is explained by the order of submissions, whatever the group's policy is."""
+    honest = explanation._place
+
+    def place(index: Index, task: Task, now: datetime) -> explanation._Place:
+        found = honest(index, task, now)
+        waiting = (index.tasks[task_id] for _, task_id in found.pool.unserved)
+        before = [each.id for each in waiting if each.submitted_at < task.submitted_at]
+        return replace(found, before=tuple(before), above=0)
+
+    return replaced((explanation, "_place", place))
+
+
+def crowded(plan: Plan) -> Plan:
+    """Worlds in which a few people ask for more than there is, and nobody limits anybody."""
+    rng = Random(f"crowded {plan.seed}")
+    jobs = tuple(
+        replace(
+            job,
+            at=rng.uniform(0, 20),
+            priority=Priority.NORMAL,
+            nodes=1,
+            gpus=None,
+            wishes=(),
+            max_run_seconds=None,
+            program=replace(job.program, steps=8, step_seconds=1.0, fails={}),
+        )
+        for job in plan.jobs
+    )
+    kept = {"crash", "leader deposed", "commits fail", "bus restarts"}
+    strikes = tuple(each for each in plan.strikes if each.kind in kept)
+    return replace(plan, nodes=1, jobs=jobs, orders=(), strikes=strikes)
+
+
+def a_row_that_cannot_be_loaded(plan: Plan) -> Plan:
+    """Worlds in which the first task runs for a while, to an end of its own, beside others."""
+    first, *others = plan.jobs
+    program = replace(first.program, steps=25, step_seconds=1.0, way="exit 75", fails={})
+    first = replace(
+        first, at=0.0, nodes=1, gpus=None, wishes=(), max_run_seconds=None, program=program
+    )
+    return replace(plan, jobs=(first, *others))
+
+
+class PoisonedGroupWorld(PoisonedWorld):
+    """Deciding about a second group of nodes fails; the last task is in it."""
+
+    GROUP = "poisoned"
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        node = self.cluster.nodes["node-0"]
+        self.cluster.join(node.model_copy(update={"id": "node-p", "group": self.GROUP}))
+
+    def poison(self) -> contextlib.AbstractContextManager[None]:
+        honest_share, honest_spec = decide.share, people.spec_of
+        last = self.plan.jobs[-1].name
+
+        def share(round_: Any, pool: Pool, *more: Any) -> None:
+            if pool.group == self.GROUP:
+                raise PoisonError("PoisonError")
+            honest_share(round_, pool, *more)
+
+        def spec_of(job: Job) -> TaskSpec:
+            spec = honest_spec(job)
+            return spec.model_copy(update={"group": self.GROUP}) if job.name == last else spec
+
+        return replaced((decide, "share", share), (people, "spec_of", spec_of))
+
+
+def a_group_that_cannot_be_decided(plan: Plan) -> Plan:
+    """Worlds in which the last task only ends because somebody stops it, as it never starts."""
+    *others, last = plan.jobs
+    program = replace(last.program, steps=ENDLESS_STEPS, step_seconds=3.0, fails={})
+    last = replace(last, nodes=1, gpus=1, copies=1, wishes=(), program=program)
+    return replace(plan, jobs=(*others, last))
+
+
+def bad_rows_not_set_apart() -> contextlib.AbstractContextManager[None]:
+    """One row that cannot be loaded keeps every leader from leading."""
+
+    def sift(settings: Any, rows: Any) -> Any:
+        return rows, []
+
+    return replaced((scheduler_store, "sift", sift))
+
+
+def nodes_of_bad_rows_given_away() -> contextlib.AbstractContextManager[None]:
+    """What a task has whose row is set apart counts as free; the slots of the tables do not
+    object."""
+    honest = set_apart.Apart.of
+
+    def of(problems: Any, held: Any = ()) -> set_apart.Apart:
+        return replace(honest(problems, held), withheld=frozenset())
+
+    return replaced(
+        (set_apart.Apart, "of", staticmethod(of)),
+        (scheduler_store, "_slots", lambda _task: iter(())),
+    )
+
+
+def faults_not_isolated() -> contextlib.AbstractContextManager[None]:
+    """What raises for one group, or a violation in its plan, is the whole round's."""
+
+    def sound_plan(snapshot: Any, now: datetime, decide: Any, check: Any) -> isolate.Sifted:
+        plan = decide(snapshot, now)
+        found = check(snapshot, plan)
+        if found:
+            raise ValueError(found)
+        return isolate.Sifted(plan)
+
+    return replaced((scheduler_loop, "sound_plan", sound_plan))
+
+
 def failed_commits_forgotten() -> contextlib.AbstractContextManager[None]:
     """What a plan looked at counts as done although the plan was not committed."""
     honest = scheduler_loop.Brain.step
@@ -237,7 +475,7 @@ def failed_commits_forgotten() -> contextlib.AbstractContextManager[None]:
 def forgotten_republishing() -> contextlib.AbstractContextManager[None]:
     """A bus server that lost its last seconds is taken for the one it was."""
 
-    async def nothing(_self: Any, _server_id: str, _window: Any) -> int:
+    async def nothing(_self: Any, _server_id: str, _periods: int) -> int:
         return 0
 
     return replaced((MemoryStore, "meet_bus_server", nothing))
@@ -259,7 +497,7 @@ def mark_before_publishing() -> contextlib.AbstractContextManager[None]:
 
     async def once(self: Relay, *, look: bool = True) -> int:
         ports = self.service.ports
-        await ports.store.meet_bus_server(ports.bus.server_id, timedelta(minutes=10))
+        await ports.store.meet_bus_server(ports.bus.server_id, 10)
         rows = await ports.store.outgoing(self.settings.relay_rows_max)
         await ports.store.published([row_id for row_id, _ in rows])
         await ports.bus.publish([envelope for _, envelope in rows])
@@ -283,7 +521,7 @@ def deadlines_in_memory() -> contextlib.AbstractContextManager[None]:
     """A deadline is a timer of the leader that asked, instead of a column."""
     honest = scheduler_loop.Brain._commit
 
-    async def commit(self: Any, plan: model.Plan, epoch: int) -> bool:
+    async def commit(self: Any, plan: model.Plan, epoch: int, **more: Any) -> bool:
         timers = self.__dict__.setdefault("timers", set())
         timers |= {each.task_id for each in plan.decisions if isinstance(each, Preempt)}
         kept = tuple(
@@ -300,7 +538,7 @@ def deadlines_in_memory() -> contextlib.AbstractContextManager[None]:
             if not kept:
                 await pause(0.5)
                 return True
-        return await honest(self, replace(plan, decisions=kept), epoch)
+        return await honest(self, replace(plan, decisions=kept), epoch, **more)
 
     return replaced((scheduler_loop.Brain, "_commit", commit))
 
@@ -404,25 +642,29 @@ def nodes_leave_with_their_runs() -> contextlib.AbstractContextManager[None]:
     return replaced((FakeRuntime, "list", listed))
 
 
+OUTBOX_KEPT_SECONDS = 4.0
+
+
 def outbox_pruned_by_age() -> contextlib.AbstractContextManager[None]:
     """Old rows of the outbox are dropped, published or not."""
-    honest = MemoryStore.prune
+    honest = MemoryStore.prune_outbox
 
-    async def prune(self: MemoryStore, *, published_before: datetime, seen_before: datetime) -> int:
+    async def prune_outbox(self: MemoryStore, periods: int) -> int:
+        before = self._clock.now() - timedelta(seconds=OUTBOX_KEPT_SECONDS)
         schema = self._schema
         for each, row in list(schema.outbox.items()):
-            if row.envelope.time < published_before:
+            if row.envelope.time < before:
                 del schema.outbox[each]
                 schema.unpublished.pop(each, None)
-        return await honest(self, published_before=published_before, seen_before=seen_before)
+        return await honest(self, periods)
 
-    return replaced((MemoryStore, "prune", prune))
+    return replaced((MemoryStore, "prune_outbox", prune_outbox))
 
 
 def long_outages(plan: Plan) -> Plan:
     """Worlds in which the bus is out of reach for longer than the outbox keeps what was published.
     The bus loses nothing, for what is kept so short could not be published again."""
-    short = {"outbox_keep_seconds": 4.0, "prune_tick_seconds": 1.0}
+    short = {"outbox_keep_seconds": OUTBOX_KEPT_SECONDS, "outbox_period_seconds": 1.0}
     outages = tuple(Strike(10.0 + 25.0 * n, "bus stops", seconds=12.0) for n in range(4))
     return replace(
         plan,
@@ -488,6 +730,16 @@ def last_arrival_wins() -> contextlib.AbstractContextManager[None]:
 
     table = {**scheduler_handlers.HANDLERS, NodeChanged: on_node_changed}
     return replaced((scheduler_handlers, "HANDLERS", table))
+
+
+def inventories_by_moment() -> contextlib.AbstractContextManager[None]:
+    """Of two lists of nodes the one counts that bears the later moment, instead of the version."""
+
+    def is_old(event: InventoryListed, *, kept_version: int, kept_at: datetime) -> bool:
+        del kept_version
+        return kept_at >= event.listed_at
+
+    return replaced((scheduler_handlers, "is_old", is_old))
 
 
 def silent_nodes(plan: Plan) -> Plan:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from libs.bus.commands import answer_until
 from libs.bus.memory import MemoryBus
+from libs.bus.port import CommandHandler as BusCommandHandler
+from libs.contracts.base import Message
 from libs.service.loop import pause
 from libs.service.runner import Runner
-from libs.service.shape import Ports, Service
+from libs.service.shape import CommandHandler, Ports, Service
 from libs.service.wiring import Wiring
 from libs.store.memory_database import Point, Schema
-from libs.store.port import StoreUnavailableError
+from libs.store.port import StoreUnavailableError, Tx
 from services.gateway.auth import Mint
 from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import FakeCluster
@@ -55,12 +60,21 @@ class Process:
             source=self.name,
             new_id=lambda: f"{prefix}-{next(ids)}",
         )
-        self.bus = MemoryBus(self.world.broker, self.name, tuple(self.wiring.hears))
+        self.bus = NotingBus(self.world, self.name, tuple(self.wiring.hears))
         settings = self.world.settings[self.name]
         ports = Ports(self.store, self.bus, self.clock)
-        self.service: Service = self.wiring.build(settings, ports, **self._replacements())
+        built: Service = self.wiring.build(settings, ports, **self._replacements())
+        commands = {kind: self._noting(each) for kind, each in built.commands.items()}
+        self.service = replace(built, commands=commands)
         runner = Runner(self.service, settings)
         self.task = asyncio.get_running_loop().create_task(self._run(runner, self.starts))
+
+    def _noting(self, handler: CommandHandler) -> CommandHandler:
+        async def noting(tx: Tx, command: Message) -> Message:
+            self.world.carried_out(command)
+            return await handler(tx, command)
+
+        return noting
 
     async def _run(self, runner: Runner, start: int) -> None:
         try:
@@ -124,6 +138,32 @@ def _causes(problem: BaseException) -> str:
     if isinstance(problem, BaseExceptionGroup):
         return "; ".join(_causes(each) for each in problem.exceptions)
     return repr(problem)
+
+
+class NotingBus(MemoryBus):
+    """Notes until when the requester of each command waits."""
+
+    def __init__(self, world: World, service: str, hears: tuple[type[Message], ...]) -> None:
+        super().__init__(world.broker, service, hears)
+        self._world = world
+
+    @contextlib.asynccontextmanager
+    async def serve(
+        self, handlers: Mapping[type[Message], BusCommandHandler]
+    ) -> AsyncGenerator[None]:
+        def noting(handler: BusCommandHandler) -> BusCommandHandler:
+            async def noted(command: Message) -> Message:
+                # The same object reaches the service's handler.
+                self._world.waits[id(command)] = (command, answer_until.get())
+                try:
+                    return await handler(command)
+                finally:
+                    self._world.waits.pop(id(command), None)
+
+            return noted
+
+        async with super().serve({kind: noting(each) for kind, each in handlers.items()}):
+            yield
 
 
 class _Reach:

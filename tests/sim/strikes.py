@@ -7,9 +7,11 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
+from libs.bus.commands import RequestQueue
 from libs.contracts.messages import Reemit
 from libs.service.loop import pause
-from libs.store.memory_database import BadCommits
+from libs.store.memory_database import BadCommits, Point
+from libs.store.port import StoreUnavailableError
 from tests.sim.plan import Strike
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 COMMITS_FAIL_SHARE = 0.6
 COMMIT_SECONDS_MAX = 3.0
+# Of the commits of commands that go wrong, so many fail; the others are cancelled.
+CUT_SHARE = 0.5
 
 
 def _later(world: World, seconds: float, effect: Callable[[], None]) -> None:
@@ -71,10 +75,28 @@ def _leader_cut(world: World, strike: Strike) -> None:
     world.database.cut_leader(strike.target)
 
 
+class _CutCommits(BadCommits):
+    """Some of the commits that are not answered are cancelled: those of commands, whose connection
+    to the bus is lost midway while the leader leads on."""
+
+    async def reach(self, point: Point) -> None:
+        try:
+            await super().reach(point)
+        except StoreUnavailableError:
+            task = asyncio.current_task()
+            assert task is not None, "it is awaited"
+            work = getattr(task.get_coro(), "__qualname__", "")
+            if work != RequestQueue._in_turn.__qualname__ or self.rng.random() < CUT_SHARE:
+                raise
+            task.cancel()
+            await asyncio.sleep(0)
+            raise
+
+
 def _commits_fail(world: World, strike: Strike) -> None:
     """Commits of a service fail, take long, or take effect without an answer."""
     rng = Random(f"commits {world.plan.seed} {strike.at}")
-    bad = BadCommits(rng, COMMITS_FAIL_SHARE, COMMIT_SECONDS_MAX, pause)
+    bad = _CutCommits(rng, COMMITS_FAIL_SHARE, COMMIT_SECONDS_MAX, pause)
     world.database.bad_commits[strike.target] = bad
 
     def over() -> None:

@@ -41,6 +41,8 @@ from tests.sim.virtual import virtually
 
 LIVENESS_SECONDS_MAX = 1_500.0
 RESTART_SECONDS_MAX = 4.0
+# A command that began in time, behind others of its transaction.
+LATE_SECONDS_MAX = 0.1
 COMPLAINTS_MAX = 100
 EVENTS_MAX = 4_000
 HEALTHY = Faults(latency_s_max=0.01)
@@ -80,6 +82,8 @@ class World:
         self.notes: list[str] = []
         self.accepted: dict[str, Job] = {}
         self.acks: list[Ack] = []
+        # By the command's identity: itself, and until when its requester waits.
+        self.waits: dict[int, tuple[Message, float | None]] = {}
         self.storage: dict[str, tuple[int, str]] = {}
         self.source, self.archive = MemorySource(), MemoryArchive()
         self.database = MemoryDatabase()
@@ -114,6 +118,14 @@ class World:
         if len(self.complaints) < COMPLAINTS_MAX:
             self.complaints.append(text)
             self.note(f"WRONG: {text}")
+
+    def carried_out(self, command: Message) -> None:
+        """A service begins to carry out a command."""
+        _, until = self.waits.get(id(command), (command, None))
+        late = 0.0 if until is None else asyncio.get_running_loop().time() - until
+        if late > LATE_SECONDS_MAX:
+            kind = type(command).__name__
+            self.complain(f"late: {kind} is carried out {late:.1f} s after its requester had gone")
 
     def note(self, text: str) -> None:
         """For the record that ``--verbose`` prints."""

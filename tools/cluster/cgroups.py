@@ -10,7 +10,6 @@ ROOT = Path("/sys/fs/cgroup")
 OURS = "shiftwork-cluster"
 REMOVE_SECONDS = 10.0
 INHERITED = ("cpuset.cpus", "cpuset.mems")
-NEEDED = ("cpu", "memory", "pids")
 
 
 def version() -> int:

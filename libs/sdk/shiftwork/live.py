@@ -53,8 +53,9 @@ class Limits:
     def within(self, fence_after_seconds: float | None) -> Limits:
         """The same limits, with waits so short that one lost answer does not trip the fence.
 
-        An answered poll is a contact. The poll after it may be held for a third, its answer may
-        be awaited for a third, and the last third is left for another request.
+        An answered poll is a contact. The poll after it may be held for a third, with the pause
+        that the platform asks for before it; its answer may be awaited for a third, and the last
+        third is left for another request.
         """
         if not fence_after_seconds:
             return self
@@ -166,11 +167,12 @@ class Live:
             changed = told.get("revision") != revision
             revision = told["revision"] if isinstance(told.get("revision"), int) else revision
             pause = _seconds(told.get("ask_again_seconds"))
+            pause = min(pause * _jitter(), limits.poll_seconds)
             if pause:  # too many processes of this task wait already
-                self._closing.wait(min(pause * _jitter(), limits.poll_seconds))
+                self._closing.wait(pause)
             elif wait and not changed and time.monotonic() - asked_at < limits.idle_poll_seconds:
                 self._closing.wait(limits.idle_poll_seconds)  # a server that does not wait
-            wait = limits.poll_seconds
+            wait = limits.poll_seconds - pause
 
     # --- checkpoints ------------------------------------------------------------------------
 

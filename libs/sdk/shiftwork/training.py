@@ -34,7 +34,8 @@ __all__ = [
 PREEMPTED_EXIT_CODE = 75
 """The reserved exit code of a process that leaves after an acknowledged preemption."""
 
-URI_CHARACTERS_MAX = 4096
+# In UTF-8, as the platform has it.
+URI_BYTES_MAX = 1024
 DIGEST_CHARACTERS_MAX = 256
 METRICS_PER_REPORT_MAX = 64
 METRIC_NAME_CHARACTERS_MAX = 128
@@ -156,8 +157,8 @@ def checkpoint_saved(
 
     Args:
         step: training steps done, 0 or more; what ``resume_from().step`` will say.
-        uri: where the checkpoint lies, for the next attempt to read; put the attempt or the step
-            into it, so that no attempt writes over another's.
+        uri: where the checkpoint lies, for the next attempt to read, in at most 1024 bytes; put the
+            attempt or the step into it, so that no attempt writes over another's.
         digest: of the contents, such as ``sha256:…``; handed back by ``resume_from``.
         wait: False returns at once; the checkpoint is sent in the background, in order, and at
             the latest by ``exit_preempted`` or the end of the program, which wait for it up to a
@@ -172,7 +173,7 @@ def checkpoint_saved(
         TypeError: an argument has the wrong type.
     """
     number = _step(step)
-    _text("uri", uri, URI_CHARACTERS_MAX)
+    _text("uri", uri, URI_BYTES_MAX)
     if digest is not None:
         _text("digest", digest, DIGEST_CHARACTERS_MAX)
     if timeout is not None and not timeout >= 0:
@@ -237,11 +238,12 @@ def _step(step: int) -> int:
     return number
 
 
-def _text(name: str, value: object, characters_max: int) -> None:
+def _text(name: str, value: object, bytes_max: int) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{name} must be text, not {value!r}")
-    if not 0 < len(value) <= characters_max:
-        raise ValueError(f"{name} must have 1 to {characters_max} characters, not {len(value)}")
+    size = len(value.encode())
+    if not 0 < size <= bytes_max:
+        raise ValueError(f"{name} must have 1 to {bytes_max} bytes, not {size}")
 
 
 def _number(value: SupportsFloat) -> float | str | None:

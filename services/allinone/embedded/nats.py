@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import shutil
 import signal
 import sys
@@ -40,8 +41,18 @@ _MIB = 1024 * 1024
 _POLL_SECONDS = 0.005
 # Where a server without accounts keeps its streams.
 _GLOBAL_ACCOUNT = "$G"
+# The server's own.
+_SYSTEM_ACCOUNT = "$SYS"
+# A restart after a failed write is worth trying from here on.
+_ROOM_BYTES = 32 * _MIB
 # The server chooses a free one.
 _ANY_PORT = -1
+# How long a connection may wait with its password. Not shorter: whoever floods the server opens
+# another one at once, and accepting costs more than holding.
+_ENTER_SECONDS = 5
+# The streams' files and everything else that is open; and connections at most, 22 KiB each.
+_FILES_RESERVED = 2_048
+_CONNECTIONS_MIN, _CONNECTIONS_MAX = 256, 32_768
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,9 @@ class NatsOptions:
     sync_interval_seconds: int = 10
     memory_mib: int = 192
     store_bytes: int = STORE_BYTES
-    connections_max: int = 256
+    # 0: as many as its open files allow. Every process of this machine can open connections, tasks
+    # too; the server drops those that do not show a password in ``_ENTER_SECONDS``.
+    connections_max: int = 0
     # The user that root runs the server as; None: the first that exists, as for PostgreSQL.
     service_user: str | None = None
     start_seconds_max: float = 30.0
@@ -90,6 +103,7 @@ class Nats:
         self._options = options or NatsOptions()
         self._port = 0
         self._child: Child | None = None
+        self._connection: wire.NatsConnection | None = None
 
     @property
     def log(self) -> Path:
@@ -135,18 +149,34 @@ class Nats:
             raise ServerError(f"cannot start NATS: {problem}") from problem
 
     async def healthy(self) -> str:
-        """Empty if the server lives and serves; otherwise what is wrong."""
+        """Empty if the server lives, serves and stores; otherwise what is wrong.
+
+        A stream that could not write once refuses every message until the server is restarted.
+        RestartWouldNotHelpError while its disk is still full: what is not stored still passes
+        through the server, which could not even start. CannotCheckError if it takes no connection
+        more, and this object has none.
+        """
         if self._child is None or not self._child.alive:
             return f"NATS {self._child.ending}" if self._child else "NATS is not started"
-        return await self._answers(self._options.answer_seconds_max)
+        problem = await self._connected().stores(self._options.answer_seconds_max)
+        if problem and shutil.disk_usage(self._home).free < _ROOM_BYTES:
+            raise wire.RestartWouldNotHelpError(problem)
+        return problem
 
     async def stop(self) -> None:
         """End the server: clients are told, everything stored is written to the disk."""
+        self._disconnect()
         if self._child is not None:
             await self._child.end(_steps(self._options.stop_seconds_max))
             self._child = None
 
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
     async def _launch(self, port: int) -> Child:
+        self._disconnect()
         account = service_account(self._home, self._options.service_user)
         # Another user may not be able to walk to the folder; the process begins in it.
         home = Path("/proc/self/cwd") if account else self._home
@@ -205,7 +235,7 @@ class Nats:
                     self._give_up(problem)
                 if listens := _listens_at(ports):
                     self._port = listens
-                    problem = await self._answers(self._options.answer_seconds_max)
+                    problem = await self._may_answer()
                 await asyncio.sleep(_POLL_SECONDS if problem else 0)
         except BaseException:
             await self.stop()
@@ -218,9 +248,18 @@ class Nats:
             f"({problem}):\n{processes.tail(self.log)}"
         )
 
-    async def _answers(self, seconds_max: float) -> str:
-        password = self._credentials.nats_password(NATS_ADMIN)
-        return await wire.nats_answers(self._port, NATS_ADMIN, password, seconds_max)
+    def _connected(self) -> wire.NatsConnection:
+        if self._connection is None:
+            password = self._credentials.nats_password(NATS_ADMIN)
+            self._connection = wire.NatsConnection(self._port, NATS_ADMIN, password)
+        return self._connection
+
+    async def _may_answer(self) -> str:
+        """A server that begins may have no connection left for us, until others' time is over."""
+        try:
+            return await self._connected().answers(self._options.answer_seconds_max)
+        except wire.CannotCheckError as problem:
+            return str(problem)
 
 
 def _steps(seconds_max: float) -> tuple[Step, ...]:
@@ -246,6 +285,13 @@ def _listens_at(ports: Path) -> int:
     return int(urls[0].rpartition(":")[2])
 
 
+def _connections_max() -> int:
+    """What the server's limit of open files leaves: it raises its own to the most it may have."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _CONNECTIONS_MAX if files == resource.RLIM_INFINITY else files - _FILES_RESERVED
+    return max(_CONNECTIONS_MIN, min(_CONNECTIONS_MAX, most))
+
+
 def configuration(
     options: NatsOptions,
     credentials: Credentials,
@@ -254,12 +300,19 @@ def configuration(
     port: int,
 ) -> str:
     """The server's configuration (its format takes JSON). It holds passwords: keep it private."""
+    accounts = accounts_of(users, NATS_ADMIN, credentials.nats_password)
+    # The administrator may ask how the server is: a port for that would be open to everybody here.
+    health = {"service": wire.NATS_HEALTH, "accounts": [STREAMS_ACCOUNT]}
+    accounts[_SYSTEM_ACCOUNT] = {"users": [], "exports": [health]}
+    accounts[STREAMS_ACCOUNT]["imports"].append(
+        {"service": {"account": _SYSTEM_ACCOUNT, "subject": wire.NATS_HEALTH}}
+    )
     return json.dumps(
         {
             "server_name": "shiftwork",
             "listen": f"{_HOST}:{port}",
             "ports_file_dir": str(home),
-            "max_connections": options.connections_max,
+            "max_connections": options.connections_max or _connections_max(),
             "max_payload": PAYLOAD_BYTES_MAX,
             "log_file": str(home / "nats.log"),
             "logfile_size_limit": 8 * _MIB,
@@ -270,8 +323,8 @@ def configuration(
                 "max_file_store": options.store_bytes,
                 "sync_interval": f"{options.sync_interval_seconds}s",
             },
-            "authorization": {"timeout": 5},
-            "accounts": accounts_of(users, NATS_ADMIN, credentials.nats_password),
+            "authorization": {"timeout": _ENTER_SECONDS},
+            "accounts": accounts,
         },
         indent=1,
     )

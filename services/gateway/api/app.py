@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from functools import cache
 from typing import Any
 
 import structlog
@@ -10,8 +11,14 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
 
-from libs.store.port import ConflictError, StoreUnavailableError, UnfitValueError
+from libs.store.port import (
+    ConflictError,
+    StoreUnavailableError,
+    UnfitValueError,
+    UnreadableRowError,
+)
 from services.gateway.api import (
     dead_letters,
     docs,
@@ -25,8 +32,8 @@ from services.gateway.api import (
     shapes,
     tasks,
 )
-from services.gateway.api.deps import Context, answer
-from services.gateway.api.guard import Guard, note_refusal
+from services.gateway.api.deps import PARTS, Context, answer
+from services.gateway.api.guard import Guard, Templates, note_refusal
 from services.gateway.problems import (
     BY_STATUS,
     CONFLICT,
@@ -38,6 +45,11 @@ from services.gateway.problems import (
     of_validation,
 )
 
+PREFIX = "/v1"
+ROUTERS = tuple(
+    module.router
+    for module in (tasks, logs, events, nodes, quotas, policies, people, runs, dead_letters)
+)
 PROBLEM_JSON = "application/problem+json"
 DESCRIPTION = (
     "Submit training, watch it, decide about it. Bearer tokens; errors are problem+json with the"
@@ -52,6 +64,13 @@ _log = structlog.stdlib.get_logger(__name__)
 
 def create_app(parts: Context) -> Guard:
     """The application over these parts."""
+    return Guard(application(), parts, templates())
+
+
+@cache
+def application() -> FastAPI:
+    """Every route, built once for the process, because building takes half a second. Each request
+    brings the parts of its gateway (``deps.context``)."""
     app = FastAPI(
         title="Shiftwork",
         version="1",
@@ -62,15 +81,21 @@ def create_app(parts: Context) -> Guard:
         redirect_slashes=False,
         responses={"4XX": {"model": shapes.Problem}, "5XX": {"model": shapes.Problem}},
     )
-    app.state.gateway = parts
-    for module in (tasks, logs, events, nodes, quotas, policies, people, runs, dead_letters):
-        app.include_router(module.router, prefix="/v1")
+    for router in ROUTERS:
+        app.include_router(router, prefix=PREFIX)
     app.add_api_route(
         "/docs", lambda: HTMLResponse(docs.page(app.openapi())), include_in_schema=False
     )
     for kind, handler in HANDLERS.items():
         app.add_exception_handler(kind, handler)
-    return Guard(app, parts)
+    return app
+
+
+@cache
+def templates() -> Templates:
+    """The paths of these routes."""
+    routes = [route for router in ROUTERS for route in router.routes]
+    return Templates([f"{PREFIX}{route.path}" for route in routes if isinstance(route, Route)])
 
 
 def _problem(problem: ProblemError) -> Response:
@@ -80,7 +105,7 @@ def _problem(problem: ProblemError) -> Response:
 
 
 async def _on_problem(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it
-    note_refusal(request.app.state.gateway, request.scope, error)
+    note_refusal(request.scope[PARTS], request.scope, error)
     return _problem(error)
 
 
@@ -113,6 +138,11 @@ async def _on_unfit(request: Request, error: Any) -> Response:  # noqa: ANN401 -
     return _problem(ProblemError(INVALID, "a value in the request cannot be stored; change it"))
 
 
+async def _on_unreadable(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it
+    _log.error("a row cannot be read", path=request.url.path, problem=str(error))
+    return _problem(ProblemError(INTERNAL, f"{error}; an administrator has to repair this row"))
+
+
 async def _on_failure(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it
     # As text: the values of variables, which may be secrets, stay out of the log.
     told = "".join(traceback.format_exception(error))
@@ -127,5 +157,6 @@ HANDLERS: dict[Any, Any] = {
     StoreUnavailableError: _on_store_unavailable,
     ConflictError: _on_conflict,
     UnfitValueError: _on_unfit,
+    UnreadableRowError: _on_unreadable,
     Exception: _on_failure,
 }

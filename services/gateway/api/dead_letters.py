@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from starlette.responses import Response
 
 from libs.contracts import messages as m
 from services.gateway.api import shapes
-from services.gateway.api.deps import Caller, Parts, Wanted, answer
+from services.gateway.api.deps import Caller, Parts, Wanted, answer, router_of
 from services.gateway.auth import require_admin
 from services.gateway.bodies import ReplayBody, ServiceWord
 from services.gateway.store import After, Sort
 from services.gateway.words import moment
 
-router = APIRouter(tags=["dead letters"])
+router = router_of("dead letters")
 BY_ID = Sort("id", False, "id", False)
 
 
@@ -51,8 +51,13 @@ async def replay_dead_letters(body: ReplayBody, caller: Caller, parts: Parts) ->
         require_admin(caller, "replay dead letters")
         command = m.ReplayDeadLetters(service=body.service, ids=tuple(body.ids or ()))
         reply = await parts.commands.ask(command, m.ReplayDeadLettersReply)
-        change.detail = ", ".join(reply.ids)[:200] or "nothing"
-    return answer({"service": body.service, "ids": list(reply.ids)}, 202)
+        ids = list(reply.ids)
+        while reply.more_after:
+            command = m.ReplayDeadLetters(service=body.service, after=reply.more_after)
+            reply = await parts.commands.ask(command, m.ReplayDeadLettersReply)
+            ids += reply.ids
+        change.detail = ", ".join(ids)[:200] or "nothing"
+    return answer({"service": body.service, "ids": ids}, 202)
 
 
 def _shown(service: str, letter: m.DeadLetter) -> dict[str, object]:

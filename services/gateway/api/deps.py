@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import orjson
 import structlog
-from fastapi import Depends, Query, Request, Security
+from fastapi import APIRouter, Depends, Query, Request, Security
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import Counter
@@ -20,13 +20,14 @@ from starlette.responses import Response
 from libs.bus.port import Bus
 from libs.contracts.ids import RunId
 from libs.service.clock import Clock
-from libs.store.port import ConflictError, Store, Tx
+from libs.store.port import ConflictError, Store, Tx, UnreadableRow
 from services.gateway import store as rows_of
 from services.gateway.auth import Authenticator, Identity, Mint, audit
+from services.gateway.buckets import Buckets
 from services.gateway.commands import Commands
 from services.gateway.live import Gate, Live
 from services.gateway.problems import INTERNAL, NOT_FOUND, ProblemError, invalid
-from services.gateway.refusals import Refusals, WrongTokens
+from services.gateway.refusals import Refusals, Refused
 from services.gateway.rows import AcceptedRow, TaskRow
 from services.gateway.settings import GatewaySettings
 from services.gateway.store import Paging
@@ -34,6 +35,8 @@ from services.gateway.strict import NotStrictError, json_of
 
 # Where the guard notes in a request's scope who asks: an Identity, or a RunId.
 CALLER = "shiftwork.caller"
+# And the gateway that was asked: the application itself knows none.
+PARTS = "shiftwork.gateway"
 # How often a write is tried that other transactions overtake.
 WRITE_TRIES = 8
 R = TypeVar("R")
@@ -77,20 +80,25 @@ class Context:
     waits: Gate
     mint: Mint
     bus: Bus
-    wrong_tokens: WrongTokens
+    wrong_tokens: Buckets
+    checkpoints: Buckets
     refusals: Refusals
 
     @asynccontextmanager
     async def changing(
         self, identity: Identity, action: str, target: str
     ) -> AsyncGenerator[Change]:
-        """Audit what happens inside: ``done``, or the kind of the problem raised."""
+        """Audit what happens inside: ``done``, or the kind of the problem raised. Many refusals of
+        one user are summed up."""
         change = Change(target)
         try:
             yield change
         except ProblemError as problem:
             kind, detail = problem.kind.type, problem.detail
             problem.audited = True
+            if not self.refusals.entries.take(identity.user):
+                self.refusals.note(Refused(identity.user, "", action, kind))
+                raise
             await self._audit(identity, action, change, outcome=kind, detail=detail)
             raise
         await self._audit(identity, action, change, outcome="done", detail=change.detail)
@@ -142,7 +150,8 @@ class Change:
 async def context(connection: HTTPConnection) -> Context:
     """The gateway's parts. A coroutine, as everything that routes depend on: each plain function
     would be given to a thread."""
-    return connection.app.state.gateway
+    parts: Context = connection.scope[PARTS]
+    return parts
 
 
 _bearer = HTTPBearer(auto_error=False, description="a user's token, or a run's on /v1/run")
@@ -168,7 +177,8 @@ class _StrictRequest(Request):
     """A request whose JSON is read so strictly that it can be stored and shown."""
 
     async def json(self) -> Any:  # noqa: ANN401 - any JSON
-        settings: GatewaySettings = self.app.state.gateway.settings
+        parts: Context = self.scope[PARTS]
+        settings = parts.settings
         is_batch = self.scope["path"].endswith(":batch")
         most = settings.batch_values_max if is_batch else settings.body_values_max
         try:
@@ -178,8 +188,8 @@ class _StrictRequest(Request):
             raise json.JSONDecodeError(str(problem), "", 0) from None
 
 
-class StrictRoute(APIRoute):
-    """A route that reads bodies strictly. Every router of the API is made with it."""
+class _StrictRoute(APIRoute):
+    """A route that reads bodies strictly."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler, given strict requests."""
@@ -189,6 +199,11 @@ class StrictRoute(APIRoute):
             return await handler(_StrictRequest(request.scope, request.receive))
 
         return strict
+
+
+def router_of(tag: str) -> APIRouter:
+    """A router of the API, whose routes read bodies strictly."""
+    return APIRouter(tags=[tag], route_class=_StrictRoute)
 
 
 Caller = Annotated[Identity, Depends(person)]
@@ -226,13 +241,16 @@ def answer_page(
     view: Callable[[R], object],
     name: Callable[[R], str],
     next_cursor: str | None,
+    *,
+    left_out: Sequence[UnreadableRow] = (),
     **more: object,
 ) -> Response:
     """One page of a list. A row that cannot be shown, whatever the reason, is set apart under
-    ``unreadable`` with its name: the others are not its hostages.
+    ``unreadable`` with its name: the others are not its hostages. ``left_out``: rows of this page,
+    or of what is shown with them, that the store could not read.
     """
     items: list[orjson.Fragment] = []
-    apart: list[dict[str, str]] = []
+    apart = [{"id": row.id, "problem": f"it cannot be read: {row.problem}"} for row in left_out]
     for row in rows:
         try:
             items.append(orjson.Fragment(orjson.dumps(view(row))))

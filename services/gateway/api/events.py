@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import structlog
-from fastapi import APIRouter, Header, Query, Request, WebSocket
+from fastapi import Header, Query, Request, WebSocket
 from starlette.responses import Response
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
+from libs.store.port import StoreUnavailableError
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import shapes
@@ -19,19 +21,19 @@ from services.gateway.api.deps import (
     Caller,
     Context,
     Parts,
-    StrictRoute,
     Wanted,
     answer_page,
     context,
+    router_of,
 )
 from services.gateway.api.guard import enter, note_refusal
-from services.gateway.auth import Identity, unauthenticated
+from services.gateway.auth import Identity
 from services.gateway.eventlog import TYPES
-from services.gateway.live import Topic
+from services.gateway.live import Encoded, Topic
 from services.gateway.problems import GONE, ProblemError, invalid
-from services.gateway.sse import EventStream, Write, frame
+from services.gateway.sse import EventStream, Produce, Write, frame, write_all
 
-router = APIRouter(tags=["events"], route_class=StrictRoute)
+router = router_of("events")
 
 From = Annotated[
     str | None,
@@ -124,19 +126,24 @@ async def events(
     if not follow:
         after = await start_of(parts, paging.cursor or begin, None)
         return await _page(parts, topic, after, paging.limit)
-    after = await start_of(parts, begin, last_event_id)
 
-    async def produce(write: Write) -> None:
-        async def emit(position: int, document: bytes) -> None:
-            await write(frame(document, position=position))
+    async def start() -> Produce:
+        after = await start_of(parts, begin, last_event_id)
 
-        with parts.live.reader(topic) as reader:
-            await parts.live.follow(reader, after, emit)
+        async def produce(write: Write) -> None:
+            async def emit(events: Sequence[Encoded]) -> None:
+                frames = (frame(document, position=position) for position, document in events)
+                await write_all(write, frames)
+
+            with parts.live.reader(caller.user, topic) as reader:
+                await parts.live.follow(reader, after, emit)
+
+        return produce
 
     settings = parts.settings
     return EventStream(
-        produce,
-        admission=parts.streams.admit(caller.user),
+        start,
+        admission=parts.streams.admit(caller.user, is_admin=caller.is_admin),
         lasting=parts.authenticator.lasting(caller),
         heartbeat_seconds=settings.heartbeat_seconds,
         send_seconds_max=settings.stream_send_seconds_max,
@@ -157,6 +164,7 @@ async def _page(parts: Context, topic: Topic, after: int, limit: int) -> Respons
         str(rows[-1].position) if full else None,
         # Where to go on later, with from.
         position=rows[-1].position if full else ends.position,
+        left_out=tx.unreadable,
     )
 
 
@@ -170,14 +178,16 @@ async def events_socket(socket: WebSocket) -> None:
         caller: Any = await enter(parts, socket.scope, token, is_run=False)
         socket.scope[CALLER] = caller
         topic = topic_of(query.get("task"), query.get("type"))
-        after = await start_of(parts, query.get("from"), None)
-        with parts.streams.admit(caller.user):
+        with parts.streams.admit(caller.user, is_admin=caller.is_admin):
+            after = await start_of(parts, query.get("from"), None)
             await socket.accept(subprotocol=protocol)
             await _converse(parts, socket, caller, topic, after)
     except ProblemError as problem:
         note_refusal(parts, socket.scope, problem)
         code = TRY_LATER if problem.headers.get("retry-after") else POLICY_VIOLATION
         await socket.close(code, problem.detail[:120])
+    except StoreUnavailableError:
+        await socket.close(TRY_LATER, "the gateway's database does not answer now")
 
 
 def _token_of(socket: WebSocket) -> tuple[str, str | None]:
@@ -187,7 +197,7 @@ def _token_of(socket: WebSocket) -> tuple[str, str | None]:
     for protocol in socket.scope.get("subprotocols", ()):
         if protocol.startswith(PROTOCOL):
             return protocol.removeprefix(PROTOCOL), "shiftwork"
-    raise unauthenticated(f"send the token in Authorization or as subprotocol {PROTOCOL}TOKEN")
+    return "", None
 
 
 async def _converse(
@@ -195,13 +205,9 @@ async def _converse(
 ) -> None:
     """Send events until the reader goes or the process stops; what it says is not heard."""
 
-    async def emit(position: int, document: bytes) -> None:
-        del position
-        async with asyncio.timeout(parts.settings.stream_send_seconds_max):
-            await socket.send_text(document.decode())
-
     async def send() -> None:
-        with parts.live.reader(topic) as reader:
+        emit = partial(_send_texts, socket, parts.settings.stream_send_seconds_max)
+        with parts.live.reader(caller.user, topic) as reader:
             await parts.live.follow(reader, after, emit)
 
     async def listen() -> None:
@@ -225,6 +231,12 @@ async def _converse(
         await socket.close(POLICY_VIOLATION, lasting.why)
     elif parts.live.closed:
         await socket.close(TRY_LATER, "the gateway stops")
+
+
+async def _send_texts(socket: WebSocket, seconds_max: float, events: Sequence[Encoded]) -> None:
+    for _, document in events:
+        async with asyncio.timeout(seconds_max):
+            await socket.send_text(document.decode())
 
 
 async def _set(event: asyncio.Event) -> None:

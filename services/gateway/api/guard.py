@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
+from ipaddress import ip_address
 from typing import Any
 
 import orjson
 from prometheus_client import Counter, Histogram
 from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from libs.store.port import StoreUnavailableError
-from services.gateway.api.deps import CALLER, Context
+from services.gateway.api.deps import CALLER, PARTS, Context
 from services.gateway.auth import bearer_of, unauthenticated
 from services.gateway.problems import (
     FORBIDDEN,
@@ -37,6 +40,9 @@ REQUESTS = Counter(
 SECONDS = Histogram("shiftwork_http_request_seconds", "Time to the first byte", ["method", "route"])
 BATCH = "/v1/tasks:batch"
 API, RUN = "/v1/", "/v1/run"
+UNKNOWN = "unknown"
+# Where a request's scope has the routes of the API.
+TEMPLATES = "shiftwork.templates"
 # Of the API, what everybody may read.
 PUBLIC = frozenset({"/v1/openapi.json"})
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -52,12 +58,15 @@ CLOSE = {"connection": "close"}
 class Guard:
     """Wraps the application."""
 
-    def __init__(self, app: ASGIApp, parts: Context) -> None:
+    def __init__(self, app: ASGIApp, parts: Context, templates: Templates) -> None:
         self._app = app
         self._parts = parts
+        self._templates = templates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer (ASGI)."""
+        scope[PARTS] = self._parts
+        scope[TEMPLATES] = self._templates
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -87,40 +96,54 @@ class Guard:
         path = scope["path"]
         if not path.startswith(API) or path in PUBLIC:
             return
-        token = bearer_of(scope["headers"])
         is_run = path == RUN or path.startswith(f"{RUN}/")
-        if not token:
-            which = "$SHIFTWORK_RUN_TOKEN" if is_run else "TOKEN"
-            raise unauthenticated(f"send the header Authorization: Bearer {which}")
         try:
-            scope[CALLER] = await enter(self._parts, scope, token, is_run=is_run)
+            scope[CALLER] = await enter(
+                self._parts, scope, bearer_of(scope["headers"]), is_run=is_run
+            )
         except StoreUnavailableError as problem:
             detail = "the gateway's database does not answer now; try again"
             raise ProblemError(UNAVAILABLE, detail, headers={"retry-after": "1"}) from problem
 
 
 async def enter(parts: Context, scope: Scope, token: str, *, is_run: bool) -> object:
-    """The identity or run behind a token. 429 for an address that showed too many wrong ones:
-    it then gets in only with a token that is known already.
+    """The identity or run behind a token. Of an address that showed too many wrong ones, or none,
+    a further one is 429. A right token is never refused for that.
     """
     address = address_of(scope)
-    if parts.wrong_tokens.exhausted(address) and not parts.authenticator.is_remembered(token):
-        detail = f"{address} has shown too many wrong tokens; wait, then send a good one"
-        raise ProblemError(TOO_MANY, detail, headers={"retry-after": "5"})
     try:
+        if not token:
+            which = "$SHIFTWORK_RUN_TOKEN" if is_run else "TOKEN"
+            raise unauthenticated(f"send the header Authorization: Bearer {which}")
         if is_run:
-            return await parts.authenticator.run(token)
-        return await parts.authenticator.person(token)
+            return await parts.authenticator.run(token, address)
+        return await parts.authenticator.person(token, address)
     except ProblemError as problem:
-        if problem.kind is UNAUTHENTICATED:
-            parts.wrong_tokens.note(address)
-        raise
+        if problem.kind is not UNAUTHENTICATED or parts.wrong_tokens.take(address):
+            raise
+        detail = f"too many requests of {address} had no token or a wrong one; {problem.detail}"
+        raise ProblemError(TOO_MANY, detail, headers={"retry-after": "5"}) from None
 
 
 def address_of(scope: Scope) -> str:
-    """Where a request comes from: a proxy's word counts if the proxy is trusted."""
+    """Where a request comes from: a proxy's word counts if the proxy is trusted and names an
+    address."""
     client = scope.get("client")
-    return str(client[0]) if client else "unknown"
+    try:
+        return str(ip_address(client[0])) if client else UNKNOWN
+    except ValueError:
+        return UNKNOWN
+
+
+class Templates:
+    """The routes of the API: which one a path belongs to, for requests that reach none."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._all = [(path, compile_path(path)[0]) for path in sorted(set(paths))]
+
+    def of(self, path: str) -> str:
+        """The template, or ``none``: the path itself is whatever the client wrote."""
+        return next((name for name, form in self._all if form.match(path)), "none")
 
 
 def note_refusal(parts: Context, scope: Scope, problem: ProblemError) -> None:
@@ -130,10 +153,10 @@ def note_refusal(parts: Context, scope: Scope, problem: ProblemError) -> None:
     caller = scope.get(CALLER)
     who = getattr(caller, "user", "") or getattr(caller, "task_id", "")
     method = scope.get("method", "WEBSOCKET")
-    method = method if method in METHODS else "OTHER"
+    method = method if method in {*METHODS, "WEBSOCKET"} else "OTHER"
     # Without ids, which would make each refusal a kind of its own.
-    path = "/".join(scope["path"].split("/")[:3])
-    parts.refusals.note(Refused(str(who), address_of(scope), f"{method} {path}", problem.kind.type))
+    target = f"{method} {scope[TEMPLATES].of(scope['path'])}"
+    parts.refusals.note(Refused(str(who), address_of(scope), target, problem.kind.type))
 
 
 def _check_target(scope: Scope) -> None:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from starlette.responses import Response
 
 from libs.contracts import messages as m
 from services.gateway import store as rows_of
 from services.gateway import views
-from services.gateway.api.deps import Caller, Context, Parts, StrictRoute, answer, task_or_404
+from services.gateway.api.deps import Caller, Context, Parts, answer, router_of, task_or_404
 from services.gateway.auth import Identity
 from services.gateway.follow import Following, read_range
 from services.gateway.follow import Wanted as WantedOutput
 from services.gateway.problems import NOT_FOUND, ProblemError, invalid
-from services.gateway.sse import EventStream, Write, frame
+from services.gateway.sse import EventStream, Produce, Write, frame
 from services.gateway.strict import parse_moment
 from services.gateway.words import ENDED
 
-router = APIRouter(tags=["logs"], route_class=StrictRoute)
+router = router_of("logs")
 STREAM = "text/event-stream"
 RUNS_MAX = 1000
 
@@ -151,9 +151,12 @@ def _stream(parts: Context, who: Identity, wanted: WantedOutput) -> Response:
         if not parts.live.closed:
             await write(frame(b"{}", event="end"))
 
+    async def start() -> Produce:
+        return produce
+
     return EventStream(
-        produce,
-        admission=parts.streams.admit(who.user),
+        start,
+        admission=parts.streams.admit(who.user, is_admin=who.is_admin),
         lasting=parts.authenticator.lasting(who),
         heartbeat_seconds=settings.heartbeat_seconds,
         send_seconds_max=settings.stream_send_seconds_max,

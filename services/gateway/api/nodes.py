@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from starlette.responses import Response
 
 from libs.contracts import messages as m
@@ -16,10 +16,10 @@ from services.gateway.api.deps import (
     Caller,
     Context,
     Parts,
-    StrictRoute,
     Wanted,
     answer,
     answer_page,
+    router_of,
 )
 from services.gateway.auth import Identity, require_admin
 from services.gateway.bodies import LabelsBody, SchedulableBody, TaintsBody
@@ -28,7 +28,7 @@ from services.gateway.rows import NodeRow, TaskRow
 from services.gateway.store import Sort
 from services.gateway.words import HOLDING
 
-router = APIRouter(tags=["nodes"], route_class=StrictRoute)
+router = router_of("nodes")
 BY_ID = Sort("node_id", False, "node_id", False)
 LIVE_RUNS_MAX = 100_000
 
@@ -53,6 +53,7 @@ async def list_nodes(
         lambda row: _view(row, held.get(row.node_id, {})),
         lambda row: row.node_id,
         page.next_cursor,
+        left_out=tx.unreadable,
     )
 
 

@@ -6,14 +6,13 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
-from libs.store.port import Op, Tx, Where
+from libs.store.port import Op, Order, Tx, Where
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import shapes
-from services.gateway.api.deps import Caller, Parts, StrictRoute, Wanted, answer, answer_page
+from services.gateway.api.deps import Caller, Parts, Wanted, answer, answer_page, router_of
 from services.gateway.auth import FIRST_ADMIN, audit, require_admin, team_exists, token_hash
 from services.gateway.bodies import TeamBody, TokenBody, UserBody, UserChangeBody
 from services.gateway.problems import CONFLICT, NOT_FOUND, ProblemError, invalid
@@ -21,7 +20,7 @@ from services.gateway.rows import AuditRow, TeamRow, TokenRow, UserRow
 from services.gateway.store import Sort
 from services.gateway.words import moment
 
-router = APIRouter(tags=["people"], route_class=StrictRoute)
+router = router_of("people")
 BY_NAME = Sort("name", False, "name", False)
 NEWEST = Sort("id", True, "id", True)
 
@@ -59,6 +58,11 @@ async def add_user(body: UserBody, caller: Caller, parts: Parts) -> Response:
     async with parts.store.transaction() as tx:
         if await tx.get(UserRow, body.name) is not None:
             raise ProblemError(CONFLICT, f"there is a user {body.name} already")
+        most = parts.settings.users_max
+        if await tx.select(UserRow, order_by=(Order("name"),), offset=most - 1, limit=1):
+            raise ProblemError(
+                CONFLICT, f"there are {most} users, as many as SHIFTWORK_GATEWAY_USERS_MAX allows"
+            )
         await _check_team(tx, body.team or "")
         row = UserRow(body.name, body.role, body.team or "", False, tx.now)
         tx.put(row)

@@ -10,20 +10,20 @@ import json
 import re
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
 from libs.contracts import messages as m
 from libs.contracts.messages import FieldError
 from services.gateway import policy_views as views
 from services.gateway.api import policy_shapes as shapes
-from services.gateway.api.deps import Caller, Parts, StrictRoute, Wanted, answer, answer_page
+from services.gateway.api.deps import Caller, Parts, Wanted, answer, answer_page, router_of
 from services.gateway.auth import require_admin
 from services.gateway.problems import MALFORMED, ProblemError, invalid
 from services.gateway.store import After, Sort
 from services.gateway.words import moment
 
-router = APIRouter(tags=["policies"], route_class=StrictRoute)
+router = router_of("policies")
 BY_GROUP = Sort("group", False, "group", False)
 # Escapes of YAML and JSON that stand for NUL or half a surrogate pair.
 _NO_TEXT = re.compile(r"\\(0|x00|u0000|U00000000|[uU](0000)?[dD][89a-fA-F][0-9a-fA-F]{2})")

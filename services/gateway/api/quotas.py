@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from starlette.responses import Response
 
 from libs.contracts import messages as m
@@ -12,7 +12,7 @@ from libs.store.port import Op, Where
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import shapes
-from services.gateway.api.deps import Caller, Parts, StrictRoute, Wanted, answer, answer_page
+from services.gateway.api.deps import Caller, Parts, Wanted, answer, answer_page, router_of
 from services.gateway.auth import require_admin
 from services.gateway.bodies import QuotaBody
 from services.gateway.commands import set_quota
@@ -20,7 +20,7 @@ from services.gateway.problems import invalid
 from services.gateway.rows import QuotaRow
 from services.gateway.store import Sort
 
-router = APIRouter(tags=["quotas"], route_class=StrictRoute)
+router = router_of("quotas")
 # Each change of any quota has a version of its own.
 BY_VERSION = Sort("version", False, "version", False)
 
@@ -43,7 +43,13 @@ async def list_quotas(
             where.append(Where(column, Op.EQ, value))
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, QuotaRow, where, BY_VERSION, paging)
-    return answer_page(page.rows, views.quota, lambda row: str(row.version), page.next_cursor)
+    return answer_page(
+        page.rows,
+        views.quota,
+        lambda row: str(row.version),
+        page.next_cursor,
+        left_out=tx.unreadable,
+    )
 
 
 @router.put("/quotas", response_model=dict[str, Any])

@@ -7,7 +7,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from starlette.responses import Response
 
 from libs.contracts import messages as m
@@ -21,20 +21,20 @@ from services.gateway.api.deps import (
     CallingRun,
     Context,
     Parts,
-    StrictRoute,
     Wanted,
     answer,
     answer_page,
     retried,
+    router_of,
     task_or_404,
 )
 from services.gateway.api.tasks import number_cursor
 from services.gateway.bodies import CheckpointBody, MetricsBody
-from services.gateway.problems import SUPERSEDED, UNAVAILABLE, ProblemError, invalid
-from services.gateway.rows import MetricsRow, RunRow
+from services.gateway.problems import SUPERSEDED, TOO_MANY, UNAVAILABLE, ProblemError, invalid
+from services.gateway.rows import RunRow
 from services.gateway.words import moment
 
-router = APIRouter(tags=["training"], route_class=StrictRoute)
+router = router_of("training")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +120,17 @@ async def _look(parts: Context, run: RunId) -> Standing:
 
 @router.post("/run/checkpoints", status_code=201, response_model=shapes.Checkpoint)
 async def save_checkpoint(body: CheckpointBody, run: CallingRun, parts: Parts) -> Response:
-    """A checkpoint is durable. 201: the platform has stored that; 409: this attempt is over."""
+    """A checkpoint is durable. 201: the platform has stored that; 409: this attempt is over; 429:
+    the task saves more often than is stored, send it again after ``Retry-After``."""
     # What this run may have been told: the launcher may hear of it later than the run does.
     told = await _look(parts, run)
     if told.superseded:
         raise _is_over(run)
+    # An attempt that is over takes nothing of the live one's rate.
+    if not parts.checkpoints.take(run.task_id):
+        rate = parts.settings.checkpoints_per_second
+        detail = f"{run.task_id} saves more than {rate:g} checkpoints a second; send it again later"
+        raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
     command = m.AckCheckpoint(
         task_id=run.task_id,
         attempt=run.attempt,
@@ -160,21 +166,15 @@ async def report(body: MetricsBody, run: CallingRun, parts: Parts) -> Response:
             if (await standing(tx, run)).superseded:
                 raise _is_over(run)
             await _check_rank(tx, run, body.rank, settings.metric_ranks_per_replica_max)
-            before = await tx.get(MetricsRow, run.task_id, body.rank)
-            row = reports.add(
-                before,
-                task_id=run.task_id,
-                rank=body.rank,
-                attempt=run.attempt,
-                samples=[(sample.at or tx.now, sample.values) for sample in body.samples],
-                limits=reports.Limits(
-                    points_max=settings.metric_points_max,
-                    names_max=settings.metric_names_max,
-                    values_max=settings.metric_values_max,
-                ),
+            limits = reports.Limits(
+                points_max=settings.metric_points_max,
+                names_max=settings.metric_names_max,
+                values_max=settings.metric_values_max,
             )
-            if row is not before and row is not None:
-                tx.put(row)
+            samples = [(sample.at or tx.now, sample.values) for sample in body.samples]
+            await rows_of.report(
+                tx, run.task_id, body.rank, attempt=run.attempt, samples=samples, limits=limits
+            )
 
     try:
         # Several processes of one rank may report at the same time.
@@ -217,6 +217,8 @@ async def metrics(task_id: str, caller: Caller, parts: Parts, paging: Wanted) ->
     where = Where("task_id", Op.EQ, task_id), Where("rank", Op.GE, after)
     async with parts.store.transaction() as tx:
         await task_or_404(tx, task_id)
-        rows = await tx.select(MetricsRow, *where, limit=paging.limit + 1)
+        rows = await rows_of.metrics(tx, *where, limit=paging.limit + 1)
     more = str(rows[paging.limit].rank) if len(rows) > paging.limit else None
-    return answer_page(rows[: paging.limit], views.metrics, lambda row: str(row.rank), more)
+    return answer_page(
+        rows[: paging.limit], views.metrics, lambda row: str(row.rank), more, left_out=tx.unreadable
+    )

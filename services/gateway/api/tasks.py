@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query
+from fastapi import Header, Query
 from starlette.responses import Response
 
 from libs.contracts import messages as m
@@ -16,11 +16,11 @@ from services.gateway.api.deps import (
     Caller,
     Context,
     Parts,
-    StrictRoute,
     Wanted,
     answer,
     answer_one,
     answer_page,
+    router_of,
     task_or_404,
 )
 from services.gateway.auth import Identity, may_change, require_owner
@@ -32,7 +32,7 @@ from services.gateway.rows import RunRow, TaskRow
 from services.gateway.store import Sort
 from services.gateway.words import LIVE, PRIORITIES, STATES
 
-router = APIRouter(tags=["tasks"], route_class=StrictRoute)
+router = router_of("tasks")
 
 # A task's id begins with its time, so that sorting by id is sorting by submission.
 SORTS = {
@@ -139,7 +139,7 @@ async def list_tasks(
         found = views.task(row, secrets=may_change(caller, row))
         return found | ({"run_seconds": ran[row.task_id]} if run_seconds else {})
 
-    return answer_page(page.rows, view, _id, page.next_cursor)
+    return answer_page(page.rows, view, _id, page.next_cursor, left_out=tx.unreadable)
 
 
 def _id(row: TaskRow) -> str:
@@ -182,6 +182,7 @@ async def queue(caller: Caller, parts: Parts, paging: Wanted, group: str | None 
         lambda row: views.task(row, secrets=may_change(caller, row)),
         _id,
         page.next_cursor,
+        left_out=tx.unreadable,
     )
 
 
@@ -232,6 +233,9 @@ async def explain(task_id: str, caller: Caller, parts: Parts) -> Response:
         reply = m.ExplainReply(
             state=STATES[row.state], reason=row.reason, explained_at=parts.clock.now()
         )
+    if reply.state is m.TaskState.UNSPECIFIED:
+        # The scheduler cannot read its row of the task.
+        reply = reply.model_copy(update={"state": STATES[row.state]})
     return answer(explanation(task_id, reply, run.delayed if run else None))
 
 
@@ -268,4 +272,6 @@ async def runs(task_id: str, caller: Caller, parts: Parts, paging: Wanted) -> Re
         await task_or_404(tx, task_id)
         rows = await rows_of.runs(tx, task_id, after, paging.limit + 1)
     more = str(rows[paging.limit - 1].attempt) if len(rows) > paging.limit else None
-    return answer_page(rows[: paging.limit], views.run, lambda row: str(row.attempt), more)
+    return answer_page(
+        rows[: paging.limit], views.run, lambda row: str(row.attempt), more, left_out=tx.unreadable
+    )

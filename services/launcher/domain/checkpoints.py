@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from libs.contracts.limits import CHECKPOINT_URI_BYTES_MAX
 from libs.contracts.messages import (
     AckCheckpoint,
     Checkpoint,
@@ -19,7 +20,6 @@ from libs.contracts.messages import (
 from services.launcher.domain.lifecycle import LIVE
 from services.launcher.domain.model import Run
 
-URI_LENGTH_MAX = 4096
 DIGEST_LENGTH_MAX = 256
 
 
@@ -93,12 +93,12 @@ def _last_no(run: Run, known: Known) -> int:
 
 def _errors(command: AckCheckpoint) -> tuple[FieldError, ...]:
     found: list[FieldError] = []
-    if not 0 < len(command.uri) <= URI_LENGTH_MAX:
+    if not 0 < len(command.uri.encode()) <= CHECKPOINT_URI_BYTES_MAX:
         found.append(
             FieldError(
                 field="uri",
                 value=command.uri[:80],
-                message=f"must have 1 to {URI_LENGTH_MAX} characters",
+                message=f"must have 1 to {CHECKPOINT_URI_BYTES_MAX} bytes",
                 fix="say where the checkpoint is: a path or a URI",
             )
         )

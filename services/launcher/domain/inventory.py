@@ -7,7 +7,7 @@ lost only when the runtime has *seen* them gone; after the fence time it is aske
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -31,9 +31,9 @@ class QuarantinePolicy:
     Each further failure doubles the time, up to the most.
     """
 
-    after: int = 3
-    seconds: float = 600.0
-    seconds_max: float = 14_400.0
+    after: int
+    seconds: float
+    seconds_max: float
 
     def until(self, failed_starts: int, now: datetime) -> datetime | None:
         """Until when; None: not yet so many."""
@@ -60,10 +60,13 @@ def take_stock(
     policy: LeasePolicy,
     *,
     version: int = 1,
+    left_alone: Collection[str] = (),
 ) -> Inventory:
     """Compare the rows with one full listing. ``is_busy``: whether a node holds runs not
     yet over. ``version``: where the versions of a node begin that has no row. It was here before,
     perhaps, and its row was dropped: the number of the transaction is above what it had then.
+    ``left_alone``: nodes that have rows which nobody can read. They are not new, and a row in the
+    place of theirs would lift a cordon.
     """
     before = {row.node_id: row for row in rows}
     changed: list[NodeRow] = []
@@ -71,7 +74,7 @@ def take_stock(
     due: list[datetime] = []
     for node_id, observed in sorted(listing.nodes.items()):
         row = before.get(node_id)
-        if observed.retired and row is None:
+        if row is None and (observed.retired or node_id in left_alone):
             continue
         after = _renewed(_released(row, now), observed, now, policy, version)
         if after != row:
@@ -153,7 +156,7 @@ def cordon(row: NodeRow, schedulable: bool, now: datetime, *, drain: bool = Fals
     if row.cordoned is not schedulable and row.node.draining is draining and not released:
         return row
     if schedulable:
-        row = replace(row, failed_starts=0, failed_task="", quarantined_until=None)
+        row = replace(row, failed_starts=0, failed_task="", failed_owner="", quarantined_until=None)
     return replace(
         row,
         cordoned=not schedulable,
@@ -169,15 +172,26 @@ def cordon(row: NodeRow, schedulable: bool, now: datetime, *, drain: bool = Fals
     )
 
 
-def start_failed(row: NodeRow, task_id: str, now: datetime, policy: QuarantinePolicy) -> NodeRow:
+def start_failed(
+    row: NodeRow,
+    task_id: str,
+    now: datetime,
+    policy: QuarantinePolicy,
+    *,
+    owner: str = "",
+    counts_once: bool = False,
+) -> NodeRow:
     """The row after a start that failed on the node.
 
-    One task that fails again and again counts once: it may be at fault itself.
+    One task that fails again and again counts once: it may be at fault itself. With
+    ``counts_once`` so do all tasks of its owner together.
     """
     if row.failed_task == task_id or row.quarantined_until is not None:
         return row
+    if counts_once and row.failed_owner == owner:
+        return row
     failed_starts = row.failed_starts + 1
-    after = replace(row, failed_starts=failed_starts, failed_task=task_id)
+    after = replace(row, failed_starts=failed_starts, failed_task=task_id, failed_owner=owner)
     until = policy.until(failed_starts, now)
     if until is None:
         return after
@@ -191,7 +205,7 @@ def start_worked(row: NodeRow) -> NodeRow:
     """The row after a start that worked; a quarantine that is on goes on."""
     if not row.failed_starts or row.quarantined_until is not None:
         return row
-    return replace(row, failed_starts=0, failed_task="")
+    return replace(row, failed_starts=0, failed_task="", failed_owner="")
 
 
 def _released(row: NodeRow | None, now: datetime) -> NodeRow | None:

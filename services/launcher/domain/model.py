@@ -108,8 +108,11 @@ class Run:
     exit: RunExit | None = None
     # The owner's team at submission.
     team: str = ""
-    # Where it could not start: nodes that refused its ranks, or lost them before they began.
+    # Where it could not start: nodes that refused its ranks, lost them before they began, or had
+    # not begun them at the start deadline.
     failed_nodes: tuple[str, ...] = ()
+    # It was to be ended because its start took too long.
+    start_expired: bool = False
 
     @property
     def id(self) -> RunId:
@@ -174,6 +177,8 @@ class NodeRow:
     failed_starts: int = 0
     failed_task: str = ""
     quarantined_until: datetime | None = None
+    # Who owns that task.
+    failed_owner: str = ""
 
 
 class RankState(StrEnum):

@@ -173,7 +173,7 @@ LINES: tuple[Line, ...] = (
 
 TABLE: Mapping[Fault, Line] = {line.fault: line for line in LINES}
 # Of a rank that was lost before it began, the faults that speak against its node.
-OF_THE_NODE = frozenset({F.BEING_MADE, F.NODE_DOWN, F.NODE_REFUSED, F.NODE_LOST})
+OF_THE_NODE = frozenset({F.NODE_DOWN, F.NODE_REFUSED, F.NODE_LOST})
 _BY_SIGN: Mapping[tuple[Seen, str], Line] = {
     (line.seen, sign): line for line in LINES for sign in line.signs
 }

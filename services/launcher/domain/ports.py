@@ -1,4 +1,4 @@
-"""Which MASTER_PORT a gang gets: a range, leased round-robin. Called by ``loop.py``; pure.
+"""Which MASTER_PORT a gang gets: a range, leased round-robin. Pure; made by ``main.py``.
 
 Round-robin, so that a port that was just given back rests before it is used again.
 """

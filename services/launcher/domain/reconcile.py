@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from libs.contracts.ids import RunId
-from libs.contracts.messages import ExitKind, PreemptMode, RankExit, RunExit
+from libs.contracts.messages import ExitKind, Placement, PreemptMode, RankExit, RunExit
 from services.launcher.domain import exits, pod_ends
 from services.launcher.domain.lifecycle import Trigger, move
 from services.launcher.domain.model import (
     EndCause,
+    Fault,
     Listing,
     ObservedRank,
     ObservedRun,
@@ -78,6 +79,8 @@ class Look:
     done: frozenset[Action] = frozenset()
     # Runs that the runtime will never launch as they were ordered.
     refused: Mapping[RunId, Refused] = field(default_factory=dict[RunId, Refused])
+    # Nodes that answer, and could not start a run when they were last told to.
+    unable: Mapping[RunId, frozenset[str]] = field(default_factory=dict[RunId, frozenset[str]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +142,11 @@ def _advance(run: Run, sight: Sight, now: datetime, policy: Policy) -> Run:
     if run.state in (RunState.ASSIGNED, RunState.RUNNING):
         cause, note = _why_end(run, sight, now, policy)
         if cause is not None:
+            # What is seen of a rank that has not begun is gone once it is ended.
+            failed = _hung_on(run, sight) if run.start_expired else ()
             state = move(run.state, Trigger.END_ORDERED)
             run = replace(run, state=state, end_cause=cause, end_note=note, ending_at=now)
+            run = replace(run, failed_nodes=failed)
     if run.state is RunState.ENDING and _is_over(run, sight):
         return _exited(run, sight.seen, now)
     if run.state is RunState.EXITED and _is_forgotten(run, sight):
@@ -263,6 +269,21 @@ def failed_nodes_of(run: Run, kind: ExitKind, ranks: Iterable[ObservedRank]) -> 
     )
 
 
+def _hung_on(run: Run, sight: Sight) -> tuple[str, ...]:
+    """The nodes on which a start hangs: they hold a rank that does not begin, or cannot make it."""
+    if run.state is not RunState.ASSIGNED:
+        return ()
+    unable = sight.look.unable.get(run.id, frozenset())
+
+    def hangs(place: Placement) -> bool:
+        rank = sight.seen.ranks.get(place.rank)
+        if rank is None:
+            return place.node_id in unable
+        return rank.state is RankState.PENDING and rank.fault in (None, Fault.BEING_MADE)
+
+    return tuple(sorted({place.node_id for place in run.placements if hangs(place)}))
+
+
 def _all_ended(run: Run, sight: Sight) -> bool:
     ranks = sight.seen.ranks
     return all(place.rank in ranks and ranks[place.rank].over for place in run.placements)
@@ -339,7 +360,7 @@ def _exited(run: Run, seen: ObservedRun, now: datetime) -> Run:
         run,
         state=move(run.state, Trigger.EXITED),
         exited_at=exited_at,
-        failed_nodes=failed_nodes_of(run, kind, ranks),
+        failed_nodes=failed_nodes_of(run, kind, ranks) or run.failed_nodes,
         exit=RunExit(
             attempt=run.attempt,
             kind=kind,

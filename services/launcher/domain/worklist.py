@@ -43,8 +43,10 @@ class Outcome:
 class Worklist:
     """Every run that is not forgotten, and the marks on those that are to be stepped."""
 
-    def __init__(self, runs: Iterable[Run] = ()) -> None:
+    def __init__(self, runs: Iterable[Run] = (), unreadable: Iterable[RunId] = ()) -> None:
         self.runs: dict[RunId, Run] = {}
+        # Runs whose rows nobody can read: they are neither cleared away nor followed.
+        self._unreadable = set(unreadable)
         self._of_task: dict[str, dict[int, RunId]] = {}
         self._on_node: dict[str, Marks] = {}
         self._assigned: Marks = {}
@@ -89,6 +91,7 @@ class Worklist:
 
     def _put(self, run: Run) -> None:
         run_id = run.id
+        self._unreadable.discard(run_id)
         before = self.runs.get(run_id)
         self.runs[run_id] = run
         if before is None:
@@ -104,6 +107,9 @@ class Worklist:
         self._mark_task(run.task_id)
 
     def _drop(self, run_id: RunId) -> None:
+        if run_id in self._unreadable:
+            self._unreadable.discard(run_id)
+            self._marks[run_id] = None
         run = self.runs.pop(run_id, None)
         if run is None:
             return
@@ -177,12 +183,16 @@ class Worklist:
     def _step(self, run_id: RunId, look: Look, now: datetime, policy: Policy) -> Step:
         run, seen = self.runs.get(run_id), look.listing.runs.get(run_id)
         if run is None:
-            return step_unwanted(seen)
+            return step_unwanted(None if run_id in self._unreadable else seen)
         mates = [self.runs[mate] for mate in self._of_task[run.task_id].values()]
         sight = Sight(
             look=look,
             seen=seen or NOTHING,
-            waits=any(mate.attempt < run.attempt and mate.state in LIVE for mate in mates),
+            waits=any(mate.attempt < run.attempt and mate.state in LIVE for mate in mates)
+            or any(
+                mate.task_id == run.task_id and mate.attempt < run.attempt
+                for mate in self._unreadable
+            ),
             superseded=any(
                 mate.attempt > run.attempt and mate.state is not RunState.TOMBSTONE
                 for mate in mates

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -70,9 +71,11 @@ def _clear(node: Path, work: Path) -> None:
     """A successor that ends what the killed supervisor left, and leaves at once."""
     if not _free(node, LEAVE_SECONDS):
         return
+    # It starts nothing, and takes what is still in the pipes, whatever the launcher's limit was.
+    options = {"idle_seconds": 0, "keep_seconds": None, "output_bytes_max": 1 << 50, "pids_max": 0}
     with (node / "supervisor.log").open("ab") as log:
         subprocess.run(  # noqa: S603 - our own program
-            [sys.executable, "-I", "-S", str(PROGRAM), str(node), str(work), '{"idle_seconds": 0}'],
+            [sys.executable, "-I", "-S", str(PROGRAM), str(node), str(work), json.dumps(options)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

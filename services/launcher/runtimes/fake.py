@@ -23,6 +23,7 @@ from services.launcher.runtimes.port import (
     RunOrder,
     RuntimeDeniedError,
     RuntimeUnavailableError,
+    StartFailedError,
 )
 
 
@@ -49,10 +50,14 @@ class FakeRuntime:
     async def launch(self, order: RunOrder) -> None:
         """See ``port.Runtime``."""
         run = self._cluster.runs.get(order.run_id)
-        reachable = [rank for rank in order.ranks if self._cluster.takes(rank.node_id)]
+        there = [rank for rank in order.ranks if self._cluster.takes(rank.node_id)]
+        reachable = [rank for rank in there if rank.node_id not in self._cluster.unable]
         if run is not None and run.ended & {rank.node_id for rank in order.ranks}:
             raise RuntimeDeniedError(f"run {order.run_id} was ended")
         await self._call([], lambda: self._launch(order, reachable))
+        if len(reachable) < len(there):
+            unable = {rank.node_id for rank in there} & self._cluster.unable
+            raise StartFailedError(frozenset(unable), "a node cannot start it")
         if len(reachable) < len(order.ranks):
             raise RuntimeUnavailableError("a node of the gang does not answer")
 

@@ -123,6 +123,8 @@ class FakeCluster:
         # Nodes that are no longer in the inventory, but still run or remember something.
         self.retired: set[str] = set()
         self.fenced: set[str] = set()
+        # Nodes that answer, but can start nothing.
+        self.unable: set[str] = set()
         # How likely a call fails, before or after it took effect.
         self.failure_rate = 0.0
         # How likely a launch is refused for good, by the task's fault or by the site's.
@@ -130,6 +132,8 @@ class FakeCluster:
         self.refusals: tuple[Fault, ...] = (Fault.OVER_QUOTA, Fault.INVALID_POD)
         # Ranks take up to so long to begin, and to die or to leave.
         self.pending_seconds_max = 0.0
+        # None: on every node.
+        self.pending_nodes: frozenset[str] | None = None
         self.kill_seconds_max = 0.0
         self.exit_seconds_max = 0.05
         self.hints: list[Callable[[], None]] = []
@@ -237,7 +241,8 @@ class FakeCluster:
     def make(self, run: FakeRun, order: RankOrder) -> None:
         """A rank exists from now on; its process begins now or later."""
         rank = run.ranks[order.rank] = FakeRank(order, None)
-        if self.pending_seconds_max <= 0:
+        quick = self.pending_nodes is not None and order.node_id not in self.pending_nodes
+        if self.pending_seconds_max <= 0 or quick:
             self.begin(run, rank)
             return
         seconds = self.rng.uniform(0, self.pending_seconds_max)

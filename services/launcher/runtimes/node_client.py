@@ -20,7 +20,12 @@ from libs.contracts.messages import Node
 from libs.service.loop import pause
 from libs.service.observe import log
 from services.launcher.runtimes.node import proc
-from services.launcher.runtimes.port import RuntimeDeniedError, RuntimeUnavailableError, way_back
+from services.launcher.runtimes.port import (
+    RuntimeDeniedError,
+    RuntimeUnavailableError,
+    StartFailedError,
+    way_back,
+)
 from services.launcher.runtimes.supervisor import PROTOCOL
 from services.launcher.task_users import TaskUsers
 
@@ -45,23 +50,27 @@ class Machine:
     # Holds nodes/<node>/ (a supervisor's records, and runs/<run>/<rank>/output.log) and
     # work/<run>/ (where a run works that names no folder of its own).
     folder: Path
+    call_seconds: float
+    # A listing is used again so long, unless the supervisor reports a change.
+    listing_seconds: float
+    # A supervisor with nothing to do and nobody connected leaves after this.
+    idle_seconds: float
+    # The output of a forgotten run is kept so long after its last byte.
+    keep_seconds: float
+    # A supervisor that lives but has not answered for so long hangs, and is ended with its ranks.
+    hung_seconds: float
+    # So much of one rank's output is written to its file.
+    output_bytes_max: int
+    # Processes and threads of one rank; of one user where control groups cannot limit them.
+    pids_max: int
     # As whom ranks run. None: as the launcher.
     users: TaskUsers | None = None
-    call_seconds: float = 3.0
     # A node that did not answer is not asked again for so long.
     retry_seconds: float = 1.0
-    # A listing is used again so long, unless the supervisor reports a change.
-    listing_seconds: float = 1.0
-    # A supervisor with nothing to do and nobody connected leaves after this.
-    idle_seconds: float = 30.0
-    # The output of a forgotten run is kept so long after its last byte.
-    keep_seconds: float = 14 * 86_400.0
-    # A supervisor that lives but has not answered for so long hangs, and is ended with its ranks.
-    hung_seconds: float = 300.0
-    # So much of one rank's output is written to its file.
-    output_bytes_max: int = 16 << 30
-    # Processes and threads of one rank; of one user where control groups cannot limit them.
-    pids_max: int = 32_768
+
+
+class RefusedByNodeError(RuntimeUnavailableError):
+    """The supervisor answered that it cannot."""
 
 
 class _Link(asyncio.Protocol):
@@ -124,7 +133,7 @@ class _Link(asyncio.Protocol):
             advice = "" if held is None else f"; {way_back(int(held))}"
             raise RuntimeDeniedError(f"{answer['denied']}{advice}")
         if "error" in answer:
-            raise RuntimeUnavailableError(answer["error"])
+            raise RefusedByNodeError(answer["error"])
         return answer
 
     def close(self) -> None:
@@ -172,7 +181,10 @@ class NodeClient:
                 f"the supervisor of node {self.plan.node.id} is of an earlier version; it leaves"
                 " when its runs are over, and a new one starts"
             )
-        await self.call({"op": "launch", "run": run, "ranks": ranks})
+        try:
+            await self.call({"op": "launch", "run": run, "ranks": ranks})
+        except RefusedByNodeError as problem:
+            raise StartFailedError(frozenset({self.plan.node.id}), str(problem)) from None
 
     async def list(self) -> dict[str, Any]:
         """Its runs; the last answer while nothing has changed."""

@@ -20,6 +20,14 @@ class RuntimeUnavailableError(Exception):
     """A node or the runtime did not do it now; asking again later is right."""
 
 
+class StartFailedError(RuntimeUnavailableError):
+    """Nodes that answer could not start a run now; asking again later is right."""
+
+    def __init__(self, node_ids: frozenset[str], text: str) -> None:
+        super().__init__(text)
+        self.node_ids = node_ids
+
+
 class RuntimeDeniedError(Exception):
     """A newer leader commands this runtime, or the run was ended before it began."""
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import structlog
+
 from libs.contracts.ids import RunId
 from libs.contracts.messages import Node
 from services.launcher.domain.model import (
@@ -26,12 +28,17 @@ from services.launcher.runtimes.port import (
     RunOrder,
     RuntimeDeniedError,
     RuntimeUnavailableError,
+    StartFailedError,
 )
-from services.launcher.task_users import TaskUser
+from services.launcher.task_users import TaskUser, own_environment
 
 # A node says so where tasks' CPU and memory limits, or the clean end of a task that hides, cannot
 # be had; ``ProcessRuntime.warnings`` has the sentences.
 LIMITS_LABEL = "shiftwork.limits"
+# So many runs without a readable id are named in the log, each once.
+UNREADABLE_MAX = 100
+
+_log = structlog.stdlib.get_logger(__name__)
 
 
 class ProcessRuntime:
@@ -44,6 +51,7 @@ class ProcessRuntime:
         self._machine = machine
         self._clients = {plan.node.id: NodeClient(plan, machine, retired=False) for plan in nodes}
         self._hint: Callable[[], None] = lambda: None
+        self._unreadable: set[tuple[str, str]] = set()
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -120,7 +128,9 @@ class ProcessRuntime:
                 continue
             nodes[node_id] = self._node(client, ready=True)
             for run, seen in answer.items():
-                run_id = RunId.parse(run)
+                run_id = self._run_id(run, node_id)
+                if run_id is None:
+                    continue
                 where.setdefault(run_id, set()).add(node_id)
                 found = ranks.setdefault(run_id, {})
                 found |= {int(rank): _observed(int(rank), node_id, seen[rank]) for rank in seen}
@@ -129,6 +139,17 @@ class ProcessRuntime:
             for run_id, found in ranks.items()
         }
         return Listing(nodes, runs)
+
+    def _run_id(self, text: str, node_id: str) -> RunId | None:
+        """The run that a supervisor names so. None, and an alarm, if it is no id: nobody can own
+        such a run, and the others go on."""
+        try:
+            return RunId.parse(text)
+        except ValueError as problem:
+            if (node_id, text) not in self._unreadable and len(self._unreadable) < UNREADABLE_MAX:
+                self._unreadable.add((node_id, text))
+                _log.error("run set apart", node=node_id, problem=str(problem))
+            return None
 
     def on_change(self, hint: Callable[[], None]) -> None:
         """See ``port.Runtime``."""
@@ -174,7 +195,7 @@ class ProcessRuntime:
         return {
             "rank": rank.rank,
             "argv": rank.argv,
-            "env": {**(user.environment if user else {}), **rank.env}
+            "env": {**(user.environment if user else own_environment()), **rank.env}
             | {"CUDA_VISIBLE_DEVICES": visible},
             "user": (user.uid, user.gid, user.groups) if user else None,
             "cwd": rank.cwd,
@@ -187,10 +208,20 @@ class ProcessRuntime:
 async def _all(calls: Iterable[Any]) -> None:
     """Make every call, side by side; then raise the first failure, a denial before others."""
     outcomes: Sequence[object] = await asyncio.gather(*calls, return_exceptions=True)
+    unable = [outcome for outcome in outcomes if isinstance(outcome, StartFailedError)]
+    if len(unable) > 1:
+        nodes = frozenset[str]().union(*(failure.node_ids for failure in unable))
+        outcomes = [*outcomes, StartFailedError(nodes, str(unable[0]))]
     failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-    failures.sort(key=lambda failure: not isinstance(failure, RuntimeDeniedError))
+    # The one that names the most nodes says the most.
+    failures.sort(key=_worth)
     if failures:
         raise failures[0]
+
+
+def _worth(failure: BaseException) -> tuple[bool, int]:
+    nodes = len(failure.node_ids) if isinstance(failure, StartFailedError) else 0
+    return not isinstance(failure, RuntimeDeniedError), -nodes
 
 
 def _observed(rank: int, node_id: str, seen: Mapping[str, Any]) -> ObservedRank:

@@ -38,6 +38,7 @@ from functools import partial
 from math import inf
 from typing import Any, NoReturn
 
+from libs.service.deletion_limit import DAY_SECONDS, DeletionLimit
 from services.launcher.runtimes.node import cgroups, proc, retention
 from services.launcher.runtimes.node.journal import Journal, take_lock
 from services.launcher.runtimes.node.outputs import Outputs
@@ -61,11 +62,11 @@ class Options:
     # With nothing to do and nobody connected it leaves after this.
     idle_seconds: float
     # The output of a forgotten run is kept so long after its last byte; None: for ever.
-    keep_seconds: float | None = None
+    keep_seconds: float | None
     # So much of one rank's output goes into its file.
-    output_bytes_max: int = 16 << 30
+    output_bytes_max: int
     # Processes and threads of one rank; of one user where control groups cannot limit them.
-    pids_max: int = 32_768
+    pids_max: int
 
 
 class Connection:
@@ -86,6 +87,8 @@ class Supervisor:
         self.folder = folder
         self.idle_seconds = options.idle_seconds
         self.keep_seconds = options.keep_seconds
+        # The node's clock may jump.
+        self.limit = DeletionLimit()
         self.pruned_s = -inf
         self.leaving = False
         self.selector = selectors.DefaultSelector()
@@ -128,8 +131,9 @@ class Supervisor:
         self.pruned_s = time.monotonic()
         if self.keep_seconds is not None:
             known = frozenset(run for run, _ in self.ranks.table)
-            before = time.time() - self.keep_seconds
-            _thread.start_new_thread(_clear_away, (self.ranks.runs_folder, before, known))
+            wanted = time.time() - self.keep_seconds
+            given = (self.ranks.runs_folder, wanted, known, self.limit)
+            _thread.start_new_thread(_clear_away, given)
 
     def _wake(self) -> None:
         """In another thread: ``run`` has something to do."""
@@ -334,14 +338,17 @@ def _become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "cannot become a subreaper")
 
 
-def _clear_away(runs_folder: str, before: float, known: frozenset[str]) -> None:
+def _clear_away(
+    runs_folder: str, wanted: float, known: frozenset[str], limit: DeletionLimit
+) -> None:
     try:
-        for run in retention.old_runs(runs_folder, before):
-            if run not in known:
-                retention.remove(f"{runs_folder}/{run}")
+        retention.clear(runs_folder, wanted, known, limit, time.monotonic())
     except OSError as error:
         # No reason to fall over: ranks depend on us.
         report(f"cannot clear old output away: {error}")
+    if limit.held_seconds > DAY_SECONDS:
+        held = f"{limit.held_seconds / DAY_SECONDS:.1f} days"
+        report(f"old output is cleared away slowly, {held} are held back: check the clock")
 
 
 def _answer_of(refusal: RefusedError | None) -> Mapping[str, Any]:
@@ -358,14 +365,12 @@ def _serve_node(folder: str, work_folder: str, options: Options, ready: int) -> 
     _become_subreaper()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    # The name has the lock's inode in it, so that no two nodes can meet in one group.
-    name = f"shiftwork-{os.path.basename(folder)}-{os.fstat(lock).st_ino}"  # noqa: PTH119 - small imports
     ranks = Ranks(
         runs_folder=f"{folder}/runs",
         work_folder=work_folder,
         journal=Journal(folder),
         outputs=Outputs(folder, options.output_bytes_max),
-        cgroups=cgroups.find(name, options.pids_max),
+        cgroups=cgroups.find(cgroups.name_of(folder, lock), options.pids_max),
         now=time.time,
     )
     supervisor = Supervisor(folder, ranks, options)

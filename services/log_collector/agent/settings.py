@@ -40,6 +40,9 @@ class AgentSettings(BaseSettings):
     # gone for so long. Beyond that the oldest is dropped, read or not.
     spool_bytes_max: int = Field(default=20 * 1024**3, ge=65_536)
     keep_seconds: float = Field(default=3 * 86_400.0, gt=0)
+    # At most so many days of history of what is too old go in an hour (0: no bound), because the
+    # node's clock may be wrong; less than elsewhere, because it is kept for days only.
+    prune_days_per_hour: float = Field(default=0.25, ge=0, le=10_000)
     prune_seconds: float = Field(default=10.0, gt=0, le=3600)
 
     log_format: Literal["json", "console"] = "json"
@@ -51,4 +54,5 @@ class AgentSettings(BaseSettings):
             bytes_max=self.spool_bytes_max,
             keep_seconds=self.keep_seconds,
             settle_seconds=self.settle_seconds,
+            days_per_hour=self.prune_days_per_hour,
         )

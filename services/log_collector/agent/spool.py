@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from libs.service.clock import Clock
+from libs.service.deletion_limit import DAY_SECONDS, DeletionLimit
 from libs.service.observe import log
 from services.log_collector.agent import metrics
 from services.log_collector.agent.folder import AdoptionError
@@ -40,6 +41,8 @@ class Limits:
     bytes_max: int
     keep_seconds: float
     settle_seconds: float
+    # Of what was kept too long, at most so many days of history go in an hour; 0: no bound.
+    days_per_hour: float
 
 
 @dataclass(slots=True)
@@ -78,6 +81,8 @@ class Spool:
         self._pods_dir, self._spool_dir = str(pods_dir), spool_dir / namespace
         self._namespace, self._container = namespace, container
         self._limits, self._clock, self._monotonic = limits, clock, monotonic
+        self._held = False
+        self._old = DeletionLimit(limits.days_per_hour)
         self._watched: dict[str, Watched] = {}
         # Pods of ours that are there: their folders by name, and each folder's uid.
         self._pods: dict[str, dict[str, str]] = {}
@@ -290,10 +295,13 @@ class Spool:
             self.log.error("the spool cannot be pruned", problem=str(error))  # noqa: TRY400
 
     def _prune(self) -> None:
-        oldest = self._clock.now().timestamp() - self._limits.keep_seconds
+        ends = [watched.output.folder.record.ended_at for watched in self._watched.values()]
+        wanted = self._clock.now().timestamp() - self._limits.keep_seconds
+        before = self._old.before(min(filter(None, ends), default=None), wanted, self._monotonic())
+        self._report_held()
         for pod, watched in list(self._watched.items()):
             ended_at = watched.output.folder.record.ended_at
-            if ended_at and ended_at < oldest:
+            if ended_at and ended_at < before:
                 if not watched.output.is_read:
                     self._say_lost(pod, watched.output.folder.sole_bytes(), "it is too old")
                 self._remove(pod)
@@ -302,6 +310,16 @@ class Spool:
             held = self._lose(held)
         metrics.SPOOL_BYTES.set(held)
         metrics.OUTPUTS.set(len(self._watched))
+
+    def _report_held(self) -> None:
+        """Say once that much is kept longer than it should be, because the clock may be wrong."""
+        held = self._old.held_seconds > DAY_SECONDS
+        if held and not self._held:
+            self.log.warning(
+                "old output is dropped slowly: check this node's clock",
+                held_back_seconds=round(self._old.held_seconds),
+            )
+        self._held = held
 
     def _lose(self, held: int) -> int:
         """Drop the oldest files until the rest fits: of pods that are gone before others."""

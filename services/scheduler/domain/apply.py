@@ -62,6 +62,7 @@ def task_after(task: Task, decision: Decision, now: datetime) -> Task:
             marks=task.marks if decision.marks is None else decision.marks,
             promised=task.promised if decision.promised is None else decision.promised,
             level=task.level if decision.level is None else decision.level,
+            not_before_at=decision.not_before_at or task.not_before_at,
         )
     if isinstance(decision, Mark):
         sinks = decision.level is not Priority.UNSPECIFIED

@@ -36,6 +36,8 @@ class Clusters:
             name: tuple((vc.name, vc.nodes + ALMOST) for vc in above)
             for name, above in self._above.items()
         }
+        # True if one of them has a maximum.
+        self.bounded = any(vc.nodes_max is not None for vc in policy.virtual_clusters)
         # Node equivalents held (or promised), by name, its parts' included.
         self._held: dict[str, float] = dict.fromkeys(self._by_name, 0.0)
         self._base: Clusters | None = None
@@ -49,6 +51,7 @@ class Clusters:
         twin._by_name, twin._above, twin.bounds = self._by_name, self._above, self.bounds
         twin._of_team, twin._of_user = self._of_team, self._of_user
         twin._held, twin._base = dict(self._held), None
+        twin.bounded = self.bounded
         return twin
 
     def _walk_up(self, name: str) -> Iterable[VirtualCluster]:
@@ -85,6 +88,19 @@ class Clusters:
                 return vc
         return None
 
+    def lacking(self, name: str, units: float) -> dict[str, float]:
+        """How far so much more would pass each maximum that it passes, by virtual cluster."""
+        return {
+            vc.name: over
+            for vc in self._above.get(name, ())
+            if vc.nodes_max is not None
+            and (over := self._held[vc.name] + units - vc.nodes_max) > ALMOST
+        }
+
+    def above(self, name: str) -> Iterator[str]:
+        """The virtual clusters that count what this one holds, itself included."""
+        return (vc.name for vc in self._above.get(name, ()))
+
     def guaranteed(self, name: str) -> float:
         """Node equivalents guaranteed to a virtual cluster itself."""
         vc = self._by_name.get(name)
@@ -103,28 +119,30 @@ class Clusters:
         """For each run of the pool, how it is covered now: the most entitled are counted first."""
         ordered = sorted(runs, key=entitlement)
         rows = ((*entitlement(task), units[task.id], self.of(task)) for task in ordered)
-        return dict(self.counted(rows))
+        return self.counted(rows)
 
     def counted(
         self, rows: Iterable[Row], start: Mapping[str, float] | None = None
-    ) -> Iterator[tuple[str, Depth]]:
+    ) -> dict[str, Depth]:
         """How runs are covered, given in the order of ``entitlement``, each with size and name.
 
         ``start``: what runs before these hold; else nothing.
         """
         counted = dict.fromkeys(self._by_name, 0.0)
         counted.update(start or {})
+        bounds, found = self.bounds, dict[str, Depth]()
         for _, _, task_id, size, name in rows:
-            above = self.bounds.get(name, ())
-            for depth, (each, most) in enumerate(above):
+            found[task_id] = UNCOVERED
+            if name not in bounds:
+                continue
+            for depth, (each, most) in enumerate(bounds[name]):
                 if counted[each] + size <= most:
                     # What no guarantee covers uses none of it up, neither here nor further up.
-                    for higher, _ in above[depth:]:
+                    for higher, _ in bounds[name][depth:]:
                         counted[higher] += size
-                    yield task_id, depth
+                    found[task_id] = depth
                     break
-            else:
-                yield task_id, UNCOVERED
+        return found
 
 
 def entitlement(task: Task) -> tuple[int, float, str]:

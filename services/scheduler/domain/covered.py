@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
+from itertools import chain
 from math import inf
 
 from services.scheduler.domain.clusters import UNCOVERED, Clusters, Depth, Row
@@ -108,8 +109,7 @@ class Tree:
 
     def __iter__(self) -> Iterator[Row]:
         """All rows, the most entitled first."""
-        for block in self._blocks:
-            yield from block.rows
+        return chain.from_iterable([block.rows for block in self._blocks])
 
     def changed(self) -> Iterator[tuple[str, Depth]]:
         """The rows of all blocks that are counted again, with their depths; run it to the end."""
@@ -171,8 +171,7 @@ class Tree:
         if self._blocks:
             block = self._blocks[self._at(behind)]
             rows, start = block.rows[: bisect_right(block.rows, behind)], block.start
-        *_, (_, depth) = self._clusters.counted([*rows, own], start)
-        return depth
+        return self._clusters.counted([*rows, own], start)[own[2]]
 
 
 def _add(amounts: dict[str, float], more: dict[str, float], times: float) -> None:

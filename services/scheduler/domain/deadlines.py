@@ -15,8 +15,8 @@ from services.scheduler.domain.why import reason
 
 def expire(round_: Round, task_ids: list[str]) -> None:
     """Decide about every live run whose time is up."""
-    for task_id in sorted(task_ids):
-        _expire(round_, round_.index.tasks[task_id])
+    for task in round_.individually(task_ids):
+        _expire(round_, task)
 
 
 def _expire(round_: Round, task: Task) -> None:

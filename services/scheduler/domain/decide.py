@@ -27,10 +27,31 @@ from services.scheduler.domain.share import share
 from services.scheduler.domain.snapshot import Snapshot
 
 
+class UndecidedError(Exception):
+    """Deciding failed: about this group, or about something urgent that concerns this task. Both
+    empty: nobody knows."""
+
+    def __init__(self, group: str, task_id: str) -> None:
+        super().__init__(f"deciding failed about group {group!r}, task {task_id!r}")
+        self.group = group
+        self.task_id = task_id
+
+
 def decide(snapshot: Snapshot, now: datetime) -> Plan:
-    """What to do at this moment. Pure: the same snapshot and ``now`` give the same plan."""
+    """What to do at this moment. Pure: the same snapshot and ``now`` give the same plan.
+
+    A defect that shows as an exception becomes ``UndecidedError``: decided again without what that
+    names (``snapshot.left_out``), everything else is decided.
+    """
     round_ = Round(snapshot, now)
-    index = snapshot.index
+    try:
+        return _decided(round_)
+    except Exception as error:
+        raise UndecidedError(round_.group, round_.task_id) from error
+
+
+def _decided(round_: Round) -> Plan:
+    snapshot, now, index = round_.snapshot, round_.now, round_.index
     due = index.due(now)
     expire(round_, [moment.task_id for moment in due if moment.kind is Kind.EXPIRES])
     resumed = converge(round_)
@@ -41,6 +62,9 @@ def decide(snapshot: Snapshot, now: datetime) -> Plan:
     for task in resumed:
         back.setdefault(task.group, []).append(task)
     for group, pool in sorted(index.pools.items()):
+        if group in snapshot.left_out:
+            continue
+        round_.group = group
         touched = (
             pool.wide
             or pool.arrived
@@ -58,6 +82,7 @@ def decide(snapshot: Snapshot, now: datetime) -> Plan:
             slices.sample(round_, pool)
             round_.wake_at(pool.due_at)
         round_.wake_at(slices.next_sample(round_, pool))
+    round_.group = ""
     round_.wake_at(index.moments.next_after(round_.seconds))
     return Plan(
         version=snapshot.version,
@@ -68,6 +93,8 @@ def decide(snapshot: Snapshot, now: datetime) -> Plan:
         books=tuple(round_.books.values()),
         looks=round_.looks,
         urgent=urgent,
+        left_out=snapshot.left_out,
+        left_out_tasks=snapshot.left_out_tasks,
     )
 
 
@@ -78,4 +105,10 @@ def _by_pool(round_: Round, due: list[Moment]) -> dict[str, list[Moment]]:
         if moment.kind is not Kind.EXPIRES:
             group = round_.index.tasks[moment.task_id].group
             found.setdefault(group, []).append(moment)
+            if moment.kind is Kind.OPENS and round_.ledger.across:
+                # From now on the run may go for a task of its owner in another group.
+                owner = round_.index.tasks[moment.task_id].owner
+                for other, pool in round_.index.pools.items():
+                    if other != group and owner in pool.owners:
+                        found.setdefault(other, []).append(moment)
     return found

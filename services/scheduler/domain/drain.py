@@ -13,8 +13,7 @@ from services.scheduler.domain.why import reason
 
 def drain(round_: Round) -> None:
     """Tell the runs on draining nodes to go, whole gangs at once."""
-    index = round_.index
-    for task in (index.tasks[task_id] for task_id in sorted(index.drained)):
+    for task in round_.individually(round_.index.drained):
         node_id = round_.totals.drained_node(task)
         if node_id is not None and task.id not in round_.moved:
             tell_to_go(round_, task, reason(ReasonCode.NODE_DRAINED, names={"node": node_id}))

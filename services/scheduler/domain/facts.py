@@ -97,6 +97,8 @@ class Early:
     goal_revision: int = 0
     priority: Priority = Priority.UNSPECIFIED
     priority_revision: int = 0
+    # When the first of them came.
+    first_at: datetime | None = None
 
 
 def early_goal(early: Early, event: GoalChanged) -> Early:
@@ -197,7 +199,7 @@ def on_run_started(task: Task, event: RunStarted, now: datetime) -> Outcome:
         return Drop.OTHER_ATTEMPT
     if task.run_started_at is not None:
         return Drop.DUPLICATE
-    after = started(task, event.started_at)
+    after = started(task, _believed(event.started_at, task.assigned_at, now))
     if after.state is task.state:
         # It was told to go meanwhile; its run time counts all the same.
         return Change(after)
@@ -216,6 +218,13 @@ def started(task: Task, at: datetime) -> Task:
         return replace(task, **noted)
     why = reason(ReasonCode.STARTED, attempt=task.attempt)
     return moved(task, Trigger.STARTED, why, **noted)
+
+
+def _believed(at: datetime, since: datetime | None, now: datetime) -> datetime:
+    """A moment of the launcher's clock, if it is possible by ours: after what it followed, and not
+    to come. Else the clocks differ, perhaps by hours, and it counts as of now: a run that has just
+    begun would seem to have had its turn, and equals would send each other away for ever."""
+    return at if (since is None or since <= at) and at <= now else now
 
 
 def newest(one: Checkpoint | None, other: Checkpoint | None) -> Checkpoint | None:
@@ -272,9 +281,9 @@ def exited(task: Task, event: Exit, now: datetime, settings: PolicySettings) -> 
         end_reason=None,
         exit=event.exit,
         unserved_since=now,
-        move_seconds=_move_seconds(task, event),
+        move_seconds=_move_seconds(task, event, now),
         checkpoint=checkpoint,
-        run_seconds=task.run_seconds + _run_seconds(task, event),
+        run_seconds=task.run_seconds + _run_seconds(task, event, now),
         attempts_without_progress=_without_progress(task, event, checkpoint),
         retries_used=task.retries_used + verdict.spends_retry,
         start_attempts=start_attempts,
@@ -300,17 +309,19 @@ def _avoids(task: Task, event: Exit) -> tuple[str, ...]:
     return (*sorted(failed)[:AVOIDED_MAX], *older[:kept])
 
 
-def _run_seconds(task: Task, event: Exit) -> float:
+def _run_seconds(task: Task, event: Exit, now: datetime) -> float:
     if task.run_started_at is None:
         return 0.0
-    return max(0.0, (event.exit.exited_at - task.run_started_at).total_seconds())
+    ended_at = _believed(event.exit.exited_at, task.run_started_at, now)
+    return max(0.0, (ended_at - task.run_started_at).total_seconds())
 
 
-def _move_seconds(task: Task, event: Exit) -> float | None:
+def _move_seconds(task: Task, event: Exit, now: datetime) -> float | None:
     """What being moved costs this task: its start and its hand-over, as last measured."""
     if event.exit.kind is not ExitKind.PREEMPTED or task.preempt_requested_at is None:
         return task.move_seconds
-    seconds = (event.exit.exited_at - task.preempt_requested_at).total_seconds()
+    ended_at = _believed(event.exit.exited_at, task.preempt_requested_at, now)
+    seconds = (ended_at - task.preempt_requested_at).total_seconds()
     if task.run_started_at is not None and task.assigned_at is not None:
         seconds += (task.run_started_at - task.assigned_at).total_seconds()
     measured = min(max(0.0, seconds), MOVE_SECONDS_MAX)

@@ -27,8 +27,7 @@ def goal_reason(goal: Goal) -> Reason:
 def converge(round_: Round) -> list[Task]:
     """Decide what the goals ask; returns the tasks that are back in the queue by it."""
     resumed: list[Task] = []
-    for task_id in sorted(round_.index.unsettled - round_.moved):
-        task = round_.index.tasks[task_id]
+    for task in round_.individually(round_.index.unsettled - round_.moved):
         trigger = GOALS[task.goal, task.state]
         assert trigger is not None, "the index holds only tasks whose goal asks for something"
         why = goal_reason(task.goal)

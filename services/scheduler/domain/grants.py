@@ -26,7 +26,7 @@ from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.room import outranks
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.timeshare.rule import grant_budget, grant_cost, spent
-from services.scheduler.domain.waits import retry_later
+from services.scheduler.domain.waits import is_stopped, retry_later
 from services.scheduler.domain.why import reason
 
 # Before every other task, and before each other in the order of the grants.
@@ -96,14 +96,7 @@ class _Open:
 
     def __call__(self, entry: Entry) -> bool:
         round_, pool = self._round, self._pool
-        if not round_.totals.fits_now(entry.shape):
-            return False
-        if round_.ledger.excess(entry.task, entry.level, round_.totals.need(entry.shape)):
-            return False
-        clusters = round_.clusters(pool)
-        if entry.cluster and clusters.full(entry.cluster, pool.size(entry.task)) is not None:
-            return False
-        if flooded(round_, pool, entry) is not None:
+        if is_stopped(round_, pool, entry) or flooded(round_, pool, entry) is not None:
             return False
         left = self._left_to(entry)
         return left is None or left.pick(entry.shape) is not None

@@ -7,9 +7,10 @@ changed since. Built from the bare rows, everything is still to be looked at.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 
 from libs.contracts.ids import TaskId
@@ -74,12 +75,14 @@ class Index:
         self.settled_at: datetime | None = None
         # Moments that were past when they came into being: no round has seen them.
         self.overdue: set[Moment] = set()
+        # Nodes that take no new runs because a run on them is not among the tasks here.
+        self.withheld: AbstractSet[str] = frozenset()
         self._slots: dict[str, tuple[Slot, ...]] = {}
         # What each rank of those tasks asks for beside, if it asks for anything.
         self._each: dict[str, Each] = {}
         self._crossing: dict[str, set[str]] = {}
         self._nodes_stale = False
-        self._limits_stale = False
+        self._changed_limits: set[LimitKey] = set()
 
     def apply(
         self,
@@ -92,6 +95,7 @@ class Index:
         if len(new) > MANY:
             # In the order of the longest of the lists that they go into: each at its end.
             new = {row.id: row for row in sorted(new.values(), key=waiting_since)}
+        deleted = list(deleted)
         gone = [TaskId(str(key[0])) for kind, key in deleted if kind is Task]
         # All that leaves, leaves first: what one run gave back, another may have taken.
         changed = [(self.tasks.pop(task_id, None), new.get(task_id)) for task_id in (*gone, *new)]
@@ -101,6 +105,8 @@ class Index:
                 self.pools[old.group].observe(old, after, ended.get(old.id))
                 self._leave(old, after)
         concerned = bool(gone) or bool(new)
+        for kind, key in deleted:
+            concerned = (kind is Node and self._forget_node(str(key[0]))) or concerned
         for row in rows:
             if not isinstance(row, Task):
                 concerned = self._put(row) or concerned
@@ -117,7 +123,7 @@ class Index:
             self._put_node(row)
         elif isinstance(row, Limit):
             self.limits[row.key] = row
-            self._limits_stale = True
+            self._changed_limits.add(row.key)
         elif isinstance(row, Inventory):
             self.inventories[row.runtime] = row
             self._widen()
@@ -138,6 +144,8 @@ class Index:
         return True
 
     def _put_node(self, node: Node) -> None:
+        if node.id in self.withheld:
+            node = replace(node, schedulable=False)
         old = self.nodes.get(node.id)
         self.nodes[node.id] = node
         if self._nodes_stale or old is None or not same_place(old, node):
@@ -155,6 +163,12 @@ class Index:
             if pool is not None:
                 pool.units, pool.wide = self.totals.units(node.group), True
                 pool.nodes_changed = pool.nodes_changed or changed
+
+    def _forget_node(self, node_id: str) -> bool:
+        """A removed node is not kept any longer, for its version and the name of its group."""
+        known = self.nodes.pop(node_id, None) is not None
+        self._nodes_stale = self._nodes_stale or known
+        return known
 
     def _take_all(self, node_id: str, masks: Mapping[str, int]) -> None:
         """Take what tasks have of a node, or are promised, all of which was free."""
@@ -413,13 +427,13 @@ class Index:
         whole = shape.gpus is None
         return whole and any(len(p.gpus) != nodes[p.node_id].gpus for p in task.promised)
 
-    # Nodes and limits change rarely: what depends on them is built anew.
+    # Nodes and limits change rarely: what depends on them follows before the next round.
 
     def refresh(self) -> None:
         """Bring everything up to date; ``Snapshot`` calls it before each look."""
         if self._nodes_stale:
             self._refresh_nodes()
-        if self._limits_stale:
+        if self._changed_limits:
             self._refresh_limits()
 
     def _refresh_nodes(self) -> None:
@@ -444,15 +458,41 @@ class Index:
         self._widen()
 
     def _refresh_limits(self) -> None:
-        self._limits_stale = False
-        self.ledger = Ledger(self.limits)
-        for task in self.tasks.values():
-            if task.placements or task.promised:
-                self.ledger.charge(task, task.level, held_need(task))
+        """Follow the limits that changed: what they count, and what waits for them."""
+        changed = [self.limits[key] for key in sorted(self._changed_limits)]
+        self._changed_limits.clear()
+        self.ledger.change(changed, self._held_by)
         for group, pool in list(self.pools.items()):
             if pool.limited != bool(self.limits):
                 self._rebuild(group)
-        self._widen()
+                self.pools[group].wide = self.pools[group].nodes_changed = True
+        for row in changed:
+            own = self.pools.get(row.group)
+            for pool in self.pools.values() if not row.group else [own] if own else []:
+                self._reconsider(pool, row)
+
+    def _held_by(self, owners: Collection[str] | None) -> Iterator[Task]:
+        """The runs and promises of some owners (None: of all); others' may be among them."""
+        for pool in self.pools.values():
+            for owner in pool.runs_of if owners is None else owners:
+                yield from pool.runs_of.get(owner, {}).values()
+            yield from pool.leaving.values()
+            yield from pool.promised.values()
+
+    def _reconsider(self, pool: Pool, row: Limit) -> None:
+        """A limit changed: the next round evaluates again what waits and may be stopped by it.
+
+        Of a user's or a team's limit those are the first tasks of its queues; the others of a queue
+        are stopped by the same.
+        """
+        pool.wide = True
+        if not row.user and not row.team:
+            pool.nodes_changed = True
+            return
+        lanes = pool.lanes
+        for queue in lanes.owned(row.user) if row.user else lanes.of_team(row.team):
+            task_id = queue.keys[0][1]
+            pool.arrived[task_id] = self.tasks[task_id]
 
     def listed(self) -> bool:
         """True once every runtime's full list of nodes was heard, and all of them are known."""

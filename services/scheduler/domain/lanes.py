@@ -1,8 +1,9 @@
 """The waiting tasks of one pool, in order, kept so that a look at them costs what could move.
 
 Tasks that are alike for the scheduler (same level, same shape, same limits) form a queue; the
-queues of one level and shape form a row, sorted by their heads. If the head of a row finds no
-place, none behind it does, so a round looks at heads, however long the queues are.
+queues of one level, virtual cluster and shape form a row, sorted by their heads. If the head of a
+row finds no place, none behind it does, so a round looks at heads, however long the queues are.
+Rows whose shapes differ only in CPUs and memory form a class (``shape_class.py``).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from services.scheduler.domain.model import Shape
+from services.scheduler.domain.shape_class import Row, ShapeClass, class_of
 
 # The order key in seconds, and the id, which makes it unique.
 Key: TypeAlias = tuple[float, str]
@@ -37,10 +39,11 @@ class QueueName(NamedTuple):
 class Queue:
     """Waiting tasks that only their keys tell apart; sorted."""
 
-    __slots__ = ("keys", "name")
+    __slots__ = ("keys", "name", "row")
 
-    def __init__(self, name: QueueName) -> None:
+    def __init__(self, name: QueueName, row: Row) -> None:
         self.name = name
+        self.row = row
         self.keys: list[Key] = []
 
 
@@ -57,29 +60,26 @@ class Lanes:
 
     def __init__(self) -> None:
         self._queues: dict[QueueName, Queue] = {}
-        # By weight, then shape: the heads of the queues, sorted.
-        self.rows: dict[int, dict[Shape, list[Head]]] = {}
-        # How many queues there are of each shape; and the shapes of a group in order, as asked.
-        self.groups: dict[Group, dict[Shape, int]] = {}
-        self._shapes: dict[Group, list[Shape]] = {}
-        # The queues of an owner, where queues are kept by owner.
+        # The shapes of each group by class; and the classes of a group in order, as asked.
+        self.groups: dict[Group, dict[Shape, ShapeClass]] = {}
+        self._ordered: dict[Group, list[ShapeClass]] = {}
+        # The queues of an owner, and of a team, where queues are kept by these.
         self._owned: dict[str, dict[QueueName, Queue]] = {}
+        self._of_team: dict[str, dict[QueueName, Queue]] = {}
         self.length = 0
 
     def add(self, name: QueueName, key: Key) -> None:
         """Put a task where its key says."""
+        self.length += 1
         queue = self._queues.get(name)
         if queue is None:
-            queue = self._queues[name] = Queue(name)
-            self._group(name, 1)
-        keys = queue.keys
-        if keys and keys[0] < key:
-            insort(keys, key)
+            self._begin(name, key)
+        elif queue.keys[0] < key:
+            insort(queue.keys, key)
         else:
             self._unhead(queue)
-            keys.insert(0, key)
+            queue.keys.insert(0, key)
             self._head(queue)
-        self.length += 1
 
     def remove(self, name: QueueName, key: Key) -> None:
         """Take a task out."""
@@ -89,80 +89,116 @@ class Lanes:
         if keys[0] == key:
             self._unhead(queue)
             del keys[0]
-            self._head(queue)
-            if not keys:
-                del self._queues[name]
-                self._group(name, -1)
+            if keys:
+                self._head(queue)
+            else:
+                self._end(queue)
         else:
             place = bisect_left(keys, key)
             assert keys[place] == key, "a queue is sorted by unique keys"
             del keys[place]
 
-    def rekey(self, key: Callable[[str], float]) -> None:
-        """Take new keys over for all tasks, by their ids.
+    def rekey(self, keyed: Callable[[list[Key]], list[Key]]) -> None:
+        """Take new keys over for all tasks: ``keyed`` sorts those of a queue by their new keys.
 
         Costs a key and a part of a sort for each task, as all of them may change places.
         """
         for queue in self._queues.values():
-            queue.keys = sorted([(key(task_id), task_id) for _, task_id in queue.keys])
-        for rows in self.rows.values():
-            for shape, row in rows.items():
-                heads = [(*queue.keys[0], queue) for _, _, queue in row]
-                rows[shape] = sorted(heads, key=_first_two)
+            queue.keys = keyed(queue.keys)
+        for classes in self.groups.values():
+            for shapes in classes.values():
+                for row in shapes:
+                    heads = [(*queue.keys[0], queue) for _, _, queue in row.heads]
+                    row.heads = sorted(heads, key=_first_two)
+                shapes.reorder()
 
-    def _group(self, name: QueueName, more: int) -> None:
+    def _begin(self, name: QueueName, key: Key) -> None:
+        """The first task of a queue comes."""
+        shapes = self._class(name)
+        row = shapes.row(name.shape)
+        queue = self._queues[name] = Queue(name, row)
+        queue.keys.append(key)
+        _, owner, team = name.who
+        if owner:
+            self._owned.setdefault(owner, {})[name] = queue
+        if team:
+            self._of_team.setdefault(team, {})[name] = queue
+        if row.heads:
+            self._head(queue)
+        else:
+            row.heads.append((*key, queue))
+            shapes.add(row)
+
+    def _end(self, queue: Queue) -> None:
+        """No task of the queue is left."""
+        name, row = queue.name, queue.row
+        del self._queues[name]
+        _, owner, team = name.who
+        if owner:
+            _drop(self._owned, owner, name)
+        if team:
+            _drop(self._of_team, team, name)
+        if row.heads:
+            if row.parent is not None:
+                row.parent.refresh(shapes=False)
+            return
         group = name.weight, name.who[0]
-        if owner := name.who[1]:
-            if more > 0:
-                self._owned.setdefault(owner, {})[name] = self._queues[name]
-            else:
-                del self._owned[owner][name]
-                if not self._owned[owner]:
-                    del self._owned[owner]
-        counts = self.groups.setdefault(group, {})
-        before = counts.get(name.shape, 0)
-        counts[name.shape] = before + more
-        if not before or not before + more:
-            self._shapes.pop(group, None)
-        if not counts[name.shape]:
-            del counts[name.shape]
-            if not counts:
+        classes, named = self.groups[group], class_of(name.shape)
+        classes[named].remove(row)
+        if classes[named].top is None:
+            del classes[named]
+            self._ordered.pop(group, None)
+            if not classes:
                 del self.groups[group]
 
-    def shapes(self, group: Group, size: Callable[[Shape], float]) -> list[Shape]:
-        """The shapes of a group, the smallest first; ``size`` never changes for a shape."""
-        found = self._shapes.get(group)
+    def _class(self, name: QueueName) -> ShapeClass:
+        """The class that a queue belongs to."""
+        group = name.weight, name.who[0]
+        classes, named = self.groups.setdefault(group, {}), class_of(name.shape)
+        found = classes.get(named)
         if found is None:
-            found = self._shapes[group] = sorted(self.groups[group], key=size)
+            found = classes[named] = ShapeClass(group)
+            self._ordered.pop(group, None)
+        return found
+
+    def classes(self, group: Group, size: Callable[[Shape], float]) -> list[ShapeClass]:
+        """The classes of a group, the smallest gangs first; ``size`` never changes for a shape."""
+        found = self._ordered.get(group)
+        if found is None:
+            classes = self.groups[group]
+            found = self._ordered[group] = [classes[each] for each in sorted(classes, key=size)]
         return found
 
     def owned(self, owner: str) -> Iterable[Queue]:
         """The queues of an owner, in no order; none where queues are not kept by owner."""
         return self._owned.get(owner, {}).values()
 
-    def _head(self, queue: Queue) -> None:
-        if queue.keys:
-            row = self.rows.setdefault(queue.name.weight, {}).setdefault(queue.name.shape, [])
-            insort(row, (*queue.keys[0], queue))
+    def of_team(self, team: str) -> Iterable[Queue]:
+        """The queues of a team, in no order; none where queues are not kept by team."""
+        return self._of_team.get(team, {}).values()
 
-    def _unhead(self, queue: Queue) -> None:
-        if not queue.keys:
-            return
-        rows = self.rows[queue.name.weight]
-        row = rows[queue.name.shape]
-        place = bisect_left(row, queue.keys[0])  # type: ignore[arg-type]  # the first two decide
-        assert row[place][2] is queue, "a row is sorted by unique heads"
-        del row[place]
-        if not row:
-            del rows[queue.name.shape]
-            if not rows:
-                del self.rows[queue.name.weight]
+    @staticmethod
+    def _head(queue: Queue) -> None:
+        """The queue has another first task."""
+        row = queue.row
+        insort(row.heads, (*queue.keys[0], queue))
+        if row.parent is not None:
+            row.parent.refresh(shapes=False)
 
-    def weights(self) -> list[int]:
-        """The weights at which somebody waits, highest first; AUTO's are not among them."""
-        return sorted((weight for weight in self.rows if weight != AUTO), reverse=True)
+    @staticmethod
+    def _unhead(queue: Queue) -> None:
+        heads = queue.row.heads
+        place = bisect_left(heads, queue.keys[0])  # type: ignore[arg-type]  # the first two decide
+        assert heads[place][2] is queue, "a row is sorted by unique heads"
+        del heads[place]
 
     def __iter__(self) -> Iterator[tuple[QueueName, Key]]:
         for name, queue in self._queues.items():
             for key in queue.keys:
                 yield name, key
+
+
+def _drop(queues: dict[str, dict[QueueName, Queue]], of: str, name: QueueName) -> None:
+    del queues[of][name]
+    if not queues[of]:
+        del queues[of]

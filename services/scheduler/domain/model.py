@@ -214,6 +214,8 @@ class Node:
     labels: tuple[tuple[str, str], ...] = ()
     # ``key`` or ``key=value``: no new runs but those that tolerate it.
     taints: tuple[str, ...] = ()
+    # When this was recorded; None: before this was noted. No decision depends on it.
+    changed_at: datetime | None = field(default=None, compare=False)
 
     @property
     def offered(self) -> bool:
@@ -359,6 +361,8 @@ class Hold:
     # What is kept for it from now on, and the level it counts at then; None: as before.
     promised: tuple[Placement, ...] | None = None
     level: Priority | None = None
+    # It is not tried before; None: as before.
+    not_before_at: datetime | None = None
     kind: str = field(default="hold", init=False)
 
 
@@ -403,6 +407,7 @@ class Plan:
     # So many of the decisions, the first ones, do not share anything out: deadlines that passed,
     # goals of owners, nodes that are drained.
     urgent: int = 0
-    # Groups, and single tasks, about which the check before the commit took decisions out.
+    # Groups, and single tasks, about which nothing is decided: deciding or checking it failed, or
+    # the check took the decisions out.
     left_out: frozenset[str] = frozenset()
     left_out_tasks: frozenset[str] = frozenset()

@@ -18,6 +18,7 @@ from services.scheduler.domain.clusters import UNCOVERED, Depth
 from services.scheduler.domain.lanes import AUTO, Group, Lanes, Queue
 from services.scheduler.domain.model import WEIGHTS, Shape, Task
 from services.scheduler.domain.quota import Ledger, Need
+from services.scheduler.domain.shape_class import Branch, Tree
 
 LEVELS: tuple[Priority, ...] = tuple(
     sorted(
@@ -30,7 +31,6 @@ COVERED = 1_000
 DEPTHS_MAX = 8
 # Before every true rank.
 RANK_FIRST = -10 * COVERED
-LEVEL_OF_WEIGHT: dict[int, Priority] = {WEIGHTS[level]: level for level in LEVELS}
 
 
 class Outcome(Enum):
@@ -100,17 +100,18 @@ def auto_level(task: Task, need: Need, ledger: Ledger, level_max: Priority) -> P
 
 # From an id and its key (None: as it is known) to an entry; None: not to be looked at now.
 Make = Callable[[str, float | None], Entry | None]
-# Rank, key, id, place in its queue (late ones: before the first), the queue, the late entry.
-_Item: TypeAlias = tuple[int, float, str, int, Queue | None, Entry | None]
+# Rank, key, id, place in its queue (late ones: before the first), the queue; without a queue the
+# late entry, or a branch of a class of shapes with the first task below it.
+Item: TypeAlias = tuple[int, float, str, int, Queue | None, Entry | Branch | None]
 _LATE = -1
 
 
 class _Parked(NamedTuple):
-    """What lacks too much to be looked at: a place in a queue, or queues of a level."""
+    """What lacks too much to be looked at: a place in a queue, a branch, or queues of a level."""
 
     lack: float
-    item: _Item | None
-    # Else: the level and the virtual cluster, and which of their shapes.
+    item: Item | None
+    # Else: the level and the virtual cluster, and which of their classes of shapes.
     group: Group = (0, "")
     start: int = 0
     end: int = 0
@@ -173,14 +174,14 @@ class Line:
         # Ranks are levels alone.
         self._fixed = keyed and not ranked
         self._late = {each.id: each for each in late}
-        self._heap: list[_Item] = [(*each[:3], _LATE, None, each) for each in self._late.values()]
+        self._heap: list[Item] = [(*each[:3], _LATE, None, each) for each in self._late.values()]
         # Least lacking first; None: nothing was asked about yet.
         self._parked: list[_Parked] | None = None
         self._sent = (0, 0)
         # Who found no place, by what they have in common.
-        self._stuck: dict[tuple[int, Shape, str], list[_Item]] = {}
+        self._stuck: dict[tuple[int, Shape, str], list[Item]] = {}
         # Who waits behind an earlier task of the owner, by owner.
-        self._behind: dict[str, list[_Item]] = {}
+        self._behind: dict[str, list[Item]] = {}
 
     def push(self, entry: Entry) -> None:
         """Take up one more that is to be looked at, before the walk or on the way."""
@@ -201,7 +202,11 @@ class Line:
         while self._heap:
             item = heapq.heappop(self._heap)
             queue = item[4]
-            if queue is not None and not self._comes_up(looker, queue, item):
+            if queue is None:
+                if isinstance(item[5], Branch):
+                    self._part(looker, item[5], item)
+                    continue
+            elif not self._comes_up(looker, queue, item):
                 continue
             entry = self._entry(item)
             if entry is None:
@@ -216,7 +221,7 @@ class Line:
                 self._ask_again(looker)
                 self._put_aside(item, entry, outcome)
 
-    def _put_aside(self, item: _Item, entry: Entry, outcome: Outcome) -> None:
+    def _put_aside(self, item: Item, entry: Entry, outcome: Outcome) -> None:
         """What becomes of a queue after its first was looked at."""
         if outcome is Outcome.SERVED:
             for each in self._behind.pop(entry.task.owner, ()):
@@ -229,7 +234,7 @@ class Line:
         elif outcome is not Outcome.LIMITED:
             self._next(item)
 
-    def _comes_up(self, looker: Looker, queue: Queue, item: _Item) -> bool:
+    def _comes_up(self, looker: Looker, queue: Queue, item: Item) -> bool:
         """True if a task of a queue is to be looked at now; else it is put where it belongs."""
         weight, shape, who = queue.name
         alike = self._stuck.get((item[0], shape, who[0]))
@@ -251,11 +256,38 @@ class Line:
             return False
         return True
 
-    def _entry(self, item: _Item) -> Entry | None:
-        """The entry of what comes up, as it is now."""
+    def _part(self, looker: Looker, branch: Branch, item: Item) -> None:
+        """Take up the first row of a branch and what lies beside it, as far as tasks can move."""
+        weight, cluster = branch.group
+        rank = item[0] if self._fixed else looker.rank(weight, branch.least, cluster)
+        if rank != item[0]:
+            heapq.heappush(self._heap, (rank, *item[1:]))
+            return
+        tree: Tree = branch
+        asked: Shape | None = None
+        while isinstance(tree, Branch):
+            if tree.least != asked:
+                asked = tree.least
+                lack = looker.lacks(weight, asked, cluster)
+                if lack > looker.there():
+                    self._parked = self._parked or []
+                    insort(self._parked, _Parked(lack, tree.items(rank)[0]), key=_lack)
+                    return
+            low = tree.low.first == tree.first
+            tree, other = (tree.low, tree.high) if low else (tree.high, tree.low)
+            for each in other.items(rank):
+                heapq.heappush(self._heap, each)
+        for each in tree.items(rank):
+            heapq.heappush(self._heap, each)
+
+    def _entry(self, item: Item) -> Entry | None:
+        """The entry of what comes up, as it is now; a branch has none."""
         _, _, task_id, place, queue, late = item
-        if late is not None and self._fixed and not is_auto(late.task):
-            return late
+        if late is not None:
+            if isinstance(late, Branch):
+                return None
+            if self._fixed and not is_auto(late.task):
+                return late
         if queue is not None and task_id in self._late:
             # It comes, or came, by itself.
             return None
@@ -268,7 +300,7 @@ class Line:
         if (sent := looker.sent()) == self._sent:
             return
         if sent[1] != self._sent[1] and not self._fixed:
-            self._rank_anew()
+            self._rank_anew(looker)
         self._sent = sent
         for alike in [each for each in self._stuck if looker.again(*each)]:
             for item in self._stuck.pop(alike):
@@ -279,18 +311,26 @@ class Line:
             # Less may be there than before, and yet enough in one place.
             self._go_on(looker)
 
-    def _rank_anew(self) -> None:
+    def _rank_anew(self, looker: Looker) -> None:
         """A promise that was taken back may let a guarantee cover others better."""
-        made = [(item, self._entry(item)) for item in self._heap]
-        self._heap = [item if entry is None else (*entry[:3], *item[3:]) for item, entry in made]
+        heap, self._heap = self._heap, []
+        for item in heap:
+            entry, branch = self._entry(item), item[5]
+            if entry is not None:
+                self._heap.append((*entry[:3], *item[3:]))
+            elif isinstance(branch, Branch):
+                weight, cluster = branch.group
+                self._heap.append((looker.rank(weight, branch.least, cluster), *item[1:]))
+            else:
+                self._heap.append(item)
         heapq.heapify(self._heap)
 
     def _begin(self, looker: Looker) -> None:
         """Take up all that is worth a look now."""
         self._parked = []
         for group in self._lanes.groups:
-            shapes = self._lanes.shapes(group, looker.size)
-            self._take_up(looker, group, range(len(shapes)))
+            classes = self._lanes.classes(group, looker.size)
+            self._take_up(looker, group, range(len(classes)))
         heapq.heapify(self._heap)
         self._parked.sort(key=_lack)
 
@@ -311,13 +351,24 @@ class Line:
         """Take up the queues of a level and virtual cluster for which enough is there."""
         weight, cluster = group
         assert self._parked is not None, "its callers begin with a list"
-        shapes, steady = self._lanes.shapes(group, looker.size), looker.steady(weight)
+        classes, steady = self._lanes.classes(group, looker.size), looker.steady(weight)
         there = looker.there()
         spread = nextafter(there, inf)
+        # Where the scheduler chooses the level, or owners count, the rank and the key are known
+        # when the entry is made.
+        known = weight != AUTO and self._keyed
         for place in which:
-            lack = -inf if weight == AUTO else looker.lacks(weight, shapes[place], cluster)
+            shapes = classes[place]
+            top = shapes.top
+            assert top is not None, "a class without tasks is forgotten"
+            least = top.least
+            lack = -inf if weight == AUTO else looker.lacks(weight, least, cluster)
             if lack <= there:
-                self._take_heads(looker, weight, shapes[place], cluster)
+                if known:
+                    self._heap += top.items(looker.rank(weight, least, cluster))
+                else:
+                    for row in shapes:
+                        self._heap += row.items(RANK_FIRST)
             elif steady and lack > spread:
                 # Those after it are larger and lack more.
                 self._parked.append(_Parked(lack, None, group, place, which.stop))
@@ -325,15 +376,7 @@ class Line:
             else:
                 self._parked.append(_Parked(lack, None, group, place, place + 1))
 
-    def _take_heads(self, looker: Looker, weight: int, shape: Shape, cluster: str) -> None:
-        # Of AUTO tasks, and where owners count, it is known when the entry is made.
-        known = weight != AUTO and self._keyed
-        rank = looker.rank(weight, shape, cluster) if known else RANK_FIRST
-        for key, task_id, queue in self._lanes.rows[weight][shape]:
-            if queue.name.who[0] == cluster:
-                self._heap.append((rank, key, task_id, 0, queue, None))
-
-    def _next(self, item: _Item) -> None:
+    def _next(self, item: Item) -> None:
         rank, _, _, place, queue, _ = item
         if queue is not None and place + 1 < len(queue.keys):
             key, task_id = queue.keys[place + 1]

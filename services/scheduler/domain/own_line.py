@@ -18,7 +18,7 @@ from services.scheduler.domain.model import Task
 from services.scheduler.domain.order import Entry, Outcome
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.round import Round
-from services.scheduler.domain.waits import retry_later
+from services.scheduler.domain.waits import is_stopped, retry_later
 
 
 class OwnLine:
@@ -80,7 +80,7 @@ class OwnLine:
                 if self._gone(each):
                     continue
                 entry = entry_of(each)
-                if not self._stopped(entry):
+                if not is_stopped(self._round, self._pool, entry):
                     yield entry
                 # The next of a queue are of the same level and shape, and stopped by the same.
                 break
@@ -90,15 +90,3 @@ class OwnLine:
         round_ = self._round
         moved = task.id in round_.moved and task.state is QUEUED
         return task.id in round_.served or moved or retry_later(task, round_.now)
-
-    def _stopped(self, entry: Entry) -> bool:
-        """True if it could not start whatever others do: it does not wait for nodes."""
-        round_, pool = self._round, self._pool
-        if not round_.totals.fits_now(entry.shape):
-            return True
-        need = round_.totals.need(entry.shape)
-        if round_.ledger.excess(entry.task, entry.level, need) is not None:
-            return True
-        if not entry.cluster:
-            return False
-        return round_.clusters(pool).full(entry.cluster, pool.size(entry.task)) is not None

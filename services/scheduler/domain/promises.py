@@ -8,10 +8,10 @@ would begin by it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 
-from services.scheduler.domain.clusters import UNCOVERED, Depth
+from services.scheduler.domain.clusters import ALMOST, UNCOVERED, Depth
 from services.scheduler.domain.model import NOTHING, WEIGHTS, Each, Task
 from services.scheduler.domain.order import Entry, rank_of
 from services.scheduler.domain.placement.place import Slot
@@ -40,10 +40,10 @@ class Promises:
         for task_id, task in sorted(pool.promised.items()):
             if task_id in round_.moved or task_id in round_.released:
                 continue
-            passed = round_.ledger.passed(task, task.level)
+            passed = self._passed(task)
             if round_.index.broken(task, round_.released) or (
-                # What leaving runs still hold of a limit may be what the task waits for.
-                passed and round_.ledger.passed(task, task.level, round_.leaving())
+                # What leaving runs still hold of a quota may be what the task waits for.
+                passed and self._passed(task, round_.leaving())
             ):
                 round_.release(task)
             elif not passed and self._is_ripe(task) and not retry_later(task, round_.now):
@@ -53,6 +53,26 @@ class Promises:
                 self._ripe[own] = Entry(
                     rank, -inf, own, task, task.shape, task.level, cluster, depth
                 )
+
+    def _passed(self, task: Task, leaving: Iterable[Task] = ()) -> bool:
+        """True if a limit, or the most that its virtual cluster may hold, is passed.
+
+        Even once the runs in ``leaving`` have gone; the promise itself is counted.
+        """
+        round_, pool = self._round, self._pool
+        runs = list(leaving)
+        if round_.ledger.passed(task, task.level, runs):
+            return True
+        if not pool.clusters.bounded:
+            return False
+        over = round_.clusters(pool).lacking(pool.clusters.of(task), 0.0)
+        if over:
+            for run in runs:
+                if run.group == pool.group:
+                    for name in pool.clusters.above(pool.clusters.of(run)):
+                        if name in over:
+                            over[name] -= pool.size(run)
+        return any(each > ALMOST for each in over.values())
 
     def _is_ripe(self, task: Task) -> bool:
         """True if it may begin on what it is promised now."""

@@ -8,7 +8,7 @@ exit), and what ``decide`` gives or promises in the same plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import product
 from typing import NamedTuple, TypeAlias
 
@@ -57,28 +57,82 @@ class Ledger:
     """Limits, and what is held of them. A fork counts on without touching what it came from."""
 
     def __init__(self, limits: Mapping[LimitKey, Limit], held: Iterable[Task] = ()) -> None:
-        self._limits = limits
-        self._matching: dict[tuple[str, str, str, Priority], tuple[Limit, ...]] = {}
-        self._held: dict[Account, int] = {}
+        # Those in force.
+        self._limits = {key: row for key, row in limits.items() if not row.removed}
+        # By owner, then by group, team and level.
+        self._matching: dict[str, dict[tuple[str, str, Priority], tuple[Limit, ...]]] = {}
+        self._held: dict[LimitKey, dict[str, int]] = {}
         self._base: Ledger | None = None
-        # True if a limit counts what is held in several groups together.
-        self.across = any(not (row.group or row.removed) for row in limits.values())
+        # Limits that count what is held in several groups together.
+        self._across = {key for key, row in self._limits.items() if not row.group}
         for task in held:
             self.charge(task, task.level, held_need(task))
+
+    @property
+    def across(self) -> bool:
+        """True if a limit counts what is held in several groups together."""
+        return bool(self._across)
 
     def fork(self) -> Ledger:
         """A ledger that begins with what this one holds; O(1)."""
         twin = Ledger({})
-        twin._limits, twin.across = self._limits, self.across
+        twin._limits, twin._across = self._limits, self._across
         twin._matching, twin._base = self._matching, self
         return twin
+
+    def change(
+        self, rows: Iterable[Limit], held: Callable[[Collection[str] | None], Iterable[Task]]
+    ) -> None:
+        """Take limits over. Forks are worthless afterwards.
+
+        ``held``: the runs and promises of some owners (None: of all). They are counted only for
+        limits that did not count them before.
+        """
+        fresh = {row.key: row.user for row in rows if self._follow(row)}
+        if not fresh:
+            return
+        owners = set(fresh.values())
+        for task in held(None if "" in owners else owners):
+            need = held_need(task)
+            for row in self.rows(task, task.level):
+                if row.key in fresh:
+                    self._count(row, task, need)
+
+    def _follow(self, row: Limit) -> bool:
+        """Take a limit over; True if what it counts is still to be counted."""
+        old = self._limits.pop(row.key, None)
+        self._across.discard(row.key)
+        if not row.removed:
+            self._limits[row.key] = row
+            if not row.group:
+                self._across.add(row.key)
+        if row.user:
+            self._matching.pop(row.user, None)
+        else:
+            self._matching.clear()
+        counted = old is not None and old.unit is row.unit
+        if row.removed or not counted:
+            self._held.pop(row.key, None)
+        return not row.removed and not counted
+
+    def counted_accounts(self) -> dict[Account, int]:
+        """What is held of each row by each subject, where it is anything."""
+        return {
+            (key, subject): amount
+            for key, held in self._held.items()
+            for subject, amount in held.items()
+            if amount
+        }
 
     def rows(self, task: Task, level: Priority) -> tuple[Limit, ...]:
         """The rows that apply to a task at a level."""
         if not self._limits:
             return ()
-        key = (task.group, task.owner, task.team, level)
-        found = self._matching.get(key)
+        own = self._matching.get(task.owner)
+        if own is None:
+            own = self._matching[task.owner] = {}
+        key = (task.group, task.team, level)
+        found = own.get(key)
         if found is None:
             combinations = product(
                 {"", task.group},
@@ -87,20 +141,27 @@ class Ledger:
                 {Priority.UNSPECIFIED, level},
             )
             rows = (self._limits.get(match) for match in combinations)
-            in_force = (row for row in rows if row is not None and not row.removed)
+            in_force = (row for row in rows if row is not None)
             found = tuple(sorted(in_force, key=lambda row: (row.limit, row.key)))
-            self._matching[key] = found
+            own[key] = found
         return found
 
     def charge(self, task: Task, level: Priority, need: Need) -> None:
         """Count what a task gets; a negative need is what it gives back."""
         for row in self.rows(task, level):
-            account = _account(row, task)
-            self._held[account] = self._held.get(account, 0) + need.of(row.unit)
+            self._count(row, task, need)
+
+    def _count(self, row: Limit, task: Task, need: Need) -> None:
+        key, subject = _account(row, task)
+        held = self._held.get(key)
+        if held is None:
+            held = self._held[key] = {}
+        held[subject] = held.get(subject, 0) + need.of(row.unit)
 
     def amount(self, account: Account) -> int:
         """What is held of one row by one subject."""
-        own = self._held.get(account, 0)
+        held = self._held.get(account[0])
+        own = held.get(account[1], 0) if held else 0
         return own if self._base is None else own + self._base.amount(account)
 
     def held(self, limit: Limit, task: Task) -> int:

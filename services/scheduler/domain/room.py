@@ -13,6 +13,7 @@ runs together.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeAlias
 
 from libs.contracts.messages import ReasonCode
 from services.scheduler.domain.clusters import UNCOVERED, Depth
@@ -147,17 +148,18 @@ def find_within_quota(
     """Slots for a task that only lower runs of its own owner keep from its quota; asks them to go.
 
     Else a user whose own lower run uses the quota up could not run anything more urgent until that
-    run ends. Runs of others go only for nodes, as for any task.
+    run ends. The quota is a limit, or the most that its virtual cluster may hold. A limit may count
+    several groups: runs of those go for the quota alone. Runs of others go only for nodes, as for
+    any task.
     """
-    clusters, size = round_.clusters(pool), pool.size(entry.task)
-    if entry.cluster and clusters.full(entry.cluster, size) is not None:
-        return None
     own = _own_over_quota(round_, pool, entry)
     if not own or flooded(round_, pool, entry) is not None:
         return None
+    elsewhere = [task for task in own if task.group != pool.group]
     trial = Trial(round_, pool, entry, allowed)
     for task in own:
-        trial.give(task)
+        if task.group == pool.group:
+            trial.give(task)
     asked = set(trial.given)
 
     def works() -> bool:
@@ -176,45 +178,88 @@ def find_within_quota(
     code = ReasonCode.RECLAIMED_BY if entry.depth < UNCOVERED else ReasonCode.PREEMPTED_BY
     slots = trial.pick()
     send(round_, pool, trial.taken, entry, code)
+    # No guarantee of this group speaks for the task in another one.
+    send(round_, pool, elsewhere, entry, ReasonCode.PREEMPTED_BY)
     return slots
 
 
+# A limit and whose holdings it counts; or the name of a virtual cluster that has a maximum.
+_Quota: TypeAlias = Account | str
+
+
 def _own_over_quota(round_: Round, pool: Pool, entry: Entry) -> list[Task]:
-    """The owner's cheapest lower runs and promises without which the limits admit the task.
+    """The owner's cheapest lower runs and promises without which the quotas admit the task.
 
     Empty if those are not enough, or if what leaves anyway is.
     """
-    ledger, task = round_.ledger, entry.task
-    lacking = ledger.lacking(task, entry.level, round_.totals.need(entry.shape))
+    ledger, task, need = round_.ledger, entry.task, round_.totals.need(entry.shape)
+    lacking: dict[_Quota, float] = {**ledger.lacking(task, entry.level, need)}
+    if entry.cluster:
+        lacking |= round_.clusters(pool).lacking(entry.cluster, pool.size(task))
     if not lacking:
         return []
+
+    def counted(run: Task) -> Mapping[_Quota, float]:
+        return _counted(round_, pool, run)
+
     for run in round_.leaving():
-        _give_back(lacking, ledger.counted(run))
-    own = [*pool.runs_of.get(task.owner, {}).values()]
-    own += (each for each in _promised(round_, pool) if each.owner == task.owner)
-    lower = [
-        each
-        for each in own
-        if WEIGHTS[each.level] < entry.weight
-        and each.id not in round_.levels
-        and (each.promised or may_go(round_, pool, each))
-        and (not pool.clusters or _outranks_own(round_, pool, entry, each))
-    ]
-    lower.sort(key=lambda each: (WEIGHTS[each.level], *_own_cost(round_, pool, each)))
+        _give_back(lacking, counted(run))
+    lower = [*_own_lower(round_, pool, entry)]
+    if ledger.across:
+        for other in round_.index.pools.values():
+            if other is not pool and other.group not in round_.snapshot.left_out:
+                lower += _own_lower(round_, other, entry)
+    lower.sort(key=lambda each: (WEIGHTS[each.level], *_own_cost(round_, each)))
+    return _enough(lower, lacking, counted)
+
+
+def _enough(
+    lower: list[Task],
+    lacking: dict[_Quota, float],
+    counted: Callable[[Task], Mapping[_Quota, float]],
+) -> list[Task]:
+    """The first of these that give all that is lacking, without those not needed; else nothing."""
     chosen: list[Task] = []
     for each in lower:
-        counted = ledger.counted(each)
-        if any(over > 0 and counted.get(account) for account, over in lacking.items()):
-            _give_back(lacking, counted)
+        gives = counted(each)
+        if any(over > ALMOST and gives.get(quota) for quota, over in lacking.items()):
+            _give_back(lacking, gives)
             chosen.append(each)
-    if any(over > 0 for over in lacking.values()):
+    if any(over > ALMOST for over in lacking.values()):
         return []
     for each in reversed(chosen.copy()):
-        counted = ledger.counted(each)
-        if all(over + counted.get(account, 0) <= 0 for account, over in lacking.items()):
-            _give_back(lacking, {account: -amount for account, amount in counted.items()})
+        gives = counted(each)
+        if all(over + gives.get(quota, 0) <= ALMOST for quota, over in lacking.items()):
+            _give_back(lacking, {quota: -amount for quota, amount in gives.items()})
             chosen.remove(each)
     return chosen
+
+
+def _counted(round_: Round, pool: Pool, run: Task) -> Mapping[_Quota, float]:
+    """What a run (or promise) takes of each limit, and of the pool's virtual clusters."""
+    found: dict[_Quota, float] = {**round_.ledger.counted(run)}
+    if pool.clusters and run.group == pool.group:
+        found |= dict.fromkeys(pool.clusters.above(pool.clusters.of(run)), pool.size(run))
+    return found
+
+
+def _own_lower(round_: Round, pool: Pool, entry: Entry) -> Iterator[Task]:
+    """The lower runs and promises in a pool, of the task's own or another, of the task's owner.
+
+    Of its own pool, those that it may take. In another one it takes no nodes, so no guarantee there
+    is asked: which of an owner's tasks use the owner's quota, their levels say.
+    """
+    owner, here = entry.task.owner, pool.group == entry.task.group
+    own = [*pool.runs_of.get(owner, {}).values()]
+    own += (each for each in _promised(round_, pool) if each.owner == owner)
+    for each in own:
+        if (
+            WEIGHTS[each.level] < entry.weight
+            and each.id not in round_.levels
+            and (each.promised or may_go(round_, pool, each))
+            and (not pool.clusters or not here or _outranks_own(round_, pool, entry, each))
+        ):
+            yield each
 
 
 def _outranks_own(round_: Round, pool: Pool, entry: Entry, task: Task) -> bool:
@@ -224,14 +269,15 @@ def _outranks_own(round_: Round, pool: Pool, entry: Entry, task: Task) -> bool:
     return outranks(entry, entry.cluster, claim, task, depth, pool.clusters.of(task))
 
 
-def _own_cost(round_: Round, pool: Pool, task: Task) -> tuple[float, str]:
+def _own_cost(round_: Round, task: Task) -> tuple[float, str]:
+    pool = round_.index.pools[task.group]
     return 0.0 if task.promised else move_cost(pool, task, round_.seconds), task.id
 
 
-def _give_back(lacking: dict[Account, int], counted: Mapping[Account, int]) -> None:
-    for account, amount in counted.items():
-        if account in lacking:
-            lacking[account] -= amount
+def _give_back(lacking: dict[_Quota, float], counted: Mapping[_Quota, float]) -> None:
+    for quota, amount in counted.items():
+        if quota in lacking:
+            lacking[quota] -= amount
 
 
 def coming_anyway(
@@ -334,7 +380,7 @@ def send(
         if task.promised:
             round_.release(task)
         else:
-            cost = round(move_cost(pool, task, round_.seconds))
+            cost = round(move_cost(round_.index.pools[task.group], task, round_.seconds))
             why = reason(code, names=names, cost_node_seconds=cost)
             tell_to_go(round_, task, why, beneficiary=entry.id)
 

@@ -5,7 +5,7 @@ It works on cheap copies, so that the index is as it was when the round is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -112,6 +112,16 @@ class Round:
         self._promised_units: dict[tuple[str, int], float] = {}
         self._waits: dict[tuple[ReasonCode, Shape], Reason] = {}
         self.due_at: datetime | None = None
+        # The group that is being shared out, or the task that something urgent is decided about.
+        self.group = self.task_id = ""
+
+    def individually(self, task_ids: Iterable[str]) -> Iterator[Task]:
+        """Tasks that something urgent is decided about one at a time, in order."""
+        for task_id in sorted(task_ids):
+            if task_id not in self.snapshot.left_out_tasks:
+                self.task_id = task_id
+                yield self.index.tasks[task_id]
+        self.task_id = ""
 
     def clusters(self, pool: Pool) -> Clusters:
         """What the pool's virtual clusters hold, with what this round gave."""

@@ -33,6 +33,10 @@ class Snapshot:
 
     version: int
     index: Index
+    # Groups that are not to be shared out, and tasks that nothing urgent is to be decided about:
+    # deciding about them failed a moment ago.
+    left_out: frozenset[str] = frozenset()
+    left_out_tasks: frozenset[str] = frozenset()
 
     @staticmethod
     def of(

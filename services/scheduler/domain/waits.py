@@ -8,6 +8,7 @@ from libs.contracts.messages import ExitKind, Priority, Reason, ReasonCode
 from services.scheduler.domain.lifecycle import QUEUED
 from services.scheduler.domain.model import Reject, Task
 from services.scheduler.domain.order import Entry, Outcome
+from services.scheduler.domain.policy import VirtualCluster
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.quota import Excess, Need
 from services.scheduler.domain.round import Round
@@ -18,6 +19,13 @@ def retry_later(task: Task, now: datetime) -> bool:
     """A retry waits its time; a task that its owner resumed does not."""
     until = task.not_before_at
     return task.state is QUEUED and until is not None and until > now
+
+
+def is_stopped(round_: Round, pool: Pool, entry: Entry) -> bool:
+    """True if the task could not start now whatever others do: it does not wait for nodes."""
+    if not round_.totals.fits_now(entry.shape):
+        return True
+    return _limit_of(round_, pool, entry) is not None
 
 
 def waits_by_itself(round_: Round, pool: Pool, entry: Entry) -> Outcome | None:
@@ -35,26 +43,32 @@ def waits_by_itself(round_: Round, pool: Pool, entry: Entry) -> Outcome | None:
     return _limited(round_, pool, entry)
 
 
-def _limited(round_: Round, pool: Pool, entry: Entry) -> Outcome | None:
-    task = entry.task
+def _limit_of(round_: Round, pool: Pool, entry: Entry) -> Excess | VirtualCluster | None:
+    """The quota or the virtual cluster's maximum that the task would pass."""
     need = round_.totals.need(entry.shape)
-    excess = round_.ledger.excess(task, entry.level, need)
-    if excess is not None:
+    excess = round_.ledger.excess(entry.task, entry.level, need)
+    if excess is not None or not entry.cluster:
+        return excess
+    return round_.clusters(pool).full(entry.cluster, pool.size(entry.task))
+
+
+def _limited(round_: Round, pool: Pool, entry: Entry) -> Outcome | None:
+    task, limit = entry.task, _limit_of(round_, pool, entry)
+    if limit is None:
+        return None
+    if isinstance(limit, Excess):
         # Whole nodes of a smaller kind may be within the limit.
         least = round_.totals.least_need(entry.shape)
-        never = least.of(excess.limit.unit) > excess.limit.limit
-        _waits_for(round_, task, quota_reason(excess, need), never=never)
-        return Outcome.ASIDE if never else Outcome.LIMITED
-    if entry.cluster:
-        size = pool.size(task)
-        full = round_.clusters(pool).full(entry.cluster, size)
-        if full is not None and full.nodes_max is not None:
-            names = {"cluster": full.name}
-            code = ReasonCode.WAITS_FOR_VIRTUAL_CLUSTER
-            why = reason(code, names=names, limit=full.nodes_max, need=size)
-            _waits_for(round_, task, why, never=size > full.nodes_max)
-            return Outcome.ASIDE if size > full.nodes_max else Outcome.LIMITED
-    return None
+        never = least.of(limit.limit.unit) > limit.limit.limit
+        why = quota_reason(limit, round_.totals.need(entry.shape))
+    else:
+        size, most = pool.size(task), limit.nodes_max
+        assert most is not None
+        never = size > most
+        code, names = ReasonCode.WAITS_FOR_VIRTUAL_CLUSTER, {"cluster": limit.name}
+        why = reason(code, names=names, limit=most, need=size)
+    _waits_for(round_, task, why, never=never)
+    return Outcome.ASIDE if never else Outcome.LIMITED
 
 
 def _waits_for(round_: Round, task: Task, why: Reason, *, never: bool) -> None:
@@ -99,6 +113,9 @@ def _too_big(round_: Round, entry: Entry) -> None:
 
 def _retry_reason(task: Task) -> Reason:
     assert task.not_before_at is not None, "only a task that is to wait is asked"
+    if task.reason.code is ReasonCode.EVENT_TOO_LARGE:
+        # It stays true until it is tried again.
+        return task.reason
     at = task.not_before_at.isoformat(timespec="seconds")
     if task.start_attempts and task.exit is not None and task.exit.kind is ExitKind.LOST:
         names = {"at": at, "detail": task.exit.detail[:200]}

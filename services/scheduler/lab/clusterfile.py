@@ -19,12 +19,14 @@ trace's ``vc`` of its own name. Called by ``cli.py``; refusals name the path of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
+from libs.contracts.ids import NODE_ID_FORM
 from libs.contracts.messages import Priority, Unit
 from services.scheduler import policies
 from services.scheduler.domain.model import Limit
@@ -101,6 +103,12 @@ def _nodes(group: str, tree: Tree) -> Iterator[LabNode]:
         block.known("count", "gpus", "labels", "prefix")
         prefix = block.text("prefix", f"{group}-")
         labels = block.labels("labels")
+        if not re.fullmatch(NODE_ID_FORM, f"{group}.{prefix}1"):
+            raise LabError(
+                f"{prefix!r} cannot begin the name of a node",
+                where=f"{block.path}.prefix",
+                fix="use letters, digits, '-', '_' and '.'",
+            )
         yield from _block(
             prefix, block.whole("count", 1, NODES_MAX), block.whole("gpus", 0, GPUS_MAX), labels
         )

@@ -389,7 +389,7 @@ class _World:
 
 def _node(group: LabGroup, node: LabNode) -> Node:
     return Node(
-        id=NodeId(f"{group.name}/{node.name}"),
+        id=NodeId(f"{group.name}.{node.name}"),
         version=1,
         group=group.name,
         gpus=node.gpus,

@@ -1,7 +1,7 @@
 """Can this task ever run: against the known inventory and against the quotas.
 
-Called by ``validate.py`` for new tasks and by ``goals.py`` for a new priority. Both questions are
-about *ever*: a task that only has to wait is accepted. What is not known refuses nothing.
+Called by ``validate.py`` for new tasks and by ``handlers.py`` for a new priority. Both questions
+are about *ever*: a task that only has to wait is accepted. What is not known refuses nothing.
 """
 
 from __future__ import annotations

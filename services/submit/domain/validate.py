@@ -56,6 +56,17 @@ def check_asker(command: CreateTask) -> Refusal | None:
     return refusal(RefusalCode.INVALID, *faults) if faults else None
 
 
+def too_many_live(owner: str, most: int) -> Refusal:
+    """The owner has as many tasks as one user may have."""
+    fault = problem(
+        "owner",
+        owner,
+        f"has {most} tasks that have not ended, the most of one user",
+        "stop some, wait until some end, or have SHIFTWORK_SUBMIT_LIVE_TASKS_PER_USER_MAX raised",
+    )
+    return refusal(RefusalCode.FORBIDDEN, fault)
+
+
 def check_same(asked: TaskSpec, before: TaskSpec) -> Refusal | None:
     """None if a repeated client key asks for the same task; else which fields differ."""
     differing = [

@@ -305,7 +305,7 @@ async def test_a_refused_publication_is_told_at_once_and_the_others_are_stored(
     world: World,
 ) -> None:
     submit, quota = await world.bus("submit"), await world.bus("quota")
-    usage = m.NodeChanged(node_id="N.1", version=1, node=m.Node(), changed_at=NOW)
+    usage = m.NodeChanged(node_id="N.1", version=1, node=m.Node(id="N.1"), changed_at=NOW)
     foreign = Envelope(id="n", source="submit", time=NOW, message=usage)
     start = time.monotonic()
     with pytest.raises(BusDeniedError, match=r"evt\.node\.N_1\.changed"):

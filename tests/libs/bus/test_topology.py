@@ -119,6 +119,9 @@ def test_nobody_hears_another_services_answers_or_durable() -> None:
         for subject in (
             f"$JS.API.CONSUMER.MSG.NEXT.EVT.{other}",
             f"$JS.ACK.EVT.{other}.1.2.3.4.5",
+            f"$JS.ACK.EVT.{other}.EVT.{one}.1.2.3",
+            f"$JS.ACK._.hash.EVT.{other}.1.2.3.4.5.6",
+            f"$JS.API.CONSUMER.INFO.EVT.{other}",
             "$JS.API.STREAM.DELETE.EVT",
             f"$JS.API.CONSUMER.DELETE.EVT.{one}",
             f"dlq.{other}.evt.task.t.submitted",

@@ -222,6 +222,15 @@ def test_a_process_that_may_not_wait_pauses_before_it_asks_again(on_platform: Ru
     on_platform.wait_for(shiftwork.should_preempt)
 
 
+def test_a_pause_and_the_poll_after_it_take_no_longer_than_a_poll(on_platform: RunServer) -> None:
+    """Both lie between two contacts, of which the fence knows only the first."""
+    on_platform.ask_again_seconds = 0.4
+    shiftwork.should_preempt()
+    on_platform.wait_for(lambda: len(on_platform.polls) > 2)
+    for poll in on_platform.polls[1:3]:
+        assert float(poll["wait_seconds"]) <= QUICK.poll_seconds - 0.2
+
+
 def test_pauses_of_processes_with_the_same_pid_differ() -> None:
     pauses = {live._jitter() for _ in range(32)}
     assert len(pauses) > 16

@@ -65,12 +65,21 @@ class World:
             new_id=lambda: f"e{next(self._numbers)}",
         )
 
-    def runner(self, *, loops: tuple[Loop, ...] = (), leader_commands: bool = True) -> Runner:
-        ports = Ports(self.store(), MemoryBus(self.broker, "quota", [m.RunStarted]), LoopClock())
+    def runner(
+        self,
+        *,
+        loops: tuple[Loop, ...] = (),
+        leader_commands: bool = True,
+        checkpoints: bool = False,
+    ) -> Runner:
+        """With ``checkpoints`` it also hears of those, as a second type of events."""
+        handlers = {m.RunStarted: self.on_run_started}
+        handlers |= {m.CheckpointSaved: self.on_checkpoint_saved} if checkpoints else {}
+        ports = Ports(self.store(), MemoryBus(self.broker, "quota", list(handlers)), LoopClock())
         service = Service(
             name="quota",
             ports=ports,
-            handlers={m.RunStarted: self.on_run_started},
+            handlers=handlers,
             commands={m.SetQuota: self.on_set_quota},
             loops=loops,
             commands_on_leader_only=leader_commands,
@@ -87,6 +96,9 @@ class World:
                 group=event.task_id, attempt=row.seen + 1, started_at=EPOCH, ended_at=EPOCH
             )
         )
+
+    async def on_checkpoint_saved(self, tx: Tx, event: m.CheckpointSaved) -> None:
+        tx.put(Count(event.task_id, 1))
 
     async def on_set_quota(self, tx: Tx, command: m.SetQuota) -> m.SetQuotaReply:
         self.commands_carried_out += 1
@@ -107,6 +119,11 @@ class World:
                 for number, name in enumerate(names)
             ]
         )
+
+    async def say_saved(self, name: str) -> None:
+        checkpoint = m.Checkpoint(step=1, uri="file:///x", saved_at=EPOCH)
+        message = m.CheckpointSaved(task_id=name, attempt=1, checkpoint=checkpoint)
+        await self.launcher.publish([Envelope(f"saved-{name}", "launcher", EPOCH, message)])
 
     def counts(self) -> dict[str, int]:
         return {row.group: row.seen for row in self.database.rows(TABLES, Count).values()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +15,8 @@ from libs.contracts.envelope import EVENT_BYTES_MAX, Envelope
 from libs.service import dead_letters
 from libs.service.settings import BaseServiceSettings
 from libs.store.dead_letters import DeadLetterRow, Direction
-from libs.store.port import DatabaseFaultError, EventTooLargeError, Tx
+from libs.store.memory import MemoryStore, Point, no_fault
+from libs.store.port import DatabaseFaultError, EventTooLargeError, StoreUnavailableError, Tx
 from tests.harness.virtual_time import EPOCH, virtually
 from tests.libs.service.service_world import TABLES, Count, World, until
 
@@ -247,6 +249,30 @@ def test_events_that_fail_in_a_row_are_not_all_set_apart() -> None:
     virtually(main())
 
 
+def test_all_letters_are_replayed_a_page_at_a_time() -> None:
+    async def main() -> None:
+        world = World()
+        store = world.store()
+        ids = [f"sent-e{number:03}" for number in range(230)]
+        async with store.transaction() as tx:
+            for letter_id in ids:
+                await keep(tx, letter_id.removeprefix("sent-"), Direction.SENT)
+        async with store.transaction() as tx:
+            first = await dead_letters.replay_letters(tx, m.ReplayDeadLetters(service="quota"))
+            assert list(first.ids) == ids[:200]
+            assert first.more_after == ids[199]
+        # What a crash between two pages leaves is marked by the same request again.
+        async with store.transaction() as tx:
+            again = await dead_letters.replay_letters(tx, m.ReplayDeadLetters(service="quota"))
+            assert (again.ids, again.more_after) == ((), ids[199])
+            rest = m.ReplayDeadLetters(service="quota", after=again.more_after)
+            last = await dead_letters.replay_letters(tx, rest)
+        assert (list(last.ids), last.more_after) == (ids[200:], "")
+        assert all(row.replay_at for row in letters(world))
+
+    virtually(main())
+
+
 def test_dead_letters_are_bounded_by_number_and_age() -> None:
     async def main() -> None:
         world = World()
@@ -254,7 +280,7 @@ def test_dead_letters_are_bounded_by_number_and_age() -> None:
         store = world.store()
         for number in range(200):
             async with store.transaction() as tx:
-                await keep(tx, f"e{number:03}")
+                await keep(tx, f"e{number:03}", Direction.RECEIVED)
             await asyncio.sleep(1)
         task = asyncio.ensure_future(world.runner().run())
         await until(lambda: len(letters(world)) == 10, seconds_max=300)
@@ -266,6 +292,200 @@ def test_dead_letters_are_bounded_by_number_and_age() -> None:
     virtually(main())
 
 
-async def keep(tx: Tx, event_id: str) -> None:
+async def keep(tx: Tx, event_id: str, direction: Direction) -> None:
     envelope = Envelope(event_id, "quota", EPOCH, usage("g"))
-    await dead_letters.keep(tx, Direction.SENT, dead_letters.raw_of(envelope), "no\0 reason")
+    await dead_letters.keep(tx, direction, dead_letters.raw_of(envelope), "no\0 reason")
+
+
+def test_a_letter_that_was_sent_is_not_dropped_because_of_their_number() -> None:
+    async def main() -> None:
+        world = World()
+        world.settings = replace_settings(world, dead_letters_max=10)
+        async with world.store().transaction() as tx:
+            for number in range(60):
+                await keep(tx, f"e{number:03}", Direction.SENT)
+        task = asyncio.ensure_future(world.runner().run())
+        await asyncio.sleep(300)
+        assert len(letters(world)) == 60
+        await stopped(task)
+
+    virtually(main())
+
+
+@pytest.mark.parametrize("too_large", [True, False])
+def test_events_that_are_refused_for_hours_are_all_published_in_the_end(too_large: bool) -> None:
+    async def main() -> None:
+        world = World()
+        if too_large:
+            world.broker.payload_bytes_max = 50
+        else:
+            world.broker.denied = ("evt.quota.>", "evt.usage.>")
+        runner = world.runner()
+        task = asyncio.ensure_future(runner.run())
+        await until(lambda: runner.epoch is not None)
+        owners = [f"o{number}" for number in range(1_500)]
+        for first in range(0, len(owners), 100):
+            await emit(world, *owners[first : first + 100])
+        await asyncio.sleep(2 * 3600)
+        # Too large may be for ever, so some are shown to an operator; a denial is a setting.
+        settings = world.settings
+        limit = settings.dead_letter_burst + 2 * 3600 / settings.dead_letter_seconds + 1
+        assert len(letters(world)) <= (limit if too_large else 0)
+        assert runner.relay.refused == len(owners) - len(letters(world))
+        ready, why = runner.ready
+        assert ready
+        assert f"refuses {runner.relay.refused} events" in why
+        # The operator mends the server.
+        world.broker.payload_bytes_max, world.broker.denied = 1 << 23, ()
+        reply = await world.gateway.request(m.ReplayDeadLetters(service="quota"), timeout_s=5)
+        assert isinstance(reply, m.ReplayDeadLettersReply)
+        await until(lambda: {each.owner for each in world.said()} == set(owners))
+        assert not runner.relay.refused
+        assert letters(world) == []
+        assert runner.ready == (True, "ready")
+        await stopped(task)
+
+    virtually(main())
+
+
+def test_refused_events_survive_a_new_leader() -> None:
+    async def main() -> None:
+        world = World()
+        world.broker.payload_bytes_max = LARGE
+        first = asyncio.ensure_future(world.runner().run())
+        await emit(world, *("x" * LARGE + str(number) for number in range(300)), "small")
+        await until(lambda: len(world.said()) == 1, seconds_max=30)
+        await stopped(first)
+        runner = world.runner()
+        second = asyncio.ensure_future(runner.run())
+        await until(lambda: runner.relay.refused == 300, seconds_max=60)
+        world.broker.payload_bytes_max = LARGE * 2
+        await until(lambda: len(world.said()) == 301, seconds_max=60)
+        await stopped(second)
+
+    virtually(main())
+
+
+def test_a_refused_event_is_not_lost_wherever_the_relay_dies() -> None:
+    async def dies_at(number: int) -> bool:
+        """The process dies at this step of the database; False if all was done before."""
+        world = World()
+        world.broker.payload_bytes_max = LARGE
+        world.settings = replace_settings(world, relay_refused_seconds=0)
+        schema = world.database.schema("quota")
+        await emit(world, "x" * LARGE)
+        runner, steps, died = world.runner(), itertools.count(1), asyncio.Event()
+        store = runner.service.ports.store
+        assert isinstance(store, MemoryStore)
+
+        async def die(point: Point, name: str) -> None:
+            if next(steps) == number:
+                died.set()
+                store.crash()
+                raise StoreUnavailableError(f"{name} dies at {point.value}")
+
+        world.database.fault = die
+        task = asyncio.ensure_future(runner.run())
+        await until(lambda: died.is_set() or not schema.unpublished)
+        await stopped(task)
+        world.database.fault = no_fault
+        second = asyncio.ensure_future(world.runner().run())
+        await until(lambda: not schema.unpublished)
+        await asyncio.sleep(5)
+        await stopped(second)
+        assert [letter.direction for letter in letters(world)] == [Direction.SENT]
+        return died.is_set()
+
+    async def main() -> None:
+        number = 1
+        while await dies_at(number):
+            number += 1
+        # Leading, the outbox, the refusal's mark, the letter and its commit, the outbox's mark.
+        assert number > 8
+
+    virtually(main())
+
+
+@pytest.mark.parametrize("count", [300, 2_500])
+def test_events_of_a_broken_type_do_not_delay_those_of_another(count: int) -> None:
+    async def main() -> None:
+        async def broken(_: m.RunStarted) -> None:
+            raise AttributeError("a defect of this handler")
+
+        world = World(broken=broken)
+        runner = world.runner(checkpoints=True)
+        task = asyncio.ensure_future(runner.run())
+        await until(lambda: runner.epoch is not None)
+        await world.say(*(f"bad{number}" for number in range(count)))
+        await world.say_saved("good")
+        await until(lambda: world.counts() == {"good": 1}, seconds_max=10)
+        await asyncio.sleep(1)
+        await world.say_saved("later")
+        await until(lambda: "later" in world.counts(), seconds_max=5)
+        # Others are handled while these fail, so the fault is known to be theirs.
+        await until(lambda: len(letters(world)) == count, seconds_max=120)
+        assert runner.ready[0]
+        await stopped(task)
+
+    virtually(main())
+
+
+@pytest.mark.parametrize("count", [40, 300, 2_500])
+def test_a_good_event_is_handled_soon_behind_bad_ones_of_its_type(count: int) -> None:
+    async def main() -> None:
+        async def broken(event: m.RunStarted) -> None:
+            if event.task_id.startswith("bad"):
+                raise AttributeError("these are bad")
+
+        world = World(broken=broken)
+        task = asyncio.ensure_future(world.runner().run())
+        await world.say(*(f"bad{number}" for number in range(count)))
+        await world.say("good", prefix="g")
+        await until(lambda: world.counts() == {"good": 1}, seconds_max=30)
+        await asyncio.sleep(1)
+        await world.say("later", prefix="l")
+        await until(lambda: "later" in world.counts(), seconds_max=5)
+        await until(lambda: len(letters(world)) == count, seconds_max=120)
+        await stopped(task)
+
+    virtually(main())
+
+
+def test_a_fault_of_the_database_for_one_type_does_not_stop_the_others() -> None:
+    async def main() -> None:
+        async def missing_table(_: m.RunStarted) -> None:
+            raise DatabaseFaultError("UndefinedTableError (42P01): no such table")
+
+        world = World(broken=missing_table)
+        runner = world.runner(checkpoints=True)
+        task = asyncio.ensure_future(runner.run())
+        await until(lambda: runner.epoch is not None)
+        await world.say(*(f"bad{number}" for number in range(300)))
+        for number in range(100):
+            await world.say_saved(f"good{number}")
+            await until(lambda each=f"good{number}": each in world.counts(), seconds_max=10)
+            await asyncio.sleep(1)
+        # It is theirs: the others were handled all the time.
+        await until(lambda: len(letters(world)) == 300, seconds_max=120)
+        assert runner.ready[0]
+        await stopped(task)
+
+    virtually(main())
+
+
+def test_events_that_cannot_be_read_do_not_stop_the_others() -> None:
+    async def main() -> None:
+        world = World()
+        task = asyncio.ensure_future(world.runner().run())
+        for number in range(2_500):
+            world.broker.append(
+                "evt.run.t.started", {"ce-id": f"u{number}", "ce-type": "unknown"}, b"{}"
+            )
+        await world.say("good")
+        await until(lambda: world.counts() == {"good": 1}, seconds_max=60)
+        await asyncio.sleep(1)
+        await world.say("later", prefix="l")
+        await until(lambda: len(letters(world)) == 2_500, seconds_max=120)
+        await stopped(task)
+
+    virtually(main())

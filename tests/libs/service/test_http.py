@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
+from websockets.asyncio.client import connect
 
 from libs.service import connections
 from libs.service.connections import HttpLimits, raise_descriptor_limit
@@ -114,6 +115,29 @@ async def test_connections_that_wait_for_answers_are_not_pushed_out() -> None:
         for reader, writer in waiting:
             assert b"204" in await reader.readline()
             writer.close()
+
+
+async def test_websockets_are_counted_until_they_end() -> None:
+    async def talk(scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "websocket"
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (await receive())["type"] != "websocket.disconnect":
+            pass
+
+    # Longer than a request may keep us waiting: a WebSocket is allowed to be silent.
+    limits = HttpLimits(total_max=10, address_max=3, head_seconds=0.1)
+    async with serving(limits, talk) as port:
+        sockets = [await connect(f"ws://127.0.0.1:{port}/") for _ in range(3)]
+        await asyncio.sleep(2 * connections.LOOK_SECONDS + 0.2)
+        with pytest.raises((IndexError, ConnectionError)):  # the fourth is closed without an answer
+            await status(port)
+        await sockets.pop().close()
+        assert await status(port) == b"200"
+        for each in sockets:
+            pong = await each.ping()
+            await asyncio.wait_for(pong, 5)
+            await each.close()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+import pytest
+
 from libs.service import observe
 from libs.service.loop import pause
 from libs.service.prune import Horizon, Old, Pruning
@@ -91,10 +93,37 @@ def test_a_process_that_restarts_again_and_again_deletes_nothing() -> None:
 def test_what_grows_too_old_meanwhile_goes_at_the_next_tick() -> None:
     async def main() -> None:
         horizon = Horizon("quota", "rows", 1.0)
-        horizon.before(EPOCH, EPOCH)
+        assert horizon.before(EPOCH, EPOCH) is None
         await pause(60)
         wanted = EPOCH + timedelta(seconds=60)
         assert horizon.before(EPOCH, wanted) == wanted
+
+    virtually(main())
+
+
+@pytest.mark.parametrize("rows_before", [True, False])
+def test_a_jump_of_hours_costs_nothing_that_is_kept_for_longer(rows_before: bool) -> None:
+    """Rows are kept for three days; the clock is ten years ahead for an hour, then right again."""
+
+    async def main() -> None:
+        horizon, keep, now = Horizon("quota", "rows", 1.0), 3 * DAY, EPOCH
+        newest = EPOCH - timedelta(hours=1)
+        for _ in range(48):
+            horizon.before(now - keep if rows_before else None, now - keep)
+            await pause(600)
+            now += timedelta(minutes=10)
+        newest = now
+        for _ in range(6):
+            limit = horizon.before(newest, now + 3650 * DAY - keep)
+            assert limit is not None
+            assert limit < newest
+            await pause(600)
+            now += timedelta(minutes=10)
+        assert horizon.before(newest, now - keep) is None
+        # The guard is as it was, should the clock jump once more.
+        limit = horizon.before(newest, now + 3650 * DAY - keep)
+        assert limit is not None
+        assert limit < newest
 
     virtually(main())
 
@@ -105,6 +134,8 @@ def test_a_long_time_without_rows_is_not_waited_for() -> None:
         assert horizon.before(EPOCH, EPOCH + 300 * DAY) == EPOCH
         await pause(3600)
         later = EPOCH + 200 * DAY
+        assert horizon.before(later, EPOCH + 300 * DAY) == later - DAY
+        await pause(3600)
         assert horizon.before(later, EPOCH + 300 * DAY) == later
 
     virtually(main())
@@ -126,14 +157,14 @@ def test_an_inbox_that_cannot_be_pruned_is_counted() -> None:
         runner = world.runner()
         store = runner.service.ports.store
 
-        async def refuse(**_moments: datetime) -> int:
+        async def refuse() -> datetime | None:
             raise StoreUnavailableError("too slow")
 
-        store.prune = refuse  # type: ignore[method-assign]
+        store.oldest_seen = refuse  # type: ignore[method-assign]
         failures = observe.PRUNE_FAILED.labels("quota", "inbox and outbox")
         before = failures._value.get()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         task = asyncio.ensure_future(runner.run())
-        await pause(3 * runner.settings.prune_tick_seconds)
+        await pause(3 * runner.settings.outbox_period_seconds)
         assert failures._value.get() > before  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

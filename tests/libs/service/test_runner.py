@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,18 @@ import pytest
 from libs.bus.memory_broker import Faults
 from libs.bus.port import BusError
 from libs.contracts import messages as m
+from libs.service import observe
 from libs.service.loop import Loop
-from libs.store.port import Delta, NotLeaderError, StoreUnavailableError, Tx
+from libs.store.port import (
+    Delta,
+    NotLeaderError,
+    StoreUnavailableError,
+    Tx,
+    UnreadableRow,
+    UnreadableRowError,
+)
 from tests.harness.virtual_time import virtually
-from tests.libs.service.service_world import Count, World, until
+from tests.libs.service.service_world import TABLES, Count, World, until
 
 
 async def stopped(*tasks: asyncio.Task[None]) -> None:
@@ -109,6 +118,41 @@ def test_a_message_that_breaks_its_handler_is_set_apart_alone() -> None:
         assert world.counts() == {"a": 1, "b": 1}
         assert "this one is bad" in world.broker.dead_letters[0].reason
         await stopped(task)
+
+    virtually(main())
+
+
+def test_a_row_that_cannot_be_read_harms_only_the_events_that_concern_it() -> None:
+    async def main() -> None:
+        world = World()
+        async with world.store().transaction() as tx:
+            tx.put(Count("bad", 1), Count("good", 1))
+        world.database.break_row(TABLES, Count, "bad", column="seen")
+        counter = observe.UNREADABLE_ROWS.labels("quota", "Count")
+        before = counter._value.get()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        task = asyncio.ensure_future(world.runner().run())
+        await world.say("good", "bad", "other")
+        await until(lambda: world.counts() == {"bad": 1, "good": 2, "other": 1})
+        await until(lambda: len(world.broker.dead_letters) == 1)
+        assert "Count bad: column seen" in world.broker.dead_letters[0].reason
+        assert counter._value.get() > before  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        await stopped(task)
+
+    virtually(main())
+
+
+def test_a_leader_that_cannot_do_its_work_is_not_ready_and_says_why() -> None:
+    async def main() -> None:
+        problem = ""
+        runner = World().runner()
+        runner.service = replace(runner.service, problem=lambda: problem)
+        task = asyncio.ensure_future(runner.run())
+        await until(lambda: runner.ready == (True, "ready"))
+        problem = "nodes obey another launcher"
+        assert runner.ready == (False, problem)
+        await stopped(task)
+        # Who does not lead any more has no problem of a leader.
+        assert problem not in runner.ready[1]
 
     virtually(main())
 
@@ -260,6 +304,28 @@ def test_loops_run_at_ticks_and_at_commits_and_survive_an_outage() -> None:
         before = len(steps)
         assert before > 5
         await until(lambda: len(steps) > before, 10.0)
+        await stopped(task)
+
+    virtually(main())
+
+
+def test_a_loop_that_meets_a_row_that_cannot_be_read_tries_again() -> None:
+    steps: list[float] = []
+    bad = UnreadableRow(m.Message, ("a",), "column spec cannot be decoded")
+
+    async def step(epoch: int) -> None:
+        assert epoch >= 1
+        steps.append(asyncio.get_running_loop().time())
+        if len(steps) < 4:
+            raise UnreadableRowError(bad)
+
+    async def main() -> None:
+        loop = Loop(name="count", step=step, tick_seconds=100.0, exclusive=True)
+        task = asyncio.ensure_future(World().runner(loops=(loop,)).run())
+        await until(lambda: len(steps) == 4 or task.done(), 60.0)
+        assert not task.done()
+        pauses = [later - earlier for earlier, later in itertools.pairwise(steps)]
+        assert all(pause > 0 for pause in pauses)
         await stopped(task)
 
     virtually(main())

@@ -33,7 +33,7 @@ POLICY = Policy()
 WELL = Sight(alive=True)
 SILENT = Sight(alive=True, problem="no answer")
 DEAD = Sight(alive=False, problem="was ended by signal SIGKILL")
-UNKNOWN = Sight(alive=True, problem="no descriptors left", unknown=True)
+UNKNOWN = Sight(alive=True, problem="no descriptors left", wait=True)
 
 
 def test_pauses_double_from_the_first_to_the_most() -> None:

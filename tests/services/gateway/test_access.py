@@ -252,6 +252,17 @@ async def test_a_user_has_a_bounded_number_of_tokens(admin: httpx.AsyncClient) -
     assert statuses == [201, 201, 409]
 
 
+@pytest.mark.parametrize("world", [{"users_max": 3}], indirect=True)
+async def test_there_is_a_bounded_number_of_users(admin: httpx.AsyncClient) -> None:
+    """The first administrator is one of them."""
+    statuses = [
+        (await admin.post("/v1/users", json={"name": name})).status_code
+        for name in ("ann", "bob", "eve")
+    ]
+    assert statuses == [201, 201, 409]
+    assert (await admin.patch("/v1/users/ann", json={"disabled": True})).status_code == 200
+
+
 async def test_every_change_and_every_refusal_is_in_the_audit_trail(
     world: World, admin: httpx.AsyncClient, ann: httpx.AsyncClient, bob: httpx.AsyncClient
 ) -> None:

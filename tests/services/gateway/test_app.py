@@ -8,9 +8,11 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import TypeAdapter
+from starlette.types import Receive, Scope, Send
 
 from libs.contracts import messages as m
 from services.gateway.api import shapes
+from services.gateway.api.deps import PARTS
 from tests.services.gateway.world import (
     ADMIN_TOKEN,
     World,
@@ -88,7 +90,12 @@ async def test_a_defect_is_a_problem_without_its_details(world: World) -> None:
     assert world.gateway.app is not None
     transport = httpx.ASGITransport(app=world.gateway.app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://g") as client:
-        world.gateway.app._app.state.gateway = None  # pyright: ignore[reportAttributeAccessIssue]
+        inner = world.gateway.app._app  # pyright: ignore[reportAttributeAccessIssue]
+
+        async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+            await inner({**scope, PARTS: None}, receive, send)
+
+        world.gateway.app._app = broken  # pyright: ignore[reportAttributeAccessIssue]
         headers = {"authorization": f"Bearer {ADMIN_TOKEN}"}
         told = await client.get("/v1/tasks", headers=headers)
     assert told.status_code == 500

@@ -168,7 +168,7 @@ async def test_a_position_that_is_not_kept_is_gone(world: World, admin: httpx.As
     from services.gateway import store
 
     async with world.gateway.ports.store.transaction(epoch=1) as tx:
-        assert await store.drop_old_events(tx, 1, 10) == 2
+        assert await store.drop_old_events(tx, kept_max=1, bytes_max=2**40, rows_max=10) == 2
     for query in ("?from=1", "?from=1&follow=1"):
         told = await admin.get(f"/v1/events{query}")
         assert told.status_code == 410

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -14,9 +15,13 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from libs.contracts import messages as m
+from libs.store.memory_database import Point, no_fault
+from libs.store.port import DatabaseFaultError, StoreUnavailableError
 from services.allinone.stopping import drain_nodes
-from services.gateway.rows import TokenRow
+from services.gateway.auth import Authenticator, token_hash
+from services.gateway.rows import AuditRow, TokenRow, UserRow
 from services.gateway.tables import TABLES
+from services.gateway.turns import Turns
 from tests.services.gateway.world import (
     ADMIN_TOKEN,
     World,
@@ -77,6 +82,95 @@ async def test_wrong_tokens_of_an_address_are_bounded(world: World, ann: httpx.A
     world.clock.advance(10)
     async with world.client("swt_again") as wrong:
         assert (await wrong.get("/v1/whoami")).status_code == 401
+
+
+@pytest.mark.parametrize("world", [{"wrong_tokens_burst": 1}], indirect=True)
+async def test_a_right_token_is_accepted_however_many_wrong_ones_its_address_shows(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    """Also after a change of a user or token, and for one who was never seen before."""
+    for number in range(4):
+        async with world.client(f"swt_{number}") as wrong:
+            await wrong.get("/v1/whoami")
+    assert (await ann.get("/v1/whoami")).status_code == 200
+    async with world.client(await world.member("bob")) as bob:
+        assert (await bob.get("/v1/whoami")).status_code == 200
+    assert (await ann.get("/v1/whoami")).status_code == 200
+
+
+async def test_few_tokens_of_one_address_are_looked_up_at_a_time(world: World) -> None:
+    inside, most = 0, 0
+    blocked = asyncio.Event()
+
+    async def slow(point: Point, schema: str) -> None:
+        nonlocal inside, most
+        if schema == "gateway" and point is Point.BEGIN:
+            inside += 1
+            most = max(most, inside)
+            await blocked.wait()
+            inside -= 1
+
+    async def ask(number: int) -> int:
+        async with world.client(f"swt_{number}") as wrong:
+            return (await wrong.get("/v1/whoami")).status_code
+
+    world.database.fault = slow
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(ask(number)) for number in range(20)]
+        await asyncio.sleep(0.1)
+        world.database.fault = no_fault
+        blocked.set()
+    assert {each.result() for each in asked} == {401}
+    assert most <= world.settings.lookups_per_address_max + 2  # the gateway's own
+
+
+@pytest.mark.parametrize(
+    "world", [{"wrong_tokens_burst": 5, "refusals_seconds": 0.05}], indirect=True
+)
+async def test_requests_without_a_token_are_bounded_and_leave_few_entries(
+    world: World, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    """Nor do they carry text of their own into the audit trail, or hide what others are refused."""
+    statuses: list[int] = []
+    async with world.client(None) as nobody:
+        for number in range(60):
+            path = f"/v1/%1b%5d0;pwn{number}%07" if number % 2 else f"/v1/nodes/n{number}/labels"
+            statuses.append((await nobody.get(path)).status_code)
+    assert statuses == [401] * 5 + [429] * 55
+    assert (await ann.get("/v1/audit")).status_code == 403
+    assert (await ann.get("/v1/tokens?user=bob")).status_code in (200, 403)
+
+    async def entered() -> bool:
+        trail = (await admin.get("/v1/audit")).json()["items"]
+        return "ann" in {each["who"] for each in trail if each["action"] == "request"}
+
+    await until_async(entered)
+    trail = (await admin.get("/v1/audit")).json()["items"]
+    nobodys = [each for each in trail if each["who"] == ""]
+    assert {each["target"] for each in nobodys} <= {"GET none", "GET /v1/nodes/{node_id}/labels"}
+    assert len(nobodys) <= 5
+
+
+@pytest.mark.parametrize(
+    "world", [{"refusal_entries_burst": 3, "refusals_seconds": 0.02}], indirect=True
+)
+async def test_refused_changes_of_one_user_leave_few_entries(
+    world: World, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    for _ in range(40):
+        assert (await ann.put("/v1/quotas", json={"limit": 1})).status_code == 403
+    await asyncio.sleep(0.2)
+    trail = (await admin.get("/v1/audit?limit=1000")).json()["items"]
+    assert len([each for each in trail if each["who"] == "ann"]) <= 4
+    # They are counted, and entered once there is room.
+    world.clock.advance(3600)
+
+    async def counted() -> bool:
+        trail = (await admin.get("/v1/audit?limit=1000")).json()["items"]
+        mine = [each for each in trail if each["who"] == "ann"]
+        return any("37 times" in each["detail"] for each in mine)
+
+    await until_async(counted)
 
 
 async def test_a_bogus_token_is_401_wherever_it_is_shown(world: World) -> None:
@@ -195,3 +289,95 @@ async def test_a_drain_does_not_depend_on_what_tasks_say_about_themselves(world:
     assert remembered == ["n0", "n1"]
     assert "n1 cannot be drained" in "".join(told)
     assert ADMIN_TOKEN not in "".join(told)
+
+
+@pytest.mark.parametrize("world", [{"lookups_waiting_max": 5}], indirect=True)
+async def test_the_line_of_tokens_to_look_up_is_bounded(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    """Whoever comes behind it is to try again; a token that was right has a line of its own, also
+    after a look-up that the database did not answer."""
+    assert (await ann.get("/v1/whoami")).status_code == 200
+    world.clock.advance(60)
+    blocked = asyncio.Event()
+
+    async def down(point: Point, schema: str) -> None:
+        if schema == "gateway" and point is Point.BEGIN:
+            raise StoreUnavailableError("down")
+
+    async def slow(point: Point, schema: str) -> None:
+        if schema == "gateway" and point is Point.BEGIN:
+            await blocked.wait()
+
+    async def ask(number: int) -> httpx.Response:
+        async with world.client(f"swt_{number}") as wrong:
+            return await wrong.get("/v1/whoami")
+
+    world.database.fault = down
+    assert (await ann.get("/v1/whoami")).status_code == 503
+    world.database.fault = slow
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(ask(number)) for number in range(8)]
+        await asyncio.sleep(0.1)
+        right = group.create_task(ann.get("/v1/whoami"))
+        await asyncio.sleep(0.1)
+        done = [each.result() for each in asked if each.done()]
+        assert [(each.status_code, each.headers["retry-after"]) for each in done] == [
+            (429, "1")
+        ] * 3
+        assert not right.done()
+        world.database.fault = no_fault
+        blocked.set()
+    assert sorted(each.result().status_code for each in asked) == [401] * 5 + [429] * 3
+    assert right.result().status_code == 200
+
+
+@pytest.mark.parametrize("world", [{"refusals_seconds": 0.02}], indirect=True)
+async def test_a_fault_of_the_audit_table_ends_nothing(world: World) -> None:
+    """The refusals are entered later."""
+    struck = 0
+
+    async def faulty(point: Point, schema: str) -> None:
+        nonlocal struck
+        if schema == "gateway" and point is Point.BEFORE_COMMIT:
+            struck += 1
+            raise DatabaseFaultError("permission denied (SQLSTATE 42501)")
+
+    world.database.fault = faulty
+    async with world.client("swt_wrong") as wrong:
+        assert (await wrong.get("/v1/whoami")).status_code == 401
+    await until(lambda: struck >= 3)
+    world.database.fault = no_fault
+    await until(
+        lambda: any(
+            row.action == "request" for row in world.database.rows(TABLES, AuditRow).values()
+        )
+    )
+
+
+async def test_an_unreadable_token_or_user_ends_no_stream_and_no_watch(world: World) -> None:
+    tokens = [await world.member(name) for name in ("ann", "bob", "cem")]
+    authenticator = Authenticator(
+        world.gateway.ports.store,
+        world.clock,
+        admin_token=None,
+        run_token_key=None,
+        cache_seconds=5,
+        cache_max=10,
+        lookups=Turns(3, 2),
+        lookups_waiting_max=10,
+    )
+    people = [await authenticator.person(token, "here") for token in tokens]
+    database = world.database.schema("gateway")
+    database.table(TABLES.shape(TokenRow)).broken[token_hash(tokens[0])] = "column id"
+    database.table(TABLES.shape(UserRow)).broken["bob"] = "column role"
+    with ExitStack() as stack:
+        open_now = [stack.enter_context(authenticator.lasting(each)) for each in people]
+        watch = asyncio.create_task(authenticator.watch())
+        async with world.client() as admin:
+            told = await admin.patch("/v1/users/cem", json={"disabled": True})
+            assert told.status_code == 200
+        await until(open_now[2].over.is_set)
+        assert [each.over.is_set() for each in open_now] == [False, False, True]
+        assert not watch.done()
+        watch.cancel()

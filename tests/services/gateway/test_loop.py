@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from datetime import timedelta
 
 import httpx
 import pytest
+from prometheus_client import REGISTRY
 
 from libs.bus.memory_broker import Faults
 from libs.contracts import messages as m
 from libs.service.prune import Pruning
 from services.gateway.loop import OWNERS, Housekeeping
+from services.gateway.main import WIRING as GATEWAY
 from services.gateway.rows import (
     AcceptedRow,
     AuditRow,
@@ -21,9 +24,19 @@ from services.gateway.rows import (
     RunRow,
     TaskRow,
 )
-from services.gateway.store import old_rows
+from services.gateway.store import drop_old_events, drop_settled, old_rows
 from services.gateway.tables import TABLES
 from tests.services.gateway.world import World, a_node, assigned, state, until
+
+
+async def test_metrics_that_alerts_read_begin_at_zero(world: World) -> None:
+    """An alert compares a counter with what it was before: there has to be a before."""
+    for name, labels in (
+        ("shiftwork_terms_failed_total", {}),
+        ("shiftwork_prunes_failed_total", {"what": "audit"}),
+    ):
+        value = REGISTRY.get_sample_value(name, {"service": "gateway", **labels})
+        assert value is not None, name
 
 
 async def test_each_owner_is_asked_once(world: World) -> None:
@@ -32,9 +45,7 @@ async def test_each_owner_is_asked_once(world: World) -> None:
     assert sorted(asked) == ["launcher", "scheduler"]  # submit and quota are the real ones
 
 
-@pytest.mark.parametrize(
-    "world", [{"events_kept_max": 1000, "housekeeping_rows_max": 300}], indirect=True
-)
+@pytest.mark.parametrize("world", [{"events_kept_max": 1000, "prune_rows_max": 300}], indirect=True)
 async def test_old_events_go_a_page_at_a_time(world: World) -> None:
     store = world.gateway.ports.store
     await world.heard(a_node("n0"))
@@ -50,6 +61,27 @@ async def test_old_events_go_a_page_at_a_time(world: World) -> None:
     assert (kept[0], kept[-1], len(kept)) == (501, 1500, 1000)
     await world.heard(a_node("n1"))
     assert max(world.database.rows(TABLES, EventRow)) == 1501
+
+
+@pytest.mark.parametrize(
+    "world", [{"events_bytes_max": 1_048_576, "prune_rows_max": 40}], indirect=True
+)
+async def test_the_event_log_is_bounded_in_bytes(world: World) -> None:
+    """Whatever tasks say: of 4 MB, in a hundred events, the newest megabyte is kept."""
+    store = world.gateway.ports.store
+    long = "x" * 40_000
+    await world.heard(*(a_node(f"n{number}", gpu_model=long) for number in range(100)))
+    step = Housekeeping(store, world.settings).step
+    for _ in range(4):
+        await step(1)
+    kept = sorted(world.database.rows(TABLES, EventRow))
+    assert kept[-1] == 100
+    assert 20 <= len(kept) <= 26
+    assert await step(1) is None
+    # One event that is larger than the whole log is kept, alone.
+    await world.heard(a_node("large", gpu_model="x" * 2_000_000))
+    await step(1)
+    assert sorted(world.database.rows(TABLES, EventRow)) == [101]
 
 
 @pytest.mark.parametrize("world", [{"prune_days_per_hour": 0}], indirect=True)
@@ -100,3 +132,47 @@ async def test_ended_tasks_go_with_their_runs_and_metrics(
     assert {row.task_id for row in world.database.rows(TABLES, RunRow).values()} == {live["id"]}
     metrics = world.database.rows(TABLES, MetricsRow).values()
     assert [row.task_id for row in metrics] == [live["id"]] * 150
+
+
+async def test_an_unreadable_event_neither_stops_housekeeping_nor_stays(world: World) -> None:
+    """Wherever it lies: alone, beside another, or as the oldest that is due."""
+    await world.heard(*(a_node(f"n{number}") for number in range(6)))
+    store, table = world.gateway.ports.store, world.database.schema("gateway").table
+    events = table(TABLES.shape(EventRow))
+    rows = [events.rows[key] for key in sorted(events.rows)]
+    ends = next(iter(world.database.rows(TABLES, EventHeadRow).values()))
+
+    async def drop(bytes_max: int) -> list[int]:
+        async with store.transaction(epoch=1) as tx:
+            await drop_old_events(tx, kept_max=1000, bytes_max=bytes_max, rows_max=100)
+        return sorted(world.database.rows(TABLES, EventRow))
+
+    keys = sorted(events.rows)
+    for key in (keys[0], keys[2], keys[3]):
+        events.broken[key] = "column data cannot be decoded"
+    # While there is room, it stays: whoever mends it has lost nothing.
+    assert await drop(ends.bytes) == keys
+    assert await drop(ends.bytes - rows[1].bytes_before) == keys
+    assert await drop(ends.bytes - rows[1].bytes_before - 1) == keys[2:]
+    assert await drop(ends.bytes - rows[4].bytes_before) == keys[2:]
+    assert await drop(ends.bytes - rows[5].bytes_before) == keys[5:]
+
+
+async def test_an_unreadable_task_keeps_its_own_accepted_row_alone(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    tasks = [await world.submitted(ann) for _ in range(2)]
+    store = world.gateway.ports.store
+    async with store.transaction() as tx:
+        for task in tasks:
+            row = await tx.get(TaskRow, task["id"])
+            values = {field.name: getattr(row, field.name) for field in fields(AcceptedRow)}
+            tx.put(AcceptedRow(**values))
+    table = world.database.schema("gateway").table(TABLES.shape(TaskRow))
+    (bad,) = (key for key, row in table.rows.items() if row.task_id == tasks[0]["id"])
+    table.broken[bad] = "column spec cannot be decoded"
+    # Another process, which does not have the rows in its memory.
+    async with world.service(GATEWAY, world.settings).ports.store.transaction() as tx:
+        assert await drop_settled(tx, tx.now + timedelta(days=1), 100) == 1
+    (left,) = world.database.rows(TABLES, AcceptedRow).values()
+    assert left.task_id == tasks[0]["id"]

@@ -193,6 +193,16 @@ async def test_dead_letters_are_listed_in_pages_and_without_their_bodies(
     assert told.status_code == 422
 
 
+async def test_a_replay_of_all_names_each_of_many_letters(
+    world: World, admin: httpx.AsyncClient
+) -> None:
+    ids = [f"{number:03}" for number in range(450)]
+    await set_apart(world, *ids)
+    told = await admin.post("/v1/dead-letters:replay", json={"service": "quota"})
+    assert told.status_code == 202
+    assert told.json()["ids"] == [f"received-{each}" for each in ids]
+
+
 async def test_a_replay_is_carried_out_and_audited(world: World, admin: httpx.AsyncClient) -> None:
     await set_apart(world, "a", "b")
     body = {"service": "quota", "ids": ["received-a"]}

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from itertools import pairwise
 from typing import Any
 
 import httpx
 import pytest
+import shiftwork
+from shiftwork import training
 
 from libs.contracts import messages as m
+from libs.contracts.limits import CHECKPOINT_URI_BYTES_MAX
 from services.gateway import reports
 from tests.services.gateway.world import (
     World,
@@ -178,7 +182,8 @@ async def test_a_checkpoint_is_acknowledged_by_the_launcher(world: World) -> Non
         ({"uri": "/c"}, "step"),
         ({"step": -1, "uri": "/c"}, "step"),
         ({"step": 1, "uri": ""}, "uri"),
-        ({"step": 1, "uri": "x" * 5000}, "uri"),
+        ({"step": 1, "uri": "x" * 1025}, "uri"),
+        ({"step": 1, "uri": "\U0001f600" * 300}, "uri"),
         ({"step": 1, "uri": "/c", "size": 1}, "size"),
     ],
 )
@@ -189,6 +194,68 @@ async def test_a_wrong_checkpoint_names_the_field(
         told = await run.post("/v1/run/checkpoints", json=body)
     assert told.status_code == 422
     assert told.json()["errors"][0]["field"] == field
+
+
+async def test_the_sdk_refuses_the_places_that_the_platform_refuses() -> None:
+    assert training.URI_BYTES_MAX == CHECKPOINT_URI_BYTES_MAX
+    with pytest.raises(ValueError, match="1 to 1024 bytes, not 1200"):
+        shiftwork.checkpoint_saved(1, "\U0001f600" * 300)
+
+
+async def test_a_task_that_saves_each_second_is_not_held_up(world: World) -> None:
+    world.others.live_attempts = {"tt": 1}
+    async with world.client(run_token("tt")) as run:
+        for step in range(200):
+            told = await run.post("/v1/run/checkpoints", json={"step": step, "uri": "/c"})
+            assert told.status_code == 201
+            world.clock.advance(1)
+
+
+@pytest.mark.parametrize("world", [{"checkpoints_burst": 5}], indirect=True)
+async def test_a_task_that_saves_without_end_is_told_to_wait(world: World) -> None:
+    world.others.live_attempts = {"tt": 1, "t2": 1}
+    body = {"step": 1, "uri": "/c"}
+    async with world.client(run_token("tt")) as run, world.client(run_token("t2")) as other:
+        told = [await run.post("/v1/run/checkpoints", json=body) for _ in range(20)]
+        assert [each.status_code for each in told] == [201] * 5 + [429] * 15
+        assert (told[-1].json()["type"], told[-1].headers["retry-after"]) == ("too-many", "1")
+        assert (await other.post("/v1/run/checkpoints", json=body)).status_code == 201
+        world.clock.advance(1)
+        assert (await run.post("/v1/run/checkpoints", json=body)).status_code == 201
+
+
+SAVES = """
+import shiftwork
+for step in range(8):
+    shiftwork.checkpoint_saved(step, f"/c/{step}")
+"""
+
+
+@pytest.mark.parametrize(
+    "world", [{"checkpoints_burst": 1, "checkpoints_per_second": 100.0}], indirect=True
+)
+async def test_the_sdk_waits_until_its_checkpoints_are_taken(world: World) -> None:
+    world.others.live_attempts = {"tt": 1}
+    await world.heard(assigned("tt"))
+    async with served(world) as url:
+        training_code = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            SAVES,
+            env={
+                "SHIFTWORK_TASK": "tt",
+                "SHIFTWORK_ATTEMPT": "1",
+                "SHIFTWORK_RANK": "0",
+                "SHIFTWORK_WORLD_SIZE": "1",
+                "SHIFTWORK_URL": url,
+                "SHIFTWORK_RUN_TOKEN": run_token("tt"),
+            },
+            stderr=asyncio.subprocess.PIPE,
+        )
+        # Each answer moves the clock a little, so that there is room after a few of them.
+        _, errors = await asyncio.wait_for(training_code.communicate(), 60)
+    assert (errors, training_code.returncode) == (b"", 0)
+    assert world.others.checkpoints == 8
 
 
 async def test_reported_numbers_are_on_the_tasks_page(world: World, ann: httpx.AsyncClient) -> None:
@@ -360,3 +427,14 @@ def test_names_of_before_stay_while_there_is_room() -> None:
     row = report(report(None, 1, "a", "b"), 2, "c")
     assert set(row.latest) == {"a", "b", "c"}
     assert set(report(row, 3, "d", "b").latest) == {"a", "b", "d"}
+
+
+@pytest.mark.parametrize("world", [{"checkpoints_burst": 2}], indirect=True)
+async def test_an_attempt_that_is_over_takes_nothing_of_the_live_ones_rate(world: World) -> None:
+    world.others.live_attempts = {"tt": 2}
+    await world.heard(assigned("tt"), exited("tt"), assigned("tt", 2))
+    body = {"step": 1, "uri": "/c"}
+    async with world.client(run_token("tt")) as old, world.client(run_token("tt", 2)) as live:
+        told = [await old.post("/v1/run/checkpoints", json=body) for _ in range(5)]
+        assert [each.status_code for each in told] == [409] * 5
+        assert (await live.post("/v1/run/checkpoints", json=body)).status_code == 201

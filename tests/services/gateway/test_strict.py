@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import httpx
 import pytest
 import pytest_asyncio
 
 from libs.contracts import messages as m
 from libs.store import migrate
-from libs.store.connections import Address
+from libs.store.connections import Address, connect
 from services.gateway.main import WIRING
+from services.gateway.rows import AcceptedRow, EventRow, MetricsRow, NodeRow, RunRow, TaskRow
 from services.gateway.store import After, Sort
+from services.gateway.tables import TABLES
 from tests.services.gateway.world import World, a_node, a_spec, assigned, at, run_token
 
 if TYPE_CHECKING:
@@ -47,8 +52,8 @@ async def world(tmp_path: Path, address: Address) -> AsyncIterator[World]:
         yield running
 
 
-# Every body that holds text, with {} where the text goes.
-BODIES = [
+# Places of texts in bodies, with %s where the text goes.
+PLACES = [
     ("POST", "/v1/tasks", b'{"command":["x"],"pod":{"template":{"metadata":{"labels":{"a":%s}}}}}'),
     ("POST", "/v1/tasks", b'{"command":[%s]}'),
     ("POST", "/v1/tasks", b'{"command":["x"],"labels":{"a":%s}}'),
@@ -67,13 +72,23 @@ BODIES = [
     ("POST", "/v1/run/checkpoints", b'{"step":1,"uri":%s}'),
     ("POST", "/v1/run/checkpoints", b'{"step":1,"uri":"/c","digest":%s}'),
     ("POST", "/v1/run/metrics", b'{"samples":[{"values":{%s:1}}]}'),
+    ("POST", "/v1/dead-letters:replay", b'{"service":"quota","ids":[%s]}'),
 ]
 
 
 async def test_text_that_cannot_be_stored_is_refused_in_every_body(world: World) -> None:
     headers = {"content-type": "application/json"}
     async with world.client(run_token("tt")) as run, world.client() as admin:
-        for method, path, body in BODIES:
+        described = (await admin.get("/v1/openapi.json")).json()["paths"]
+        every_route = [
+            (method.upper(), re.sub(r"{\w+}", "x", path), body)
+            for path, methods in described.items()
+            for method, operation in methods.items()
+            if "requestBody" in operation
+            for body in (b'{"x":%s}', b"{%s:1}")
+        ]
+        assert len(every_route) > 20
+        for method, path, body in (*every_route, *PLACES):
             for text in (SURROGATE, NUL):
                 client = run if path.startswith("/v1/run") else admin
                 told = await client.request(method, path, content=body % text, headers=headers)
@@ -195,6 +210,84 @@ async def test_every_float_that_is_reported_reads_back(world: World) -> None:
     assert [point["values"] for point in row["points"]] == [values, values]
 
 
+@pytest.mark.parametrize(
+    ("kind", "column", "path"),
+    [
+        (TaskRow, "spec", "/v1/tasks?limit=1"),
+        (TaskRow, "labels", "/v1/queue"),
+        (NodeRow, "node", "/v1/nodes"),
+        (NodeRow, "node", "/v1/nodes?limit=1"),
+        (EventRow, "data", "/v1/events?from=0&limit=500"),
+        (RunRow, "placements", "/v1/tasks/{task}/runs"),
+        (MetricsRow, "points", "/v1/tasks/{task}/metrics"),
+    ],
+)
+async def test_a_list_survives_a_row_that_cannot_be_read(
+    world: World, address: Address, kind: type[Any], column: str, path: str
+) -> None:
+    """One row of each list has a column that somebody changed by hand; it is named, and the
+    others are shown."""
+    async with world.client() as admin:
+        tasks = [await world.submitted(admin, name=f"t{n}") for n in range(3)]
+        task_id = tasks[0]["id"]
+        for number in range(3):
+            await world.heard(a_node(f"n{number + 1}"))
+        for attempt in (1, 2):
+            await world.heard(assigned(task_id, attempt))
+        async with world.gateway.ports.store.transaction() as tx:
+            for rank in range(2):
+                tx.put(MetricsRow(task_id, rank, 1, world.clock.now(), {}, [], 1, 0))
+            # What the task's POST wrote may still be there, on another page than its row.
+            row = await tx.get(TaskRow, task_id)
+            names = [column.name for column in fields(AcceptedRow)]
+            if await tx.get(AcceptedRow, task_id) is None:
+                tx.put(AcceptedRow(**{name: getattr(row, name) for name in names}))
+        expected = await whole_list(admin, path.format(task=task_id))
+        broken = await break_first(address, kind, column, task_id)
+        found = await whole_list(admin, path.format(task=task_id))
+        assert len(found.items) == len(expected.items) - 1
+        assert found.unreadable == {broken}
+        assert expected.unreadable == set()
+
+
+async def break_first(address: Address, kind: type[Any], column: str, task_id: str) -> str:
+    """Change a column of one row by hand; the row's key as text. A column of tasks, runs and
+    metrics: of this task."""
+    shape = TABLES.shape(kind)
+    table, key = f"gateway.{shape.table}", " || '/' || ".join(f"{name}::text" for name in shape.key)
+    first = f"SELECT min({key}) FROM {table}"
+    if "task_id" in shape.key:
+        first += f" WHERE task_id = '{task_id}'"
+    connection = await connect(address)
+    try:
+        return await connection.fetchval(
+            f"UPDATE {table} SET \"{column}\" = '1' WHERE {key} = ({first}) RETURNING {key}"
+        )
+    finally:
+        await connection.close()
+
+
+@dataclass
+class Listed:
+    items: list[Any] = field(default_factory=list[Any])
+    unreadable: set[str] = field(default_factory=set[str])
+
+
+async def whole_list(client: httpx.AsyncClient, path: str) -> Listed:
+    """Every page of a list."""
+    listed, cursor = Listed(), None
+    while True:
+        more = f"{'&' if '?' in path else '?'}cursor={cursor}" if cursor else ""
+        told = await client.get(path + more)
+        assert told.status_code == 200, told.text
+        page = told.json()
+        listed.items += page["items"]
+        listed.unreadable |= {each["id"] for each in page.get("unreadable", [])}
+        cursor = page["next_cursor"]
+        if not cursor or "events" in path:
+            return listed
+
+
 async def test_a_list_survives_a_row_that_cannot_be_shown(world: World) -> None:
     """A row from before bodies were read strictly: a template with half a character."""
     async with world.client() as admin:
@@ -272,3 +365,30 @@ async def test_quoted_text_is_not_a_problem(world: World) -> None:
         assert made.json()["labels"] == labels
         found = await admin.get(f"/v1/tasks?label=a={quote(made.json()['labels']['a'])}")
         assert [each["id"] for each in found.json()["items"]] == [made.json()["id"]]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"command":["x"],"priority":"low","priority":"high"}',
+        b'{"command":["x"],"env":{"A":"1","A":"2"}}',
+        b'{"command":["x"],"pod":{"template":{"spec":{"a":[{"b":1,"c":1e5,"b":2}]}}}}',
+        # The same name, written in two ways.
+        b'{"command":["x"],"env":{"A":"1","\\u0041":"2"}}',
+    ],
+)
+async def test_a_name_that_stands_twice_is_refused(world: World, body: bytes) -> None:
+    """Of the two values readers of JSON take different ones."""
+    async with world.client() as client:
+        headers = {"content-type": "application/json"}
+        told = await client.post("/v1/tasks", content=body, headers=headers)
+    assert (told.status_code, told.json()["type"]) == (400, "malformed"), told.text
+    assert "stands twice in one object" in told.json()["detail"]
+
+
+async def test_the_same_name_in_several_objects_is_no_fault(world: World) -> None:
+    body = b'{"command":["x"],"env":{"name":"1"},"labels":{"name":"1"},"name":"n"}'
+    async with world.client() as client:
+        headers = {"content-type": "application/json"}
+        told = await client.post("/v1/tasks", content=body, headers=headers)
+    assert told.status_code == 201, told.text

@@ -463,6 +463,19 @@ async def test_running_times_are_summed_where_asked_for(
     assert (await told())[0] is None
 
 
+async def test_explain_of_a_task_whose_row_the_scheduler_cannot_read_shows_the_known_state(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    task = await world.submitted(ann)
+    world.others.explanation = m.ExplainReply(
+        reason=m.Reason(code=m.ReasonCode.ROW_SET_APART, names={"row": "Task t"}),
+        explained_at=at(3),
+    )
+    told = (await ann.get(f"/v1/tasks/{task['id']}/explain")).json()
+    assert told["state"] == "queued"
+    assert told["reason"]["code"] == "row_set_apart"
+
+
 async def test_explain_is_the_schedulers_answer(world: World, ann: httpx.AsyncClient) -> None:
     task = await world.submitted(ann)
     path = f"/v1/tasks/{task['id']}/explain"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from libs.contracts.ids import RunId, TaskId
@@ -17,6 +18,7 @@ from libs.contracts.messages import (
     PreemptionRequested,
     PreemptMode,
     Reason,
+    ReasonCode,
     RetryPolicy,
     Role,
     RunAssigned,
@@ -33,7 +35,26 @@ from services.launcher.domain.model import (
 )
 from services.launcher.domain.reconcile import Look, Policy
 from services.launcher.domain.worklist import Outcome, Worklist
+from services.launcher.runtimes.node_client import Machine
 from services.launcher.runtimes.port import RankOrder, RunOrder
+from services.launcher.settings import LauncherSettings
+
+
+def a_machine(folder: Path, **changes: Any) -> Machine:
+    """A runtime's place with the launcher's own numbers."""
+    names = {
+        "call_seconds": "supervisor_call_seconds",
+        "listing_seconds": "look_tick_seconds",
+        "idle_seconds": "supervisor_idle_seconds",
+        "keep_seconds": "output_keep_seconds",
+        "hung_seconds": "supervisor_hung_seconds",
+        "output_bytes_max": "output_bytes_max",
+        "pids_max": "pids_max",
+    }
+    fields = LauncherSettings.model_fields
+    numbers = {name: fields[setting].default for name, setting in names.items()}
+    return Machine(folder, **{**numbers, **changes})
+
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = b"k" * 32
@@ -154,8 +175,12 @@ def a_preemption(attempt: int = 1, task: str = "task") -> PreemptionRequested:
     )
 
 
-def a_kill(attempt: int = 1, task: str = "task") -> KillRequested:
-    return KillRequested(task_id=task, attempt=attempt, reason=Reason(), requested_at=START)
+def a_kill(
+    attempt: int = 1, task: str = "task", code: ReasonCode = ReasonCode.UNSPECIFIED
+) -> KillRequested:
+    return KillRequested(
+        task_id=task, attempt=attempt, reason=Reason(code=code), requested_at=START
+    )
 
 
 def a_checkpoint(no: int = 1, *, attempt: int = 1, step: int = 10, uri: str = "/c") -> Checkpoint:

@@ -20,8 +20,6 @@ SITE = Site(
     url="http://shiftwork-gateway.shiftwork:8642",
     token_key=KEY,
     path="",
-    home="",
-    user="",
     lang="",
     master_addr="",
 )

@@ -21,8 +21,6 @@ def test_the_whole_environment_of_a_first_attempt() -> None:
     assert [rank.rank for rank in order.ranks] == [0, 1]
     assert order.ranks[1].env == {
         "PATH": "/usr/bin:/bin",
-        "HOME": "/home/ada",
-        "USER": "ada",
         "LANG": "C.UTF-8",
         "SHIFTWORK_TASK": "task",
         "SHIFTWORK_ATTEMPT": "1",

@@ -5,12 +5,13 @@ import contextlib
 import itertools
 import math
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from datetime import timedelta
 from functools import wraps
 from typing import Any
 
 import pytest
+import structlog
 
 from libs.contracts.messages import (
     CheckpointSaved,
@@ -30,7 +31,7 @@ from services.launcher.domain.ports import PortRange
 from services.launcher.loop import PAUSE_SECONDS_MIN
 from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import Script
-from services.launcher.runtimes.port import RuntimeUnavailableError
+from services.launcher.runtimes.port import RuntimeDeniedError, RuntimeUnavailableError
 from tests.harness.virtual_time import virtually
 from tests.services.launcher.makers import (
     a_kill,
@@ -39,24 +40,10 @@ from tests.services.launcher.makers import (
     an_assignment,
     run_id,
 )
-from tests.services.launcher.world import World, limits
+from tests.services.launcher.world import World, limits, playing
 
 RUN = run_id()
 ENDLESS = Script(steps=100_000, step_seconds=0.5)
-
-
-@contextlib.asynccontextmanager
-async def playing(world: World) -> AsyncIterator[World]:
-    """The cluster plays its programs while the context is open."""
-    task = asyncio.ensure_future(world.cluster.run())
-    try:
-        await world.start()
-        await world.turn()
-        yield world
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 def in_a_world(
@@ -347,13 +334,27 @@ async def test_ports_are_leased_apart(world: World) -> None:
     assert len(ports) == 3
 
 
+@contextlib.contextmanager
+def taken_port() -> Iterator[int]:
+    """A port that this test has, whose successor nobody has: below those that systems hand out."""
+    for port in range(20_000, 30_000, 2):
+        with socket.socket() as taken, socket.socket() as successor:
+            try:
+                taken.bind(("127.0.0.1", port))
+                successor.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            successor.close()
+            taken.listen()
+            yield port
+            return
+    raise AssertionError("no two ports side by side are free")
+
+
 @pytest.mark.enable_socket
 def test_a_port_that_somebody_else_has_is_passed_over() -> None:
     async def main() -> None:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            port = taken.getsockname()[1]
+        with taken_port() as port:
             ports = PortRange(port, port + 1)
             async with playing(World(limits=limits(ports=ports), script=ENDLESS)) as world:
                 await world.tell(an_assignment())
@@ -555,3 +556,54 @@ def test_a_crash_at_any_commit_of_the_loop(point: Point) -> None:
         commit += 1
     # Two starts, two exits, two oblivions at the least.
     assert commit > 6
+
+
+class ObeysAnother(FakeRuntime):
+    """A runtime that may obey a later leader."""
+
+    obeys = False
+    asked = 0
+
+    async def list(self) -> Listing:
+        if self.obeys:
+            return await super().list()
+        self.asked += 1
+        await pause(0.001)
+        # As a connection that the other side ends.
+        self._cluster.changed()
+        raise RuntimeDeniedError("epoch 1 is over, 57 commands this node")
+
+
+async def turn_for_ever(loop: Loop, epoch: int) -> None:
+    while True:
+        seconds = await loop.step(epoch)
+        await loop.wake.wait(loop.tick_seconds if seconds is None else seconds)
+
+
+@in_a_world()
+async def test_a_runtime_that_obeys_another_launcher_is_asked_now_and_then_and_all_hear_of_it(
+    world: World,
+) -> None:
+    runtime = ObeysAnother(world.cluster)
+    world.handle = lambda: runtime
+    await world.restart()
+    await world.tell(an_assignment())
+    with structlog.testing.capture_logs() as logs:
+        loops = [
+            asyncio.ensure_future(turn_for_ever(loop, world.epoch))
+            for loop in world.launcher.loops(1.0, 5.0)
+        ]
+        await pause(30)
+    assert "57 commands this node" in world.launcher.problem
+    # Every second, the most that this world's limits say.
+    assert 10 < runtime.asked < 50
+    said = [each["event"] for each in logs if each["log_level"] in ("warning", "error")]
+    assert said == ["the runtime obeys another launcher"]
+    delayed = await world.said(RunDelayed)
+    assert "57 commands this node" in delayed[-1].detail
+    runtime.obeys = True
+    await pause(5)
+    assert world.launcher.problem == ""
+    assert await world.said(RunStarted)
+    for loop in loops:
+        loop.cancel()

@@ -11,6 +11,7 @@ from libs.contracts.messages import (
     ExitKind,
     NodeChanged,
     Placement,
+    ReasonCode,
     RunExit,
     SetSchedulable,
 )
@@ -33,8 +34,10 @@ from services.launcher.domain.model import (
 from services.launcher.domain.reconcile import failed_nodes_of
 from services.launcher.handlers import set_schedulable
 from services.launcher.recording import record
+from services.launcher.tables import TABLES
 from tests.builders import a_spec
-from tests.services.launcher.makers import a_listing, a_node, at
+from tests.harness.virtual_time import virtually
+from tests.services.launcher.makers import a_kill, a_listing, a_node, an_assignment, at
 from tests.services.launcher.world import World
 
 POLICY = QuarantinePolicy(after=3, seconds=600.0, seconds_max=1000.0)
@@ -149,3 +152,85 @@ async def test_failed_starts_are_recorded_said_and_taken_back_by_an_operator() -
     said = [each.message for _, each in await world.store.outgoing(1000)]
     changes = [each.node.quarantined for each in said if isinstance(each, NodeChanged)]
     assert changes == [True, False]
+
+
+async def hang(world: World, *tasks: str, nodes: tuple[int, ...] = (0,)) -> set[str]:
+    """Starts of these tasks (OWNER-NUMBER) hang until the scheduler ends them. Returns the nodes in
+    quarantine."""
+    for task in tasks:
+        places = tuple(
+            Placement(rank=rank, role="worker", node_id=f"local-{node}")
+            for rank, node in enumerate(nodes)
+        )
+        changes = {"task_id": task, "owner": task[:3], "placements": places}
+        await world.tell(an_assignment(ranks=len(nodes)).model_copy(update=changes))
+        await world.turn(5)
+        await world.tell(a_kill(task=task, code=ReasonCode.START_EXPIRED))
+        ended = await world.until_exited(task=task)
+        assert ended.exit.kind is ExitKind.KILLED
+    rows = world.database.rows(TABLES, NodeRow).values()
+    return {row.node_id for row in rows if row.quarantined_until is not None}
+
+
+async def a_world_in_which_nothing_starts() -> World:
+    world = World(nodes=3)
+    world.cluster.pending_seconds_max = 1e9
+    await world.start()
+    await world.turn(3)
+    return world
+
+
+def test_a_node_on_which_starts_hang_is_quarantined() -> None:
+    async def main() -> None:
+        world = await a_world_in_which_nothing_starts()
+        assert await hang(world, "adaa", "bobb") == set()
+        assert await hang(world, "annc") == {"local-0"}
+
+    virtually(main())
+
+
+def test_one_owner_whose_starts_hang_everywhere_takes_one_node_from_the_others() -> None:
+    async def main() -> None:
+        world = await a_world_in_which_nothing_starts()
+        assert await hang(world, "adaa", "adab", "adac") == {"local-0"}
+        for node in (1, 2):
+            tasks = [f"ada{letter}{'abc'[node]}" for letter in "defgh"]
+            assert await hang(world, *tasks, nodes=(node,)) == {"local-0"}
+        assert await hang(world, "annx", "boby", nodes=(1,)) == {"local-0", "local-1"}
+
+    virtually(main())
+
+
+def test_of_a_gang_only_the_nodes_that_have_not_begun_count() -> None:
+    async def main() -> None:
+        world = await a_world_in_which_nothing_starts()
+        world.cluster.pending_nodes = frozenset({"local-1"})
+        assert await hang(world, "adaa", "bobb", "annc", nodes=(0, 1)) == {"local-1"}
+
+    virtually(main())
+
+
+def test_a_run_that_somebody_ends_before_it_begins_counts_against_no_node() -> None:
+    async def main() -> None:
+        world = await a_world_in_which_nothing_starts()
+        for task in ("adaa", "bobb", "annc", "eved"):
+            await world.tell(an_assignment().model_copy(update={"task_id": task, "owner": task}))
+            await world.turn(5)
+            await world.tell(a_kill(task=task))
+            await world.until_exited(task=task)
+        assert await hang(world) == set()
+
+    virtually(main())
+
+
+def test_a_node_that_cannot_start_a_run_is_quarantined() -> None:
+    """As a supervisor that has no room for its records: it answers, and nothing starts."""
+
+    async def main() -> None:
+        world = World(nodes=3)
+        world.cluster.unable = {"local-2"}
+        await world.start()
+        await world.turn(3)
+        assert await hang(world, "adaa", "bobb", "annc", nodes=(1, 2)) == {"local-2"}
+
+    virtually(main())

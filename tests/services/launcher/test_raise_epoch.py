@@ -15,11 +15,12 @@ from libs.store.connections import Address
 from libs.store.migrate import upgrade
 from libs.store.sql import SqlStore
 from services.launcher import raise_epoch
+from services.launcher.domain.model import NodeRow
 from services.launcher.main import WIRING
 from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import FakeCluster
 from services.launcher.runtimes.port import RuntimeDeniedError
-from tests.services.launcher.makers import KEY
+from tests.services.launcher.makers import KEY, START, a_node
 
 if TYPE_CHECKING:
     from tests.harness.postgres import Database
@@ -63,11 +64,17 @@ async def test_a_launcher_with_a_restored_database_commands_its_nodes_again(
     await restored.lead(leading.epoch)
     with pytest.raises(RuntimeDeniedError):
         await restored.end(RUN, frozenset(), patience_seconds=0)
+    async with store.transaction(epoch=leading.epoch) as tx:
+        tx.put(NodeRow("local-0", 5, a_node(), False, False, START))
     assert await asyncio.to_thread(raise_epoch.main, ["57"]) == 0
     assert "58" in capsys.readouterr().out
     await leading.release()
     await restored.lead((await store.lead()).epoch)
     await restored.end(RUN, frozenset(), patience_seconds=0)
+    async with store.transaction() as tx:
+        (row,) = await tx.select(NodeRow)
+        # The scheduler has heard later versions of this node than the backup knows.
+        assert row.version > 10**12
     await store.close()
 
 

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from services.launcher.gpus import Gpu
-from services.launcher.machine import plan_nodes
+from services.launcher.machine import pids_max, plan_nodes
 from services.launcher.settings import LauncherSettings
 
 
@@ -125,3 +125,13 @@ def test_every_number_has_a_limit() -> None:
 
 def test_the_key_comes_from_its_file(tmp_path: Path) -> None:
     assert some(tmp_path).run_token_key() == b"k" * 64
+
+
+@pytest.mark.parametrize(
+    ("pid_max", "allowed"), [(4_194_304, 32_768), (32_768, 8192), (2048, 512), (3, 1)]
+)
+def test_no_task_may_have_all_the_processes_of_a_machine(
+    tmp_path: Path, pid_max: int, allowed: int
+) -> None:
+    (tmp_path / "pid_max").write_text(f"{pid_max}\n")
+    assert pids_max(some(tmp_path), tmp_path / "pid_max") == allowed

@@ -16,9 +16,7 @@ from services.launcher.task_users import (
     Choice,
     OneUser,
     OwnerUsers,
-    Person,
     TaskUser,
-    person_of,
     task_users,
     uids_of,
 )
@@ -94,11 +92,10 @@ def test_each_choice_gives_the_users_that_it_says(tmp_path: Path) -> None:
     assert isinstance(one, OneUser)
     assert (one.user.uid, one.user.gid) == (nobody.pw_uid, nobody.pw_gid)
     assert one.known("ann") == one.of("ben") == one.user
-    assert person_of(Choice(user="nobody")) == Person("nobody", nobody.pw_dir)
+    assert one.user.environment == {"HOME": nobody.pw_dir, "USER": "nobody"}
     many = task_users(Choice(users="390000-390003"), tmp_path)
     assert many is not None
     assert many.uids == UIDS
-    assert person_of(Choice(users="390000-390003")) == Person()
     assert task_users(Choice(as_root=True), tmp_path) is None
 
 

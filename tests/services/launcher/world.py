@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from random import Random
@@ -21,7 +22,7 @@ from libs.contracts.messages import (
 from libs.service.loop import pause
 from libs.store.memory import MemoryDatabase, MemoryStore
 from libs.store.port import Store, StoreUnavailableError
-from services.launcher.domain.inventory import LeasePolicy
+from services.launcher.domain.inventory import LeasePolicy, QuarantinePolicy
 from services.launcher.domain.ports import PortRange
 from services.launcher.domain.reconcile import Policy
 from services.launcher.environment import Site
@@ -40,8 +41,6 @@ SITE = Site(
     url="http://127.0.0.1:8642",
     token_key=KEY,
     path="/usr/bin:/bin",
-    home="/home/ada",
-    user="ada",
     lang="C.UTF-8",
     master_addr="127.0.0.1",
 )
@@ -56,6 +55,7 @@ def limits(**more: Any) -> Limits:
             "actions_parallel_max": 8,
             "retry_first_seconds": 0.1,
             "retry_most_seconds": 1.0,
+            "quarantine": QuarantinePolicy(3, 600.0, 14_400.0),
             **more,
         }
     )
@@ -215,3 +215,17 @@ class _Mortal:
             return answer
 
         return call
+
+
+@contextlib.asynccontextmanager
+async def playing(world: World) -> AsyncIterator[World]:
+    """The cluster plays its programs while the context is open."""
+    task = asyncio.ensure_future(world.cluster.run())
+    try:
+        await world.start()
+        await world.turn()
+        yield world
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -21,6 +22,7 @@ from services.log_collector.domain import (
     start_of_range,
     start_since,
 )
+from services.log_collector.settings import LogCollectorSettings
 from tests.services.log_collector.world import at
 
 # Lines, half lines and bytes that are no text at all.
@@ -127,6 +129,23 @@ def test_the_index_stays_coarse() -> None:
         last = index(last, step, at(step * 0.01), GRAIN)
         made.add(last.offset)
     assert made == set(range(0, 1000, 50))
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_second", "entries_a_day"), [(1, 720), (100, 720), (500, 1309), (5_000, 8640)]
+)
+def test_a_rank_that_writes_little_has_few_entries(
+    bytes_per_second: int, entries_a_day: int
+) -> None:
+    """An entry has 32 kB, or two minutes: the index is a small part of what it describes."""
+    grain = LogCollectorSettings(
+        database_url="-", nats_url="-", logs_dir=Path(), runs_dir=Path()
+    ).grain()
+    last, made = None, set[int]()
+    for second in range(86_400):
+        last = index(last, second * bytes_per_second, at(second), grain)
+        made.add(last.offset)
+    assert len(made) == pytest.approx(entries_a_day, rel=0.01)
 
 
 def test_a_clock_that_goes_back_begins_a_new_entry() -> None:

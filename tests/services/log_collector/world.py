@@ -76,6 +76,7 @@ def settings_with(**changes: Any) -> LogCollectorSettings:
         "runs_dir": "/nowhere/runs",
         "logs_dir": "/nowhere/logs",
         "prune_days_per_hour": 0,
+        "index_bytes_min": 0,
     }
     return LogCollectorSettings(**(fields | changes))
 

@@ -86,7 +86,8 @@ def test_a_limit_over_every_group_has_a_subject() -> None:
 
 
 def test_what_a_gang_holds() -> None:
-    gang = [Placement(rank=0, gpus=(0, 1)), Placement(rank=1, gpus=(3,)), Placement(rank=2)]
+    held_gpus = ((0, 1), (3,), ())
+    gang = [Placement(rank=n, node_id=f"n{n}", gpus=gpus) for n, gpus in enumerate(held_gpus)]
     assert held(gang) == (3, 3)
 
 

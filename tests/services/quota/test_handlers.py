@@ -190,7 +190,7 @@ async def test_the_ledger_forgets_by_age_and_a_task_with_its_last_run(world: Wor
     await world.tell(owned(), started(1, 0), exited(1, 5), started(2, 10))
     other = owned().model_copy(update={"task_id": "t2"})
     await world.tell(other, exited(1, 5).model_copy(update={"task_id": "t2"}))
-    (old,) = old_rows(timedelta(days=1))
+    old, _ = old_rows(timedelta(days=1))
     async with world.store.transaction() as tx:
         assert await old.oldest(tx) == at(5)
         assert await old.drop(tx, at(6), 10) == 2
@@ -199,3 +199,29 @@ async def test_the_ledger_forgets_by_age_and_a_task_with_its_last_run(world: Wor
     await world.said()
     await world.tell(exited(2, 20))
     assert [entry.gpu_seconds for entry in await world.said()] == [40.0]
+
+
+async def test_tasks_that_never_ran_are_forgotten_by_age(world: World) -> None:
+    for task_id in ("ran", "waits"):
+        await world.tell(owned().model_copy(update={"task_id": task_id}))
+    await world.tell(started().model_copy(update={"task_id": "ran"}))
+    world.clock.advance(100)
+    await world.tell(owned().model_copy(update={"task_id": "young"}))
+    runs, tasks = old_rows(timedelta(days=1))
+    async with world.store.transaction() as tx:
+        oldest = await tasks.oldest(tx)
+        assert oldest is not None
+        before = oldest + timedelta(seconds=50)
+        assert await tasks.drop(tx, before, 10) == 2
+        # Each is looked at once.
+        assert await tasks.drop(tx, before, 10) == 0
+        assert await tasks.oldest(tx) == oldest + timedelta(seconds=100)
+    assert sorted(row.task_id for row in await world.rows(TaskRow)) == ["ran", "young"]
+    # The ledger is right for both: one was kept, the other is heard of again with its run.
+    await world.tell(exited(1, 10).model_copy(update={"task_id": "ran"}))
+    for event in (owned(), started(1, 20), exited(1, 30)):
+        await world.tell(event.model_copy(update={"task_id": "waits"}))
+    assert [entry.task_id for entry in await world.said()] == ["ran", "waits"]
+    async with world.store.transaction() as tx:
+        assert await runs.drop(tx, at(60), 10) == 2
+    assert [row.task_id for row in await world.rows(TaskRow)] == ["young"]

@@ -7,8 +7,6 @@ from libs.contracts.messages import (
     Decisions,
     DecisionsReply,
     ExitKind,
-    Explain,
-    ExplainReply,
     KillRequested,
     PreemptionRequested,
     Priority,
@@ -45,27 +43,21 @@ async def world() -> World:
     return made
 
 
-async def explained(world: World, task_id: str) -> ExplainReply:
-    reply = await world.ask(Explain(task_id=task_id))
-    assert isinstance(reply, ExplainReply)
-    return reply
-
-
 async def test_explain(world: World) -> None:
-    high = await explained(world, "high")
+    high = await world.explained("high")
     assert high.reason is not None
     assert high.reason.code is ReasonCode.WAITS_FOR_VICTIMS
     assert (high.victims, high.position, high.queue_length) == (("low",), 1, 1)
-    low = await explained(world, "low")
+    low = await world.explained("low")
     assert low.state is TaskState.PREEMPTING
-    unknown = await explained(world, "nobody")
+    unknown = await world.explained("nobody")
     assert unknown.refusal is not None
     assert unknown.refusal.code is RefusalCode.NOT_FOUND
 
 
 async def test_an_ended_task_is_explained_by_its_last_word(world: World) -> None:
     await world.hear(exited_event(await world.task("low")))
-    low = await explained(world, "low")
+    low = await world.explained("low")
     assert low.state is TaskState.SUCCEEDED
     assert low.reason is not None
     assert low.reason.code is ReasonCode.SUCCEEDED

@@ -154,7 +154,8 @@ async def test_a_bad_plan_is_refused_counted_and_kept_for_replay(
     await world.hear(submitted_event(a_task()))
     await world.said()
     before, faults = refused("violation"), VIOLATIONS.labels("wrong_attempt")._value.get()
-    for _ in range(3):
+    for minute in range(3):
+        world.clock.to(60 * minute)
         await brain.step(world.epoch)
     assert (await world.task("t1")).state is TaskState.QUEUED
     assert await world.said() == []

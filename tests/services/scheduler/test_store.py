@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
 
+from libs.contracts.ids import NodeId, TaskId
 from libs.contracts.messages import ExitKind, Priority, ReasonCode, TaskState, TaskStateChanged
+from libs.service.prune import Old
 from libs.store import migrate
 from libs.store.connections import Address
 from libs.store.memory import MemoryDatabase, MemoryStore
@@ -24,7 +26,9 @@ from services.scheduler.domain.facts import Early
 from services.scheduler.domain.index import Index
 from services.scheduler.domain.model import Inventory, Limit, Node, PolicySettings, Task
 from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.loop import Brain
 from services.scheduler.main import WIRING
+from services.scheduler.settings import SchedulerSettings
 from services.scheduler.store import DecisionRow, Ended, SlotRow
 from services.scheduler.tables import TABLES
 from tests.builders import (
@@ -39,6 +43,7 @@ from tests.builders import (
     running,
     some_nodes,
 )
+from tests.services.scheduler.world import World, node_changed
 
 if TYPE_CHECKING:
     from tests.harness.postgres import Database
@@ -140,7 +145,7 @@ async def committed(kept: Store, epoch: int, *tasks: Task, nodes: int = 2) -> In
     """Decide once on these tasks and commit the plan."""
     async with kept.transaction(epoch=epoch) as tx:
         tx.put(*tasks, *some_nodes(nodes), Inventory("process", (), at(0)))
-    index = await store.load(kept, PolicySettings())
+    index, _ = await store.load(kept, PolicySettings())
     plan = decide(Snapshot.view(index, 1), at(1))
     async with kept.transaction(epoch=epoch) as tx:
         await store.commit(tx, plan, version=1)
@@ -206,17 +211,67 @@ async def test_old_decisions_are_dropped_a_page_at_a_time(kept: Store) -> None:
         for number in range(5):
             decided_at = at(number * 10 - 100)
             tx.put(DecisionRow(number, "a", 1, "hold", a_task().reason, decided_at))
+    decisions = named(OLD, "decisions")
     async with kept.transaction() as tx:
-        assert await store.drop_decisions(tx, at(-75), 2) == 2
+        assert await decisions.drop(tx, at(-75), 2) == 2
     async with kept.transaction() as tx:
-        assert await store.drop_decisions(tx, at(-75), 2) == 1
+        assert await decisions.drop(tx, at(-75), 2) == 1
         assert [row.no for row in await tx.select(DecisionRow)] == [3, 4]
+
+
+async def test_a_removed_node_leaves_memory_with_its_row() -> None:
+    world = await World(prune_days_per_hour=0, removed_node_keep_seconds=100.0).start()
+    await world.hear(node_changed(a_node("n0")), node_changed(a_node("n1", group="other")))
+    gone = node_changed(a_node("n1", group="other", version=2, removed=True))
+    await world.hear(gone)
+    brain = world.service.loops[0].step.__self__  # type: ignore[attr-defined]
+    assert isinstance(brain, Brain)
+    assert set(brain.index.nodes) == {"n0", "n1"}
+    assert brain.snapshot().totals.emptied == {"other"}
+    prune = next(loop for loop in world.service.loops if loop.name == "prune")
+    world.clock.to(101)
+    await prune.step(world.epoch)
+    assert set(brain.index.nodes) == {"n0"}
+    assert brain.snapshot().totals.emptied == set()
+    loaded, _ = await store.load(world.store, world.settings.policy())
+    assert loaded.nodes == brain.index.nodes
+
+
+async def test_removed_nodes_and_facts_of_tasks_that_never_came_are_dropped_by_age(
+    kept: Store,
+) -> None:
+    """Nodes that are there and rows of unknown age stay."""
+    epoch = (await kept.lead()).epoch
+    there, *_ = some_nodes(1)
+    gone = replace(there, id=NodeId("gone"), removed=True, changed_at=at(0))
+    async with kept.transaction(epoch=epoch) as tx:
+        tx.put(replace(there, changed_at=at(-100)), gone)
+        tx.put(replace(gone, id=NodeId("just"), changed_at=at(60)))
+        tx.put(replace(gone, id=NodeId("unknown"), changed_at=None))
+        tx.put(Early(TaskId("old"), first_at=at(0)), Early(TaskId("new"), first_at=at(60)))
+    await store.load(kept, PolicySettings())
+    for what in ("removed nodes", "early facts"):
+        old = named(OLD, what)
+        async with kept.transaction(epoch=epoch) as tx:
+            assert await old.oldest(tx) == at(0)
+            assert await old.drop(tx, at(50), 10) == 1
+    async with kept.transaction(epoch=epoch) as tx:
+        assert {row.id for row in await tx.select(Node)} == {there.id, "just", "unknown"}
+        assert [row.task_id for row in await tx.select(Early)] == ["new"]
+
+
+OLD = store.old_rows(SchedulerSettings(database_url="-", nats_url="-"))
+
+
+def named(old: Sequence[Old], what: str) -> Old:
+    (found,) = (each for each in old if each.what == what)
+    return found
 
 
 async def test_what_is_loaded_is_what_was_kept(kept: Store) -> None:
     epoch = (await kept.lead()).epoch
     await committed(kept, epoch, a_task("a"), a_task("b", submitted=1), nodes=1)
-    index = await store.load(kept, PolicySettings())
+    index, _ = await store.load(kept, PolicySettings())
     snapshot = Snapshot.view(index, 1)
     assert list(snapshot.held) == ["a"]
     assert [task_id for _, (_, task_id) in snapshot.pools["default"].lanes] == ["b"]

@@ -11,7 +11,7 @@ from random import Random
 from libs.bus.memory import MemoryBus
 from libs.bus.memory_broker import Faults, MemoryBroker
 from libs.contracts.base import Message
-from libs.contracts.messages import InventoryListed, NodeChanged
+from libs.contracts.messages import Explain, ExplainReply, InventoryListed, NodeChanged
 from libs.contracts.messages import Node as NodeFact
 from libs.service.shape import Ports, Service
 from libs.store.memory import MemoryDatabase, MemoryStore
@@ -133,3 +133,8 @@ class World:
 
     async def task(self, task_id: str) -> Task:
         return (await self.tasks())[task_id]
+
+    async def explained(self, task_id: str) -> ExplainReply:
+        reply = await self.ask(Explain(task_id=task_id))
+        assert isinstance(reply, ExplainReply)
+        return reply

@@ -34,9 +34,9 @@ from libs.contracts.messages import (
 )
 from libs.pods.policy import PodPolicy
 from libs.store.memory import MemoryDatabase, MemoryStore
-from libs.store.port import ConflictError
+from libs.store.port import ConflictError, Store
 from services.submit.handlers import prepare
-from services.submit.store import InventoryRow, NodeRow, ShapeRow, TaskRow, old_rows
+from services.submit.store import InventoryRow, NodeRow, OwnerRow, ShapeRow, TaskRow, old_rows
 from services.submit.tables import TABLES
 from tests.services.submit.specs import asked
 from tests.services.submit.world import Hands, World, a_world, at, numbers
@@ -432,7 +432,7 @@ async def test_ended_tasks_are_forgotten_by_age_and_live_ones_never(world: World
     await world.tell(moved(over, TaskState.SUCCEEDED, 2))
     world.clock.advance(100)
     await world.tell(moved(later, TaskState.FAILED, 2))
-    (old,) = old_rows(timedelta(days=1))
+    old, _ = old_rows(timedelta(days=1), timedelta(days=1))
     async with world.store.transaction() as tx:
         oldest = await old.oldest(tx)
         assert oldest is not None
@@ -443,8 +443,57 @@ async def test_ended_tasks_are_forgotten_by_age_and_live_ones_never(world: World
     assert (await created(world, "k1")).created
 
 
+async def test_removed_nodes_are_forgotten_by_age_and_those_that_are_there_never(
+    world: World,
+) -> None:
+    await world.tell(node("n1", version=2, removed=True), node("n2"), node("n3"))
+    world.clock.advance(100)
+    await world.tell(node("n3", version=2, removed=True))
+    _, old = old_rows(timedelta(days=1), timedelta(days=1))
+    async with world.store.transaction() as tx:
+        oldest = await old.oldest(tx)
+        assert oldest is not None
+        assert await old.drop(tx, oldest + timedelta(seconds=50), 10) == 1
+        assert await old.drop(tx, oldest + timedelta(seconds=50), 10) == 0
+    assert [row.node_id for row in await world.rows(NodeRow)] == ["n2", "n3"]
+    # It comes back with a version above those that it had.
+    await world.tell(node("n1", version=9))
+    (shape,) = await world.rows(ShapeRow)
+    assert shape.nodes == 2
+
+
 async def test_a_newer_list_counts_although_the_clock_was_set_back(world: World) -> None:
     await world.tell(listed("n1", "n2", seconds=9, version=4))
     await world.tell(listed("n3", seconds=1, version=5), listed("n1", seconds=10, version=3))
     (row,) = await world.rows(InventoryRow)
     assert (row.missing, row.version) == (("n3",), 5)
+
+
+async def test_a_user_has_so_many_live_tasks_and_others_have_their_own(store: Store) -> None:
+    world = a_world(store, Hands(), live_tasks_max=3)
+    made = [(await created(world, f"k{number}")).task_id for number in range(3)]
+    refused = await world.ask(create("k3"))
+    assert refused.refusal is not None
+    assert refused.refusal.code is RefusalCode.FORBIDDEN
+    assert "3 tasks" in refused.refusal.detail
+    assert "SHIFTWORK_SUBMIT_LIVE_TASKS_PER_USER_MAX" in refused.refusal.errors[0].fix
+    # A key that made a task still says which, and another user has tasks of their own.
+    assert (await world.ask(create("k0"))).task_id == made[0]
+    assert (await world.ask(create("k0", owner="bob"))).refusal is None
+    # An ended task makes room, once, however often its end is said.
+    for version in (2, 3):
+        await world.tell(moved(made[0], TaskState.SUCCEEDED, version))
+    assert (await world.ask(create("k3"))).refusal is None
+    assert (await world.ask(create("k4"))).refusal is not None
+
+
+async def test_a_batch_ends_where_the_owner_has_enough(store: Store) -> None:
+    world = a_world(store, Hands(), live_tasks_max=3)
+    several = CreateTasks(tasks=tuple(create(f"k{number}") for number in range(5)))
+    replies = (await world.ask(several)).replies
+    assert [reply.refusal is None for reply in replies] == [True] * 3 + [False] * 2
+    rows = await world.rows(OwnerRow)
+    assert rows == [OwnerRow("ann", 3)]
+    for row in await world.rows(TaskRow):
+        await world.tell(moved(row.task_id, TaskState.STOPPED, 2))
+    assert await world.rows(OwnerRow) == []

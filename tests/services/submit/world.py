@@ -70,7 +70,6 @@ class World:
 def a_world(store: Store, clock: Hands, **more: Any) -> World:
     """Ids from a seed."""
     make_id = TimeSortedIds(Random(7).getrandbits)
-    commands = Commands(
-        rules=Rules(), make_id=make_id, reemit_tasks_max=1000, create_tasks_max=100, **more
-    )
+    limits = {"reemit_tasks_max": 1000, "create_tasks_max": 100, "live_tasks_max": 1000}
+    commands = Commands(rules=Rules(), make_id=make_id, **(limits | more))
     return World(store, clock, dict(commands.table()))

@@ -151,7 +151,8 @@ class Api:
         if response.status != 200:  # noqa: PLR2004 - OK
             body = response.read(EVENT_BYTES_MAX)
             self._client.close()
-            raise refused(Answer(response.status, body, {}).fields(), response.status, where)
+            told = Answer(response.status, body, {}).fields()
+            raise refused(told, response.status, where, response.headers.get("retry-after"))
         try:
             yield from _events(response)
         finally:
@@ -200,7 +201,9 @@ class Api:
                 if answer.status < 400:  # noqa: PLR2004 - no refusal
                     return answer
                 if answer.status not in (429, 503) or not tries_left:
-                    raise refused(answer.fields(), answer.status, f"{method} {self.url}{path}")
+                    asked = f"{method} {self.url}{path}"
+                    after = answer.headers.get("retry-after")
+                    raise refused(answer.fields(), answer.status, asked, after)
             time.sleep(wait)
             wait *= 2
         raise AssertionError("the loop returns or raises")

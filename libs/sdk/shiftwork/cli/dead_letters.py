@@ -77,13 +77,16 @@ def replay(
     now = session.current()
     replayed: List[Dict[str, Any]] = []
     for name in _services(service):
-        found = [
-            each["id"] for each in now.api().items("/v1/dead-letters", {"service": name})["items"]
-        ]
-        wanted = found if every else [each for each in found if each in (ids or [])]
-        if wanted:
-            body: Dict[str, Any] = {"service": name, "ids": wanted}
-            replayed.append(now.api().create("/v1/dead-letters:replay", body))
+        body: Dict[str, Any] = {"service": name}
+        if not every:
+            found = now.api().items("/v1/dead-letters", {"service": name})["items"]
+            wanted = {each["id"] for each in found} & set(ids or [])
+            if not wanted:
+                continue
+            body["ids"] = sorted(wanted)
+        answer = now.api().create("/v1/dead-letters:replay", body)
+        if answer["ids"]:
+            replayed.append(answer)
     missing = set(ids or []) - {each for answer in replayed for each in answer["ids"]}
     if missing:
         raise usage(

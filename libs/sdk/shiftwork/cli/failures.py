@@ -22,6 +22,7 @@ class Failure(Exception):  # noqa: N818 - it ends a command, which need not be a
         fix: what to do; may be empty.
         code: the exit code.
         problem: the server's own problem document, if there is one.
+        retry_seconds: how long the server asks to wait before the next try.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Failure(Exception):  # noqa: N818 - it ends a command, which need not be a
         fix: str = "",
         code: int = REFUSED,
         problem: Mapping[str, Any] | None = None,
+        retry_seconds: float = 0.0,
     ) -> None:
         super().__init__(what)
         self.what = what
@@ -39,6 +41,7 @@ class Failure(Exception):  # noqa: N818 - it ends a command, which need not be a
         self.fix = fix
         self.code = code
         self.problem = dict(problem or {})
+        self.retry_seconds = retry_seconds
 
     def document(self) -> dict[str, Any]:
         """The failure as one problem object, for ``--json``."""
@@ -68,7 +71,9 @@ def usage(what: str, *, where: str = "", fix: str = "") -> Failure:
     return Failure(what, where=where, fix=fix, code=USAGE)
 
 
-def refused(problem: Mapping[str, Any], status: int, where: str) -> Failure:
+def refused(
+    problem: Mapping[str, Any], status: int, where: str, retry_after: str | None = None
+) -> Failure:
     """The server said no, with a problem document or without."""
     told = dict(problem)
     detail = str(told.get("detail") or told.get("title") or f"the server answered {status}")
@@ -86,7 +91,8 @@ def refused(problem: Mapping[str, Any], status: int, where: str) -> Failure:
     told.setdefault("status", status)
     told.setdefault("title", "The server refused")
     told.setdefault("detail", detail)
-    return Failure(detail, where=where, fix="; ".join(fixes), problem=told)
+    seconds = float(retry_after) if retry_after and retry_after.isdecimal() else 0.0
+    return Failure(detail, where=where, fix="; ".join(fixes), problem=told, retry_seconds=seconds)
 
 
 _FIXES = {

@@ -19,9 +19,12 @@ ENDED = ("succeeded", "failed", "stopped", "rejected")
 AGAIN_SECONDS = 0.5
 LOOK_SECONDS = 1.0
 LOST_SECONDS_MAX = 300.0
+RETRY_SECONDS_MAX = 60.0
 LAST_OUTPUT_SECONDS = 15.0
 QUEUED_MAX = 1024
 LINE_BYTES_MAX = 65_536
+# HTTP: too many requests, or the service is not ready.
+BUSY, UNAVAILABLE = 429, 503
 
 Task = Mapping[str, Any]
 
@@ -35,7 +38,8 @@ def exit_code(task: Task) -> int:
 
 
 class Patience:
-    """How long a server may stay out of reach before following ends."""
+    """How long a server may stay out of reach before following ends. One that answers that there
+    is too much at once may take as long as it does: it is there."""
 
     def __init__(self) -> None:
         self._lost_since: float | None = None
@@ -46,16 +50,19 @@ class Patience:
             render.note("the server is back")
         self._lost_since = None
 
-    def lost(self, failure: Failure) -> None:
-        """It did not; raises the failure when that has lasted too long."""
+    def lost(self, failure: Failure) -> float:
+        """It did not: how long to wait before the next try. Raises the failure when that has
+        lasted too long."""
         now = time.monotonic()
         if self._lost_since is None:
             self._lost_since = now
             render.note(f"{failure.what}; trying again")
-        if failure.code != UNREACHABLE and failure.problem.get("status") != 503:  # noqa: PLR2004
+        status = failure.problem.get("status")
+        if failure.code != UNREACHABLE and status not in {BUSY, UNAVAILABLE}:
             raise failure
-        if now - self._lost_since > LOST_SECONDS_MAX:
+        if now - self._lost_since > LOST_SECONDS_MAX and status != BUSY:
             raise failure
+        return max(AGAIN_SECONDS, min(failure.retry_seconds, RETRY_SECONDS_MAX))
 
 
 def changes(api: Api, task_id: str, until: float | None = None) -> Iterator[dict[str, Any]]:
@@ -66,11 +73,12 @@ def changes(api: Api, task_id: str, until: float | None = None) -> Iterator[dict
     patience = Patience()
     last: object = None
     while True:
+        pause = AGAIN_SECONDS
         try:
             task = api.get("/v1/tasks/" + part(task_id))
             patience.found()
         except Failure as failure:
-            patience.lost(failure)
+            pause = patience.lost(failure)
         else:
             mark = (task["state"], task["attempt"], task.get("observed_revision"))
             if mark != last:
@@ -81,7 +89,7 @@ def changes(api: Api, task_id: str, until: float | None = None) -> Iterator[dict
         left = LOOK_SECONDS if until is None else until - time.monotonic()
         if left <= 0:
             return
-        if api.unwanted.wait(min(AGAIN_SECONDS, left)):
+        if api.unwanted.wait(min(pause, left)):
             return
 
 
@@ -143,6 +151,7 @@ def output(api: Api, task_id: str, query: Mapping[str, Any]) -> Iterator[dict[st
     patience = Patience()
     asked = {**query, "follow": 1}
     while True:
+        pause = AGAIN_SECONDS
         try:
             for event in api.stream(logs_path(task_id), asked):
                 patience.found()
@@ -152,10 +161,10 @@ def output(api: Api, task_id: str, query: Mapping[str, Any]) -> Iterator[dict[st
                     return
                 yield event.data
         except Failure as failure:
-            patience.lost(failure)
+            pause = patience.lost(failure)
         except Stopped:
             pass
-        if api.unwanted.wait(AGAIN_SECONDS):
+        if api.unwanted.wait(pause):
             return
 
 
@@ -164,6 +173,7 @@ def events(api: Api, query: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     patience = Patience()
     asked = dict(query)
     while True:
+        pause = AGAIN_SECONDS
         try:
             for event in api.stream("/v1/events", asked):
                 patience.found()
@@ -172,10 +182,10 @@ def events(api: Api, query: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                     asked["from"] = position
                     yield event.data
         except Failure as failure:
-            patience.lost(failure)
+            pause = patience.lost(failure)
         except Stopped:
             pass
-        if api.unwanted.wait(AGAIN_SECONDS):
+        if api.unwanted.wait(pause):
             return
 
 

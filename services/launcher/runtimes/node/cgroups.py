@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 CPU_PERIOD_US, CPU_QUOTA_US_MIN = 100_000, 1_000
@@ -57,8 +58,17 @@ class Cgroups:
         return self.unified_limits or bool(self.memory and self.cpu)
 
     def create(self, rank: str, cpus: float | None, memory_bytes: int | None) -> list[str]:
-        """Make a rank's groups with its limits; returns those that its process has to join. A
-        version 1 hierarchy is used only for a limit, because joining costs time."""
+        """Make a rank's groups with its limits; returns those that its process has to join. The
+        node's own groups, which anybody with the rights can remove while they are empty, are made
+        again where they are gone."""
+        try:
+            return self._create(rank, cpus, memory_bytes)
+        except FileNotFoundError:
+            vars(self).update(vars(find(self.name, self.pids_max or self.user_pids_max)))
+            return self._create(rank, cpus, memory_bytes)
+
+    def _create(self, rank: str, cpus: float | None, memory_bytes: int | None) -> list[str]:
+        """A version 1 hierarchy is used only for a limit, because joining costs time."""
         found = [f"{self.unified}/{rank}"] if self.unified else []
         if memory_bytes is not None:
             root = self.unified if self.unified_limits else self.memory
@@ -115,11 +125,28 @@ class Cgroups:
             with contextlib.suppress(OSError):
                 os.rmdir(f"{root}/{rank}")  # noqa: PTH106 - as above
 
+    def sweep(self, ranks: Collection[str]) -> None:
+        """Take away the empty groups of ranks other than these: a killed supervisor left them."""
+        for root in {self.unified, self.memory, self.cpu} - {""}:
+            with contextlib.suppress(OSError):
+                left = [entry.name for entry in os.scandir(root) if entry.is_dir()]
+                for rank in left:
+                    if rank not in ranks:
+                        self.remove(rank)
+
     def close(self) -> None:
         """Take the node's own folders away, if nothing is in them."""
         for root in {self.unified, self.memory, self.cpu} - {""}:
             with contextlib.suppress(OSError):
                 os.rmdir(root)  # noqa: PTH106 - as above
+
+
+def name_of(folder: str, file: int) -> str:
+    """The name of a node's groups, by an open file of its folder: the same for its next supervisor,
+    and no other node's, also not one of another platform on this machine."""
+    found = os.fstat(file)
+    node = os.path.basename(folder)  # noqa: PTH119 - small imports
+    return f"shiftwork-{node}-{found.st_dev:x}-{found.st_ino}"
 
 
 def find(name: str, pids_max: int = 0, *, probe: bool = False) -> Cgroups:

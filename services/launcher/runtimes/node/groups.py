@@ -5,9 +5,12 @@ end a rank as a whole and to know that nothing of it is left.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from services.launcher.runtimes.node import proc
+from services.launcher.runtimes.node.environments import environments
 
 
 def own_children() -> list[int]:
@@ -18,25 +21,44 @@ def own_children() -> list[int]:
     return [one.pid for one in proc.everyone() if one.ppid == own]
 
 
-def members(main: int, others: set[int], marker: bytes, helper: int) -> list[proc.Stat]:
+@dataclass(frozen=True)
+class Marker:
+    """How the processes of a rank can be known that have left its group: by a variable of their
+    environment. Anybody can put anything there, so it counts only for processes of its user."""
+
+    variable: bytes
+    uid: int
+
+    def of(self, processes: Sequence[proc.Stat]) -> set[int]:
+        """The numbers of those processes that have it. A rank of root may have become anybody."""
+        own = [one for one in processes if self.uid in (0, proc.user(one.pid))]
+        return {one.pid for one, pairs in environments(own) if self.variable in pairs}
+
+
+def members(main: int, others: set[int], marker: Marker, helper: int) -> list[proc.Stat]:
     """Living processes of a rank that is our child: what is below its main process, and adopted
     orphans that their session, group or environment gives away. ``others`` are the main processes
     of other ranks; where there are none, every orphan is this rank's. ``helper`` is a child that
     belongs to no rank."""
+    children = [
+        child
+        for pid in own_children()
+        if pid not in others and pid != helper and (child := proc.stat(pid)) is not None
+    ]
+    plain = {
+        child.pid
+        for child in children
+        if main in (child.pid, child.session, child.pgrp) or not others
+    }
+    marked = marker.of([child for child in children if child.pid not in plain])
     found: list[proc.Stat] = []
-    for pid in own_children():
-        child = proc.stat(pid)
-        if child is None or pid in others or pid == helper:
-            continue
-        belongs = (
-            main in (pid, child.session, child.pgrp) or not others or proc.has_variable(pid, marker)
-        )
-        if belongs:
-            found += [child, *_below(pid)]
+    for child in children:
+        if child.pid in plain | marked:
+            found += [child, *_below(child.pid)]
     return [one for one in found if one.alive]
 
 
-def left_over(main: tuple[int, int] | None, marker: bytes) -> list[proc.Stat]:
+def left_over(main: tuple[int, int] | None, marker: Marker) -> list[proc.Stat]:
     """Living processes of a rank that an earlier supervisor started. ``main`` is the number and
     start time of its main process (None: it was in another boot, so nothing is left). The number
     counts only with that start time; others count by its group while it lives, or by their
@@ -46,23 +68,25 @@ def left_over(main: tuple[int, int] | None, marker: bytes) -> list[proc.Stat]:
     pid, ticks = main
     leader = proc.stat(pid)
     genuine = leader is not None and leader.ticks == ticks
-    own = os.getpid()
-    return [
-        one
-        for one in proc.everyone()
-        if one.alive
-        and one.pid != own
-        and (
-            (genuine and pid in (one.pid, one.session, one.pgrp))
-            or proc.has_variable(one.pid, marker)
-        )
-    ]
+    living = _living()
+    grouped = {one.pid for one in living if genuine and pid in (one.pid, one.session, one.pgrp)}
+    marked = marker.of([one for one in living if one.pid not in grouped])
+    return [one for one in living if one.pid in grouped | marked]
 
 
 def started_with(begins: bytes) -> list[tuple[proc.Stat, str]]:
     """Living processes whose environment has a variable that begins so, each with what follows."""
-    found = [(one, proc.variable(one.pid, begins)) for one in proc.everyone() if one.alive]
-    return [(one, os.fsdecode(pair[len(begins) :])) for one, pair in found if pair]
+    return [
+        (one, os.fsdecode(pair[len(begins) :]))
+        for one, pairs in environments(_living())
+        for pair in pairs
+        if pair.startswith(begins)
+    ]
+
+
+def _living() -> list[proc.Stat]:
+    own = os.getpid()
+    return [one for one in proc.everyone() if one.alive and one.pid != own]
 
 
 @cache

@@ -206,6 +206,16 @@ class Journal:
             report(f"cannot set damaged lines apart: {error}")
 
 
+def commanding_epoch(path: str) -> int:
+    """The epoch that commands the node with this journal, as its supervisor remembers it; 0: none.
+    The supervisor may live and write. Raises OSError."""
+    with open(path, "rb") as file:  # noqa: PTH123 - as above
+        found = [_parse(line + b"\n") for line in file.read().split(b"\n")[:-1]]
+    return max(
+        (record["epoch"] for record in found if record and record["t"] == "epoch"), default=0
+    )
+
+
 def take_lock(path: str, holder: str) -> int | None:
     """The lock of a folder as an open file, or None if another process holds it. It is gone with
     the process, however that ends. ``holder`` is written into it, for who has to find us."""

@@ -6,6 +6,9 @@ supervisor it goes on until nothing can write into its pipes any more, and then 
 therefore never writes to a file itself, cannot truncate it by opening ``/dev/stderr``, and cannot
 fill the disk: output beyond ``bytes_max``, or that the disk has no room for, is dropped, and a line
 in the output says so. A slow disk makes ranks wait; it loses nothing.
+
+A rank that runs as our user can put anything in the place of its pipe and its file, or remove both.
+Then its own output is lost, which our log says, and no other.
 """
 
 from __future__ import annotations
@@ -23,16 +26,18 @@ import resource
 import select
 import signal
 import socket
+import stat
 import struct
 import termios
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from libs.service.disk import spare_problem
 from services.launcher.runtimes.node import proc
 from services.launcher.runtimes.node.journal import take_lock
+from services.launcher.runtimes.node.report import report
 
 PIPE, FILE = "output.pipe", "output.log"
 READ_BYTES_MAX = 1 << 16
@@ -40,10 +45,34 @@ MESSAGE_BYTES_MAX = 1 << 16
 # A predecessor without a supervisor has so long to leave.
 PREDECESSOR_SECONDS = 5.0
 POLL_SECONDS = 0.5
+# An output that is over waits so long for room on the disk, for the line that says what is missing.
+ROOM_SECONDS = 60.0
+FULL = (errno.ENOSPC, errno.EDQUOT)
 LIMIT = "the limit of {} bytes is reached; what follows is not kept"
 LOST = "{} bytes of output are missing here: {}"
+BROKEN = "what follows is not kept: {}"
 RESUMED = "output may be missing here: the process that writes it was killed"
 CUT = "this file was cut to {} bytes, not by the platform; what was not collected before is missing"
+
+
+def open_pipe(folder: str) -> int:
+    """The reading end of a rank's pipe. OSError if what is there now is none."""
+    return _opened(f"{folder}/{PIPE}", os.O_RDONLY, stat.S_ISFIFO, "the pipe was replaced")
+
+
+def open_file(folder: str) -> int:
+    """The file of a rank's output. OSError if what is there is none."""
+    flags = os.O_WRONLY | os.O_CREAT
+    return _opened(f"{folder}/{FILE}", flags, stat.S_ISREG, "the file was replaced")
+
+
+def _opened(path: str, flags: int, is_right: Callable[[int], bool], otherwise: str) -> int:
+    """Opening never waits: a pipe in the place of a file would have no reader."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    if not is_right(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, otherwise)
+    return fd
 
 
 class Output:
@@ -55,6 +84,10 @@ class Output:
         # -1: nothing can come any more.
         self.pipe = -1
         self.finishing = False
+        # Until when the last lines may wait for room; None: it has not ended.
+        self.gives_up_s: float | None = None
+        # There never was anything, or it is finished.
+        self.over = False
         self._file = -1
         self._size = 0
         self._in_line = False
@@ -63,11 +96,14 @@ class Output:
         self._lost, self._why = 0, ""
         # Lines that the output still needs.
         self._marks: list[str] = []
-        with suppress(FileNotFoundError):
-            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
-            self.pipe = os.open(f"{folder}/{PIPE}", flags)
+        try:
+            self.pipe = open_pipe(folder)
             if resumed:
                 self._marks.append(RESUMED)
+        except FileNotFoundError:
+            self.over = True
+        except OSError as error:
+            self.lose(error)
 
     def copy(self, bytes_max: int = READ_BYTES_MAX) -> int:
         """Move what is in the pipe to the file; the number of bytes. At the end of the pipe it is
@@ -126,6 +162,12 @@ class Output:
             self._mark(self._marks[0])
             del self._marks[0]
 
+    def lose(self, error: OSError) -> None:
+        """Give it up, and say so in its file."""
+        report(f"the output in {self.folder} is lost: {error}")
+        self._marks.append(BROKEN.format(error.strerror or error))
+        self.close_pipe()
+
     def close_pipe(self) -> None:
         """Read no more."""
         if self.pipe >= 0:
@@ -173,14 +215,13 @@ class Output:
     def _check_file(self) -> None:
         """Open the file, and notice if somebody has cut or removed it: what was there and has not
         been collected is gone, and offsets must stay what they were."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         if self._file < 0:
-            self._file = os.open(f"{self.folder}/{FILE}", flags, 0o600)
+            self._file = open_file(self.folder)
             self._size = os.fstat(self._file).st_size
             return
         found = os.fstat(self._file)
         if found.st_nlink == 0:
-            fresh = os.open(f"{self.folder}/{FILE}", flags, 0o600)
+            fresh = open_file(self.folder)
             os.close(self._file)
             self._file = fresh
             found = os.fstat(fresh)
@@ -242,17 +283,24 @@ class Writer:
                 self._say_finished(order["id"])
             else:
                 output.finishing = True
+                if order["ending"]:
+                    output.gives_up_s = time.monotonic()
 
     def _open(self, number: int, folder: str, *, resumed: bool) -> None:
         output = Output(folder, self.bytes_max, resumed=resumed)
+        if output.over:
+            return
+        self.outputs[number] = output
         if output.pipe >= 0:
-            self.outputs[number] = output
             self.by_pipe[output.pipe] = output
             self.poll.register(output.pipe, select.EPOLLIN)
 
     def _copy(self, output: Output) -> None:
         pipe = output.pipe
-        output.copy()
+        try:
+            output.copy()
+        except OSError as error:
+            output.lose(error)
         if output.pipe < 0:
             del self.by_pipe[pipe]
 
@@ -262,19 +310,32 @@ class Writer:
         # Without our supervisor, its successor removes the pipe when it is done with the rank.
         orphaned = self.channel is None and not os.path.lexists(f"{output.folder}/{PIPE}")
         if output.finishing or orphaned:
-            output.drain()
+            try:
+                output.drain()
+            except OSError as error:
+                output.lose(error)
         if output.pipe >= 0:
             return
         self.by_pipe.pop(pipe, None)
-        try:
-            output.settle()
-        except OSError:
-            # The disk is full: the line that says what is missing is worth waiting for.
+        if not self._settle(output):
             return
         output.close()
         del self.outputs[number]
         if output.finishing:
             self._say_finished(number)
+
+    def _settle(self, output: Output) -> bool:
+        """Write what the output still needs. False if the disk is full: the line that says what is
+        missing is worth waiting for, but not for ever, and no run that is ended waits for it."""
+        if output.gives_up_s is None:
+            output.gives_up_s = time.monotonic() + ROOM_SECONDS
+        try:
+            output.settle()
+        except OSError as error:
+            if error.errno in FULL and time.monotonic() < output.gives_up_s:
+                return False
+            report(f"the output in {output.folder} ends without its last lines: {error}")
+        return True
 
     def _say_finished(self, number: int) -> None:
         if self.channel is not None:

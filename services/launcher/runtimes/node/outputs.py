@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from services.launcher.runtimes.node.output_writer import MESSAGE_BYTES_MAX, PIPE
+from services.launcher.runtimes.node.output_writer import MESSAGE_BYTES_MAX, PIPE, open_pipe
 from services.launcher.runtimes.node.report import report
 
 PROGRAM = f"{os.path.dirname(os.path.abspath(__file__))}/output_writer.py"  # noqa: PTH100, PTH120 - small imports
@@ -40,7 +40,8 @@ class Outputs:
         # is not finished.
         self._open: dict[int, tuple[str, int]] = {}
         self._last = 0
-        self._finishing: set[int] = set()
+        # Those that the writer was asked to finish; True: at once, because the run is ended.
+        self._finishing: dict[int, bool] = {}
         self.watch: Callable[[socket.socket], None] = lambda _: None
 
     def create(self, folder: str) -> tuple[int, int]:
@@ -50,28 +51,31 @@ class Outputs:
         with suppress(FileNotFoundError):
             os.unlink(path)  # noqa: PTH108 - as above
         os.mkfifo(path, 0o600)
-        number = self._add(folder, resumed=False)
-        return number, os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        end = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return self._add(folder, resumed=False), end
 
     def adopt(self, folder: str) -> int:
         """Take over the output of a rank that an earlier supervisor started; its number. The pipe
         is there unless a writer has finished it, or there never was one."""
         return self._add(folder, resumed=True)
 
-    def finish(self, number: int) -> bool:
+    def finish(self, number: int, *, ending: bool = True) -> bool:
         """Whether everything of a rank of which no process is left is in its file. Asks the
-        writer the first time; call it again after ``poll``."""
-        if number in self._open and number not in self._finishing:
-            self._finishing.add(number)
-            self._send({"op": "finish", "id": number})
+        writer the first time; call it again after ``poll``. ``ending``: the run is to end, so it
+        does not wait for room on a full disk."""
+        if number in self._open and self._finishing.get(number) not in (ending, True):
+            self._finishing[number] = ending
+            self._send({"op": "finish", "id": number, "ending": ending})
         return number not in self._open
 
     def _add(self, folder: str, *, resumed: bool) -> int:
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+        reader = -1
         try:
-            reader = os.open(f"{folder}/{PIPE}", flags)
+            reader = open_pipe(folder)
         except FileNotFoundError:
-            reader = -1
+            pass
+        except OSError as error:
+            report(f"the output in {folder} is lost: {error}")
         self._last += 1
         self._open[self._last] = folder, reader
         self._send({"op": "open", "id": self._last, "folder": folder, "resumed": resumed})
@@ -105,7 +109,7 @@ class Outputs:
             self._channel = None
 
     def _finished(self, number: int) -> None:
-        self._finishing.discard(number)
+        self._finishing.pop(number, None)
         _, reader = self._open.pop(number, ("", -1))
         if reader >= 0:
             os.close(reader)
@@ -152,8 +156,8 @@ class Outputs:
         for number, (folder, _) in self._open.items():
             resumed = number not in new
             self._send({"op": "open", "id": number, "folder": folder, "resumed": resumed})
-        for number in self._finishing:
-            self._send({"op": "finish", "id": number})
+        for number, ending in self._finishing.items():
+            self._send({"op": "finish", "id": number, "ending": ending})
 
     def _send(self, order: Mapping[str, Any]) -> None:
         self._to_send.append(json.dumps(order).encode())

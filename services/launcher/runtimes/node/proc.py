@@ -147,15 +147,18 @@ def descendants(pid: int) -> list[Stat]:
     return found
 
 
-def has_variable(pid: int, variable: bytes) -> bool:
-    """True if the process was started with ``NAME=value`` in its environment."""
-    return variable in _read(f"/proc/{pid}/environ").split(b"\0")
+def environment(pid: int) -> bytes:
+    """What a process was started with: ``NAME=value`` pairs, each with a NUL behind it. It may wait
+    for that process for ever; ``environments.py`` does not."""
+    return _read(f"/proc/{pid}/environ")
 
 
-def variable(pid: int, begins: bytes) -> bytes:
-    """The first ``NAME=value`` of a process's environment that begins so; empty if none does."""
-    found = _read(f"/proc/{pid}/environ").split(b"\0")
-    return next((pair for pair in found if pair.startswith(begins)), b"")
+def user(pid: int) -> int | None:
+    """As whom a process runs; None if there is none."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116 - small imports
+    except OSError:
+        return None
 
 
 def can_list_children() -> bool:

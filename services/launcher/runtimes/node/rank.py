@@ -6,10 +6,27 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from libs.contracts.ids import RunId
 from services.launcher.runtimes.node.spawn import Gated
 
 CONTEXT_VARIABLE = "SHIFTWORK_CONTEXT"
 DELAY_FIRST_S = 0.001
+
+
+def context_path(runs_folder: str, run: str, rank: int) -> str:
+    """Where the context file of a rank is. The folder is the rank's, and ours to write."""
+    return f"{runs_folder}/{run}/{rank}/context.json"
+
+
+def rank_of_context(rest: str) -> tuple[str, int] | None:
+    """The run and rank of a ``context_path`` below its runs folder; None for any other text."""
+    run, _, more = rest.partition("/")
+    number, _, _ = more.partition("/")
+    try:
+        found = str(RunId.parse(run)), int(number)
+    except ValueError:
+        return None
+    return found if context_path("", *found) == f"/{rest}" else None
 
 
 class RefusedError(Exception):
@@ -31,6 +48,8 @@ class Rank:
     boot: str
     context: str
     started_at: float
+    # As whom it runs.
+    uid: int
     # False: a supervisor before us started it, and only its parent could have learned its end.
     ours: bool = True
     # How the main process ended, while its group is being ended.
@@ -68,6 +87,7 @@ class Rank:
             "boot": self.boot,
             "context": self.context,
             "at": self.started_at,
+            "uid": self.uid,
         }
 
     def exit_record(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from libs.contracts.ids import RunId
 from services.launcher.runtimes.node import groups, proc
 from services.launcher.runtimes.node.cgroups import Cgroups
 from services.launcher.runtimes.node.journal import Journal, Record, Then
@@ -25,6 +26,8 @@ from services.launcher.runtimes.node.rank import (
     EndedError,
     Rank,
     RefusedError,
+    context_path,
+    rank_of_context,
 )
 from services.launcher.runtimes.node.report import report
 from services.launcher.runtimes.node.starting import Starting, unlink
@@ -82,7 +85,10 @@ class Ranks:
             self.boot,
         )
         for record in self.journal.records:
-            self._replay(record)
+            try:
+                self._replay(record)
+            except (KeyError, TypeError, ValueError) as error:
+                report(f"a record of the journal means nothing to us: {record} ({error!r})")
         self.journal.records = []
         if self.journal.damaged or self.journal.torn:
             self._find_forgotten()
@@ -90,6 +96,7 @@ class Ranks:
         for rank in self.table.values():
             if rank.exit is None:
                 rank.output = self.outputs.adopt(rank.folder)
+        self.cgroups.sweep({rank.name for rank in self.table.values() if rank.exit is None})
 
     @property
     def running(self) -> bool:
@@ -132,11 +139,12 @@ class Ranks:
         self._append(*(rank.start_record() for rank in fresh), then=recorded)
 
     def signal(self, run: str, number: int) -> None:
-        """Send a signal to each rank's main process that has not ended."""
+        """Send a signal to each rank's main process that has not ended. One that has become
+        another user's is told in the log: asking again would not help."""
         for rank in self._of(run):
             if rank.ours and rank.status is None and rank.exit is None and rank.gated is None:
                 # Not reaped, so the number is still its own.
-                os.kill(rank.pid, number)
+                self._check_permitted(rank, proc.sent(os.kill, rank.pid, number))
 
     def end(self, run: str, done: Done = _nobody) -> None:
         """Begin to end everything of a run; ``tend`` goes on until nothing is left."""
@@ -205,7 +213,7 @@ class Ranks:
                 delays.append(rank.delay_s)
                 most = REFUSED_DELAY_S if rank.refused else DELAY_MOST_S
                 rank.delay_s = min(most, rank.delay_s * 2)
-            elif self.outputs.finish(rank.output):
+            elif self.outputs.finish(rank.output, ending=rank.ending):
                 found.append(rank)
         wait_s = self.record_at_s - time.monotonic()
         if found and wait_s > 0:
@@ -284,7 +292,7 @@ class Ranks:
         program of another user, where there is no control group) is waited for: its rank is not
         over, and no other rank is held up."""
         if rank.ours and rank.status is None:
-            self._killed(rank, proc.sent(os.killpg, rank.pid, signal.SIGKILL))
+            self._check_permitted(rank, proc.sent(os.killpg, rank.pid, signal.SIGKILL))
         populated = self.cgroups.populated(rank.name)
         if populated:
             self.cgroups.kill(rank.name)
@@ -293,15 +301,16 @@ class Ranks:
             for _ in range(EMPTY_LOOKS):
                 members = self._members(rank)
                 for member in members:
-                    self._killed(rank, proc.kill(member))
+                    self._check_permitted(rank, proc.kill(member))
                 if members:
                     return False
         return not rank.ours or rank.status is not None
 
-    def _killed(self, rank: Rank, permitted: bool) -> None:
+    def _check_permitted(self, rank: Rank, permitted: bool) -> None:
         if not permitted and not rank.refused:
             rank.refused = True
-            report(f"a process of run {rank.run}, rank {rank.rank} may not be ended by us")
+            name = f"run {rank.run}, rank {rank.rank}"
+            report(f"a process of {name} gets no signals from us: it is another user's")
 
     def _exit_of(self, rank: Rank) -> dict[str, Any]:
         if not rank.ours:
@@ -312,8 +321,8 @@ class Ranks:
             found["note"] = "out of its memory limit"
         return found
 
-    def _marker(self, rank: Rank) -> bytes:
-        return f"{CONTEXT_VARIABLE}={rank.context}".encode()
+    def _marker(self, rank: Rank) -> groups.Marker:
+        return groups.Marker(f"{CONTEXT_VARIABLE}={rank.context}".encode(), rank.uid)
 
     def _members(self, rank: Rank) -> list[proc.Stat]:
         if not rank.ours:
@@ -331,14 +340,26 @@ class Ranks:
         they are ended like all others of an earlier supervisor."""
         begins = f"{CONTEXT_VARIABLE}={self.runs_folder}/".encode()
         for one, rest in groups.started_with(begins):
-            run, number, *_ = rest.split("/")
-            if not number.isdecimal() or (run, int(number)) in self.table:
+            # Whoever started the process chose that text. It says whom to end, and is no path.
+            named = rank_of_context(rest)
+            if named is None or named in self.table:
                 continue
+            context = context_path(self.runs_folder, *named)
+            uid = self._owner_of(context)
+            if proc.user(one.pid) != uid:
+                continue
+            run, number = named
             report(f"run {run}, rank {number} runs although its start is lost; it is ended")
-            context = f"{self.runs_folder}/{rest}"
-            rank = Rank(run, int(number), one.pid, one.ticks, self.boot, context, self.now())
+            rank = Rank(run, number, one.pid, one.ticks, self.boot, context, self.now(), uid)
             rank.ours, rank.ending = False, True
-            self.table[run, int(number)] = rank
+            self.table[named] = rank
+
+    def _owner_of(self, context: str) -> int:
+        """As whom a rank runs, by its context file: only a rank that runs as us can remove it."""
+        try:
+            return os.lstat(context).st_uid
+        except OSError:
+            return os.geteuid()
 
     # What is remembered
 
@@ -365,20 +386,24 @@ class Ranks:
         if record["t"] == "epoch":
             self.epoch = record["epoch"]
             return
-        run: str = record["run"]
+        run = str(RunId.parse(record["run"]))
         if record["t"] == "ended":
             self.ended.add(run)
         elif record["t"] == "forgot":
             self._drop(run)
         elif record["t"] == "start":
-            self.table[run, record["rank"]] = Rank(
+            number = int(record["rank"])
+            context = context_path(self.runs_folder, run, number)
+            self.table[run, number] = Rank(
                 run,
-                record["rank"],
+                number,
                 record["pid"],
                 record["ticks"],
                 record["boot"],
-                record["context"],
+                context,
                 record["at"],
+                # As earlier versions wrote it, it names no user.
+                record.get("uid", self._owner_of(context)),
                 ours=False,
                 ending=True,
             )

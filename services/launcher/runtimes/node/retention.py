@@ -8,14 +8,28 @@ from __future__ import annotations
 
 import os
 
+from libs.service.deletion_limit import DeletionLimit
 
-def old_runs(runs_folder: str, before: float) -> list[str]:
-    """Names of runs in which nothing was written since ``before`` (seconds of the day's clock)."""
+
+def clear(
+    runs_folder: str,
+    wanted: float,
+    known: frozenset[str],
+    limit: DeletionLimit,
+    monotonic_s: float,
+) -> list[str]:
+    """Remove runs in which nothing was written since ``wanted`` (seconds of the day's clock), but
+    for the known ones; returns their names. ``limit`` says how far that may go now."""
     try:
         names = os.listdir(runs_folder)  # noqa: PTH208 - small imports
     except FileNotFoundError:
-        return []
-    return [name for name in names if _newest(f"{runs_folder}/{name}") < before]
+        names = []
+    written = {name: _newest(f"{runs_folder}/{name}") for name in names if name not in known}
+    before = limit.before(min(written.values(), default=None), wanted, monotonic_s)
+    old = [name for name, newest in written.items() if newest < before]
+    for name in old:
+        remove(f"{runs_folder}/{name}")
+    return old
 
 
 def remove(folder: str) -> None:

@@ -1,7 +1,7 @@
 """Start one process behind a gate: it exists, but runs nothing until its record is on disk.
 
-Used by ``ranks.py``. If the supervisor dies before it opens the gate, the child reads the end of
-the pipe and leaves: a process that nobody has recorded never becomes a rank.
+Called by ``starting.py``. If the supervisor dies before it opens the gate, the child reads the end
+of the pipe and leaves: a process that nobody has recorded never becomes a rank.
 """
 
 from __future__ import annotations

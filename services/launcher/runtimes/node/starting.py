@@ -15,7 +15,7 @@ from services.launcher.runtimes.node import proc
 from services.launcher.runtimes.node.cgroups import Cgroups
 from services.launcher.runtimes.node.identity import Identity
 from services.launcher.runtimes.node.outputs import Outputs
-from services.launcher.runtimes.node.rank import CONTEXT_VARIABLE, Rank
+from services.launcher.runtimes.node.rank import CONTEXT_VARIABLE, Rank, context_path
 from services.launcher.runtimes.node.spawn import Program, spawn
 
 
@@ -35,9 +35,10 @@ class Starting:
         # A launcher that names no user is of an earlier version: nothing runs, least of all as us.
         user = order["user"]
         identity = Identity(*user) if user is not None else None
+        uid = os.geteuid() if identity is None else identity.uid
         number: int = order["rank"]
         folder = self._folders(run, number, identity)
-        context = f"{folder}/context.json"
+        context = context_path(self.runs_folder, run, number)
         self._write_private(context, order["context"], identity)
         name = f"{run}.{number}"
         groups = self.cgroups.create(name, order["cpus"], order["memory_bytes"])
@@ -61,7 +62,7 @@ class Starting:
             os.close(end)
         seen = proc.stat(gated.pid)
         assert seen is not None, "an unreaped child has an entry in /proc"
-        rank = Rank(run, number, gated.pid, seen.ticks, self.boot, context, self.now())
+        rank = Rank(run, number, gated.pid, seen.ticks, self.boot, context, self.now(), uid)
         rank.output, rank.gated = output, gated
         try:
             self.cgroups.join(groups[1:] if gated.joined else groups, gated.pid)

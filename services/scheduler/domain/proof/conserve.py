@@ -6,10 +6,11 @@ Counts from the bare rows: what every live run holds, and what the plan gives.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from itertools import product
 
 from libs.contracts.messages import Placement, Priority, Unit
+from services.scheduler.domain.clusters import Clusters
 from services.scheduler.domain.lifecycle import LEAVING
 from services.scheduler.domain.model import (
     Assign,
@@ -23,6 +24,7 @@ from services.scheduler.domain.model import (
     Preempt,
     Task,
 )
+from services.scheduler.domain.policy import VirtualCluster
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.proof.violations import Fault, Violation
 from services.scheduler.domain.snapshot import Snapshot
@@ -157,27 +159,72 @@ def _groups(snapshot: Snapshot, plan: Plan) -> list[str]:
 
 
 def clusters_broken(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
-    """No virtual cluster is given more than the most it may hold."""
+    """No virtual cluster is given more than the most it may hold.
+
+    What is promised may count on the end of runs on their way out; what begins may not.
+    """
+    told = [
+        snapshot.tasks[each.task_id]
+        for each in plan.decisions
+        if isinstance(each, Preempt | Kill) and each.task_id in snapshot.tasks
+    ]
     for group in _groups(snapshot, plan):
         pool = snapshot.pools[group]
-        if not pool.clusters:
+        if not pool.clusters.bounded:
             continue
-        held = pool.clusters.fork()
-        # What was promised before counts already, unless the plan takes it back.
-        for task_id in taken_back(plan):
-            task = pool.promised.get(task_id)
-            if task is not None:
-                held.charge(held.of(task), -pool.size(task))
+        asked = [task for task in told if task.group == group and task.holds]
+        holdings = _Holdings(pool, taken_back(plan), asked)
         for decision in plan.decisions:
             task = snapshot.tasks.get(decision.task_id)
             if task is None or task.group != group:
                 continue
-            starts = isinstance(decision, Assign) and not task.promised
-            if starts or (isinstance(decision, Hold) and decision.promised):
-                full = held.full(held.of(task), pool.size(task))
-                held.charge(held.of(task), pool.size(task))
-                if full is not None:
-                    yield Violation(Fault.CLUSTER, task.id, full.name)
+            full = None
+            if isinstance(decision, Assign):
+                full = holdings.begin(task)
+            elif isinstance(decision, Hold) and decision.promised:
+                full = holdings.promise(task)
+            if full is not None:
+                yield Violation(Fault.CLUSTER, task.id, full.name)
+
+
+class _Holdings:
+    """What the virtual clusters of a pool hold while the decisions of a plan are gone through."""
+
+    def __init__(self, pool: Pool, anew: Container[str], told: Iterable[Task]) -> None:
+        self._pool = pool
+        # Runs and promises, runs alone, and both without runs on their way out.
+        self._all, self._runs, self._soon = (pool.clusters.fork() for _ in range(3))
+        for task in pool.promised.values():
+            self._charge(task, -1, self._runs)
+            if task.id in anew:
+                # What was promised before counts already, unless the plan takes it back.
+                self._charge(task, -1, self._all, self._soon)
+        for run in {run.id: run for run in (*pool.leaving.values(), *told)}.values():
+            self._charge(run, -1, self._soon)
+
+    def _charge(self, task: Task, times: int, *holdings: Clusters) -> None:
+        for each in holdings:
+            each.charge(each.of(task), times * self._pool.size(task))
+
+    def _full(self, task: Task, *holdings: Clusters) -> VirtualCluster | None:
+        found = (each.full(each.of(task), self._pool.size(task)) for each in holdings)
+        return next((full for full in found if full is not None), None)
+
+    def begin(self, task: Task) -> VirtualCluster | None:
+        """A run begins; the virtual cluster that would hold too much by it."""
+        if task.promised:
+            full = self._full(task, self._runs)
+            self._charge(task, 1, self._runs)
+        else:
+            full = self._full(task, self._runs, self._all)
+            self._charge(task, 1, self._runs, self._all, self._soon)
+        return full
+
+    def promise(self, task: Task) -> VirtualCluster | None:
+        """A task is promised nodes; the virtual cluster that would hold too much by it."""
+        full = self._full(task, self._soon)
+        self._charge(task, 1, self._all, self._soon)
+        return full
 
 
 def too_many_crossing(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
@@ -293,11 +340,11 @@ def _by_limit(
     coming: dict[LimitKey, list[_Charge]] = {}
     leaving: dict[LimitKey, list[Task]] = {}
     for charge in given:
-        for key in _applying(snapshot, charge[0], charge[1]):
+        for key in applying(snapshot, charge[0], charge[1]):
             coming.setdefault(key, []).append(charge)
     for run, level in relevelled:
-        before = set(_applying(snapshot, run, run.level))
-        after = set(_applying(snapshot, run, level))
+        before = set(applying(snapshot, run, run.level))
+        after = set(applying(snapshot, run, level))
         for key in after - before:
             coming.setdefault(key, []).append((run, level, run.placements))
         for key in before - after:
@@ -305,7 +352,7 @@ def _by_limit(
     return coming, leaving
 
 
-def _applying(snapshot: Snapshot, task: Task, level: Priority) -> Iterator[LimitKey]:
+def applying(snapshot: Snapshot, task: Task, level: Priority) -> Iterator[LimitKey]:
     """The keys of the limits that apply to a task at a level: each part is named or empty."""
     levels = {Priority.UNSPECIFIED, level}
     for key in product({"", task.group}, {"", task.owner}, {"", task.team}, levels):

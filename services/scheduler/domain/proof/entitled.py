@@ -28,7 +28,7 @@ from services.scheduler.domain.model import (
 )
 from services.scheduler.domain.order import is_auto
 from services.scheduler.domain.pool import Pool
-from services.scheduler.domain.proof.conserve import taken_back
+from services.scheduler.domain.proof.conserve import applying, taken_back
 from services.scheduler.domain.proof.violations import Fault, Violation
 from services.scheduler.domain.snapshot import Snapshot
 
@@ -132,14 +132,26 @@ class Victims:
 
     def _may_take(self, task: Task, better: Task, level: Priority) -> bool:
         """True if the run has a lower level and is covered no better, or is another's and covered
-        less."""
+        less; of another group, only if it is the owner's own and what it holds is in the way."""
         lower = WEIGHTS[task.level] < WEIGHTS[level]
+        if task.group != better.group:
+            return lower and self._share_limit(task, better, level)
         clusters = self._snapshot.pools[task.group].clusters
         if not clusters:
             return lower
         own, theirs = self._compared(task, better, level)
         of = clusters.of(better)
         return (lower and theirs >= own) or (theirs > own and (not of or clusters.of(task) != of))
+
+    def _share_limit(self, task: Task, better: Task, level: Priority) -> bool:
+        """True if both are of one owner, and one limit counts them though their groups differ.
+
+        Nodes of one group are no use to a task of another, but what its owner holds may be.
+        """
+        return task.owner == better.owner and any(
+            not key[0] and key in set(applying(self._snapshot, better, level))
+            for key in applying(self._snapshot, task, task.level)
+        )
 
     def _may_move(self, task: Task, better: Task, decision: Preempt | Kill) -> bool:
         """True if a guarantee covers the waiting task, no better one the run, and that has a place.
@@ -183,7 +195,7 @@ class Victims:
             rows = self._tree(pool, clusters.root(name))
             first = [row for row in rows if -row[0] >= weight and row[2] != better.id]
             own = (-weight, 0.0, "", pool.size(better), name)
-            *_, (_, found) = clusters.counted([*first, own])
+            found = clusters.counted([*first, own])[own[2]]
             self._claims[better.id, level] = found
         return found
 
@@ -194,7 +206,7 @@ class Victims:
             return UNCOVERED
         found = self._depths.get((pool.group, root))
         if found is None:
-            found = dict(pool.clusters.counted(self._tree(pool, root)))
+            found = pool.clusters.counted(self._tree(pool, root))
             self._depths[pool.group, root] = found
         return found[task.id]
 

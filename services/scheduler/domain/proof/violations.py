@@ -38,6 +38,7 @@ class Fault(Enum):
     NOT_DRAINED = "a run is sent away from a node that is not being drained"
     NOT_EXPIRED = "a deadline is said to have passed that has not"
     HASTY_REJECT = "a rejection without a full inventory, or of a task that once fitted"
+    RAISED = "deciding, checking or carrying out failed with an error"
     UNEXPLAINED = "a queued task without a reason"
 
 

@@ -1,4 +1,4 @@
-"""What the report draws of one run, small however long the run was. Called by ``cli.py``."""
+"""What the report draws of one run, small however long the run was. Called by ``study.py``."""
 
 from __future__ import annotations
 

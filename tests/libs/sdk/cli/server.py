@@ -216,7 +216,9 @@ class CliServer:
             marks = {"labels": {}, "taints": [], words[-1]: body.get("set", {})}
             return 200, {"id": words[1], **(body if words[-1] == "schedulable" else marks)}
         if (method, words) == ("POST", ["dead-letters:replay"]):
-            return 202, body
+            service = body["service"]
+            ids = [each["id"] for each in self.dead_letters if each["service"] == service]
+            return 202, {"service": service, "ids": body.get("ids", ids)}
         if (method, words) == ("PUT", ["quotas"]):
             return 200, {"version": 7}
         if (method, words) == ("POST", ["users"]):
@@ -388,5 +390,7 @@ def _send(request: BaseHTTPRequestHandler, status: int, told: Any) -> None:
     kind = "application/json" if status < 400 else "application/problem+json"
     request.send_header("content-type", kind)
     request.send_header("content-length", str(len(data)))
+    if status == 429:
+        request.send_header("retry-after", "1")
     request.end_headers()
     request.wfile.write(data)

@@ -175,6 +175,8 @@ def test_dead_letters(shiftwork: Shiftwork, server: CliServer) -> None:
     }
     assert "quota: 1 to be tried again" in done.err
     assert len(shiftwork("dead-letters", "replay", "--all", "--json").json["items"]) == 2
+    # Not the ids: a request names a bounded number of letters, and there may be more.
+    assert server.asked("POST", "/v1/dead-letters:replay").body == {"service": "gateway"}
 
 
 @pytest.mark.parametrize(

@@ -272,6 +272,22 @@ def test_streams_that_are_cut_lose_and_double_nothing(
     assert len(done.err.splitlines()) == 8
 
 
+def test_following_waits_while_too_many_streams_are_open(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    server.on_submit = a_life(server, 7)
+    full = problem(429, "too-many", "512 streams are open for ada")
+    for path in ("/v1/events", "/v1/tasks/taaaaa/logs"):
+        server.first["GET", path] = [full] * 2
+    began = time.monotonic()
+    done = shiftwork("submit", "-f", "--", "train")
+    # The server asked for a second each time.
+    assert time.monotonic() - began >= 2
+    assert done.code == 7
+    assert done.out.splitlines()[-1] == "done"
+    assert "512 streams are open for ada; trying again" in done.err
+
+
 def test_following_in_json_is_one_object_a_line(shiftwork: Shiftwork, server: CliServer) -> None:
     server.on_submit = a_life(server, 3)
     done = shiftwork("submit", "-f", "--json", "--", "train")

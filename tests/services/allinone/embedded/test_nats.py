@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
 import os
+import select
 import shutil
 import socket
 import stat
@@ -17,10 +20,12 @@ import pytest
 from nats.aio.client import Client
 
 from libs.bus.topology import Permissions
+from libs.service.connections import raise_descriptor_limit
 from services.allinone.embedded import wire
 from services.allinone.embedded.credentials import ensure_credentials, private_folder
 from services.allinone.embedded.nats import Nats, NatsOptions, configuration, program
 from services.allinone.embedded.processes import ServerError
+from services.allinone.keeper import Board, Policy, State, keep_server
 from tests.harness.freezing import freeze
 from tests.harness.nats_server import NatsServer, StartNats
 
@@ -61,6 +66,131 @@ async def test_a_client_that_says_nothing_about_itself_gets_nothing(nats_start: 
     writer.write(b"SUB > 1\r\nPUB a 0\r\n\r\nPING\r\n")
     assert b"Authorization Violation" in await reader.readline()
     writer.close()
+
+
+class Flood:
+    """Silent connections from this process, opened again as often as the server ends one."""
+
+    def __init__(self, port: int, count: int) -> None:
+        raise_descriptor_limit()
+        self._port, self._count, self._open = port, count, dict[int, socket.socket]()
+        self._task = asyncio.ensure_future(self._run())
+        self.at_most = 0
+
+    async def _run(self) -> None:
+        watched = select.epoll()
+        while True:
+            while len(self._open) < self._count:
+                each = socket.socket()
+                each.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    each.connect(("127.0.0.1", self._port))
+                self._open[each.fileno()] = each
+                watched.register(each.fileno(), select.EPOLLIN)
+            self.at_most = max(self.at_most, len(self._open))
+            for number, _ in watched.poll(0):
+                try:
+                    said = self._open[number].recv(4096)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    said = b""
+                if not said or b"-ERR" in said:
+                    watched.unregister(number)
+                    self._open.pop(number).close()
+            await asyncio.sleep(0.01)
+
+    async def end(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        for each in self._open.values():
+            each.close()
+
+
+async def test_more_silent_connections_than_the_server_takes_are_no_reason_to_restart_it(
+    nats_start: StartNats,
+) -> None:
+    """Any process of the machine may open them, a task for instance."""
+    server = await nats_start({})
+    await server.stop()
+    secrets, most = ensure_credentials(server.data), 16
+    password = secrets.nats_password("admin")
+    small, board = Nats(server.data, secrets, {}, NatsOptions(connections_max=most)), Board()
+    await small.start()
+    assert small.child is not None
+    pid, port = small.child.pid, int(small.url.rpartition(":")[2])
+    client = await connect(server, "admin")
+    flood = Flood(port, 5 * most)
+    hasty = Policy(check_seconds=0.02, first_pause_seconds=0.05, silent_checks_max=2)
+    keeping = asyncio.ensure_future(keep_server(small, board, policy=hasty))
+    try:
+        async with asyncio.timeout(10):
+            while not await answers_or_unknown(port, password):  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(1)
+        assert "maximum connections" in await answers_or_unknown(port, password)
+        assert (board.records["nats"].state, board.records["nats"].restarts) == (State.UP, 0)
+        assert board.records["nats"].problem == ""
+        assert small.child.pid == pid
+        # Who is connected stays so, and is served.
+        await client.flush(2)
+        # Nothing is known of the server by an object that has no connection to it.
+        small._disconnect()
+        with pytest.raises(wire.CannotCheckError, match="maximum connections"):
+            await small.healthy()
+        await asyncio.sleep(0.5)
+        assert board.records["nats"].restarts == 0
+    finally:
+        await flood.end()
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+    async with asyncio.timeout(10):
+        while await healthy_or_unknown(small):  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.05)
+    await client.close()
+    await small.stop()
+
+
+async def answers_or_unknown(port: int, password: str) -> str:
+    try:
+        return await wire.nats_answers(port, "admin", password, 5)
+    except wire.CannotCheckError as problem:
+        return str(problem)
+
+
+async def healthy_or_unknown(server: Nats) -> str:
+    try:
+        return await server.healthy()
+    except wire.CannotCheckError as problem:
+        return str(problem)
+
+
+async def test_checks_at_the_same_time_share_one_connection(nats_start: StartNats) -> None:
+    server = await nats_start({"one": ONE})
+    small = server.embedded
+    small._disconnect()
+    assert await asyncio.gather(*(small.healthy() for _ in range(8))) == [""] * 8
+    connection = small._connection
+    assert connection is not None
+    assert connection._streams is not None
+    small._disconnect()
+    # A second connection would be collected unclosed, which fails the test.
+    gc.collect()
+
+
+async def test_two_thousand_silent_connections_keep_nobody_out(nats_start: StartNats) -> None:
+    server = await nats_start({"one": ONE})
+    password = server.user("one").password
+    port = int(server.url.rpartition(":")[2])
+    flood = Flood(port, 2_000)
+    try:
+        for _ in range(20):
+            assert await wire.nats_answers(port, "one", password, 5) == ""
+            assert await server.embedded.healthy() == ""
+            await asyncio.sleep(0.05)
+        assert flood.at_most == 2_000
+    finally:
+        await flood.end()
 
 
 async def test_a_user_says_its_own_subjects_only(nats_start: StartNats) -> None:
@@ -252,7 +382,7 @@ def test_the_configuration_names_every_user_once(tmp_path: Path) -> None:
     secrets = ensure_credentials(tmp_path, ("one", "two"))
     text = configuration(NatsOptions(), secrets, {"one": ONE, "two": TWO}, tmp_path, 4222)
     accounts = json.loads(text)["accounts"]
-    assert list(accounts) == ["platform", "one", "two"]
+    assert list(accounts) == ["platform", "one", "two", "$SYS"]
     users = [user for account in accounts.values() for user in account["users"]]
     assert [user["user"] for user in users] == ["admin", "one", "two"]
     assert len({user["password"] for user in users}) == 3

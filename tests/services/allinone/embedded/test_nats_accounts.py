@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from typing import Any
 
 import pytest
 from nats.aio.client import Client
@@ -16,15 +17,22 @@ from nats.aio.msg import Msg
 
 from libs.bus import deliveries
 from libs.bus.accounts import STREAMS_ACCOUNT
-from libs.bus.connection import BusConfig
-from libs.bus.jetstream import connect
+from libs.bus.connection import NO_RESPONDERS, BusConfig
+from libs.bus.deliveries import JetStreamDelivery
+from libs.bus.jetstream import JetStreamBus, connect
 from libs.bus.provision import provision
+from libs.bus.topology import WATCHED_STREAM
 from libs.contracts import messages as m
 from libs.contracts.envelope import Envelope
-from libs.contracts.subjects import matches
+from libs.contracts.registry import ROUTES
+from libs.contracts.routes import Kind
+from libs.contracts.subjects import filter_of, matches, types_of
 from libs.service.wiring import topology
 from services.allinone.composition import WIRINGS
+from services.allinone.embedded import nats
+from services.allinone.embedded.nats import configuration
 from tests.builders import a_task, at, submitted_event
+from tests.harness.example_messages import example_of
 from tests.harness.nats_server import NatsServer, StartNats
 
 pytestmark = pytest.mark.server
@@ -84,6 +92,13 @@ async def state_of_the_streams(server: NatsServer) -> list[tuple[str, int, int]]
     return [(s.config.name, s.state.messages, s.state.consumer_count) for s in streams]
 
 
+def with_long_acknowledgements(*given: Any) -> str:
+    """The configuration of a server whose acknowledgements name the domain and the account: newer
+    servers can, and later ones will."""
+    config = json.loads(configuration(*given))
+    return json.dumps({**config, "feature_flags": {"js_ack_fc_v2": True}})
+
+
 def requests_of(thief: str, body: bytes) -> list[tuple[str, bytes]]:
     """Everything that the server answers, or lets another service answer."""
     allowed = USERS[thief]
@@ -92,9 +107,9 @@ def requests_of(thief: str, body: bytes) -> list[tuple[str, bytes]]:
     return [
         *((subject, text) for subject in allowed.pulls for text in (nothing_waits, waits)),
         *(
-            (subject.replace(">", "1.1.1.1.1"), b"+ACK")
+            (each.replace(">", "1.1.1.1.1"), b"+ACK")
             for subject in allowed.durable
-            if "*" not in subject
+            for each in {subject, subject.replace("*", "EVT", 1).replace("*", "scheduler", 1)}
         ),
         *((subject.replace("*", "submit"), body) for subject in allowed.requests),
     ]
@@ -143,9 +158,168 @@ async def test_no_answer_of_the_server_reaches_another_service_or_the_streams(
         await client.close()
 
 
-async def test_the_subject_of_answers_is_replaced_and_the_server_forgets_the_former_one(
-    nats_start: StartNats, monkeypatch: pytest.MonkeyPatch
+def overlap(one: str, other: str) -> bool:
+    """True if there is a subject that fits both patterns."""
+    for mine, theirs in itertools.zip_longest(one.split("."), other.split(".")):
+        if ">" in (mine, theirs):
+            return None not in (mine, theirs)
+        if mine != theirs and ("*" not in (mine, theirs) or None in (mine, theirs)):
+            return False
+    return True
+
+
+def test_nothing_that_a_service_may_publish_fits_what_another_one_may() -> None:
+    """But for commands, which several services may request."""
+    assert overlap("$JS.ACK.*.*.EVT.quota.>", "$JS.ACK.EVT.scheduler.>")
+    for (one, mine), (other, theirs) in itertools.permutations(USERS.items(), 2):
+        for ours, others in itertools.product(mine.publish, theirs.publish):
+            shared = ours in mine.requests and others in theirs.requests
+            watched = ours == others == WATCHED_STREAM
+            assert shared or watched or not overlap(ours, others), (one, ours, other, others)
+
+
+async def test_no_acknowledgement_brings_the_events_of_another_service(
+    nats_start: StartNats,
 ) -> None:
+    """``+NXT`` acknowledges a message and asks for the next one of the durable that hears it."""
+    server = await a_server(nats_start)
+    submit, admin = await client_of(server, "submit"), await client_of(server, "admin")
+    event = Envelope(id="1", source="submit", time=at(1), message=submitted_event(a_task("t1")))
+    await submit.request(event.subject, event.body(), headers=event.headers(), timeout=5)
+    before = await admin.jetstream().consumer_info("EVT", "scheduler")
+    received: list[str] = []
+
+    async def take(message: Msg) -> None:
+        if (message.headers or {}).get("Status") != NO_RESPONDERS:
+            received.append(message.subject)
+
+    thieves = [await client_of(server, name) for name in USERS if name != "scheduler"]
+    for stolen in thieves:
+        inbox = stolen._inbox_prefix.decode()
+        name = inbox.removeprefix("_INBOX.")
+        await stolen.subscribe(f"{inbox}.>", cb=take)
+        # The scheduler's durable hears $JS.ACK.EVT.scheduler and five more tokens.
+        for subject in (
+            "$JS.ACK.EVT.scheduler.1.1.1.1.1",
+            f"$JS.ACK.EVT.scheduler.EVT.{name}.1.2.3",
+            f"$JS.ACK._.any.EVT.{name}.1.1.1.1.1",
+        ):
+            for body in (b"+NXT", b'+NXT {"batch":1,"expires":1000000000}', b"+ACK", b"+TERM"):
+                await stolen.publish(subject, body, f"{inbox}.next")
+        await stolen.flush()
+    await asyncio.sleep(0.2)
+    after = await admin.jetstream().consumer_info("EVT", "scheduler")
+    assert received == []
+    assert (after.num_pending, after.delivered) == (before.num_pending, before.delivered)
+    for client in (submit, admin, *thieves):
+        await client.close()
+
+
+def forged(thief: str) -> list[Envelope]:
+    """Each event and each piece of telemetry that another service owns, with its owner's name."""
+    kinds = (*types_of(Kind.EVENT), *types_of(Kind.TELEMETRY))
+    return [
+        Envelope(f"forged-{kind.__name__}", ROUTES[kind].owner, at(1), example_of(kind))
+        for kind in kinds
+        if ROUTES[kind].owner != thief
+    ]
+
+
+async def bus_of(server: NatsServer, name: str) -> JetStreamBus:
+    hears = next(tuple(wiring.hears) for wiring in WIRINGS if wiring.name == name)
+    return await connect(
+        BusConfig(urls=(server.url,), service=name, credentials=server.user(name), hears=hears)
+    )
+
+
+@pytest.mark.parametrize("thief", sorted(USERS))
+async def test_a_stolen_password_publishes_no_message_of_another_service(
+    nats_start: StartNats, thief: str
+) -> None:
+    """Subject, type and source of a message have to agree: the server checks the subject alone."""
+    server = await a_server(nats_start)
+    buses = {name: await bus_of(server, name) for name in USERS}
+    stolen = await client_of(server, thief)
+    events = [each.replace("*", "x") for each in USERS[thief].stores if each.startswith("evt.")]
+    telemetry = [each.replace("*", "x") for each in USERS[thief].sends]
+    genuine = Envelope("genuine", "log_collector", at(2), example_of(m.LogChunk))
+    async with buses["gateway"].listen("log.>") as heard:
+        for envelope in forged(thief):
+            headers, body = envelope.headers(), envelope.body()
+            # Where it belongs the server refuses it; elsewhere it is stored.
+            await stolen.publish(envelope.subject, body, headers=headers)
+            for subject in telemetry:
+                await stolen.publish(subject, body, headers=headers)
+            for subject in events:
+                await stolen.request(subject, body, timeout=5, headers=headers)
+        await stolen.flush()
+        await buses["log_collector"].tell(genuine)
+        async with asyncio.timeout(5):
+            assert await anext(heard) == genuine
+    stored = {name: count for name, count, _ in await state_of_the_streams(server)}
+    assert stored["EVT"] == len(forged(thief)) * len(events)
+    believed: list[tuple[str, Envelope]] = []
+    refused = 0
+    for name, bus in buses.items():
+        if bus.config.hears:
+            while found := await bus.consumer().fetch(500, 0.05):
+                believed += [(name, each.envelope) for each in found if each.envelope]
+                refused += len(found)
+                await bus.consumer().ack(found)
+    assert believed == []
+    # What the thief may publish is received by others, or the test would prove nothing.
+    assert refused > 0 or not events
+    await stolen.close()
+    for bus in buses.values():
+        await bus.close()
+
+
+@pytest.mark.parametrize("thief", sorted(USERS))
+async def test_a_stolen_password_requests_no_command_and_answers_none_of_another_service(
+    nats_start: StartNats, thief: str
+) -> None:
+    """Who requests a command and who answers it is known by the account, not by what either says
+    of itself."""
+    server = await a_server(nats_start)
+    received: list[tuple[str, Msg]] = []
+    clients = await serve_everything(server, received)
+    stolen, answers = await client_of(server, thief), list[Msg]()
+
+    async def take(message: Msg) -> None:
+        if (message.headers or {}).get("Status") != NO_RESPONDERS:
+            answers.append(message)
+
+    inbox = f"_INBOX.{thief}"
+    await stolen.subscribe(f"{inbox}.>", cb=take)
+    others = [client for name, client in zip(USERS, clients, strict=True) if name != thief]
+    for client in others:
+        # Where that service waits for the answers to its own requests.
+        await client.subscribe(f"{client._inbox_prefix.decode()}.>", cb=take)
+        await client.flush()
+    for kind in types_of(Kind.COMMAND):
+        body = example_of(kind).to_json()
+        for name in USERS:
+            subject = filter_of(kind).replace("*", name)
+            headers = {"ce-source": "gateway", "ce-type": ROUTES[kind].type_name}
+            await stolen.publish(subject, body, f"{inbox}.1", headers=headers)
+    for name in USERS:
+        if name != thief:
+            await stolen.publish(f"_INBOX.{name}.answer", b"{}")
+    await stolen.flush()
+    await asyncio.sleep(0.2)
+    reached = {message.subject for name, message in received if name != thief}
+    assert {subject for subject in reached if not may_request(thief, subject)} == set()
+    assert answers == []
+    for client in (stolen, *clients):
+        await client.close()
+
+
+@pytest.mark.parametrize("long_acknowledgements", [False, True])
+async def test_the_subject_of_answers_is_replaced_and_the_server_forgets_the_former_one(
+    nats_start: StartNats, monkeypatch: pytest.MonkeyPatch, *, long_acknowledgements: bool
+) -> None:
+    if long_acknowledgements:
+        monkeypatch.setattr(nats, "configuration", with_long_acknowledgements)
     monkeypatch.setattr(deliveries, "PULLS_PER_INBOX", 3)
     server = await a_server(nats_start)
     hears = next(tuple(wiring.hears) for wiring in WIRINGS if wiring.name == "scheduler")
@@ -168,6 +342,8 @@ async def test_the_subject_of_answers_is_replaced_and_the_server_forgets_the_for
         )
         await submit.request(event.subject, event.body(), headers=event.headers(), timeout=5)
         found = await consumer.fetch(10, 2.0)
+        settles = [each.settles for each in found if isinstance(each, JetStreamDelivery)]
+        assert [each.startswith("$JS.ACK._.") for each in settles] == [long_acknowledgements]
         await consumer.ack(found)
         seen += [each.envelope.id for each in found if each.envelope]
         inboxes.add(consumer._inbox)

@@ -71,6 +71,11 @@ def test_reserved_code_without_an_acknowledgement_is_a_failure() -> None:
     assert classify(an_ending([exited(0, 75)], asked=True)) is K.FAILED
 
 
+def test_reserved_code_without_a_request_is_a_failure_unless_its_place_was_taken() -> None:
+    assert classify(an_ending([exited(0, 75)], acked=True)) is K.FAILED
+    assert classify(an_ending([exited(0, 75)], acked=True, cause=EndCause.RANK_LOST)) is K.LOST
+
+
 @pytest.mark.parametrize("rank", [exited(0, 75), exited(0, 128 + USR1), exited(0, None, USR1)])
 def test_signal_mode_ways_out(rank: ObservedRank) -> None:
     mode = PreemptMode.SIGNAL

@@ -229,6 +229,22 @@ def test_launches_come_in_the_order_of_their_assignments() -> None:
     assert outcome.actions == tuple(Launch(run_id(name)) for name in names)
 
 
+def test_a_run_whose_row_cannot_be_read_is_left_alone() -> None:
+    """Its processes are neither ended nor forgotten, and no later attempt starts beside them;
+    without a row that is there, they are cleared away."""
+    lost, later = run_id("one", 1), a_run(RunState.ASSIGNED, task_id="one", attempt=2)
+    look = Look(a_listing({lost: [seen()]}))
+    work = Worklist([later], [lost])
+    work.see(look)
+    outcome = work.step(work.take(), look, at(1), POLICY)
+    assert outcome.actions == ()
+    work.settle(outcome)
+    # The row was repaired, or somebody deleted it.
+    work.apply((), [(Run, ("one", 1))])
+    outcome = work.step(work.take(), look, at(2), POLICY)
+    assert End(lost) in outcome.actions
+
+
 def test_a_refusal_is_news() -> None:
     run = a_run(RunState.ASSIGNED)
     work, look = Worklist([run]), Look(a_listing())

@@ -11,34 +11,25 @@ import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from services.launcher.domain.model import RankState
-from services.launcher.runtimes.node import proc
-from services.launcher.runtimes.port import RuntimeDeniedError, RuntimeUnavailableError
+from services.launcher.runtimes.node import cgroups, proc
+from services.launcher.runtimes.port import (
+    RuntimeDeniedError,
+    RuntimeUnavailableError,
+    StartFailedError,
+)
 from services.launcher.runtimes.process import ProcessRuntime
 from tests.harness.freezing import freeze
+from tests.harness.small_disk import needs_small_disk, small_disk
 from tests.services.launcher.makers import an_order, run_id
 from tests.services.launcher.runtimes.test_process import HERE, RUN, Box, alive
 
 NOBODY = 65_534
 OTHER = run_id("other")
-
-
-@pytest_asyncio.fixture
-async def box(tmp_path: Path) -> AsyncIterator[Box]:
-    made = Box(tmp_path / "machine")
-    await made.lead()
-    yield made
-    await made.clear()
-
-
-def node(box: Box) -> Path:
-    return box.folder / "nodes/local-0"
 
 
 # A rank's output
@@ -70,7 +61,7 @@ async def test_no_rank_is_ended_by_a_signal_of_its_output(box: Box) -> None:
         f"echo ready; until [ -e {go} ]; do sleep 0.01; done; seq 1000; touch {done}; sleep 300"
     )
     await box.started()
-    writer = proc.by_signature((node(box) / "output.lock").read_text())
+    writer = proc.by_signature((box.node / "output.lock").read_text())
     assert writer is not None
     os.kill(box.supervisor.pid, signal.SIGKILL)
     os.kill(writer.pid, signal.SIGKILL)
@@ -89,7 +80,7 @@ async def test_a_writer_of_output_that_is_killed_is_replaced(box: Box) -> None:
     go = box.folder / "go"
     await box.sh(f"echo ready; until [ -e {go} ]; do sleep 0.01; done; seq 20000")
     await box.started()
-    writer = proc.by_signature((node(box) / "output.lock").read_text())
+    writer = proc.by_signature((box.node / "output.lock").read_text())
     assert writer is not None
     os.kill(writer.pid, signal.SIGKILL)
     go.touch()
@@ -120,13 +111,10 @@ async def test_a_file_that_somebody_cuts_keeps_its_offsets_and_says_so(box: Box)
     assert data.endswith(b"last\n")
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small disk")
+@needs_small_disk
 async def test_on_a_full_disk_output_is_cut_with_a_mark_and_goes_on_after(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(disk)], check=True)  # noqa: ASYNC221 - quick
-    try:
-        box = Box(disk / "machine")
+    with small_disk(tmp_path / "disk", 4) as disk:
+        box = Box(disk.folder / "machine")
         await box.lead()
         go, written, leave = (tmp_path / name for name in ("go", "written", "leave"))
         await box.sh(
@@ -134,14 +122,13 @@ async def test_on_a_full_disk_output_is_cut_with_a_mark_and_goes_on_after(tmp_pa
             f"until [ -e {leave} ]; do sleep 0.01; done; echo again; exit 3"
         )
         await box.started()
-        with pytest.raises(OSError, match="No space left"):
-            (disk / "filler").write_bytes(b"x" * (8 << 20))
+        disk.fill()
         go.touch()
         async with asyncio.timeout(8):
             while not written.exists():  # noqa: ASYNC110 - files set no events
                 await asyncio.sleep(0.01)
         assert RUN in (await box.runtime.list()).runs
-        (disk / "filler").unlink()
+        disk.empty()
         leave.touch()
         assert (await box.over()).code == 3
         lines = box.output().splitlines()
@@ -151,8 +138,34 @@ async def test_on_a_full_disk_output_is_cut_with_a_mark_and_goes_on_after(tmp_pa
         assert len(marks) == 1
         assert "bytes of output are missing here: no space left" in marks[0].lower()
         await box.clear()
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)  # noqa: ASYNC221 - quick
+
+
+def has_groups() -> bool:
+    probe = cgroups.find(f"shiftwork-probe-{os.getpid()}")
+    probe.close()
+    return bool(probe.unified)
+
+
+@pytest.mark.skipif(not has_groups(), reason="no writable control groups of version 2")
+async def test_groups_that_a_killed_supervisor_left_are_removed_at_the_next_start(
+    box: Box,
+) -> None:
+    await box.sh("echo ready; sleep 300")
+    await box.started()
+    with (box.node / "lock").open() as lock:
+        found = cgroups.find(cgroups.name_of(str(box.node), lock.fileno()))
+    group = Path(found.unified)
+    left = group / "left.1.0"
+    before = box.supervisor
+    os.kill(before.pid, signal.SIGKILL)
+    left.mkdir()
+    async with asyncio.timeout(8):
+        while alive(before.pid):  # noqa: ASYNC110 - processes set no events
+            await asyncio.sleep(0.01)
+    await box.lead()
+    assert (await box.over()).state is RankState.LOST
+    assert box.supervisor != before
+    assert [each for each in os.scandir(group) if each.is_dir()] == []
 
 
 # Processes that may not be ended
@@ -200,6 +213,11 @@ def is_root():
     return os.path.exists(path) and "root" in open(path).read()
 
 wait(ranks, lambda _: is_root())
+# The rank behind one that has become root's gets its signal.
+ranks.launch("stays.1", [{**order, "rank": 1, "argv": ["sleep", "300"]}])
+wait(ranks, lambda seen: len(seen["stays.1"]) == 2)
+ranks.signal("stays.1", 10)
+wait(ranks, lambda seen: seen["stays.1"]["1"].get("signal") == 10)
 ranks.end("stays.1")
 ranks.end("other.1")
 wait(ranks, over("other.1"))
@@ -271,7 +289,7 @@ async def test_a_process_that_may_not_be_ended_holds_up_nobody_else(tmp_path: Pa
             stdout=-1,
             stderr=-1,
         )
-        answer, problem = await child.communicate()
+        answer, problem = await asyncio.wait_for(child.communicate(), 25)
         assert answer == b"done\n", problem.decode()
     finally:
         shutil.rmtree(place)
@@ -301,7 +319,7 @@ async def test_a_disk_that_stalls_makes_no_supervisor_silent(box: Box) -> None:
     """Orders wait for the disk; questions, signals and other launchers do not."""
     await box.sh("echo ready; sleep 300")
     await box.started()
-    stall = node(box) / "stall"
+    stall = box.node / "stall"
     stall.touch()
     slow = await slow_disk(box)
     launch = asyncio.ensure_future(slow.launch(an_order(OTHER, ["sleep", "300"])))
@@ -325,7 +343,7 @@ async def slow_disk(box: Box) -> ProcessRuntime:
         "from services.launcher.runtimes import supervisor\n"
         "sync = os.fdatasync\n"
         "def slow(fd):\n"
-        f"    while os.path.exists({str(node(box) / 'stall')!r}): time.sleep(0.01)\n"
+        f"    while os.path.exists({str(box.node / 'stall')!r}): time.sleep(0.01)\n"
         "    sync(fd)\n"
         "import threading\n"
         "main = threading.get_ident()\n"
@@ -336,16 +354,18 @@ async def slow_disk(box: Box) -> ProcessRuntime:
         sys.executable,
         "-c",
         script,
-        str(node(box)),
+        str(box.node),
         str(box.folder / "work"),
-        '{"idle_seconds": 1.0}',
+        json.dumps(
+            {"idle_seconds": 1, "keep_seconds": 9, "output_bytes_max": 1 << 30, "pids_max": 0}
+        ),
     )
     assert await child.wait() == 0
-    (node(box) / "stall").unlink()
+    (box.node / "stall").unlink()
     await box.over()
     await box.runtime.forget(RUN, HERE, keep=True)
     await box.sh("echo ready; sleep 300")
-    (node(box) / "stall").touch()
+    (box.node / "stall").touch()
     return box.runtime
 
 
@@ -376,13 +396,13 @@ async def test_a_damaged_journal_costs_at_most_what_it_told(box: Box, damage: st
     await box.sh("exit 7")
     await box.over()
     await box.runtime.launch(an_order(OTHER, ["sh", "-c", "echo $$; exec sleep 300"]))
-    log = node(box) / "runs/other.1/0/output.log"
+    log = box.node / "runs/other.1/0/output.log"
     async with asyncio.timeout(5):
         while not log.exists() or not log.read_text():  # noqa: ASYNC110 - files set no events
             await asyncio.sleep(0.01)
     pid = int(log.read_text())
     os.kill(box.supervisor.pid, signal.SIGKILL)
-    journal = node(box) / "journal"
+    journal = box.node / "journal"
     lines = journal.read_bytes().splitlines(keepends=True)
     middle = next(n for n, line in enumerate(lines) if b'"exit"' in line)
     started = next(n for n, line in enumerate(lines) if b'"other.1"' in line)
@@ -407,7 +427,43 @@ async def test_a_damaged_journal_costs_at_most_what_it_told(box: Box, damage: st
         assert (first.state, first.code) == (RankState.LOST, None)
     else:
         assert first.code == 7
-    assert (node(box) / "journal.damaged").exists() == (damage in ("middle", "start"))
+    assert (box.node / "journal.damaged").exists() == (damage in ("middle", "start"))
     text = journal.read_bytes()
     for line in text.splitlines():
         assert int(line[:8], 16) == zlib.crc32(line[9:])
+
+
+async def test_a_node_that_cannot_start_a_run_is_named(box: Box) -> None:
+    await box.runtime.list()
+    (box.node / "runs/other.1").touch()
+    with pytest.raises(StartFailedError, match="Not a directory") as found:
+        await box.runtime.launch(an_order(OTHER, ["true"]))
+    assert found.value.node_ids == {"local-0"}
+
+
+# Control groups
+
+
+def groups_of(box: Box) -> list[Path]:
+    inode = (box.node / "lock").stat().st_ino
+    roots = Path("/proc/self/mounts").read_text().splitlines()
+    mounts = {Path(line.split()[1]) for line in roots if line.split()[2].startswith("cgroup")}
+    return [found for mount in mounts for found in mount.rglob(f"shiftwork-local-0-*{inode}")]
+
+
+async def test_a_node_whose_control_group_is_gone_makes_it_again(box: Box) -> None:
+    await box.sh("exit 0")
+    await box.over()
+    groups = groups_of(box)
+    if not groups:
+        pytest.skip("no control groups here")
+    for group in groups:
+        group.rmdir()
+    await box.runtime.launch(an_order(OTHER, ["sh", "-c", "exit 5"]))
+    listing = await box.until(lambda seen: OTHER in seen.runs and seen.runs[OTHER].ranks[0].over)
+    assert listing.runs[OTHER].ranks[0].code == 5
+    assert groups_of(box)
+    await box.runtime.close()
+    async with asyncio.timeout(5):
+        while groups_of(box):  # noqa: ASYNC110 - files set no events
+            await asyncio.sleep(0.02)

@@ -12,21 +12,24 @@ import signal
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
+from libs.service.deletion_limit import DeletionLimit
 from services.launcher.domain.model import Listing, ObservedRank, RankState
 from services.launcher.runtimes.node import cgroups, proc, retention
 from services.launcher.runtimes.node.journal import Journal
-from services.launcher.runtimes.node_client import Machine, NodePlan
+from services.launcher.runtimes.node_client import NodePlan
 from services.launcher.runtimes.port import RuntimeUnavailableError
 from services.launcher.runtimes.process import ProcessRuntime
-from services.launcher.task_users import OneUser, TaskUser
-from tests.services.launcher.makers import a_node, an_order, run_id
+from services.launcher.task_users import OneUser, TaskUser, own_environment
+from tests.services.launcher.makers import a_machine, a_node, an_order, run_id
 
 RUN = run_id()
 HERE = frozenset({"local-0"})
@@ -47,9 +50,14 @@ class Box:
         self.epoch = 0
         self.runtime = self.again()
 
+    @property
+    def node(self) -> Path:
+        """The node's own folder."""
+        return self.folder / "nodes/local-0"
+
     def again(self) -> ProcessRuntime:
         """A new launcher's handle."""
-        machine = Machine(
+        machine = a_machine(
             self.folder,
             call_seconds=3.0,
             retry_seconds=0.02,
@@ -66,7 +74,7 @@ class Box:
 
     @property
     def rank_folder(self) -> Path:
-        return self.folder / "nodes/local-0/runs/task.1/0"
+        return self.node / "runs/task.1/0"
 
     @property
     def log(self) -> Path:
@@ -105,12 +113,12 @@ class Box:
 
     @property
     def supervisor(self) -> proc.Stat:
-        found = proc.by_signature((self.folder / "nodes/local-0/lock").read_text())
+        found = proc.by_signature((self.node / "lock").read_text())
         assert found is not None
         return found
 
     def start_record(self) -> dict[str, Any]:
-        records = Journal(str(self.folder / "nodes/local-0")).records
+        records = Journal(str(self.node)).records
         return dict(next(record for record in records if record["t"] == "start"))
 
     async def clear(self) -> None:
@@ -159,7 +167,9 @@ async def test_the_environment_is_built_from_nothing(
         "LANG": "C.UTF-8",
         "CUDA_VISIBLE_DEVICES": "4",
         "SHIFTWORK_CONTEXT": str(box.rank_folder / "context.json"),
+        **own_environment(),
     }
+    assert own_environment()["USER"] == pwd.getpwuid(os.getuid()).pw_name
 
 
 async def test_files_are_private(box: Box) -> None:
@@ -172,9 +182,9 @@ async def test_files_are_private(box: Box) -> None:
         *box.folder.rglob("journal"),
     ):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-    assert stat.S_IMODE((box.folder / "nodes/local-0/socket").stat().st_mode) == 0o600
-    assert stat.S_IMODE((box.folder / "nodes/local-0").stat().st_mode) == 0o700
-    journal = (box.folder / "nodes/local-0/journal").read_text()
+    assert stat.S_IMODE((box.node / "socket").stat().st_mode) == 0o600
+    assert stat.S_IMODE(box.node.stat().st_mode) == 0o700
+    journal = (box.node / "journal").read_text()
     assert "secret" not in journal
     await box.runtime.forget(RUN, HERE, keep=True)
     assert not (box.rank_folder / "context.json").exists()
@@ -410,7 +420,7 @@ async def test_another_user_for_tasks() -> None:
     box = Box(folder / "machine")
     (folder / "machine").mkdir(mode=0o711)
     users = OneUser(TaskUser(nobody.pw_uid, nobody.pw_gid))
-    machine = Machine(folder / "machine", users=users, idle_seconds=1.0)
+    machine = a_machine(folder / "machine", users=users, idle_seconds=1.0)
     box.runtime = ProcessRuntime(machine, [NodePlan(a_node())])
     try:
         await box.lead()
@@ -486,7 +496,7 @@ async def test_a_torn_last_line_was_never_written(box: Box) -> None:
     await box.sh("exit 7")
     await box.over()
     os.kill(box.supervisor.pid, signal.SIGKILL)
-    with (box.folder / "nodes/local-0/journal").open("a") as journal:
+    with (box.node / "journal").open("a") as journal:
         journal.write('{"t":"forgot","run":"ta')
     await asyncio.sleep(0.05)
     assert (await box.over()).code == 7
@@ -541,14 +551,14 @@ async def test_an_idle_supervisor_leaves(box: Box) -> None:
     async with asyncio.timeout(5):
         while alive(pid):  # noqa: ASYNC110 - files and processes set no events
             await asyncio.sleep(0.02)
-    assert not (box.folder / "nodes/local-0/socket").exists()
+    assert not (box.node / "socket").exists()
 
 
 async def test_a_node_no_longer_configured_finishes_what_it_runs(box: Box) -> None:
     await box.sh("echo ready; sleep 300")
     await box.started()
     await box.runtime.close()
-    machine = Machine(box.folder, idle_seconds=1.0)
+    machine = a_machine(box.folder, idle_seconds=1.0)
     smaller = ProcessRuntime(machine, [NodePlan(a_node("another"))])
     await smaller.lead(5)
     listing = await smaller.list()
@@ -574,11 +584,24 @@ def test_old_output_is_cleared_away_and_links_are_not_followed(tmp_path: Path) -
     (runs / "old.1/link").symlink_to(outside)
     for path in (*(runs / "old.1").rglob("*"), runs / "old.1"):
         os.utime(path, (1000, 1000), follow_symlinks=False)
-    assert retention.old_runs(str(runs), before=2000) == ["old.1"]
-    retention.remove(str(runs / "old.1"))
+    unbounded, none = DeletionLimit(0), frozenset[str]()
+    assert retention.clear(str(runs), 2000, frozenset({"old.1"}), unbounded, 0) == []
+    assert retention.clear(str(runs), 2000, none, unbounded, 0) == ["old.1"]
     assert [path.name for path in runs.iterdir()] == ["young.1"]
     assert (outside / "precious").exists()
-    assert retention.old_runs(str(tmp_path / "absent"), before=2000) == []
+    assert retention.clear(str(tmp_path / "absent"), 2000, none, unbounded, 0) == []
+
+
+def test_a_clock_that_jumps_ahead_clears_no_young_output_away(tmp_path: Path) -> None:
+    (tmp_path / "young.1").mkdir()
+    limit, now, keep = DeletionLimit(), time.time(), 14 * 86_400
+    none = frozenset[str]()
+    assert retention.clear(str(tmp_path), now - keep, none, limit, -86_400.0) == []
+    ahead = now + 3650 * 86_400
+    for minutes in range(0, 60, 10):
+        monotonic_s = 60.0 * minutes
+        assert retention.clear(str(tmp_path), ahead - keep, none, limit, monotonic_s) == []
+    assert limit.held_seconds > 3000 * 86_400
 
 
 # Limits
@@ -601,3 +624,19 @@ async def test_cpu_limit(box: Box) -> None:
     )
     await box.over()
     assert float(box.output().split()[1]) < 0.35
+
+
+async def test_a_run_whose_name_is_no_id_is_set_apart_and_hides_no_other(box: Box) -> None:
+    """It stays in the node's journal: every list has it, also that of the next launcher."""
+    await box.sh("echo ready; sleep 300")
+    await box.started()
+    client = box.runtime._clients["local-0"]
+    order = an_order(RUN, ["true"])
+    ranks = [box.runtime._rank(each, None) for each in order.ranks]
+    with capture_logs() as logs:
+        for bad in ("forged", "T.1"):
+            await client.launch(bad, ranks)
+        for _ in range(3):
+            assert RUN in (await box.runtime.list()).runs
+    problems = [each["problem"] for each in logs if each["event"] == "run set apart"]
+    assert len(problems) == len(set(problems)) == 2

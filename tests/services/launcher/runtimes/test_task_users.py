@@ -18,11 +18,11 @@ from libs.contracts.ids import RunId
 from services.launcher.domain.model import ObservedRank, RankState
 from services.launcher.runtimes import node_client
 from services.launcher.runtimes.node import cgroups, proc
-from services.launcher.runtimes.node_client import Machine, NodePlan
+from services.launcher.runtimes.node_client import NodePlan
 from services.launcher.runtimes.port import RunOrder, RuntimeUnavailableError
 from services.launcher.runtimes.process import ProcessRuntime
 from services.launcher.task_users import OwnerUsers
-from tests.services.launcher.makers import a_node, an_order, run_id
+from tests.services.launcher.makers import a_machine, a_node, an_order, run_id
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs tasks as other users")
 UIDS = range(390_000, 390_010)
@@ -32,17 +32,17 @@ TOKEN = "SHIFTWORK_RUN_TOKEN=secret-of-ann"
 class Shared:
     """One node, on which owners' tasks run as users of their own."""
 
-    def __init__(self, folder: Path, pids_max: int = 32_768) -> None:
+    def __init__(self, folder: Path, **changes: int) -> None:
         self.folder = folder
         self.machine = folder / "machine"
         self.runtime = ProcessRuntime(
-            Machine(
+            a_machine(
                 self.machine,
                 users=OwnerUsers(self.machine, UIDS),
                 retry_seconds=0.02,
                 listing_seconds=0.05,
                 idle_seconds=1.0,
-                pids_max=pids_max,
+                **changes,
             ),
             [NodePlan(a_node())],
         )
@@ -125,7 +125,7 @@ async def test_a_task_reads_nothing_of_another_owners_task(shared: Shared) -> No
     await shared.printed(anns, "pid=")
     pid = int(shared.output(anns).partition("pid=")[2].split()[0])
     # What would be read if rights did not forbid it.
-    assert proc.has_variable(pid, TOKEN.encode())
+    assert TOKEN.encode() in proc.environment(pid).split(b"\0")
     assert (work / "checkpoint").exists()
     files = (
         f"/proc/{pid}/environ",
@@ -225,7 +225,7 @@ async def test_the_processes_of_an_owner_are_limited_without_control_groups() ->
 
 
 async def test_folders_of_a_supervisor_that_ran_tasks_as_root_are_opened(shared: Shared) -> None:
-    before = ProcessRuntime(Machine(shared.machine, idle_seconds=5.0), [NodePlan(a_node())])
+    before = ProcessRuntime(a_machine(shared.machine, idle_seconds=5.0), [NodePlan(a_node())])
     await before.lead(2)
     await before.launch(an_order(run_id(), ["sleep", "300"]))
     await shared.runtime.lead(3)

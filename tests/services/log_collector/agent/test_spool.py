@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import random
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tests.services.log_collector.kubelet import NAMESPACE, Container, Kubelet
 from tests.services.log_collector.world import Hands
 
 MIB = 1 << 20
-LIMITS = Limits(bytes_max=1 << 30, keep_seconds=3600.0, settle_seconds=1.0)
+LIMITS = Limits(bytes_max=1 << 30, keep_seconds=3600.0, settle_seconds=1.0, days_per_hour=0.25)
 
 
 @dataclass
@@ -364,7 +364,7 @@ def test_a_done_output_is_not_taken_up_again_while_its_pod_is_there(node: Node) 
 
 
 def limited(folder: Path, bytes_max: int) -> Node:
-    return Node(folder, Limits(bytes_max=bytes_max, keep_seconds=3600.0, settle_seconds=0.0))
+    return Node(folder, replace(LIMITS, bytes_max=bytes_max, settle_seconds=0.0))
 
 
 def fill(node: Node, pod: str, turns: int) -> Container:
@@ -450,6 +450,34 @@ def test_old_output_is_dropped_and_it_is_said_if_nobody_read_it(
     said = capsys.readouterr().out
     assert "unread-1-0" in said
     assert "pod=read-1-0" not in said
+
+
+def test_a_clock_that_is_ahead_for_hours_costs_no_output_of_the_last_two_days(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node(tmp_path, replace(LIMITS, keep_seconds=3 * 86_400.0))
+    container = node.kubelet.create("t-1-0")
+    container.write(b"x\n")
+    node.spool.scan()
+    for _ in range(3):
+        node.wait(3600)
+        node.spool.prune()
+    container.delete()
+    node.spool.scan()
+    node.clock.advance(3650 * 86_400)
+    for _ in range(3):
+        node.wait(3600)
+        node.spool.prune()
+    assert node.drain() == b"x\n"
+    assert "check this node's clock" in capsys.readouterr().out
+    node.clock.advance(-3650 * 86_400)
+    # It is dropped when it is old by a clock that is right.
+    node.wait(2 * 86_400)
+    node.spool.prune()
+    assert node.drain() == b"x\n"
+    node.wait(86_400)
+    node.spool.prune()
+    assert node.links() == []
 
 
 # -- refusals

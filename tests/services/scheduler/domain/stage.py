@@ -43,6 +43,7 @@ from services.scheduler.domain.model import (
 from services.scheduler.domain.outgoing import state_changed
 from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.proof.check import check
+from services.scheduler.domain.shape_class import Branch, Tree
 from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import (
     START,
@@ -268,7 +269,7 @@ def facts_of(index: Index) -> dict[str, Any]:
         "draining": sorted(index.totals.draining),
         "totals": {task.shape: _answers(index, task.shape) for task in index.tasks.values()},
         "moments": index.moments.between(None, float("inf")),
-        "ledger": {account: held for account, held in index.ledger._held.items() if held},
+        "ledger": index.ledger.counted_accounts(),
         "crossing": {group: index.crossing(group) for group in index.pools},
         "pools": {group: _pool(pool) for group, pool in index.pools.items() if pool.sizes},
     }
@@ -305,10 +306,10 @@ def _pool(pool: Any) -> dict[str, Any]:
         "units": round(pool.units, 6),
         "lanes": {key: name for name, key in pool.lanes},
         "length": pool.lanes.length,
-        "heads": {
-            (weight, shape): [(key, task_id) for key, task_id, _ in row]
-            for weight, rows in pool.lanes.rows.items()
-            for shape, row in rows.items()
+        "classes": {
+            (group, named): _tree(shapes.top)
+            for group, classes in pool.lanes.groups.items()
+            for named, shapes in classes.items()
         },
         "fresh": pool.fresh,
         "promised": pool.promised,
@@ -333,5 +334,12 @@ def _pool(pool: Any) -> dict[str, Any]:
             for depth in (0, 1, UNCOVERED)
             for weight in (0, 10, 50)
         },
-        "groups": {group: set(shapes) for group, shapes in pool.lanes.groups.items()},
     }
+
+
+def _tree(tree: Tree) -> tuple[object, ...]:
+    """The rows of a class of shapes, by their heads, and what each branch knows of them."""
+    least = tree.least.each
+    if isinstance(tree, Branch):
+        return tree.bit, tree.first, least, _tree(tree.low), _tree(tree.high)
+    return tree.code, least, [(key, task_id, queue.name) for key, task_id, queue in tree.heads]

@@ -16,7 +16,6 @@ from libs.contracts.messages import ExitKind, TaskState
 from services.scheduler.domain import facts
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.disciplines import DISCIPLINES
-from services.scheduler.domain.explanation.copies import Copies, copy_of
 from services.scheduler.domain.explanation.explain import explain
 from services.scheduler.domain.explanation.play import Bounds
 from services.scheduler.domain.index import Index
@@ -25,6 +24,7 @@ from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import START, a_node, a_snapshot, a_task, at, some_nodes, submitted_event
+from tests.services.scheduler.domain.explanation.copies import Copies, copy_of
 from tests.services.scheduler.domain.stage import Stage
 from tests.services.scheduler.domain.test_properties import committed
 from tests.strategies import NOW, snapshots

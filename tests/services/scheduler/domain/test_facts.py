@@ -134,6 +134,18 @@ def test_a_start_is_noted_once_and_only_of_the_live_attempt() -> None:
     assert facts.on_run_started(a_task(), event, at(9)) is Drop.OTHER_ATTEMPT
 
 
+@pytest.mark.parametrize("off_seconds", [-9 * 3600, 9 * 3600])
+def test_a_run_lasts_as_long_as_our_own_clock_says_if_the_launchers_is_hours_off(
+    off_seconds: int,
+) -> None:
+    """With that clock behind, a run that has just begun would seem to have had its turn."""
+    task = starting(a_task(), ON)
+    run = after(facts.on_run_started(task, started_event(task, now=7 + off_seconds), at(8)))
+    assert run.run_started_at == at(8)
+    event = exited_event(run, ExitKind.KILLED, now=27 + off_seconds)
+    assert after(facts.on_run_exited(run, event, at(28), POLICY)).run_seconds == 20
+
+
 def test_a_start_that_comes_after_the_order_to_kill_counts_for_the_run_time() -> None:
     task = replace(starting(a_task(), ON), state=TaskState.KILLING)
     outcome = facts.on_run_started(task, started_event(task, now=7), at(8))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from libs.contracts.messages import ExitKind, Priority, ReasonCode, TaskState
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.model import Hold, Kill, Plan, Preempt, Task
+from services.scheduler.domain.model import Assign, Hold, Kill, Plan, Preempt, Task
 from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
 from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.proof.violations import Fault
@@ -54,6 +54,18 @@ def test_a_covered_whole_node_task_moves_the_fewest_covered_small_runs() -> None
     assert found == {"b1": "n1"}
     (kept,) = [each for each in plan.decisions if isinstance(each, Hold) and each.promised]
     assert (kept.task_id, kept.promised and kept.promised[0].node_id) == ("red", "n0")
+
+
+def test_the_place_of_a_run_that_moves_is_kept_from_others_in_the_round() -> None:
+    runs = [blue("b1", "n0", 0), blue("b2", "n1", 0), blue("b3", "n1", 1)]
+    # It would fit beside those on the second node, but not beside the one that moves there, too.
+    late = a_task("late", team="green", spec=a_spec(gpus=2), submitted=1)
+    snapshot = a_snapshot(
+        [*runs, RED, late], [a_node(f"n{i}", gpus=GPUS) for i in (0, 1)], policies=[two()]
+    )
+    found, plan = moved(snapshot)
+    assert found == {"b1": "n1"}
+    assert "late" not in {each.task_id for each in plan.decisions if isinstance(each, Assign)}
 
 
 def test_the_owner_of_a_guarantee_is_served_by_the_deadline_and_the_moved_run_goes_on() -> None:
@@ -177,3 +189,38 @@ def test_a_guaranteed_node_is_had_whenever_the_others_fit_on_the_rest(
         for each in plan.decisions
     )
     assert possible == (served or kept)
+
+
+def four_on_three_nodes(first_level: Priority) -> Stage:
+    """Four guarantees of three GPUs each on three nodes of four: the last finds no place, ever."""
+    guarantees = tuple(VirtualCluster(name, 0.75, users=(name,)) for name in "abcd")
+    stage = Stage(
+        [a_node(f"n{place}", gpus=4) for place in range(3)],
+        policies=[GroupPolicy("default", virtual_clusters=guarantees)],
+    )
+    for name in "abcd":
+        level = first_level if name == "b" else Priority.NORMAL
+        stage.submit(
+            a_task(name, owner=name, team="", gpus=3, priority=level, submitted=stage.seconds)
+        )
+        stage.rounds()
+        if stage.tasks[name].state is TaskState.STARTING:
+            stage.start(name)
+        stage.until(stage.seconds + 10.0)
+    return stage
+
+
+def test_what_cannot_be_packed_goes_at_once_if_its_level_is_lower() -> None:
+    stage = four_on_three_nodes(Priority.LOW)
+    assert stage.tasks["b"].state is TaskState.PREEMPTING
+    assert stage.tasks["b"].preempted_for == "d"
+
+
+def test_what_cannot_be_packed_takes_turns_if_its_level_is_the_same() -> None:
+    stage = four_on_three_nodes(Priority.NORMAL)
+    assert stage.tasks["d"].state is TaskState.QUEUED
+    assert all(stage.tasks[name].state is TaskState.RUNNING for name in "abc")
+    stage.until(2 * 3600.0)
+    going = [task for task in stage.tasks.values() if task.state is TaskState.KILLING]
+    going += [task for task in stage.tasks.values() if task.state is TaskState.PREEMPTING]
+    assert [task.preempted_for for task in going] == ["d"]

@@ -319,6 +319,20 @@ def test_a_run_on_its_way_out_keeps_its_level() -> None:
     assert levels(stage, [name]) == [LOW]
 
 
+def test_a_run_that_is_told_to_go_does_not_change_its_level_in_the_same_round() -> None:
+    """It would hold quota of the level above until it has gone, and limits would count it there,
+    while what it is about to give back counts where it began."""
+    stage = a_stage(one_node(HIGH), nodes=2)
+    (name,) = runs(stage, 1, LOW)
+    stage.rank(name, HIGH)
+    stage.want(name, Goal.PAUSE)
+    stage.submit(a_task("next", priority=HIGH, submitted=stage.seconds))
+    stage.rounds()
+    assert stage.tasks[name].state is TaskState.PREEMPTING
+    assert levels(stage, [name]) == [LOW]
+    assert stage.tasks["next"].state is TaskState.STARTING
+
+
 # Whole nodes of several kinds.
 
 

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from libs.contracts.messages import ExitKind, Goal, PreemptMode, Priority, TaskState, Unit
+from services.scheduler.domain.clusters import ALMOST, Clusters
 from services.scheduler.domain.disciplines import DISCIPLINES
 from services.scheduler.domain.lifecycle import HOLDING
 from services.scheduler.domain.model import Limit, LimitKey, Node, PolicySettings
@@ -43,10 +44,12 @@ CLUSTERS = (
     VirtualCluster("eyes", 1.0, parent="lab", teams=("vision",)),
     VirtualCluster("bob", 0.5, users=("bob",), nodes_max=3.0),
 )
+# Two levels of one owner compete for the most that a virtual cluster may hold.
+NARROW = (VirtualCluster("anns", 1.0, users=("ann",), nodes_max=1.0), *CLUSTERS[2:])
 CAPPED = (Priority.HIGH, Priority.NORMAL)
 # Which of those there are.
 PICK = st.integers(0, 20)
-TREES = [(), (), CLUSTERS[:1], CLUSTERS]
+TREES = [(), (), CLUSTERS[:1], CLUSTERS, NARROW]
 
 
 def one(found: list[str], pick: int) -> str:
@@ -78,6 +81,8 @@ class Histories(RuleBasedStateMachine):
         # What was held of each limit after the rule before, and what the limits were.
         self.held_before: Counter[Account] = Counter()
         self.limits: dict[LimitKey, Limit] = {}
+        # The same of virtual clusters.
+        self.most_before: Counter[tuple[str, float, str]] = Counter()
 
     @initialize(
         name=st.sampled_from(sorted(DISCIPLINES)),
@@ -198,6 +203,7 @@ class Histories(RuleBasedStateMachine):
         ),
         unit=st.sampled_from([Unit.GPUS, Unit.NODES]),
         removed=st.booleans(),
+        group=st.sampled_from(["", "", "default"]),
     )
     def change_limit(  # noqa: PLR0917 - the rule draws each by name
         self,
@@ -207,8 +213,17 @@ class Histories(RuleBasedStateMachine):
         priority: Priority,
         unit: Unit,
         removed: bool,
+        group: str = "",
     ) -> None:
-        row = a_limit(limit, user=user, team=team, priority=priority, unit=unit, removed=removed)
+        row = a_limit(
+            limit,
+            user=user,
+            team=team,
+            priority=priority,
+            unit=unit,
+            removed=removed,
+            group=group,
+        )
         self.stage.put(row)
 
     @rule(
@@ -347,6 +362,23 @@ class Histories(RuleBasedStateMachine):
             if amount > limit.limit and limit == self.limits.get(account[0]):
                 assert amount <= self.held_before[account], limit
         self.held_before, self.limits = held, dict(self.stage.index.limits)
+
+    @invariant()
+    def no_virtual_cluster_begins_more_than_its_most(self) -> None:
+        """A maximum that was lowered only sees less."""
+        if not hasattr(self, "stage"):
+            return
+        most: Counter[tuple[str, float, str]] = Counter()
+        for group, pool in self.stage.index.pools.items():
+            clusters = Clusters(pool.policy)
+            for task in self.stage.index.held.values():
+                if task.group == group:
+                    clusters.charge(clusters.of(task), pool.size(task))
+            for each in pool.policy.virtual_clusters:
+                held = most[group, pool.width, each.name] = clusters.held(each.name)
+                if each.nodes_max is not None and held > each.nodes_max + ALMOST:
+                    assert held <= self.most_before[group, pool.width, each.name] + ALMOST
+        self.most_before = most
 
     @invariant()
     def promises_are_at_the_level_of_the_priority(self) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from libs.contracts.messages import ExitKind, Priority, TaskState, Unit
-from services.scheduler.domain.model import Limit, PolicySettings
+from services.scheduler.domain.decide import decide
+from services.scheduler.domain.model import Limit, Plan, PolicySettings
 from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
-from tests.builders import a_limit, a_task, some_nodes
+from services.scheduler.domain.proof.check import check
+from services.scheduler.domain.proof.isolate import sound_plan
+from services.scheduler.domain.proof.violations import Fault, Violation
+from services.scheduler.domain.snapshot import Snapshot
+from tests.builders import a_limit, a_node, a_task, some_nodes
 from tests.services.scheduler.domain.stage import Stage
 
 HIGH, LOW = Priority.HIGH, Priority.LOW
@@ -174,3 +182,168 @@ def test_the_promise_is_kept_while_the_run_leaves_and_taken_back_when_the_limit_
     assert not stage.tasks["high"].promised
     leaves(stage, "low")
     assert state(stage, "high") is TaskState.QUEUED
+
+
+def two_groups(*limits: Limit, protected: float = 0, policies: Sequence[GroupPolicy] = ()) -> Stage:
+    return Stage(
+        [a_node("n0"), a_node("n1"), a_node("d0", group="dev"), a_node("d1", group="dev")],
+        settings=PolicySettings(protected_seconds=protected),
+        limits=limits,
+        policies=policies,
+    )
+
+
+# Counts what ann holds in all groups together.
+EVERYWHERE = a_limit(1, user="ann", group="", unit=Unit.NODES)
+
+
+@pytest.mark.parametrize(("here", "there"), [("default", "dev"), ("dev", "default")])
+def test_ones_own_lower_run_in_another_group_goes_where_the_limit_counts_both(
+    here: str, there: str
+) -> None:
+    stage = two_groups(EVERYWHERE)
+    arrives(stage, "low", LOW, group=there)
+    arrives(stage, "bobs", LOW, group=there, owner="bob")
+    stage.until(100.0)
+    arrives(stage, "high", HIGH, group=here)
+    assert state(stage, "low") is TaskState.PREEMPTING
+    assert stage.tasks["low"].preempted_for == "high"
+    assert state(stage, "bobs") is TaskState.RUNNING
+    assert state(stage, "high") is TaskState.QUEUED
+    leaves(stage, "low")
+    assert state(stage, "high") is TaskState.STARTING
+    stage.exit("high", ExitKind.OK)
+    stage.rounds()
+    assert state(stage, "low") is TaskState.STARTING
+
+
+def test_a_run_in_another_group_stays_where_that_leads_to_nothing() -> None:
+    # A limit on its own group is not what stops the higher task.
+    stage = two_groups(
+        a_limit(1, user="ann", group="dev", unit=Unit.NODES),
+        a_limit(1, user="ann", group="default", unit=Unit.NODES),
+    )
+    arrives(stage, "low", LOW, group="dev")
+    arrives(stage, "first", HIGH)
+    arrives(stage, "high", HIGH)
+    assert state(stage, "low") is TaskState.RUNNING
+    # The same level.
+    stage = two_groups(EVERYWHERE)
+    arrives(stage, "same", HIGH, group="dev")
+    arrives(stage, "high", HIGH)
+    assert state(stage, "same") is TaskState.RUNNING
+    # The nodes are another's of a higher level.
+    stage = two_groups(EVERYWHERE)
+    arrives(stage, "low", LOW, group="dev")
+    arrives(stage, "top", Priority.EXTREME_HIGH, owner="bob", nodes=2)
+    arrives(stage, "high", HIGH)
+    assert state(stage, "low") is TaskState.RUNNING
+
+
+def test_runs_of_both_groups_go_if_both_are_needed() -> None:
+    stage = two_groups(a_limit(2, user="ann", group="", unit=Unit.NODES))
+    arrives(stage, "here", LOW)
+    arrives(stage, "there", LOW, group="dev")
+    arrives(stage, "gang", HIGH, nodes=2)
+    assert state(stage, "here") is TaskState.PREEMPTING
+    assert state(stage, "there") is TaskState.PREEMPTING
+    leaves(stage, "here")
+    assert state(stage, "gang") is TaskState.QUEUED
+    leaves(stage, "there")
+    assert state(stage, "gang") is TaskState.STARTING
+
+
+@pytest.mark.parametrize(("here", "there"), [("default", "dev"), ("dev", "default")])
+def test_a_protected_run_of_another_group_goes_when_its_minimum_is_over(
+    here: str, there: str
+) -> None:
+    stage = two_groups(EVERYWHERE, protected=60.0)
+    arrives(stage, "low", LOW, group=there)
+    arrives(stage, "high", HIGH, group=here)
+    assert state(stage, "low") is TaskState.RUNNING
+    stage.until(60.0)
+    assert state(stage, "low") is TaskState.PREEMPTING
+
+
+def test_a_run_that_a_guarantee_of_its_group_covers_goes_for_a_higher_one_of_its_owner() -> None:
+    """The guarantee keeps others from the nodes; which task uses the quota the owner says."""
+    cluster = VirtualCluster("anns", 1.0, users=("ann",))
+    stage = two_groups(EVERYWHERE, policies=[GroupPolicy("dev", virtual_clusters=(cluster,))])
+    arrives(stage, "low", LOW, group="dev")
+    arrives(stage, "high", HIGH)
+    assert state(stage, "low") is TaskState.PREEMPTING
+    leaves(stage, "low")
+    assert state(stage, "high") is TaskState.STARTING
+
+
+def full_cluster(nodes: float = 1.0, most: float = 1.0) -> Stage:
+    """A virtual cluster of ann and bob that may hold so much of four nodes."""
+    lab = VirtualCluster("lab", nodes, users=("ann", "bob"), nodes_max=most)
+    policy = GroupPolicy("default", virtual_clusters=(lab,))
+    return Stage(some_nodes(4), policies=[policy])
+
+
+@pytest.mark.parametrize("guaranteed", [1.0, 0.0])
+def test_ones_own_lower_run_goes_where_the_virtual_cluster_holds_its_most(
+    guaranteed: float,
+) -> None:
+    stage = full_cluster(guaranteed)
+    arrives(stage, "low", LOW)
+    stage.until(100.0)
+    arrives(stage, "high", HIGH)
+    assert state(stage, "low") is TaskState.PREEMPTING
+    assert state(stage, "high") is TaskState.QUEUED
+    leaves(stage, "low")
+    assert state(stage, "high") is TaskState.STARTING
+    assert state(stage, "low") is TaskState.QUEUED
+    stage.exit("high", ExitKind.OK)
+    stage.rounds()
+    assert state(stage, "low") is TaskState.STARTING
+
+
+def test_runs_of_others_stay_where_the_virtual_cluster_holds_its_most() -> None:
+    """As with a limit on a team: runs of others go for nodes alone."""
+    stage = full_cluster()
+    arrives(stage, "bobs", LOW, owner="bob")
+    arrives(stage, "high", HIGH)
+    assert state(stage, "bobs") is TaskState.RUNNING
+    assert state(stage, "high") is TaskState.QUEUED
+    # What ann has is not enough for the gang.
+    stage = full_cluster(2.0, 2.0)
+    arrives(stage, "low", LOW)
+    arrives(stage, "bobs", LOW, owner="bob")
+    arrives(stage, "gang", HIGH, nodes=2)
+    assert state(stage, "low") is TaskState.RUNNING
+
+
+def test_a_promise_past_the_most_is_taken_back_if_nothing_leaves_for_it_any_more() -> None:
+    stage = full_cluster(2.0, 2.0)
+    arrives(stage, "low", LOW, nodes=2)
+    arrives(stage, "high", HIGH)
+    assert stage.tasks["high"].promised
+    lab = VirtualCluster("lab", 0.0, users=("ann", "bob"), nodes_max=0.5)
+    stage.put(GroupPolicy("default", version=2, virtual_clusters=(lab,)))
+    stage.rounds()
+    assert not stage.tasks["high"].promised
+    leaves(stage, "low")
+    assert state(stage, "high") is TaskState.QUEUED
+
+
+@pytest.mark.parametrize(("here", "there"), [("default", "dev"), ("dev", "default")])
+def test_a_run_of_another_group_stays_if_the_decision_that_it_would_go_for_is_refused(
+    here: str, there: str
+) -> None:
+    stage = two_groups(EVERYWHERE)
+    arrives(stage, "low", LOW, group=there)
+    stage.submit(a_task("high", priority=HIGH, submitted=stage.seconds, group=here))
+    stage.submit(a_task("bobs", submitted=stage.seconds, group=there, owner="bob"))
+    plan = stage.plan()
+    assert {each.task_id for each in plan.decisions} == {"low", "high", "bobs"}
+
+    def refuse(snapshot: Snapshot, plan: Plan) -> list[Violation]:
+        wrong = [each for each in plan.decisions if each.task_id == "high"]
+        return [Violation(Fault.GANG, "high", group=here)] if wrong else check(snapshot, plan)
+
+    sifted = sound_plan(Snapshot.view(stage.index), plan.decided_at, decide, refuse)
+    assert [each.task_id for each in sifted.plan.decisions] == ["bobs"]
+    assert set(sifted.refused) == {here}

@@ -31,7 +31,7 @@ def sampled_for(stage: Stage, seconds: float) -> float:
     end = stage.seconds + seconds
     place = 0
     while stage.seconds < end:
-        name = f"short{stage.seconds:.0f}-{place}"
+        name = f"short{stage.seconds:.0f}x{place}"
         arrives(stage, name, owner="bob")
         if stage.tasks[name].state is TaskState.STARTING:
             stage.start(name)

@@ -64,6 +64,12 @@ def test_whose_work_counts_where() -> None:
         ("count: 6", "count: -6", "c.yaml.groups.default.nodes[0].count", "it is -6"),
         ("prefix: b", "prefix: a", "c.yaml.groups.default.nodes", "node a1 is there twice"),
         (
+            "prefix: b",
+            "prefix: a b",
+            "c.yaml.groups.default.nodes[1].prefix",
+            "cannot begin the name",
+        ),
+        (
             "{name: research, nodes: 6}",
             "{name: research, nodes: 6, parent: vision}",
             "virtual_clusters",

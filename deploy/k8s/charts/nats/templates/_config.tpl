@@ -1,4 +1,4 @@
-{{/* The server's configuration. Users and what they may say and hear: files/users.conf. */}}
+{{/* The server's configuration. Users and what they may say and hear: files/accounts.conf. */}}
 {{- define "nats.config" -}}
 server_name: $NATS_SERVER_NAME
 port: 4222
@@ -27,7 +27,7 @@ cluster {
 }
 {{- end }}
 
-{{ .Files.Get "files/users.conf" }}
+{{ .Files.Get "files/accounts.conf" }}
 {{- end -}}
 
 {{/* Nine tenths of the volume: streams are refused before the disk is full. */}}

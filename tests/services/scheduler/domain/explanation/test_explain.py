@@ -14,7 +14,6 @@ from libs.contracts.messages import (
 )
 from services.scheduler.domain.apply import applied
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.explanation.copies import Copies, copy_of
 from services.scheduler.domain.explanation.explain import BOUNDS, explain
 from services.scheduler.domain.explanation.play import Bounds
 from services.scheduler.domain.index import Index
@@ -35,6 +34,7 @@ from tests.builders import (
     running,
     some_nodes,
 )
+from tests.services.scheduler.domain.explanation.copies import Copies, copy_of
 
 ALL = tuple(range(8))
 
@@ -270,6 +270,8 @@ def test_a_virtual_cluster_says_what_it_holds() -> None:
     assert reply.remedies == (
         "1 node of the 1 held by virtual cluster red come free",
         "raise the most that virtual cluster red may hold from 1 to 2 nodes",
+        # Its owner's own run goes for it then.
+        "raise its priority to above_normal: 1 run would be asked to go (held)",
     )
     order = reply.order
     assert order is not None

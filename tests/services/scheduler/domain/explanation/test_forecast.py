@@ -16,7 +16,6 @@ from libs.contracts.messages import (
     Priority,
     TaskState,
 )
-from services.scheduler.domain.explanation.copies import Copies, copy_of
 from services.scheduler.domain.explanation.explain import explain
 from services.scheduler.domain.explanation.forecast import HORIZON_SECONDS, NO_TIME
 from services.scheduler.domain.explanation.play import Bounds
@@ -24,6 +23,7 @@ from services.scheduler.domain.model import Limit, Node, PolicySettings, Task
 from services.scheduler.domain.policy import GroupPolicy, Rotation, Timeshare, VirtualCluster
 from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import START, a_limit, a_spec, a_task, at, running, some_nodes
+from tests.services.scheduler.domain.explanation.copies import Copies, copy_of
 from tests.services.scheduler.domain.stage import Stage
 from tests.strategies import NOW, snapshots
 

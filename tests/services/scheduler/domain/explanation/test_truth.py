@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from libs.contracts.messages import ExitKind, Priority, ReasonCode, TaskState
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.explanation.copies import Copies, copy_of
 from services.scheduler.domain.explanation.explain import Explanation, explain
 from services.scheduler.domain.explanation.play import Bounds
 from services.scheduler.domain.explanation.remedies import Change
@@ -20,6 +19,7 @@ from services.scheduler.domain.model import Limit, Node, PolicySettings, Task
 from services.scheduler.domain.policy import GroupPolicy, Timeshare, VirtualCluster
 from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import START, a_limit, a_node, a_task, running, some_nodes
+from tests.services.scheduler.domain.explanation.copies import Copies, copy_of
 from tests.services.scheduler.domain.stage import Stage
 
 ALL = tuple(range(8))

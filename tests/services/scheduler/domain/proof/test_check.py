@@ -29,7 +29,8 @@ from services.scheduler.domain.model import (
 )
 from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
 from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.proof.violations import Fault
+from services.scheduler.domain.proof.isolate import sound_plan
+from services.scheduler.domain.proof.violations import Fault, Violation
 from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.domain.why import reason
 from tests.builders import (
@@ -397,6 +398,17 @@ def test_resume_and_start_in_one_plan_are_legal_but_not_the_other_way_round() ->
     assert {type(each) for each in plan.decisions if each.task_id == "p"} == {Move, Assign}
     backwards = replace(plan, decisions=plan.decisions[::-1])
     assert Fault.ILLEGAL in faults(snapshot, backwards)
+
+
+def test_a_check_that_raises_proves_nothing() -> None:
+    def raises(_snapshot: Snapshot, plan: Plan) -> list[Violation]:
+        raise ValueError(len(plan.decisions))
+
+    snapshot = the_snapshot()
+    sifted = sound_plan(snapshot, at(60), decide, raises)
+    assert sifted.plan.decisions == ()
+    assert {each.fault for each in sifted.violations} == {Fault.RAISED}
+    assert set(sifted.refused) == set(sifted.plan.left_out) == {"default"}
 
 
 def test_every_fault_is_planted_somewhere() -> None:

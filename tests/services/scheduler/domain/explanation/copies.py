@@ -1,4 +1,4 @@
-"""Copies of an index, built again from its rows: for tests and small worlds.
+"""Copies of an index, built again from its rows: instead of copies of the process.
 
 Costs what building an index costs; the service copies by forking its process (``forks.py``).
 """

@@ -1,4 +1,4 @@
-"""A small disk for one platform, which can be filled and emptied while the platform runs."""
+"""A small disk (tmpfs) for a test, which can be filled and emptied while programs write to it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import contextlib
 import errno
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-BYTES = 768 << 20
+import pytest
+
 PIECE_BYTES = 1 << 20
 
 
@@ -25,7 +28,7 @@ class SmallDisk:
         return self.folder / "filler"
 
     def fill(self) -> None:
-        """Write until not a byte is left."""
+        """Write until no byte is left, including what programs freed since the last call."""
         size = PIECE_BYTES
         descriptor = os.open(self._filler, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -40,20 +43,38 @@ class SmallDisk:
             os.close(descriptor)
 
     def empty(self) -> None:
-        """Give the space back."""
+        """Free the space again."""
         self._filler.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[SmallDisk]:
-    """Mount a file system of ``BYTES`` in memory at ``folder``; needs root."""
+def small_disk(folder: Path, mib: int) -> Iterator[SmallDisk]:
+    """Mount a file system of ``mib`` MiB in memory at ``folder``; see ``can_mount``."""
     folder.mkdir(parents=True, exist_ok=True)
-    options = f"size={BYTES},mode=0755"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "chaos", str(folder)], check=True)
+    options = f"size={mib}m,mode=0755"
+    mount = ["mount", "-t", "tmpfs", "-o", options, "small-disk", str(folder)]
+    subprocess.run(mount, check=True, capture_output=True)
     disk = SmallDisk(folder)
     try:
         yield disk
     finally:
         disk.empty()
-        # Lazily: a process that was left behind is a complaint, and must not keep the mount.
+        # Lazily: a process that was left behind must not keep the mount.
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@cache
+def can_mount() -> bool:
+    """False without root, and in a container that may not mount."""
+    if os.geteuid() != 0:
+        return False
+    try:
+        with tempfile.TemporaryDirectory() as folder, small_disk(Path(folder), 1):
+            return True
+    except (OSError, subprocess.CalledProcessError):
+        return False
+
+
+needs_small_disk = pytest.mark.skipif(
+    not can_mount(), reason="only root, outside of restricted containers, can mount a small disk"
+)

@@ -1,0 +1,65 @@
+"""What stands in several places, because one of them cannot read the other, is the same in all."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from shiftwork.cli import dead_letters
+from shiftwork.live import Limits
+
+from libs.service.stream_watch import WARN_SHARE
+from services.allinone.composition import WIRINGS
+from services.allinone.embedded import credentials
+from services.allinone.kubernetes import status
+from services.gateway.bodies import ServiceWord
+from services.gateway.settings import GatewaySettings
+from tests import test_layout
+
+ROOT = Path(__file__).parents[2]
+NAMES = {wiring.name for wiring in WIRINGS}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        get_args(ServiceWord),
+        dead_letters.SERVICES,
+        credentials.SERVICES,
+        [name.replace("-", "_") for name in status.SERVICES],
+        test_layout.SERVICES,
+    ],
+    ids=["API", "command line", "passwords", "status of pods", "layout"],
+)
+def test_every_list_of_services_names_all_of_them(names: tuple[str, ...]) -> None:
+    assert sorted(names) == sorted(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern"),
+    [
+        ("docker/secrets.sh", r"services=\(([\w ]+)\)"),
+        ("deploy/k8s/charts/nats/templates/_config.tpl", r"\[admin, ([\w, ]+)\]"),
+        ("services/allinone/kubernetes/choices.py", r"a key for each service \(([\w, ]+)\)"),
+    ],
+)
+def test_every_text_that_lists_the_services_names_all_of_them(path: str, pattern: str) -> None:
+    found = re.search(pattern, (ROOT / path).read_text())
+    assert found
+    assert sorted(re.findall(r"\w+", found[1])) == sorted(NAMES)
+
+
+def test_the_share_from_which_a_stream_is_filling_is_the_same_for_the_alert_and_operators() -> None:
+    alerts = (ROOT / "deploy/k8s/charts/shiftwork/files/alerts.yaml").read_text()
+    assert f"(shiftwork_event_stream_bytes_max) > 0) > {WARN_SHARE}\n" in alerts
+    operations = (ROOT / "docs/operations.md").read_text()
+    assert (
+        f"From {WARN_SHARE:.0%}".replace("%", " %") + " on `/readyz` of the gateway" in operations
+    )
+
+
+def test_a_batch_of_metrics_has_no_more_names_than_the_gateway_takes() -> None:
+    most = GatewaySettings.model_fields["metric_names_max"].default
+    assert Limits().metrics_batch_names_max == most
