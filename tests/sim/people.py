@@ -84,15 +84,18 @@ class People:
         for user, team, level in self.limited:
             await self._limit(user, team, level, None)
         for node in sorted(self.world.cluster.nodes):
-            await self.insist(SetSchedulable(node_id=node, schedulable=True, asked_by="root"))
+            command = SetSchedulable(node_id=node, schedulable=True, asked_by="root")
+            # The machine has just been put back; the launcher finds it with its next look.
+            await self.insist(command, until_found=True)
         for name, task_id in self.ids.items():
             if self.world.jobs[name].program.endless:
                 await self.insist(SetGoal(task_id=task_id, goal=Goal.STOP, asked_by="root"))
             elif self.goals.get(name) is Goal.PAUSE:
                 await self.insist(SetGoal(task_id=task_id, goal=Goal.RUN, asked_by="root"))
 
-    async def insist(self, command: Message) -> Message:
-        """Ask until there is an answer."""
+    async def insist(self, command: Message, *, until_found: bool = False) -> Message:
+        """Ask until there is an answer, and until what it names is there."""
+        try_again = {RefusalCode.UNAVAILABLE} | ({RefusalCode.NOT_FOUND} if until_found else set())
         while True:
             try:
                 reply = await self.world.ask(command, ASK_SECONDS)
@@ -100,7 +103,7 @@ class People:
                 await pause(ASK_AGAIN_SECONDS)
                 continue
             refusal = getattr(reply, "refusal", None)
-            if refusal is None or refusal.code is not RefusalCode.UNAVAILABLE:
+            if refusal is None or refusal.code not in try_again:
                 return reply
             await pause(ASK_AGAIN_SECONDS)
 
