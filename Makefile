@@ -30,7 +30,7 @@ $(STAMP): requirements/dev.txt requirements/bootstrap.txt pyproject.toml libs/sd
 
 .PHONY: lock
 lock: $(STAMP) ## Resolve the requirements anew (names, versions and hashes; no addresses)
-	@for set in bootstrap platform examples dev go; do \
+	@for set in bootstrap platform examples dev go frameworks; do \
 	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	    --no-emit-index-url --no-header requirements/$$set.in -o requirements/$$set.txt; done
 	@for set in services nats build; do \
@@ -97,11 +97,26 @@ check: $(STAMP) ## Lint, types, import contracts, proto lint and compatibility, 
 .PHONY: test
 test: $(STAMP) ## The whole default suite, with real servers
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
-	  -m "not slow and not containers and not kubernetes"
+	  -m "not slow and not containers and not kubernetes and not frameworks"
 
 .PHONY: test-slow
 test-slow: $(STAMP) ## The slow tests: real processes, outages, the command line end to end
-	@$(BIN)/python -m pytest -m "slow and not containers and not kubernetes" --timeout 600
+	@$(BIN)/python -m pytest -m "slow and not containers and not kubernetes and not frameworks" --timeout 600
+
+# The training frameworks, in an environment of their own: they take gigabytes, and nothing of the
+# platform needs them.
+FRAMEWORKS := .venv-frameworks
+FRAMEWORKS_STAMP := $(FRAMEWORKS)/.set-up
+$(FRAMEWORKS_STAMP): $(STAMP) requirements/frameworks.txt libs/sdk/pyproject.toml
+	@echo "Setting up $(FRAMEWORKS) (once): PyTorch and others, a few gigabytes"
+	@test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv --without-pip $(FRAMEWORKS)
+	@$(BIN)/uv pip install --quiet --python $(FRAMEWORKS)/bin/python --require-hashes -r requirements/frameworks.txt
+	@$(BIN)/uv pip install --quiet --python $(FRAMEWORKS)/bin/python --no-deps -e libs/sdk
+	@touch $@
+
+.PHONY: test-frameworks
+test-frameworks: $(FRAMEWORKS_STAMP) ## The adapters for PyTorch, Lightning, Hugging Face and JAX, with the real libraries
+	@$(BIN)/python -m pytest -m frameworks --timeout 600 tests/frameworks
 
 .PHONY: test-containers
 test-containers: images ## The images themselves, and bus and store on servers in containers

@@ -12,7 +12,7 @@ def test_every_dependency_has_its_reason() -> None:
     told = set(re.findall(r"[a-z0-9][\w.-]*", (ROOT / "docs/dependencies.md").read_text().lower()))
     wanted = {
         re.split(r"[\[<>=~!]", line)[0].strip().lower()
-        for name in ("platform.in", "examples.in", "dev.in", "bootstrap.in")
+        for name in ("platform.in", "examples.in", "frameworks.in", "dev.in", "bootstrap.in")
         for line in (ROOT / "requirements" / name).read_text().splitlines()
         if line and not line.startswith(("#", "-r"))
     }

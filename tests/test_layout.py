@@ -148,7 +148,7 @@ def test_the_tree_speaks_of_itself_alone() -> None:
         f"{path.relative_to(ROOT)}: {word}"
         for pattern in ("*.py", "*.md", "*.toml", "*.txt", "*.proto", "Makefile", "*.yaml")
         for path in ROOT.rglob(pattern)
-        if not {".venv", ".git", "node_modules"} & set(path.parts)
+        if not {".venv", ".venv-frameworks", ".git", "node_modules"} & set(path.parts)
         for word in words
         if word in path.read_text(errors="ignore")
     ]
