@@ -227,12 +227,18 @@ def states_follow_the_promise(history: History) -> Iterator[str]:
 
 
 def preemption_waits_for_the_ack(history: History) -> Iterator[str]:
-    """A kill of a preempted run is asked only at its deadline or after, never before."""
+    """A kill of a preempted run is asked only at its deadline or after, never before.
+
+    The first request counts. One that is published again carries the time of then, and the clock
+    may have been set back meanwhile.
+    """
     deadlines: dict[tuple[str, int], datetime] = {}
+    killed: set[tuple[str, int]] = set()
     for event in history.events():
         if isinstance(event, m.PreemptionRequested):
             deadlines[event.task_id, event.attempt] = event.deadline_at
-        if isinstance(event, m.KillRequested):
+        if isinstance(event, m.KillRequested) and (event.task_id, event.attempt) not in killed:
+            killed.add((event.task_id, event.attempt))
             deadline = deadlines.get((event.task_id, event.attempt))
             expired = event.reason.code is m.ReasonCode.ACK_EXPIRED
             if expired and deadline is not None and event.requested_at < deadline:
