@@ -5,15 +5,23 @@ from __future__ import annotations
 import io
 import logging
 import os
+import platform
 import sys
 from typing import Literal, TextIO, cast
 
 import structlog
+import structlog.stdlib
 import structlog.tracebacks
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
 from libs.service.log_size import keep_below
+from libs.service.version import VERSION
 
+# Each counter and histogram would have a second series with the time of its making.
+disable_created_metrics()
+
+BUILD = Gauge("shiftwork_build_info", "1; what runs here is in the labels", ["version", "python"])
+BUILD.labels(VERSION, platform.python_version()).set(1)
 HANDLED = Counter("shiftwork_events_handled_total", "Events handled", ["service", "type"])
 DUPLICATES = Counter("shiftwork_events_duplicate_total", "Events seen before", ["service"])
 DEAD_LETTERS = Counter(
@@ -153,19 +161,22 @@ def set_up_logs(
             colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback
         )
     )
+    added: list[structlog.types.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    rendered: list[structlog.types.Processor] = [
+        # Without local variables: they may hold a token or a task's environment.
+        structlog.processors.ExceptionRenderer(
+            structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        )
+        if form == "json"
+        else structlog.processors.format_exc_info,
+        renderer,
+    ]
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            # Without local variables: they may hold a token or a task's environment.
-            structlog.processors.ExceptionRenderer(
-                structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
-            )
-            if form == "json"
-            else structlog.processors.format_exc_info,
-            renderer,
-        ],
+        processors=[*added, *rendered],
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
@@ -173,7 +184,32 @@ def set_up_logs(
         # Module-level loggers outlive a set-up (a test, a second `up` in one process): look it up.
         cache_logger_on_first_use=False,
     )
-    logging.basicConfig(level=logging.WARNING, stream=out, format="%(name)s: %(message)s")
+    _forward_standard_logs(out, added, rendered)
+
+
+_HANDLER_NAME = "shiftwork"
+
+
+def _forward_standard_logs(
+    out: TextIO,
+    added: list[structlog.types.Processor],
+    rendered: list[structlog.types.Processor],
+) -> None:
+    """What libraries log through ``logging``, and warnings, become lines of the same form."""
+    handler = logging.StreamHandler(out)
+    handler.set_name(_HANDLER_NAME)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*added, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendered],
+        )
+    )
+    root = logging.getLogger()
+    for old in [each for each in root.handlers if each.get_name() == _HANDLER_NAME]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    logging.captureWarnings(True)
 
 
 def log(service: str) -> structlog.typing.FilteringBoundLogger:

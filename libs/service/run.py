@@ -107,7 +107,7 @@ async def _main(wiring: Wiring, settings: BaseServiceSettings) -> int:
         except DOWN as problem:
             log.error("cannot start", problem=str(problem))  # noqa: TRY400 - the text says it all
             return 1
-        except BaseExceptionGroup:
+        except (Exception, BaseExceptionGroup):
             log.exception("a part died")
             return 1
     return 1

@@ -166,6 +166,7 @@ class Runner:
         finally:
             self.epoch, self.consumption = None, None
             observe.LEADS.labels(service.name).set(0)
+            service.on_lead_end()
             with contextlib.suppress(*DOWN):
                 await leadership.release()
 

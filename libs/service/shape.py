@@ -58,6 +58,8 @@ class Service:
     commands_on_leader_only: bool = True
     # Called by a new leader before it fetches: load the working set.
     on_lead: Callable[[int], Awaitable[None]] | None = None
+    # Called when this process leads no longer.
+    on_lead_end: Callable[[], None] = lambda: None
     # More HTTP than /healthz /readyz /metrics (the gateway's API).
     app: Asgi | None = None
     # Why the leader cannot do its work though bus and database are there; empty: it can.

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from pathlib import Path
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Histogram
 
 from libs.contracts.envelope import EVENT_BYTES_MAX
 from libs.contracts.messages import ReasonCode
@@ -30,6 +30,7 @@ from libs.store.port import (
     TermOverError,
 )
 from services.scheduler import set_apart, store
+from services.scheduler.cluster_metrics import METRICS, ClusterMetrics
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.index import Index
 from services.scheduler.domain.model import Assign, Hold, Plan, PolicySettings, Task
@@ -58,7 +59,6 @@ REFUSED = Counter(
 # A series that begins at its first event shows alerts no increase.
 for _why in ("violation", "error", "conflict", "too large"):
     REFUSED.labels(_why)
-QUEUED = Gauge("shiftwork_scheduler_queue_length", "Tasks that wait")
 DECIDE_SECONDS = Histogram("shiftwork_scheduler_decide_seconds", "Duration of one decision round")
 
 # Nobody's fault here: the database is away, or somebody else leads.
@@ -88,8 +88,10 @@ class Brain:
         refusal_backoff_seconds_max: float = 30.0,
         too_large_retry_seconds: float = 600.0,
         policy_function: Decide = decide,
+        metrics: ClusterMetrics = METRICS,
     ) -> None:
         self._ports = ports
+        self._metrics = metrics
         self._policy = policy
         self._tick_seconds = tick_seconds
         self._dumps = dumps
@@ -128,6 +130,7 @@ class Brain:
             deleted = tuple(each for each in deleted if each not in self.apart.rows)
             # Its end does not wait.
             self._reload = self._reload or len(deleted) < len(delta.deleted)
+        self._metrics.committed(self._index, put, deleted)
         if self._index.apply(put, deleted):
             self._version += 1
 
@@ -159,6 +162,7 @@ class Brain:
         self._stale = True
         before = self.apart.rows
         self._index, self.apart = await store.load(self._ports.store, self._policy)
+        self._metrics.loaded(self._index)
         self._version += 1
         self._due_at = None
         self._stale = self._reload = False
@@ -178,6 +182,10 @@ class Brain:
         for key in before.keys() - self.apart.rows.keys():
             self._log.warning("a row is loaded again, or gone", row=before[key].name)
         set_apart.count(self.apart)
+
+    def leadership_ended(self) -> None:
+        """Another process leads now, or nobody."""
+        self._metrics.leadership_ended(self._index)
 
     @property
     def index(self) -> Index:
@@ -254,7 +262,6 @@ class Brain:
         with DECIDE_SECONDS.time():
             sifted = sound_plan(snapshot, now, self._decide, check)
         self.refusals.know(snapshot.pools)
-        QUEUED.set(sum(pool.waiting_count() for pool in snapshot.pools.values()))
         if sifted.violations:
             self._refuse(snapshot, sifted)
         plan = sifted.plan

@@ -81,6 +81,7 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
             prune_loop("scheduler", ports.store, settings, *old_rows(settings)),
         ),
         on_lead=on_lead,
+        on_lead_end=brain.leadership_ended,
         warning=lambda: brain.apart.warning,
     )
 

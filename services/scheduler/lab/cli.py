@@ -5,6 +5,7 @@ Joins the command line through its entry point group ``shiftwork.commands``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -42,7 +43,12 @@ def simulate(  # noqa: PLR0917 - a command: every parameter is an option by name
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder of the results.", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="Folder of the results; left out: simulation-TRACE.", show_default=False
+        ),
+    ] = None,
     nodes: Annotated[
         int | None, typer.Option(min=1, max=NODES_MAX, help="Nodes of the cluster.")
     ] = None,
@@ -51,7 +57,8 @@ def simulate(  # noqa: PLR0917 - a command: every parameter is an option by name
         Path | None, typer.Option(help="Cluster file: groups, nodes, virtual clusters, quotas.")
     ] = None,
     policy: Annotated[
-        str, typer.Option(help="Any of ours, fifo, backfill, easy, las, rotation, srpt.")
+        str,
+        typer.Option(help="Any of ours, fifo, backfill, easy, las, rotation, roundrobin, srpt."),
     ] = "ours,fifo,easy",
     arrival_scale: Annotated[
         float, typer.Option(help="Times between arrivals are multiplied by it.")
@@ -105,6 +112,7 @@ def simulate(  # noqa: PLR0917 - a command: every parameter is an option by name
     )
     policies = _policies(policy)
     _format(format)
+    out = out or _default_folder(trace)
     try:
         machine = _cluster(cluster, nodes, gpus_per_node)
         request = Request(nodes, gpus_per_node, machine, bad_rows, limit, format)
@@ -116,6 +124,12 @@ def simulate(  # noqa: PLR0917 - a command: every parameter is an option by name
     except LabError as error:
         raise Failure(error.what, where=error.where, fix=error.fix) from None
     _show(results, out, told=len(workload.notes))
+
+
+def _default_folder(trace: str) -> Path:
+    """In the current folder, named after the trace; a later run of the same one replaces it."""
+    name = Path(trace).name.partition(".")[0]
+    return Path(f"simulation-{re.sub('[^A-Za-z0-9_-]+', '-', name) or 'trace'}")
 
 
 def _policies(text: str) -> tuple[str, ...]:
@@ -206,10 +220,9 @@ def _show(results: Numbers, out: Path, *, told: int) -> None:
         render.document(results)
         return
     shown = [column for column in COLUMNS if column.head in _SHOWN]
-    rows = [
-        [name, *(column.word(column.value(of)) for column in shown)]
-        for name, of in cast("dict[str, Numbers]", results["policies"]).items()
-    ]
+    runs = cast("dict[str, Numbers]", results["policies"])
+    cells = [column.words(list(runs.values())) for column in shown]
+    rows = [list(row) for row in zip(runs, *cells, strict=True)]
     render.table(["policy", *(column.head for column in shown)], rows, "nothing was run")
     for note in results["notes"][told:]:
         render.note(note)

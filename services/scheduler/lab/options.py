@@ -9,7 +9,9 @@ from typing import Protocol
 from services.scheduler.lab.record import RunRecord
 from services.scheduler.lab.workload import Workload
 
-POLICIES: tuple[str, ...] = ("ours", "fifo", "backfill", "easy", "las", "rotation", "srpt")
+POLICIES: tuple[str, ...] = (
+    *("ours", "fifo", "backfill", "easy", "las", "rotation", "roundrobin", "srpt"),
+)
 
 
 @dataclass(frozen=True, slots=True)

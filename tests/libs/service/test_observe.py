@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
+import platform
+import warnings
 from pathlib import Path
 
 import pytest
 import structlog
+from prometheus_client import generate_latest
 
 from libs.service import observe
+from libs.service.version import VERSION
 
 
 def fail(token: str) -> None:
@@ -87,3 +92,39 @@ def test_a_real_full_disk_refuses_each_line_by_itself() -> None:
                 observe.log("x").info("lost")
         finally:
             structlog.reset_defaults()
+
+
+def test_what_libraries_log_and_warnings_are_json_lines_too() -> None:
+    out = io.StringIO()
+    logging.captureWarnings(False)  # an earlier test's, which pytest has undone by half
+    observe.set_up_logs("json", "info", out)
+    try:
+        logging.getLogger("uvicorn.error").warning("Invalid %s", "request")
+        logging.getLogger("asyncio").info("too quiet to be kept")
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("old", DeprecationWarning, stacklevel=1)
+        try:
+            fail("sat_" + "x" * 9)
+        except ValueError:
+            logging.getLogger("nats").exception("it fell")
+    finally:
+        logging.captureWarnings(False)
+        structlog.reset_defaults()
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [(line["logger"], line["level"]) for line in lines] == [
+        ("uvicorn.error", "warning"),
+        ("py.warnings", "warning"),
+        ("nats", "error"),
+    ]
+    assert lines[0]["event"] == "Invalid request"
+    assert all("timestamp" in line for line in lines)
+    assert "sat_xxxxxxxxx" not in out.getvalue()
+
+
+def test_metrics_name_the_build_and_have_no_series_of_creation_times() -> None:
+    text = generate_latest().decode()
+    assert (
+        f'shiftwork_build_info{{python="{platform.python_version()}",version="{VERSION}"}}' in text
+    )
+    assert "_created" not in text

@@ -19,7 +19,11 @@ VCS_SHOWN_MAX = 40
 NOTES_SHOWN_MAX = 60
 SIZES_SHOWN_MAX = 12
 # What the chosen policy is compared with: the first of these that ran.
-_PEERS = ("easy", "backfill", "fifo", "rotation", "las", "srpt")
+_PEERS = ("easy", "backfill", "fifo", "rotation", "las", "roundrobin", "srpt")
+# With fewer jobs the difference between two policies is an accident of the trace.
+_JOBS_COMPARED_MIN = 30
+# Smaller differences are none.
+_RATIO_MIN = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,12 @@ class _Column:
     word: Callable[[float | None], str]
     # -1: the smallest is best, 1: the largest, 0: neither.
     better: int = -1
+
+    def words(self, runs: Sequence[Numbers]) -> list[str]:
+        """The column's cells; durations in one unit."""
+        values = [self.value(run) for run in runs]
+        word = plot.spans(values) if self.word is span else self.word
+        return [word(value) for value in values]
 
 
 COLUMNS = (
@@ -63,11 +73,11 @@ def page(workload: Workload, options: Options, runs: Sequence[Curves]) -> str:
         f"<title>{escape(title)}</title><style>{style.css()}</style></head><body><main>",
         f"<header><h1>{escape(workload.name)}</h1>",
         f'<p class="soft">{escape(run_in_words(workload, options))}</p></header>',
-        _headline(ordered),
+        _headline(ordered, len(workload.jobs)),
         _cards(ordered),
         "<h2>All policies</h2>",
         '<p class="soft">The best value of each column is bold.</p>',
-        _table(ordered),
+        _table(ordered, len(workload.jobs)),
         _legend(ordered),
         _over_time(ordered),
         _sizes(ordered, "Completion time by size", "completion time", lambda size: size.jct),
@@ -86,12 +96,20 @@ def _peer(runs: Sequence[Curves]) -> Curves | None:
     return next((others[name] for name in _PEERS if name in others), None)
 
 
-def _headline(runs: Sequence[Curves]) -> str:
+def _headline(runs: Sequence[Curves], jobs: int) -> str:
     peer = _peer(runs)
     mine = runs[0].numbers["mean_jct_s"]
     if peer is None or not mine or not peer.numbers["mean_jct_s"]:
         return ""
+    if jobs < _JOBS_COMPARED_MIN:
+        many = "One job is" if jobs == 1 else f"{jobs} jobs are"
+        return f'<p class="lead">{many} too few to compare policies.</p>'
     ratio = mine / peer.numbers["mean_jct_s"]
+    if abs(ratio - 1) < _RATIO_MIN:
+        return (
+            f'<p class="lead">Under <i>{escape(runs[0].policy)}</i> the average job is done after '
+            f"{span(mine)}, as under <i>{escape(peer.policy)}</i>.</p>"
+        )
     kind, word = ("", "sooner") if ratio <= 1 else (' class="bad"', "later")
     factor = 1 / ratio if ratio <= 1 else ratio
     return (
@@ -104,28 +122,30 @@ def _headline(runs: Sequence[Curves]) -> str:
 def _cards(runs: Sequence[Curves]) -> str:
     peer = _peer(runs)
     parts = ['<div class="cards">']
+    shown = [runs[0], *([peer] if peer is not None else [])]
     for column in (COLUMNS[place] for place in _CARDS):
-        value = column.value(runs[0].numbers)
-        than = ""
-        if peer is not None:
-            other = column.value(peer.numbers)
-            than = f'<div class="than">{escape(peer.policy)}: {column.word(other)}</div>'
+        value, *others = column.words([run.numbers for run in shown])
+        than = "".join(
+            f'<div class="than">{escape(run.policy)}: {word}</div>'
+            for run, word in zip(shown[1:], others, strict=True)
+        )
         parts.append(
             f'<div class="card"><div class="what">{column.head}</div>'
-            f'<div class="value">{column.word(value)}</div>{than}</div>'
+            f'<div class="value">{value}</div>{than}</div>'
         )
     return "".join(parts) + "</div>"
 
 
-def _table(runs: Sequence[Curves]) -> str:
-    best = [_best(column, runs) for column in COLUMNS]
+def _table(runs: Sequence[Curves], jobs: int) -> str:
+    compared = jobs >= _JOBS_COMPARED_MIN
+    best = [_best(column, runs) if compared else None for column in COLUMNS]
+    words = [column.words([run.numbers for run in runs]) for column in COLUMNS]
     heads = "".join(f'<th scope="col">{column.head}</th>' for column in COLUMNS)
     rows: list[str] = []
     for place, run in enumerate(runs):
         cells = "".join(
-            f"<td{_mark(column.value(run.numbers), top)}>"
-            f"{column.word(column.value(run.numbers))}</td>"
-            for column, top in zip(COLUMNS, best, strict=True)
+            f"<td{_mark(column.value(run.numbers), top)}>{cells_of[place]}</td>"
+            for column, top, cells_of in zip(COLUMNS, best, words, strict=True)
         )
         chosen = ' class="chosen"' if place == 0 else ""
         rows.append(f'<tr{chosen}><th scope="row">{escape(run.policy)}</th>{cells}</tr>')
@@ -137,7 +157,7 @@ def _table(runs: Sequence[Curves]) -> str:
 
 def _best(column: _Column, runs: Sequence[Curves]) -> float | None:
     values = [value for run in runs if (value := column.value(run.numbers)) is not None]
-    if len(values) < 2 or column.better == 0:  # noqa: PLR2004 - nothing to compare
+    if len(set(values)) < 2 or column.better == 0:  # noqa: PLR2004 - nothing to compare
         return None
     return min(values) if column.better < 0 else max(values)
 

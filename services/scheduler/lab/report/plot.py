@@ -74,6 +74,23 @@ def span(seconds: float | None) -> str:
     return (text.rstrip("0").rstrip(".") if "." in text else text) + f" {unit}"
 
 
+def spans(values: Sequence[float | None]) -> Callable[[float | None], str]:
+    """``span`` for values that stand in one column: all in one unit, so that they compare."""
+    known = [value for value in values if value]
+    if not known:
+        return span
+    # The largest unit of which the smallest value is at least a half.
+    size, unit = next((each for each in _UNITS if min(known) >= each[0] * 0.5), _UNITS[-1])
+
+    def word(seconds: float | None) -> str:
+        if not seconds:
+            return span(seconds)
+        value = seconds / size
+        return f"{value:,.{2 if value < 10 else 1}f} {unit}"  # noqa: PLR2004 - figures shown
+
+    return word
+
+
 def number(value: float | None) -> str:
     """Three figures: ``1,204``, ``31.2``, ``0.45``."""
     if value is None:

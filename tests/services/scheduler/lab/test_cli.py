@@ -227,3 +227,25 @@ def test_history_under_a_changed_quota(
     assert waits("--quota", str(quotas)) == ["", "", "0"]
     notes = json.loads((tmp_path / "out" / "results.json").read_text())["notes"]
     assert notes[-1].startswith("fifo: 2 of 3 jobs never ran")
+
+
+def test_the_folder_is_named_after_the_trace_if_none_is_given(
+    simulate: Shiftwork, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        code, _, said = simulate(trace, "--nodes", "2", "--policy", "fifo")
+        assert code == 0, said
+        assert "simulation-trace/report.html" in said
+    assert (tmp_path / "simulation-trace/results.json").exists()
+
+
+def test_round_robin_can_be_chosen(
+    simulate: Shiftwork, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "_driver", lambda: drive)
+    code, told, said = simulate(
+        trace, "--nodes", "2", "--policy", "roundrobin", "--out", str(tmp_path), "--json"
+    )
+    assert code == 0, said
+    assert json.loads(told)["policies"]["roundrobin"]["mean_jct_s"] > 0

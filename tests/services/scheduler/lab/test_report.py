@@ -39,18 +39,18 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def workload() -> Workload:
+def workload(jobs_max: int = 60) -> Workload:
     clusters = (VirtualCluster(EVIL, 2, teams=(EVIL,)), VirtualCluster("b", 1, teams=("b",)))
     jobs = [
         Job(number, 100.0 * number, 50.0 + 400.0 * (number % 7), 1 + number % 3, None, EVIL, team)
         for number, team in enumerate((EVIL, "b", "c") * 20)
     ]
     group = uniform("default", 4, 8, clusters)
-    return Workload(EVIL, jobs, Cluster((group,)), skipped=1, notes=(EVIL,))
+    return Workload(EVIL, jobs[:jobs_max], Cluster((group,)), skipped=1, notes=(EVIL,))
 
 
-def made(policies: tuple[str, ...]) -> str:
-    full, options = workload(), Options()
+def made(policies: tuple[str, ...], full: Workload | None = None) -> str:
+    full, options = full or workload(), Options()
     partitions = private_partitions(full)
     runs = [
         curves(
@@ -84,6 +84,42 @@ def test_the_report_is_whole_and_loads_nothing() -> None:
     for picture in pictures:
         root = ET.fromstring(picture)
         assert root.get("aria-label") or root.get("aria-hidden") == "true"
+
+
+def test_few_jobs_are_no_comparison() -> None:
+    for jobs, words in ((1, "One job is too few"), (29, "29 jobs are too few")):
+        text = made(("fifo", "easy"), workload(jobs))
+        assert f"{words} to compare policies." in text
+        assert 'class="best"' not in text
+        assert "sooner" not in text
+    assert 'class="best"' in made(("fifo", "easy"))
+
+
+def test_policies_that_do_the_same_are_not_ranked() -> None:
+    full = workload()
+    alone = Workload("alone", full.jobs, Cluster((uniform("default", 400, 8, ()),)))
+    text = made(("fifo", "easy"), alone)
+    assert "as under <i>easy</i>" in text
+    assert 'class="best"' not in text
+    assert "times sooner" not in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        ((3.83 * 3600, 10.1 * 3600, 4.41 * 3600), ["3.83 h", "10.1 h", "4.41 h"]),
+        ((2898.0, 16.8 * 3600, 10.3 * 3600), ["0.81 h", "16.8 h", "10.3 h"]),
+        ((1.93 * 86400, 35.3 * 3600), ["1.93 d", "1.47 d"]),
+        ((30.0, 40 * 3600.0), ["0.50 min", "2,400.0 min"]),
+        ((0.0, 90.0, None), ["0", "1.50 min", "\u2013"]),
+        ((None, 0.0), ["\u2013", "0"]),
+    ],
+)
+def test_durations_of_one_column_have_one_unit(
+    seconds: tuple[float | None, ...], words: list[str]
+) -> None:
+    word = plot.spans(seconds)
+    assert [word(each) for each in seconds] == words
 
 
 def test_names_are_escaped() -> None:

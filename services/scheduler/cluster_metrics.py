@@ -1,0 +1,177 @@
+"""What operators watch: tasks and nodes by state, GPUs used and free, waits, preemptions.
+
+The leader's ``Brain`` feeds it with each commit; other processes of the scheduler report nothing.
+A change costs the nodes and tasks that it touches, and a scrape what changed since the last one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Counts
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client import REGISTRY, Counter, Histogram, Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from libs.contracts.ids import TaskId
+from libs.contracts.messages import TaskState
+from services.scheduler.domain.index import Index
+from services.scheduler.domain.lifecycle import TERMINAL
+from services.scheduler.domain.model import Node, Task
+
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+
+QUEUE_WAIT = Histogram(
+    "shiftwork_queue_wait_seconds",
+    "From submission, or the end of the last attempt, to the assignment of nodes",
+    ["group"],
+    buckets=(1, 5, 15, MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR, 4 * HOUR, 12 * HOUR, DAY, 7 * DAY),
+)
+PREEMPTIONS = Counter("shiftwork_preemptions_total", "Runs that were asked to leave", ["group"])
+CHECKPOINT_SECONDS = Histogram(
+    "shiftwork_preemption_checkpoint_seconds",
+    "From the request to leave to the acknowledged checkpoint",
+    ["group"],
+    buckets=(0.5, 1, 2, 5, 10, 20, 30, MINUTE, 2 * MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR),
+)
+
+# In the order in which the first that holds is a node's state.
+NODE_STATES = ("not_ready", "draining", "cordoned", "ready")
+GPU_STATES = ("used", "free", "unavailable")
+
+
+@dataclass
+class _Counted:
+    """How one node is counted at present."""
+
+    group: str
+    state: str
+    gpus: tuple[int, int, int]
+
+
+@dataclass(eq=False)
+class ClusterMetrics(Collector):
+    """The gauges, kept for the leader's index."""
+
+    _index: Index | None = None
+    _tasks: Counts[tuple[str, TaskState]] = field(default_factory=Counts[tuple[str, TaskState]])
+    _nodes: Counts[tuple[str, str]] = field(default_factory=Counts[tuple[str, str]])
+    _gpus: Counts[tuple[str, str]] = field(default_factory=Counts[tuple[str, str]])
+    _counted: dict[str, _Counted] = field(default_factory=dict[str, _Counted])
+    # Nodes that may have changed since the last scrape.
+    _changed: set[str] = field(default_factory=set[str])
+
+    def loaded(self, index: Index) -> None:
+        """Count all of a working set: a new leader's, or one that was loaded again."""
+        self.clear()
+        self._index = index
+        self._tasks.update((task.group, task.state) for task in index.tasks.values())
+        self._changed.update(index.nodes)
+
+    def leadership_ended(self, index: Index) -> None:
+        """Report nothing any more."""
+        if index is self._index:
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._index = None
+        for each in (self._tasks, self._nodes, self._gpus, self._counted, self._changed):
+            each.clear()
+
+    def committed(
+        self,
+        index: Index,
+        put: Iterable[object],
+        deleted: Iterable[tuple[type[object], tuple[object, ...]]],
+    ) -> None:
+        """Follow a commit that ``index`` is about to take over."""
+        if index is not self._index:
+            return
+        for row in put:
+            if isinstance(row, Task):
+                old = index.tasks.get(row.id)
+                self._replace(old, None if row.state in TERMINAL else row)
+                if old is not None:
+                    _observe(old, row)
+            elif isinstance(row, Node):
+                self._changed.add(row.id)
+        for kind, key in deleted:
+            if kind is Task:
+                self._replace(index.tasks.get(TaskId(str(key[0]))), None)
+            elif kind is Node:
+                self._changed.add(str(key[0]))
+
+    def _replace(self, old: Task | None, new: Task | None) -> None:
+        for task, number in ((old, -1), (new, 1)):
+            if task is not None:
+                self._tasks[task.group, task.state] += number
+                for placement in (*task.placements, *task.promised):
+                    self._changed.add(placement.node_id)
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges as they are now (prometheus_client calls this at each scrape)."""
+        index = self._index
+        if index is None:
+            return
+        for node_id in self._changed:
+            self._recount(index, node_id)
+        self._changed.clear()
+        tasks = {
+            (group, state.name.lower()): count for (group, state), count in self._tasks.items()
+        }
+        yield _family("shiftwork_tasks", "Tasks that have not ended, by state", tasks)
+        yield _family("shiftwork_nodes", "Nodes, by state", self._nodes)
+        yield _family("shiftwork_gpus", "GPUs: used, free for new runs, or neither", self._gpus)
+
+    def _recount(self, index: Index, node_id: str) -> None:
+        if (old := self._counted.pop(node_id, None)) is not None:
+            self._add(old, -1)
+        node = index.nodes.get(node_id)
+        if node is not None and not node.removed:
+            new = self._counted[node_id] = _count(node, index.taken(node_id).bit_count())
+            self._add(new, 1)
+
+    def _add(self, node: _Counted, sign: int) -> None:
+        self._nodes[node.group, node.state] += sign
+        for state, number in zip(GPU_STATES, node.gpus, strict=True):
+            self._gpus[node.group, state] += sign * number
+
+
+def _count(node: Node, used: int) -> _Counted:
+    holds = (not node.ready, node.draining, not node.schedulable, True)
+    state = next(state for state, true in zip(NODE_STATES, holds, strict=True) if true)
+    idle = max(0, node.gpus - used)
+    free = max(0, idle - len(node.unusable_gpus)) if node.offered else 0
+    return _Counted(node.group, state, (used, free, idle - free))
+
+
+def _observe(old: Task, new: Task) -> None:
+    if new.attempt > old.attempt and new.assigned_at is not None:
+        since = old.unserved_since or old.submitted_at
+        wait = (new.assigned_at - since).total_seconds()
+        QUEUE_WAIT.labels(new.group).observe(max(0.0, wait))
+    # The exit of a run may be recorded together with its last checkpoint.
+    asked_at = new.preempt_requested_at or old.preempt_requested_at
+    if asked_at is None or new.attempt != old.attempt:
+        return
+    if old.preempt_requested_at is None:
+        PREEMPTIONS.labels(new.group).inc()
+    saved = new.checkpoint
+    is_first = old.checkpoint is None or old.checkpoint.saved_at < asked_at
+    if saved is not None and saved != old.checkpoint and is_first and saved.saved_at >= asked_at:
+        latency = (saved.saved_at - asked_at).total_seconds()
+        CHECKPOINT_SECONDS.labels(new.group).observe(latency)
+
+
+def _family(name: str, help_text: str, counts: dict[tuple[str, str], int]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, help_text, labels=["group", "state"])
+    for (group, state), count in sorted(counts.items()):
+        family.add_metric([group, state], count)
+    return family
+
+
+METRICS = ClusterMetrics()
+"""The process's only one: it leads the scheduler at most once."""
+REGISTRY.register(METRICS)

@@ -1,0 +1,124 @@
+"""What operators see at /metrics of the leader."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from prometheus_client import REGISTRY
+
+from libs.contracts.messages import CheckpointSaved, ExitKind, Priority
+from services.scheduler.cluster_metrics import METRICS, ClusterMetrics
+from tests.builders import (
+    a_checkpoint,
+    a_task,
+    exited_event,
+    some_nodes,
+    started_event,
+    submitted_event,
+)
+from tests.services.scheduler.world import World, inventory_of, node_changed
+
+
+def gauges(metrics: ClusterMetrics = METRICS) -> dict[str, dict[str, float]]:
+    """By metric and state, without those that are 0."""
+    return {
+        family.name.removeprefix("shiftwork_"): {
+            each.labels["state"]: each.value for each in family.samples if each.value
+        }
+        for family in metrics.collect()
+    }
+
+
+def counted(name: str) -> float:
+    return REGISTRY.get_sample_value(name, {"group": "default"}) or 0.0
+
+
+def counted_afresh(world: World) -> dict[str, dict[str, float]]:
+    metrics = ClusterMetrics()
+    metrics.loaded(world.service.loops[0].step.__self__.index)  # type: ignore[attr-defined]
+    return gauges(metrics)
+
+
+async def a_world(nodes: int) -> World:
+    world = await World().start()
+    some = some_nodes(nodes)
+    await world.hear(*(node_changed(node) for node in some), inventory_of(*some))
+    return world
+
+
+async def test_tasks_nodes_and_gpus_are_counted_through_a_whole_hand_over() -> None:
+    world = await a_world(1)
+    before = {
+        name: counted(f"shiftwork_{name}")
+        for name in (
+            "preemptions_total",
+            "queue_wait_seconds_count",
+            "queue_wait_seconds_sum",
+            "preemption_checkpoint_seconds_count",
+            "preemption_checkpoint_seconds_sum",
+        )
+    }
+    total = gauges()["gpus"]["free"]
+    await world.hear(submitted_event(a_task("low", priority=Priority.LOW)))
+    await world.settle()
+    await world.hear(started_event(await world.task("low")))
+    assert gauges() == {
+        "tasks": {"running": 1.0},
+        "nodes": {"ready": 1.0},
+        "gpus": {"used": total},
+    }
+
+    world.clock.to(20)
+    await world.hear(submitted_event(a_task("high", priority=Priority.HIGH, submitted=20)))
+    await world.settle()
+    assert gauges()["tasks"] == {"preempting": 1.0, "queued": 1.0}
+
+    saved = a_checkpoint(1, saved=23)
+    await world.hear(CheckpointSaved(task_id="low", attempt=1, checkpoint=saved))
+    world.clock.to(25)
+    await world.hear(
+        exited_event(await world.task("low"), ExitKind.PREEMPTED, now=25, checkpoint=saved)
+    )
+    await world.settle()
+    assert gauges()["tasks"] == {"starting": 1.0, "queued": 1.0}
+    assert gauges() == counted_afresh(world)
+
+    world.clock.to(35)
+    await world.hear(exited_event(await world.task("high"), now=35))
+    await world.settle()
+    assert gauges()["tasks"] == {"starting": 1.0}
+    after = {name: counted(f"shiftwork_{name}") - was for name, was in before.items()}
+    assert after == {
+        "preemptions_total": 1,
+        # Low at once, high 5 s after it came, low again 10 s after it left.
+        "queue_wait_seconds_count": 3,
+        "queue_wait_seconds_sum": pytest.approx(15),
+        "preemption_checkpoint_seconds_count": 1,
+        "preemption_checkpoint_seconds_sum": pytest.approx(3),
+    }
+
+
+async def test_gpus_of_a_node_that_takes_no_runs_are_neither_used_nor_free() -> None:
+    world = await a_world(3)
+    one, two, three = some_nodes(3)
+    total = gauges()["gpus"]["free"] / 3
+    await world.hear(
+        node_changed(replace(one, version=2, schedulable=False)),
+        node_changed(replace(two, version=2, ready=False)),
+        node_changed(replace(three, version=2, unusable_gpus=(0,))),
+    )
+    await world.settle()
+    assert gauges()["nodes"] == {"cordoned": 1.0, "not_ready": 1.0, "ready": 1.0}
+    assert gauges()["gpus"] == {"free": total - 1, "unavailable": 2 * total + 1}
+    assert gauges() == counted_afresh(world)
+
+
+async def test_only_the_leader_reports() -> None:
+    world = await a_world(2)
+    assert gauges()["nodes"] == {"ready": 2.0}
+    world.service.on_lead_end()
+    assert gauges() == {}
+    await world.restart()
+    assert gauges()["nodes"] == {"ready": 2.0}
+    assert gauges() == counted_afresh(world)
