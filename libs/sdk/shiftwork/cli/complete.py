@@ -87,6 +87,11 @@ priorities = _words(parse.PRIORITIES)
 states = _words(parse.STATES)
 
 
+def tasks_then_priority(ctx: typer.Context, incomplete: str) -> Found:
+    """Of ``priority TASK... PRIORITY``: the shell cannot tell which of the two comes."""
+    return live_tasks(ctx, incomplete) + priorities(incomplete)
+
+
 def context_names(incomplete: str) -> Found:
     """Contexts by name."""
     try:

@@ -52,7 +52,7 @@ def each(tasks: Sequence[str], act: Callable[[Api, str], Dict[str, Any]]) -> Lis
     for task in dict.fromkeys(tasks):
         try:
             done.append(act(api, task))
-        except Failure as failure:
+        except Failure as failure:  # noqa: PERF203 - the others go on
             if len(tasks) == 1 or failure.code == UNREACHABLE:
                 raise
             render.failure(failure)
@@ -461,7 +461,9 @@ def _goals(tasks: Sequence[str], goal: str) -> None:
 
 
 def priority(
-    tasks: List[str] = _LIVE,
+    tasks: List[str] = typer.Argument(
+        ..., metavar="TASK...", help=_HELP, autocompletion=complete.tasks_then_priority
+    ),
     level: str = typer.Argument(
         ...,
         metavar="PRIORITY",
