@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from typing import Any, Iterator, Mapping, cast
+from typing import Any, Generator, Mapping, cast
 
 REFUSED = 1
 USAGE = 2
@@ -136,7 +136,7 @@ def as_typed(failure: Failure, flags: Mapping[str, str], file: str = "") -> Fail
 
 
 @contextmanager
-def told_as_typed(flags: Mapping[str, str], file: str = "") -> Iterator[None]:
+def told_as_typed(flags: Mapping[str, str], file: str = "") -> Generator[None, None, None]:
     """A block whose refusals are told so."""
     try:
         yield

@@ -147,7 +147,7 @@ def _until_empty(api: Api, node: str, seconds: Optional[float]) -> Dict[str, Any
             except Failure as failure:
                 pause = patience.lost(failure)
             else:
-                tasks = shown.get("tasks") or []
+                tasks: List[str] = shown.get("tasks") or []
                 if not tasks:
                     return shown
                 left = f"{node}: {len(tasks)} still there: {' '.join(tasks[:TASKS_SHOWN_MAX])}"

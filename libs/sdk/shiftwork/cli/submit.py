@@ -221,9 +221,10 @@ def _put(body: Dict[str, Any], field: str, value: Any, *, whole: bool) -> None: 
     *above, last = field.split(".")
     for name in above:
         body[name] = body = dict(parse.fields(body.get(name)))
-    if isinstance(value, dict) and not whole:
-        value = {**parse.fields(body.get(last)), **value}
-    body[last] = value
+    if parse.fields(value) and not whole:
+        body[last] = {**parse.fields(body.get(last)), **parse.fields(value)}
+    else:
+        body[last] = value
 
 
 def _as_given(value: Any, option: str) -> Any:  # noqa: ANN401 - the option's own type
