@@ -367,13 +367,13 @@ def named(policies: Sequence[GroupPolicy]) -> tuple[dict[str, str], dict[str, st
         path = at("groups", policy.group)
         for kind, names in zip(("users", "teams"), found, strict=True):
             shares = at(at(path, "shares"), kind)
-            places = {who: at(shares, who) for who in getattr(policy.shares, kind)}
+            places = [(at(shares, who), who) for who in getattr(policy.shares, kind)]
             for index, cluster in enumerate(policy.virtual_clusters):
                 members = at(nth(at(path, "virtual_clusters"), index), kind)
-                places |= {who: nth(members, n) for n, who in enumerate(getattr(cluster, kind))}
-            for who, place in places.items():
-                if who not in names and len(names) < NAMED_MAX:
-                    names[who] = place
+                places += [(nth(members, n), who) for n, who in enumerate(getattr(cluster, kind))]
+            for place, who in places:
+                if len(names) < NAMED_MAX:
+                    names.setdefault(who, place)
     users, teams = ({place: who for who, place in names.items()} for names in found)
     return users, teams
 
