@@ -262,6 +262,7 @@ class TaskSpec(Message):
     node_selector: Mapping[str, str] = pydantic.Field(default_factory=dict)
     tolerations: tuple[str, ...] = ()
     pod: PodRequest | None = None
+    wait_for_nodes: bool = False
 
 
 class Checkpoint(Message):
@@ -366,6 +367,7 @@ class CreateTask(Message):
     owner: str = ""
     team: str = ""
     spec: TaskSpec
+    dry_run: bool = False
 
 
 class CreateTaskReply(Message):
@@ -657,6 +659,7 @@ class SetPolicy(Message):
     document: str = ""
     group: str = ""
     asked_by: str = ""
+    check_only: bool = False
 
 
 class SetPolicyReply(Message):
@@ -666,6 +669,8 @@ class SetPolicyReply(Message):
     versions: Mapping[str, Int64] = pydantic.Field(default_factory=dict)
     changed: tuple[str, ...] = ()
     warnings: tuple[FieldError, ...] = ()
+    users: Mapping[str, str] = pydantic.Field(default_factory=dict)
+    teams: Mapping[str, str] = pydantic.Field(default_factory=dict)
 
 
 class ListPolicies(Message):

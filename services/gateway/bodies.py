@@ -156,6 +156,9 @@ class TaskBody(Body):
         max_length=ENTRIES_MAX,
         description="taints of nodes that it does not mind: key, or key=value",
     )
+    wait_for_nodes: bool = Field(
+        default=False, description="wait for nodes that are to come, if those there never fit"
+    )
     pod: PodBody | None = Field(default=None, description="for runtimes with pods")
 
 

@@ -12,10 +12,12 @@ from services.gateway.auth import Identity
 from services.gateway.bodies import PodBody, QuotaBody, TaskBody
 from services.gateway.handlers import with_submission
 from services.gateway.problems import UNAVAILABLE, ProblemError, invalid, refused
-from services.gateway.rows import AcceptedRow
+from services.gateway.rows import AcceptedRow, TaskRow
 from services.gateway.words import GOALS, MODES, PRIORITIES, UNITS
 
 R = TypeVar("R", bound=Message)
+# The label of a task that was submitted again: which task it is again.
+RETRY_OF = "retry-of"
 
 
 class Commands:
@@ -86,6 +88,7 @@ def create_task(body: TaskBody, identity: Identity, key: str) -> m.CreateTask:
         tolerations=tuple(body.tolerations),
         nodes=body.nodes,
         pod=_pod(body.pod) if body.pod else None,
+        wait_for_nodes=body.wait_for_nodes,
     )
     return m.CreateTask(client_key=key, owner=identity.user, team=identity.team, spec=spec)
 
@@ -118,6 +121,14 @@ def accepted(reply: m.CreateTaskReply, command: m.CreateTask) -> AcceptedRow:
     )
     queued = AcceptedRow(reply.task_id, reason=m.Reason(code=m.ReasonCode.QUEUED))
     return with_submission(queued, stored)
+
+
+def retry_task(task_id: str, row: TaskRow, key: str) -> m.CreateTask:
+    """The command for the same task again: its owner's, and labelled with the task before."""
+    assert row.spec is not None, "the caller has seen that its spec is known"
+    labels = {**row.spec.labels, RETRY_OF: task_id}
+    spec = row.spec.model_copy(update={"labels": labels})
+    return m.CreateTask(client_key=key, owner=row.owner, team=row.team, spec=spec)
 
 
 def set_goal(task_id: str, goal: str, identity: Identity) -> m.SetGoal:

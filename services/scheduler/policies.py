@@ -33,6 +33,7 @@ GROUPS_MAX = 1000
 CLUSTERS_MAX = 1000
 MEMBERS_MAX = 10_000
 TREE_DEPTH_MAX = 16
+NAMED_MAX = 2000
 TOPOLOGY_MAX = 8
 NODES_MAX = 1_000_000
 YEAR = 365 * DAY
@@ -356,6 +357,25 @@ GROUP: Mapping[str, Field] = {
 def document_of(policy: GroupPolicy) -> dict[str, Any]:
     """The policy as a group's document with every key; ``parse`` reads the same again."""
     return f.written(policy, GROUP)
+
+
+def named(policies: Sequence[GroupPolicy]) -> tuple[dict[str, str], dict[str, str]]:
+    """The users and the teams that valid policies name: where in the document, and who. Each name
+    once, and at most ``NAMED_MAX`` of either, so that an answer with them stays small."""
+    found: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    for policy in policies:
+        path = at("groups", policy.group)
+        for kind, names in zip(("users", "teams"), found, strict=True):
+            shares = at(at(path, "shares"), kind)
+            places = [(at(shares, who), who) for who in getattr(policy.shares, kind)]
+            for index, cluster in enumerate(policy.virtual_clusters):
+                members = at(nth(at(path, "virtual_clusters"), index), kind)
+                places += [(nth(members, n), who) for n, who in enumerate(getattr(cluster, kind))]
+            for place, who in places:
+                if len(names) < NAMED_MAX:
+                    names.setdefault(who, place)
+    users, teams = ({place: who for who, place in names.items()} for names in found)
+    return users, teams
 
 
 def load_file(path: Path, *, default_policy: str = "timeshare") -> tuple[GroupPolicy, ...]:

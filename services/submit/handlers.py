@@ -81,7 +81,8 @@ class Commands:
         }
 
     async def create_task(self, tx: Tx, command: CreateTask) -> CreateTaskReply:
-        """Store a valid task and say so; the same client key again is the same task again."""
+        """Store a valid task and say so; the same client key again is the same task again. A dry
+        run gets the same answer, and stores nothing."""
         return (await self._create(tx, (command,)))[0]
 
     async def create_tasks(self, tx: Tx, command: CreateTasks) -> CreateTasksReply:
@@ -104,7 +105,9 @@ class Commands:
         for draft in drafts:
             live = await store.live_tasks(tx, draft.command.owner)
             reply, row = self._judge(draft, known, live, tx.now)
-            if row is not None:
+            if row is not None and draft.command.dry_run:
+                reply = reply.model_copy(update={"created": False})
+            elif row is not None:
                 await store.count_live(tx, row.owner, +1)
                 known.add(row)
                 tx.put(row)
@@ -126,7 +129,7 @@ class Commands:
         if draft.unfit is not None:
             return CreateTaskReply(refusal=draft.unfit), None
         before = known.made_before(command)
-        if before is not None:
+        if before is not None and not command.dry_run:
             return _made_before(before, command.spec), None
         facts = known.facts(draft)
         spec = validate(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from libs.contracts.inventories import is_old
@@ -79,6 +80,9 @@ class NodeRow:
     memory_bytes: int
     # When submit heard of it; None: before this was noted.
     changed_at: datetime | None = None
+    # None: as well.
+    labels: Mapping[str, str] | None = None
+    taints: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,7 @@ class ShapeRow:
     cpus: float
     memory_bytes: int
     nodes: int
+    taints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,13 @@ class QuotaRow:
     limit: int
 
 
+Selector = tuple[tuple[str, str], ...]
+# The nodes that a group and labels select, by how they look; labels that the group has.
+Selected = tuple[tuple[Shape, ...] | None, tuple[str, ...]]
+# So many nodes are looked at for one selector. Where more match, the scheduler alone judges.
+SELECTED_MAX = 1000
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A task that somebody asks for: with its defaults, not judged yet."""
@@ -134,6 +146,11 @@ class Draft:
         """What the facts about it depend on: owner, team, group."""
         return self.command.owner, self.command.team, self.filled.group
 
+    @property
+    def selection(self) -> tuple[str, Selector]:
+        """Which nodes it selects: a group, and labels."""
+        return self.filled.group, tuple(sorted(self.filled.node_selector.items()))
+
 
 @dataclass(slots=True)
 class Known:
@@ -143,6 +160,8 @@ class Known:
     # The live tasks' ids by owner and name.
     live: dict[tuple[str, str], str]
     by_scope: dict[tuple[str, str, str], Facts]
+    # What is known of the nodes that a group and labels select.
+    by_selector: dict[tuple[str, Selector], Selected] = field(default_factory=dict)
 
     def made_before(self, command: CreateTask) -> TaskRow | None:
         """The task that this owner made with this key; an empty key never made one."""
@@ -151,7 +170,9 @@ class Known:
     def facts(self, draft: Draft) -> Facts:
         """Everything heard that matters for it."""
         taken_by = self.live.get((draft.command.owner, draft.filled.name), "")
-        return replace(self.by_scope[draft.scope], name_taken_by=taken_by)
+        nodes, labels = self.by_selector.get(draft.selection, (None, ()))
+        facts = self.by_scope[draft.scope]
+        return replace(facts, selected=nodes, labels=labels, name_taken_by=taken_by)
 
     def add(self, row: TaskRow) -> None:
         """A task was made."""
@@ -178,6 +199,8 @@ async def known_for(tx: Tx, drafts: Sequence[Draft]) -> Known:
         if draft.scope not in found.by_scope:
             owner, team, group = draft.scope
             found.by_scope[draft.scope] = await facts_for(tx, owner=owner, team=team, group=group)
+        if draft.filled.node_selector and draft.selection not in found.by_selector:
+            found.by_selector[draft.selection] = await selected(tx, *draft.selection)
     return found
 
 
@@ -239,17 +262,44 @@ async def facts_for(tx: Tx, *, owner: str, team: str, group: str) -> Facts:
     )
     return Facts(
         shapes=tuple(
-            Shape(row.group, row.gpus, row.cpus, row.memory_bytes, row.nodes) for row in shapes
+            Shape(row.group, row.gpus, row.cpus, row.memory_bytes, row.nodes, row.taints)
+            for row in shapes
         ),
         inventory_known=any(not row.missing for row in inventories),
         quotas=tuple(_quota(row) for row in quotas),
     )
 
 
+async def selected(tx: Tx, group: str, selector: Selector) -> Selected:
+    """The nodes of a group that have all of these labels. If none has, the labels there are."""
+    there = Where("group", Op.EQ, group), Where("removed", Op.EQ, value=False)
+    if await tx.select(NodeRow, *there, Where("labels", Op.IS_NULL), limit=1):
+        return None, ()
+    matches = Where("labels", Op.CONTAINS, dict(selector))
+    rows = await tx.select(NodeRow, *there, matches, limit=SELECTED_MAX)
+    if len(rows) == SELECTED_MAX:
+        return None, ()
+    shapes = Counter((row.gpus, row.cpus, row.memory_bytes, row.taints or ()) for row in rows)
+    labels: set[str] = set()
+    if not rows:
+        for row in await tx.select(NodeRow, *there, limit=SELECTED_MAX):
+            labels |= {f"{key}={value}" for key, value in (row.labels or {}).items()}
+    return (
+        tuple(
+            Shape(group, gpus, cpus, memory, nodes, taints)
+            for (gpus, cpus, memory, taints), nodes in shapes.items()
+        ),
+        tuple(sorted(labels)),
+    )
+
+
 async def record_node(tx: Tx, node: Node, *, version: int, removed: bool) -> None:
-    """Note a node's change and keep the shapes in step; an old or repeated change is nothing."""
+    """Note a node's change and keep the shapes in step; an old or repeated change is nothing,
+    unless the node was recorded before its labels were."""
     before = await tx.get(NodeRow, node.id)
-    if before is not None and before.version >= version:
+    if before is not None and (
+        before.version > version or (before.version == version and before.labels is not None)
+    ):
         return
     after = NodeRow(
         node.id,
@@ -260,6 +310,8 @@ async def record_node(tx: Tx, node: Node, *, version: int, removed: bool) -> Non
         node.cpus,
         node.memory_bytes,
         changed_at=tx.now,
+        labels=dict(node.labels),
+        taints=tuple(node.taints),
     )
     tx.put(after)
     if before is not None and not before.removed:
@@ -306,14 +358,16 @@ async def record_quota(tx: Tx, quota: Quota, *, version: int, removed: bool) -> 
 
 
 async def _count(tx: Tx, node: NodeRow, change: int) -> None:
-    shape = f"{node.group}/{node.gpus}/{node.cpus:g}/{node.memory_bytes}"
+    taints = tuple(sorted(node.taints or ()))
+    looks = [node.group, str(node.gpus), f"{node.cpus:g}", str(node.memory_bytes), *taints]
+    shape = "/".join(looks)
     before = await tx.get(ShapeRow, shape)
     nodes = (before.nodes if before else 0) + change
     assert nodes >= 0, f"more nodes of shape {shape} went than came"
     if nodes == 0:
         tx.delete(ShapeRow, shape)
     else:
-        tx.put(ShapeRow(shape, node.group, node.gpus, node.cpus, node.memory_bytes, nodes))
+        tx.put(ShapeRow(shape, node.group, node.gpus, node.cpus, node.memory_bytes, nodes, taints))
 
 
 def _quota(row: QuotaRow) -> Quota:

@@ -76,6 +76,8 @@ class Node(Base, table=True):
     cpus: float
     memory_bytes: int
     changed_at: datetime | None = time_column()
+    labels: dict[str, str] | None = json_column(dict[str, str])
+    taints: tuple[str, ...] | None = json_column(tuple[str, ...])
 
 
 class NodeShape(Base, table=True):
@@ -87,6 +89,7 @@ class NodeShape(Base, table=True):
     cpus: float
     memory_bytes: int
     nodes: int
+    taints: tuple[str, ...] = json_column(tuple[str, ...])
 
 
 class Inventory(Base, table=True):

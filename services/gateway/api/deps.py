@@ -225,6 +225,7 @@ async def paging(
 
 
 Wanted = Annotated[Paging, Depends(paging)]
+Force = Annotated[bool, Query(description="accept users and teams that are to come")]
 
 
 UNREADABLE = Counter("shiftwork_gateway_unreadable_rows_total", "Rows set apart from a list")

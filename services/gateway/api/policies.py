@@ -17,8 +17,18 @@ from libs.contracts import messages as m
 from libs.contracts.messages import FieldError
 from services.gateway import policy_views as views
 from services.gateway.api import policy_shapes as shapes
-from services.gateway.api.deps import Caller, Parts, Wanted, answer, answer_page, router_of
+from services.gateway.api.deps import (
+    Caller,
+    Context,
+    Force,
+    Parts,
+    Wanted,
+    answer,
+    answer_page,
+    router_of,
+)
 from services.gateway.auth import require_admin
+from services.gateway.people import require_known
 from services.gateway.problems import MALFORMED, ProblemError, invalid
 from services.gateway.store import After, Sort
 from services.gateway.words import moment
@@ -83,29 +93,42 @@ async def show_policy(group: str, caller: Caller, parts: Parts) -> Response:
 
 
 @router.put("/policies", response_model=shapes.PolicySet, openapi_extra=BODY)
-async def put_policies(document: Document, caller: Caller, parts: Parts) -> Response:
+async def put_policies(
+    document: Document, caller: Caller, parts: Parts, *, force: Force = False
+) -> Response:
     """Set the policies of a file: all of it or nothing. Groups that it does not name stay."""
-    return await _set(document, "", caller, parts)
+    return await _set(document, "", caller, parts, force=force)
 
 
 @router.put("/policies/{group}", response_model=shapes.PolicySet, openapi_extra=BODY)
-async def put_policy(group: str, document: Document, caller: Caller, parts: Parts) -> Response:
+async def put_policy(
+    group: str, document: Document, caller: Caller, parts: Parts, *, force: Force = False
+) -> Response:
     """Set one group's policy. What the document leaves out has its default."""
-    return await _set(document, group, caller, parts)
+    return await _set(document, group, caller, parts, force=force)
 
 
 @router.delete("/policies/{group}", response_model=shapes.PolicySet)
 async def delete_policy(group: str, caller: Caller, parts: Parts) -> Response:
     """Take away what was set for a group: it has the policy file's, or the defaults."""
-    return await _set(json.dumps({"groups": {group: None}}), "", caller, parts, "policy.take_away")
+    document = json.dumps({"groups": {group: None}})
+    return await _set(document, "", caller, parts, "policy.take_away", force=True)
 
 
 async def _set(
-    document: str, group: str, caller: Caller, parts: Parts, action: str = "policy.set"
+    document: str,
+    group: str,
+    caller: Caller,
+    parts: Parts,
+    action: str = "policy.set",
+    *,
+    force: bool,
 ) -> Response:
     async with parts.changing(caller, action, f"group={group or '*'}") as change:
         require_admin(caller, "set policies")
         command = m.SetPolicy(document=document, group=group, asked_by=caller.user)
+        if not force:
+            await _check_people(command, parts)
         reply = await parts.commands.ask(command, m.SetPolicyReply)
         change.detail = "changed: " + (", ".join(reply.changed)[:200] or "nothing")
     return answer(
@@ -117,6 +140,14 @@ async def _set(
     )
 
 
+async def _check_people(command: m.SetPolicy, parts: Context) -> None:
+    """The scheduler reads documents, and the gateway knows people: it asks whom this one names."""
+    check = command.model_copy(update={"check_only": True})
+    named = await parts.commands.ask(check, m.SetPolicyReply)
+    async with parts.store.transaction() as tx:
+        await require_known(tx, named.users, named.teams)
+
+
 @router.post("/policies:dry-run", response_model=shapes.PolicyDryRun, openapi_extra=BODY)
 async def dry_run(
     document: Document,
@@ -125,9 +156,12 @@ async def dry_run(
     *,
     group: Annotated[str, Query(max_length=63, description="the document is its alone")] = "",
     limit: Annotated[int | None, Query(ge=1, le=1000, description="tasks to name")] = None,
+    force: Force = False,
 ) -> Response:
     """What would be decided at this moment under these policies. Nothing is changed."""
     require_admin(caller, "try policies")
+    if not force:
+        await _check_people(m.SetPolicy(document=document, group=group), parts)
     command = m.DryRunPolicy(document=document, group=group, limit=limit or 0)
     reply = await parts.commands.ask(command, m.DryRunPolicyReply)
     return answer(

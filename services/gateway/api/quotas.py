@@ -12,10 +12,11 @@ from libs.store.port import Op, Where
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import shapes
-from services.gateway.api.deps import Caller, Parts, Wanted, answer, answer_page, router_of
+from services.gateway.api.deps import Caller, Force, Parts, Wanted, answer, answer_page, router_of
 from services.gateway.auth import require_admin
 from services.gateway.bodies import QuotaBody
 from services.gateway.commands import set_quota
+from services.gateway.people import require_known
 from services.gateway.problems import invalid
 from services.gateway.rows import QuotaRow
 from services.gateway.store import Sort
@@ -53,7 +54,9 @@ async def list_quotas(
 
 
 @router.put("/quotas", response_model=dict[str, Any])
-async def put_quota(body: QuotaBody, caller: Caller, parts: Parts) -> Response:
+async def put_quota(
+    body: QuotaBody, caller: Caller, parts: Parts, *, force: Force = False
+) -> Response:
     """Set a limit, or take it away. Lowering one stops nothing that runs."""
     if body.unlimited == (body.limit is not None):
         raise invalid(
@@ -62,6 +65,11 @@ async def put_quota(body: QuotaBody, caller: Caller, parts: Parts) -> Response:
     who = f"user={body.user or '*'} team={body.team or '*'} priority={body.priority or '*'}"
     async with parts.changing(caller, "quota.set", f"group={body.group or '*'} {who}") as change:
         require_admin(caller, "set quotas")
+        if not (force or body.unlimited):
+            users = {"user": body.user} if body.user else {}
+            teams = {"team": body.team} if body.team else {}
+            async with parts.store.transaction() as tx:
+                await require_known(tx, users, teams)
         change.detail = "unlimited" if body.unlimited else f"{body.limit} {body.unit or 'gpus'}"
         reply = await parts.commands.ask(set_quota(body, caller), m.SetQuotaReply)
     return answer({"version": reply.version})

@@ -178,6 +178,16 @@ class TaskPage(TypedDict):
     unreadable: NotRequired[list[Unreadable]]
 
 
+class DryRun(TypedDict):
+    """A task that would be accepted. ``free_nodes``: of how many nodes as much as it asks of each
+    is free now; ``ahead``: how many tasks of its group wait at its level or above, at most 1000.
+    """
+
+    task: Task
+    free_nodes: int
+    ahead: int
+
+
 class Revision(TypedDict):
     """A change is stored; a task's ``observed_revision`` tells when it is applied."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import Header, Query
@@ -14,6 +16,7 @@ from services.gateway import views
 from services.gateway.api import batches, shapes
 from services.gateway.api.deps import (
     Caller,
+    Change,
     Context,
     Parts,
     Wanted,
@@ -25,9 +28,9 @@ from services.gateway.api.deps import (
 )
 from services.gateway.auth import Identity, may_change, require_owner
 from services.gateway.bodies import BatchBody, GoalBody, PriorityBody, TaskBody
-from services.gateway.commands import accepted, create_task, set_goal, set_priority
+from services.gateway.commands import accepted, create_task, retry_task, set_goal, set_priority
 from services.gateway.explanations import explanation
-from services.gateway.problems import ProblemError, invalid
+from services.gateway.problems import CONFLICT, ProblemError, invalid
 from services.gateway.rows import RunRow, TaskRow
 from services.gateway.store import Sort
 from services.gateway.words import LIVE, PRIORITIES, STATES
@@ -45,6 +48,9 @@ SORTS = {
     "state": Sort("state", False, "task_id", True),
 }
 KEY_CHARACTERS_MAX = 200
+# A dry run counts at most so many runs and so many waiting tasks.
+LIVE_RUNS_MAX = 100_000
+AHEAD_MAX = 1000
 Key = Annotated[
     str | None,
     Header(
@@ -75,18 +81,88 @@ async def submit_batch(body: BatchBody, caller: Caller, parts: Parts) -> Respons
     return answer({"items": await batches.submit(parts, caller, body.tasks), "next_cursor": None})
 
 
+@router.post("/tasks:dry-run", response_model=shapes.DryRun)
+async def dry_run(body: TaskBody, caller: Caller, parts: Parts) -> Response:
+    """What submitting this task would make of it, or why it would be refused. Nothing is stored;
+    the task has no id."""
+    command = create_task(body, caller, "").model_copy(update={"dry_run": True})
+    reply = await parts.commands.ask(command, m.CreateTaskReply)
+    row = accepted(reply, command)
+    assert row.spec is not None, "submit answers with the spec"
+    where = [
+        Where("state", Op.EQ, "queued"),
+        Where("group", Op.EQ, row.group),
+        Where("priority_order", Op.GE, row.priority_order),
+    ]
+    async with parts.store.transaction() as tx:
+        nodes = await rows_of.nodes(tx)
+        held = await rows_of.held(tx, LIVE_RUNS_MAX)
+        ahead = await tx.select(TaskRow, *where, limit=AHEAD_MAX)
+    free = free_nodes(row.spec, [each.node for each in nodes if each.group == row.group], held)
+    task = views.task(row, secrets=True) | {"id": ""}
+    return answer({"task": task, "free_nodes": free, "ahead": len(ahead)})
+
+
+def free_nodes(
+    spec: m.TaskSpec, nodes: Sequence[m.Node], held: Mapping[str, Mapping[str, tuple[int, ...]]]
+) -> int:
+    """Of how many of these nodes as much as the task asks of each is free now; whole nodes of the
+    kind of which there are most. CPUs and memory that others hold are not counted."""
+    kinds: Counter[int] = Counter()
+    tolerated = set(spec.tolerations)
+    for node in nodes:
+        taken = {gpu for gpus in held.get(node.id, {}).values() for gpu in gpus}
+        free = node.gpus - len(taken.union(node.unusable_gpus))
+        whole = spec.gpus_per_node is None
+        if (
+            node.ready
+            and node.schedulable
+            and spec.node_selector.items() <= dict(node.labels).items()
+            and all({taint, taint.partition("=")[0]} & tolerated for taint in node.taints)
+            and (not held.get(node.id) and free == node.gpus if whole else True)
+            and free >= (spec.gpus_per_node or 0)
+        ):
+            kinds[node.gpus if whole else 0] += 1
+    return max(kinds.values(), default=0)
+
+
+@router.post("/tasks/{task_id}/retry", status_code=201, response_model=shapes.Task)
+async def retry(task_id: str, caller: Caller, parts: Parts, key: Key = None) -> Response:
+    """Submit the same task again, as a new one of the same owner and name. The label ``retry-of``
+    names the one before. 201 and 200 as for a new task."""
+    async with parts.store.transaction() as tx:
+        row = await task_or_404(tx, task_id)
+    async with parts.changing(caller, "task.retry", task_id) as change:
+        require_owner(caller, row, "submit a copy")
+        if row.spec is None:
+            raise ProblemError(CONFLICT, f"what {task_id} was submitted with is not known")
+        command = retry_task(task_id, row, key or parts.mint.id())
+        created, fresh = await _create(parts, command, change)
+        change.detail = f"retry of {task_id}"
+    return answer(
+        views.task(fresh, secrets=True),
+        201 if created else 200,
+        {"location": f"/v1/tasks/{fresh.task_id}"},
+    )
+
+
 async def _submit(
     parts: Context, caller: Identity, body: TaskBody, key: str
 ) -> tuple[bool, TaskRow]:
     command = create_task(body, caller, key or parts.mint.id())
     async with parts.changing(caller, "task.submit", body.name) as change:
-        reply = await parts.commands.ask(command, m.CreateTaskReply)
-        row: TaskRow = accepted(reply, command)
-        change.target = reply.task_id
-        change.detail = "" if reply.created else "the key was used before"
-        if reply.created:
-            change.rows.append(accepted(reply, command))
-    if not reply.created:
+        return await _create(parts, command, change)
+
+
+async def _create(parts: Context, command: m.CreateTask, change: Change) -> tuple[bool, TaskRow]:
+    """Ask submit for the task, and note it with the entry of the audit trail."""
+    reply = await parts.commands.ask(command, m.CreateTaskReply)
+    row: TaskRow = accepted(reply, command)
+    change.target = reply.task_id
+    change.detail = "" if reply.created else "the key was used before"
+    if reply.created:
+        change.rows.append(accepted(reply, command))
+    else:
         async with parts.store.transaction() as tx:
             row = await rows_of.task(tx, reply.task_id) or row
     return reply.created, row

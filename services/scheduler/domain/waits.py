@@ -98,8 +98,9 @@ def _too_big(round_: Round, entry: Entry) -> None:
     task, shape = entry.task, entry.shape
     if task.accepted:
         round_.explain(task, round_.waits(ReasonCode.CLUSTER_TOO_SMALL_NOW, shape))
-    elif task.group in round_.totals.emptied:
-        # Nobody knows what its nodes will be like; once some are there, it may be rejected.
+    elif task.group in round_.totals.emptied or task.spec.wait_for_nodes:
+        # Nobody knows what the nodes to come will be like. Once some are there, it may be rejected,
+        # unless its owner wants it to wait whatever is there.
         why = round_.waits(ReasonCode.CLUSTER_TOO_SMALL_NOW, shape)
         round_.explain(task, why, accepted=False)
     elif round_.snapshot.inventory_listed:

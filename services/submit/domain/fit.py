@@ -14,11 +14,13 @@ from services.submit.domain.model import Facts, Shape, problem
 
 LEVELS = tuple(level for level in Priority if level not in {Priority.UNSPECIFIED, Priority.AUTO})
 GIB = 1 << 30
+LABELS_SHOWN_MAX = 12
+FOR_NODES_TO_COME = "with wait_for_nodes it waits for nodes that are to come"
 
 
 def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
     """What the spec asks that no set of known nodes could give."""
-    if not facts.inventory_known:
+    if not facts.inventory_known or spec.wait_for_nodes:
         return
     group = [shape for shape in facts.shapes if shape.group == spec.group and shape.nodes > 0]
     if not group:
@@ -30,17 +32,43 @@ def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
             f"use one of: {', '.join(known)}" if known else "add nodes first",
         )
         return
-    too_large = list(_larger_than_any(spec, group))
+    unfit = list(_unfit(spec, facts, group))
+    yield from unfit
+    suiting = _suiting(spec, facts)
+    too_large = [] if unfit else list(_larger_than_any(spec, suiting))
     yield from too_large
-    able = _able(spec, group)
-    if not too_large and spec.nodes > able:
+    able = _able(spec, group, suiting)
+    if not (unfit or too_large) and spec.nodes > able:
         # All nodes of a gang of whole nodes have one number of GPUs.
         nodes = _plural(able) + (" of one kind" if spec.gpus_per_node is None else "")
         yield problem(
             "nodes",
             spec.nodes,
-            f"group {spec.group} has {able} {nodes} that one of its replicas fits on",
+            f"{_where(spec)} has {able} {nodes} that one of its replicas fits on",
             f"ask for at most {able}, or use another group",
+        )
+
+
+def _unfit(spec: TaskSpec, facts: Facts, group: Sequence[Shape]) -> Iterator[FieldError]:
+    """Labels that no node has, or taints that every node with the labels has."""
+    wanted = ", ".join(f"{key}={value}" for key, value in sorted(spec.node_selector.items()))
+    if facts.selected is not None and not facts.selected:
+        shown = ", ".join(facts.labels[:LABELS_SHOWN_MAX]) or "none"
+        more = len(facts.labels) - LABELS_SHOWN_MAX
+        and_more = f" and {more} more" if more > 0 else ""
+        yield problem(
+            "node_selector",
+            wanted,
+            f"no node of group {spec.group} has {wanted}",
+            f"labels there are: {shown}{and_more}; {FOR_NODES_TO_COME}",
+        )
+    elif not _suiting(spec, facts):
+        taints = sorted({each for shape in facts.selected or group for each in shape.taints})
+        yield problem(
+            "tolerations",
+            ", ".join(spec.tolerations),
+            f"every node of {_where(spec)} has a taint that the task does not tolerate",
+            f"taints there are: {', '.join(taints[:LABELS_SHOWN_MAX])}; {FOR_NODES_TO_COME}",
         )
 
 
@@ -61,7 +89,7 @@ def check_quota(spec: TaskSpec, owner: str, team: str, facts: Facts) -> Iterator
         )
 
 
-def demand(spec: TaskSpec, unit: Unit, shapes: Sequence[Shape]) -> int:
+def demand(spec: TaskSpec, unit: Unit, facts: Facts) -> int:
     """The least of a quota's unit that the task can hold when it runs.
 
     Whole nodes count with the smallest kind of which there are enough, as in the scheduler.
@@ -70,23 +98,48 @@ def demand(spec: TaskSpec, unit: Unit, shapes: Sequence[Shape]) -> int:
         return spec.nodes
     if spec.gpus_per_node is not None:
         return spec.nodes * spec.gpus_per_node
-    group = [shape for shape in shapes if shape.group == spec.group]
-    return spec.nodes * min(_kinds(spec, group, spec.nodes), default=0)
+    if not facts.inventory_known:
+        return 0
+    group = [shape for shape in facts.shapes if shape.group == spec.group]
+    return spec.nodes * min(_kinds(spec, group, _suiting(spec, facts), spec.nodes), default=0)
 
 
-def _able(spec: TaskSpec, group: Sequence[Shape]) -> int:
+def _suiting(spec: TaskSpec, facts: Facts) -> list[Shape]:
+    """The nodes of its group with the labels it selects and no taint that it does not tolerate."""
+    tolerated = set(spec.tolerations)
+    return [
+        shape
+        for shape in (facts.shapes if facts.selected is None else facts.selected)
+        if shape.group == spec.group
+        and shape.nodes > 0
+        and all({taint, taint.partition("=")[0]} & tolerated for taint in shape.taints)
+    ]
+
+
+def _able(spec: TaskSpec, group: Sequence[Shape], suiting: Sequence[Shape]) -> int:
     """How many nodes the task can get at most; whole nodes all have one number of GPUs."""
     if spec.gpus_per_node is not None:
-        return sum(shape.nodes for shape in group if _holds(shape, spec))
+        return sum(shape.nodes for shape in suiting if _holds(shape, spec))
     return max(
-        sum(shape.nodes for shape in group if shape.gpus == gpus and _holds(shape, spec))
-        for gpus in _kinds(spec, group, 0)
+        (
+            sum(shape.nodes for shape in suiting if shape.gpus == gpus and _holds(shape, spec))
+            for gpus in _kinds(spec, group, suiting, 0)
+        ),
+        default=0,
     )
 
 
-def _kinds(spec: TaskSpec, group: Sequence[Shape], wanted: int) -> tuple[int, ...]:
-    nodes = (Nodes(shape.gpus, shape.nodes, _holds(shape, spec)) for shape in group)
+def _kinds(
+    spec: TaskSpec, group: Sequence[Shape], suiting: Sequence[Shape], wanted: int
+) -> tuple[int, ...]:
+    # Whether the group has GPUs at all is a question about all of its nodes.
+    nodes = [Nodes(shape.gpus, shape.nodes, suit=False) for shape in group]
+    nodes += [Nodes(shape.gpus, shape.nodes, _holds(shape, spec)) for shape in suiting]
     return kinds_for(nodes, wanted)
+
+
+def _where(spec: TaskSpec) -> str:
+    return f"group {spec.group}" + (" with these labels" if spec.node_selector else "")
 
 
 def _larger_than_any(spec: TaskSpec, group: Sequence[Shape]) -> Iterator[FieldError]:
@@ -95,7 +148,7 @@ def _larger_than_any(spec: TaskSpec, group: Sequence[Shape]) -> Iterator[FieldEr
         yield problem(
             "gpus_per_node",
             spec.gpus_per_node,
-            f"the largest node of group {spec.group} has {gpus}",
+            f"the largest node of {_where(spec)} has {gpus}",
             f"ask for at most {gpus} on each of more nodes, or use another group",
         )
     cpus = max(shape.cpus for shape in group)
@@ -103,7 +156,7 @@ def _larger_than_any(spec: TaskSpec, group: Sequence[Shape]) -> Iterator[FieldEr
         yield problem(
             "cpus",
             spec.cpus,
-            f"the largest node of group {spec.group} has {cpus:g}",
+            f"the largest node of {_where(spec)} has {cpus:g}",
             f"ask for at most {cpus:g}, or use another group",
         )
     memory = max(shape.memory_bytes for shape in group)
@@ -111,7 +164,7 @@ def _larger_than_any(spec: TaskSpec, group: Sequence[Shape]) -> Iterator[FieldEr
         yield problem(
             "memory_bytes",
             spec.memory_bytes,
-            f"the largest node of group {spec.group} has {memory} ({memory / GIB:.1f} GiB)",
+            f"the largest node of {_where(spec)} has {memory} ({memory / GIB:.1f} GiB)",
             f"ask for at most {memory}, or use another group",
         )
 
@@ -138,7 +191,7 @@ def _broken(
 ) -> tuple[Quota, int] | None:
     """The tightest row that this task can never meet at this level, and what it needs."""
     found = [
-        (row, demand(spec, row.unit, facts.shapes if facts.inventory_known else ()))
+        (row, demand(spec, row.unit, facts))
         for row in rows
         if row.priority in {Priority.UNSPECIFIED, level}
     ]

@@ -28,6 +28,7 @@ class Shape:
     cpus: float
     memory_bytes: int
     nodes: int
+    taints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,10 @@ class Facts:
     # One full list of the nodes has been received; before that no size is too large.
     inventory_known: bool = False
     quotas: tuple[Quota, ...] = ()
+    # The nodes of the task's group that have the labels it selects, and labels that nodes of the
+    # group have; None: it selects none, or not every node's labels are known.
+    selected: tuple[Shape, ...] | None = None
+    labels: tuple[str, ...] = ()
     # The owner's live task that has the wanted name already; empty if none.
     name_taken_by: str = ""
 

@@ -24,6 +24,9 @@ MATRIX: list[tuple[str, str, Any, tuple[int, int, int, int, int, int]]] = [
     ("GET", "/v1/whoami", None, (401, 401, 403, 200, 200, 200)),
     ("POST", "/v1/tasks", NEW, (401, 401, 403, 201, 201, 201)),
     ("POST", "/v1/tasks:batch", {"tasks": [NEW]}, (401, 401, 403, 200, 200, 200)),
+    ("POST", "/v1/tasks:dry-run", NEW, (401, 401, 403, 200, 200, 200)),
+    # The task is not over: to others it is not theirs, to its owner its name is taken.
+    ("POST", "/v1/tasks/{task}/retry", None, (401, 401, 403, 403, 409, 409)),
     ("GET", "/v1/tasks", None, (401, 401, 403, 200, 200, 200)),
     ("GET", "/v1/queue", None, (401, 401, 403, 200, 200, 200)),
     ("GET", "/v1/tasks/{task}", None, (401, 401, 403, 200, 200, 200)),

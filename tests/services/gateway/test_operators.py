@@ -119,6 +119,7 @@ async def test_a_task_says_on_which_nodes_it_may_run(world: World, ann: httpx.As
 
 
 async def test_a_quota_is_set_listed_and_taken_away(world: World, admin: httpx.AsyncClient) -> None:
+    await world.member("ann")
     body: dict[str, Any] = {"group": "default", "user": "ann", "unit": "gpus", "limit": 8}
     told = await admin.put("/v1/quotas", json=body)
     assert told.status_code == 200, told.text
@@ -134,6 +135,28 @@ async def test_a_quota_is_set_listed_and_taken_away(world: World, admin: httpx.A
     gone = {"group": "default", "user": "ann", "unit": "gpus", "unlimited": True}
     assert (await admin.put("/v1/quotas", json=gone)).status_code == 200
     assert await listed(admin, 0) == []
+
+
+async def test_a_quota_of_nobody_is_refused_unless_they_are_to_come(
+    world: World, admin: httpx.AsyncClient
+) -> None:
+    await world.member("anna")
+    await admin.post("/v1/teams", json={"name": "vision"})
+    told = await admin.put("/v1/quotas", json={"user": "ana", "team": "vison", "limit": 1})
+    assert told.status_code == 422
+    user, team = told.json()["errors"]
+    assert (user["field"], user["value"], team["field"]) == ("user", "ana", "team")
+    assert user["fix"].startswith("did you mean anna?")
+    assert team["fix"].startswith("did you mean vision?")
+    assert await listed(admin, 0) == []
+    body = {"user": "someone-new", "unit": "gpus", "limit": 1}
+    told = await admin.put("/v1/quotas", json=body)
+    assert "`shiftwork user ls`" in told.json()["errors"][0]["fix"]
+    assert (await admin.put("/v1/quotas?force=true", json=body)).status_code == 200
+    await listed(admin, 1)
+    # A limit for somebody who has gone can be taken away.
+    gone = {"user": "someone-new", "unit": "gpus", "unlimited": True}
+    assert (await admin.put("/v1/quotas", json=gone)).status_code == 200
 
 
 async def listed(client: httpx.AsyncClient, length: int) -> list[dict[str, Any]]:

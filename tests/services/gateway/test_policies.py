@@ -82,6 +82,29 @@ async def test_a_file_goes_to_the_scheduler_as_it_is(
     assert entry["detail"] == "changed: training"
 
 
+@pytest.mark.parametrize(
+    ("method", "path"), [("PUT", "/v1/policies"), ("POST", "/v1/policies:dry-run")]
+)
+async def test_a_policy_for_nobody_is_refused_unless_they_are_to_come(
+    world: World, admin: httpx.AsyncClient, method: str, path: str
+) -> None:
+    await world.member("anna")
+    place = "groups.training.virtual_clusters[0].users[1]"
+    world.others.policy_set = m.SetPolicyReply(users={"a": "anna", place: "ana"}, teams={})
+    told = await admin.request(method, path, content=FILE)
+    assert told.status_code == 422
+    (error,) = told.json()["errors"]
+    assert (error["field"], error["value"]) == (place, "ana")
+    assert error["fix"].startswith("did you mean anna?")
+    asked = world.others.asked[-1]
+    assert isinstance(asked, m.SetPolicy)
+    assert asked.check_only
+    assert (await admin.request(method, f"{path}?force=true", content=FILE)).status_code == 200
+    (entry, *_) = (await admin.get("/v1/audit?limit=1")).json()["items"]
+    if method == "PUT":
+        assert entry["outcome"] == "done"
+
+
 async def test_one_group_is_set_and_taken_away(world: World, admin: httpx.AsyncClient) -> None:
     told = await admin.put("/v1/policies/training", json={"policy": "fifo"})
     assert told.status_code == 200, told.text

@@ -60,6 +60,7 @@ PLACES = [
     ("POST", "/v1/tasks", b'{"command":["x"],"labels":{%s:"a"}}'),
     ("POST", "/v1/tasks", b'{"command":["x"],"env":{"A":%s}}'),
     ("POST", "/v1/tasks", b'{"command":["x"],"working_directory":%s}'),
+    ("POST", "/v1/tasks:dry-run", b'{"command":["x"],"labels":{"a":%s}}'),
     ("POST", "/v1/tasks:batch", b'{"tasks":[{"command":[%s]}]}'),
     ("POST", "/v1/tasks:batch", b'{"tasks":[{"command":["x"],"idempotency_key":%s}]}'),
     ("PUT", "/v1/nodes/n0/labels", b'{"set":{"a":%s}}'),
@@ -175,6 +176,9 @@ FAR = [
     "/v1/tasks/tt/logs?since=9999-12-31T23:59:59-14:00",
     "/v1/tasks/tt/logs?since=1969-12-31T23:59:59Z",
     "/v1/tasks?limit=99999999999999999999",
+    "/v1/tasks?sort=state,name",
+    "/v1/tasks?sort=",
+    "/v1/tasks?label==b",
     "/v1/tasks/tt/logs?rank=0&offset=9223372036854775808",
 ]
 

@@ -12,7 +12,7 @@ from libs.bus.memory_broker import Faults
 from libs.contracts import messages as m
 from services.gateway import store as rows_of
 from services.gateway.rows import TaskRow
-from tests.services.gateway.world import World, assigned, at, exited, state, until_async
+from tests.services.gateway.world import World, a_node, assigned, at, exited, state, until_async
 
 NEW = {"command": ["python", "train.py"], "name": "first"}
 
@@ -114,6 +114,44 @@ async def test_the_same_key_is_the_same_task(world: World, ann: httpx.AsyncClien
     assert later.status_code == 200
     assert later.json()["state"] == "running"
     assert len((await ann.get("/v1/tasks")).json()["items"]) == 1
+
+
+async def test_a_dry_run_says_what_would_be_and_stores_nothing(
+    world: World, ann: httpx.AsyncClient, admin: httpx.AsyncClient
+) -> None:
+    await world.heard(a_node("n0"), a_node("n1"))
+    audited = (await admin.get("/v1/audit")).json()["items"]
+    told = await ann.post("/v1/tasks:dry-run", json={**NEW, "gpus_per_node": 1})
+    assert told.status_code == 200, told.text
+    found = told.json()
+    assert (found["task"]["id"], found["task"]["priority"]) == ("", "normal")
+    assert (found["free_nodes"], found["ahead"]) == (2, 0)
+    refused = await ann.post("/v1/tasks:dry-run", json={**NEW, "name": "Not A Name!"})
+    assert refused.status_code == 422
+    assert (await ann.get("/v1/tasks")).json()["items"] == []
+    assert (await admin.get("/v1/audit")).json()["items"] == audited
+    waiting = await world.submitted(ann)
+    await until_async(lambda: world.reached(3))
+    await world.heard(state(waiting["id"], m.TaskState.QUEUED, 1))
+    assert (await ann.post("/v1/tasks:dry-run", json=NEW)).json()["ahead"] == 1
+
+
+async def test_a_task_is_submitted_again_as_its_owners(
+    world: World, ann: httpx.AsyncClient, admin: httpx.AsyncClient
+) -> None:
+    first = (await ann.post("/v1/tasks", json={**NEW, "env": {"A": "secret"}})).json()
+    await until_async(lambda: world.reached(1))
+    path = f"/v1/tasks/{first['id']}/retry"
+    assert (await ann.post(path)).status_code == 409
+    await world.heard(state(first["id"], m.TaskState.FAILED, 1, attempt=1))
+    key = {"idempotency-key": "again"}
+    made, same = [await admin.post(path, headers=key) for _ in range(2)]
+    assert (made.status_code, same.status_code) == (201, 200)
+    again = made.json()
+    assert again["id"] == same.json()["id"] != first["id"]
+    copied = ("name", "owner", "roles", "env", "nodes", "gpus_per_node", "preemption")
+    assert {name: again[name] for name in copied} == {name: first[name] for name in copied}
+    assert again["labels"] == {"retry-of": first["id"]}
 
 
 async def test_another_task_under_a_used_key_is_refused(ann: httpx.AsyncClient) -> None:

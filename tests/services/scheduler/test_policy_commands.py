@@ -97,8 +97,12 @@ class World:
         assert isinstance(reply, kind)
         return reply
 
-    async def set(self, document: str, group: str = "", asked_by: str = "ada") -> SetPolicyReply:
-        command = SetPolicy(document=document, group=group, asked_by=asked_by)
+    async def set(
+        self, document: str, group: str = "", asked_by: str = "ada", *, check_only: bool = False
+    ) -> SetPolicyReply:
+        command = SetPolicy(
+            document=document, group=group, asked_by=asked_by, check_only=check_only
+        )
         return await self.ask(command, SetPolicyReply)
 
     async def listed(self) -> dict[str, tuple[str, PolicySource, int]]:
@@ -313,3 +317,23 @@ async def test_setting_twice_is_setting_once(world: World, document: str) -> Non
     first, second = await world.set(document), await world.set(document)
     assert first.versions == second.versions
     assert second.changed == ()
+
+
+async def test_a_document_is_checked_for_whom_it_names_and_nothing_is_set(world: World) -> None:
+    reply = await world.set(
+        "groups: {default: {shares: {users: {ann: 2}, teams: {red: 1}}, virtual_clusters:"
+        " [{name: a, nodes: 0, users: [bob, ann], teams: [blue]}]}}",
+        check_only=True,
+    )
+    assert reply.refusal is None
+    assert reply.users == {
+        "groups.default.shares.users.ann": "ann",
+        "groups.default.virtual_clusters[0].users[0]": "bob",
+    }
+    assert reply.teams == {
+        "groups.default.shares.teams.red": "red",
+        "groups.default.virtual_clusters[0].teams[0]": "blue",
+    }
+    assert (reply.versions, await world.said()) == ({}, [])
+    wrong = await world.set("groups: {default: {policy: x}}", check_only=True)
+    assert wrong.refusal is not None

@@ -122,7 +122,55 @@ def test_the_quota_error_has_the_numbers_of_the_tightest_row() -> None:
 
 def test_whole_nodes_count_with_the_smallest_kind_of_which_there_are_enough() -> None:
     filled = fill_in(asked(nodes=2), task_id=TASK_ID, defaults=Defaults())
-    assert demand(filled, Unit.GPUS, SHAPES) == 2 * 4
-    assert demand(filled, Unit.GPUS, SHAPES[:1]) == 2 * 8
-    assert demand(filled, Unit.NODES, SHAPES) == 2
-    assert demand(filled, Unit.GPUS, ()) == 0
+    assert demand(filled, Unit.GPUS, KNOWN) == 2 * 4
+    assert demand(filled, Unit.GPUS, Facts(shapes=SHAPES[:1], inventory_known=True)) == 2 * 8
+    assert demand(filled, Unit.NODES, KNOWN) == 2
+    assert demand(filled, Unit.GPUS, Facts()) == 0
+
+
+NVME = Facts(
+    shapes=SHAPES,
+    inventory_known=True,
+    selected=(Shape("default", gpus=4, cpus=32.0, memory_bytes=256 * GIB, nodes=2),),
+)
+NO_SUCH = Facts(shapes=SHAPES, inventory_known=True, selected=(), labels=("disk=hdd", "zone=a"))
+TAINTED = Facts(
+    shapes=(Shape("default", 4, 32.0, 256 * GIB, nodes=2, taints=("reserved=vision",)),),
+    inventory_known=True,
+)
+SELECTS = {"node_selector": {"disk": "nvme"}}
+
+
+@pytest.mark.parametrize(
+    ("facts", "changes", "fields"),
+    [
+        (NVME, {**SELECTS, "nodes": 2}, []),
+        (NVME, {**SELECTS, "nodes": 3}, ["nodes"]),
+        (NVME, {**SELECTS, "gpus_per_node": 8}, ["gpus_per_node"]),
+        (NO_SUCH, SELECTS, ["node_selector"]),
+        (NO_SUCH, {**SELECTS, "nodes": 99}, ["node_selector"]),
+        (TAINTED, {}, ["tolerations"]),
+        (TAINTED, {"tolerations": ("reserved=audio",)}, ["tolerations"]),
+        (TAINTED, {"tolerations": ("reserved=vision",), "nodes": 2}, []),
+        (TAINTED, {"tolerations": ("reserved",), "nodes": 3}, ["nodes"]),
+    ],
+)
+def test_labels_that_no_node_has_and_taints_that_all_have_are_refused(
+    facts: Facts, changes: dict[str, Any], fields: list[str]
+) -> None:
+    assert refused_fields(asked(**changes), facts) == fields
+    assert refused_fields(asked(**changes, wait_for_nodes=True), facts) == []
+
+
+def test_the_error_names_the_labels_that_there_are() -> None:
+    filled = fill_in(asked(**SELECTS), task_id=TASK_ID, defaults=Defaults())
+    found = validate(filled, owner="ann", team="", facts=NO_SUCH, limits=Limits())
+    assert isinstance(found, Refusal)
+    (error,) = found.errors
+    assert error.message == "no node of group default has disk=nvme"
+    assert error.fix.startswith("labels there are: disk=hdd, zone=a; ")
+
+
+def test_a_task_that_waits_for_nodes_to_come_is_held_to_no_size_of_those_there() -> None:
+    changes = {"group": "elsewhere", "nodes": 9, "gpus_per_node": 16, "wait_for_nodes": True}
+    assert refused_fields(asked(**changes), KNOWN) == []

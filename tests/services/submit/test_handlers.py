@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -497,3 +498,50 @@ async def test_a_batch_ends_where_the_owner_has_enough(store: Store) -> None:
     for row in await world.rows(TaskRow):
         await world.tell(moved(row.task_id, TaskState.STOPPED, 2))
     assert await world.rows(OwnerRow) == []
+
+
+async def test_labels_of_nodes_are_judged_as_they_are_known(world: World) -> None:
+    wanted = {"node_selector": {"disk": "nvme"}}
+    await world.tell(listed("n0", "n1"), node("n0", labels={"disk": "hdd"}, schedulable=False))
+    assert (await world.ask(create("k1", **wanted))).refusal is None
+    await world.tell(node("n1", ready=False, taints=("reserved",)))
+    refusal = (await world.ask(create("k2", **wanted))).refusal
+    assert [error.field for error in refusal.errors] == ["node_selector"]
+    assert refusal.errors[0].fix.startswith("labels there are: disk=hdd; ")
+    assert (await world.ask(create("k2", **wanted, wait_for_nodes=True))).refusal is None
+    # A node that is lost for now counts; what was accepted with a key stays accepted.
+    await world.tell(node("n1", version=2, ready=False, labels={"disk": "nvme"}))
+    assert (await world.ask(create("k3", name="c", **wanted))).refusal is None
+    many = (await world.ask(create("k4", name="d", nodes=2, **wanted))).refusal
+    assert [error.field for error in many.errors] == ["nodes"]
+    await world.tell(node("n1", version=3, removed=True))
+    assert (await world.ask(create("k3", name="c", **wanted))).refusal is None
+
+
+async def test_a_node_recorded_without_labels_refuses_no_selector(world: World) -> None:
+    await world.tell(listed("n0"), node("n0", labels={"disk": "hdd"}))
+    async with world.store.transaction() as tx:
+        row = await tx.get(NodeRow, "n0")
+        assert row is not None
+        tx.put(replace(row, labels=None, taints=None))
+    wanted = {"node_selector": {"disk": "nvme"}}
+    assert (await world.ask(create("k1", name="a", **wanted))).refusal is None
+    # The same news again fills them in.
+    await world.tell(node("n0", labels={"disk": "hdd"}))
+    assert (await world.ask(create("k2", name="b", **wanted))).refusal is not None
+
+
+async def test_a_dry_run_is_judged_and_not_stored(world: World) -> None:
+    first = await created(world, "k1", name="taken")
+    command = create("k1", name="other").model_copy(update={"dry_run": True})
+    reply = await world.ask(command)
+    assert (reply.refusal, reply.created) == (None, False)
+    assert reply.spec is not None
+    assert reply.spec.name == "other"
+    clash = await world.ask(create("k2", name="taken").model_copy(update={"dry_run": True}))
+    assert clash.refusal.code is RefusalCode.CONFLICT
+    async with world.store.transaction() as tx:
+        assert [row.task_id for row in await tx.select(TaskRow)] == [first.task_id]
+        owner = await tx.get(OwnerRow, "ann")
+    assert owner is not None
+    assert owner.live_tasks == 1

@@ -31,7 +31,7 @@ RANGE_BYTES = 1_048_576
 EVENT_BYTES_MAX = 4 * 1_048_576
 
 Json = Any
-Query = Mapping[str, "str | int | float | None"]
+Query = Mapping[str, "str | int | float | list[str] | None"]
 
 
 @dataclass(frozen=True)
@@ -218,8 +218,8 @@ class Api:
 
 
 def _query(query: Query | None) -> str:
-    given = {name: value for name, value in (query or {}).items() if value not in (None, "")}
-    return "?" + urlencode(given) if given else ""
+    given = {name: value for name, value in (query or {}).items() if value not in (None, "", [])}
+    return "?" + urlencode(given, doseq=True) if given else ""
 
 
 def part(text: str) -> str:

@@ -5,7 +5,9 @@ Raised anywhere in the command line; ``session.App`` turns it into a message and
 
 from __future__ import annotations
 
-from typing import Any, Mapping, cast
+import re
+from contextlib import contextmanager
+from typing import Any, Generator, Mapping, cast
 
 REFUSED = 1
 USAGE = 2
@@ -93,6 +95,70 @@ def refused(
     told.setdefault("detail", detail)
     seconds = float(retry_after) if retry_after and retry_after.isdecimal() else 0.0
     return Failure(detail, where=where, fix="; ".join(fixes), problem=told, retry_seconds=seconds)
+
+
+def as_typed(failure: Failure, flags: Mapping[str, str], file: str = "") -> Failure:
+    """A refusal in the words of who typed the command: an option in place of the API's field.
+
+    Args:
+        failure: what the server said; anything else stays as it is.
+        flags: ``{field: option}``. What lies below a field belongs to its option, too.
+        file: where fields without an option come from.
+    """
+    errors = [e for e in _objects(failure.problem.get("errors")) if e.get("field")]
+    if not errors:
+        return failure
+    names = [_flag(str(error["field"]), flags) for error in errors]
+    first, *more = errors
+    what = failure.what
+    if what.startswith(f"{first['field']}: "):
+        value = f" {first['value']}" if names[0].startswith("-") and first.get("value") else ""
+        what = f"{names[0]}{value}: {first.get('message')}"
+        what += f" (and {len(more)} more)" if more else ""
+    lines = [
+        (f"{name}: {_shown(error)}; " if more else f"{name}: ") + str(error.get("fix"))
+        for name, error in zip(names, errors)
+    ]
+    # Names in the API's spelling inside a sentence.
+    spelt = {field: flag for field, flag in flags.items() if "_" in field or field == "force"}
+    fix = "\n         ".join(lines)
+    for field, flag in sorted(spelt.items(), key=lambda pair: -len(pair[0])):
+        fix = re.sub(rf"(?<![\w.-]){re.escape(field)}(?![\w-])", flag, fix)
+    from_file = file and any(name not in flags.values() for name in names)
+    return Failure(
+        what,
+        where=file if from_file else names[0],
+        fix=fix,
+        code=failure.code,
+        problem=failure.problem,
+        retry_seconds=failure.retry_seconds,
+    )
+
+
+@contextmanager
+def told_as_typed(flags: Mapping[str, str], file: str = "") -> Generator[None, None, None]:
+    """A block whose refusals are told so."""
+    try:
+        yield
+    except Failure as failure:
+        raise as_typed(failure, flags, file) from None
+
+
+def _shown(error: Mapping[str, Any]) -> str:
+    value = f"{error['value']!r} " if error.get("value") else ""
+    return f"{value}{error.get('message')}"
+
+
+def _flag(field: str, flags: Mapping[str, str]) -> str:
+    for known in sorted(flags, key=len, reverse=True):
+        if field == known or field.startswith((f"{known}.", f"{known}[")):
+            return flags[known]
+    return field
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    items = cast("list[Any]", value) if isinstance(value, list) else []
+    return [cast("dict[str, Any]", each) for each in items if isinstance(each, dict)]
 
 
 _FIXES = {

@@ -5,7 +5,7 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
-from shiftwork.cli import follow, parse, render, session
+from shiftwork.cli import complete, follow, parse, render, session
 from shiftwork.cli.client import RANGE_BYTES, Api, chunk_bytes
 from shiftwork.cli.failures import usage
 from shiftwork.cli.tasks import find
@@ -17,7 +17,12 @@ def register(app: session.App) -> None:
 
 
 def logs(
-    task: str = typer.Argument(..., metavar="TASK", help="An id, a unique prefix, or a name."),
+    task: str = typer.Argument(
+        ...,
+        metavar="TASK",
+        help="An id, a unique prefix, or a name.",
+        autocompletion=complete.tasks,
+    ),
     follow_it: bool = typer.Option(False, "-f", "--follow", help="Go on until the task's end."),
     attempt: Optional[int] = typer.Option(None, "--attempt", min=1, help="Left out: all."),
     role: str = typer.Option("", "--role", help="One role's ranks only."),

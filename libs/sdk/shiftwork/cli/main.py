@@ -11,8 +11,10 @@ from typing import Any, List, Optional
 import typer
 
 from shiftwork.cli import (
+    complete,
     dead_letters,
     events,
+    guide,
     logs,
     nodes,
     people,
@@ -43,7 +45,9 @@ for noun in (submit, tasks, logs, events, nodes, quota, policy, people, dead_let
 def options(
     url: str = typer.Option("", "--url", help="The server's address. (SHIFTWORK_URL)"),
     token: str = typer.Option("", "--token", help="Your token. (SHIFTWORK_TOKEN)"),
-    context: str = typer.Option("", "--context", help="A context by name."),
+    context: str = typer.Option(
+        "", "--context", help="A context by name.", autocompletion=complete.context_names
+    ),
     as_json: bool = typer.Option(False, "--json", help="Answer in JSON."),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="Results only."),
     verbose: bool = typer.Option(False, "-v", "--verbose", help="Say more."),
@@ -71,18 +75,25 @@ def run(arguments: Optional[List[str]] = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        told = getattr(error, "format_message", None)
-        if told is None:
+        if not hasattr(error, "format_message"):
             raise
-        render.failure(
-            Failure(
-                str(told()),
-                fix="`shiftwork --help` and `shiftwork COMMAND --help` show what is understood",
-                code=USAGE,
-            )
-        )
+        render.failure(_usage(error))
         return USAGE
     return ended if isinstance(ended, int) else 0
+
+
+def _usage(error: Any) -> Failure:  # noqa: ANN401 - Typer's own
+    """A command line that Typer does not understand, and what may have been meant."""
+    option, ctx = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    what = str(error.format_message())
+    path = ctx.command_path if ctx is not None else "shiftwork"
+    fix = f"`{path} --help` shows what is understood"
+    if option and hasattr(error, "possibilities") and ctx is not None:
+        what = f"no such option: {option}"
+        known = [opt for each in ctx.command.get_params(ctx) for opt in each.opts]
+        meant = guide.suggestion(option, known)
+        fix = f"{meant} {fix}" if meant else fix
+    return Failure(what, fix=fix, code=USAGE)
 
 
 def main() -> None:

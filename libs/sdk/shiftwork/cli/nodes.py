@@ -1,11 +1,14 @@
 """``shiftwork nodes``, ``node cordon|uncordon|drain|label|taint`` and ``group ls``."""
 
-from typing import Any, Dict, List
+import sys
+import time
+from typing import Any, Dict, List, Optional
 
 import typer
 
-from shiftwork.cli import parse, render, session, timeline
-from shiftwork.cli.client import part
+from shiftwork.cli import complete, follow, parse, render, session, timeline
+from shiftwork.cli.client import Api, part
+from shiftwork.cli.failures import Failure, usage
 
 
 def register(app: session.App) -> None:
@@ -88,7 +91,9 @@ def groups() -> None:
     )
 
 
-_NODE = typer.Argument(..., metavar="NODE")
+_NODE = typer.Argument(..., metavar="NODE", autocompletion=complete.nodes)
+LOOK_SECONDS = 1.0
+TASKS_SHOWN_MAX = 5
 
 
 def cordon(node: str = _NODE) -> None:
@@ -101,13 +106,62 @@ def uncordon(node: str = _NODE) -> None:
     _schedulable(node, {"schedulable": True}, f"{node} is schedulable again")
 
 
-def drain(node: str = _NODE) -> None:
+def drain(
+    node: str = _NODE,
+    wait: bool = typer.Option(False, "--wait", help="Until nothing runs there any more."),
+    timeout: str = typer.Option(
+        "", "--timeout", help="With --wait: give up after so long (exit code 1)."
+    ),
+) -> None:
     """Place nothing more on a node; what runs there saves a checkpoint and leaves."""
-    _schedulable(
-        node,
-        {"schedulable": False, "drain": True},
-        f"{node} is being drained; `shiftwork nodes` shows what is still there",
-    )
+    seconds = parse.duration(timeout, "--timeout") if timeout else None
+    if timeout and not wait:
+        raise usage("--timeout goes with --wait", where="--timeout", fix="add --wait")
+    text = f"{node} is being drained"
+    if not wait:
+        look = "; `shiftwork nodes` shows what is still there"
+        _schedulable(node, {"schedulable": False, "drain": True}, text + look)
+        return
+    now = session.current()
+    api = now.api()
+    api.put(f"/v1/nodes/{part(node)}/schedulable", {"schedulable": False, "drain": True})
+    render.note(text)
+    shown = _until_empty(api, node, seconds)
+    if now.json:
+        render.document(shown)
+    else:
+        render.note(f"nothing runs on {node} any more")
+
+
+def _until_empty(api: Api, node: str, seconds: Optional[float]) -> Dict[str, Any]:
+    """The node, once nothing runs there. Raises Failure when that has not happened in time."""
+    until = None if seconds is None else time.monotonic() + seconds
+    patience = follow.Patience()
+    said = -1
+    with render.Progress() as progress:
+        while True:
+            pause = LOOK_SECONDS
+            try:
+                shown: Dict[str, Any] = api.get(f"/v1/nodes/{part(node)}")
+                patience.found()
+            except Failure as failure:
+                pause = patience.lost(failure)
+            else:
+                tasks: List[str] = shown.get("tasks") or []
+                if not tasks:
+                    return shown
+                left = f"{node}: {len(tasks)} still there: {' '.join(tasks[:TASKS_SHOWN_MAX])}"
+                progress.show(left)
+                if len(tasks) != said and not render.is_terminal(sys.stderr):
+                    render.note(left)
+                said = len(tasks)
+                if until is not None and time.monotonic() >= until:
+                    raise Failure(
+                        f"{len(tasks)} tasks are still on {node}: {' '.join(tasks)}",
+                        where="--timeout",
+                        fix="wait longer, or stop them: the node stays cordoned",
+                    )
+            time.sleep(pause)
 
 
 def _schedulable(node: str, body: Dict[str, bool], text: str) -> None:

@@ -29,6 +29,10 @@ PRIORITIES = (
     "auto",
 )
 
+LIVE = ("queued", "starting", "running", "preempting", "killing", "paused")
+ENDED = ("succeeded", "failed", "stopped", "rejected")
+STATES = LIVE + ENDED
+
 
 def duration(text: str, option: str) -> float:
     """Seconds of ``90``, ``90s``, ``15m``, ``4h`` or ``2d``."""

@@ -4,7 +4,7 @@ from typing import Any, Dict, Optional
 
 import typer
 
-from shiftwork.cli import parse, render, session
+from shiftwork.cli import complete, parse, render, session
 from shiftwork.cli.client import part
 from shiftwork.cli.failures import usage
 
@@ -31,7 +31,7 @@ def register(app: session.App) -> None:
 
 def user_add(
     name: str = typer.Argument(..., metavar="NAME"),
-    team: str = typer.Option("", "--team"),
+    team: str = typer.Option("", "--team", autocompletion=complete.teams),
     admin: bool = typer.Option(False, "--admin", help="May do everything."),
 ) -> None:
     """Add a user."""
@@ -48,7 +48,9 @@ def user_add(
 
 def user_set(
     name: str = typer.Argument(..., metavar="NAME"),
-    team: Optional[str] = typer.Option(None, "--team", help='"": in no team.'),
+    team: Optional[str] = typer.Option(
+        None, "--team", help='"": in no team.', autocompletion=complete.teams
+    ),
     admin: Optional[bool] = typer.Option(None, "--admin/--member", help="Another role."),
     disabled: Optional[bool] = typer.Option(
         None, "--disable/--enable", help="Refuse, or accept again, every token of the user."
@@ -146,7 +148,9 @@ def whoami() -> None:
 
 
 def token_create(
-    user: str = typer.Option("", "--user", help="Left out: yourself."),
+    user: str = typer.Option(
+        "", "--user", help="Left out: yourself.", autocompletion=complete.users
+    ),
     name: str = typer.Option("", "--name", help="What it is for."),
     expires_in: str = typer.Option("", "--expires-in", help="Such as 90d; left out: never."),
 ) -> None:

@@ -3,15 +3,14 @@
 import json
 import re
 import sys
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Generator, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 import typer
 
 from shiftwork.cli import parse, render, session
 from shiftwork.cli.client import part
-from shiftwork.cli.failures import Failure, usage
+from shiftwork.cli.failures import told_as_typed, usage
 
 FILE_BYTES_MAX = 262_144
 CONTENT_TYPE = "application/yaml"
@@ -75,12 +74,18 @@ def _show_one(now: session.Session, policy: Dict[str, Any]) -> None:
         render.line(text)
 
 
-def set_file(file: str = _FILE) -> None:
+# The fields are the file's own paths; beside them, what may be forced.
+_FLAGS = {"force": "--force"}
+_FORCE = typer.Option(False, "--force", help="Accept users and teams that are to come.")
+
+
+def set_file(file: str = _FILE, force: bool = _FORCE) -> None:
     """Set the policies of a file: all of it or nothing. Groups that it does not name stay."""
     now = session.current()
     data = _read(file)
-    with _refusals_in(file):
-        told = now.api().send_file("PUT", "/v1/policies", data, CONTENT_TYPE)
+    with told_as_typed(_FLAGS, file):
+        path = "/v1/policies" + ("?force=true" if force else "")
+        told = now.api().send_file("PUT", path, data, CONTENT_TYPE)
     _told(now, told)
 
 
@@ -105,12 +110,14 @@ def dry_run(
     limit: Optional[int] = typer.Option(
         None, "--limit", min=1, max=1000, help="Name so many tasks."
     ),
+    force: bool = _FORCE,
 ) -> None:
     """Show what would be decided at this moment under the policies of a file."""
     now = session.current()
     data = _read(file)
-    path = "/v1/policies:dry-run" + (f"?limit={limit}" if limit else "")
-    with _refusals_in(file):
+    query = ([f"limit={limit}"] if limit else []) + (["force=true"] if force else [])
+    path = "/v1/policies:dry-run" + ("?" + "&".join(query) if query else "")
+    with told_as_typed(_FLAGS, file):
         told = now.api().send_file("POST", path, data, CONTENT_TYPE)
     _warn(told)
     if now.json:
@@ -196,30 +203,6 @@ def _read(file: str) -> bytes:
             fix="set a few groups at a time",
         )
     return data
-
-
-@contextmanager
-def _refusals_in(file: str) -> Generator[None, None, None]:
-    """Tell every error of a file, not only the first."""
-    try:
-        yield
-    except Failure as failure:
-        errors = [parse.fields(each) for each in parse.listed(failure.problem.get("errors"))]
-        if len(errors) < 2:  # noqa: PLR2004 - one is told well enough
-            raise
-        lines = [f"{each.get('field')}: {_value(each)}{each.get('message')}" for each in errors]
-        fixes = [f"{line}; {each.get('fix')}" for line, each in zip(lines, errors)]
-        raise Failure(
-            failure.what,
-            where=file,
-            fix="\n         ".join(fixes),
-            code=failure.code,
-            problem=failure.problem,
-        ) from None
-
-
-def _value(error: Dict[str, Any]) -> str:
-    return f"{error['value']!r} " if error.get("value") else ""
 
 
 def yaml_lines(value: object, indent: str = "") -> Iterator[str]:

@@ -4,8 +4,8 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
-from shiftwork.cli import parse, render, session, timeline
-from shiftwork.cli.failures import usage
+from shiftwork.cli import complete, parse, render, session, timeline
+from shiftwork.cli.failures import told_as_typed, usage
 
 
 def register(app: session.App) -> None:
@@ -45,13 +45,22 @@ def _row(quota: Dict[str, Any]) -> List[str]:
 
 
 def set_limit(
-    user: str = typer.Option("", "--user", help="Left out: every user."),
-    team: str = typer.Option("", "--team", help="Left out: every team."),
-    priority: str = typer.Option("", "--priority", help="Left out: every priority."),
-    group: str = typer.Option("", "--group", help="Left out: every group."),
+    user: str = typer.Option(
+        "", "--user", help="Left out: every user.", autocompletion=complete.users
+    ),
+    team: str = typer.Option(
+        "", "--team", help="Left out: every team.", autocompletion=complete.teams
+    ),
+    priority: str = typer.Option(
+        "", "--priority", help="Left out: every priority.", autocompletion=complete.priorities
+    ),
+    group: str = typer.Option(
+        "", "--group", help="Left out: every group.", autocompletion=complete.groups
+    ),
     gpus: Optional[int] = typer.Option(None, "--gpus", min=0),
     nodes: Optional[int] = typer.Option(None, "--nodes", min=0),
     unlimited: bool = typer.Option(False, "--unlimited", help="Take the limit away."),
+    force: bool = typer.Option(False, "--force", help="Accept a user or team that is to come."),
 ) -> None:
     """Set a limit, or take it away. What runs already goes on."""
     chosen = [gpus is not None, nodes is not None, unlimited]
@@ -73,7 +82,9 @@ def set_limit(
         body["unit"] = "gpus" if gpus is not None else "nodes"
         body["limit"] = gpus if gpus is not None else nodes
     now = session.current()
-    told = now.api().put("/v1/quotas", body)
+    flags = {name: f"--{name}" for name in ("user", "team", "priority", "group", "force")}
+    with told_as_typed({**flags, "limit": f"--{body.get('unit', 'unlimited')}"}):
+        told = now.api().put("/v1/quotas?force=true" if force else "/v1/quotas", body)
     if now.json:
         render.document(told)
     else:

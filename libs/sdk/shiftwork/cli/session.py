@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import typer
 from typer.core import TyperGroup
 
-from shiftwork.cli import contexts, render
+from shiftwork.cli import contexts, guide, render
 from shiftwork.cli.client import Api
 from shiftwork.cli.failures import INTERRUPTED, Failure
 
@@ -145,13 +145,18 @@ class Root(TyperGroup):
         return super().parse_args(ctx, hoisted)
 
     def list_commands(self, ctx: Any) -> List[str]:  # noqa: ANN401 - Typer's
-        """Our own commands, then the plug-ins'."""
-        own = super().list_commands(ctx)
-        return own + [name for name in sorted(plugins()) if name not in own]
+        """Our own commands and the plug-ins', the first steps first."""
+        return guide.ordered([*{*super().list_commands(ctx), *plugins()}])
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - Typer's
         """One of our own, else a plug-in's: the platform is imported only when it is needed."""
-        return super().get_command(ctx, cmd_name) or plugins().get(cmd_name)
+        found = super().get_command(ctx, cmd_name) or plugins().get(cmd_name)
+        return found and guide.dress(found, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: List[str]) -> Any:  # noqa: ANN401 - Typer's
+        """A command by its name, or by one that people know from elsewhere."""
+        known = self.get_command(ctx, args[0]) is not None
+        return super().resolve_command(ctx, args if known else guide.expanded(args))
 
 
 @functools.lru_cache(maxsize=1)

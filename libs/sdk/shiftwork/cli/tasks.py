@@ -1,22 +1,32 @@
-"""Tasks: ``ls show explain wait pause resume stop priority``."""
+"""Tasks: ``ls show explain wait pause resume stop priority retry``."""
 
 import re
+import secrets
+import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import typer
 
-from shiftwork.cli import explanation, follow, parse, render, session
+from shiftwork.cli import complete, explanation, follow, parse, render, session
 from shiftwork.cli.client import Api, part
-from shiftwork.cli.failures import Failure, usage
+from shiftwork.cli.failures import REFUSED, UNREACHABLE, Failure, told_as_typed, usage
 
-ENDED = ("succeeded", "failed", "stopped", "rejected")
-LIVE = ("queued", "starting", "running", "preempting", "killing", "paused")
+ENDED, LIVE = parse.ENDED, parse.LIVE
 MATCHES_MAX = 100
 LISTED_MAX = 100_000
 _ID_PREFIX = re.compile(r"[a-z][a-z2-7]{0,25}")
 
-_TASK = typer.Argument(..., metavar="TASK", help="An id, a unique prefix of one, or a name.")
+STOPPED_MAX = 10_000
+NAMED_MAX = 5
+
+_HELP = "An id, a unique prefix of one, or a name."
+_TASK = typer.Argument(..., metavar="TASK", help=_HELP, autocompletion=complete.tasks)
+_TASKS = typer.Argument(..., metavar="TASK...", help=_HELP, autocompletion=complete.tasks)
+_LIVE = typer.Argument(..., metavar="TASK...", help=_HELP, autocompletion=complete.live_tasks)
+_SOME = typer.Argument(None, metavar="[TASK...]", help=_HELP, autocompletion=complete.live_tasks)
+_LABEL = typer.Option(None, "--label", "-l", metavar="K=V", help="With this label; repeatable.")
+SORTED_BY = ("submitted_at", "name", "priority", "state")
 
 
 def register(app: session.App) -> None:
@@ -29,6 +39,29 @@ def register(app: session.App) -> None:
     app.command("resume")(resume)
     app.command("stop")(stop)
     app.command("priority")(priority)
+    app.command("retry")(retry)
+
+
+def each(tasks: Sequence[str], act: Callable[[Api, str], Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """Do the same to several tasks. One that fails is reported, and the others go on; the command
+    then ends with exit code 1. What comes of them is shown as JSON where that is wanted."""
+    now = session.current()
+    api = now.api()
+    done: List[Dict[str, Any]] = []
+    failed = 0
+    for task in dict.fromkeys(tasks):
+        try:
+            done.append(act(api, task))
+        except Failure as failure:  # noqa: PERF203 - the others go on
+            if len(tasks) == 1 or failure.code == UNREACHABLE:
+                raise
+            render.failure(failure)
+            failed += 1
+    if now.json:
+        render.document(done[0] if len(tasks) == 1 else {"items": done})
+    if failed:
+        raise typer.Exit(REFUSED)
+    return done
 
 
 def find(api: Api, text: str) -> Dict[str, Any]:
@@ -80,7 +113,16 @@ def _of_name(api: Api, text: str, named: List[Dict[str, Any]]) -> Optional[Dict[
 def ls(
     everything: bool = typer.Option(False, "--all", help="Ended tasks too."),
     mine: bool = typer.Option(False, "--mine", help="Your own only."),
-    state: str = typer.Option("", "--state", help="Such as queued,running."),
+    state: str = typer.Option(
+        "", "--state", help="Such as queued,running.", autocompletion=complete.states
+    ),
+    label: Optional[List[str]] = _LABEL,
+    sort: str = typer.Option(
+        "",
+        "--sort",
+        metavar="FIELD",
+        help=", ".join(SORTED_BY) + "; with - in front falling. The newest first.",
+    ),
     limit: int = typer.Option(100, "--limit", min=1, max=LISTED_MAX),
     history: bool = typer.Option(
         False, "--history", help="All that ended, as JSON, with the time they ran: for simulate."
@@ -103,10 +145,11 @@ def ls(
         )
     if not states and not everything:
         states = list(LIVE)
-    query: Dict[str, Any] = {"state": ",".join(states)}
+    query: Dict[str, Any] = {"state": ",".join(states), "label": _labels(label), "sort": sort}
     if mine:
         query["owner"] = api.get("/v1/whoami")["user"]
-    found = api.items("/v1/tasks", query, limit)
+    with told_as_typed({"sort": "--sort", "label": "--label"}):
+        found = api.items("/v1/tasks", query, limit)
     if now.json:
         render.document(found)
         return
@@ -118,6 +161,10 @@ def ls(
     )
     if found.get("next_cursor"):
         render.note(f"more than {limit}: raise --limit")
+
+
+def _labels(given: Optional[List[str]]) -> List[str]:
+    return [f"{key}={value}" for key, value in parse.pairs(given or [], "--label").items()]
 
 
 def _history(api: Api, since: str) -> Dict[str, Any]:
@@ -158,14 +205,23 @@ def size(task: Dict[str, Any]) -> str:
     return str(task["nodes"]) if gpus is None else f"{task['nodes']}x{gpus}"
 
 
-def show(task: str = _TASK) -> None:
-    """Show one task and its runs."""
-    now = session.current()
-    api = now.api()
-    found = find(api, task)
-    if now.json:
-        render.document(found)
-        return
+def show(tasks: List[str] = _TASKS) -> None:
+    """Show tasks and their runs."""
+    shown: List[str] = []
+
+    def act(api: Api, task: str) -> Dict[str, Any]:
+        found = find(api, task)
+        if not session.current().json:
+            if shown:
+                render.line("")
+            _show(api, found)
+        shown.append(task)
+        return found
+
+    each(tasks, act)
+
+
+def _show(api: Api, found: Dict[str, Any]) -> None:
     checkpoint = found.get("checkpoint")
     ended = found.get("exit")
     reason = parse.fields(found.get("reason"))
@@ -286,12 +342,17 @@ def explain(
 
 
 def wait(
-    task: str = _TASK,
-    state: str = typer.Option("", "--for", help="A state to wait for; left out: the end."),
+    tasks: List[str] = _TASKS,
+    state: str = typer.Option(
+        "",
+        "--for",
+        help="A state to wait for; left out: the end.",
+        autocompletion=complete.states,
+    ),
     timeout: str = typer.Option("", "--timeout", help="Give up after so long (exit code 1)."),
 ) -> None:
-    """Wait for a task's end and take its exit code, or wait for a state."""
-    now = session.current()
+    """Wait for a task's end and take its exit code, or wait for a state. Of several tasks, wait for
+    each: the exit code is 1 if any failed."""
     wanted = [word.strip().lower() for word in state.split(",") if word.strip()]
     for word in wanted:
         if word not in LIVE + ENDED:
@@ -301,65 +362,136 @@ def wait(
                 fix="choose of " + ", ".join(LIVE + ENDED),
             )
     until = time.monotonic() + parse.duration(timeout, "--timeout") if timeout else None
-    api = now.api()
-    found = find(api, task)
+    codes: List[int] = []
+
+    def act(api: Api, task: str) -> Dict[str, Any]:
+        found = _waited(find(api, task), api, wanted, until)
+        reached = found["state"] in (wanted or ENDED)
+        if not session.current().json:
+            render.line(found["state"] if len(tasks) == 1 else f"{found['name']}: {found['state']}")
+        elif not reached and len(tasks) == 1:
+            render.document(found)
+        if not reached:
+            why = (
+                f"{found['name']} is {found['state']} and will not be {state}"
+                if found["state"] in ENDED
+                else f"{found['name']} is still {found['state']} after {timeout}"
+            )
+            raise Failure(why, where="wait", fix=f"`shiftwork explain {found['id']}` says why")
+        codes.append(0 if wanted else follow.exit_code(found))
+        return found
+
+    each(tasks, act)
+    raise typer.Exit(codes[0] if len(tasks) == 1 else REFUSED if any(codes) else 0)
+
+
+def _waited(
+    found: Dict[str, Any], api: Api, wanted: Sequence[str], until: Optional[float]
+) -> Dict[str, Any]:
     for changed in follow.changes(api, found["id"], until):
         found = changed
         if found["state"] in wanted or found["state"] in ENDED:
             break
-    reached = found["state"] in wanted if wanted else found["state"] in ENDED
-    if now.json:
-        render.document(found)
-    else:
-        render.line(found["state"])
-    if not reached:
-        why = (
-            f"{found['name']} is {found['state']} and will not be {state}"
-            if found["state"] in ENDED
-            else f"{found['name']} is still {found['state']} after {timeout}"
-        )
-        raise Failure(why, where="wait", fix=f"`shiftwork explain {found['id']}` says why")
-    raise typer.Exit(0 if wanted else follow.exit_code(found))
+    return found
 
 
-def pause(task: str = _TASK) -> None:
-    """Have a task save a checkpoint and rest, until it is resumed."""
-    _goal(task, "pause")
+def pause(tasks: List[str] = _LIVE) -> None:
+    """Have tasks save a checkpoint and rest, until they are resumed."""
+    _goals(tasks, "pause")
 
 
-def resume(task: str = _TASK) -> None:
-    """Have a paused task run again, from its last checkpoint."""
-    _goal(task, "run")
+def resume(tasks: List[str] = _LIVE) -> None:
+    """Have paused tasks run again, from their last checkpoints."""
+    _goals(tasks, "run")
 
 
-def stop(task: str = _TASK) -> None:
-    """End a task for good."""
-    _goal(task, "stop")
+def stop(
+    tasks: Optional[List[str]] = _SOME,
+    everything: bool = typer.Option(False, "--all", help="All of yours that have not ended."),
+    label: Optional[List[str]] = _LABEL,
+    everybody: bool = typer.Option(False, "--all-users", help="With --all: everybody's."),
+    yes: bool = typer.Option(False, "-y", "--yes", help="Do not ask."),
+) -> None:
+    """End tasks for good."""
+    if everything == bool(tasks):
+        fix = "write: shiftwork stop TASK ..., or shiftwork stop --all [-l K=V]"
+        raise usage("give tasks, or --all", where="stop", fix=fix)
+    if (label or everybody) and not everything:
+        fix = "write: shiftwork stop --all [-l K=V] [--all-users]"
+        raise usage("--label and --all-users go with --all", where="stop", fix=fix)
+    if everything:
+        tasks = _all_of(_labels(label), everybody=everybody, yes=yes)
+        if not tasks:
+            return
+    _goals(tasks or [], "stop")
 
 
-def _goal(task: str, goal: str) -> None:
+def _all_of(labels: List[str], *, everybody: bool, yes: bool) -> List[str]:
+    """The live tasks with these labels, once the caller is sure."""
     now = session.current()
     api = now.api()
-    found = find(api, task)
-    told = api.put(f"/v1/tasks/{part(found['id'])}/goal", {"goal": goal})
-    _asked(found, told, f"goal of {found['name']} ({found['id']}) is now {goal}")
+    query: Dict[str, Any] = {"all": "false", "label": labels}
+    if not everybody:
+        query["owner"] = api.get("/v1/whoami")["user"]
+    found = api.items("/v1/tasks", query, STOPPED_MAX)["items"]
+    if not found:
+        render.note("there is no such task")
+        if now.json:
+            render.document({"items": []})
+        return []
+    if not yes:
+        names = ", ".join(render.one_line(task["name"]) for task in found[:NAMED_MAX])
+        more = f" and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
+        if not (render.is_terminal(sys.stdin) and render.is_terminal(sys.stderr)):
+            raise usage(
+                f"this would stop {len(found)} tasks: {names}{more}", where="--all", fix="add --yes"
+            )
+        typer.confirm(f"Stop {len(found)} tasks: {names}{more}?", abort=True, err=True)
+    return [task["id"] for task in found]
+
+
+def _goals(tasks: Sequence[str], goal: str) -> None:
+    def act(api: Api, task: str) -> Dict[str, Any]:
+        found = find(api, task)
+        told = api.put(f"/v1/tasks/{part(found['id'])}/goal", {"goal": goal})
+        render.note(f"goal of {found['name']} ({found['id']}) is now {goal}")
+        return {"id": found["id"], **told}
+
+    each(tasks, act)
 
 
 def priority(
-    task: str = _TASK,
-    level: str = typer.Argument(..., metavar="PRIORITY", help="extreme_high ... auto."),
+    tasks: List[str] = typer.Argument(
+        ..., metavar="TASK...", help=_HELP, autocompletion=complete.tasks_then_priority
+    ),
+    level: str = typer.Argument(
+        ...,
+        metavar="PRIORITY",
+        help="extreme_high ... auto.",
+        autocompletion=complete.priorities,
+    ),
 ) -> None:
-    """Give a task another priority."""
-    now = session.current()
+    """Give tasks another priority."""
     word = parse.priority(level, "PRIORITY")
-    api = now.api()
-    found = find(api, task)
-    told = api.put(f"/v1/tasks/{part(found['id'])}/priority", {"priority": word})
-    _asked(found, told, f"priority of {found['name']} ({found['id']}) is now {word}")
+
+    def act(api: Api, task: str) -> Dict[str, Any]:
+        found = find(api, task)
+        told = api.put(f"/v1/tasks/{part(found['id'])}/priority", {"priority": word})
+        render.note(f"priority of {found['name']} ({found['id']}) is now {word}")
+        return {"id": found["id"], **told}
+
+    each(tasks, act)
 
 
-def _asked(found: Dict[str, Any], told: Dict[str, Any], text: str) -> None:
-    if session.current().json:
-        render.document({"id": found["id"], **told})
-    else:
-        render.note(text)
+def retry(tasks: List[str] = _TASKS) -> None:
+    """Submit tasks again as new ones of the same names, from the beginning. Prints their ids."""
+
+    def act(api: Api, task: str) -> Dict[str, Any]:
+        found = find(api, task)
+        path = f"/v1/tasks/{part(found['id'])}/retry"
+        again: Dict[str, Any] = api.post(path, None, secrets.token_hex(16))
+        if not session.current().json:
+            render.line(again["id"])
+        return again
+
+    each(tasks, act)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.libs.sdk.cli.server import TOKEN, CliServer, an_exit, problem
+from tests.libs.sdk.cli.server import TOKEN, CliServer, a_task, an_exit, problem
 
 if TYPE_CHECKING:
     from tests.libs.sdk.cli.conftest import Shiftwork
@@ -49,14 +49,17 @@ def test_json_prints_the_task(shiftwork: Shiftwork) -> None:
     assert shiftwork("submit", "--json", "--", "true").json["state"] == "queued"
 
 
-def test_every_option_reaches_the_server(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_every_option_reaches_the_server(
+    shiftwork: Shiftwork, server: CliServer, tmp_path: Path
+) -> None:
     options = (
         "--name demo --nodes 2 --gpus-per-node 0 --priority HIGH --group dev --env A=1 "
-        "--env B=x=y --workdir /srv/x --label team=nlp --ack-deadline 90 --preempt signal:TERM "
+        "--env B=x=y --label team=nlp --ack-deadline 90 --preempt signal:TERM "
         "--fence-after 15m --max-run-time 4h --retries 2 --key mine "
         "--node-selector disk=nvme --node-selector gen=h100 --tolerate flaky --tolerate for=vision"
     )
-    assert shiftwork("submit", *options.split(), "--", "run").code == 0
+    options += f" --workdir {tmp_path}"
+    assert shiftwork("submit", *options.split(), "--", "true").code == 0
     assert body(server) == {
         "name": "demo",
         "nodes": 2,
@@ -64,7 +67,7 @@ def test_every_option_reaches_the_server(shiftwork: Shiftwork, server: CliServer
         "priority": "high",
         "group": "dev",
         "env": {"A": "1", "B": "x=y"},
-        "working_directory": "/srv/x",
+        "working_directory": str(tmp_path),
         "labels": {"team": "nlp"},
         "node_selector": {"disk": "nvme", "gen": "h100"},
         "tolerations": ["flaky", "for=vision"],
@@ -72,7 +75,7 @@ def test_every_option_reaches_the_server(shiftwork: Shiftwork, server: CliServer
         "fence_after_seconds": 900.0,
         "max_run_seconds": 14400.0,
         "retry": {"max_retries": 2},
-        "command": ["run"],
+        "command": ["true"],
     }
     assert server.asked("POST", "/v1/tasks").headers["idempotency-key"] == "mine"
 
@@ -98,7 +101,8 @@ def test_a_refusal_names_field_value_and_fix(shiftwork: Shiftwork, server: CliSe
     server.first["POST", "/v1/tasks"] = [told, told]
     done = shiftwork("submit", "--nodes", "99", "--", "true")
     assert (done.code, done.out) == (1, "")
-    assert "fix:   nodes: give 2" in done.err
+    assert "error: --nodes 99: more than there are" in done.err
+    assert "fix:   --nodes: give 2" in done.err
     done = shiftwork("submit", "--nodes", "99", "--json", "--", "true")
     assert json.loads(done.err) == told[1]
 
@@ -124,7 +128,7 @@ def test_wrong_usage(shiftwork: Shiftwork, arguments: list[str], told: str) -> N
 
 @pytest.mark.parametrize(
     "text",
-    ['{"command": ["a"], "nodes": 2}', "command: [a]\nnodes: 2\n"],
+    ['{"command": ["true"], "nodes": 2}', 'command: ["true"]\nnodes: 2\n'],
     ids=["json", "yaml"],
 )
 def test_a_task_from_a_file(
@@ -134,12 +138,14 @@ def test_a_task_from_a_file(
     file.write_text(text)
     assert shiftwork("submit", "--file", str(file)).code == 0
     assert {name: body(server)[name] for name in ("command", "nodes")} == {
-        "command": ["a"],
+        "command": ["true"],
         "nodes": 2,
     }
-    done = shiftwork("submit", "--file", str(file), "--nodes", "3")
-    assert done.code == 2
-    assert "--nodes" in done.err
+    assert shiftwork("submit", "--file", str(file), "--nodes", "3", "--", "false").code == 0
+    assert {name: body(server)[name] for name in ("command", "nodes")} == {
+        "command": ["false"],
+        "nodes": 3,
+    }
 
 
 @pytest.mark.parametrize("text", ["[1]", "a: [", "- x"])
@@ -192,7 +198,8 @@ def test_pods_come_from_the_tasks_file(
     file.write_text("command: [a]\npod: {image: example/train:1}\n")
     assert shiftwork("submit", "--file", str(file)).code == 0
     assert body(server)["pod"] == {"image": "example/train:1"}
-    assert "--image" in shiftwork("submit", "--file", str(file), "--image", "x").err
+    assert shiftwork("submit", "--file", str(file), "--image", "x").code == 0
+    assert body(server)["pod"] == {"image": "x"}
 
 
 def test_without_pyyaml_json_still_works(
@@ -200,7 +207,7 @@ def test_without_pyyaml_json_still_works(
 ) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     file = tmp_path / "task"
-    file.write_text("command: [a]\n")
+    file.write_text("command: ['true']\n")
     done = shiftwork("submit", "--file", str(file))
     assert done.code == 2
     assert "install PyYAML" in done.err
@@ -237,7 +244,7 @@ def test_following_shows_everything_and_ends_with_the_tasks_code(
     shiftwork: Shiftwork, server: CliServer, code: int
 ) -> None:
     server.on_submit = a_life(server, code)
-    done = shiftwork("submit", "-f", "--", "train")
+    done = shiftwork("submit", "-f", "--", "true")
     assert done.code == code
     assert done.out.splitlines() == [
         "taaaaa",
@@ -265,7 +272,7 @@ def test_streams_that_are_cut_lose_and_double_nothing(
 ) -> None:
     server.on_submit = a_life(server, 0)
     server.cuts = 6
-    done = shiftwork("submit", "-f", "--", "train")
+    done = shiftwork("submit", "-f", "--", "true")
     assert server.cuts == 0
     assert done.out.splitlines()[1:] == ["step 1", "step 2", "h\xe9ll\xf6 \ufffd", "step 3", "done"]
     assert done.err.count("checkpoint saved") == 1
@@ -280,7 +287,7 @@ def test_following_waits_while_too_many_streams_are_open(
     for path in ("/v1/events", "/v1/tasks/taaaaa/logs"):
         server.first["GET", path] = [full] * 2
     began = time.monotonic()
-    done = shiftwork("submit", "-f", "--", "train")
+    done = shiftwork("submit", "-f", "--", "true")
     # The server asked for a second each time.
     assert time.monotonic() - began >= 2
     assert done.code == 7
@@ -290,7 +297,7 @@ def test_following_waits_while_too_many_streams_are_open(
 
 def test_following_in_json_is_one_object_a_line(shiftwork: Shiftwork, server: CliServer) -> None:
     server.on_submit = a_life(server, 3)
-    done = shiftwork("submit", "-f", "--json", "--", "train")
+    done = shiftwork("submit", "-f", "--json", "--", "true")
     assert done.code == 3
     records = [json.loads(line) for line in done.out.splitlines()]
     assert records[0]["id"] == "taaaaa"
@@ -307,19 +314,19 @@ def test_several_ranks_are_told_apart(shiftwork: Shiftwork, server: CliServer) -
         server.move(task_id, "succeeded", exit=an_exit("ok", 0))
 
     server.on_submit = live
-    done = shiftwork("submit", "-f", "--nodes", "2", "--", "train")
+    done = shiftwork("submit", "-f", "--nodes", "2", "--", "true")
     assert sorted(done.out.splitlines()[1:]) == ["[0] zero", "[1] one"]
 
 
 def test_a_task_that_never_ran_is_1(shiftwork: Shiftwork, server: CliServer) -> None:
     server.on_submit = lambda task_id: server.move(task_id, "rejected")
-    assert shiftwork("submit", "-f", "--", "train").code == 1
+    assert shiftwork("submit", "-f", "--", "true").code == 1
 
 
 def test_interrupting_leaves_the_task_running(home: Path, server: CliServer) -> None:
     server.on_submit = lambda _task_id: server.write(1, 0, b"working\n")
     process = subprocess.Popen(
-        [sys.executable, "-c", MAIN, "submit", "-f", "--", "train"],
+        [sys.executable, "-c", MAIN, "submit", "-f", "--", "true"],
         env=environment(home, server),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -341,7 +348,7 @@ def test_a_terminal_gets_a_progress_line_beside_the_output(home: Path, server: C
     server.on_submit = a_life(server, 0)
     terminal, inside = os.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", MAIN, "submit", "-f", "--", "train"],
+        [sys.executable, "-c", MAIN, "submit", "-f", "--", "true"],
         env={**environment(home, server), "TERM": "xterm"},
         stdout=subprocess.PIPE,
         stderr=inside,
@@ -358,3 +365,131 @@ def test_a_terminal_gets_a_progress_line_beside_the_output(home: Path, server: C
     assert b"asked to leave by 10:01:00.000" in drawn
     assert "train-taaaaa · running".encode() in drawn
     assert drawn.rindex(b"\x1b[?25h") > drawn.rindex(b"\x1b[?25l")  # the cursor is back
+
+
+def test_options_override_the_file_and_maps_are_joined(
+    shiftwork: Shiftwork, server: CliServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "task.json"
+    told = {
+        "command": ["true"],
+        "env": {"A": "1", "B": "2"},
+        "tolerations": ["x"],
+        "preemption": {"mode": "signal", "signal": "TERM", "ack_deadline_seconds": 5},
+    }
+    file.write_text(json.dumps(told))
+    options = ("--env", "B=3", "--tolerate", "y", "--preempt", "kill")
+    assert shiftwork("submit", "--file", str(file), *options).code == 0
+    sent = body(server)
+    assert sent["env"] == {"A": "1", "B": "3"}
+    assert sent["tolerations"] == ["y"]
+    assert sent["preemption"] == {"mode": "kill", "ack_deadline_seconds": 5}
+    file.write_text(json.dumps({"roles": [{"command": ["true"]}]}))
+    clash = shiftwork("submit", "--file", str(file), "--", "false")
+    assert (clash.code, str(file) in clash.err) == (2, True)
+
+
+@pytest.mark.parametrize("options", [("--file", "-"), ("-",)])
+def test_a_task_from_standard_input(
+    server: CliServer, home: Path, options: tuple[str, ...]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, "submit", *options],
+        env=environment(home, server),
+        input=b'{"command": ["true"], "name": "piped"}',
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert body(server)["name"] == "piped"
+
+
+def test_a_field_of_the_file_is_named_as_the_file_has_it(
+    shiftwork: Shiftwork, server: CliServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "task.json"
+    file.write_text('{"command": ["true"], "preemption": {"ack_deadline_seconds": 0.5}}')
+    field = "preemption.ack_deadline_seconds"
+    error = {"field": field, "value": "0.5", "message": "is too short", "fix": "give 1"}
+    told = problem(422, "invalid", f"{field}: is too short", error)
+    server.first["POST", "/v1/tasks"] = [told, told]
+    done = shiftwork("submit", "--file", str(file))
+    assert done.err == (
+        f"error: {field}: is too short\n  where: {file}\n  fix:   {field}: give 1\n"
+    )
+    done = shiftwork("submit", "--ack-deadline", "0.5", "--", "true")
+    assert done.err == (
+        "error: --ack-deadline 0.5: is too short\n"
+        "  where: --ack-deadline\n  fix:   --ack-deadline: give 1\n"
+    )
+
+
+def test_what_the_server_advises_speaks_of_options(shiftwork: Shiftwork, server: CliServer) -> None:
+    fix = "labels there are: disk=hdd; with wait_for_nodes it waits"
+    error = {"field": "node_selector", "value": "disk=nvme", "message": "no node has", "fix": fix}
+    other = {"field": "nodes", "value": "9", "message": "too many", "fix": "give 2"}
+    server.first["POST", "/v1/tasks"] = [
+        problem(422, "invalid", "node_selector: no node has (and 1 more)", error, other)
+    ]
+    done = shiftwork("submit", "--node-selector", "disk=nvme", "--", "true")
+    assert "error: --node-selector disk=nvme: no node has (and 1 more)" in done.err
+    assert "with --force it waits" in done.err
+    assert "--nodes: '9' too many; give 2" in done.err
+    assert shiftwork("submit", "--force", "--", "no-such-program").code == 0
+    assert body(server)["wait_for_nodes"] is True
+
+
+def test_a_directory_that_is_not_there_is_refused(
+    shiftwork: Shiftwork, server: CliServer, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    done = shiftwork("submit", "--workdir", str(tmp_path / "dat"), "--", "true")
+    assert done.code == 1
+    assert f"--workdir {tmp_path}/dat: there is no such directory" in done.err
+    assert f"did you mean {tmp_path}/data?" in done.err
+    (tmp_path / "file").touch()
+    assert (
+        "this is a file"
+        in shiftwork("submit", "--workdir", str(tmp_path / "file"), "--", "true").err
+    )
+    file = tmp_path / "task.json"
+    file.write_text(json.dumps({"command": ["true"], "working_directory": "/nowhere-at-all"}))
+    assert "working_directory /nowhere-at-all" in shiftwork("submit", "--file", str(file)).err
+    assert not server.tasks
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["pyton3", "x.py"], "did you mean"),
+        (["train.py", "--lr", "1"], "write: -- python train.py --lr 1"),
+        (["./nothing"], "there is no such file"),
+        (["python train.py"], "write it without quotes"),
+    ],
+)
+def test_a_program_that_cannot_be_found_is_refused_with_advice(
+    shiftwork: Shiftwork, server: CliServer, tmp_path: Path, command: list[str], told: str
+) -> None:
+    (tmp_path / "train.py").touch()
+    done = shiftwork("submit", "--workdir", str(tmp_path), "--", *command)
+    assert (done.code, done.out) == (1, "")
+    assert told in done.err
+    assert not server.tasks
+    program = tmp_path / "mine"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    for good in (["./mine"], [str(program)], ["--env", f"PATH={tmp_path}", "--", "mine"]):
+        line = good if "--" in good else ["--", *good]
+        assert shiftwork("submit", "--workdir", str(tmp_path), *line).code == 0
+
+
+def test_a_dry_run_shows_what_would_be(shiftwork: Shiftwork, server: CliServer) -> None:
+    task = a_task("", nodes=2, gpus_per_node=None, preemption={"mode": "sdk"}, node_selector={})
+    answer = {"task": task, "free_nodes": 1, "ahead": 3}
+    server.first["POST", "/v1/tasks:dry-run"] = [(200, answer), (200, answer)]
+    done = shiftwork("submit", "--dry-run", "--nodes", "2", "--", "true")
+    assert done.code == 0
+    assert "1 of 2 nodes are free for it now; 3 of its group wait" in done.out
+    assert done.err == "nothing is submitted\n"
+    assert shiftwork("submit", "--dry-run", "--json", "--", "true").json == answer
+    assert not server.tasks

@@ -46,3 +46,25 @@ def test_a_task_for_a_group_that_nobody_knows_is_rejected() -> None:
     stage = waiting("typo")
     stage.rounds()
     assert "t0" not in stage.tasks
+
+
+def test_a_task_that_waits_for_nodes_to_come_is_not_rejected_and_starts_when_they_are_there() -> (
+    None
+):
+    stage = Stage([a_node("n0", gpus=4)])
+    stage.rounds()
+    wanted = a_spec(gpus=4).model_copy(update={"node_selector": {"disk": "nvme"}})
+    forced = wanted.model_copy(update={"wait_for_nodes": True})
+    elsewhere = a_spec(gpus=4, group="new").model_copy(update={"wait_for_nodes": True})
+    for name, spec in (("t0", wanted), ("t1", forced), ("t2", elsewhere)):
+        stage.submit(a_task(name, spec=spec, submitted=stage.seconds, accepted=False))
+    stage.rounds()
+    assert sorted(stage.tasks) == ["t1", "t2"]
+    for task in stage.tasks.values():
+        assert task.state is TaskState.QUEUED
+        assert task.reason.code is ReasonCode.CLUSTER_TOO_SMALL_NOW
+    stage.put(a_node("n1", gpus=4, labels={"disk": "nvme"}))
+    stage.put(a_node("d0", gpus=4, group="new"))
+    stage.rounds()
+    assert stage.tasks["t1"].holds
+    assert stage.tasks["t2"].holds

@@ -1,0 +1,101 @@
+"""Completion of names and values by the shell: what the server has, asked once and briefly.
+
+Given to Typer as ``autocompletion``. Nothing is ever said when something fails: the shell is in the
+middle of a line.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Callable, List, Sequence, Tuple
+
+import typer
+
+from shiftwork.cli import contexts, parse
+from shiftwork.transport import Client
+
+ANSWER_SECONDS = 0.8
+SHOWN_MAX = 200
+
+Found = List[Tuple[str, str]]
+
+
+def _items(ctx: typer.Context, path: str) -> list[Any]:
+    """A list of the server's; an empty one if there is no answer soon."""
+    given = ctx.find_root().params
+    try:
+        target = contexts.target(
+            url=str(given.get("url") or ""),
+            token=str(given.get("token") or ""),
+            context=str(given.get("context") or ""),
+            environ=os.environ,
+            path=contexts.default_path(),
+        )
+        client = Client(target.url, target.token)
+        try:
+            answer = client.call("GET", path, timeout_seconds=ANSWER_SECONDS)
+        finally:
+            client.close()
+        return parse.listed(parse.fields(answer.json()).get("items"))
+    except Exception:  # noqa: BLE001 - whatever it is, the shell gets no suggestions
+        return []
+
+
+def _beginning(found: Sequence[tuple[str, str]], incomplete: str) -> Found:
+    return [(value, help_) for value, help_ in found if value.startswith(incomplete)][:SHOWN_MAX]
+
+
+def _names(path: str, key: str = "name") -> Callable[[typer.Context, str], Found]:
+    def complete(ctx: typer.Context, incomplete: str) -> Found:
+        return _beginning([(str(each[key]), "") for each in _items(ctx, path)], incomplete)
+
+    return complete
+
+
+users = _names("/v1/users?limit=1000")
+teams = _names("/v1/teams?limit=1000")
+groups = _names("/v1/groups")
+nodes = _names("/v1/nodes?limit=1000", "id")
+
+
+def _tasks(query: str) -> Callable[[typer.Context, str], Found]:
+    def complete(ctx: typer.Context, incomplete: str) -> Found:
+        tasks = _items(ctx, f"/v1/tasks?{query}limit={SHOWN_MAX}")
+        found: Found = []
+        for task in tasks:
+            found += [(task["name"], task["state"]), (task["id"], task["name"])]
+        by_name = _beginning(found[::2], incomplete)
+        # Ids only where no name begins so: all of them begin alike.
+        return by_name or _beginning(found[1::2], incomplete)
+
+    return complete
+
+
+tasks = _tasks("")
+live_tasks = _tasks("all=false&")
+
+
+def _words(words: Sequence[str]) -> Callable[[str], Found]:
+    def complete(incomplete: str) -> Found:
+        before, comma, last = incomplete.rpartition(",")
+        return [(f"{before}{comma}{word}", "") for word in words if word.startswith(last)]
+
+    return complete
+
+
+priorities = _words(parse.PRIORITIES)
+states = _words(parse.STATES)
+
+
+def tasks_then_priority(ctx: typer.Context, incomplete: str) -> Found:
+    """Of ``priority TASK... PRIORITY``: the shell cannot tell which of the two comes."""
+    return live_tasks(ctx, incomplete) + priorities(incomplete)
+
+
+def context_names(incomplete: str) -> Found:
+    """Contexts by name."""
+    try:
+        _, known = contexts.load(contexts.default_path())
+    except Exception:  # noqa: BLE001 - as above
+        return []
+    return _beginning([(name, one.url) for name, one in sorted(known.items())], incomplete)

@@ -1,0 +1,154 @@
+"""What the command line says about itself: groups of commands, examples, other names, suggestions.
+
+Tables, and the functions that apply them. Called by ``session.Root`` and ``main.run``.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any, Mapping, Sequence
+
+# The groups of the main help, the first steps first. A command that is in none is among the last.
+PANELS: Mapping[str, tuple[str, ...]] = {
+    "First steps": ("up", "submit", "ls", "show", "logs", "stop", "doctor"),
+    "Tasks": ("explain", "wait", "events", "pause", "resume", "priority", "retry"),
+    "Nodes and sharing": ("nodes", "node", "group", "quota", "policy", "simulate"),
+    "People and access": ("whoami", "context", "user", "team", "token"),
+    "The platform": ("down", "k8s", "dead-letters", "completion", "version"),
+}
+OTHERS = "Other commands"
+
+# What people type out of habit: the command that it is. Not shown in the help.
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "cancel": ("stop",),
+    "kill": ("stop",),
+    "delete": ("stop",),
+    "ps": ("ls",),
+    "list": ("ls",),
+    "queue": ("ls", "--state", "queued", "--sort", "-priority"),
+    "describe": ("show",),
+    "run": ("submit",),
+    "rerun": ("retry",),
+}
+# With a task the first, else the second.
+STATUS = ("show", "ls")
+
+# Options of other tools: ours, if the command has it.
+SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "--gpu": ("--gpus-per-node", "--gpus"),
+    "--gpu-per-node": ("--gpus-per-node",),
+    "--gres": ("--gpus-per-node",),
+    "--num-nodes": ("--nodes",),
+    "--node": ("--nodes",),
+    "-N": ("--nodes",),
+    "--job-name": ("--name",),
+    "-J": ("--name",),
+    "--time": ("--max-run-time",),
+    "--time-limit": ("--max-run-time",),
+    "--timeout": ("--max-run-time",),
+    "--walltime": ("--max-run-time",),
+    "--partition": ("--group",),
+    "--queue": ("--group",),
+    "-p": ("--group", "--priority"),
+    "--qos": ("--priority",),
+    "--environment": ("--env",),
+    "-e": ("--env",),
+    "--cwd": ("--workdir",),
+    "--chdir": ("--workdir",),
+    "--working-dir": ("--workdir",),
+    "--working-directory": ("--workdir",),
+    "--constraint": ("--node-selector",),
+    "--selector": ("--label", "--node-selector"),
+    "--toleration": ("--tolerate",),
+    "--max-retries": ("--retries",),
+    "--restart": ("--retries",),
+    "--wait": ("--follow",),
+    "--lines": ("--tail",),
+    "-n": ("--tail", "--limit", "--nodes"),
+    "--status": ("--state",),
+    "--order-by": ("--sort",),
+}
+
+EXAMPLES: Mapping[str, tuple[str, ...]] = {
+    "submit": (
+        "submit -f -- python train.py",
+        "submit --nodes 4 --gpus-per-node 8 --priority high -- torchrun train.py",
+        "submit --file task.yaml --nodes 2",
+        "submit --dry-run --nodes 4 -- true",
+    ),
+    "ls": ("ls", "ls --all --mine --sort name", "ls -l project=vision --state queued,running"),
+    "show": ("show resnet",),
+    "explain": ("explain resnet", "explain resnet --history"),
+    "wait": ("wait resnet --timeout 2h", "wait resnet --for running"),
+    "pause": ("pause resnet bert",),
+    "resume": ("resume resnet bert",),
+    "stop": ("stop resnet bert", "stop --all -l project=vision"),
+    "priority": ("priority resnet bert high",),
+    "retry": ("retry resnet",),
+    "logs": ("logs resnet -f", "logs resnet --rank 1 --tail 20"),
+    "events": ("events resnet", "events -f --type run.exited"),
+    "nodes": ("nodes",),
+    "node cordon": ("node cordon n7",),
+    "node uncordon": ("node uncordon n7",),
+    "node drain": ("node drain n7 --wait --timeout 30m",),
+    "node label": ("node label n7 disk=nvme", "node label n7 disk --remove"),
+    "node taint": ("node taint n7 reserved=vision",),
+    "group ls": ("group ls",),
+    "quota ls": ("quota ls",),
+    "quota set": ("quota set --user ann --gpus 8", "quota set --team vision --unlimited"),
+    "policy show": ("policy show", "policy show training"),
+    "policy set": ("policy set policy.yaml",),
+    "policy unset": ("policy unset training",),
+    "policy dry-run": ("policy dry-run policy.yaml",),
+    "user add": ("user add ann --team vision",),
+    "user set": ("user set ann --disable",),
+    "team add": ("team add vision",),
+    "token create": ("token create --user ann --expires-in 90d",),
+    "dead-letters ls": ("dead-letters ls",),
+    "completion": ("completion bash > ~/.shiftwork-completion",),
+    "up": ("up --nodes 2 --slots 2", "up --detach"),
+    "down": ("down",),
+    "doctor": ("doctor",),
+    "simulate": ("simulate synthetic:2000 --nodes 32 --out try",),
+}
+
+_PLACE = {name: place for place, name in enumerate(n for names in PANELS.values() for n in names)}
+_PANEL = {name: panel for panel, names in PANELS.items() for name in names}
+
+
+def ordered(names: Sequence[str]) -> list[str]:
+    """Commands in the order of the main help."""
+    return sorted(names, key=lambda name: _PLACE.get(name, len(_PLACE)))
+
+
+def dress(command: Any, *path: str) -> Any:  # noqa: ANN401 - Typer's own command
+    """The command with its group and its examples, and so everything below it."""
+    if len(path) == 1:
+        command.rich_help_panel = _PANEL.get(path[0], OTHERS)
+    shown = EXAMPLES.get(" ".join(path), ())
+    if shown and not (command.epilog or "").startswith("Examples:"):
+        lines = ["Examples:", *(f"  shiftwork {line}" for line in shown), command.epilog or ""]
+        # Typer takes an empty line for the end of a line.
+        command.epilog = "\n\n".join(line for line in lines if line)
+    below: dict[str, Any] = getattr(command, "commands", {})
+    for name, each in below.items():
+        dress(each, *path, name)
+    return command
+
+
+def expanded(words: Sequence[str]) -> list[str]:
+    """The command line with the command's own name in place of what people type out of habit."""
+    first, *rest = words
+    if first == "status":
+        named = any(not word.startswith("-") for word in rest)
+        return [STATUS[0] if named else STATUS[1], *rest]
+    return [*ALIASES.get(first, (first,)), *rest]
+
+
+def suggestion(option: str, known: Sequence[str]) -> str:
+    """What somebody who typed an unknown option may have meant; empty if nothing is near."""
+    meant = [each for each in SYNONYMS.get(option, ()) if each in known]
+    if meant:
+        return f"did you mean {meant[0]}?"
+    near = get_close_matches(option, [each for each in known if each.startswith("--")], 1, 0.6)
+    return f"did you mean {near[0]}?" if near else ""

@@ -1,0 +1,242 @@
+"""What people type out of habit: several tasks, other names, options of other tools, Tab."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import typer
+from shiftwork.cli import guide, main
+
+from tests.libs.sdk.cli.server import TOKEN, CliServer, a_task
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.libs.sdk.cli.conftest import Shiftwork
+
+pytestmark = pytest.mark.server
+MAIN = "from shiftwork.cli.main import main; main()"
+
+
+@pytest.fixture
+def three(server: CliServer) -> CliServer:
+    for name in ("one", "two", "three"):
+        server.tasks[f"t{name}"] = a_task(f"t{name}", name=name)
+    return server
+
+
+def test_several_tasks_each_reported_and_one_that_fails_is_not_in_the_way(
+    shiftwork: Shiftwork, three: CliServer
+) -> None:
+    done = shiftwork("stop", "one", "nothing", "two")
+    assert done.code == 1
+    assert "there is no task 'nothing'" in done.err
+    assert [three.tasks[f"t{name}"]["goal"] for name in ("one", "two", "three")] == [
+        *("stop", "stop", "run")
+    ]
+    assert [line.split()[2] for line in done.err.splitlines() if line.startswith("goal")] == [
+        *("one", "two")
+    ]
+    done = shiftwork("priority", "one", "two", "high", "--json")
+    assert [each["id"] for each in done.json["items"]] == ["tone", "ttwo"]
+    assert shiftwork("pause", "one").code == 0
+    assert three.tasks["tone"]["goal"] == "pause"
+    assert shiftwork("show", "one", "two").out.count("priority") == 2
+    assert len(shiftwork("show", "one", "two", "--json").json["items"]) == 2
+    assert shiftwork("show", "one", "--json").json["id"] == "tone"
+
+
+def test_waiting_for_several_fails_if_any_failed(shiftwork: Shiftwork, three: CliServer) -> None:
+    three.tasks["tone"]["state"] = "succeeded"
+    three.tasks["ttwo"]["state"] = "failed"
+    assert shiftwork("wait", "one").code == 0
+    done = shiftwork("wait", "one", "two")
+    assert (done.code, done.out) == (1, "one: succeeded\ntwo: failed\n")
+    assert shiftwork("wait", "two", "--for", "failed").code == 0
+
+
+def test_a_retry_prints_the_new_id(shiftwork: Shiftwork, three: CliServer) -> None:
+    three.first["POST", "/v1/tasks/tone/retry"] = [(201, a_task("tnew"))]
+    assert shiftwork("retry", "one").out == "tnew\n"
+    assert len(three.asked("POST", "/v1/tasks/tone/retry").headers["idempotency-key"]) >= 16
+
+
+def test_stopping_all_asks_or_wants_yes(shiftwork: Shiftwork, three: CliServer) -> None:
+    three.tasks["tthree"]["owner"] = "bob"
+    done = shiftwork("stop", "--all", "-l", "a=b")
+    assert (done.code, "--yes" in done.err) == (2, True)
+    query = three.asked("GET", "/v1/tasks").query
+    assert (query["owner"], query["label"], query["all"]) == ("ada", "a=b", "false")
+    assert shiftwork("stop", "--all", "--yes").code == 0
+    goals = [three.tasks[f"t{name}"]["goal"] for name in ("one", "two", "three")]
+    assert goals == ["stop", "stop", "run"]
+    assert shiftwork("stop", "--all", "--all-users", "--yes").code == 0
+    assert three.tasks["tthree"]["goal"] == "stop"
+    for wrong in (("stop",), ("stop", "--all", "one"), ("stop", "one", "-l", "a=b")):
+        assert shiftwork(*wrong).code == 2
+
+
+@pytest.mark.parametrize(("answer", "goal"), [(b"y\n", "stop"), (b"n\n", "run")])
+def test_on_a_terminal_stopping_all_asks(
+    three: CliServer, home: Path, answer: bytes, goal: str
+) -> None:
+    ours, theirs = pty.openpty()
+    environ = {**os.environ, "HOME": str(home), "SHIFTWORK_URL": three.url}
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "stop", "--all"],
+        env={**environ, "SHIFTWORK_TOKEN": TOKEN},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    while b"?" not in shown:
+        shown += os.read(ours, 1024)
+    os.write(ours, answer)
+    assert process.wait(timeout=30) == (0 if goal == "stop" else 130)
+    os.close(ours)
+    assert three.tasks["tone"]["goal"] == goal
+
+
+def test_lists_are_sorted_and_filtered_by_the_server(
+    shiftwork: Shiftwork, three: CliServer
+) -> None:
+    assert shiftwork("ls", "-l", "a=b", "--label", "c=d", "--sort", "-name").code == 0
+    query = three.asked("GET", "/v1/tasks").query
+    assert query["sort"] == "-name"
+    assert shiftwork("ls", "-l", "a").code == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (("cancel", "one"), ("stop", "one")),
+        (("kill", "one", "two"), ("stop", "one", "two")),
+        (("ps", "--all"), ("ls", "--all")),
+        (("status",), ("ls",)),
+        (("status", "one"), ("show", "one")),
+        (("status", "--json"), ("ls", "--json")),
+        (("queue",), ("ls", "--state", "queued", "--sort", "-priority")),
+    ],
+)
+def test_names_from_elsewhere(
+    shiftwork: Shiftwork, three: CliServer, typed: tuple[str, ...], meant: tuple[str, ...]
+) -> None:
+    by_habit, asked = shiftwork(*typed), [(s.method, s.path, s.query) for s in three.seen]
+    three.seen.clear()
+    properly = shiftwork(*meant)
+    assert (by_habit.code, by_habit.out) == (properly.code, properly.out)
+    assert [(s.method, s.path, s.query) for s in three.seen] == asked
+
+
+def test_no_other_name_hides_a_command_or_is_in_the_help(elsewhere: Shiftwork) -> None:
+    root = typer.main.get_command(main.app)
+    commands = {*root.list_commands(typer.Context(root))}
+    assert not commands & {*guide.ALIASES, "status"}
+    shown = elsewhere("--help").out
+    assert shown.index("First steps") < shown.index("The platform")
+    assert "Other commands" not in shown
+    assert "cancel" not in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (("submit", "--gpu", "2", "--", "true"), "did you mean --gpus-per-node?"),
+        (("submit", "--prioriti", "high", "--", "true"), "did you mean --priority?"),
+        (("submit", "--partition", "x", "--", "true"), "did you mean --group?"),
+        (("ls", "--lable", "a=b"), "did you mean --label?"),
+        (("quota", "set", "--gpu", "1"), "did you mean --gpus?"),
+        (("stopp", "x"), "Did you mean 'stop'?"),
+    ],
+)
+def test_what_may_have_been_meant(elsewhere: Shiftwork, line: tuple[str, ...], told: str) -> None:
+    done = elsewhere(*line)
+    assert done.code == 2
+    assert told in done.err
+
+
+def test_gpus_is_another_name_of_gpus_per_node(shiftwork: Shiftwork, server: CliServer) -> None:
+    assert shiftwork("submit", "--gpus", "2", "--", "true").code == 0
+    assert server.asked("POST", "/v1/tasks").body["gpus_per_node"] == 2
+
+
+def test_every_example_is_understood() -> None:
+    root = typer.main.get_command(main.app)
+    for path, lines in guide.EXAMPLES.items():
+        for line in lines:
+            words = line.split(" > ")[0].split()
+            assert words[: len(path.split())] == path.split(), line
+            command, rest = root, words
+            while hasattr(command, "commands"):
+                context = typer.Context(command)
+                found = command.get_command(context, rest[0])
+                assert found is not None, line
+                command, rest = found, rest[1:]
+            command.make_context(path, rest)
+            assert f"shiftwork {line}" in (command.epilog or "")
+
+
+def test_a_drain_waits_until_the_node_is_empty(shiftwork: Shiftwork, server: CliServer) -> None:
+    busy, empty = {"id": "n0", "tasks": ["ta", "tb"]}, {"id": "n0", "tasks": []}
+    server.first["GET", "/v1/nodes/n0"] = [(200, busy), (200, empty)]
+    done = shiftwork("node", "drain", "n0", "--wait")
+    assert done.code == 0
+    assert "n0: 2 still there: ta tb" in done.err
+    assert "nothing runs on n0 any more" in done.err
+    server.first["GET", "/v1/nodes/n0"] = [(200, busy)] * 9
+    done = shiftwork("node", "drain", "n0", "--wait", "--timeout", "0.5s")
+    assert (done.code, "2 tasks are still on n0" in done.err) == (1, True)
+    assert shiftwork("node", "drain", "n0", "--timeout", "1s").code == 2
+
+
+def complete(home: Path, url: str, line: str) -> tuple[list[str], str]:
+    words = line.split(" ")
+    done = subprocess.run(
+        [sys.executable, "-c", "from shiftwork.cli.main import app; app(prog_name='shiftwork')"],
+        env={
+            **os.environ,
+            "HOME": str(home),
+            "SHIFTWORK_URL": url,
+            "SHIFTWORK_TOKEN": TOKEN,
+            "_SHIFTWORK_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(words) - 1),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.split(), done.stderr
+
+
+def test_names_and_values_are_completed(three: CliServer, home: Path) -> None:
+    three.nodes.append({"id": "n7", "tasks": []})
+    for line, expected in (
+        ("shiftwork stop t", ["three", "two"]),
+        ("shiftwork logs on", ["one"]),
+        ("shiftwork stop ton", ["tone"]),
+        ("shiftwork priority one hi", ["high"]),
+        ("shiftwork submit --priority very", ["very_high"]),
+        ("shiftwork submit --group d", ["default"]),
+        ("shiftwork ls --state queued,run", ["queued,running"]),
+        ("shiftwork node drain n", ["n7"]),
+        ("shiftwork quota set --user a", ["ada"]),
+        ("shiftwork user add x --team l", ["lab"]),
+    ):
+        found, err = complete(home, three.url, line)
+        assert (sorted(found), err) == (expected, ""), line
+
+
+def test_completion_is_silent_and_soon_over_without_a_server(home: Path) -> None:
+    began = time.monotonic()
+    assert complete(home, "http://127.0.0.1:1", "shiftwork stop t") == ([], "")
+    assert complete(home, "no address", "shiftwork stop t") == ([], "")
+    assert time.monotonic() - began < 60
