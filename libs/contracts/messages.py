@@ -806,6 +806,7 @@ class LogChunk(Message):
     offset: Int64 = 0
     data: Base64 = b""
     collected_at: Time
+    line: Base64 = b""
 
 
 class Node(Message):
