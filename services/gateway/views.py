@@ -25,11 +25,13 @@ from libs.contracts.messages import (
     Unit,
 )
 from libs.contracts.reasons import render
+from services.gateway.reports import progress_order
 from services.gateway.rows import (
     AuditRow,
     EventRow,
     MetricsRow,
     NodeRow,
+    ProgressRow,
     QuotaRow,
     RunRow,
     TaskRow,
@@ -97,7 +99,7 @@ def run_exit(ended: RunExit | None) -> Json | None:
     }
 
 
-def task(row: TaskRow, *, secrets: bool) -> Json:
+def task(row: TaskRow, *, secrets: bool, said: ProgressRow | None = None) -> Json:
     """A task. Its environment is shown only with ``secrets`` (to its owner and to admins)."""
     spec = row.spec
     return {
@@ -117,6 +119,7 @@ def task(row: TaskRow, *, secrets: bool) -> Json:
         "started_at": moment(row.started_at),
         "finished_at": moment(row.finished_at),
         "checkpoint": checkpoint(row.checkpoint),
+        "progress": progress(said),
         "exit": run_exit(row.exit),
         "held_gpus": row.held_gpus,
         "held_nodes": row.held_nodes,
@@ -303,6 +306,15 @@ def event(row: EventRow) -> Json:
         "at": moment(row.at),
         "data": row.data,
     }
+
+
+def progress(row: ProgressRow | None) -> Json | None:
+    """Where a task said last that it is."""
+    if row is None:
+        return None
+    # JSONB has an order of its own.
+    values = numbers({name: row.latest[name] for name in sorted(row.latest, key=progress_order)})
+    return {"attempt": row.attempt, "at": moment(row.at), "values": values}
 
 
 def metrics(row: MetricsRow) -> Json:

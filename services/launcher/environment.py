@@ -15,7 +15,6 @@ from libs.contracts.run_token import make_run_token
 from services.launcher.domain.model import Run
 from services.launcher.runtimes.port import RankOrder, RunOrder
 
-
 # What a task's own variables override, with an empty value too. Unbuffered, because what Python
 # holds back would come minutes late, and not at all when the process is killed.
 DEFAULTS = {"PYTHONUNBUFFERED": "1"}

@@ -16,7 +16,7 @@ RETURN = b"\r"
 UTF8_BYTES_MAX = 4
 # Every byte that a character of several does not begin with.
 UTF8_REST = bytes(range(0x80, 0xC0))
-# A line that is being rewritten is held back up to this size; a longer state of it is kept as it is.
+# A line that is being rewritten is held back up to this size; a longer one is kept as it is.
 LINE_BYTES_MAX = 65_536
 
 

@@ -69,7 +69,9 @@ class Recorder:
         # Of a full output nothing more is wanted, however much comes.
         await self.source.kept(
             [
-                Kept(tail.address, NO_MORE if row.full else row.size + row.skipped, done=row.complete)
+                Kept(
+                    tail.address, NO_MORE if row.full else row.size + row.skipped, done=row.complete
+                )
                 for tail, row, _ in noted
             ]
         )

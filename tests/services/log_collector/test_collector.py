@@ -547,7 +547,8 @@ async def test_no_crash_loses_or_doubles_a_byte(
 
 # Bars, prompts, lines, and characters that a read may cut.
 bars = st.lists(
-    st.sampled_from(["\r", "\n", "\r\n", " 10%|#", "0", "é", "done", "\r 99%|########"]), max_size=40
+    st.sampled_from(["\r", "\n", "\r\n", " 10%|#", "0", "é", "done", "\r 99%|########"]),
+    max_size=40,
 ).map(lambda parts: "".join(parts).encode())
 bar_lives = st.lists(
     st.tuples(

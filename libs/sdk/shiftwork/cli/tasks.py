@@ -13,6 +13,8 @@ from shiftwork.cli.failures import Failure, usage
 ENDED = ("succeeded", "failed", "stopped", "rejected")
 LIVE = ("queued", "starting", "running", "preempting", "killing", "paused")
 MATCHES_MAX = 100
+# Whole numbers beyond it are not exact.
+WHOLE_MAX = 1e15
 LISTED_MAX = 100_000
 _ID_PREFIX = re.compile(r"[a-z][a-z2-7]{0,25}")
 
@@ -112,7 +114,7 @@ def ls(
         return
     rows = [_row(task) for task in found["items"]]
     render.table(
-        ("ID", "NAME", "OWNER", "STATE", "PRIORITY", "SIZE", "STEP", "AGE", "REASON"),
+        ("ID", "NAME", "OWNER", "STATE", "PRIORITY", "SIZE", "PROGRESS", "AGE", "REASON"),
         rows,
         "no tasks" if everything or state else "no live tasks; --all shows the ended ones",
     )
@@ -138,7 +140,6 @@ def _history(api: Api, since: str) -> Dict[str, Any]:
 
 
 def _row(task: Dict[str, Any]) -> List[str]:
-    checkpoint = parse.fields(task.get("checkpoint"))
     return [
         task["id"],
         task["name"],
@@ -146,10 +147,41 @@ def _row(task: Dict[str, Any]) -> List[str]:
         task["state"],
         task["priority"],
         size(task),
-        str(checkpoint.get("step", "")),
+        progress(task),
         render.ago(task.get("submitted_at")).replace(" ago", ""),
         parse.fields(task.get("reason")).get("text", ""),
     ]
+
+
+def progress(task: Dict[str, Any]) -> str:
+    """``step 1200  loss 0.31``: what it reported last, else the step of its checkpoint."""
+    values = parse.fields(parse.fields(task.get("progress")).get("values"))
+    step = parse.fields(task.get("checkpoint")).get("step")
+    if not values and step is not None:
+        values = {"step": step}
+    names = [name for name in ("step", "loss") if name in values]
+    names += [name for name in values if name not in names]
+    return _figures({name: values[name] for name in names[:2]})
+
+
+def _reported(task: Dict[str, Any]) -> str:
+    """All that a task reported last, and when."""
+    said = parse.fields(task.get("progress"))
+    if not said:
+        return ""
+    earlier = "" if said["attempt"] == task["attempt"] else f", attempt {said['attempt']}"
+    return f"{_figures(said['values'])} ({render.ago(said['at'])}{earlier})"
+
+
+def _figures(values: Dict[str, Any]) -> str:
+    return "  ".join(f"{name} {_figure(value)}" for name, value in values.items())
+
+
+def _figure(value: object) -> str:
+    """Whole numbers as they are, others in four digits; what is no number is a text already."""
+    if isinstance(value, float) and not (value.is_integer() and abs(value) < WHOLE_MAX):
+        return f"{value:.4g}"
+    return str(int(value)) if isinstance(value, (int, float)) else str(value)
 
 
 def size(task: Dict[str, Any]) -> str:
@@ -189,6 +221,7 @@ def show(task: str = _TASK) -> None:
             ("pod", _pod(parse.fields(found.get("pod")))),
             ("directory", found.get("working_directory") or ""),
             ("attempt", str(found["attempt"] or "")),
+            ("progress", _reported(found)),
             ("checkpoint", _checkpoint(checkpoint)),
             ("exit", _exit(ended)),
             ("submitted", render.moment(found.get("submitted_at"))),
