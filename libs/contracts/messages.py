@@ -291,6 +291,7 @@ class RunExit(Message):
     ranks: tuple[RankExit, ...] = ()
     exited_at: Time
     detail: str = ""
+    failed_rank: int | None = None
 
 
 class Quota(Message):

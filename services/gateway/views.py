@@ -72,14 +72,14 @@ def checkpoint(saved: Checkpoint | None) -> Json | None:
 
 
 def exit_code(ended: RunExit) -> int | None:
-    """One number for the gang: 0 if it succeeded, else that of the first rank that failed, as a
+    """One number for the gang: 0 if it succeeded, else that of the rank that failed first, as a
     shell would say it (128 + signal); None if no rank's is known.
     """
     if ended.kind is ExitKind.OK:
         return 0
     codes = [
         rank.code if rank.code is not None else SIGNALLED + (rank.signal or 0)
-        for rank in ended.ranks
+        for rank in sorted(ended.ranks, key=lambda each: each.rank != ended.failed_rank)
         if rank.code is not None or rank.signal is not None
     ]
     return next((code for code in codes if code), None)
@@ -96,6 +96,7 @@ def run_exit(ended: RunExit | None) -> Json | None:
         "attempt": ended.attempt,
         "exited_at": moment(ended.exited_at),
         "ranks": [{"rank": r.rank, "code": r.code, "signal": r.signal} for r in ended.ranks],
+        "failed_rank": ended.failed_rank,
     }
 
 

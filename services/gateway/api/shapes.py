@@ -57,6 +57,8 @@ class Exit(TypedDict):
     attempt: int
     exited_at: str
     ranks: list[RankExit]
+    # The rank that failed first, where that is known.
+    failed_rank: int | None
 
 
 class _Secret(TypedDict, total=False):

@@ -65,6 +65,11 @@ def safe(text: str) -> str:
     return _UNSAFE.sub(_escaped, text)
 
 
+def without_sequences(text: str) -> str:
+    """The text without a terminal's own commands, such as colours."""
+    return _SEQUENCE.sub("", text)
+
+
 def one_line(text: str) -> str:
     """The same, with tabs and line breaks escaped, too: a value cannot pretend to be a line."""
     return _BREAKS.sub(_escaped, safe(text))
@@ -294,7 +299,7 @@ class Progress:
         self.live: Live | None = None
         self.wanted = is_terminal(sys.stderr) and not (_Mode.quiet or _Mode.json)
         self._text = ""
-        self._lines: Sequence[str] = ()
+        self.drawn: Sequence[str] = []
 
     def __enter__(self) -> Progress:  # noqa: PYI034 - typing.Self needs a newer Python
         Progress._shown = self
@@ -312,9 +317,9 @@ class Progress:
 
     def draw(self, lines: Sequence[str]) -> None:
         """Replace the lines of output. No text moves the cursor or changes colours."""
-        drawn = [one_line(_SEQUENCE.sub("", line)) for line in lines[:LINES_DRAWN_MAX]]
-        if self.wanted and drawn != list(self._lines):
-            self._lines = drawn
+        drawn = [one_line(without_sequences(line)) for line in lines[:LINES_DRAWN_MAX]]
+        if self.wanted and drawn != self.drawn:
+            self.drawn = drawn
             self._update()
 
     def _update(self) -> None:
@@ -323,7 +328,7 @@ class Progress:
         from rich.spinner import Spinner  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
 
-        lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in self._lines]
+        lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in self.drawn]
         about = [Spinner("dots", Text(one_line(self._text)))] if self._text else []
         if self.live is None:
             console = Console(file=sys.stderr, stderr=True)

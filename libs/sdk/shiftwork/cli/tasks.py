@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
-from shiftwork.cli import explanation, follow, parse, render, session
+from shiftwork.cli import ending, explanation, follow, parse, render, session
 from shiftwork.cli.client import Api, part
 from shiftwork.cli.failures import Failure, usage
 
@@ -237,6 +237,15 @@ def show(task: str = _TASK) -> None:
         render.table(
             ("ATTEMPT", "NODES", "STARTED", "FINISHED", "END", "CHECKPOINT"), map(_run, runs), ""
         )
+    _show_ending(api, found)
+
+
+def _show_ending(api: Api, task: Dict[str, Any]) -> None:
+    """Under everything else: what a failed task wrote last."""
+    for number, text in enumerate(ending.told(api, task)):
+        if number == 0:
+            render.line("")
+        render.line(text)
 
 
 def _pod(pod: Dict[str, Any]) -> str:
@@ -313,6 +322,7 @@ def explain(
         render.document(told)
         return
     render.facts(explanation.facts(found, told))
+    _show_ending(api, found)
     if history:
         render.line("")
         explanation.show_history(told["decisions"])
@@ -345,6 +355,8 @@ def wait(
         render.document(found)
     else:
         render.line(found["state"])
+        for text in ending.told(api, found):
+            render.note(text)
     if not reached:
         why = (
             f"{found['name']} is {found['state']} and will not be {state}"
