@@ -292,6 +292,7 @@ class RunExit(Message):
     ranks: tuple[RankExit, ...] = ()
     exited_at: Time
     detail: str = ""
+    failed_rank: int | None = None
 
 
 class Quota(Message):
@@ -811,6 +812,7 @@ class LogChunk(Message):
     offset: Int64 = 0
     data: Base64 = b""
     collected_at: Time
+    line: Base64 = b""
 
 
 class Node(Message):

@@ -124,6 +124,10 @@ class Following:
         end = chunk.offset + len(chunk.data)
         if tail.begun and chunk.offset <= tail.offset < end:
             await self._emit(tail, chunk.data[tail.offset - chunk.offset :], last=False)
+        elif chunk.line and tail.begun and chunk.offset == tail.offset:
+            # It is no part of the output: what of it does not fit into a text can be left out.
+            line = chunk.line[: whole_characters(chunk.line)].decode(errors="replace")
+            await self.send(orjson.dumps({**_place(tail), "line": line}))
 
     async def _catch_up(self) -> bool:
         """List what is kept and read what is missing; True if every rank's output is complete."""
@@ -193,18 +197,23 @@ class Following:
             data = data[: whole_characters(data)]
         if not data:
             return
-        document: dict[str, object] = {
-            "attempt": tail.attempt,
-            "rank": tail.rank,
-            "role": tail.role,
-            "offset": tail.offset,
-        }
+        document = _place(tail)
         try:
             document["text"] = data.decode()
         except UnicodeDecodeError:
             document["data_base64"] = base64.b64encode(data).decode()
         tail.offset += len(data)
         await self.send(orjson.dumps(document))
+
+
+def _place(tail: Tail) -> dict[str, object]:
+    """Whose output follows, and where in it."""
+    return {
+        "attempt": tail.attempt,
+        "rank": tail.rank,
+        "role": tail.role,
+        "offset": tail.offset,
+    }
 
 
 def whole_characters(data: bytes) -> int:

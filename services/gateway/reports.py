@@ -13,13 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from services.gateway.rows import MetricsRow, MetricTailRow
+from services.gateway.rows import MetricsRow, MetricTailRow, ProgressRow
 
 Sample = tuple[datetime, Mapping[str, float]]
 # Fewer points show no course.
 POINTS_MIN = 2
 # A tail with more points is moved.
 TAIL_POINTS_MAX = 16
+# What a task's progress shows: these first, then others by name, so many in all.
+PROGRESS_FIRST = ("step", "epoch", "loss", "lr")
+PROGRESS_NAMES_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,19 @@ def _newest(
     room = max(0, names_max - len(reported))
     others = sorted(name for name in latest if name not in reported)[:room]
     return {name: latest[name] for name in others} | dict(reported)
+
+
+def progress(row: MetricsRow | MetricTailRow) -> ProgressRow:
+    """The few of the newest values that lists of tasks show, in their order."""
+    names = sorted(row.latest, key=progress_order)[:PROGRESS_NAMES_MAX]
+    latest = {name: row.latest[name] for name in names}
+    return ProgressRow(row.task_id, row.attempt, row.at, latest)
+
+
+def progress_order(name: str) -> tuple[int, str]:
+    """The place of a value in a task's progress."""
+    known = name in PROGRESS_FIRST
+    return (PROGRESS_FIRST.index(name) if known else len(PROGRESS_FIRST), name)
 
 
 def whole(body: MetricsRow | None, tail: MetricTailRow | None) -> MetricsRow | None:

@@ -192,6 +192,17 @@ class MetricTailRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgressRow:
+    """Where a task's rank 0 said last that it is, in few values: what lists of tasks show. Written
+    with its history; the task's own row is the projector's."""
+
+    task_id: str
+    attempt: int
+    at: datetime
+    latest: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class UserRow:
     """A person or program that may use the platform."""
 

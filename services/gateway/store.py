@@ -19,7 +19,7 @@ import orjson
 from libs.service.prune import Old, aged, oldest_of
 from libs.store.port import Op, Order, Tx, UnreadableRowError, Where
 from services.gateway.problems import invalid
-from services.gateway.reports import Limits, Sample, add, extended, tail_of, whole
+from services.gateway.reports import Limits, Sample, add, extended, progress, tail_of, whole
 from services.gateway.rows import (
     AcceptedRow,
     AuditRow,
@@ -28,6 +28,7 @@ from services.gateway.rows import (
     MetricsRow,
     MetricTailRow,
     NodeRow,
+    ProgressRow,
     RunRow,
     TaskRow,
     TokenRow,
@@ -228,18 +229,31 @@ async def report(
     samples: Sequence[Sample],
     limits: Limits,
 ) -> None:
-    """Add samples to a rank's history; nothing if all of them came before."""
+    """Add samples to a rank's history; nothing if all of them came before. What rank 0 reports is
+    the task's progress."""
     tail = await tx.get(MetricTailRow, task_id, rank)
     if tail is not None:
         longer = extended(tail, attempt=attempt, samples=samples, limits=limits)
         if longer is not None:
             if longer is not tail:
                 tx.put(longer)
+                if rank == 0:
+                    tx.put(progress(longer))
             return
     before = whole(await tx.get(MetricsRow, task_id, rank), tail)
     row = add(before, task_id=task_id, rank=rank, attempt=attempt, samples=samples, limits=limits)
     if row is not None and row is not before:
         tx.put(row, tail_of(row))
+        if rank == 0:
+            tx.put(progress(row))
+
+
+async def progress_of(tx: Tx, task_ids: Sequence[str]) -> dict[str, ProgressRow]:
+    """Where the tasks said last that they are, by id: one question for a page of them."""
+    if not task_ids:
+        return {}
+    rows = await tx.select(ProgressRow, Where("task_id", Op.IN, list(task_ids)))
+    return {row.task_id: row for row in rows}
 
 
 async def metrics(tx: Tx, *where: Where, limit: int) -> list[MetricsRow]:
@@ -368,6 +382,7 @@ async def drop_old_tasks(tx: Tx, before: datetime, limit: int) -> int:
     if len(runs) == limit:
         return limit
     for row in old:
+        tx.delete(ProgressRow, row.task_id)
         tx.delete(TaskRow, row.task_id)
     return len(old)
 

@@ -178,6 +178,15 @@ class MetricTail(Base, table=True):
     values_before: int
 
 
+class Progress(Base, table=True):
+    """Where tasks say that they are."""
+
+    task_id: str = key_column()
+    attempt: int
+    at: datetime = time_column()
+    latest: dict[str, float] = json_column(Figures)
+
+
 class User(Base, table=True):
     """Users."""
 
@@ -233,6 +242,7 @@ TABLES = Tables(
         rows.RebuildRow: Rebuild,
         rows.MetricsRow: Metrics,
         rows.MetricTailRow: MetricTail,
+        rows.ProgressRow: Progress,
         rows.UserRow: User,
         rows.TeamRow: Team,
         rows.TokenRow: Token,

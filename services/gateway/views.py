@@ -25,11 +25,13 @@ from libs.contracts.messages import (
     Unit,
 )
 from libs.contracts.reasons import render
+from services.gateway.reports import progress_order
 from services.gateway.rows import (
     AuditRow,
     EventRow,
     MetricsRow,
     NodeRow,
+    ProgressRow,
     QuotaRow,
     RunRow,
     TaskRow,
@@ -70,14 +72,14 @@ def checkpoint(saved: Checkpoint | None) -> Json | None:
 
 
 def exit_code(ended: RunExit) -> int | None:
-    """One number for the gang: 0 if it succeeded, else that of the first rank that failed, as a
+    """One number for the gang: 0 if it succeeded, else that of the rank that failed first, as a
     shell would say it (128 + signal); None if no rank's is known.
     """
     if ended.kind is ExitKind.OK:
         return 0
     codes = [
         rank.code if rank.code is not None else SIGNALLED + (rank.signal or 0)
-        for rank in ended.ranks
+        for rank in sorted(ended.ranks, key=lambda each: each.rank != ended.failed_rank)
         if rank.code is not None or rank.signal is not None
     ]
     return next((code for code in codes if code), None)
@@ -94,10 +96,11 @@ def run_exit(ended: RunExit | None) -> Json | None:
         "attempt": ended.attempt,
         "exited_at": moment(ended.exited_at),
         "ranks": [{"rank": r.rank, "code": r.code, "signal": r.signal} for r in ended.ranks],
+        "failed_rank": ended.failed_rank,
     }
 
 
-def task(row: TaskRow, *, secrets: bool) -> Json:
+def task(row: TaskRow, *, secrets: bool, said: ProgressRow | None = None) -> Json:
     """A task. Its environment is shown only with ``secrets`` (to its owner and to admins)."""
     spec = row.spec
     return {
@@ -117,6 +120,7 @@ def task(row: TaskRow, *, secrets: bool) -> Json:
         "started_at": moment(row.started_at),
         "finished_at": moment(row.finished_at),
         "checkpoint": checkpoint(row.checkpoint),
+        "progress": progress(said),
         "exit": run_exit(row.exit),
         "held_gpus": row.held_gpus,
         "held_nodes": row.held_nodes,
@@ -303,6 +307,15 @@ def event(row: EventRow) -> Json:
         "at": moment(row.at),
         "data": row.data,
     }
+
+
+def progress(row: ProgressRow | None) -> Json | None:
+    """Where a task said last that it is."""
+    if row is None:
+        return None
+    # JSONB has an order of its own.
+    values = numbers({name: row.latest[name] for name in sorted(row.latest, key=progress_order)})
+    return {"attempt": row.attempt, "at": moment(row.at), "values": values}
 
 
 def metrics(row: MetricsRow) -> Json:

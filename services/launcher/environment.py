@@ -15,6 +15,10 @@ from libs.contracts.run_token import make_run_token
 from services.launcher.domain.model import Run
 from services.launcher.runtimes.port import RankOrder, RunOrder
 
+# What a task's own variables override, with an empty value too. Unbuffered, because what Python
+# holds back would come minutes late, and not at all when the process is killed.
+DEFAULTS = {"PYTHONUNBUFFERED": "1"}
+
 
 @dataclass(frozen=True, slots=True)
 class Site:
@@ -35,7 +39,7 @@ def order_of(run: Run, master_port: int, site: Site) -> RunOrder:
     roles = {role.name: role for role in run.spec.roles}
     token = make_run_token(site.token_key, run.id)
     given = {"PATH": site.path, "LANG": site.lang}
-    defaults = {name: value for name, value in given.items() if value}
+    defaults = {**DEFAULTS, **{name: value for name, value in given.items() if value}}
     shared = {**_platform_variables(run, site, token), **_gang_variables(run, master_port, site)}
     return RunOrder(
         run_id=run.id,

@@ -4,6 +4,10 @@
 recorder has synced it *and* its size is in the database. After a crash the copy goes on from that
 size: bytes written beyond it are dropped and read again from the source, so none is lost and none
 is doubled.
+
+Of a line that is being rewritten (a progress bar) only the last state is kept, once the line ends.
+Until then live readers are told how it looks, and now and then a state of it is kept for readers
+who come later. Skipped bytes are counted: an offset in the source is the kept size and these.
 """
 
 from __future__ import annotations
@@ -21,13 +25,17 @@ from libs.service.observe import log
 from libs.store.port import Delta, Store
 from services.log_collector import domain, store
 from services.log_collector.archives.port import Archive, ArchiveError, Write
-from services.log_collector.domain import Address, Bounds, IndexGrain, OutputKey, Pace
+from services.log_collector.domain import Address, Bounds, Folded, IndexGrain, OutputKey, Pace
 from services.log_collector.sources.port import Ask, Got, Kept, LogSource
 from services.log_collector.state import SERVICE, Run, State, Tail, keys_of
 from services.log_collector.store import OutputRow, RunRow
 
 # So many of the last kept bytes are shown to the source with each question.
 LAST_BYTES = 64
+# Live readers are told so often at most how a line looks that is being rewritten.
+TELL_LINE_SECONDS = 0.5
+# A state of it is kept after so long, doubling from the least to the most while its line goes on.
+KEEP_LINE_SECONDS_MIN, KEEP_LINE_SECONDS_MAX = 2.0, 60.0
 # A new leader says again what was collected since so long ago, and of how many runs at most.
 RETOLD, RETOLD_MAX = timedelta(hours=1), 10_000
 
@@ -128,14 +136,17 @@ class Collector:
         now = self.clock.now()
         tail = Tail(Address(key, placement.node_id), placement.role, recorded, recorded, now)
         if known is not None:
-            tail.full = known.full
+            tail.full, tail.last, tail.binary = known.full, known.before, known.binary
+            tail.skipped = tail.recorded_skipped = known.skipped
             tail.complete = tail.closed = known.complete
         if tail.complete:
             # Perhaps the process before died before it could say so.
-            await self.source.kept([Kept(tail.address, tail.size, done=True)])
+            await self.source.kept([Kept(tail.address, tail.source_offset, done=True)])
         elif kept < recorded:
             self.log.error("kept output is shorter than it was", kept=kept, was=recorded)
             tail.size, tail.full = min(kept, self.bounds.output_bytes_max), False
+            # Where that is in the source is not known: rather too much comes again than too little.
+            tail.skipped, tail.last = 0, b""
         return tail
 
     async def _recover(self, tails: Sequence[Tail], sizes: Mapping[OutputKey, int]) -> set[Run]:
@@ -145,7 +156,7 @@ class Collector:
         Returns the runs of which that is not known yet.
         """
         beyond = [tail for tail in tails if sizes[tail.key] > tail.recorded]
-        asks = [Ask(tail.address, tail.recorded, 1, sure=True) for tail in beyond]
+        asks = [Ask(tail.address, tail.source_offset, 1, sure=True) for tail in beyond]
         answers = await self.source.read(asks, len(asks)) if asks else ()
         patient = self._waited(self.led_at) < self.bounds.unreadable_seconds_max
         waiting: set[Run] = set()
@@ -159,7 +170,7 @@ class Collector:
         return waiting
 
     async def _remember_last(self, tail: Tail) -> None:
-        if tail.size and not tail.complete:
+        if tail.size and not (tail.complete or tail.last):
             begin = max(0, tail.size - LAST_BYTES)
             tail.last = await self.archive.read(tail.key, begin, tail.size - begin)
 
@@ -172,7 +183,13 @@ class Collector:
         asking = [tail for tail in tails.values() if not (tail.complete or tail.full)]
         bytes_max = self.bounds.read_bytes_max
         asks = [
-            Ask(tail.address, tail.size, bytes_max, tail.last, sure=tail.exited_at is not None)
+            Ask(
+                tail.address,
+                tail.source_offset + len(tail.line),
+                bytes_max,
+                (tail.last + tail.line)[-LAST_BYTES:],
+                sure=tail.exited_at is not None,
+            )
             for tail in asking
         ]
         answers: Sequence[Got | None] = ()
@@ -181,7 +198,8 @@ class Collector:
         found = [(tail, got) for tail, got in zip(asking, answers, strict=True) if got is not None]
         fresh = [(tail, got.data) for tail, got in found if got.data]
         if fresh:
-            await self._keep(fresh)
+            await self._keep([(tail, _folded(tail, data)) for tail, data in fresh])
+        await self._keep_lines()
         for tail, got in found:
             await self._judge_end(tail, got)
         for tail in tails.values():
@@ -194,25 +212,56 @@ class Collector:
             len(data) >= self.bounds.read_bytes_max for _, data in fresh
         )
 
-    async def _keep(self, fresh: Sequence[tuple[Tail, bytes]]) -> None:
+    async def _keep(self, fresh: Sequence[tuple[Tail, Folded]]) -> None:
         now = self.clock.now()
         kept = [
-            (tail, *domain.keep(tail.size, data, self.bounds.output_bytes_max))
-            for tail, data in fresh
+            (tail, new, *domain.keep(tail.size, new.data, self.bounds.output_bytes_max))
+            for tail, new in fresh
         ]
-        await self.archive.write([Write(tail.key, tail.size, data) for tail, data, _ in kept])
+        writes = [Write(tail.key, tail.size, data) for tail, _, data, _ in kept if data]
+        if writes:
+            await self.archive.write(writes)
         self.last_data_at = now
-        told = [(tail, tail.size, data) for tail, data, _ in kept]
-        for tail, data, full in kept:
-            tail.entry = domain.index(tail.entry, tail.size, now, self.grain)
-            tail.changed[tail.entry.offset] = tail.entry
+        told = [(tail, tail.size, data) for tail, _, data, _ in kept]
+        for tail, new, data, full in kept:
+            if data:
+                tail.entry = domain.index(tail.entry, tail.size, now, self.grain)
+                tail.changed[tail.entry.offset] = tail.entry
             tail.size += len(data)
-            tail.last = (tail.last + data[-LAST_BYTES:])[-LAST_BYTES:]
+            tail.skipped += new.skipped
+            tail.last = (tail.last + new.source[-LAST_BYTES:])[-LAST_BYTES:]
             tail.full = full
+            tail.line = new.line
+            if domain.NEWLINE in new.data:
+                tail.line_due_at = None
             self.state.unrecorded_bytes += len(data)
         if self.state.unrecorded_bytes >= self.bounds.record_bytes:
             self.record.set()
         await self._tell(told, now)
+
+    async def _keep_lines(self) -> None:
+        """Keep states of lines that have been rewritten for long, and tell how the others look."""
+        now = self.clock.now()
+        due: list[Tail] = []
+        for tail in self.state.tails.values():
+            if not tail.line or tail.full:
+                continue
+            if tail.line_due_at is None:
+                tail.line_seconds = KEEP_LINE_SECONDS_MIN
+                tail.line_due_at = now + timedelta(seconds=tail.line_seconds)
+            elif now >= tail.line_due_at:
+                tail.line_seconds = min(KEEP_LINE_SECONDS_MAX, 2 * tail.line_seconds)
+                tail.line_due_at = now + timedelta(seconds=tail.line_seconds)
+                due.append(tail)
+                continue
+            told_at = tail.line_told_at
+            if tail.line != tail.line_told and (
+                told_at is None or not 0 <= (now - told_at).total_seconds() < TELL_LINE_SECONDS
+            ):
+                tail.line_told, tail.line_told_at = tail.line, now
+                await self._say(_line_chunk(tail, now))
+        if due:
+            await self._keep([(tail, Folded(tail.line, tail.line)) for tail in due])
 
     async def _judge_end(self, tail: Tail, got: Got) -> None:
         """Nothing new after the exit is the end; what cannot be read is waited for, but not for
@@ -240,7 +289,9 @@ class Collector:
             line = domain.gap_line(got.problem or "its source did not answer")
             # A process before may have marked it and died before that was recorded.
             if not tail.last.endswith(line[-LAST_BYTES:]):
-                await self._keep([(tail, line)])
+                await self._keep([(tail, Folded(tail.line + line, tail.line + line))])
+        elif tail.line:
+            await self._keep([(tail, Folded(tail.line, tail.line))])
         self._end(tail)
 
     def _end(self, tail: Tail) -> None:
@@ -250,13 +301,19 @@ class Collector:
 
     async def _tell(self, told: Sequence[tuple[Tail, int, bytes]], now: datetime) -> None:
         """Live readers get what they can; what they miss they read by its range."""
+        for tail, offset, data in told:
+            start, end = domain.newest(offset, data, self.bounds.live_bytes_max)
+            for at, piece in domain.pieces(start, end, self.bounds.piece_bytes_max):
+                if not await self._say(_chunk(tail, at, piece, now)):
+                    return
+
+    async def _say(self, envelope: Envelope) -> bool:
         try:
-            for tail, offset, data in told:
-                start, end = domain.newest(offset, data, self.bounds.live_bytes_max)
-                for at, piece in domain.pieces(start, end, self.bounds.piece_bytes_max):
-                    await self.bus.tell(_chunk(tail, at, piece, now))
+            await self.bus.tell(envelope)
         except BusError as error:
             self.log.info("live readers are not told", problem=str(error))
+            return False
+        return True
 
 
 def _places(row: RunRow) -> dict[OutputKey, Placement]:
@@ -264,10 +321,30 @@ def _places(row: RunRow) -> dict[OutputKey, Placement]:
     return {OutputKey(row.task_id, row.attempt, place.rank): place for place in row.placements}
 
 
+def _folded(tail: Tail, data: bytes) -> Folded:
+    tail.binary = tail.binary or not domain.is_text(data)
+    if tail.binary:
+        return Folded(tail.line + data, tail.line + data)
+    return domain.fold(tail.line, data)
+
+
 def _chunk(tail: Tail, offset: int, data: bytes, now: datetime) -> Envelope:
+    """A piece of what is kept."""
+    return _envelope(tail, f"{offset}", offset, now, data=data)
+
+
+def _line_chunk(tail: Tail, now: datetime) -> Envelope:
+    """How the line that is being rewritten looks."""
+    number = f"{tail.size}.line.{tail.skipped}"
+    return _envelope(tail, number, tail.size, now, line=tail.line)
+
+
+def _envelope(
+    tail: Tail, number: str, offset: int, now: datetime, *, data: bytes = b"", line: bytes = b""
+) -> Envelope:
     key = tail.key
     return Envelope(
-        id=f"{key.task_id}.{key.attempt}.{key.rank}.{offset}",
+        id=f"{key.task_id}.{key.attempt}.{key.rank}.{number}",
         source=SERVICE,
         time=now,
         message=LogChunk(
@@ -278,5 +355,6 @@ def _chunk(tail: Tail, offset: int, data: bytes, now: datetime) -> Envelope:
             offset=offset,
             data=data,
             collected_at=now,
+            line=line,
         ),
     )

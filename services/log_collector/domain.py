@@ -12,6 +12,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 NEWLINE = b"\n"
+RETURN = b"\r"
+UTF8_BYTES_MAX = 4
+# Every byte that a character of several does not begin with.
+UTF8_REST = bytes(range(0x80, 0xC0))
+# A line that is being rewritten is held back up to this size; a longer one is kept as it is.
+LINE_BYTES_MAX = 65_536
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -90,6 +96,59 @@ class Answers:
     tail_bytes_max: int
     list_outputs_max: int
     list_runs_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """New output without the states of lines that were overwritten before their end."""
+
+    # What is kept now.
+    data: bytes
+    # What was read for it: as long, and longer by what is skipped.
+    source: bytes
+    # The state of a line that may still be overwritten: read after that, and not kept yet.
+    line: bytes = b""
+
+    @property
+    def skipped(self) -> int:
+        """How many bytes are not kept."""
+        return len(self.source) - len(self.data)
+
+
+def fold(line: bytes, data: bytes) -> Folded:
+    """Leave out what a carriage return lets the rest of its line overwrite, as a terminal does.
+
+    So a progress bar of any length becomes one line. ``line`` is what the call before held back.
+    Text without a carriage return is kept at once, with or without the end of its line.
+    """
+    text = line + data
+    if RETURN not in text:
+        return Folded(text, text)
+    *ended, rest = text.split(NEWLINE)
+    kept = b"".join(_last_state(each) + NEWLINE for each in ended)
+    if RETURN in rest:
+        rest = _last_state(rest)
+        if len(rest) <= LINE_BYTES_MAX:
+            return Folded(kept, text[: len(text) - len(rest)], rest)
+    return Folded(kept + rest, text)
+
+
+def is_text(data: bytes) -> bool:
+    """False for bytes that cannot be part of a text in UTF-8, whose first and last characters may
+    be cut. Bytes that are none must not be folded: a carriage return means nothing in them."""
+    head = data[: UTF8_BYTES_MAX - 1]
+    cut = len(head) - len(head.lstrip(UTF8_REST))
+    try:
+        data[cut:].decode()
+    except UnicodeDecodeError as error:
+        if error.reason != "unexpected end of data":
+            return False
+    return b"\0" not in data
+
+
+def _last_state(line: bytes) -> bytes:
+    """From the last carriage return that something follows; the line itself if there is none."""
+    return line[max(0, line.rfind(RETURN, 0, len(line.rstrip(RETURN)))) :]
 
 
 def keep(size: int, data: bytes, bytes_max: int) -> tuple[bytes, bool]:

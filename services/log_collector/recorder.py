@@ -69,7 +69,9 @@ class Recorder:
         # Of a full output nothing more is wanted, however much comes.
         await self.source.kept(
             [
-                Kept(tail.address, NO_MORE if row.full else row.size, done=row.complete)
+                Kept(
+                    tail.address, NO_MORE if row.full else row.size + row.skipped, done=row.complete
+                )
                 for tail, row, _ in noted
             ]
         )
@@ -92,6 +94,9 @@ def _noted(tail: Tail, now: datetime) -> tuple[Tail, OutputRow, list[EntryRow]]:
         full=tail.full,
         complete=tail.complete,
         recorded_at=now,
+        skipped=tail.skipped,
+        before=tail.last if tail.skipped else b"",
+        binary=tail.binary,
     )
     entries = [
         EntryRow(key.task_id, key.attempt, key.rank, entry.offset, entry.first_at, entry.last_at)

@@ -29,7 +29,20 @@ class Tail:
     # Since when this process asks for it.
     opened_at: datetime
     full: bool = False
-    # The last bytes before ``size``.
+    # Bytes came that are no text: from there on every byte is kept.
+    binary: bool = False
+    # Bytes of the source that are not kept, because the rest of their line overwrote them.
+    skipped: int = 0
+    recorded_skipped: int = 0
+    # The state of a line that may still be overwritten: read, not kept.
+    line: bytes = b""
+    # What live readers were told of it, and when.
+    line_told: bytes = b""
+    line_told_at: datetime | None = None
+    # When it is kept although it goes on, and how many seconds after it began or was kept that is.
+    line_due_at: datetime | None = None
+    line_seconds: float = 0.0
+    # The last bytes that were read from the source.
     last: bytes = b""
     # Its run has exited: the next look that finds nothing new finds the end.
     exited_at: datetime | None = None
@@ -47,14 +60,20 @@ class Tail:
         return self.address.key
 
     @property
+    def source_offset(self) -> int:
+        """The place in the source of the first byte that is neither kept nor skipped."""
+        return self.size + self.skipped
+
+    @property
     def is_due(self) -> bool:
         """The database does not know yet how it stands."""
-        news = self.size != self.recorded or bool(self.changed)
+        moved = self.size != self.recorded or self.skipped != self.recorded_skipped
+        news = moved or bool(self.changed)
         return news or self.complete is not self.closed
 
     def noted(self, row: OutputRow, entries: Sequence[EntryRow]) -> None:
         """The database knows this much now; more may have come meanwhile."""
-        self.recorded, self.closed = row.size, row.complete
+        self.recorded, self.recorded_skipped, self.closed = row.size, row.skipped, row.complete
         for entry in entries:
             if self.changed.get(entry.offset) == Entry(entry.offset, entry.first_at, entry.last_at):
                 del self.changed[entry.offset]

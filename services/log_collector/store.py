@@ -41,6 +41,14 @@ class OutputRow:
     # The rank has ended and everything it wrote is kept.
     complete: bool
     recorded_at: datetime
+    # Bytes of the source, up to the end of what is kept, that are not kept: overwritten states of
+    # lines.
+    skipped: int = 0
+    # With any of these: the last bytes of the source before that end. Otherwise they are the last
+    # ones kept.
+    before: bytes = b""
+    # Bytes came that are no text: from there on nothing is skipped.
+    binary: bool = False
 
 
 @dataclass(frozen=True, slots=True)

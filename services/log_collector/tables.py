@@ -43,6 +43,9 @@ class Output(Base, table=True):
     full: bool
     complete: bool
     recorded_at: datetime = time_column()
+    skipped: int
+    before: bytes
+    binary: bool
     __table_args__ = (rule("output_size_counts", "size >= 0", lambda row: row.size >= 0),)
 
 

@@ -47,7 +47,8 @@ async def logs(
     since: Annotated[str | None, Query(max_length=40, description="RFC 3339")] = None,
 ) -> Response:
     """What ranks wrote. ``list=1``: which outputs are kept. ``rank=N``: a range of one, as it is.
-    ``follow=1``: every wanted rank's from its beginning, as server-sent events.
+    ``follow=1``: every wanted rank's from its beginning, as server-sent events. One with ``line``
+    says how a line looks that is being rewritten; it adds nothing to the output.
     """
     async with parts.store.transaction() as tx:
         await task_or_404(tx, task_id)

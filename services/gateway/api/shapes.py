@@ -57,6 +57,8 @@ class Exit(TypedDict):
     attempt: int
     exited_at: str
     ranks: list[RankExit]
+    # The rank that failed first, where that is known.
+    failed_rank: int | None
 
 
 class _Secret(TypedDict, total=False):
@@ -114,6 +116,14 @@ class Preemption(TypedDict):
     ack_deadline_seconds: float
 
 
+class Progress(TypedDict):
+    """Where a task said last that it is. What is no number is a text: ``NaN``, ``Infinity``."""
+
+    attempt: int
+    at: str
+    values: dict[str, float | str]
+
+
 class Task(_Secret):
     """A task. ``reason`` has ``code`` and ``text``, and the numbers and names in it."""
 
@@ -145,6 +155,8 @@ class Task(_Secret):
     started_at: str | None
     finished_at: str | None
     checkpoint: Checkpoint | None
+    # What rank 0 reported last, in few values; null if nothing was.
+    progress: Progress | None
     exit: Exit | None
     held_gpus: int
     held_nodes: int

@@ -208,14 +208,16 @@ async def list_tasks(
     where += [Where("labels", Op.CONTAINS, _label(each)) for each in label or ()]
     async with parts.store.transaction() as tx:
         page = await rows_of.task_page(tx, where, _sort(sort), paging)
-        ids = [row.task_id for row in page.rows] if run_seconds else []
-        ran = await rows_of.run_seconds(tx, ids)
+        left_out = list(tx.unreadable)
+        ids = [row.task_id for row in page.rows]
+        ran = await rows_of.run_seconds(tx, ids if run_seconds else [])
+        said = await rows_of.progress_of(tx, ids)
 
     def view(row: TaskRow) -> dict[str, Any]:
-        found = views.task(row, secrets=may_change(caller, row))
+        found = views.task(row, secrets=may_change(caller, row), said=said.get(row.task_id))
         return found | ({"run_seconds": ran[row.task_id]} if run_seconds else {})
 
-    return answer_page(page.rows, view, _id, page.next_cursor, left_out=tx.unreadable)
+    return answer_page(page.rows, view, _id, page.next_cursor, left_out=left_out)
 
 
 def _id(row: TaskRow) -> str:
@@ -267,7 +269,9 @@ async def show(task_id: str, caller: Caller, parts: Parts) -> Response:
     """One task."""
     async with parts.store.transaction() as tx:
         row = await task_or_404(tx, task_id)
-    return answer_one(task_id, lambda: views.task(row, secrets=may_change(caller, row)))
+        said = (await rows_of.progress_of(tx, [task_id])).get(task_id)
+    secrets = may_change(caller, row)
+    return answer_one(task_id, lambda: views.task(row, secrets=secrets, said=said))
 
 
 @router.put("/tasks/{task_id}/goal", status_code=202, response_model=shapes.Revision)

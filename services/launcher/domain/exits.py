@@ -157,17 +157,26 @@ def first_loss(ranks: Iterable[ObservedRank]) -> str:
     return f"{where} vanished" + (f": {lost[0].note}" if lost[0].note else "")
 
 
-def first_failure(ranks: Iterable[ObservedRank]) -> str:
-    """Which rank failed first, and how: those that we ended because of it come later. Empty if no
-    rank is known to have failed."""
+def first_failed(ranks: Iterable[ObservedRank]) -> ObservedRank | None:
+    """The rank that failed first: those that we ended because of it come later. None if no rank is
+    known to have failed."""
     over = [rank for rank in ranks if rank.state is RankState.EXITED]
     own = [rank for rank in over if rank.code not in (None, 0)]
     by_signal = [rank for rank in over if rank.signal is not None]
     by_fault = [rank for rank in over if rank.fault is not None]
     failed = own or by_signal or by_fault
-    if not failed:
+    return min(
+        failed,
+        key=lambda r: (r.exited_at.timestamp() if r.exited_at else inf, r.rank),
+        default=None,
+    )
+
+
+def first_failure(ranks: Iterable[ObservedRank]) -> str:
+    """Which rank failed first, and how; empty if none is known to have failed."""
+    rank = first_failed(ranks)
+    if rank is None:
         return ""
-    rank = min(failed, key=lambda r: (r.exited_at.timestamp() if r.exited_at else inf, r.rank))
     how = f"code {rank.code}" if rank.code is not None else f"signal {rank.signal}"
     if rank.code is None and rank.signal is None:
         return f"rank {rank.rank} on {rank.node_id}: {rank.note}"

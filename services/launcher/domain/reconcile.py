@@ -354,6 +354,7 @@ def _exited(run: Run, seen: ObservedRun, now: datetime) -> Run:
         note=run.end_note,
     )
     kind = exits.classify(ending)
+    failed = exits.first_failed(ranks) if kind is ExitKind.FAILED else None
     times = [rank.exited_at for rank in ranks if rank.exited_at is not None]
     exited_at = max(times, default=now)
     return replace(
@@ -367,6 +368,7 @@ def _exited(run: Run, seen: ObservedRun, now: datetime) -> Run:
             ranks=tuple(RankExit(rank=r.rank, code=r.code, signal=r.signal) for r in ranks),
             exited_at=exited_at,
             detail=exits.detail(ending, kind),
+            failed_rank=failed.rank if failed else None,
         ),
     )
 

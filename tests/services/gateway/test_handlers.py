@@ -179,3 +179,11 @@ def test_a_stop_while_a_run_is_asked_to_go_shortens_the_deadline_that_is_shown()
         database = asyncio.run(project([assigned("tt", 1), *messages]))
         run = database.rows(TABLES, r.RunRow)["tt", 1]
         assert run.preempt_deadline_at == at(70)
+
+
+def test_the_code_of_a_gang_is_that_of_the_rank_that_failed_first() -> None:
+    """The others were ended because of it; of an older exit that is not known."""
+    ranks = (m.RankExit(rank=0, signal=9), m.RankExit(rank=1, code=3))
+    ended = m.RunExit(attempt=1, kind=m.ExitKind.FAILED, ranks=ranks, exited_at=at(1))
+    assert views.exit_code(ended) == 137
+    assert views.exit_code(ended.model_copy(update={"failed_rank": 1})) == 3

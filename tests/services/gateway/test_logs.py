@@ -132,7 +132,9 @@ class Writer:
         if tell:
             await self.tell(attempt, rank, offset, data)
 
-    async def tell(self, attempt: int, rank: int, offset: int, data: bytes) -> None:
+    async def tell(
+        self, attempt: int, rank: int, offset: int, data: bytes, line: bytes = b""
+    ) -> None:
         chunk = m.LogChunk(
             task_id=self.task,
             attempt=attempt,
@@ -141,6 +143,7 @@ class Writer:
             offset=offset,
             data=data,
             collected_at=at(1),
+            line=line,
         )
         self.number += 1
         envelope = Envelope(f"c{self.number}", "log_collector", at(1), chunk)
@@ -183,6 +186,24 @@ async def test_following_loses_and_doubles_nothing(
         reading = group.create_task(collected(stream))
         group.create_task(write())
     assert reading.result() == world.others.outputs
+
+
+async def test_how_a_line_looks_is_passed_on_and_is_no_output(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    task = (await world.submitted(ann))["id"]
+    writer = Writer(world, task)
+    await writer.write(1, 0, b"first\n")
+    async with served(world) as url, following(url, task) as stream:
+        async with asyncio.timeout(5):
+            assert (await anext(stream)).data["text"] == "first\n"
+            await writer.tell(1, 0, 0, b"", b"of a line that has ended")
+            await writer.tell(1, 0, 6, b"", "\r 10% é".encode() + b"\xe6\x9d")
+            told = (await anext(stream)).data
+            assert (told["offset"], told["line"]) == (6, "\r 10% é")
+            assert "text" not in told
+            await writer.write(1, 0, b"\r100%\n")
+            assert (await anext(stream)).data["text"] == "\r100%\n"
 
 
 async def test_a_chunk_is_passed_on_at_once(world: World, ann: httpx.AsyncClient) -> None:

@@ -20,6 +20,7 @@ from services.gateway.rows import (
     EventHeadRow,
     EventRow,
     MetricsRow,
+    ProgressRow,
     RebuildRow,
     RunRow,
     TaskRow,
@@ -123,6 +124,7 @@ async def test_ended_tasks_go_with_their_runs_and_metrics(
             for rank in range(150):
                 row = MetricsRow(task["id"], rank, 1, world.clock.now(), {}, [], 1, 0)
                 tx.put(row)
+            tx.put(ProgressRow(task["id"], 1, world.clock.now(), {"step": 1.0}))
     world.clock.advance(world.settings.tasks_keep_seconds + 60)
     prune = Pruning("gateway", store, world.settings, old_rows(world.settings))
     # Metrics go a hundred at a time.
@@ -132,6 +134,7 @@ async def test_ended_tasks_go_with_their_runs_and_metrics(
     assert {row.task_id for row in world.database.rows(TABLES, RunRow).values()} == {live["id"]}
     metrics = world.database.rows(TABLES, MetricsRow).values()
     assert [row.task_id for row in metrics] == [live["id"]] * 150
+    assert set(world.database.rows(TABLES, ProgressRow)) == {live["id"]}
 
 
 async def test_an_unreadable_event_neither_stops_housekeeping_nor_stays(world: World) -> None:

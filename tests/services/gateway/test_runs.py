@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
@@ -278,6 +279,34 @@ async def test_reported_numbers_are_on_the_tasks_page(world: World, ann: httpx.A
     assert [point["values"]["step"] for point in first["points"]] == [0.0, 1.0, 2.0]
     page = (await ann.get(f"/v1/tasks/{task['id']}/metrics?cursor=1")).json()
     assert [each["rank"] for each in page["items"]] == [1]
+
+
+async def test_what_rank_0_reported_last_is_the_tasks_progress(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    task, quiet = await world.submitted(ann, nodes=2), await world.submitted(ann)
+    assert (await ann.get(f"/v1/tasks/{task['id']}")).json()["progress"] is None
+    async with world.client(run_token(task["id"])) as run:
+
+        async def report(rank: int, second: int, **values: object) -> None:
+            samples = [{"at": at(second).isoformat(), "values": values}]
+            told = await run.post("/v1/run/metrics", json={"rank": rank, "samples": samples})
+            assert told.status_code == 202, told.text
+
+        await report(1, 1, step=9, loss=9.0)
+        await report(0, 2, zeta=1, alpha=2, loss="NaN", **{f"m{n}": n for n in range(8)})
+        await report(0, 3, lr=0.1, step=7)
+        await report(0, 1, step=1)  # late
+    values = {"step": 7, "loss": "NaN", "lr": 0.1, "alpha": 2, "m0": 0, "m1": 1, "m2": 2, "m3": 3}
+    found = (await ann.get(f"/v1/tasks/{task['id']}")).json()["progress"]
+    assert (found["attempt"], found["values"]) == (1, values)
+    assert at(3) == datetime.fromisoformat(found["at"])
+    assert list(found["values"])[:4] == ["step", "loss", "lr", "alpha"]
+    listed = (await ann.get("/v1/tasks")).json()["items"]
+    assert {each["id"]: each["progress"] for each in listed} == {
+        task["id"]: found,
+        quiet["id"]: None,
+    }
 
 
 @pytest.mark.parametrize("world", [{"metric_samples_max": 2, "metric_names_max": 2}], indirect=True)

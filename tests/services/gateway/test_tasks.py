@@ -460,6 +460,7 @@ async def test_a_whole_life_as_the_task_shows_it(world: World, ann: httpx.AsyncC
         "saved_at": "2026-01-01T00:00:25Z",
     }
     assert {"kind": "failed", "code": 3, "text": "ended"}.items() <= shown["exit"].items()
+    assert shown["exit"]["failed_rank"] is None
     (run,) = (await ann.get(f"/v1/tasks/{tid}/runs")).json()["items"]
     assert run["id"] == f"{tid}.1"
     assert run["placements"][0] == {

@@ -22,6 +22,7 @@ def test_the_whole_environment_of_a_first_attempt() -> None:
     assert order.ranks[1].env == {
         "PATH": "/usr/bin:/bin",
         "LANG": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",
         "SHIFTWORK_TASK": "task",
         "SHIFTWORK_ATTEMPT": "1",
         "SHIFTWORK_NODE": "local-1",

@@ -527,6 +527,8 @@ async def test_no_crash_loses_or_doubles_a_byte(
     world = World(a_store(clock, database), clock, archive, SMALL, source)
     await world.lead()
     await world.tell(started(2))
+    for rank in range(2):
+        source.append(key_of(rank), b"\xff")  # no text: a carriage return means nothing in it
     for written, points, commit in lived:
         archive.points_left, database.fault = points, fault_at(commit)
         await life(world, source, written)
@@ -541,6 +543,120 @@ async def test_no_crash_loses_or_doubles_a_byte(
     rows = await world.rows(OutputRow)
     assert [(row.rank, row.complete) for row in rows] == [(0, True), (1, True)]
     assert [row.size for row in rows] == [len(await kept(disk, rank)) for rank in range(2)]
+
+
+# Bars, prompts, lines, and characters that a read may cut.
+bars = st.lists(
+    st.sampled_from(["\r", "\n", "\r\n", " 10%|#", "0", "é", "done", "\r 99%|########"]),
+    max_size=40,
+).map(lambda parts: "".join(parts).encode())
+bar_lives = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.integers(0, 1), bars), max_size=4),
+        st.integers(0, 12),
+        st.sampled_from([None, Point.BEFORE_COMMIT, Point.AFTER_COMMIT]),
+    ),
+    max_size=6,
+)
+
+
+def shown(output: bytes) -> list[bytes]:
+    """What a terminal that clears the line at a carriage return shows in the end."""
+    lines = [line.rstrip(b"\r").split(b"\r") for line in output.split(b"\n")]
+    return [states[-1] for states in lines]
+
+
+@given(bar_lives, st.sampled_from(["process", "power", "torn"]))
+@settings(max_examples=60, deadline=None)
+async def test_no_crash_loses_or_doubles_the_last_state_of_a_line(
+    lived: list[tuple[list[tuple[int, bytes]], int, Point | None]], fails: str
+) -> None:
+    clock, database, source = Hands(), MemoryDatabase(), MemorySource()
+    disk = MemoryArchive()
+    archive = CrashingArchive(disk)
+    world = World(a_store(clock, database), clock, archive, SMALL, source)
+    await world.lead()
+    await world.tell(started(2))
+    for written, points, commit in lived:
+        archive.points_left, database.fault = points, fault_at(commit)
+        await life(world, source, written)
+        archive.points_left, database.fault = None, no_fault
+        if fails != "process":
+            disk.crash(torn=fails == "torn")
+        await world.restart(database)
+    await world.tell(exited(2))
+    await world.settle()
+    for rank in range(2):
+        wrote = bytes(source.outputs.get(key_of(rank), b""))
+        assert shown(await kept(disk, rank)) == shown(wrote)
+    rows = {row.rank: row for row in await world.rows(OutputRow)}
+    assert all(row.complete for row in rows.values())
+    for rank, row in rows.items():
+        wrote = bytes(source.outputs.get(key_of(rank), b""))
+        assert row.size + row.skipped == len(wrote)
+
+
+async def test_a_bar_is_kept_as_few_lines_and_told_at_a_bounded_rate(
+    world: World, source: MemorySource
+) -> None:
+    """100,000 states in ten minutes: the last one is kept with its line, few others are."""
+    await world.tell(started())
+    source.append(key_of(), b"begin\n")
+    for second in range(600):
+        for tenth in range(10):
+            number = second * 167 + tenth
+            source.append(key_of(), b"".join(b"\r%6d|####" % (number + i) for i in range(16)))
+            await world.step()
+            world.clock.advance(0.1)
+    lines = [chunk for chunk in world.bus.told if chunk.line]
+    assert len(lines) <= 2 * 600 + 2
+    assert all(chunk.data == b"" and chunk.line.startswith(b"\r") for chunk in lines)
+    source.append(key_of(), b"\r100000|####\nnext\n")
+    await world.step()
+    output = await kept(world.archive)
+    assert output.startswith(b"begin\n\r")
+    assert output.endswith(b"\r100000|####\nnext\n")
+    assert output.count(b"\r") <= 16
+
+
+async def test_a_bar_that_nothing_follows_is_kept_at_the_end(
+    world: World, source: MemorySource
+) -> None:
+    await world.tell(started())
+    source.append(key_of(), b"\r 10%\r 20%")
+    await world.step()
+    assert await kept(world.archive) == b""
+    assert [chunk.line for chunk in world.bus.told] == [b"\r 20%"]
+    source.append(key_of(), b"\r 30%")
+    await world.tell(exited())
+    await world.settle()
+    assert await kept(world.archive) == b"\r 30%"
+
+
+async def test_a_state_of_a_bar_is_kept_while_it_goes_on(
+    world: World, source: MemorySource
+) -> None:
+    await world.tell(started())
+    source.append(key_of(), b"\r 10%")
+    await world.step()
+    world.clock.advance(2)
+    await world.step()
+    assert await kept(world.archive) == b"\r 10%"
+
+
+async def test_a_prompt_is_kept_and_told_at_once(world: World, source: MemorySource) -> None:
+    await world.tell(started())
+    source.append(key_of(), b"loading")
+    await world.step()
+    assert await kept(world.archive) == b"loading"
+    assert [chunk.data for chunk in world.bus.told] == [b"loading"]
+
+
+async def test_a_state_of_any_length_is_bounded(world: World, source: MemorySource) -> None:
+    await world.tell(started())
+    source.append(key_of(), b"\r" + b"x" * 1_000_000)
+    await world.settle()
+    assert await kept(world.archive) == b"\r" + b"x" * 1_000_000
 
 
 def fault_at(commit: Point | None) -> Fault:

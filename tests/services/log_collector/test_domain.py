@@ -12,7 +12,9 @@ from services.log_collector.domain import (
     Entry,
     IndexGrain,
     Pace,
+    fold,
     index,
+    is_text,
     keep,
     limit_line,
     newest,
@@ -29,6 +31,56 @@ from tests.services.log_collector.world import at
 outputs = st.lists(st.sampled_from([b"\n", b"a", b"line\n", b"\xff\xfe", b"\r", b"long " * 9])).map(
     b"".join
 )
+
+
+@pytest.mark.parametrize(
+    ("line", "data", "kept", "held"),
+    [
+        (b"", b"whole\nhalf", b"whole\nhalf", b""),
+        (b"", b"dos\r\n", b"dos\r\n", b""),
+        (b"", b"dos\r", b"", b"dos\r"),
+        (b"dos\r", b"\n", b"dos\r\n", b""),
+        (b"", b"\r 1%\r 2%", b"", b"\r 2%"),
+        (b"\r 2%", b"\r", b"", b"\r 2%\r"),
+        (b"\r 2%\r", b"\n", b"\r 2%\r\n", b""),
+        (b"\r 2%", b"\r 3%\nnext\n", b"\r 3%\nnext\n", b""),
+        (b"\r 2%", b" and more\n", b"\r 2% and more\n", b""),
+        (b"1\r", b"2\r3\r", b"", b"\r3\r"),
+        (b"\r9", b"x" * 65_535, b"\r9" + b"x" * 65_535, b""),
+    ],
+)
+def test_only_the_last_state_of_a_line_is_kept(
+    line: bytes, data: bytes, kept: bytes, held: bytes
+) -> None:
+    found = fold(line, data)
+    assert (found.data, found.line) == (kept, held)
+    assert found.source + found.line == line + data
+
+
+@given(st.lists(outputs))
+def test_folding_in_pieces_shows_what_folding_at_once_shows(parts: list[bytes]) -> None:
+    kept, held, skipped = b"", b"", 0
+    for data in parts:
+        found = fold(held, data)
+        kept, held, skipped = kept + found.data, found.line, skipped + found.skipped
+    whole = b"".join(parts)
+    assert len(kept) + len(held) + skipped == len(whole)
+
+    def shown(text: bytes) -> list[bytes]:
+        return [line.rstrip(b"\r").split(b"\r")[-1] for line in text.split(b"\n")]
+
+    assert shown(kept + held) == shown(whole)
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
+def test_a_text_that_is_cut_anywhere_is_a_text(text: str) -> None:
+    data = text.encode()
+    assert all(is_text(data[:at]) and is_text(data[at:]) for at in range(len(data) + 1))
+
+
+@pytest.mark.parametrize("data", [b"\0", b"a\xff\r", b"\xe9t\xe9\n", b"\x80\x80\x80\x80a"])
+def test_what_cannot_be_text_is_binary(data: bytes) -> None:
+    assert not is_text(data)
 
 
 @given(st.integers(0, 1 << 40), outputs, st.integers(1, 40))

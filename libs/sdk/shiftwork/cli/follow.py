@@ -23,6 +23,8 @@ RETRY_SECONDS_MAX = 60.0
 LAST_OUTPUT_SECONDS = 15.0
 QUEUED_MAX = 1024
 LINE_BYTES_MAX = 65_536
+# Off a terminal a progress bar is noted so often.
+BAR_SECONDS = 10.0
 # HTTP: too many requests, or the service is not ready.
 BUSY, UNAVAILABLE = 429, 503
 
@@ -100,12 +102,24 @@ class Line(NamedTuple):
     rank: int
     role: str
     text: bytes
+    # It is being rewritten: a progress bar.
+    bar: bool = False
+
+
+def last_state(text: bytes) -> bytes:
+    """What a line shows in the end: a carriage return lets what follows it overwrite the rest."""
+    return text.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 class Lines:
-    """Pieces of output put together to lines, one rank at a time; what came before is dropped."""
+    """Pieces of output put together to lines, one rank at a time; what came before is dropped.
+
+    Of a line that was rewritten the last state counts.
+    """
 
     def __init__(self) -> None:
+        # How a line looks whose state is not part of the output yet.
+        self._looks: dict[tuple[int, int], bytes] = {}
         self._pending: dict[tuple[int, int], bytes] = {}
         self._read: dict[tuple[int, int], int] = {}
         self._roles: dict[tuple[int, int], str] = {}
@@ -120,22 +134,43 @@ class Lines:
 
     def add(self, piece: Mapping[str, Any], data: bytes) -> list[Line]:
         """Whole lines. An attempt's last line has ended when a later attempt writes."""
+        return self.put(piece, self.fresh(piece, data))
+
+    def put(self, piece: Mapping[str, Any], fresh: bytes) -> list[Line]:
+        """The same, of bytes that are fresh."""
         attempt, rank, role = int(piece["attempt"]), int(piece["rank"]), str(piece.get("role", ""))
-        fresh = self.fresh(piece, data)
-        self._roles[attempt, rank] = role
-        ended = [key for key in self._pending if key[1] == rank and key[0] < attempt]
-        before = [Line(*key, self._roles[key], self._pending.pop(key)) for key in sorted(ended)]
-        *whole, rest = (self._pending.pop((attempt, rank), b"") + fresh).split(b"\n")
+        key = (attempt, rank)
+        self._roles[key] = role
+        ended = sorted(each for each in self._pending if each[1] == rank and each[0] < attempt)
+        before = [Line(*each, self._roles[each], self._pending.pop(each)) for each in ended]
+        for each in [each for each in self._looks if each[1] == rank and each[0] < attempt]:
+            del self._looks[each]
+        if "line" in piece and int(piece.get("offset", 0)) >= self._read.get(key, 0):
+            self._looks[key] = str(piece["line"]).encode()
+        if fresh:
+            self._looks.pop(key, None)
+        *whole, rest = (self._pending.pop(key, b"") + fresh).split(b"\n")
         if len(rest) > LINE_BYTES_MAX:
             whole, rest = [*whole, rest], b""
         if rest:
-            self._pending[attempt, rank] = rest
-        return before + [Line(attempt, rank, role, line) for line in whole]
+            self._pending[key] = rest
+        return before + [Line(attempt, rank, role, last_state(line)) for line in whole]
+
+    def unfinished(self) -> list[Line]:
+        """How the lines look that have not ended, by attempt and rank."""
+        found: list[Line] = []
+        for key in sorted({*self._pending, *self._looks}):
+            text = self._pending.get(key, b"") + self._looks.get(key, b"")
+            found.append(Line(*key, self._roles[key], last_state(text), bar=b"\r" in text))
+        return found
 
     def rest(self) -> list[Line]:
         """What is left when there is no more: last lines without an end."""
-        left, self._pending = self._pending, {}
-        return [Line(*key, self._roles.get(key, ""), line) for key, line in sorted(left.items())]
+        left, self._pending, self._looks = self._pending, {}, {}
+        return [
+            Line(*key, self._roles.get(key, ""), last_state(line))
+            for key, line in sorted(left.items())
+        ]
 
 
 def logs_path(task_id: str) -> str:
@@ -215,9 +250,8 @@ class _Follower:
         self._api = api
         self._task = task
         self._progress = progress
-        self._lines = Lines()
+        self._screen = Screen(progress, prefix=max(1, int(task.get("nodes") or 1)) > 1)
         self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(QUEUED_MAX)
-        self._ranks = max(1, int(task.get("nodes") or 1))
         self._output_done = False
         self._readers: list[Api] = []
 
@@ -254,7 +288,7 @@ class _Follower:
         if kind == "failed":
             raise value
         if kind == "output":
-            self._show_output(self._lines.add(value, chunk_bytes(value)))
+            self._screen.take(value)
         elif kind == "output done":
             self._output_done = True
         elif kind == "task":
@@ -272,7 +306,7 @@ class _Follower:
             self._take(kind, value)
             if kind == "event" and parse.fields(value.get("data")).get("state") in ENDED:
                 break
-        self._show_output(self._lines.rest())
+        self._screen.end()
 
     def _read(self, kind: str, source: Callable[[Api], Iterator[Any]]) -> None:
         api = self._api.another()
@@ -298,9 +332,6 @@ class _Follower:
         else:
             render.note(timeline.line(event, of_task=True))
 
-    def _show_output(self, lines: list[Line]) -> None:
-        show_lines(lines, prefix=self._ranks > 1)
-
     def _show_progress(self) -> None:
         task = self._task
         parts = [task["name"], task["state"]]
@@ -313,6 +344,93 @@ class _Follower:
             parts.append(reason)
         parts.append(render.ago(task.get("submitted_at")).replace(" ago", ""))
         self._progress.show(" · ".join(text for text in parts if text))
+
+
+class Screen:
+    """Output while it is followed: whole lines on standard output, and how those look that have
+    not ended.
+
+    On a terminal these are drawn below the rest until they end. Elsewhere the beginning of a line
+    is written as it comes where there is one rank, and of progress bars standard output gets only
+    how they ended; standard error says now and then how they stand.
+    """
+
+    def __init__(
+        self,
+        progress: render.Progress,
+        *,
+        prefix: bool,
+        wanted: Callable[[bytes], object] | None = None,
+        exact: bool = False,
+    ) -> None:
+        self._progress = progress
+        self._prefix = prefix
+        # Lines to show; None: all. ``exact``: standard output gets every byte, and nothing else.
+        self._wanted = wanted
+        self._exact = exact
+        self._lines = Lines()
+        # The line whose beginning is written, and the beginning.
+        self._begun: Line | None = None
+        self._noted: dict[tuple[int, int], float] = {}
+
+    def take(self, piece: Mapping[str, Any]) -> None:
+        """Show the next piece."""
+        fresh = self._lines.fresh(piece, chunk_bytes(piece))
+        ended = self._lines.put(piece, fresh)
+        if self._exact:
+            with render.Progress.cleared():
+                render.raw(fresh)
+        else:
+            self._show(ended)
+        self._show_unfinished()
+
+    def end(self) -> None:
+        """There is no more."""
+        rest = self._lines.rest()
+        self._progress.draw(())
+        if not self._exact:
+            self._show(rest)
+
+    def _show(self, lines: list[Line]) -> None:
+        begun = self._begun
+        if begun is not None and lines:
+            first, self._begun = lines[0], None
+            same = first[:2] == begun[:2] and first.text.startswith(begun.text)
+            render.raw((first.text[len(begun.text) :] if same else b"") + b"\n")
+            lines = lines[1:] if same else lines
+        wanted = self._wanted
+        show_lines(
+            [line for line in lines if wanted is None or wanted(line.text)], prefix=self._prefix
+        )
+
+    def _show_unfinished(self) -> None:
+        lines = self._lines.unfinished()
+        if self._progress.wanted:
+            self._progress.draw([_labelled(line, prefix=self._prefix) for line in lines])
+            return
+        if len(lines) == 1 and not (self._prefix or self._exact or self._wanted or lines[0].bar):
+            self._begin(lines[0])
+        now = time.monotonic()
+        bars = {line[:2]: line for line in lines if line.bar}
+        self._noted = {key: self._noted.get(key, now) for key in bars}
+        for key, line in bars.items():
+            if now - self._noted[key] >= BAR_SECONDS:
+                self._noted[key] = now
+                render.note(_labelled(line, prefix=self._prefix))
+
+    def _begin(self, line: Line) -> None:
+        """Write what has come of a line, without its end."""
+        if render.wants_json():
+            return
+        before = self._begun.text if self._begun and self._begun[:2] == line[:2] else b""
+        if self._begun is None or (before and line.text.startswith(before)):
+            render.raw(line.text[len(before) :])
+            self._begun = line
+
+
+def _labelled(line: Line, *, prefix: bool) -> str:
+    mark = f"[{line.rank}] " if prefix else ""
+    return mark + line.text.decode("utf-8", "replace")
 
 
 def show_lines(lines: list[Line], *, prefix: bool) -> None:

@@ -1,12 +1,13 @@
 """``shiftwork logs``: the kept output of a task's ranks, and what is written now."""
 
 import re
+import sys
 from typing import Any, Dict, List, Optional
 
 import typer
 
 from shiftwork.cli import complete, follow, parse, render, session
-from shiftwork.cli.client import RANGE_BYTES, Api, chunk_bytes
+from shiftwork.cli.client import RANGE_BYTES, Api
 from shiftwork.cli.failures import usage
 from shiftwork.cli.tasks import find
 
@@ -107,14 +108,16 @@ def _follow(
     wanted: "Optional[re.Pattern[bytes]]",
     several: bool,
 ) -> None:
+    # A file or a program gets every byte; on a terminal lines that are rewritten are drawn.
     plain = wanted is None and not several and not render.wants_json()
-    lines = follow.Lines()
-    for piece in follow.output(api, task_id, query):
-        if plain:
-            render.raw(lines.fresh(piece, chunk_bytes(piece)))
-        else:
-            _show_lines(lines.add(piece, chunk_bytes(piece)), wanted, several)
-    _show_lines(lines.rest(), wanted, several)
+    exact = plain and not render.is_terminal(sys.stdout)
+    with render.Progress() as progress:
+        screen = follow.Screen(
+            progress, prefix=several, wanted=wanted.search if wanted else None, exact=exact
+        )
+        for piece in follow.output(api, task_id, query):
+            screen.take(piece)
+        screen.end()
 
 
 def _show_lines(

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 from shiftwork.cli import parse
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    from rich.live import Live
 
     from shiftwork.cli.failures import Failure
 
@@ -49,6 +49,10 @@ _STEPS = ((60.0, "s", 1.0), (3600.0, "m", 60.0), (86_400.0, "h", 3600.0))
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+# A terminal's own commands, such as colours: left out of what is drawn.
+_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+# So many lines that have not ended are drawn at once.
+LINES_DRAWN_MAX = 8
 _BREAKS = re.compile("[\t\n]")
 _UNINDENTED = re.compile("(?<=[^\n])\n(?! )")
 
@@ -59,6 +63,11 @@ def safe(text: str) -> str:
     Tabs and line breaks stay.
     """
     return _UNSAFE.sub(_escaped, text)
+
+
+def without_sequences(text: str) -> str:
+    """The text without a terminal's own commands, such as colours."""
+    return _SEQUENCE.sub("", text)
 
 
 def one_line(text: str) -> str:
@@ -281,13 +290,16 @@ def labels(values: Mapping[str, Any]) -> str:
 
 
 class Progress:
-    """One line at the bottom of a terminal that says where things stand; nothing elsewhere."""
+    """Lines at the bottom of a terminal that say where things stand; nothing elsewhere: lines of
+    output that are being rewritten, and one about the whole."""
 
     _shown: Progress | None = None
 
     def __init__(self) -> None:
-        self.status: Status | None = None
-        self._wanted = is_terminal(sys.stderr) and not (_Mode.quiet or _Mode.json)
+        self.live: Live | None = None
+        self.wanted = is_terminal(sys.stderr) and not (_Mode.quiet or _Mode.json)
+        self._text = ""
+        self.drawn: Sequence[str] = []
 
     def __enter__(self) -> Progress:  # noqa: PYI034 - typing.Self needs a newer Python
         Progress._shown = self
@@ -298,38 +310,53 @@ class Progress:
         Progress._shown = None
 
     def show(self, text: str) -> None:
-        """Replace the line."""
-        if not self._wanted:
-            return
-        text = one_line(text)
-        if self.status is None:
-            from rich.console import Console  # noqa: PLC0415 - only a terminal pays for rich
+        """Replace the line about the whole."""
+        if self.wanted and text != self._text:
+            self._text = text
+            self._update()
 
-            self.status = Console(file=sys.stderr, stderr=True).status(text)
-        from rich.markup import escape  # noqa: PLC0415
+    def draw(self, lines: Sequence[str]) -> None:
+        """Replace the lines of output. No text moves the cursor or changes colours."""
+        drawn = [one_line(without_sequences(line)) for line in lines[:LINES_DRAWN_MAX]]
+        if self.wanted and drawn != self.drawn:
+            self.drawn = drawn
+            self._update()
 
-        self.status.update(escape(text))
-        self.status.start()
+    def _update(self) -> None:
+        from rich.console import Console, Group  # noqa: PLC0415 - only a terminal pays for rich
+        from rich.live import Live  # noqa: PLC0415
+        from rich.spinner import Spinner  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in self.drawn]
+        about = [Spinner("dots", Text(one_line(self._text)))] if self._text else []
+        if self.live is None:
+            console = Console(file=sys.stderr, stderr=True)
+            self.live = Live(
+                console=console, transient=True, redirect_stdout=False, redirect_stderr=False
+            )
+        self.live.update(Group(*lines, *about))
+        self.live.start()
 
     def hide(self) -> None:
-        """Take the line away, so that others can write."""
-        if self.status is not None:
-            self.status.stop()
+        """Take the lines away, so that others can write."""
+        if self.live is not None:
+            self.live.stop()
 
     @classmethod
     def cleared(cls) -> _Cleared:
         """A block in which the terminal is free for a line of its own."""
-        return _Cleared(cls._shown.status if cls._shown else None)
+        return _Cleared(cls._shown.live if cls._shown else None)
 
 
 class _Cleared:
-    def __init__(self, status: Status | None) -> None:
-        self._status = status
+    def __init__(self, live: Live | None) -> None:
+        self._live = live
 
     def __enter__(self) -> None:
-        if self._status is not None:
-            self._status.stop()
+        if self._live is not None:
+            self._live.stop()
 
     def __exit__(self, *ignored: object) -> None:
-        if self._status is not None:
-            self._status.start()
+        if self._live is not None:
+            self._live.start()

@@ -8,12 +8,14 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import typer
 
-from shiftwork.cli import complete, explanation, follow, parse, render, session
+from shiftwork.cli import complete, ending, explanation, follow, parse, render, session
 from shiftwork.cli.client import Api, part
 from shiftwork.cli.failures import REFUSED, UNREACHABLE, Failure, told_as_typed, usage
 
 ENDED, LIVE = parse.ENDED, parse.LIVE
 MATCHES_MAX = 100
+# Whole numbers beyond it are not exact.
+WHOLE_MAX = 1e15
 LISTED_MAX = 100_000
 _ID_PREFIX = re.compile(r"[a-z][a-z2-7]{0,25}")
 
@@ -155,7 +157,7 @@ def ls(
         return
     rows = [_row(task) for task in found["items"]]
     render.table(
-        ("ID", "NAME", "OWNER", "STATE", "PRIORITY", "SIZE", "STEP", "AGE", "REASON"),
+        ("ID", "NAME", "OWNER", "STATE", "PRIORITY", "SIZE", "PROGRESS", "AGE", "REASON"),
         rows,
         "no tasks" if everything or state else "no live tasks; --all shows the ended ones",
     )
@@ -185,7 +187,6 @@ def _history(api: Api, since: str) -> Dict[str, Any]:
 
 
 def _row(task: Dict[str, Any]) -> List[str]:
-    checkpoint = parse.fields(task.get("checkpoint"))
     return [
         task["id"],
         task["name"],
@@ -193,10 +194,41 @@ def _row(task: Dict[str, Any]) -> List[str]:
         task["state"],
         task["priority"],
         size(task),
-        str(checkpoint.get("step", "")),
+        progress(task),
         render.ago(task.get("submitted_at")).replace(" ago", ""),
         parse.fields(task.get("reason")).get("text", ""),
     ]
+
+
+def progress(task: Dict[str, Any]) -> str:
+    """``step 1200  loss 0.31``: what it reported last, else the step of its checkpoint."""
+    values = parse.fields(parse.fields(task.get("progress")).get("values"))
+    step = parse.fields(task.get("checkpoint")).get("step")
+    if not values and step is not None:
+        values = {"step": step}
+    names = [name for name in ("step", "loss") if name in values]
+    names += [name for name in values if name not in names]
+    return _figures({name: values[name] for name in names[:2]})
+
+
+def _reported(task: Dict[str, Any]) -> str:
+    """All that a task reported last, and when."""
+    said = parse.fields(task.get("progress"))
+    if not said:
+        return ""
+    earlier = "" if said["attempt"] == task["attempt"] else f", attempt {said['attempt']}"
+    return f"{_figures(said['values'])} ({render.ago(said['at'])}{earlier})"
+
+
+def _figures(values: Dict[str, Any]) -> str:
+    return "  ".join(f"{name} {_figure(value)}" for name, value in values.items())
+
+
+def _figure(value: object) -> str:
+    """Whole numbers as they are, others in four digits; what is no number is a text already."""
+    if isinstance(value, float) and not (value.is_integer() and abs(value) < WHOLE_MAX):
+        return f"{value:.4g}"
+    return str(int(value)) if isinstance(value, (int, float)) else str(value)
 
 
 def size(task: Dict[str, Any]) -> str:
@@ -245,6 +277,7 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
             ("pod", _pod(parse.fields(found.get("pod")))),
             ("directory", found.get("working_directory") or ""),
             ("attempt", str(found["attempt"] or "")),
+            ("progress", _reported(found)),
             ("checkpoint", _checkpoint(checkpoint)),
             ("exit", _exit(ended)),
             ("submitted", render.moment(found.get("submitted_at"))),
@@ -260,6 +293,15 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
         render.table(
             ("ATTEMPT", "NODES", "STARTED", "FINISHED", "END", "CHECKPOINT"), map(_run, runs), ""
         )
+    _show_ending(api, found)
+
+
+def _show_ending(api: Api, task: Dict[str, Any]) -> None:
+    """Under everything else: what a failed task wrote last."""
+    for number, text in enumerate(ending.told(api, task)):
+        if number == 0:
+            render.line("")
+        render.line(text)
 
 
 def _pod(pod: Dict[str, Any]) -> str:
@@ -336,6 +378,7 @@ def explain(
         render.document(told)
         return
     render.facts(explanation.facts(found, told))
+    _show_ending(api, found)
     if history:
         render.line("")
         explanation.show_history(told["decisions"])
@@ -369,6 +412,8 @@ def wait(
         reached = found["state"] in (wanted or ENDED)
         if not session.current().json:
             render.line(found["state"] if len(tasks) == 1 else f"{found['name']}: {found['state']}")
+            for text in ending.told(api, found):
+                render.note(text)
         elif not reached and len(tasks) == 1:
             render.document(found)
         if not reached:

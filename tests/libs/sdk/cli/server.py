@@ -289,6 +289,7 @@ class CliServer:
             return
         data = self.output[int(query["attempt"]), int(query["rank"])]
         begin = int(query.get("offset", "0"))
+        begin = max(0, len(data) + begin) if begin < 0 else begin
         if query.get("tail"):
             last = data.splitlines(keepends=True)[-int(query["tail"]) :]
             begin = len(data) - len(b"".join(last))

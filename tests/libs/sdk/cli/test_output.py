@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from shiftwork.cli import follow, render
 
 from tests.libs.sdk.cli.server import CliServer, a_task, an_exit
 
@@ -81,6 +83,56 @@ def test_following_goes_on_to_the_end(shiftwork: Shiftwork, written: CliServer) 
 
     threading.Timer(0.1, more).start()
     assert shiftwork("logs", "ta", "-f").out == "one\ntwo\nthree\nfourth\nfive\n"
+
+
+def pieces(*texts: dict[str, object]) -> list[dict[str, object]]:
+    return [{"attempt": 1, "rank": 0, "role": "w", **text} for text in texts]
+
+
+def test_off_a_terminal_a_bar_is_noted_now_and_then(
+    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Standard output gets how it ended, and the beginning of a line at once."""
+    moment = [0.0]
+    monkeypatch.setattr(follow.time, "monotonic", lambda: moment[0])
+    render.configure(json=False, quiet=False, verbose=False)
+    screen = follow.Screen(render.Progress(), prefix=False)
+    screen.take(pieces({"offset": 0, "text": "load"})[0])
+    assert capfdbinary.readouterr().out == b"load"
+    screen.take(pieces({"offset": 4, "text": "ing\n"})[0])
+    assert capfdbinary.readouterr().out == b"ing\n"
+    for number in range(1000):
+        moment[0] += 0.05
+        screen.take(pieces({"offset": 8, "line": f"\r{number}\x1b]0;x\x07"})[0])
+    screen.take(pieces({"offset": 8, "text": "\r1000\nend"})[0])
+    screen.end()
+    told = capfdbinary.readouterr()
+    assert told.out == b"1000\nend\n"
+    noted = told.err.decode().splitlines()
+    assert 3 <= len(noted) <= 5
+    assert noted[0].endswith("\\x1b]0;x\\x07")
+
+
+def test_on_a_terminal_bars_are_drawn_and_commands_in_them_are_not_obeyed(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(render, "is_terminal", lambda stream: stream is sys.stderr)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    render.configure(json=False, quiet=False, verbose=False)
+    with render.Progress() as progress:
+        screen = follow.Screen(progress, prefix=True)
+        screen.take(pieces({"offset": 0, "line": "\r\x1b[32m10%\x1b[0m\x1b]0;pwned\x07\x9b2J"})[0])
+        screen.take(pieces({"rank": 1, "offset": 0, "text": "prompt> "})[0])
+        assert progress.drawn == ["[0] 10%\\x1b]0;pwned\\x07\\x9b2J", "[1] prompt> "]
+        screen.take(pieces({"offset": 0, "text": "\r100%\n"})[0])
+        assert progress.drawn == ["[1] prompt> "]
+        screen.end()
+        assert progress.drawn == []
+    told = capfdbinary.readouterr()
+    assert told.out == b"[0] 100%\n[1] prompt> \n"
+    assert b"\x1b]0" not in told.err
+    assert b"10%" in told.err
 
 
 def test_following_filters(shiftwork: Shiftwork, written: CliServer) -> None:

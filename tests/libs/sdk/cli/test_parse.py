@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 from shiftwork.cli import parse, render
 from shiftwork.cli.failures import Failure
-from shiftwork.cli.follow import Lines
+from shiftwork.cli.follow import Line, Lines
 
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
 
@@ -48,6 +48,28 @@ def test_no_moment() -> None:
 )
 def test_spans(seconds: float, text: str) -> None:
     assert render.span(seconds) == text
+
+
+def test_of_a_line_that_is_rewritten_the_last_state_counts() -> None:
+    lines = Lines()
+    piece = {"attempt": 1, "rank": 0, "role": "w"}
+    assert lines.add({**piece, "offset": 0}, b"load") == []
+    assert lines.unfinished() == [Line(1, 0, "w", b"load")]
+    assert lines.add({**piece, "offset": 4, "line": "\r 10%"}, b"") == []
+    assert lines.unfinished() == [Line(1, 0, "w", b" 10%", bar=True)]
+    assert lines.add({**piece, "offset": 2, "line": "\r  5%"}, b"") == []  # of before
+    assert lines.unfinished() == [Line(1, 0, "w", b" 10%", bar=True)]
+    assert lines.add({**piece, "offset": 4}, b"\r 20%") == []
+    assert lines.unfinished() == [Line(1, 0, "w", b" 20%", bar=True)]
+    ended = lines.add({**piece, "offset": 9}, b"\r100%\r\nnext\r\n")
+    assert [line.text for line in ended] == [b"100%", b"next"]
+    assert lines.unfinished() == []
+    lines.add({**piece, "offset": 22, "line": "\rlost"}, b"")
+    assert lines.rest() == []
+    # A later attempt begins: nothing more comes of the earlier one.
+    lines.add({**piece, "offset": 22, "line": "\rlost"}, b"")
+    lines.add({**piece, "attempt": 2, "offset": 0}, b"fresh")
+    assert lines.unfinished() == [Line(2, 0, "w", b"fresh")]
 
 
 def test_lines_are_put_together_per_rank_and_repeats_dropped() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.libs.sdk.cli.server import CliServer, a_task, an_exit
+from tests.libs.sdk.cli.server import CliServer, a_task, an_exit, problem
 
 if TYPE_CHECKING:
     from tests.libs.sdk.cli.conftest import Shiftwork
@@ -84,6 +84,63 @@ def test_show_tells_the_task_and_its_runs(shiftwork: Shiftwork, server: CliServe
     assert "2026-11-21 10:00:00Z (" in done.out
     assert "local-0,local-1" in done.out
     assert "3 attempts in a row" in done.err
+
+
+@pytest.mark.parametrize("failed_rank", [1, None])
+def test_the_last_lines_of_the_rank_that_failed_first_are_shown(
+    shiftwork: Shiftwork, server: CliServer, failed_rank: int | None
+) -> None:
+    ended = an_exit("failed", 1) | {
+        "ranks": [{"rank": 0, "code": None, "signal": 9}, {"rank": 1, "code": 1, "signal": None}]
+    }
+    if failed_rank is not None:
+        ended["failed_rank"] = failed_rank
+    server.tasks["ta"] = a_task("ta", state="failed", attempt=1, exit=ended)
+    text = "".join(f"line {number}\n" for number in range(3000))
+    text += "\r 99%\r100%\n\x1b[31mred\x1b[0m\n\x1b]0;title\x07No module named 'torch'\n"
+    server.output = {(1, 0): b"innocent\n", (1, 1): text.encode()}
+    expected = [
+        "last output of rank 1, attempt 1:",
+        *(f"  line {number}" for number in range(2993, 3000)),
+        "  100%",
+        "  red",
+        "  \\x1b]0;title\\x07No module named 'torch'",
+    ]
+    assert shiftwork("show", "ta").out.splitlines()[-11:] == expected
+    assert shiftwork("explain", "ta").out.splitlines()[-11:] == expected
+    done = shiftwork("wait", "ta")
+    assert (done.code, done.out) == (1, "failed\n")
+    assert done.err.splitlines()[0] == expected[0]
+    assert sum(int(one.query.get("limit_bytes", 0)) > 8192 for one in server.seen) == 0
+
+
+def test_a_failed_task_is_shown_although_its_output_cannot_be_read(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    server.tasks["ta"] = a_task("ta", state="failed", attempt=1, exit=an_exit("failed", 1))
+    server.first["GET", "/v1/tasks/ta/logs"] = [problem(404, "not-found", "no output")]
+    done = shiftwork("show", "ta")
+    assert (done.code, done.err) == (0, "")
+    assert "last output" not in done.out
+
+
+def test_progress_is_shown_in_the_list_and_for_the_task(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    values = {"step": 1200.0, "epoch": 3.0, "loss": 0.31416, "lr": "NaN"}
+    progress = {"attempt": 1, "at": "2026-11-21T10:00:00Z", "values": values}
+    server.tasks = {
+        "ta": a_task("ta", attempt=2, progress=progress),
+        "tb": a_task("tb", checkpoint={"no": 2, "step": 40, "uri": "file:///c"}),
+        "tc": a_task("tc"),
+    }
+    lines = {line.split()[0]: line for line in shiftwork("ls").out.splitlines()}
+    assert "PROGRESS" in lines["ID"]
+    assert "  step 1200  loss 0.3142  " in lines["ta"]
+    assert "  step 40  " in lines["tb"]
+    shown = shiftwork("show", "ta").out
+    assert "progress   step 1200  epoch 3  loss 0.3142  lr NaN (" in shown
+    assert "ago, attempt 1)" in shown
 
 
 def test_what_a_start_waits_for_is_shown(shiftwork: Shiftwork, server: CliServer) -> None:

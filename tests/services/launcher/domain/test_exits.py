@@ -65,6 +65,9 @@ def test_a_failing_rank_makes_the_gang_failed() -> None:
     ending = an_ending(ranks, cause=EndCause.RANK_FAILED)
     assert classify(ending) is K.FAILED
     assert exits.detail(ending, K.FAILED) == "rank 1 ended with code 3"
+    failed = exits.first_failed(ending.ranks)
+    assert failed is not None
+    assert failed.rank == 1
 
 
 def test_reserved_code_without_an_acknowledgement_is_a_failure() -> None:

@@ -160,6 +160,7 @@ def test_a_run_that_was_over_before_we_looked_started_and_exited() -> None:
     assert (run.state, run.started_at) == (RunState.EXITED, START)
     assert run.exit is not None
     assert (run.exit.kind, run.exit.exited_at) == (ExitKind.OK, at(5))
+    assert run.exit.failed_rank is None
 
 
 def test_exit_zero_waits_for_the_others() -> None:

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.log_collector.agent.cri import HEADER_BYTES_MAX, Inside, decode, stamp
+from services.log_collector.domain import fold
 
 AT = b"2026-01-01T00:00:00.123456789Z"
 
@@ -41,6 +42,17 @@ def test_entries_become_what_was_written(raw: bytes, text: bytes, bad: int) -> N
         Inside.NOTHING,
         bad,
     )
+
+
+def test_a_bar_that_comes_in_pieces_is_folded_as_one_line() -> None:
+    """The runtime cuts a line without an end where it likes, also inside of a state."""
+    pieces = [b"\r 10%|#", b"   |\r 20", b"%|##  |", b"\r 30%|### |\r"]
+    raw = b"".join(entry(b"P", piece, b"stderr") for piece in pieces)
+    found = decode(raw, Inside.NOTHING)
+    held = fold(b"", found.data)
+    assert (held.data, held.line) == (b"", b"\r 30%|### |\r")
+    ended = decode(entry(b"F", b"100%|####|", b"stderr"), found.inside)
+    assert fold(held.line, ended.data).data == b"\r100%|####|\n"
 
 
 def test_an_entry_without_its_end_is_given_as_far_as_it_is_there() -> None:

@@ -1,0 +1,68 @@
+"""What a failed task wrote last: the end of the output of the rank that failed first.
+
+Called by ``show``, ``explain`` and ``wait``. Read from the kept output at that moment.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Mapping
+
+from shiftwork.cli import follow, parse, render
+from shiftwork.cli.client import Api
+from shiftwork.cli.failures import Failure
+
+LINES_MAX = 10
+BYTES_MAX = 8192
+# A task may be known to have failed before its last lines are collected.
+COMPLETE_SECONDS = 3.0
+
+
+def failed_rank(ended: Mapping[str, Any]) -> int:
+    """The rank that failed first; where that is not known, the first that ended with a code."""
+    known = ended.get("failed_rank")
+    if known is not None:
+        return int(known)
+    ranks = parse.listed(ended.get("ranks"))
+    failed = [each["rank"] for each in ranks if each.get("code")]
+    return int(next(iter(failed), 0))
+
+
+def last_lines(api: Api, task: Mapping[str, Any]) -> list[str]:
+    """The last lines of the rank that failed first; none if the task did not fail, or wrote none.
+
+    They are read as far as the server answers: what else is shown must not depend on it.
+    """
+    ended = parse.fields(task.get("exit"))
+    if task["state"] != "failed" or not ended:
+        return []
+    query = {
+        "attempt": ended["attempt"],
+        "rank": failed_rank(ended),
+        "offset": -BYTES_MAX,
+        "limit_bytes": BYTES_MAX,
+    }
+    until = time.monotonic() + COMPLETE_SECONDS
+    while True:
+        try:
+            read = api.read_range(follow.logs_path(task["id"]), query)
+        except Failure as failure:
+            render.detail(f"the last output cannot be read: {failure.what}")
+            return []
+        if read.complete or time.monotonic() > until or api.unwanted.wait(follow.AGAIN_SECONDS):
+            break
+    lines = [follow.last_state(line) for line in read.data.rstrip().split(b"\n")]
+    if read.offset:
+        # It may begin in the middle of a line.
+        lines = lines[1:] or lines
+    return [line.decode("utf-8", "replace") for line in lines[-LINES_MAX:] if read.data.strip()]
+
+
+def told(api: Api, task: Mapping[str, Any]) -> list[str]:
+    """What is shown of a failed task's end, line by line; nothing of any other task."""
+    lines = last_lines(api, task)
+    if not lines:
+        return []
+    ended = parse.fields(task.get("exit"))
+    head = f"last output of rank {failed_rank(ended)}, attempt {ended['attempt']}:"
+    return [head, *(f"  {render.without_sequences(line)}" for line in lines)]
