@@ -228,6 +228,16 @@ def exit_preempted() -> None:
         raise SystemExit(PREEMPTED_EXIT_CODE)
 
 
+def attempt() -> int:
+    """Which attempt of the task this is; 0 off the platform."""
+    return _process.known().attempt
+
+
+def asked_by_platform() -> bool:
+    """True if the platform itself has asked for the nodes: not SIGTERM, not a newer attempt."""
+    return _process.live is not None and _process.live.preempt
+
+
 def _step(step: int) -> int:
     try:
         number = step.__index__()
