@@ -1,13 +1,16 @@
-"""PyTorch: leave together, save together, resume to the bit. Needs ``torch``; see docs/frameworks.md.
+"""PyTorch: leave together, save together, resume to the bit. See docs/frameworks.md.
 
     guard = shiftwork.torch.Preemption()
-    checkpoints = shiftwork.torch.Checkpoints("out", model=model, optimizer=optimizer, loader=loader)
+    loader = shiftwork.torch.DataLoader(dataset, batch_size=32, shuffle=True)
+    checkpoints = shiftwork.torch.Checkpoints("out", model=model, optimizer=adam, loader=loader)
     step = checkpoints.load()
-    ...
-        step += 1
-        if guard.should_leave(step):
-            checkpoints.save(step)
-            shiftwork.torch.exit_preempted()
+    for epoch in range(loader.epoch, epochs):
+        for batch in loader:
+            ...
+            step += 1
+            if guard.should_leave(step):
+                checkpoints.save(step)
+                shiftwork.torch.exit_preempted()
 
 Ranks talk through the store of the default process group (torchrun's, or rank 0's), never through
 collectives: it is the same with gloo, NCCL and any other backend, costs nothing on a device, and
@@ -25,19 +28,21 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from itertools import chain, count
+from itertools import chain, count, islice
 from math import inf
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Iterator, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.utils import data
 
 import shiftwork
 from shiftwork import durable, training
 
 __all__ = [
     "Checkpoints",
+    "DataLoader",
     "Preemption",
     "acknowledge",
     "exit_preempted",
@@ -118,6 +123,13 @@ def _ranks() -> _Ranks:
         store = dist.PrefixStore("shiftwork", dist.distributed_c10d._get_default_store())  # noqa: SLF001
         _known = _Ranks(group, store, dist.get_rank(), dist.get_world_size())
     return _known
+
+
+def _place() -> tuple[int, int]:
+    """How many ranks there are, and which this is."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size(), dist.get_rank()
+    return 1, 0
 
 
 class Preemption:
@@ -274,6 +286,95 @@ def restore_rng_state(state: dict[str, Any]) -> None:
         numpy.random.set_state(state["numpy"])
 
 
+class _Order(data.DistributedSampler):  # type: ignore[type-arg] - no such argument in older PyTorch
+    """This rank's share of each epoch, in an order that depends on the seed and the epoch alone.
+
+    ``done`` batches of the epoch have been handed out. The ranks are counted when it is iterated
+    over: a program may make its loaders before its process group.
+    """
+
+    def __init__(self, dataset: Any, batch: int, shuffle: bool, seed: int, drop_last: bool) -> None:  # noqa: ANN401
+        super().__init__(dataset, 1, 0, shuffle=shuffle, seed=seed, drop_last=drop_last)
+        self._batch = batch
+        self.done = 0
+        # The next iteration begins at ``epoch`` and ``done`` as they are; else at the next epoch.
+        self.at_hand = True
+
+    def begin(self) -> None:
+        if not self.at_hand:
+            self.epoch, self.done = self.epoch + 1, 0
+        self.at_hand = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """What Lightning and others call before each epoch; the epoch resumed in goes on."""
+        if epoch != self.epoch or not self.at_hand:
+            self.epoch, self.done, self.at_hand = epoch, 0, True
+
+    def __iter__(self) -> Iterator[int]:
+        self._count()
+        return islice(super().__iter__(), self.done * self._batch, None)
+
+    def __len__(self) -> int:
+        self._count()
+        return super().__len__()
+
+    def _count(self) -> None:
+        epoch = self.epoch
+        super().__init__(
+            self.dataset, *_place(), shuffle=self.shuffle, seed=self.seed, drop_last=self.drop_last
+        )
+        self.epoch = epoch
+
+
+class DataLoader(data.DataLoader):  # type: ignore[type-arg]
+    """PyTorch's DataLoader that resumes in the middle of an epoch, with the same batches.
+
+    It gives each rank its share (as DistributedSampler does), shuffles anew in each epoch, counts
+    the epochs itself, and knows which batches the program has been handed, whatever its workers
+    have fetched ahead. It draws nothing from the global generators. A loop that is broken off has
+    ended its epoch. For datasets that are indexed; for streams there is torchdata's
+    StatefulDataLoader, which is as good a part of ``Checkpoints``.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,  # noqa: ANN401
+        batch_size: int = 1,
+        shuffle: bool = False,
+        *,
+        seed: int = 0,
+        drop_last: bool = False,
+        **options: Any,  # noqa: ANN401 - the other arguments of PyTorch's
+    ) -> None:
+        if isinstance(dataset, data.IterableDataset):
+            raise TypeError("dataset must be indexed; streams need torchdata's StatefulDataLoader")
+        self._order = _Order(dataset, batch_size, shuffle, seed, drop_last)
+        options.update(batch_size=batch_size, drop_last=drop_last, sampler=self._order)
+        super().__init__(dataset, generator=torch.Generator(), **options)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch is of, or the last one was."""
+        return self._order.epoch
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        order = self._order
+        order.begin()
+        self.generator.manual_seed(order.seed + order.epoch)
+        for batch in super().__iter__():
+            order.done += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the program has come in the epoch."""
+        return {"epoch": self._order.epoch, "done": self._order.done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on there with the next iteration."""
+        self._order.epoch, self._order.done = state["epoch"], state["done"]
+        self._order.at_hand = True
+
+
 class Checkpoints:
     """Saves and restores all that a training consists of, on all ranks.
 
@@ -293,7 +394,7 @@ class Checkpoints:
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise TypeError(
-                    f"{name} must have state_dict and load_state_dict; {type(part).__name__} has not"
+                    f"{name} needs state_dict and load_state_dict; {type(part).__name__} has not"
                 )
         self.folder = Path(folder).resolve()
         self._keep = keep
