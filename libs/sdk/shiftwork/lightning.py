@@ -77,7 +77,7 @@ class Preemption(Callback):
         if step == self._step:
             return  # gradients are being accumulated
         self._step = step
-        if trainer.is_global_zero and step % trainer.log_every_n_steps == 0:
+        if trainer.is_global_zero and step % _log_every(trainer) == 0:
             shiftwork.report(**_metrics(trainer, outputs), step=step)
         if not _ends_something(trainer, batch_idx) and self._guard.should_leave(step):
             self._save(trainer, step)
@@ -127,6 +127,10 @@ def ckpt_path() -> str | None:
         return None
     durable.check(start.uri, start.digest)
     return start.uri
+
+
+def _log_every(trainer: Trainer) -> int:
+    return getattr(trainer, "log_every_n_steps", 0) or 50  # an attribute that is set elsewhere
 
 
 def _ends_something(trainer: Trainer, batch_idx: int) -> bool:

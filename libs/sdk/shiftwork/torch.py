@@ -35,6 +35,7 @@ from typing import Any, Iterator, NoReturn
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch.utils import data
 
 import shiftwork
@@ -120,7 +121,7 @@ def _ranks() -> _Ranks:
     if _known is None or _known.group is not group:
         if dist.get_world_size() == 1:
             return _Ranks.alone()
-        store = dist.PrefixStore("shiftwork", dist.distributed_c10d._get_default_store())  # noqa: SLF001
+        store = c10d.PrefixStore("shiftwork", c10d._get_default_store())  # noqa: SLF001
         _known = _Ranks(group, store, dist.get_rank(), dist.get_world_size())
     return _known
 
@@ -350,7 +351,9 @@ class DataLoader(data.DataLoader):  # type: ignore[type-arg]
             raise TypeError("dataset must be indexed; streams need torchdata's StatefulDataLoader")
         self._order = _Order(dataset, batch_size, shuffle, seed, drop_last)
         options.update(batch_size=batch_size, drop_last=drop_last, sampler=self._order)
-        super().__init__(dataset, generator=torch.Generator(), **options)
+        # From which PyTorch draws the seeds of the workers.
+        self._draws = torch.Generator()
+        super().__init__(dataset, generator=self._draws, **options)
 
     @property
     def epoch(self) -> int:
@@ -360,7 +363,7 @@ class DataLoader(data.DataLoader):  # type: ignore[type-arg]
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         order = self._order
         order.begin()
-        self.generator.manual_seed(order.seed + order.epoch)
+        self._draws.manual_seed(order.seed + order.epoch)
         for batch in super().__iter__():
             order.done += 1
             yield batch

@@ -225,6 +225,11 @@ def exit_preempted() -> None:
     if _process.live is not None:
         _process.live.flush_checkpoints()
     if _process.known().on_platform or _process.termination.requested:
+        if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK") == "0":
+            _warn(
+                f"leaving with code {PREEMPTED_EXIT_CODE}, as asked; torchrun reports this as "
+                "ChildFailedError below, the platform does not count it as a failure"
+            )
         raise SystemExit(PREEMPTED_EXIT_CODE)
 
 
