@@ -32,8 +32,8 @@ def shiftwork() -> Iterator[Shiftwork]:
     try:
         user.bring_up()
         yield user
-        user.take_down()
     finally:
+        user("down", "--data", str(user.data), "--now")
         shutil.rmtree(user.home, ignore_errors=True)
 
 
