@@ -116,6 +116,7 @@ $(FRAMEWORKS_STAMP): $(STAMP) requirements/frameworks.txt libs/sdk/pyproject.tom
 
 .PHONY: test-frameworks
 test-frameworks: $(FRAMEWORKS_STAMP) ## The adapters for PyTorch, Lightning, Hugging Face and JAX, with the real libraries
+	@$(BIN)/basedpyright --project tests/frameworks/pyrightconfig.json --pythonpath $(FRAMEWORKS)/bin/python
 	@$(BIN)/python -m pytest -m frameworks --timeout 600 tests/frameworks
 
 .PHONY: test-containers

@@ -225,7 +225,22 @@ def exit_preempted() -> None:
     if _process.live is not None:
         _process.live.flush_checkpoints()
     if _process.known().on_platform or _process.termination.requested:
+        if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK") == "0":
+            _warn(
+                f"leaving with code {PREEMPTED_EXIT_CODE}, as asked; torchrun reports this as "
+                "ChildFailedError below, the platform does not count it as a failure"
+            )
         raise SystemExit(PREEMPTED_EXIT_CODE)
+
+
+def attempt() -> int:
+    """Which attempt of the task this is; 0 off the platform."""
+    return _process.known().attempt
+
+
+def asked_by_platform() -> bool:
+    """True if the platform itself has asked for the nodes: not SIGTERM, not a newer attempt."""
+    return _process.live is not None and _process.live.preempt
 
 
 def _step(step: int) -> int:

@@ -418,3 +418,19 @@ def test_a_malformed_url_is_told_once_and_ends_nothing(
     shiftwork.report(loss=1.0)
     assert shiftwork.checkpoint_saved(1, "file:///c") is None
     assert capsys.readouterr().err.count("nonsense") == 1
+
+
+@pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])
+def test_one_line_for_each_node_explains_what_torchrun_prints(
+    on_platform: RunServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rank: str,
+    lines: int,
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "any")
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    with pytest.raises(SystemExit) as left:
+        shiftwork.exit_preempted()
+    assert left.value.code == 75
+    assert capsys.readouterr().err.count("reports this as ChildFailedError") == lines

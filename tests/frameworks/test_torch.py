@@ -1,0 +1,295 @@
+"""shiftwork.torch with real ranks: they leave together in mid-epoch and resume to the bit."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.frameworks.gang import BIN, Gang, end, final, torchrun
+from tests.libs.sdk.run_server import RunServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.frameworks
+
+
+@pytest.fixture
+def server() -> Iterator[RunServer]:
+    running = RunServer()
+    yield running
+    running.stop()
+
+
+def program(folder: Path, text: str) -> Path:
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def run(folder: Path, text: str) -> str:
+    """A program of one process; it must succeed."""
+    gang = Gang(RunServer(), folder)
+    try:
+        code, out = end(gang.start([BIN / "python", program(folder, text)]))
+    finally:
+        gang.server.stop()
+    assert code == 0, out
+    return out
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ddp_resumes_in_mid_epoch_to_the_bit(server: RunServer, tmp_path: Path, ranks: int) -> None:
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    code, out = end(Gang(server, tmp_path).start(torchrun(ranks, "torch_ddp.py", "--out", alone)))
+    assert code == 0, out
+    steps = final(alone)["step"] // 4
+
+    gang = Gang(server, tmp_path)
+    slow = torchrun(ranks, "torch_ddp.py", "--out", shared, "--step-seconds", 0.1)
+    code, out = gang.leave(gang.start(slow), after=10 * ranks)
+    # torchrun has nothing to report: every rank has left with 0, after the acknowledgement.
+    assert (code, "ChildFailedError" in out) == (0, False)
+    left = re.findall(r"rank (\d) leaves in epoch \d at step (\d+)", out)
+    assert sorted(left) == [(str(rank), str(gang.saved["step"])) for rank in range(ranks)]
+    assert gang.saved["step"] % steps, "not in the middle of an epoch"
+
+    code, out = end(gang.start(torchrun(ranks, "torch_ddp.py", "--out", shared)))
+    assert code == 0
+    assert f"step {gang.saved['step']}" in out
+    assert final(shared) == final(alone)
+
+
+def test_ddp_keeps_its_order_of_additions_with_find_unused_parameters(
+    server: RunServer, tmp_path: Path
+) -> None:
+    script = program(
+        tmp_path,
+        """
+        import copy, torch, torch.distributed as dist
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel
+
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+
+        def end_alike(**switches):
+            torch.manual_seed(0)
+            net = nn.Sequential(
+                nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.LayerNorm(512),
+                nn.Linear(512, 512), nn.Linear(512, 3))
+            adam = torch.optim.Adam(net.parameters())
+
+            def train(model, steps):
+                for step in steps:
+                    source = torch.Generator().manual_seed(step * 100 + rank)
+                    model(torch.randn(16, 64, generator=source)).square().mean().backward()
+                    adam.step()
+                    adam.zero_grad()
+
+            model = DistributedDataParallel(net, **switches)
+            train(model, range(4))
+            held = copy.deepcopy((net.state_dict(), adam.state_dict()))
+            train(model, range(4, 8))
+            whole = copy.deepcopy(net.state_dict())
+            net.load_state_dict(held[0])
+            adam.load_state_dict(held[1])
+            train(DistributedDataParallel(net, **switches), range(4, 8))
+            return all(torch.equal(whole[name], value) for name, value in net.state_dict().items())
+
+        print("without", end_alike())
+        assert end_alike(find_unused_parameters=True)
+        assert end_alike(find_unused_parameters=True, gradient_as_bucket_view=True)
+        """,
+    )
+    code, out = end(Gang(server, tmp_path).start(torchrun(4, script)))
+    assert code == 0, out
+
+
+ONE_HEARS = """
+    import os, random, signal, time
+    import torch.distributed as dist
+    import shiftwork.torch
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    guard = shiftwork.torch.Preemption()
+    for step in range(1, 4000):
+        time.sleep(random.random() * 0.01)  # ranks are not at the same step
+        if step == 100 and rank == {rank}:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if guard.should_leave(step):
+            shiftwork.torch.acknowledge(step, "file:///c")
+            print("rank", rank, "leaves at", step, flush=True)
+            shiftwork.torch.exit_preempted()
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_all_ranks_leave_at_one_step_when_one_of_them_hears(
+    server: RunServer, tmp_path: Path, rank: int
+) -> None:
+    script = program(tmp_path, ONE_HEARS.format(rank=rank))
+    gang = Gang(server, tmp_path)
+    code, out = end(gang.start(torchrun(4, script)))
+    left = re.findall(r"rank (\d) leaves at (\d+)", out)
+    assert len(left) == 4
+    assert len({step for _, step in left}) == 1
+    # SIGTERM is not the platform's request: success would be taken for the end of the training.
+    assert code != 0
+    assert "exitcode  : 75" in out
+
+
+def test_ranks_that_a_stuck_one_keeps_waiting_acknowledge_nothing(
+    server: RunServer, tmp_path: Path
+) -> None:
+    script = program(
+        tmp_path,
+        """
+        import os, threading, time
+        import torch, torch.distributed as dist
+        import shiftwork, shiftwork.torch
+
+        dist.init_process_group("gloo")
+        shiftwork.torch.WARN_AFTER_SECONDS = 1.0
+        guard = shiftwork.torch.Preemption()
+        checkpoints = shiftwork.torch.Checkpoints("out", model=torch.nn.Linear(1, 1))
+        # In place of the platform's deadline.
+        threading.Thread(target=lambda: (time.sleep(15), os._exit(9)), daemon=True).start()
+        for step in range(1, 4000):
+            time.sleep(0.02)
+            shiftwork.report(step=step)
+            if step == 20 and dist.get_rank() == 1:
+                time.sleep(3600)
+            if step == 30:
+                while not shiftwork.should_preempt():
+                    time.sleep(0.01)
+            if guard.should_leave(step):
+                checkpoints.save(step)
+        """,
+    )
+    gang = Gang(server, tmp_path)
+    code, out = gang.leave(gang.start(torchrun(2, script)), after=20)
+    assert code != 0
+    assert "shiftwork: rank 0 waits for rank 1 to begin the checkpoint" in out
+    assert server.checkpoints == []
+    assert not list(tmp_path.glob("out/*/manifest.json"))
+
+
+def test_a_rank_that_has_finished_lets_the_others_finish(server: RunServer, tmp_path: Path) -> None:
+    script = program(
+        tmp_path,
+        """
+        import time
+        import torch.distributed as dist
+        import shiftwork, shiftwork.torch
+
+        dist.init_process_group("gloo")
+        guard = shiftwork.torch.Preemption()
+        assert not guard.should_leave(1)
+        shiftwork.report(step=1)
+        if dist.get_rank() == 0:
+            while not shiftwork.should_preempt():
+                time.sleep(0.01)
+            time.sleep(1)
+            assert not guard.should_leave(2)
+            print("finished", flush=True)
+        """,
+    )
+    gang = Gang(server, tmp_path)
+    code, out = gang.leave(gang.start(torchrun(2, script)), after=1)
+    assert (code, "finished" in out) == (0, True)
+
+
+def test_checkpoints_are_pruned_but_for_the_last_and_never_overwritten(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+        import json, os, pathlib, torch, numpy, random
+        import shiftwork.torch
+
+        folder = pathlib.Path("out")
+        model = torch.nn.Linear(3, 3)
+        adam = torch.optim.Adam(model.parameters())
+        scaler = torch.amp.GradScaler("cpu")
+        parts = dict(model=model, optimizer=adam, scaler=scaler)
+        checkpoints = shiftwork.torch.Checkpoints(folder, **parts)
+        assert checkpoints.load() == 0
+        for step in (1, 2, 3, 3):
+            where = checkpoints.save(step)
+        assert sorted(os.listdir(folder)) == [
+            "attempt-0001-step-000000000003", "attempt-0001-step-000000000003-2"]
+        drawn = torch.rand(2).tolist(), random.random(), numpy.random.rand()
+        model.weight.data.zero_()
+        assert checkpoints.load(where) == 3
+        assert bool(model.weight.any())
+        assert drawn == (torch.rand(2).tolist(), random.random(), numpy.random.rand())
+
+        def refused(change):
+            files = {path: path.read_bytes() for path in pathlib.Path(where).iterdir()}
+            change()
+            try:
+                checkpoints.load(where)
+            except ValueError as error:
+                for path, data in files.items():
+                    path.write_bytes(data)
+                return str(error)
+            raise AssertionError("not refused")
+
+        shared = pathlib.Path(where, "shared.pt")
+        said = refused(lambda: shared.write_bytes(shared.read_bytes()[:-1] + b"x"))
+        assert "is not what was saved" in said, said
+        manifest = pathlib.Path(where, "manifest.json")
+        held = json.loads(manifest.read_text())
+        said = refused(lambda: manifest.write_text(json.dumps({**held, "ranks": 2})))
+        assert "was saved by 2 ranks, this gang has 1: start it with as many" in said, said
+        other = shiftwork.torch.Checkpoints(folder, modell=model)
+        try:
+            other.load(where)
+        except ValueError as error:
+            assert "holds no modell: it has model, optimizer, rng, scaler" in str(error)
+        """,
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_resumes_in_mid_epoch_with_the_same_batches(tmp_path: Path, workers: int) -> None:
+    run(
+        tmp_path,
+        f"""
+        import torch, shiftwork.torch
+        from torch.utils.data import TensorDataset
+
+        def loader():
+            return shiftwork.torch.DataLoader(
+                TensorDataset(torch.arange(103)), 10, shuffle=True, seed=5, num_workers={workers})
+
+        whole = loader()
+        torch.manual_seed(0)
+        epochs = [[batch[0].tolist() for batch in whole] for _ in range(3)]
+        assert torch.initial_seed() == 0 and torch.rand(1) == torch.manual_seed(0) and 0 or True
+        assert epochs[0] != epochs[1] and sorted(sum(epochs[1], [])) == list(range(103))
+        first = loader()
+        seen = [batch[0].tolist() for batch in first]
+        for number, batch in enumerate(first):
+            if number == 3:
+                state = first.state_dict()
+                break
+        again = loader()
+        again.load_state_dict(state)
+        assert again.epoch == 1 and len(again) == 11
+        again.set_epoch = again.sampler.set_epoch
+        again.set_epoch(1)  # as Lightning does before each epoch
+        assert [batch[0].tolist() for batch in again] == epochs[1][4:]
+        assert [batch[0].tolist() for batch in again] == epochs[2]
+        # At the end of an epoch: nothing is left of it, and the next one is whole.
+        ended = loader()
+        ended.load_state_dict({{"epoch": 1, "done": 11}})
+        assert [len(list(ended)), [batch[0].tolist() for batch in ended]] == [0, epochs[2]]
+        """,
+    )
