@@ -1,7 +1,7 @@
 """A loop with Hugging Face Accelerate: two spirals told apart, on CPUs.
 
     shiftwork submit -f -- python examples/accelerate_loop.py --out DIR
-    shiftwork submit --nodes 2 --gpus-per-node 1 -f -- torchrun examples/accelerate_loop.py --out DIR
+    shiftwork submit --nodes 2 -f -- torchrun examples/accelerate_loop.py --out DIR
 
 What Shiftwork needs is marked below. The data are shuffled anew in each epoch, gradients are
 accumulated over two batches, and the network drops units at random: preempted in the middle of an

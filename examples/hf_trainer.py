@@ -1,7 +1,7 @@
 """The Hugging Face Trainer: a small GPT-2 that learns to count, on CPUs, without a download.
 
     shiftwork submit -f -- python examples/hf_trainer.py --out DIR
-    shiftwork submit --nodes 2 --gpus-per-node 1 -f -- torchrun examples/hf_trainer.py --out DIR
+    shiftwork submit --nodes 2 -f -- torchrun examples/hf_trainer.py --out DIR
 
 What Shiftwork needs is two lines, marked below. Preempted in the middle of an epoch, it ends with
 the same bits as one that was not.
@@ -13,7 +13,6 @@ import argparse
 import hashlib
 import time
 from pathlib import Path
-from typing import Any
 
 import shiftwork
 import shiftwork.transformers
@@ -41,7 +40,7 @@ class Slow(TrainerCallback):
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
+    def on_step_end(self, *_: object, **__: object) -> None:
         """After each optimizer step."""
         time.sleep(self._seconds)
 

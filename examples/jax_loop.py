@@ -1,7 +1,7 @@
 """JAX with Orbax: two spirals told apart, the batch split over all processes, on CPUs.
 
     shiftwork submit -f -- python examples/jax_loop.py --out DIR
-    shiftwork submit --nodes 2 --gpus-per-node 1 -f -- python examples/jax_loop.py --out DIR
+    shiftwork submit --nodes 2 -f -- python examples/jax_loop.py --out DIR
 
 What Shiftwork needs is marked below. Saved are weights, optimizer, the key of the random numbers
 and each process's place in its data: a run that was preempted ends with the same bits as one that
@@ -25,6 +25,7 @@ import shiftwork.jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 BATCH_PER_PROCESS = 16
+Tree = dict[str, Any]
 
 
 class Spirals:
@@ -33,18 +34,18 @@ class Spirals:
     def __init__(self, seed: int) -> None:
         self._source = np.random.default_rng(seed)
 
-    def __next__(self) -> dict[str, Any]:
+    def __next__(self) -> Tree:
         along = np.sqrt(self._source.random(BATCH_PER_PROCESS))
         kind = self._source.integers(2, size=BATCH_PER_PROCESS)
         angle = along * 3 * np.pi + kind * np.pi
         points = np.stack([along * np.cos(angle), along * np.sin(angle)], axis=1)
         return {"points": points.astype(np.float32), "kind": kind.astype(np.int32)}
 
-    def get_state(self) -> Any:
+    def get_state(self) -> object:
         """What JSON can hold."""
         return self._source.bit_generator.state
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: Tree) -> None:
         """Go on from there."""
         self._source.bit_generator.state = state
 
@@ -52,7 +53,7 @@ class Spirals:
 optimizer = optax.adam(1e-2)
 
 
-def fresh(key: jax.Array) -> dict[str, Any]:
+def fresh(key: jax.Array) -> Tree:
     """The state at the start."""
     first, second, key = jax.random.split(key, 3)
     weights = {
@@ -63,7 +64,7 @@ def fresh(key: jax.Array) -> dict[str, Any]:
     return {"weights": weights, "optimizer": optimizer.init(weights), "key": key}
 
 
-def loss_of(weights: Any, batch: Any, key: jax.Array) -> jax.Array:
+def loss_of(weights: Tree, batch: Tree, key: jax.Array) -> jax.Array:
     """Cross entropy, with units dropped at random."""
     hidden = jnp.tanh(batch["points"] @ weights["first"] + weights["bias"])
     hidden = hidden * jax.random.bernoulli(key, 0.9, hidden.shape) / 0.9
@@ -72,7 +73,7 @@ def loss_of(weights: Any, batch: Any, key: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def train(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], jax.Array]:
+def train(state: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
     """One step."""
     key, now = jax.random.split(state["key"])
     loss, slopes = jax.value_and_grad(loss_of)(state["weights"], batch, now)
@@ -108,7 +109,9 @@ def main() -> None:
         time.sleep(given.step_seconds)
         checkpoints.leave_if_asked(step + 1, state, data)  # 4
     if jax.process_index() == 0:
-        weights = b"".join(np.asarray(value).tobytes() for value in jax.tree.leaves(state["weights"]))
+        weights = b"".join(
+            np.asarray(value).tobytes() for value in jax.tree.leaves(state["weights"])
+        )
         print(f"weights sha256 {hashlib.sha256(weights).hexdigest()}", flush=True)
 
 

@@ -43,7 +43,10 @@ each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: eac
 
 @functools.cache
 def uninterrupted(example: Example, ranks: int) -> str:
-    with tempfile.TemporaryDirectory() as folder, gang(ranks, example.path, *example.options) as alone:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        gang(ranks, example.path, *example.options) as alone,
+    ):
         alone.start(1, None, "--out", folder)
         codes, outputs = alone.end()
         assert codes == [0] * ranks, outputs

@@ -6,6 +6,9 @@
 The checkpoints are the Trainer's own, in its ``output_dir``; see docs/frameworks.md.
 """
 
+# The signatures of callbacks are the Trainer's.
+# ruff: noqa: ANN401, ARG002
+
 from __future__ import annotations
 
 import sys
