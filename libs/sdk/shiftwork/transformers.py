@@ -6,8 +6,7 @@
 The checkpoints are the Trainer's own, in its ``output_dir``; see docs/frameworks.md.
 """
 
-# The signatures of callbacks are the Trainer's.
-# ruff: noqa: ANN401, ARG002
+# ruff: noqa: ANN401 - the signatures of callbacks are the Trainer's
 
 from __future__ import annotations
 
