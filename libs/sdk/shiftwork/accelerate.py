@@ -167,6 +167,7 @@ class Checkpoints:
             "rng": shiftwork.torch.rng_state(),
         }
         torch.save(place, self._place(path))
+        shiftwork.torch.gather(b"")  # every rank has written its part
         if self._accelerator.is_local_main_process:
             durable.sync(path)
         shiftwork.torch.acknowledge(self.step, str(path))

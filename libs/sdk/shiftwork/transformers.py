@@ -116,6 +116,7 @@ class PreemptionCallback(TrainerCallback):
         if self._leaving and not self._due:
             return  # what is due at the end of the epoch comes first
         path = Path(args.output_dir).absolute() / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        shiftwork.torch.gather(b"")  # every rank has written its part
         if args.local_process_index == 0:
             durable.sync(path)
         if self._leaving:
@@ -124,7 +125,7 @@ class PreemptionCallback(TrainerCallback):
             # So that the end of train() neither loads the best model nor removes this checkpoint.
             state.best_model_checkpoint = None
             return
-        shiftwork.torch.gather(b"")  # every rank has written its part
+        shiftwork.torch.gather(b"")  # every node has synced its part
         if state.is_world_process_zero:
             shiftwork.checkpoint_saved(state.global_step, str(path), wait=False)
 
