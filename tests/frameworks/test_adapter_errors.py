@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks.gangs import BIN, PLAIN, gang
+from tests.frameworks.gangs import BIN, PLAIN, SECONDS_MAX, gang
 
 pytestmark = [
     pytest.mark.frameworks,
@@ -25,7 +25,7 @@ def run(script: str, **environment: str) -> str:
         env={"PATH": os.environ["PATH"], **PLAIN, **environment},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=SECONDS_MAX,
         check=False,
     )
     assert done.returncode == 0, done.stderr
