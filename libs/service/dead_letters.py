@@ -1,8 +1,8 @@
 """Events that a service has set apart: kept in its own database until an operator replays them.
 
 The relay sets apart what the bus never takes, the consumer what cannot be handled. Commands list
-them, discard them, and record that a replay is wanted; the leader's loop, made by ``runner.py``, carries the
-replays out, each in one transaction together with the removal of the letter.
+them, discard them, and record that a replay is wanted; the leader's loop, made by ``runner.py``,
+carries the replays out, each in one transaction together with the removal of the letter.
 """
 
 from __future__ import annotations

@@ -247,6 +247,6 @@ async def test_discarded_letters_are_gone_and_audited(
     trail = (await admin.get("/v1/audit?limit=3")).json()["items"]
     assert [(each["action"], each["target"], each["outcome"]) for each in trail] == [
         ("dead-letters.discard", "quota: all", "done"),
-        ("dead-letters.discard", "quota: 1", "not-found"),
+        ("dead-letters.discard", "quota: 2", "not-found"),
         ("dead-letters.discard", "quota: 1", "done"),
     ]

@@ -80,9 +80,7 @@ def discard(
     _command("discard", "discarded", ids or [], service, every)
 
 
-def _command(
-    verb: str, outcome: str, ids: List[str], service: Optional[str], every: bool
-) -> None:
+def _command(verb: str, outcome: str, ids: List[str], service: Optional[str], every: bool) -> None:
     where = f"dead-letters {verb}"
     if bool(ids) == every:
         raise usage(
