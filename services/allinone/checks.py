@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import shlex
 import shutil
 import socket
 import sys
@@ -206,7 +207,7 @@ def _refused(host: str, port: int, problem: OSError) -> Finding:
         return Finding("bad", text, f"give one of {_addresses()}", "--host")
     if problem.errno == errno.EADDRINUSE:
         who, fix = _listener(port)
-        fix = f"{fix}, or take another port: --port {port + 1 if port < 65535 else 0} (0: any)"
+        fix = f"{fix}, or take another port: --port N (0: any free one)"
         return Finding("bad", f"port {port} is taken by {who}", fix, "--port")
     if problem.errno in (errno.EACCES, errno.EPERM):
         text = f"port {port} is only for root"
@@ -232,13 +233,14 @@ def _listener(port: int) -> tuple[str, str]:
         pid = next(
             each.pid
             for each in psutil.net_connections("tcp")
-            if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid
+            if each.status == psutil.CONN_LISTEN and each.laddr[1] == port and each.pid
         )
         process = psutil.Process(pid)
         locks = (Path(each.path) for each in process.open_files())
         data = next((str(lock.parent) for lock in locks if lock.name == "up.lock"), "")
         if data:
-            return f"the platform of {data} (process {pid})", f"shiftwork down --data {data}"
+            end = f"shiftwork down --data {shlex.quote(data)}"
+            return f"the platform of {data} (process {pid})", end
         command = " ".join(process.cmdline()) or process.name()
     except (StopIteration, psutil.Error, OSError):
         return unknown
@@ -416,13 +418,13 @@ def check_same(place: Place, typed: Mapping[str, Any]) -> None:
             # 0 is any port.
             wanted = wanted or present
         if wanted != present:
-            name = flag(field.name)
+            name, quoted = flag(field.name), shlex.quote(str(place.data))
             raise Failure(
                 f"the platform of {place.data} runs {_spelled(name, present)}, not"
                 f" {_spelled(name, wanted)}",
                 where=name,
-                fix=f"`shiftwork down --data {place.data}` first (running tasks save and resume), or"
-                f" leave {name} out",
+                fix=f"`shiftwork down --data {quoted}` first (running tasks save, and the next"
+                f" `up` resumes them), or leave {name} out",
             )
 
 

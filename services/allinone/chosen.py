@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,8 +76,9 @@ def name_for(known: Mapping[str, Named], data: Path) -> str:
             return name
     if CONTEXT not in known or not (Path(known[CONTEXT].data or "/dev/null") / "up.lock").exists():
         return CONTEXT
-    names = [data.name, *(f"{data.name}-{number}" for number in range(2, len(known) + 3))]
-    return next(name for name in names if name and name not in known)
+    base = re.sub(r"[^\w.-]+", "-", data.name) or CONTEXT
+    names = [base, *(f"{base}-{number}" for number in range(2, len(known) + 3))]
+    return next(name for name in names if name not in known)
 
 
 def make_current(place: Place, url: str) -> str:

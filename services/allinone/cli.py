@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -158,7 +159,8 @@ def _detached(place: Place, options: Options) -> Keeper:
     try:
         return _wait_ready(place, process, begin)
     except KeyboardInterrupt:
-        render.note(f"it goes on starting; `shiftwork down --data {place.data}` ends it")
+        quoted = shlex.quote(str(place.data))
+        render.note(f"it goes on starting; `shiftwork down --data {quoted}` ends it")
         raise
 
 
@@ -295,7 +297,7 @@ def _nothing_runs(place: Place) -> None:
     render.note(f"nothing runs on {place.data} (another folder: --data DIR)")
     with contextlib.suppress(Failure):
         for name, folder in running().items():
-            render.note(f"{folder} runs: shiftwork down --context {name}")
+            render.note(f"{folder} runs: shiftwork down --context {shlex.quote(name)}")
 
 
 def doctor(  # noqa: PLR0917 - a command: every parameter is an option by name
@@ -316,7 +318,8 @@ def doctor(  # noqa: PLR0917 - a command: every parameter is an option by name
 ) -> None:
     """Check this machine, its GPUs, the servers and the services; say what to do about problems.
 
-    The platform is the current context's, unless --data, --context or --url names another. With --kubernetes: a cluster, one's rights there, its nodes and GPUs, and what is installed.
+    The platform is the current context's, unless --data, --context or --url names another.
+    With --kubernetes: a cluster, one's rights there, its nodes and GPUs, and what is installed.
     """
     if kubernetes:
         from services.allinone.kubernetes import preflight  # noqa: PLC0415 - only then

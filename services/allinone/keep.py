@@ -68,9 +68,11 @@ def keep_here(
     verbose: bool = False,
     form: Literal["json", "console"] = "json",
     make: Callable[[Place, Options, int], Kept] = Platform,
+    warn: Callable[[str], None] = render.warning,
 ) -> int:
-    """Run until told to end; the exit status. ``make(place, options, pid)`` builds the platform."""
-    check_start(place, options, render.warning)
+    """Run until told to end; the exit status. ``make(place, options, pid)`` builds the platform,
+    and ``warn`` gets what is doubtful about a start."""
+    check_start(place, options, warn)
     try:
         place.take()
     except KeptByAnotherError as error:
@@ -203,7 +205,8 @@ def main() -> int:
     try:
         given = sys.argv[2:]
         options = Options(**json.loads(given[0])) if given else place.options() or Options()
-        return keep_here(place, options)
+        # Whoever started this process has been told what is doubtful; its log is for machines.
+        return keep_here(place, options, warn=lambda _: None)
     except Failure as failure:
         sys.stderr.write(f"{failure.what} ({failure.where}): {failure.fix}\n")
         return failure.code

@@ -1,7 +1,9 @@
 """``shiftwork context ls|use|show``: the servers that are known by name, and which one is meant."""
 
+from __future__ import annotations
+
 import os
-from typing import Any, Dict, Optional
+from typing import Any
 
 import typer
 
@@ -24,7 +26,7 @@ def ls() -> None:
     """List the contexts; the current one is marked."""
     current, known = contexts.load(contexts.default_path())
     if session.current().json:
-        items = [_document(name, known[name], name == current) for name in sorted(known)]
+        items = [_document(name, known[name], current=name == current) for name in sorted(known)]
         render.document({"current": current or None, "items": items})
         return
     rows = [
@@ -49,7 +51,7 @@ def use(name: str = typer.Argument(..., metavar="NAME", help="As `ls` shows it."
 
 
 def show(
-    name: Optional[str] = typer.Argument(None, metavar="NAME", help="Left out: the one in use."),
+    name: str | None = typer.Argument(None, metavar="NAME", help="Left out: the one in use."),
 ) -> None:
     """Show a context; without NAME, which server commands go to now, and what says so."""
     now, path = session.current(), contexts.default_path()
@@ -66,7 +68,7 @@ def show(
     current, _ = contexts.load(path)
     named = choice.named or contexts.Named(choice.url, "")
     if now.json:
-        found = _document(choice.name, named, choice.name == current)
+        found = _document(choice.name, named, current=choice.name == current)
         render.document({**found, "url": choice.url})
         return
     render.facts(
@@ -84,7 +86,7 @@ def _where(named: contexts.Named) -> str:
     return named.data or ("elsewhere" if named.remote else "")
 
 
-def _document(name: str, named: contexts.Named, current: bool) -> Dict[str, Any]:
+def _document(name: str, named: contexts.Named, *, current: bool) -> dict[str, Any]:
     return {
         "name": name or None,
         "url": named.url,

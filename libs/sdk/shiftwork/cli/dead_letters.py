@@ -89,18 +89,9 @@ def _command(verb: str, outcome: str, ids: List[str], service: Optional[str], ev
             fix="give IDs, or --all",
         )
     now = session.current()
-    done: List[Dict[str, Any]] = []
-    for name in _services(service):
-        body: Dict[str, Any] = {"service": name}
-        if not every:
-            found = now.api().items("/v1/dead-letters", {"service": name})["items"]
-            wanted = {each["id"] for each in found} & set(ids)
-            if not wanted:
-                continue
-            body["ids"] = sorted(wanted)
-        answer = now.api().create(f"/v1/dead-letters:{verb}", body)
-        if answer["ids"]:
-            done.append(answer)
+    asked = [_asked(name, ids) for name in _services(service)]
+    answers = [now.api().create(f"/v1/dead-letters:{verb}", body) for body in asked if body]
+    done = [answer for answer in answers if answer["ids"]]
     missing = set(ids) - {each for answer in done for each in answer["ids"]}
     if now.json and done:
         render.document({"items": done})
@@ -116,3 +107,12 @@ def _command(verb: str, outcome: str, ids: List[str], service: Optional[str], ev
         render.note("no dead letters")
         if now.json:
             render.document({"items": []})
+
+
+def _asked(service: str, ids: List[str]) -> Dict[str, Any]:
+    """What a service is to be asked; nothing if it has none of the letters that are named."""
+    if not ids:
+        return {"service": service}
+    found = session.current().api().items("/v1/dead-letters", {"service": service})["items"]
+    wanted = {each["id"] for each in found} & set(ids)
+    return {"service": service, "ids": sorted(wanted)} if wanted else {}
