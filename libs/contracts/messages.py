@@ -802,6 +802,22 @@ class ReplayDeadLettersReply(Message):
     more_after: str = ""
 
 
+class DiscardDeadLetters(Message):
+    """DiscardDeadLetters asks a service to drop what it has set apart, without trying it again."""
+
+    service: str = ""
+    ids: tuple[str, ...] = ()
+    after: str = ""
+
+
+class DiscardDeadLettersReply(Message):
+    """DiscardDeadLettersReply says which letters are gone."""
+
+    refusal: Refusal | None = None
+    ids: tuple[str, ...] = ()
+    more_after: str = ""
+
+
 class LogChunk(Message):
     """LogChunk is a piece of one rank's output, whole lines where possible."""
 

@@ -279,6 +279,20 @@ ROUTES: dict[type[m.Message], Route] = {
         kind=Kind.REPLY,
         reply=None,
     ),
+    m.DiscardDeadLetters: Route(
+        type_name="shiftwork.command.v1.DiscardDeadLetters",
+        subject="cmd.{service}.discard_dead_letters",
+        owner="every",
+        kind=Kind.COMMAND,
+        reply=m.DiscardDeadLettersReply,
+    ),
+    m.DiscardDeadLettersReply: Route(
+        type_name="shiftwork.command.v1.DiscardDeadLettersReply",
+        subject="",
+        owner="every",
+        kind=Kind.REPLY,
+        reply=None,
+    ),
     m.LogChunk: Route(
         type_name="shiftwork.log.v1.LogChunk",
         subject="log.{task_id}.{attempt}.{rank}",

@@ -1,8 +1,8 @@
 """Events that a service has set apart: kept in its own database until an operator replays them.
 
 The relay sets apart what the bus never takes, the consumer what cannot be handled. Commands list
-them and record that a replay is wanted; the leader's loop, made by ``runner.py``, carries the
-replays out, each in one transaction together with the removal of the letter.
+them, discard them, and record that a replay is wanted; the leader's loop, made by ``runner.py``,
+carries the replays out, each in one transaction together with the removal of the letter.
 """
 
 from __future__ import annotations
@@ -74,33 +74,56 @@ async def _page(tx: Tx, after: str, limit: int) -> tuple[list[DeadLetterRow], bo
 async def replay_letters(tx: Tx, command: m.ReplayDeadLetters) -> m.ReplayDeadLettersReply:
     """Record that these letters are to be tried again; the loop does it. None named: a page of
     all. Dying between two pages leaves the later ones as they were."""
+    rows, more_after, refusal = await _chosen(tx, command)
+    # A letter of a page that waits for its replay already needs no second one.
+    rows = [row for row in rows if command.ids or row.replay_at is None]
+    tx.put(*(replace(row, replay_at=tx.now) for row in rows))
+    ids = tuple(row.id for row in rows)
+    return m.ReplayDeadLettersReply(refusal=refusal, ids=ids, more_after=more_after)
+
+
+async def discard_letters(tx: Tx, command: m.DiscardDeadLetters) -> m.DiscardDeadLettersReply:
+    """Drop these letters with their bodies. None named: a page of all. A replay that runs meanwhile
+    may still succeed; one that fails does not bring the letter back."""
+    rows, more_after, refusal = await _chosen(tx, command)
+    for row in rows:
+        _delete(tx, row.id)
+        observe.log(command.service).warning(
+            "dead letter discarded", id=row.id, type=row.type, reason=row.reason
+        )
+    ids = tuple(row.id for row in rows)
+    return m.DiscardDeadLettersReply(refusal=refusal, ids=ids, more_after=more_after)
+
+
+async def _chosen(
+    tx: Tx, command: m.ReplayDeadLetters | m.DiscardDeadLetters
+) -> tuple[list[DeadLetterRow], str, m.Refusal | None]:
+    """The letters that a command names, or one page of all; the id behind which there are more; and
+    why nothing is done, if one that is named is not there."""
     if not command.ids:
         page, more = await _page(tx, command.after, PAGE_MAX)
-        waiting = [row for row in page if row.replay_at is None]
-        tx.put(*(replace(row, replay_at=tx.now) for row in waiting))
-        ids = tuple(row.id for row in waiting)
-        return m.ReplayDeadLettersReply(ids=ids, more_after=page[-1].id if more else "")
+        return page, page[-1].id if more else "", None
     wanted = tuple(dict.fromkeys(command.ids))
     await tx.load(DeadLetterRow, *((each,) for each in wanted))
     rows = [row for each in wanted if (row := await tx.get(DeadLetterRow, each)) is not None]
-    known = {row.id for row in rows}
-    missing = [each for each in command.ids if each not in known]
-    if missing:
-        error = m.FieldError(
-            field="ids",
-            value=missing[0],
-            message=f"{command.service} has no such dead letter",
-            fix="list them; one that was replayed is gone",
-        )
-        refusal = m.Refusal(
-            code=m.RefusalCode.NOT_FOUND, detail="a dead letter is not there", errors=(error,)
-        )
-        return m.ReplayDeadLettersReply(refusal=refusal)
-    tx.put(*(replace(row, replay_at=tx.now) for row in rows))
-    return m.ReplayDeadLettersReply(ids=tuple(row.id for row in rows))
+    missing = sorted({*wanted} - {row.id for row in rows})
+    if not missing:
+        return rows, "", None
+    error = m.FieldError(
+        field="ids",
+        value=missing[0],
+        message=f"{command.service} has no such dead letter",
+        fix="list them; one that was replayed or discarded is gone",
+    )
+    detail = "a dead letter is not there"
+    return [], "", m.Refusal(code=m.RefusalCode.NOT_FOUND, detail=detail, errors=(error,))
 
 
-COMMANDS = {m.ListDeadLetters: list_letters, m.ReplayDeadLetters: replay_letters}
+COMMANDS = {
+    m.ListDeadLetters: list_letters,
+    m.ReplayDeadLetters: replay_letters,
+    m.DiscardDeadLetters: discard_letters,
+}
 
 
 @dataclass
@@ -157,8 +180,10 @@ class DeadLetters:
             text = str(problem) if isinstance(problem, UndecodableError) else _text(problem)
             log.warning("replay failed", id=row.id, reason=text)
             async with self.turn, self.service.ports.store.transaction(epoch=epoch) as tx:
-                failed = replace(row, replays=row.replays + 1, replay_at=None)
-                tx.put(replace(failed, reason=_text_of(text)))
+                # It may have been discarded meanwhile.
+                if (kept_row := await tx.get(DeadLetterRow, row.id)) is not None:
+                    failed = replace(kept_row, replays=row.replays + 1, replay_at=None)
+                    tx.put(replace(failed, reason=_text_of(text)))
         else:
             log.info("replayed", id=row.id, type=row.type)
 

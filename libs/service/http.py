@@ -126,7 +126,11 @@ async def serve_http(
         ws_max_size=WEBSOCKET_BYTES_MAX,
         ws_max_queue=WEBSOCKET_MESSAGES_MAX,
     )
-    sock = config.bind_socket()
+    try:
+        sock = config.bind_socket()
+    except SystemExit as ended:
+        # uvicorn logs the reason and ends the process.
+        raise OSError(f"cannot listen on {host}:{port}: {ended.__context__}") from ended
     if on_bound is not None:
         on_bound(sock.getsockname()[1])
     server = _Server(config)

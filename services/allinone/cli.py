@@ -5,21 +5,24 @@ Kept light: what runs a platform is imported only by the command that runs one.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from shiftwork.cli import contexts, render, session
-from shiftwork.cli.failures import Failure
+from shiftwork.cli import render, session
+from shiftwork.cli.failures import USAGE, Failure
 
 from services.allinone.place import (
-    CONTEXT,
     Keeper,
     Options,
     Place,
@@ -27,11 +30,16 @@ from services.allinone.place import (
     with_task_user,
 )
 
+if TYPE_CHECKING:
+    from services.allinone.findings import Finding
+
 DETACH_SECONDS_MAX = 120.0
 DOWN_SECONDS_MAX = 4 * 3600.0
 LOOK_SECONDS = 0.1
+LOG_TAIL_BYTES, LOG_TAIL_LINES = 4096, 8
 
 Data = Annotated[Path | None, typer.Option("--data", help="Data folder.", show_default=False)]
+Port = Annotated[int | None, typer.Option(min=0, max=65535, help="HTTP port (0: a free one).")]
 TaskUser = Annotated[str | None, typer.Option(help="Root: run all tasks as this user.")]
 TaskUsers = Annotated[
     str | None,
@@ -54,7 +62,7 @@ def register(app: session.App) -> None:
 
 def up(  # noqa: PLR0917 - a command: every parameter is an option by name
     data: Data = None,
-    port: Annotated[int | None, typer.Option(help="HTTP port (0: a free one).")] = None,
+    port: Port = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Virtual nodes.")] = None,
     slots: Annotated[int | None, typer.Option(min=0, help="Slots on each virtual node.")] = None,
@@ -71,8 +79,9 @@ def up(  # noqa: PLR0917 - a command: every parameter is an option by name
 ) -> None:
     """Run the whole platform on this machine until Ctrl-C (or --detach and `down`).
 
-    What was said the last time is remembered. On a folder that is kept already, wait until
-    everything is up and return.
+    What was said the last time is remembered. Everything is checked before anything starts. On a
+    folder that is kept already, wait until everything is up and return; other options than it runs
+    with are refused.
     """
     place = Place(data or default_data())
     told = {
@@ -81,54 +90,98 @@ def up(  # noqa: PLR0917 - a command: every parameter is an option by name
         "nodes": nodes,
         "slots": slots,
         "nodes_file": None if nodes_file is None else str(nodes_file.absolute()),
+        "task_user": task_user,
+        "task_users": task_users,
+        "tasks_as_root": tasks_as_root or None,
         "service_user": service_user,
     }
-    changed: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
-    options = replace(place.options() or Options(), **changed)
-    options = with_task_user(options, task_user, task_users, tasks_as_root)
+    typed: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
     if place.is_kept():
-        _report(place, _wait_ready(place, None))
-    elif detach:
-        from services.allinone.task_user import check_task_user  # noqa: PLC0415 - imports services
+        _join(place, typed)
+        return
+    from services.allinone.checks import check_start  # noqa: PLC0415 - imports services
 
-        check_task_user(place, options)
+    users = {"task_user", "task_users", "tasks_as_root"}
+    changed = {name: value for name, value in typed.items() if name not in users}
+    try:
+        kept = place.options() or Options()
+    except Failure:
+        # Whose the folder is, or what it is, says more.
+        check_start(place, Options(port=0, tasks_as_root=True), lambda _: None)
+        raise
+    options = with_task_user(replace(kept, **changed), task_user, task_users, tasks_as_root)
+    if detach:
+        check_start(place, options, render.warning)
         _report(place, _detached(place, options))
-    else:
-        from services.allinone.keep import keep_here  # noqa: PLC0415 - imports the platform
+        return
+    from services.allinone.keep import keep_here, show_step  # noqa: PLC0415 - imports the platform
 
-        raise typer.Exit(keep_here(place, options, verbose=session.current().verbose))
+    place.on_step = show_step
+    try:
+        ended = keep_here(place, options, verbose=session.current().verbose)
+    except Failure:
+        if not place.is_kept():
+            raise
+        # Another `up` took the folder a moment earlier.
+        _join(place, typed)
+    else:
+        raise typer.Exit(ended)
+
+
+def _join(place: Place, typed: Mapping[str, Any]) -> None:
+    """Wait for a platform that somebody keeps already, if it is the one that is wanted."""
+    from services.allinone.checks import check_same  # noqa: PLC0415 - imports services
+
+    check_same(place, typed)
+    _report(place, _wait_ready(place, None))
 
 
 def _detached(place: Place, options: Options) -> Keeper:
     from services.allinone.embedded.credentials import private_folder  # noqa: PLC0415 - small
 
     private_folder(place.data)
-    place.keep_options(options)
     with place.log.open("ab") as log:
+        begin = log.tell()
         process = subprocess.Popen(  # noqa: S603 - this very program
-            [sys.executable, "-m", "services.allinone", str(place.data)],
+            [
+                sys.executable,
+                "-m",
+                "services.allinone",
+                str(place.data),
+                json.dumps(asdict(options)),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
             cwd="/",
         )
-    return _wait_ready(place, process)
+    try:
+        return _wait_ready(place, process, begin)
+    except KeyboardInterrupt:
+        quoted = shlex.quote(str(place.data))
+        render.note(f"it goes on starting; `shiftwork down --data {quoted}` ends it")
+        raise
 
 
-def _wait_ready(place: Place, process: subprocess.Popen[bytes] | None) -> Keeper:
-    """Until the keeper of the folder says that it serves and its probe agrees."""
+def _wait_ready(
+    place: Place, process: subprocess.Popen[bytes] | None, log_begin: int = 0
+) -> Keeper:
+    """Until the keeper of the folder says that it serves and its probe agrees. ``process``: our
+    own, whose log begins at ``log_begin``; None: somebody else's."""
+    from services.allinone.keep import show_step  # noqa: PLC0415 - imports the platform
+
     ends_at = time.monotonic() + DETACH_SECONDS_MAX
+    shown = ""
     while time.monotonic() < ends_at:
         keeper = place.keeper()
         if keeper is not None and keeper.ready and _serves(keeper):
             return keeper
-        if process is not None and process.poll() is not None:
-            raise Failure(
-                f"the platform ended with status {process.returncode}",
-                where=str(place.log),
-                fix="read the end of that log, or run `shiftwork up` in the foreground",
-            )
+        if (step := place.step()) not in ("", shown):
+            show_step(step)
+            shown = step
+        if process is not None and process.poll() is not None and not place.is_kept():
+            raise _ended(place, process.returncode, log_begin)
         if process is None and not place.is_kept():
             raise Failure("the platform ended meanwhile", fix="run `shiftwork up` again")
         time.sleep(LOOK_SECONDS)
@@ -136,6 +189,19 @@ def _wait_ready(place: Place, process: subprocess.Popen[bytes] | None) -> Keeper
         f"not ready after {DETACH_SECONDS_MAX:g} s",
         where=str(place.log),
         fix="run `shiftwork doctor`",
+    )
+
+
+def _ended(place: Place, status: int, log_begin: int) -> Failure:
+    """How the process that was to run the platform ended, with the last lines that it wrote."""
+    how = f"ended with status {status}" if status >= 0 else f"was ended by signal {-status}"
+    with place.log.open("rb") as log:
+        log.seek(max(log_begin, place.log.stat().st_size - LOG_TAIL_BYTES))
+        lines = log.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+    return Failure(
+        "\n".join([f"the platform {how}; its last lines:", *(lines or ["(none)"])]),
+        where=str(place.log),
+        fix="read the rest of that log, or run `shiftwork up` in the foreground",
     )
 
 
@@ -152,15 +218,18 @@ def _serves(keeper: Keeper) -> bool:
 
 def _report(place: Place, keeper: Keeper) -> None:
     """Say where it is, and make it the current context: that may have been another's meanwhile."""
-    token_file = str(place.credentials.admin_token_file)
-    contexts.save(contexts.default_path(), CONTEXT, contexts.Named(keeper.url, token_file))
+    from services.allinone.chosen import make_current  # noqa: PLC0415 - small
+
+    problem = make_current(place, keeper.url)
     found = {"url": keeper.url, "pid": keeper.pid, "data": str(place.data)}
-    found["admin_token_file"] = token_file
+    found["admin_token_file"] = str(place.credentials.admin_token_file)
     if session.current().json:
         render.document(found)
     else:
         render.line(f"Shiftwork is ready at {keeper.url}")
         render.line(f"Administrator's token: {found['admin_token_file']}")
+    if problem:
+        render.warning(problem)
 
 
 def down(
@@ -169,24 +238,66 @@ def down(
         bool, typer.Option("--now", help="Do not let running tasks save first.")
     ] = False,
 ) -> None:
-    """End the platform: running tasks save and leave first; the next `up` resumes them."""
-    place = Place(data or default_data())
-    keeper = place.keeper()
-    if keeper is None and not place.is_kept():
-        render.note(f"nothing runs on {place.data} (another folder: --data DIR)")
+    """End the platform: running tasks save and leave first; the next `up` resumes them.
+
+    It is the current context's, unless --data, --context or --url names another.
+    """
+    from services.allinone.chosen import chosen  # noqa: PLC0415 - small
+
+    it = chosen(data)
+    place = it.place
+    if place is None:
+        raise Failure(
+            f"{it.described} is not a platform that `up` started on this machine",
+            where=it.because,
+            fix="name the one to end: --data DIR or --context NAME (`shiftwork context ls`)",
+        )
+    if not place.is_kept():
+        _nothing_runs(place)
         return
-    if keeper is None:
-        raise Failure("it is just starting", where=str(place.data), fix="try again in a moment")
-    os.kill(keeper.pid, signal.SIGQUIT if now else signal.SIGTERM)
     ends_at = time.monotonic() + DOWN_SECONDS_MAX
+    keeper = _keeper_to_end(place)
+    if keeper is not None:
+        render.note(f"stopping the platform of {place.data} ({keeper.url})")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(keeper.pid, signal.SIGQUIT if now else signal.SIGTERM)
     while place.is_kept():
         if time.monotonic() > ends_at:
             raise Failure("it does not end", where=str(place.log), fix="`shiftwork down --now`")
         time.sleep(LOOK_SECONDS)
-    while Path(f"/proc/{keeper.pid}/fd").exists() and time.monotonic() < ends_at:
+    while keeper and Path(f"/proc/{keeper.pid}/fd").exists() and time.monotonic() < ends_at:
         # The folder is free; the process itself is gone in a moment, too.
         time.sleep(LOOK_SECONDS / 10)
     render.note("stopped")
+
+
+def _keeper_to_end(place: Place) -> Keeper | None:
+    """Who is to be signalled; None if it ended by itself. One that begins hears signals soon."""
+    ends_at = time.monotonic() + DETACH_SECONDS_MAX
+    while place.is_kept():
+        if (keeper := place.keeper()) is not None:
+            return keeper
+        if time.monotonic() > ends_at:
+            raise Failure(
+                "it has been starting for long, and does not answer yet",
+                where=str(place.log),
+                fix="read the end of that log, and try again",
+            )
+        time.sleep(LOOK_SECONDS)
+    return None
+
+
+def _nothing_runs(place: Place) -> None:
+    from services.allinone.checks import owner_problem  # noqa: PLC0415 - imports services
+    from services.allinone.chosen import running  # noqa: PLC0415 - small
+
+    problem = owner_problem(place.data)
+    if problem is not None and problem.level == "bad":
+        raise problem.failure()
+    render.note(f"nothing runs on {place.data} (another folder: --data DIR)")
+    with contextlib.suppress(Failure):
+        for name, folder in running().items():
+            render.note(f"{folder} runs: shiftwork down --context {shlex.quote(name)}")
 
 
 def doctor(  # noqa: PLR0917 - a command: every parameter is an option by name
@@ -207,6 +318,7 @@ def doctor(  # noqa: PLR0917 - a command: every parameter is an option by name
 ) -> None:
     """Check this machine, its GPUs, the servers and the services; say what to do about problems.
 
+    The platform is the current context's, unless --data, --context or --url names another.
     With --kubernetes: a cluster, one's rights there, its nodes and GPUs, and what is installed.
     """
     if kubernetes:
@@ -218,9 +330,7 @@ def doctor(  # noqa: PLR0917 - a command: every parameter is an option by name
             Target(file, kube_context, namespace, release), gpu_resource, storage_class
         )
     else:
-        from services.allinone.doctor import examine  # noqa: PLC0415 - imports the platform
-
-        findings = examine(Place(data or default_data()))
+        findings = _examined(data)
     if session.current().json:
         render.document({"findings": [finding.document() for finding in findings]})
     else:
@@ -229,3 +339,23 @@ def doctor(  # noqa: PLR0917 - a command: every parameter is an option by name
                 render.line(text)
     if any(finding.level == "bad" for finding in findings):
         raise typer.Exit(1)
+
+
+def _examined(data: Path | None) -> list[Finding]:
+    """What is found of the platform that is meant, which is named first."""
+    from services.allinone.chosen import chosen  # noqa: PLC0415 - small
+    from services.allinone.doctor import examine, examine_remote  # noqa: PLC0415 - the platform
+    from services.allinone.findings import Finding, finding_of  # noqa: PLC0415 - small
+
+    try:
+        it = chosen(data)
+    except Failure as problem:
+        if problem.code == USAGE:
+            raise
+        place = Place(default_data())
+        return [finding_of(problem), Finding("note", f"instead: {place.data}"), *examine(place)]
+    first = Finding("ok", f"platform: {it.described}")
+    if it.place is not None:
+        return [first, *examine(it.place)]
+    own = "this machine's own platform: shiftwork doctor --data DIR; a cluster: --kubernetes"
+    return [first, *examine_remote(it.url), Finding("note", own)]

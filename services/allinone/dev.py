@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 from shiftwork.cli.failures import Failure
 
-from services.allinone.cli import TasksAsRoot, TaskUser, TaskUsers
+from services.allinone.cli import Port, TasksAsRoot, TaskUser, TaskUsers
 from services.allinone.composition import WIRINGS
 from services.allinone.embedded.credentials import ensure_credentials
 from services.allinone.keep import keep_here
@@ -73,8 +73,10 @@ class Dev:
             await self.servers.stop()
 
     async def _start(self) -> None:
+        self.place.tell_step("PostgreSQL and NATS")
         await self.servers.start_postgres()
         await self.servers.start_nats(WIRINGS)
+        self.place.tell_step("the database's schemas")
         await self.servers.migrate()
         options = replace(self.options, port=self.options.port or free_port())
         self.url = f"http://{options.host}:{options.port}"
@@ -103,7 +105,7 @@ class Dev:
 
 def main(  # noqa: PLR0917 - a command: every parameter is an option by name
     data: Annotated[Path | None, typer.Option(help="Data folder.", show_default=False)] = None,
-    port: Annotated[int | None, typer.Option(help="HTTP port (0: a free one).")] = None,
+    port: Port = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Virtual nodes.")] = None,
     slots: Annotated[int | None, typer.Option(min=0, help="Slots on each virtual node.")] = None,
     task_user: TaskUser = None,

@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
-import shutil
-import sys
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from shiftwork.cli.failures import Failure
+from shiftwork.cli.client import Api
+from shiftwork.cli.dead_letters import SERVICES
+from shiftwork.cli.failures import USAGE, Failure
 
-from services.allinone.embedded import nats, postgres
-from services.allinone.embedded.accounts import Account, can_run, service_account
-from services.allinone.findings import Finding
+from services.allinone import checks
+from services.allinone.findings import Finding, finding_of
 from services.allinone.place import Options, Place
-from services.allinone.task_user import check_task_user
 from services.launcher.gpus import find_gpus
 from services.launcher.runtimes.node import cgroups
 
-FREE_BYTES_MIN = 2 * 2**30
-CLOCK_YEAR_MIN = 2026
 PROBE_SECONDS = 5
+LETTERS_MAX = 200
 
 
 def examine(place: Place) -> list[Finding]:
@@ -41,76 +37,23 @@ def examine(place: Place) -> list[Finding]:
     return findings
 
 
-def _python(place: Place) -> Iterator[Finding]:
-    del place
-    version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < (3, 11):  # noqa: UP036 - somebody may run it with another interpreter
-        yield Finding("bad", f"Python {version}", "use Python 3.11 or newer")
-    else:
-        yield Finding("ok", f"Python {version}")
+def examine_remote(url: str) -> list[Finding]:
+    """A platform that is not one of this machine's: whether it answers."""
+    return [_answers(url, "ask who runs it")]
 
 
-def _programs(place: Place) -> Iterator[Finding]:
-    del place
-    for name, find in (("nats-server", nats.program), ("PostgreSQL", postgres.programs_folder)):
-        try:
-            yield Finding("ok", f"{name}: {find()}")
-        except LookupError as problem:
-            yield Finding("bad", f"{name}: {problem}", "make setup")
-
-
-def _clock(place: Place) -> Iterator[Finding]:
-    del place
-    year = time.gmtime().tm_year
-    if year < CLOCK_YEAR_MIN:
-        yield Finding("bad", f"the clock says {year}", "set the clock (UTC), then start again")
-
-
-def _folder(place: Place) -> Iterator[Finding]:
-    data = place.data
-    existing = next(path for path in (data, *data.parents) if path.exists())
-    if not os.access(existing, os.W_OK):
-        yield Finding("bad", f"{existing} cannot be written", "use another folder: --data DIR")
-        return
-    free = shutil.disk_usage(existing).free
-    level = "ok" if free >= FREE_BYTES_MIN else "warn"
-    fix = "" if level == "ok" else "make room, or use another folder: --data DIR"
-    yield Finding(level, f"data folder {data}: {free / 2**30:.1f} GiB free", fix)
-    if data.exists() and data.stat().st_mode & 0o066:
-        mode = oct(data.stat().st_mode & 0o777)
-        yield Finding("warn", f"{data} is open to others ({mode})", f"chmod 700 {data}")
-
-
-def _users(place: Place) -> Iterator[Finding]:
-    options = place.options() or Options()
-    if os.geteuid() != 0:
-        own = pwd.getpwuid(os.geteuid()).pw_name
-        yield Finding("ok", f"tasks run as {own}, and share the trust of whoever runs `up`")
-        return
-    account = service_account(place.data / "postgres" / "data", options.service_user)
-    yield Finding("ok", f"PostgreSQL and NATS run as {account.name if account else 'root'}")
+def before_start(place: Place) -> Iterator[Finding]:
+    """What ``up`` checks before it starts, with the options that it has kept."""
     try:
-        check_task_user(place, options)
+        kept = place.options()
     except Failure as problem:
-        # Before the first `up` nothing is chosen yet.
-        yield Finding("warn" if place.options() is None else "bad", problem.what, problem.fix)
-        return
-    if options.tasks_as_root:
-        fix = "give them users of their own: shiftwork up --task-users FIRST-LAST"
-        yield Finding("warn", "tasks run as root: whoever may submit has its rights", fix)
-        return
-    told = f"as {options.task_user}" if options.task_user else "each owner's as a user of their own"
-    yield Finding("ok", f"tasks run {told}")
-    first = (options.task_users or "").partition("-")[0]
-    user = Account(int(first), int(first), "") if first else _account(options.task_user or "")
-    if not can_run(user, [sys.executable, "-c", ""]):
-        fix = "install it where everybody may read it, for example below /opt"
-        yield Finding("warn", f"tasks cannot run {sys.executable}: `python` is closed to them", fix)
-
-
-def _account(name: str) -> Account:
-    found = pwd.getpwnam(name)
-    return Account(found.pw_uid, found.pw_gid, name)
+        yield finding_of(problem)
+        kept = None
+    for check in checks.BEFORE_START:
+        for finding in check(place, kept or Options()):
+            # Before the first `up` nothing is chosen yet: it is only to be told then.
+            unsaid = kept is None and finding.code == USAGE
+            yield replace(finding, level="warn") if unsaid else finding
 
 
 def _gpus(place: Place) -> Iterator[Finding]:
@@ -136,7 +79,11 @@ def _limits(place: Place) -> Iterator[Finding]:
         if not groups.warnings:
             yield Finding("ok", "CPU and memory limits of tasks: control groups")
         for warning in groups.warnings:
-            yield Finding("warn", warning, "run `up` where control groups are writable")
+            # Nothing that an ordinary user could or has to change.
+            if os.geteuid() != 0:
+                yield Finding("note", f"CPU and memory limits of tasks: {warning}")
+            else:
+                yield Finding("warn", warning, "run `up` where control groups are writable")
     finally:
         groups.close()
 
@@ -161,16 +108,36 @@ def _running(place: Place) -> Iterator[Finding]:
             text = f"not running: process {ended.pid} was killed, or the machine went down"
             yield Finding("bad", text, "shiftwork up: what runs goes on, the rest is resumed")
         return
+    yield _answers(keeper.url, f"see {place.log}")
+
+
+def _answers(url: str, fix: str) -> Finding:
     try:
-        with urlopen(f"{keeper.url}/readyz", timeout=PROBE_SECONDS) as answer:  # noqa: S310 - our own http URL
+        with urlopen(f"{url}/readyz", timeout=PROBE_SECONDS) as answer:  # noqa: S310 - an http URL that was given
             said = answer.read().decode().strip()
-            level = "warn" if "ready, but" in said else "ok"
-            yield Finding(
-                level, f"running at {keeper.url}: {said}", f"see {place.log}" * (level == "warn")
-            )
-    except (URLError, OSError) as problem:
+    except (URLError, OSError, ValueError) as problem:
         said = getattr(problem, "read", lambda: b"")().decode(errors="replace").strip()
-        yield Finding("bad", f"{keeper.url}: {said or problem}", f"see {place.log}")
+        return Finding("bad", f"{url}: {said or problem}", fix)
+    doubtful = "ready, but" in said
+    return Finding("warn" if doubtful else "ok", f"running at {url}: {said}", fix * doubtful)
+
+
+def _letters(place: Place) -> Iterator[Finding]:
+    """Events that the services have set apart, and that wait for somebody."""
+    keeper = place.keeper()
+    if keeper is None or not keeper.ready:
+        return
+    api = Api(keeper.url, place.credentials.admin_token_file.read_text().strip())
+    found = [
+        letter
+        for service in SERVICES
+        for letter in api.items("/v1/dead-letters", {"service": service}, LETTERS_MAX)["items"]
+        if not letter["replaying"]
+    ]
+    if found:
+        more = "or more " if len(found) >= LETTERS_MAX else ""
+        text = f"{len(found)} {more}dead letters wait: events that a service could not handle"
+        yield Finding("warn", text, "shiftwork dead-letters ls, then replay or discard them")
 
 
 def _parts(place: Place) -> Iterator[Finding]:
@@ -186,14 +153,11 @@ def _parts(place: Place) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[Place], Iterator[Finding]], ...] = (
-    _python,
-    _programs,
-    _clock,
-    _folder,
-    _users,
+    before_start,
     _gpus,
     _limits,
     _journals,
     _running,
     _parts,
+    _letters,
 )

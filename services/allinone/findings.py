@@ -1,18 +1,24 @@
-"""What ``doctor`` says of one thing: right, doubtful or wrong, and the fix."""
+"""What ``doctor`` says of one thing, and ``up`` before it starts: right, doubtful or wrong, and the
+fix."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
+
+from shiftwork.cli.failures import REFUSED, Failure
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """One thing that was looked at. ``note``: worth knowing, and nobody has to do anything."""
 
-    level: Literal["ok", "warn", "bad"]
+    level: Literal["ok", "note", "warn", "bad"]
     what: str
     fix: str = ""
+    # The option or the file that it is about, and the exit code of an ``up`` that it stops.
+    where: str = ""
+    code: int = REFUSED
 
     def lines(self) -> list[str]:
         """For people: what was found and, below it, the fix."""
@@ -20,4 +26,13 @@ class Finding:
 
     def document(self) -> dict[str, str]:
         """For scripts."""
-        return asdict(self)
+        return {"level": self.level, "what": self.what, "fix": self.fix}
+
+    def failure(self) -> Failure:
+        """As the reason for which ``up`` does not start."""
+        return Failure(self.what, where=self.where, fix=self.fix, code=self.code)
+
+
+def finding_of(failure: Failure) -> Finding:
+    """A failure as something that was found."""
+    return Finding("bad", failure.what, failure.fix, failure.where, failure.code)

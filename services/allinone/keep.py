@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import json
 import os
 import signal
 import sys
@@ -18,17 +19,18 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import uvloop
-from shiftwork.cli import contexts
+from shiftwork.cli import render
 from shiftwork.cli.failures import Failure
 from shiftwork.cli.render import safe
 
 from libs.service import observe
 from libs.service.connections import raise_descriptor_limit
 from libs.service.run import collect_rarely
+from services.allinone.checks import check_start
+from services.allinone.chosen import make_current
 from services.allinone.embedded.processes import ServerError
-from services.allinone.place import CONTEXT, KeptByAnotherError, Options, Place
+from services.allinone.place import KeptByAnotherError, Options, Place
 from services.allinone.platform import Platform
-from services.allinone.task_user import check_task_user
 from services.launcher.runtimes.ending import end_supervisors
 
 # Of `up.log`; as much again may be in `up.log.1`.
@@ -53,6 +55,12 @@ def say(text: str) -> None:
         sys.stdout.flush()
 
 
+def show_step(step: str) -> None:
+    """What is started now, for a person who waits."""
+    if render.is_terminal(sys.stderr):
+        render.note(f"starting {step}")
+
+
 def keep_here(
     place: Place,
     options: Options,
@@ -60,9 +68,11 @@ def keep_here(
     verbose: bool = False,
     form: Literal["json", "console"] = "json",
     make: Callable[[Place, Options, int], Kept] = Platform,
+    warn: Callable[[str], None] = render.warning,
 ) -> int:
-    """Run until told to end; the exit status. ``make(place, options, pid)`` builds the platform."""
-    check_task_user(place, options)
+    """Run until told to end; the exit status. ``make(place, options, pid)`` builds the platform,
+    and ``warn`` gets what is doubtful about a start."""
+    check_start(place, options, warn)
     try:
         place.take()
     except KeptByAnotherError as error:
@@ -130,6 +140,8 @@ async def _keep(place: Place, platform: Kept) -> int:
             await _first(running, asked)
             if not running.done():
                 await _leave(place, platform, now)
+        else:
+            say("stopped before it was ready")
         ended = True
     finally:
         await _end(running)
@@ -140,10 +152,11 @@ async def _keep(place: Place, platform: Kept) -> int:
 
 
 def _announce(place: Place, platform: Kept) -> None:
-    token_file = place.credentials.admin_token_file
-    contexts.save(contexts.default_path(), CONTEXT, contexts.Named(platform.url, str(token_file)))
+    problem = make_current(place, platform.url)
     say(f"Shiftwork is ready at {platform.url}")
-    say(f"Administrator's token: {token_file}")
+    say(f"Administrator's token: {place.credentials.admin_token_file}")
+    if problem:
+        render.warning(problem)
 
 
 async def _leave(place: Place, platform: Kept, now: asyncio.Event) -> None:
@@ -186,10 +199,14 @@ async def _end(running: asyncio.Future[None]) -> None:
 
 
 def main() -> int:
-    """``python -m services.allinone DIR``: keep the folder's platform with its kept options."""
+    """``python -m services.allinone DIR [OPTIONS]``: keep the folder's platform with these options
+    (JSON), or with its kept ones."""
     place = Place(Path(sys.argv[1]))
     try:
-        return keep_here(place, place.options() or Options())
+        given = sys.argv[2:]
+        options = Options(**json.loads(given[0])) if given else place.options() or Options()
+        # Whoever started this process has been told what is doubtful; its log is for machines.
+        return keep_here(place, options, warn=lambda _: None)
     except Failure as failure:
         sys.stderr.write(f"{failure.what} ({failure.where}): {failure.fix}\n")
         return failure.code

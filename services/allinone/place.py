@@ -10,15 +10,20 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from shiftwork.cli.failures import Failure
 
 from services.allinone.embedded.credentials import Credentials, private_folder, write_private
 
 DEFAULT_PORT = 8642
 # The record in the lock file is always as long, so that it can be changed on a full disk, too.
 RECORD_BYTES, PROBLEM_CHARACTERS_MAX = 2048, 300
+TAKE_TRIES, TAKE_SECONDS = 10, 0.02
 # The name under which the command line knows this machine's platform.
 CONTEXT = "local"
 
@@ -68,6 +73,8 @@ class Keeper:
     pid: int
     url: str
     ready: bool = False
+    # What it is starting now.
+    step: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,10 @@ class Place:
     """The paths of one data folder."""
 
     def __init__(self, data: Path) -> None:
-        self.data = data.absolute()
+        # As a shell reads it: `~` behind `--data=`, and `x/..` without x.
+        self.data = Path(os.path.abspath(data.expanduser()))  # noqa: PTH100 - it must not follow links
+        # Called with each step of a start, for the person at the terminal.
+        self.on_step: Callable[[str], None] | None = None
         self._lock: int | None = None
 
     @property
@@ -135,12 +145,18 @@ class Place:
         return self.data / "drained.json"
 
     def options(self) -> Options | None:
-        """What the last ``up`` was told; None on a new folder."""
+        """What the last ``up`` was told; None on a new folder. Failure if it cannot be read."""
+        file = self.data / "options.json"
         try:
-            found = json.loads((self.data / "options.json").read_text())
-        except FileNotFoundError:
+            return Options(**json.loads(file.read_text()))
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        return Options(**found)
+        except (OSError, ValueError, TypeError) as problem:
+            raise Failure(
+                f"the options of the last `up` cannot be read: {problem}",
+                where=str(file),
+                fix="correct or remove that file, and give the options of `up` again",
+            ) from problem
 
     def keep_options(self, options: Options) -> None:
         """Remember them for the next start."""
@@ -160,17 +176,36 @@ class Place:
         """Become this folder's keeper; KeptByAnotherError if there is one."""
         private_folder(self.data)
         descriptor = os.open(self.data / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise KeptByAnotherError(self.keeper()) from None
+        for left in reversed(range(TAKE_TRIES)):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                # Whoever only looks holds it for a moment.
+                if not left:
+                    os.close(descriptor)
+                    raise KeptByAnotherError(self.keeper()) from None
+                time.sleep(TAKE_SECONDS)
         self._lock = descriptor
         self._record({"pid": os.getpid()})
 
     def tell(self, keeper: Keeper) -> None:
         """Write down who keeps the folder and where it answers."""
         self._record(asdict(keeper))
+        self._step(keeper.step)
+
+    def tell_step(self, step: str) -> None:
+        """Write down what is started now; it does not answer yet."""
+        self._record({"pid": os.getpid(), "step": step})
+        self._step(step)
+
+    def _step(self, step: str) -> None:
+        if step and self.on_step is not None:
+            self.on_step(step)
+
+    def step(self) -> str:
+        """What the keeper of the folder starts now; empty if it says nothing."""
+        return str(self._kept_record().get("step", ""))
 
     def release(self, problem: str = "") -> None:
         """Stop being the keeper. ``problem``: nobody asked for it, and why it ends all the same."""
@@ -189,7 +224,7 @@ class Place:
             return None
         try:
             record = json.loads((self.data / "up.lock").read_bytes())
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError):
             return None
         return Ended(record.get("pid", 0), record.get("problem", ""))
 
@@ -202,33 +237,37 @@ class Place:
 
     def keeper(self) -> Keeper | None:
         """Who keeps the folder now; None if nobody does, or if it has not said so yet."""
-        try:
-            descriptor = os.open(self.data / "up.lock", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            try:
-                record = json.loads(os.pread(descriptor, RECORD_BYTES, 0))
-                return Keeper(**record) if "url" in record else None
-            except ValueError:
-                return None
-        else:
-            return None
-        finally:
-            os.close(descriptor)
+        record = self._kept_record()
+        return Keeper(**record) if "url" in record else None
 
     def is_kept(self) -> bool:
-        """True while some process keeps the folder."""
+        """True while some process keeps the folder; also if it has written nothing yet."""
+        with self._locked() as lock:
+            return lock is not None
+
+    def _kept_record(self) -> dict[str, Any]:
+        """What the keeper of the folder has written; nothing if nobody keeps it."""
+        with self._locked() as lock:
+            try:
+                return json.loads(os.pread(lock, RECORD_BYTES, 0)) if lock is not None else {}
+            except ValueError:
+                return {}
+
+    @contextlib.contextmanager
+    def _locked(self) -> Generator[int | None]:
+        """The lock file while another process holds the lock; None if nobody does, or if we may
+        not look."""
         try:
             descriptor = os.open(self.data / "up.lock", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
+        except OSError:
+            yield None
+            return
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                held = False
+            except BlockingIOError:
+                held = True
+            yield descriptor if held else None
         finally:
             os.close(descriptor)
-        return False

@@ -56,6 +56,7 @@ class Platform:
             await servers.stop()
 
     async def _start(self, servers: Servers) -> None:
+        self.place.tell_step("PostgreSQL and NATS")
         starting = asyncio.create_task(servers.start_postgres())
         try:
             # Importing the services takes as long as starting PostgreSQL: side by side.
@@ -66,6 +67,7 @@ class Platform:
             await asyncio.gather(starting, return_exceptions=True)
             raise
         await starting
+        self.place.tell_step("the database's schemas")
         await servers.migrate()
         await servers.outlive_epochs()
         async with asyncio.TaskGroup() as group:
@@ -81,6 +83,8 @@ class Platform:
                 database_urls=servers.database_urls(),
                 url=self.url,
             )
+            names = ", ".join(wiring.name for wiring in wirings)
+            self.place.tell(Keeper(self.pid, self.url, step=f"services and nodes: {names}"))
             for wiring in wirings:
                 run = partial(self._run_service, wiring, machine)
                 group.create_task(keep_running(wiring.name, run, board), name=wiring.name)

@@ -5,6 +5,7 @@ and refuse one that would give tasks the databases.
 from __future__ import annotations
 
 import os
+import re
 
 from shiftwork.cli.failures import USAGE, Failure
 
@@ -19,6 +20,13 @@ CHOICES = (
 )
 
 
+def _as_typed(text: str) -> str:
+    """The launcher's settings as the options of `up` that they come from."""
+    return re.sub(
+        r"\b(task_users?|tasks_as_root)\b", lambda found: f"--{found[0].replace('_', '-')}", text
+    )
+
+
 def check_task_user(place: Place, options: Options) -> None:
     """Raises Failure, with the fix, if tasks may not run as chosen."""
     choice = Choice(options.task_user or "", options.task_users or "", options.tasks_as_root)
@@ -28,7 +36,7 @@ def check_task_user(place: Place, options: Options) -> None:
         found = task_users(choice, place.machine)
     except ValueError as problem:
         where = "--task-users" if choice.users else "--task-user"
-        raise Failure(str(problem), where=where, code=USAGE) from problem
+        raise Failure(_as_typed(str(problem)), where=where, code=USAGE) from problem
     for server, data in (("PostgreSQL", "postgres/data"), ("NATS", "nats")):
         try:
             account = service_account(place.data / data, options.service_user)

@@ -256,8 +256,8 @@ class TokenBody(Body):
 ServiceWord = Literal["submit", "scheduler", "launcher", "log_collector", "quota", "gateway"]
 
 
-class ReplayBody(Body):
-    """Which dead letters of a service to try again; without ids all of them."""
+class LettersBody(Body):
+    """Which dead letters of a service are meant; without ids all of them."""
 
     service: ServiceWord
     ids: (

@@ -197,6 +197,7 @@ WIRING = Wiring(
         m.Reemit,
         m.ListDeadLetters,
         m.ReplayDeadLetters,
+        m.DiscardDeadLetters,
     ),
     listens=(m.LogChunk,),
     watches=True,

@@ -258,18 +258,17 @@ async def test_a_fetch_takes_no_more_than_asked_and_is_empty_after_the_wait(worl
     await ack_all([*first, *rest])
     start = time.monotonic()
     assert await consumer.fetch(3, 0.3) == []
-    assert 0.25 < time.monotonic() - start < 1.5
+    assert time.monotonic() - start > 0.25
 
 
 async def test_a_waiting_fetch_returns_as_soon_as_there_is_something(world: World) -> None:
     submit, scheduler = await world.bus("submit"), await world.bus("scheduler")
-    waiting = asyncio.ensure_future(scheduler.consumer().fetch(10, 10.0))
+    waiting = asyncio.ensure_future(scheduler.consumer().fetch(10, 300.0))
     await asyncio.sleep(0.1)
-    start = time.monotonic()
     await submit.publish([goal(1)])
-    got = await waiting
-    assert ids(got) == ["t-1"]
-    assert time.monotonic() - start < 1.0
+    # Long before the wait of the fetch is over, however busy the machine is.
+    async with asyncio.timeout(30):
+        assert ids(await waiting) == ["t-1"]
 
 
 async def test_what_is_not_acknowledged_comes_again(world: World) -> None:
@@ -511,10 +510,10 @@ async def test_nobody_there_is_known_at_once(world: World) -> None:
     submit, gateway = await world.bus("submit"), await world.bus("gateway")
     async with submit.serve({m.SetGoal: carry_out}):
         pass
-    start = time.monotonic()
-    with pytest.raises(BusUnavailableError, match=r"nobody takes cmd\.submit\.set_goal"):
-        await gateway.request(m.SetGoal(task_id="t"), timeout_s=30.0)
-    assert time.monotonic() - start < 2.0
+    # Long before the time for an answer is over, however busy the machine is.
+    async with asyncio.timeout(30):
+        with pytest.raises(BusUnavailableError, match=r"nobody takes cmd\.submit\.set_goal"):
+            await gateway.request(m.SetGoal(task_id="t"), timeout_s=300.0)
 
 
 async def test_no_answer_in_time_is_unavailable(world: World) -> None:

@@ -8,6 +8,7 @@ use the same one.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -17,12 +18,15 @@ from services.allinone.embedded.credentials import write_private
 
 SOCKET_PATH_BYTES_MAX = 107
 SOCKET_NAME = ".s.PGSQL.5432"
+_PLAIN = re.compile(r"[A-Za-z0-9/._~@-]+")
 _SHARED_PLACES = (Path("/tmp"), Path("/var/tmp"), Path("/run"))  # noqa: S108 - mkdtemp makes a private one
 
 
 def socket_fits(folder: Path) -> bool:
-    """True if a client can name the socket in this folder."""
-    return len(os.fsencode(folder / SOCKET_NAME)) <= SOCKET_PATH_BYTES_MAX
+    """True if a client can name the socket in this folder, and an address of the database can, in
+    which a comma or a percent sign, say, means something else."""
+    short = len(os.fsencode(folder / SOCKET_NAME)) <= SOCKET_PATH_BYTES_MAX
+    return short and _PLAIN.fullmatch(str(folder)) is not None
 
 
 def owned_folder(folder: Path, account: Account | None) -> Path:

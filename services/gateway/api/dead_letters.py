@@ -1,11 +1,11 @@
-"""Dead letters: events that a service has set apart. Administrators list and replay them.
+"""Dead letters: events that a service has set apart. Administrators list, replay and discard them.
 
 Each service keeps its own and answers for them; their bodies, which may hold secrets, stay there.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from fastapi import Query
 from starlette.responses import Response
@@ -14,12 +14,24 @@ from libs.contracts import messages as m
 from services.gateway.api import shapes
 from services.gateway.api.deps import Caller, Parts, Wanted, answer, router_of
 from services.gateway.auth import require_admin
-from services.gateway.bodies import ReplayBody, ServiceWord
+from services.gateway.bodies import LettersBody, ServiceWord
 from services.gateway.store import After, Sort
 from services.gateway.words import moment
 
 router = router_of("dead letters")
 BY_ID = Sort("id", False, "id", False)
+
+
+class _Verb(NamedTuple):
+    """What can be done to dead letters."""
+
+    name: str
+    command: type[m.ReplayDeadLetters | m.DiscardDeadLetters]
+    reply: type[m.ReplayDeadLettersReply | m.DiscardDeadLettersReply]
+
+
+REPLAY = _Verb("replay", m.ReplayDeadLetters, m.ReplayDeadLettersReply)
+DISCARD = _Verb("discard", m.DiscardDeadLetters, m.DiscardDeadLettersReply)
 
 
 @router.get("/dead-letters", response_model=shapes.DeadLetterPage)
@@ -43,21 +55,34 @@ async def list_dead_letters(
     return answer({"items": items, "next_cursor": cursor})
 
 
-@router.post("/dead-letters:replay", status_code=202, response_model=shapes.Replayed)
-async def replay_dead_letters(body: ReplayBody, caller: Caller, parts: Parts) -> Response:
+@router.post("/dead-letters:replay", status_code=202, response_model=shapes.Letters)
+async def replay_dead_letters(body: LettersBody, caller: Caller, parts: Parts) -> Response:
     """Let a service try again; the list shows the outcome: what succeeded is gone from it."""
+    ids = await _command(REPLAY, body, caller, parts)
+    return answer({"service": body.service, "ids": ids}, 202)
+
+
+@router.post("/dead-letters:discard", response_model=shapes.Letters)
+async def discard_dead_letters(body: LettersBody, caller: Caller, parts: Parts) -> Response:
+    """Drop dead letters for good; the answer names those that are gone."""
+    ids = await _command(DISCARD, body, caller, parts)
+    return answer({"service": body.service, "ids": ids})
+
+
+async def _command(verb: _Verb, body: LettersBody, caller: Caller, parts: Parts) -> list[str]:
+    """Ask the service, page by page if no letter is named; audited. The ids that it names."""
     target = f"{body.service}: {len(body.ids) if body.ids is not None else 'all'}"
-    async with parts.changing(caller, "dead-letters.replay", target) as change:
-        require_admin(caller, "replay dead letters")
-        command = m.ReplayDeadLetters(service=body.service, ids=tuple(body.ids or ()))
-        reply = await parts.commands.ask(command, m.ReplayDeadLettersReply)
+    async with parts.changing(caller, f"dead-letters.{verb.name}", target) as change:
+        require_admin(caller, f"{verb.name} dead letters")
+        command = verb.command(service=body.service, ids=tuple(body.ids or ()))
+        reply = await parts.commands.ask(command, verb.reply)
         ids = list(reply.ids)
         while reply.more_after:
-            command = m.ReplayDeadLetters(service=body.service, after=reply.more_after)
-            reply = await parts.commands.ask(command, m.ReplayDeadLettersReply)
+            command = verb.command(service=body.service, after=reply.more_after)
+            reply = await parts.commands.ask(command, verb.reply)
             ids += reply.ids
         change.detail = ", ".join(ids)[:200] or "nothing"
-    return answer({"service": body.service, "ids": ids}, 202)
+    return ids
 
 
 def _shown(service: str, letter: m.DeadLetter) -> dict[str, object]:

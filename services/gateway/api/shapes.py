@@ -434,8 +434,8 @@ class DeadLetterPage(TypedDict):
     next_cursor: str | None
 
 
-class Replayed(TypedDict):
-    """Which letters are tried again."""
+class Letters(TypedDict):
+    """Which dead letters of a service were meant, and are tried again or gone."""
 
     service: str
     ids: list[str]

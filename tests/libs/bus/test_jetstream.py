@@ -396,9 +396,10 @@ async def test_a_message_for_a_fetch_that_was_given_up_waits_for_the_next(world:
     await submit.publish([goal(1)])
     await asyncio.sleep(0.1)
     start = time.monotonic()
-    (one,) = await quota.consumer().fetch(10, 5.0)
+    (one,) = await quota.consumer().fetch(10, 20.0)
     assert (one.envelope, one.deliveries) == (goal(1), 1)
-    assert time.monotonic() - start < 1
+    # Long before the ack wait of 30 s.
+    assert time.monotonic() - start < 20
 
 
 async def test_a_cancellation_that_the_library_swallows_is_not_lost(
@@ -427,9 +428,9 @@ async def test_closing_gives_back_what_was_never_fetched(world: World) -> None:
     await first.close()
     second = await world.bus("quota")
     start = time.monotonic()
-    (one,) = await second.consumer().fetch(10, 5.0)
+    (one,) = await second.consumer().fetch(10, 20.0)
     # Long before the ack wait of 30 s.
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 20
     assert one.envelope == goal(1)
 
 

@@ -267,10 +267,9 @@ def test_a_refused_checkpoint_is_the_callers_mistake(on_platform: RunServer) -> 
 
 def test_checkpoints_without_waiting_arrive_in_order(on_platform: RunServer) -> None:
     on_platform.stop()
-    began = time.monotonic()
     for step in range(20):
+        # Would never return if it waited: the server is down until all have returned.
         shiftwork.checkpoint_saved(step, f"file:///c/{step}", wait=False)
-    assert time.monotonic() - began < 1.0
     on_platform.start()
     # A call that waits comes after those before it.
     shiftwork.checkpoint_saved(20, "file:///c/20")
@@ -279,10 +278,9 @@ def test_checkpoints_without_waiting_arrive_in_order(on_platform: RunServer) -> 
 
 def test_a_checkpoint_that_is_not_stored_in_time_is_still_sent(on_platform: RunServer) -> None:
     on_platform.stop()
-    began = time.monotonic()
+    # The server is down until the call has returned.
     with pytest.raises(TimeoutError, match=r"step 1 in 0\.2 s; it is still sent"):
         shiftwork.checkpoint_saved(1, "file:///c", timeout=0.2)
-    assert time.monotonic() - began < 2.0
     on_platform.start()
     on_platform.wait_for(lambda: on_platform.checkpoints)
     assert [saved["step"] for saved in on_platform.checkpoints] == [1]
@@ -341,7 +339,8 @@ def test_exit_preempted_waits_a_bounded_time(
     began = time.monotonic()
     with pytest.raises(SystemExit):
         shiftwork.exit_preempted()
-    assert 0.2 < time.monotonic() - began < 2.0
+    # The server stays down: without a bound it would wait for ever.
+    assert time.monotonic() - began > 0.2
     assert "the checkpoint of step 7 is not recorded" in capsys.readouterr().err
 
 

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 import pytest
 import structlog.testing
 
+from libs.bus.port import RawMessage
 from libs.contracts import messages as m
 from libs.contracts.envelope import EVENT_BYTES_MAX, Envelope
 from libs.service import dead_letters
 from libs.service.settings import BaseServiceSettings
-from libs.store.dead_letters import DeadLetterRow, Direction
+from libs.store.dead_letters import DeadLetterBody, DeadLetterRow, Direction
 from libs.store.memory import MemoryStore, Point, no_fault
 from libs.store.port import DatabaseFaultError, EventTooLargeError, StoreUnavailableError, Tx
 from tests.harness.virtual_time import EPOCH, virtually
@@ -247,6 +248,32 @@ def test_events_that_fail_in_a_row_are_not_all_set_apart() -> None:
         await stopped(task)
 
     virtually(main())
+
+
+def test_a_failed_replay_does_not_bring_a_discarded_letter_back() -> None:
+    async def main() -> None:
+        world = World()
+        store = world.store()
+        raw = RawMessage("evt.usage.t.recorded", {"ce-id": "e"}, b"unreadable")
+        async with store.transaction() as tx:
+            await dead_letters.keep(tx, Direction.RECEIVED, raw, "why")
+        (row,) = letters(world)
+        async with store.transaction() as tx:
+            command = m.DiscardDeadLetters(service="quota", ids=(row.id,))
+            assert (await dead_letters.discard_letters(tx, command)).ids == (row.id,)
+        runner = world.runner()
+        loop = dead_letters.DeadLetters(runner.service, runner.settings, runner.turn, never)
+        # The replay had read the row before it was discarded.
+        await loop._replay(0, row)
+        assert letters(world) == []
+        assert not world.database.rows(TABLES, DeadLetterBody)
+
+    virtually(main())
+
+
+async def never(*_: object) -> None:
+    """An event that cannot be read reaches no handler."""
+    raise AssertionError
 
 
 def test_all_letters_are_replayed_a_page_at_a_time() -> None:

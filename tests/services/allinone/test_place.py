@@ -53,7 +53,7 @@ def test_a_crash_is_remembered_with_its_reason(
 
     monkeypatch.setattr(keep, "_keep", crash)
     with pytest.raises(ExceptionGroup):
-        keep.keep_here(place, Options(tasks_as_root=True))
+        keep.keep_here(place, Options(port=0, tasks_as_root=True))
     ((level, text),) = running(place)
     assert level == "bad"
     assert text.startswith("crashed: OSError: [Errno 28] No space left on device; ValueError: xxx")
@@ -63,7 +63,7 @@ def test_a_crash_is_remembered_with_its_reason(
 
     monkeypatch.setattr(keep, "_keep", refused)
     with pytest.raises(Failure):
-        keep.keep_here(place, Options(tasks_as_root=True))
+        keep.keep_here(place, Options(port=0, tasks_as_root=True))
     assert running(place) == [("bad", "crashed: [Errno 28] No space left on device")]
     # The next start is not taken for the crash.
     place.take()

@@ -79,6 +79,7 @@ MATRIX: list[tuple[str, str, Any, tuple[int, int, int, int, int, int]]] = [
     ("POST", "/v1/run/metrics", METRICS, (401, 401, 202, 403, 403, 403)),
     ("GET", "/v1/dead-letters?service=quota", None, (401, 401, 403, 403, 403, 200)),
     ("POST", "/v1/dead-letters:replay", {"service": "quota"}, (401, 401, 403, 403, 403, 202)),
+    ("POST", "/v1/dead-letters:discard", {"service": "quota"}, (401, 401, 403, 403, 403, 200)),
     ("GET", "/v1/openapi.json", None, (200, 200, 200, 200, 200, 200)),
     ("GET", "/docs", None, (200, 200, 200, 200, 200, 200)),
 ]

@@ -10,7 +10,7 @@ import pytest
 from libs.bus.port import RawMessage
 from libs.contracts import messages as m
 from libs.service import dead_letters
-from libs.store.dead_letters import Direction
+from libs.store.dead_letters import DeadLetterBody, Direction
 from libs.store.memory import MemoryStore
 from services.quota.tables import TABLES as QUOTA_TABLES
 from tests.services.gateway.world import World, a_node, assigned, exited, until_async
@@ -245,4 +245,31 @@ async def test_a_replay_is_carried_out_and_audited(world: World, admin: httpx.As
     assert told_of == [
         ("dead-letters.replay", "quota: 1", "not-found"),
         ("dead-letters.replay", "quota: 1", "done"),
+    ]
+
+
+async def test_discarded_letters_are_gone_and_audited(
+    world: World, admin: httpx.AsyncClient
+) -> None:
+    ids = [f"{number:03}" for number in range(250)]
+    await set_apart(world, *ids)
+    body = {"service": "quota", "ids": ["received-007"]}
+    told = await admin.post("/v1/dead-letters:discard", json=body)
+    assert (told.status_code, told.json()) == (200, body)
+    # What is gone cannot be named again, and then nothing else is dropped.
+    wrong = {"service": "quota", "ids": ["received-001", "received-007"]}
+    refused = await admin.post("/v1/dead-letters:discard", json=wrong)
+    assert refused.status_code == 404
+    assert "received-007" in refused.text
+    told = await admin.post("/v1/dead-letters:discard", json={"service": "quota"})
+    assert len(told.json()["ids"]) == 249
+    left = (await admin.get("/v1/dead-letters?service=quota")).json()["items"]
+    assert left == []
+    bodies = world.database.rows(QUOTA_TABLES, DeadLetterBody)
+    assert not bodies
+    trail = (await admin.get("/v1/audit?limit=3")).json()["items"]
+    assert [(each["action"], each["target"], each["outcome"]) for each in trail] == [
+        ("dead-letters.discard", "quota: all", "done"),
+        ("dead-letters.discard", "quota: 2", "not-found"),
+        ("dead-letters.discard", "quota: 1", "done"),
     ]

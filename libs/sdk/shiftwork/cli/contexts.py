@@ -21,11 +21,15 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True)
 class Named:
-    """One context. ``remote``: tasks run elsewhere, though the address may be a tunnel's here."""
+    """One context. ``remote``: tasks run elsewhere, though the address may be a tunnel's here.
+
+    ``data`` is the data folder of a platform that ``shiftwork up`` runs on this machine.
+    """
 
     url: str
     token_file: str
     remote: bool = False
+    data: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,9 +46,29 @@ class Target:
         return not self.remote and urlsplit(self.url).hostname in _LOOPBACK
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Which server is meant: its context, if it has one, and what says so."""
+
+    url: str
+    because: str
+    name: str = ""
+    named: Named | None = None
+
+
 def default_path() -> Path:
     """Where the contexts lie."""
-    return Path.home() / ".config" / "shiftwork" / "contexts.json"
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    try:
+        # A path that is not absolute is to be ignored, says the specification.
+        folder = Path(base) if Path(base).is_absolute() else Path.home() / ".config"
+    except RuntimeError as error:
+        raise Failure(
+            f"the contexts have no place: {error}",
+            where="HOME",
+            fix="set HOME or XDG_CONFIG_HOME, or give --url and --token",
+        ) from error
+    return folder / "shiftwork" / "contexts.json"
 
 
 def load(path: Path) -> tuple[str, dict[str, Named]]:
@@ -61,13 +85,15 @@ def load(path: Path) -> tuple[str, dict[str, Named]]:
         ) from error
     whole = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     contexts: dict[str, Named] = {}
-    for name, told in cast("dict[str, Any]", whole.get("contexts") or {}).items():
+    listed: Any = whole.get("contexts")
+    for name, told in cast("dict[str, Any]", listed if isinstance(listed, dict) else {}).items():
         if isinstance(told, dict):
             fields = cast("dict[str, Any]", told)
             contexts[name] = Named(
                 str(fields.get("url", "")),
                 str(fields.get("token_file", "")),
                 fields.get("remote") is True,
+                str(fields.get("data") or ""),
             )
     return str(whole.get("current") or ""), contexts
 
@@ -76,14 +102,36 @@ def save(path: Path, name: str, context: Named) -> None:
     """Add or replace a context and make it the current one. Written 0600, in one step."""
     _, contexts = load(path)
     contexts[name] = context
+    _write(path, name, contexts)
+
+
+def use(path: Path, name: str) -> None:
+    """Make a context the current one. Raises Failure if it is not there."""
+    _, contexts = load(path)
+    known(path, contexts, name)
+    _write(path, name, contexts)
+
+
+def known(path: Path, contexts: Mapping[str, Named], name: str) -> Named:
+    """The context of this name. Raises Failure, with those that are there, if there is none."""
+    if name not in contexts:
+        names = ", ".join(sorted(contexts)) or "none"
+        raise usage(
+            f"there is no context {name!r}", where=str(path), fix=f"known contexts: {names}"
+        )
+    return contexts[name]
+
+
+def _write(path: Path, current: str, contexts: Mapping[str, Named]) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     document = {
-        "current": name,
+        "current": current,
         "contexts": {
             key: {
                 "url": one.url,
                 "token_file": one.token_file,
                 **({"remote": True} if one.remote else {}),
+                **({"data": one.data} if one.data else {}),
             }
             for key, one in contexts.items()
         },
@@ -96,37 +144,42 @@ def save(path: Path, name: str, context: Named) -> None:
     fresh.replace(path)
 
 
-def target(*, url: str, token: str, context: str, environ: Mapping[str, str], path: Path) -> Target:
-    """Where to go: option, then environment, then a context whose URL matches, then the current.
+def choose(*, url: str, context: str, environ: Mapping[str, str], path: Path) -> Choice | None:
+    """Which server is meant: option, then environment, then the current context; None if nothing
+    says so. A server given by its URL has the context of that URL, if there is one.
 
     A named context (``--context``) stands in for the option: it wins over the environment.
     """
     current, contexts = load(path)
     if context:
-        if context not in contexts:
-            known = ", ".join(sorted(contexts)) or "none"
-            raise usage(
-                f"there is no context {context!r}", where=str(path), fix=f"known contexts: {known}"
-            )
-        named = contexts[context]
-        return Target(url or named.url, token or _token(named), named.remote)
-    chosen = url or environ.get("SHIFTWORK_URL", "")
-    fallback = contexts.get(current)
-    if not chosen:
-        if fallback is None:
-            raise Failure(
-                "no server is known",
-                where=str(path),
-                fix="start one with `shiftwork up`, or give --url (SHIFTWORK_URL)",
-                code=UNREACHABLE,
-            )
-        chosen = fallback.url
-    held = token or environ.get("SHIFTWORK_TOKEN", "")
-    preferred = ([fallback] if fallback else []) + list(contexts.values())
-    for named in preferred:
-        if _same(named.url, chosen):
-            return Target(chosen, held or _token(named), named.remote)
-    return Target(chosen, held)
+        named = known(path, contexts, context)
+        return Choice(url or named.url, "--context", context, named)
+    for chosen, because in ((url, "--url"), (environ.get("SHIFTWORK_URL", ""), "SHIFTWORK_URL")):
+        if chosen:
+            for name in sorted(contexts, key=lambda each: each != current):
+                if _same(contexts[name].url, chosen):
+                    return Choice(chosen, because, name, contexts[name])
+            return Choice(chosen, because)
+    if current in contexts:
+        return Choice(contexts[current].url, "the current context", current, contexts[current])
+    return None
+
+
+def target(*, url: str, token: str, context: str, environ: Mapping[str, str], path: Path) -> Target:
+    """Where to go, as ``choose`` says, and with which token: option, environment, the context's."""
+    choice = choose(url=url, context=context, environ=environ, path=path)
+    if choice is None:
+        raise Failure(
+            "no server is known",
+            where=str(path),
+            fix="start one with `shiftwork up`, or give --url (SHIFTWORK_URL)",
+            code=UNREACHABLE,
+        )
+    # The environment's token is for the environment's server, not for a context that was named.
+    held = token or ("" if context else environ.get("SHIFTWORK_TOKEN", ""))
+    if choice.named is None:
+        return Target(choice.url, held)
+    return Target(choice.url, held or _token(choice.named), choice.named.remote)
 
 
 def _token(named: Named) -> str:

@@ -1,4 +1,4 @@
-"""``shiftwork dead-letters ls|replay``: events that a service has set apart."""
+"""``shiftwork dead-letters ls|replay|discard``: events that a service has set apart."""
 
 from typing import Any, Dict, List, Optional
 
@@ -17,6 +17,7 @@ def register(app: session.App) -> None:
     )
     letters.command("ls")(ls)
     letters.command("replay")(replay)
+    letters.command("discard")(discard)
     app.add_typer(letters)
 
 
@@ -62,42 +63,56 @@ def _row(letter: Dict[str, Any]) -> List[str]:
     ]
 
 
+_EVERY = typer.Option(False, "--all", help="Every letter (of the service).")
+
+
 def replay(
-    ids: Optional[List[str]] = _IDS,
-    service: Optional[str] = _SERVICE,
-    every: bool = typer.Option(False, "--all", help="Every letter (of the service)."),
+    ids: Optional[List[str]] = _IDS, service: Optional[str] = _SERVICE, every: bool = _EVERY
 ) -> None:
     """Let the service try again. What succeeds is gone from the list."""
+    _command("replay", "to be tried again", ids or [], service, every)
+
+
+def discard(
+    ids: Optional[List[str]] = _IDS, service: Optional[str] = _SERVICE, every: bool = _EVERY
+) -> None:
+    """Drop events for good, without trying them again."""
+    _command("discard", "discarded", ids or [], service, every)
+
+
+def _command(verb: str, outcome: str, ids: List[str], service: Optional[str], every: bool) -> None:
+    where = f"dead-letters {verb}"
     if bool(ids) == every:
         raise usage(
             "which letters is not clear" if every else "no letter is named",
-            where="dead-letters replay",
+            where=where,
             fix="give IDs, or --all",
         )
     now = session.current()
-    replayed: List[Dict[str, Any]] = []
-    for name in _services(service):
-        body: Dict[str, Any] = {"service": name}
-        if not every:
-            found = now.api().items("/v1/dead-letters", {"service": name})["items"]
-            wanted = {each["id"] for each in found} & set(ids or [])
-            if not wanted:
-                continue
-            body["ids"] = sorted(wanted)
-        answer = now.api().create("/v1/dead-letters:replay", body)
-        if answer["ids"]:
-            replayed.append(answer)
-    missing = set(ids or []) - {each for answer in replayed for each in answer["ids"]}
+    asked = [_asked(name, ids) for name in _services(service)]
+    answers = [now.api().create(f"/v1/dead-letters:{verb}", body) for body in asked if body]
+    done = [answer for answer in answers if answer["ids"]]
+    missing = set(ids) - {each for answer in done for each in answer["ids"]}
+    if now.json and done:
+        render.document({"items": done})
+    for answer in done:
+        render.note(f"{answer['service']}: {len(answer['ids'])} {outcome}")
     if missing:
         raise usage(
             f"no service has the dead letter {min(missing)}",
-            where="dead-letters replay",
+            where=where,
             fix="shiftwork dead-letters ls",
         )
-    if now.json:
-        render.document({"items": replayed})
-    else:
-        for answer in replayed:
-            render.note(f"{answer['service']}: {len(answer['ids'])} to be tried again")
-        if not replayed:
-            render.note("no dead letters")
+    if not done:
+        render.note("no dead letters")
+        if now.json:
+            render.document({"items": []})
+
+
+def _asked(service: str, ids: List[str]) -> Dict[str, Any]:
+    """What a service is to be asked; nothing if it has none of the letters that are named."""
+    if not ids:
+        return {"service": service}
+    found = session.current().api().items("/v1/dead-letters", {"service": service})["items"]
+    wanted = {each["id"] for each in found} & set(ids)
+    return {"service": service, "ids": sorted(wanted)} if wanted else {}

@@ -12,6 +12,7 @@ import typer
 
 from shiftwork.cli import (
     complete,
+    context_commands,
     dead_letters,
     events,
     guide,
@@ -37,8 +38,18 @@ app = session.App(
     pretty_exceptions_enable=False,
 )
 
-for noun in (submit, tasks, logs, events, nodes, quota, policy, people, dead_letters, shell):
+NOUNS = (
+    *(submit, tasks, logs, events, nodes, quota, policy, people),
+    *(dead_letters, context_commands, shell),
+)
+for noun in NOUNS:
     noun.register(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        shell.version()
+        raise typer.Exit
 
 
 @app.callback()
@@ -51,12 +62,16 @@ def options(
     as_json: bool = typer.Option(False, "--json", help="Answer in JSON."),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="Results only."),
     verbose: bool = typer.Option(False, "-v", "--verbose", help="Say more."),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
 ) -> None:
     """Time-sharing for deep-learning training.
 
     Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 cannot reach the server,
     130 interrupted; wait and submit -f end with the task's own code.
     """
+    del version
     session.begin(
         session.Session(
             url=url, token=token, context=context, json=as_json, quiet=quiet, verbose=verbose

@@ -41,6 +41,7 @@ class Shiftwork:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.setattr(client, "WAIT_SECONDS", 0.01)
     monkeypatch.setattr(follow, "AGAIN_SECONDS", 0.02)
     return tmp_path

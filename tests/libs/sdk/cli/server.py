@@ -215,7 +215,7 @@ class CliServer:
         if (method, words[0]) == ("PUT", "nodes"):
             marks = {"labels": {}, "taints": [], words[-1]: body.get("set", {})}
             return 200, {"id": words[1], **(body if words[-1] == "schedulable" else marks)}
-        if (method, words) == ("POST", ["dead-letters:replay"]):
+        if method == "POST" and words in (["dead-letters:replay"], ["dead-letters:discard"]):
             service = body["service"]
             ids = [each["id"] for each in self.dead_letters if each["service"] == service]
             return 202, {"service": service, "ids": body.get("ids", ids)}

@@ -179,10 +179,30 @@ def test_dead_letters(shiftwork: Shiftwork, server: CliServer) -> None:
     assert server.asked("POST", "/v1/dead-letters:replay").body == {"service": "gateway"}
 
 
+def test_dead_letters_are_discarded_by_id_or_all_of_a_service(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    server.dead_letters = [a_letter("received-1", "quota"), a_letter("sent-2", "scheduler")]
+    done = shiftwork("dead-letters", "discard", "sent-2")
+    assert (done.code, done.err) == (0, "scheduler: 1 discarded\n")
+    asked = server.asked("POST", "/v1/dead-letters:discard").body
+    assert asked == {"service": "scheduler", "ids": ["sent-2"]}
+    assert shiftwork("dead-letters", "discard", "--all", "--service", "quota").code == 0
+    assert server.asked("POST", "/v1/dead-letters:discard").body == {"service": "quota"}
+    # What is there is discarded; what is not is named.
+    done = shiftwork("dead-letters", "discard", "sent-2", "sent-3")
+    assert done.code == 2
+    assert "scheduler: 1 discarded" in done.err
+    assert "no service has the dead letter sent-3" in done.err
+
+
+@pytest.mark.parametrize("verb", ["replay", "discard"])
 @pytest.mark.parametrize(
     "arguments", [(), ("received-1", "--all"), ("--all", "--service", "nobody"), ("received-9",)]
 )
-def test_a_replay_says_which_letters(shiftwork: Shiftwork, arguments: tuple[str, ...]) -> None:
-    done = shiftwork("dead-letters", "replay", *arguments)
+def test_a_command_says_which_letters(
+    shiftwork: Shiftwork, verb: str, arguments: tuple[str, ...]
+) -> None:
+    done = shiftwork("dead-letters", verb, *arguments)
     assert done.code in (1, 2)
     assert done.err

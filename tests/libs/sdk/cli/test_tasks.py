@@ -376,7 +376,7 @@ def test_wait_for_a_state(shiftwork: Shiftwork, server: CliServer) -> None:
     began = time.monotonic()
     done = shiftwork("wait", "ta", "--for", "paused", "--timeout", "0.2")
     assert done.code == 1
-    assert 0.15 < time.monotonic() - began < 2
+    assert time.monotonic() - began > 0.15
     assert "is still running after 0.2" in done.err
     server.tasks["ta"]["state"] = "stopped"
     assert "will not be paused" in shiftwork("wait", "ta", "--for", "paused").err

@@ -1,0 +1,97 @@
+"""``shiftwork context ls|use|show``: the servers that are known by name, and which one is meant."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import typer
+
+from shiftwork.cli import contexts, render, session
+from shiftwork.cli.failures import UNREACHABLE, Failure
+
+
+def register(app: session.App) -> None:
+    """Add the commands."""
+    group = session.App(
+        name="context", help="Servers by name; `up` and `k8s up` add theirs.", no_args_is_help=True
+    )
+    group.command("ls")(ls)
+    group.command("use")(use)
+    group.command("show")(show)
+    app.add_typer(group)
+
+
+def ls() -> None:
+    """List the contexts; the current one is marked."""
+    current, known = contexts.load(contexts.default_path())
+    if session.current().json:
+        items = [_document(name, known[name], current=name == current) for name in sorted(known)]
+        render.document({"current": current or None, "items": items})
+        return
+    rows = [
+        ["*" if name == current else "", name, known[name].url, _where(known[name])]
+        for name in sorted(known)
+    ]
+    render.table(("CURRENT", "NAME", "URL", "WHERE"), rows, "no contexts: `shiftwork up` makes one")
+
+
+def use(name: str = typer.Argument(..., metavar="NAME", help="As `ls` shows it.")) -> None:
+    """Make a context the current one: for every command without --url and --context."""
+    path = contexts.default_path()
+    try:
+        contexts.use(path, name)
+    except OSError as error:
+        raise Failure(
+            f"the contexts cannot be written: {error.strerror}",
+            where=str(path),
+            fix="give --context with each command",
+        ) from error
+    render.note(f"{name} is the current context")
+
+
+def show(
+    name: str | None = typer.Argument(None, metavar="NAME", help="Left out: the one in use."),
+) -> None:
+    """Show a context; without NAME, which server commands go to now, and what says so."""
+    now, path = session.current(), contexts.default_path()
+    choice = contexts.choose(
+        url=now.url, context=name or now.context, environ=os.environ, path=path
+    )
+    if choice is None:
+        raise Failure(
+            "no server is known",
+            where=str(path),
+            fix="start one with `shiftwork up`, or give --url (SHIFTWORK_URL)",
+            code=UNREACHABLE,
+        )
+    current, _ = contexts.load(path)
+    named = choice.named or contexts.Named(choice.url, "")
+    if now.json:
+        found = _document(choice.name, named, current=choice.name == current)
+        render.document({**found, "url": choice.url})
+        return
+    render.facts(
+        (
+            ("name", choice.name or "(none: an address without a context)"),
+            ("url", choice.url),
+            ("given by", "" if name else choice.because),
+            ("token file", named.token_file),
+            ("data folder", named.data),
+        )
+    )
+
+
+def _where(named: contexts.Named) -> str:
+    return named.data or ("elsewhere" if named.remote else "")
+
+
+def _document(name: str, named: contexts.Named, *, current: bool) -> dict[str, Any]:
+    return {
+        "name": name or None,
+        "url": named.url,
+        "token_file": named.token_file or None,
+        "remote": named.remote,
+        "data": named.data or None,
+        "current": current,
+    }

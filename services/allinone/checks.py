@@ -1,0 +1,439 @@
+"""What a platform on this machine needs before it starts: one table for ``up`` and ``doctor``.
+
+``up`` and ``dev`` stop at the first thing that is bad, before anything is started or written;
+``doctor`` lists all. A check only reads, and yields what it finds, each with its fix.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import shlex
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+from shiftwork.cli.failures import Failure
+
+from services.allinone.embedded import nats, postgres
+from services.allinone.embedded.accounts import Account, can_run, service_account
+from services.allinone.findings import Finding, finding_of
+from services.allinone.place import DEFAULT_PORT, Options, Place
+from services.allinone.task_user import check_task_user
+
+Check = Callable[[Place, Options], Iterator[Finding]]
+
+FREE_BYTES_MIN = 2 * 2**30
+# A new platform writes so much at once; NATS refuses to start with less than the other.
+NEW_BYTES_MIN, OLD_BYTES_MIN = 256 * 2**20, 48 * 2**20
+FREE_MEMORY_MIN = 512 * 2**20
+FREE_PROCESSES_MIN = 200
+CLOCK_YEAR_MIN = 2026
+# What PostgreSQL makes of it with its own file names has 1024 bytes at most.
+FOLDER_BYTES_MAX = 900
+ANOTHER_FOLDER = "name another folder: --data DIR"
+# A folder with one of these is a platform's; `lost+found` is the file system's own.
+MARKS = frozenset({"up.lock", "admin-token", "options.json", "up.log"})
+NOT_FOREIGN = frozenset({"lost+found"})
+# What is known of file systems: nobody stores there, no rights, not for a database, not for long.
+_FILE_SYSTEMS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        ("proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs"),
+        ("bad", "holds no files of people"),
+    ),
+    **dict.fromkeys(
+        ("vfat", "exfat", "msdos", "ntfs", "ntfs3", "fuseblk"),
+        ("bad", "keeps no owners and rights of files"),
+    ),
+    **dict.fromkeys(
+        ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs"),
+        ("warn", "is on the network: a database belongs on a local disk"),
+    ),
+    **dict.fromkeys(
+        ("tmpfs", "ramfs"), ("warn", "is in memory: all is lost when the machine restarts")
+    ),
+}
+
+
+def python(place: Place, options: Options) -> Iterator[Finding]:
+    """The interpreter's version."""
+    del place, options
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < (3, 11):  # noqa: UP036 - somebody may run it with another interpreter
+        yield Finding("bad", f"Python {version}", "use Python 3.11 or newer")
+    else:
+        yield Finding("ok", f"Python {version}")
+
+
+def programs(place: Place, options: Options) -> Iterator[Finding]:
+    """The servers' programs."""
+    del place, options
+    for name, find in (("nats-server", nats.program), ("PostgreSQL", postgres.programs_folder)):
+        try:
+            yield Finding("ok", f"{name}: {find()}")
+        except LookupError as problem:
+            yield Finding("bad", f"{name}: {problem}", "make setup")
+
+
+def clock(place: Place, options: Options) -> Iterator[Finding]:
+    """Whether the clock was ever set."""
+    del place, options
+    year = time.gmtime().tm_year
+    if year < CLOCK_YEAR_MIN:
+        yield Finding("bad", f"the clock says {year}", "set the clock (UTC), then start again")
+
+
+def folder(place: Place, options: Options) -> Iterator[Finding]:
+    """Whether the data folder can hold a platform."""
+    del options
+    data = place.data
+    try:
+        for finding in _folder(data):
+            yield finding
+            if finding.level == "bad":
+                return
+    except OSError as problem:
+        text = f"the data folder {data} cannot be used: {problem.strerror or problem}"
+        yield Finding("bad", text, ANOTHER_FOLDER, "--data")
+
+
+def _folder(data: Path) -> Iterator[Finding]:
+    if len(os.fsencode(data)) > FOLDER_BYTES_MAX:
+        text = f"the path of the data folder has more than {FOLDER_BYTES_MAX} bytes"
+        yield Finding("bad", text, ANOTHER_FOLDER, "--data")
+        return
+    existing = next(path for path in (data, *data.parents) if path.exists())
+    if not existing.is_dir():
+        text = f"{existing} is a file, so {data} cannot be the data folder"
+        yield Finding("bad", text, ANOTHER_FOLDER, "--data")
+        return
+    kind = _file_system(existing)
+    level, why = _FILE_SYSTEMS.get(kind, ("ok", ""))
+    if level == "bad":
+        text = f"the data folder {data} lies on a file system ({kind}) that {why}"
+        yield Finding("bad", text, ANOTHER_FOLDER, "--data")
+        return
+    if level == "warn":
+        yield Finding("warn", f"the file system of {data} ({kind}) {why}", ANOTHER_FOLDER, "--data")
+    if problem := owner_problem(data):
+        yield problem
+        if problem.level == "bad":
+            return
+    if not os.access(existing, os.W_OK | os.X_OK):
+        readonly = os.statvfs(existing).f_flag & os.ST_RDONLY
+        why = "its file system is read-only" if readonly else "you have no right to"
+        yield Finding("bad", f"{existing} cannot be written: {why}", ANOTHER_FOLDER, "--data")
+        return
+    held = set(os.listdir(data)) - NOT_FOREIGN if data.exists() else set[str]()  # noqa: PTH208 - names only
+    if held and not held & MARKS:
+        names = ", ".join(sorted(held)[:3]) + (", …" if len(held) > 3 else "")  # noqa: PLR2004 - as above
+        text = f"the data folder {data} holds something else ({names})"
+        yield Finding("bad", text, "name a new or empty folder: --data DIR", "--data")
+        return
+    yield _room(
+        data, shutil.disk_usage(existing).free, NEW_BYTES_MIN if not held else OLD_BYTES_MIN
+    )
+    if data.exists() and data.stat().st_mode & 0o066:
+        mode = oct(data.stat().st_mode & 0o777)
+        yield Finding("warn", f"{data} is open to others ({mode})", f"chmod 700 {data}")
+
+
+def owner_problem(data: Path) -> Finding | None:
+    """Whose the folder is, if not ours. Root may take over anybody's, and is told so."""
+    try:
+        if data.stat().st_uid == os.geteuid():
+            return None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    owner = _name_of(data.stat().st_uid)
+    if os.geteuid() == 0:
+        text = f"the data folder {data} belongs to {owner}, who cannot use what root writes there"
+        return Finding("warn", text, f"run it as {owner}, or {ANOTHER_FOLDER}", "--data")
+    text = f"the data folder {data} belongs to {owner}, not to you"
+    return Finding("bad", text, ANOTHER_FOLDER, "--data")
+
+
+def _room(data: Path, free: int, least: int) -> Finding:
+    text = f"data folder {data}: {_size(free)} free"
+    if free < least:
+        text = f"the disk of {data} is full: {_size(free)} free, at least {_size(least)} are needed"
+        return Finding("bad", text, "make room, or use another folder: --data DIR", "--data")
+    if free < FREE_BYTES_MIN:
+        return Finding("warn", text, "make room, or use another folder: --data DIR", "--data")
+    return Finding("ok", text)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def _file_system(path: Path) -> str:
+    """The type of the file system that a folder is on; empty if nobody knows."""
+    mounts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
+    above = (str(each) for each in (path.resolve(), *path.resolve().parents))
+    return next((mounts[each] for each in above if each in mounts), "")
+
+
+def address(place: Place, options: Options) -> Iterator[Finding]:
+    """Whether the gateway can listen where it is to; a platform that runs does already."""
+    if place.is_kept():
+        return
+    host, port = options.host, options.port
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
+            # As the server does it: a port that was closed a moment ago is free.
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind((host, port))
+    except socket.gaierror as problem:
+        text = f"{host!r} is no address of this machine: {problem.strerror}"
+        yield Finding("bad", text, f"give one of {_addresses()}", "--host")
+    except OSError as problem:
+        yield _refused(host, port, problem)
+    else:
+        yield Finding("ok", f"port {port} of {host} is free" if port else "port: any free one")
+
+
+def _refused(host: str, port: int, problem: OSError) -> Finding:
+    if problem.errno == errno.EADDRNOTAVAIL:
+        text = f"{host} is no address of this machine"
+        return Finding("bad", text, f"give one of {_addresses()}", "--host")
+    if problem.errno == errno.EADDRINUSE:
+        who, fix = _listener(port)
+        fix = f"{fix}, or take another port: --port N (0: any free one)"
+        return Finding("bad", f"port {port} is taken by {who}", fix, "--port")
+    if problem.errno in (errno.EACCES, errno.EPERM):
+        text = f"port {port} is only for root"
+        return Finding("bad", text, f"take a higher one: --port {DEFAULT_PORT}", "--port")
+    text = f"{host}:{port} cannot be listened on: {problem.strerror}"
+    return Finding("bad", text, "give another --host or --port", "--host")
+
+
+def _addresses() -> str:
+    found = (
+        each.address
+        for all_of in psutil.net_if_addrs().values()
+        for each in all_of
+        if each.family in (socket.AF_INET, socket.AF_INET6) and "%" not in each.address
+    )
+    return ", ".join(dict.fromkeys([*found, "0.0.0.0 (all)"]))
+
+
+def _listener(port: int) -> tuple[str, str]:
+    """Who listens on a port, and how to end it."""
+    unknown = ("another program (of another user)", "end that program")
+    try:
+        pid = next(
+            each.pid
+            for each in psutil.net_connections("tcp")
+            if each.status == psutil.CONN_LISTEN and each.laddr[1] == port and each.pid
+        )
+        process = psutil.Process(pid)
+        locks = (Path(each.path) for each in process.open_files())
+        data = next((str(lock.parent) for lock in locks if lock.name == "up.lock"), "")
+        if data:
+            end = f"shiftwork down --data {shlex.quote(data)}"
+            return f"the platform of {data} (process {pid})", end
+        command = " ".join(process.cmdline()) or process.name()
+    except (StopIteration, psutil.Error, OSError):
+        return unknown
+    cut = command if len(command) <= 60 else f"{command[:59]}…"  # noqa: PLR2004 - half a line
+    return f"process {pid} ({cut})", "end that program"
+
+
+def users(place: Place, options: Options) -> Iterator[Finding]:
+    """As whom servers and tasks run."""
+    if os.geteuid() != 0:
+        try:
+            check_task_user(place, options)
+        except Failure as problem:
+            yield finding_of(problem)
+            return
+        own = _name_of(os.geteuid())
+        yield Finding("ok", f"tasks run as {own}, and share the trust of whoever runs `up`")
+        return
+    try:
+        account = service_account(place.data / "postgres" / "data", options.service_user)
+        yield Finding("ok", f"PostgreSQL and NATS run as {account.name if account else 'root'}")
+        check_task_user(place, options)
+    except LookupError as problem:
+        yield Finding("bad", str(problem), "name a user of this machine", "--service-user")
+        return
+    except Failure as problem:
+        yield finding_of(problem)
+        return
+    if options.tasks_as_root:
+        fix = "give them users of their own: shiftwork up --task-users FIRST-LAST"
+        yield Finding("warn", "tasks run as root: whoever may submit has its rights", fix)
+        return
+    told = f"as {options.task_user}" if options.task_user else "each owner's as a user of their own"
+    yield Finding("ok", f"tasks run {told}")
+
+
+def interpreter(place: Place, options: Options) -> Iterator[Finding]:
+    """Whether tasks of other users can run this Python, which is the ``python`` of their PATH."""
+    del place
+    first = (options.task_users or "").partition("-")[0]
+    if os.geteuid() != 0 or not (first.isdecimal() or options.task_user):
+        return
+    try:
+        user = Account(int(first), int(first), "") if first else _account(options.task_user or "")
+    except KeyError:
+        # ``users`` says so.
+        return
+    if not can_run(user, [sys.executable, "-c", ""]):
+        fix = "install it where everybody may read it, for example below /opt"
+        yield Finding("warn", f"tasks cannot run {sys.executable}: `python` is closed to them", fix)
+
+
+def _account(name: str) -> Account:
+    found = pwd.getpwnam(name)
+    return Account(found.pw_uid, found.pw_gid, name)
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def memory(place: Place, options: Options) -> Iterator[Finding]:
+    """Whether there is memory for the servers and services."""
+    del options
+    if place.is_kept():
+        return
+    free = min(psutil.virtual_memory().available, _group_left("memory"))
+    if free < FREE_MEMORY_MIN:
+        text = f"{_size(free)} of memory are free; the platform without its tasks wants 512 MiB"
+        yield Finding("warn", text, "end other programs, or raise this container's limit")
+
+
+def processes(place: Place, options: Options) -> Iterator[Finding]:
+    """Whether processes and threads may still be started."""
+    del options
+    if place.is_kept():
+        return
+    free = _group_left("pids")
+    if free < FREE_PROCESSES_MIN:
+        text = f"only {free:g} more processes may be started here"
+        yield Finding("warn", text, "raise the limit of processes (pids.max of the control group)")
+
+
+# Where each version of control groups says the limit and what is used of it.
+_GROUP_FILES = {
+    "memory": (
+        ("memory.max", "memory.current"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ),
+    "pids": (("pids.max", "pids.current"),),
+}
+
+
+def _group_left(controller: str) -> float:
+    """What the control groups of this process leave of something; infinite without a limit."""
+    left = float("inf")
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return left
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = Path("/sys/fs/cgroup", controllers)
+        group = root / path.lstrip("/")
+        for above in (group, *group.parents):
+            for limit, used in _GROUP_FILES[controller]:
+                left = min(left, _left(above / limit, above / used))
+            if above == root:
+                break
+    return left
+
+
+def _left(limit: Path, used: Path) -> float:
+    try:
+        most, taken = limit.read_text().strip(), float(used.read_text())
+    except (OSError, ValueError):
+        return float("inf")
+    if most == "max":
+        return float("inf")
+    return max(0.0, float(most) - taken + _reclaimable(limit.with_name("memory.stat")))
+
+
+def _reclaimable(file: Path) -> float:
+    """Files that the kernel keeps in memory and gives up when it is wanted."""
+    try:
+        rows = dict(line.split() for line in file.read_text().splitlines())
+    except (OSError, ValueError):
+        return 0.0
+    return float(rows.get("inactive_file", 0)) + float(rows.get("active_file", 0))
+
+
+BEFORE_START: tuple[Check, ...] = (
+    python,
+    programs,
+    clock,
+    folder,
+    address,
+    users,
+    interpreter,
+    memory,
+    processes,
+)
+
+
+def check_start(place: Place, options: Options, warn: Callable[[str], None]) -> None:
+    """Failure, with the fix, for the first thing that must be mended before a start; what is
+    doubtful goes to ``warn``. Nothing is written."""
+    for check in BEFORE_START:
+        for finding in check(place, options):
+            if finding.level == "bad":
+                raise finding.failure()
+            if finding.level == "warn":
+                warn(f"{finding.what} (fix: {finding.fix})" if finding.fix else finding.what)
+
+
+def check_same(place: Place, typed: Mapping[str, Any]) -> None:
+    """Failure if options that were typed differ from those with which the folder's platform runs.
+
+    ``typed`` has the fields of ``Options`` that were given.
+    """
+    live, keeper = place.options(), place.keeper()
+    if live is None:
+        return
+    for field in fields(Options):
+        if field.name not in typed:
+            continue
+        wanted, present = typed[field.name], getattr(live, field.name)
+        if field.name == "port" and keeper is not None:
+            present = urlsplit(keeper.url).port
+            # 0 is any port.
+            wanted = wanted or present
+        if wanted != present:
+            name, quoted = flag(field.name), shlex.quote(str(place.data))
+            raise Failure(
+                f"the platform of {place.data} runs {_spelled(name, present)}, not"
+                f" {_spelled(name, wanted)}",
+                where=name,
+                fix=f"`shiftwork down --data {quoted}` first (running tasks save, and the next"
+                f" `up` resumes them), or leave {name} out",
+            )
+
+
+def flag(field: str) -> str:
+    """An option of ``up`` as it is typed."""
+    return "--" + field.replace("_", "-")
+
+
+def _spelled(name: str, value: object) -> str:
+    if value is None or value is False:
+        return f"without {name}"
+    return f"with {name}" if value is True else f"with {name} {value}"

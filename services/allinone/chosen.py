@@ -1,0 +1,99 @@
+"""Which platform a command of this machine means, and how ``up`` makes its own known.
+
+``doctor`` and ``down`` mean the server that every other command goes to: ``--data``, ``--context``,
+``--url`` and the environment, the current context; without any of them the default data folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from shiftwork.cli import contexts, session
+from shiftwork.cli.contexts import Named
+from shiftwork.cli.failures import Failure
+
+from services.allinone.place import CONTEXT, Place, default_data
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One platform. ``place`` is None if it is not one of this machine's data folders."""
+
+    place: Place | None
+    because: str
+    url: str = ""
+    context: str = ""
+
+    @property
+    def described(self) -> str:
+        """For people: which one it is, and what says so."""
+        which = f"data folder {self.place.data}" if self.place else self.url
+        name = f"context {self.context}, " if self.context else ""
+        return f"{name}{which} ({self.because})"
+
+
+def chosen(data: Path | None) -> Chosen:
+    """The platform that is meant. Failure if the contexts cannot be read, or do not have it."""
+    if data is not None:
+        return Chosen(Place(data), "--data")
+    now = session.current()
+    choice = contexts.choose(
+        url=now.url, context=now.context, environ=os.environ, path=contexts.default_path()
+    )
+    if choice is None:
+        return Chosen(Place(default_data()), "the default data folder")
+    folder = _folder_of(choice.named) if choice.named else None
+    place = Place(folder) if folder else None
+    return Chosen(place, choice.because, choice.url, choice.name)
+
+
+def _folder_of(named: Named) -> Path | None:
+    """The data folder of a context; an older one says only where its token is."""
+    if named.data:
+        return Path(named.data)
+    beside = Path(named.token_file)
+    if named.remote or beside.name != "admin-token" or not (beside.parent / "up.lock").exists():
+        return None
+    return beside.parent
+
+
+def running() -> dict[str, Path]:
+    """The contexts of this machine's platforms that run now, with their data folders."""
+    _, known = contexts.load(contexts.default_path())
+    folders = {name: _folder_of(named) for name, named in known.items()}
+    return {name: data for name, data in folders.items() if data and Place(data).is_kept()}
+
+
+def name_for(known: Mapping[str, Named], data: Path) -> str:
+    """The context of a data folder: the one it has, else ``local`` while no other platform has
+    that, else one after the folder."""
+    for name, named in known.items():
+        if named.data == str(data):
+            return name
+    if CONTEXT not in known or not (Path(known[CONTEXT].data or "/dev/null") / "up.lock").exists():
+        return CONTEXT
+    base = re.sub(r"[^\w.-]+", "-", data.name) or CONTEXT
+    names = [base, *(f"{base}-{number}" for number in range(2, len(known) + 3))]
+    return next(name for name in names if name not in known)
+
+
+def make_current(place: Place, url: str) -> str:
+    """Write the platform's context and make it the current one. Why not, for people, if it cannot
+    be written: that ends no platform."""
+    token_file = str(place.credentials.admin_token_file)
+    try:
+        path = contexts.default_path()
+        _, known = contexts.load(path)
+        named = Named(url, token_file, data=str(place.data))
+        contexts.save(path, name_for(known, place.data), named)
+    except Failure as problem:
+        why = f"{problem.what} ({problem.where})"
+    except OSError as problem:
+        why = f"{problem.filename or 'the contexts'} cannot be written: {problem.strerror}"
+    else:
+        return ""
+    return f"no context: {why}; commands need --url {url}, and --token or SHIFTWORK_TOKEN"

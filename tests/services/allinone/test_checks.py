@@ -1,0 +1,310 @@
+"""What ``up`` checks before it starts: what it refuses, with which fix; nothing is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shiftwork.cli import contexts
+from shiftwork.cli.contexts import Named
+from shiftwork.cli.failures import Failure
+
+from services.allinone import checks, chosen, doctor
+from services.allinone.place import Keeper, Options, Place
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may")
+PLAIN = Options(port=0, tasks_as_root=True)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("XDG_CONFIG_HOME", "SHIFTWORK_URL", "SHIFTWORK_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def refused(data: Path, options: Options = PLAIN) -> Failure:
+    before = os.path.lexists(data) if len(data.name) <= 255 else False
+    with pytest.raises(Failure) as failed:
+        checks.check_start(Place(data), options, lambda _: None)
+    assert before or len(data.name) > 255 or not os.path.lexists(data)
+    assert failed.value.fix
+    return failed.value
+
+
+@pytest.mark.parametrize("below", ["file", "file/below/it"])
+def test_a_file_is_no_data_folder(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").touch()
+    failed = refused(tmp_path / below)
+    assert (failed.what.split(",")[0], failed.where) == (f"{tmp_path / 'file'} is a file", "--data")
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        ("/proc/shiftwork", "lies on a file system (proc)"),
+        ("/sys/shiftwork", "lies on a file system (sysfs)"),
+        ("/tmp/" + "x" * 300, "File name too long"),
+        ("/tmp/" + "x/" * 500, "more than 900 bytes"),
+    ],
+)
+def test_a_path_that_cannot_hold_data_is_refused(data: str, what: str) -> None:
+    assert what in refused(Path(data)).what
+
+
+def test_a_folder_of_something_else_is_refused_and_one_of_ours_is_not(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    (data / "lost+found").mkdir()
+    checks.check_start(Place(data), PLAIN, lambda _: None)
+    (data / "thesis.tex").touch()
+    failed = refused(data)
+    assert failed.what == f"the data folder {data} holds something else (thesis.tex)"
+    (data / "admin-token").touch()
+    checks.check_start(Place(data), PLAIN, lambda _: None)
+
+
+@needs_root
+def test_root_is_told_that_a_folder_is_another_users(tmp_path: Path) -> None:
+    os.chown(tmp_path, 12_345, 12_345)
+    told: list[str] = []
+    checks.check_start(Place(tmp_path), Options(port=0, task_users="390000-390009"), told.append)
+    assert any("belongs to user 12345" in each for each in told)
+
+
+def test_an_ordinary_user_is_refused_a_folder_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+    (finding,) = [each for each in checks.folder(Place(tmp_path), PLAIN) if each.level == "bad"]
+    assert "not to you" in finding.what
+
+
+@needs_root
+def test_a_full_disk_and_a_read_only_one_are_named(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(small)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("this container may not mount")
+    try:
+        levels = {each.level: each.what for each in checks.folder(Place(small / "data"), PLAIN)}
+        assert "is in memory" in levels["warn"]
+        assert levels["bad"].endswith("is full: 8 MiB free, at least 256 MiB are needed")
+        subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
+        assert "its file system is read-only" in refused(small / "data").what
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_a_taken_port_is_named_with_who_has_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        failed = refused(tmp_path / "data", Options(port=port, tasks_as_root=True))
+    assert failed.where == "--port"
+    assert failed.what.startswith(f"port {port} is taken by process {os.getpid()} (")
+    assert "--port N" in failed.fix
+
+
+def test_a_port_of_another_platform_is_told_with_how_to_end_it(tmp_path: Path) -> None:
+    other = Place(tmp_path / "the other")
+    other.take()
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            failed = refused(tmp_path / "data", Options(port=port, tasks_as_root=True))
+    finally:
+        other.release()
+    assert failed.what.startswith(f"port {port} is taken by the platform of {other.data}")
+    assert f"shiftwork down --data '{other.data}'" in failed.fix
+
+
+@pytest.mark.parametrize(
+    ("host", "what"),
+    [("192.0.2.77", "192.0.2.77 is no address"), ("no such host", "'no such host' is no address")],
+)
+def test_an_address_that_is_not_this_machines_is_refused(
+    tmp_path: Path, host: str, what: str
+) -> None:
+    failed = refused(tmp_path / "data", Options(host=host, port=0, tasks_as_root=True))
+    assert failed.what.startswith(what)
+    assert (failed.where, "127.0.0.1" in failed.fix) == ("--host", True)
+
+
+@needs_root
+def test_errors_name_the_flags_as_they_are_typed(tmp_path: Path) -> None:
+    failed = refused_usage(tmp_path / "data", Options(port=0, task_user="nobdoy"))
+    assert failed.what == "--task-user 'nobdoy' is no user of this machine"
+    failed = refused_usage(tmp_path / "data", Options(port=0, task_users="9-1"))
+    assert failed.what.startswith("--task-users 9-1 must go up")
+
+
+def refused_usage(data: Path, options: Options) -> Failure:
+    with pytest.raises(Failure) as failed:
+        checks.check_start(Place(data), options, lambda _: None)
+    assert failed.value.code == 2
+    return failed.value
+
+
+@needs_root
+def test_up_warns_of_an_interpreter_that_tasks_cannot_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    (closed / "python").symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(closed / "python"))
+    (found,) = checks.interpreter(Place(tmp_path), Options(task_users="390000-390009"))
+    assert found.level == "warn"
+    assert found.what.startswith(f"tasks cannot run {closed}/python")
+    assert checks.interpreter in checks.BEFORE_START
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path / "live")
+    place.take()
+    place.keep_options(Options(port=0, nodes=2, slots=2, tasks_as_root=True))
+    place.tell(Keeper(os.getpid(), "http://127.0.0.1:8777", ready=True))
+    yield place
+    place.release()
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [{}, {"nodes": 2}, {"port": 8777}, {"port": 0}, {"nodes": 2, "tasks_as_root": True}],
+)
+def test_the_options_of_the_live_platform_may_be_said_again(
+    live: Place, typed: Mapping[str, Any]
+) -> None:
+    checks.check_same(live, typed)
+
+
+@pytest.mark.parametrize(
+    ("typed", "what"),
+    [
+        ({"nodes": 3}, "runs with --nodes 2, not with --nodes 3"),
+        ({"nodes": 2, "port": 9}, "runs with --port 8777, not with --port 9"),
+        ({"task_users": "1-2"}, "runs without --task-users, not with --task-users 1-2"),
+    ],
+)
+def test_options_that_differ_from_the_live_platform_are_refused(
+    live: Place, typed: Mapping[str, Any], what: str
+) -> None:
+    with pytest.raises(Failure, match=what) as failed:
+        checks.check_same(live, typed)
+    assert f"shiftwork down --data {live.data}" in failed.value.fix
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"nodse": 1}'])
+def test_options_that_were_broken_by_hand_are_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "options.json").write_text(text)
+    with pytest.raises(Failure) as failed:
+        Place(tmp_path).options()
+    assert failed.value.where == str(tmp_path / "options.json")
+    assert any(each.level == "bad" for each in doctor.before_start(Place(tmp_path)))
+
+
+def test_a_step_of_a_start_is_seen_by_others_until_it_ends(tmp_path: Path) -> None:
+    place, seen = Place(tmp_path / "data"), list[str]()
+    place.on_step = seen.append
+    place.take()
+    place.tell_step("PostgreSQL and NATS")
+    assert Place(place.data).step() == "PostgreSQL and NATS"
+    assert Place(place.data).keeper() is None
+    place.tell(Keeper(os.getpid(), "http://127.0.0.1:1", step="services"))
+    keeper = Place(place.data).keeper()
+    assert keeper == Keeper(os.getpid(), "http://127.0.0.1:1", step="services")
+    place.release()
+    assert Place(place.data).step() == ""
+    assert seen == ["PostgreSQL and NATS", "services"]
+
+
+def test_a_home_and_a_folder_that_is_left_again_are_read_as_a_shell_does(home: Path) -> None:
+    assert Place(Path("~/x/../y")).data == home / "y"
+
+
+# Which platform is meant
+
+
+def make(data: Path, url: str) -> Place:
+    place = Place(data)
+    place.take()
+    place.release()
+    (place.data / "admin-token").write_text("t")
+    assert chosen.make_current(place, url) == ""
+    return place
+
+
+def test_each_platform_of_a_machine_has_a_context_and_the_last_one_is_current(home: Path) -> None:
+    one, two = make(home / "one", "http://127.0.0.1:1"), make(home / "my two", "http://127.0.0.1:2")
+    current, known = contexts.load(contexts.default_path())
+    assert (current, {name: each.data for name, each in known.items()}) == (
+        "my-two",
+        {"local": str(one.data), "my-two": str(two.data)},
+    )
+    found = chosen.chosen(None)
+    assert (found.place and found.place.data, found.context) == (two.data, "my-two")
+    contexts.use(contexts.default_path(), "local")
+    found = chosen.chosen(None)
+    assert found.place is not None
+    assert found.described == f"context local, data folder {one.data} (the current context)"
+    # The same folder again: the context that it has.
+    make(two.data, "http://127.0.0.1:3")
+    assert contexts.load(contexts.default_path())[0] == "my-two"
+
+
+def test_a_context_of_a_folder_that_is_gone_gives_its_name_back(home: Path) -> None:
+    make(home / "one", "http://127.0.0.1:1")
+    for file in (home / "one").iterdir():
+        file.unlink()
+    make(home / "two", "http://127.0.0.1:2")
+    assert list(contexts.load(contexts.default_path())[1]) == ["local"]
+
+
+def test_without_contexts_the_default_folder_is_meant_and_a_server_elsewhere_is_none(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = chosen.chosen(None)
+    assert found.place is not None
+    assert found.because == "the default data folder"
+    monkeypatch.setenv("SHIFTWORK_URL", "http://gpu-server:8642")
+    found = chosen.chosen(None)
+    assert (found.place, found.because) == (None, "SHIFTWORK_URL")
+    assert chosen.chosen(home / "data").because == "--data"
+
+
+def test_an_older_context_is_known_by_its_token(home: Path) -> None:
+    one = make(home / "one", "http://127.0.0.1:1")
+    token = str(one.credentials.admin_token_file)
+    contexts.save(contexts.default_path(), "local", Named("http://127.0.0.1:1", token))
+    found = chosen.chosen(None)
+    assert found.place is not None
+    assert found.place.data == one.data
+
+
+def test_contexts_that_cannot_be_written_end_no_platform(home: Path) -> None:
+    place = Place(home / "one")
+    (home / ".config").write_text("a file")
+    assert chosen.make_current(place, "http://127.0.0.1:1").startswith("no context: ")
+    (home / ".config").unlink()
+    contexts.default_path().parent.mkdir(parents=True)
+    contexts.default_path().write_text("{")
+    told = chosen.make_current(place, "http://127.0.0.1:1")
+    assert "cannot be read" in told
+    assert "--url http://127.0.0.1:1" in told
+    # What somebody wrote by hand is left as it is.
+    assert contexts.default_path().read_text() == "{"
+
+
+def test_options_travel_to_the_process_in_the_background() -> None:
+    assert Options(**json.loads(json.dumps(asdict(PLAIN)))) == PLAIN
