@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
-from shiftwork.cli import explanation, follow, parse, render, session
+from shiftwork.cli import explanation, follow, listening, parse, render, session
 from shiftwork.cli.client import Api, part
 from shiftwork.cli.failures import Failure, usage
 
@@ -17,6 +17,7 @@ LISTED_MAX = 100_000
 _ID_PREFIX = re.compile(r"[a-z][a-z2-7]{0,25}")
 
 _TASK = typer.Argument(..., metavar="TASK", help="An id, a unique prefix of one, or a name.")
+_NOW = typer.Option(False, "--now", help="Kill its run at once: nothing is saved.")
 
 
 def register(app: session.App) -> None:
@@ -178,6 +179,7 @@ def show(task: str = _TASK) -> None:
             ("state", found["state"]),
             ("reason", reason.get("text", "")),
             ("not started", _delayed(runs, found)),
+            ("preemption", listening.advice(found, runs)),
             ("goal", found["goal"]),
             ("priority", found["priority"]),
             ("group", found["group"]),
@@ -322,9 +324,9 @@ def wait(
     raise typer.Exit(0 if wanted else follow.exit_code(found))
 
 
-def pause(task: str = _TASK) -> None:
+def pause(task: str = _TASK, at_once: bool = _NOW) -> None:
     """Have a task save a checkpoint and rest, until it is resumed."""
-    _goal(task, "pause")
+    _goal(task, "pause", now=at_once)
 
 
 def resume(task: str = _TASK) -> None:
@@ -332,16 +334,16 @@ def resume(task: str = _TASK) -> None:
     _goal(task, "run")
 
 
-def stop(task: str = _TASK) -> None:
-    """End a task for good."""
-    _goal(task, "stop")
+def stop(task: str = _TASK, at_once: bool = _NOW) -> None:
+    """End a task for good; it may save first."""
+    _goal(task, "stop", now=at_once)
 
 
-def _goal(task: str, goal: str) -> None:
-    now = session.current()
-    api = now.api()
+def _goal(task: str, goal: str, *, now: bool = False) -> None:
+    api = session.current().api()
     found = find(api, task)
-    told = api.put(f"/v1/tasks/{part(found['id'])}/goal", {"goal": goal})
+    body: Dict[str, Any] = {"goal": goal, "now": True} if now else {"goal": goal}
+    told = api.put(f"/v1/tasks/{part(found['id'])}/goal", body)
     _asked(found, told, f"goal of {found['name']} ({found['id']}) is now {goal}")
 
 

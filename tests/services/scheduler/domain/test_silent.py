@@ -8,7 +8,6 @@ from libs.contracts.messages import (
     ExitKind,
     Goal,
     KillRequested,
-    PreemptionPolicy,
     PreemptionRequested,
     PreemptMode,
     Priority,
@@ -34,8 +33,8 @@ SILENT, WHOLE = 5.0, 60.0
 def a_stage(mode: PreemptMode = PreemptMode.SDK, *, listens: bool = False) -> Stage:
     """One node; its run has lasted ten seconds."""
     stage = Stage([a_node()])
-    policy = PreemptionPolicy(mode=mode, signal="USR1", ack_deadline_seconds=WHOLE)
-    stage.submit(a_task("low", spec=a_spec(priority=Priority.LOW, preemption=policy)))
+    spec = a_spec(priority=Priority.LOW, mode=mode, ack_seconds=WHOLE)
+    stage.submit(a_task("low", spec=spec))
     stage.rounds()
     stage.start("low", listens=listens)
     stage.rounds()
