@@ -205,7 +205,9 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         "did not start in as many tries as are allowed",
     ),
     ReasonCode.RUN_LOST: (
-        lambda said: f"attempt {said.number('attempt')} was lost: {said.name('detail')}{said.goes_on()}",
+        lambda said: (
+            f"attempt {said.number('attempt')} was lost: {said.name('detail')}{said.goes_on()}"
+        ),
         "its run was lost with its node",
     ),
     ReasonCode.RUN_KILLED: (

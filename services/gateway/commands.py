@@ -122,9 +122,7 @@ def accepted(reply: m.CreateTaskReply, command: m.CreateTask) -> AcceptedRow:
 
 def set_goal(task_id: str, body: GoalBody, identity: Identity) -> m.SetGoal:
     """The command for run, pause or stop."""
-    return m.SetGoal(
-        task_id=task_id, goal=GOALS[body.goal], asked_by=identity.user, now=body.now
-    )
+    return m.SetGoal(task_id=task_id, goal=GOALS[body.goal], asked_by=identity.user, now=body.now)
 
 
 def set_priority(task_id: str, priority: str, identity: Identity) -> m.SetPriority:

@@ -32,9 +32,7 @@ class Listeners:
         self._reported[run] = None
         try:
             async with self._store.transaction() as tx:
-                tx.emit(
-                    RunListened(task_id=run.task_id, attempt=run.attempt, asked_at=tx.now)
-                )
+                tx.emit(RunListened(task_id=run.task_id, attempt=run.attempt, asked_at=tx.now))
         except BaseException:
             self._reported.pop(run, None)
             raise

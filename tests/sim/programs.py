@@ -172,8 +172,6 @@ class _Play:
     async def _hand_over(self) -> bool:
         """True if the program has left, or can do no more."""
         way = self.program.way
-        if way == "never asks" and self.job.mode is not PreemptMode.SIGNAL:
-            return False
         if self.answered or not await self._asked() or way in {"ignore", "never asks"}:
             return False
         self.answered = True
@@ -194,6 +192,8 @@ class _Play:
     async def _asked(self) -> bool:
         if self.job.mode is PreemptMode.SIGNAL:
             return any(rank.signals for rank in self.run_.ranks.values())
+        if self.program.way == "never asks":
+            return False
         await self.world.poll(self.run_.run_id)
         return self.world.should_preempt(self.task_id, self.attempt)
 

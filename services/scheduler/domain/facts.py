@@ -239,7 +239,7 @@ def started(task: Task, at: datetime) -> Task:
     if (task.state, Trigger.STARTED) not in TRANSITIONS:
         return replace(task, **noted)
     again = _goes_on(task, task.began_from_checkpoint) if task.attempt > 1 else {}
-    why = reason(ReasonCode.STARTED, attempt=task.attempt, **again)
+    why = reason(ReasonCode.STARTED, names=None, attempt=task.attempt, **again)
     return moved(task, Trigger.STARTED, why, **noted)
 
 

@@ -77,7 +77,11 @@ NODE = {"ready": True, "schedulable": True, "draining": False}
             {"placements": [{"node_id": "n1"}], "spec": {"preemption": {"mode": "signal"}}},
             "resumed on n1",
         ),
-        ("task.goal_changed", {"goal": "stop", "now": True, "changed_by": "a"}, "goal stop now, by a"),
+        (
+            "task.goal_changed",
+            {"goal": "stop", "now": True, "changed_by": "ann"},
+            "goal stop now, by ann",
+        ),
         ("something.new", {}, "something new"),
     ],
 )

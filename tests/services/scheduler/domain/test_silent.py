@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from libs.contracts.messages import (
     ExitKind,
     Goal,
+    GoalChanged,
     KillRequested,
     PreemptionRequested,
     PreemptMode,
@@ -19,12 +22,22 @@ from libs.contracts.reasons import render
 from services.scheduler.domain import facts
 from services.scheduler.domain.apply import applied
 from services.scheduler.domain.facts import Drop
-from services.scheduler.domain.model import Kill, Preempt, Task
+from services.scheduler.domain.lifecycle import Trigger
+from services.scheduler.domain.model import Kill, Plan, Preempt, Task
 from services.scheduler.domain.passes import turn_cost
 from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.proof.violations import Fault
 from services.scheduler.domain.snapshot import Snapshot
-from tests.builders import a_node, a_spec, a_task, at, listened_event, started_event
+from services.scheduler.domain.why import reason
+from tests.builders import (
+    a_node,
+    a_spec,
+    a_task,
+    at,
+    listened_event,
+    started_event,
+    submitted_event,
+)
 from tests.services.scheduler.domain.stage import Stage
 
 SILENT, WHOLE = 5.0, 60.0
@@ -102,7 +115,7 @@ def test_a_program_that_asks_within_the_short_time_has_the_whole_deadline() -> N
 def test_a_row_from_before_is_waited_for_as_ever() -> None:
     """Its start was recorded by a scheduler that noted nothing about listening."""
     stage = a_stage()
-    stage.put(facts.replace(low(stage), listens=None))
+    stage.put(replace(low(stage), listens=None))
     assert killed_after(preempted(stage)) == WHOLE
 
 
@@ -132,19 +145,16 @@ def test_the_check_knows_both_deadlines() -> None:
     for listens, fault in ((False, None), (True, Fault.NOT_EXPIRED)):
         stage = preempted(a_stage(listens=listens))
         stage.seconds = 10 + SILENT
-        plan = preempted_plan(stage)
+        plan = killing_plan(stage)
         found = {each.fault for each in check(Snapshot.view(stage.index), plan)}
         assert (Fault.NOT_EXPIRED in found) is (fault is not None)
 
 
-def preempted_plan(stage: Stage):  # noqa: ANN201 - a plan
+def killing_plan(stage: Stage) -> Plan:
     """A plan that ends the run by force now."""
-    plan = Stage.plan(stage)
-    task = low(stage)
-    trigger = facts.Trigger.ACK_EXPIRED
-    why = facts.reason(ReasonCode.ACK_EXPIRED)
-    kill = Kill(task.id, task.attempt, why, trigger, "high")
-    return facts.replace(plan, decisions=(kill,))
+    task, why = low(stage), reason(ReasonCode.ACK_EXPIRED)
+    kill = Kill(task.id, task.attempt, why, Trigger.ACK_EXPIRED, "high")
+    return replace(stage.plan(), decisions=(kill,))
 
 
 def test_a_turn_costs_what_a_silent_run_would_lose() -> None:
@@ -240,17 +250,6 @@ def test_a_goal_with_now_may_come_before_its_task() -> None:
     stage = Stage([a_node()])
     task = a_task("low")
     early = facts.Early(task.id)
-    event = facts.GoalChanged(task_id="low", goal=Goal.PAUSE, revision=2, now=True, changed_at=at(0))
-    change = facts.on_submitted(
-        facts.TaskSubmitted(
-            task_id="low",
-            owner=task.owner,
-            team=task.team,
-            spec=task.spec,
-            submitted_at=at(0),
-            revision=1,
-        ),
-        facts.early_goal(early, event),
-        stage.now,
-    )
+    event = GoalChanged(task_id="low", goal=Goal.PAUSE, revision=2, now=True, changed_at=at(0))
+    change = facts.on_submitted(submitted_event(task), facts.early_goal(early, event), stage.now)
     assert change.task.ends_now
