@@ -20,6 +20,7 @@ from libs.contracts.messages import (
     Role,
     RunExit,
     RunExited,
+    RunListened,
     RunStarted,
     TaskSpec,
     TaskState,
@@ -281,6 +282,11 @@ def started_event(task: Task, *, now: float = 0.0) -> RunStarted:
         started_at=at(now),
         placements=task.placements,
     )
+
+
+def listened_event(task: Task, *, now: float) -> RunListened:
+    """What the gateway reports when the program of a live run first asks."""
+    return RunListened(task_id=task.id, attempt=task.attempt, asked_at=at(now))
 
 
 def exited_event(

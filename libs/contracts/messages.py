@@ -120,6 +120,7 @@ class ReasonCode(StrEnum):
     LEVEL_CHANGED = "REASON_CODE_LEVEL_CHANGED"
     EVENT_TOO_LARGE = "REASON_CODE_EVENT_TOO_LARGE"
     ROW_SET_APART = "REASON_CODE_ROW_SET_APART"
+    NEVER_ASKED = "REASON_CODE_NEVER_ASKED"
 
 
 class ExitKind(StrEnum):
@@ -403,6 +404,7 @@ class SetGoal(Message):
     task_id: str = ""
     goal: Goal = Goal.UNSPECIFIED
     asked_by: str = ""
+    now: bool = False
 
 
 class SetGoalReply(Message):
@@ -934,6 +936,14 @@ class RunDelayed(Message):
     noted_at: Time
 
 
+class RunListened(Message):
+    """RunListened: the run's program asked for the first time whether it should leave."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    asked_at: Time
+
+
 class CheckpointSaved(Message):
     """CheckpointSaved: a checkpoint of the run is durable and recorded."""
 
@@ -971,6 +981,7 @@ class GoalChanged(Message):
     revision: Int64 = 0
     changed_by: str = ""
     changed_at: Time
+    now: bool = False
 
 
 class PriorityChanged(Message):

@@ -44,6 +44,12 @@ class Said:
             return ""
         return f"; unsaved work and moving cost {self.number('cost_node_seconds')} node-seconds"
 
+    def goes_on(self) -> str:
+        """From where the next attempt goes on, in a clause of its own; nothing where unknown."""
+        if "from_beginning" in self.numbers:
+            return "; it starts from the beginning (no checkpoint)"
+        return f"; it goes on from step {self.number('step')}" if "step" in self.numbers else ""
+
     def size(self) -> str:
         """A gang: ``2 nodes with 4 GPUs each``, ``1 whole node``, ``3 nodes``."""
         nodes = self.numbers["nodes"]
@@ -82,6 +88,25 @@ def _quota(said: Said) -> str:
 
 def _failed(said: Said) -> str:
     return f"attempt {said.number('attempt')} failed: {said.name('detail')}"
+
+
+def _started(said: Said) -> str:
+    runs = f"attempt {said.number('attempt')} runs"
+    if "from_beginning" in said.numbers:
+        return f"{runs}, restarted from the beginning (no checkpoint)"
+    return f"{runs}, resumed from step {said.number('step')}" if "step" in said.numbers else runs
+
+
+def _never_asked(said: Said) -> str:
+    if "attempt" not in said.numbers:
+        return (
+            "its program never asked whether to leave, and is ended by force after"
+            f" {said.number('seconds')} s"
+        )
+    return (
+        f"attempt {said.number('attempt')} never asked whether to leave, so nothing was saved when"
+        f" it was ended{said.goes_on()}"
+    )
 
 
 def _waits_for_retry(said: Said) -> str:
@@ -143,7 +168,7 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         lambda said: f"has {said.size()} in group {said.name('group')}",
         "has its nodes",
     ),
-    ReasonCode.STARTED: (lambda said: f"attempt {said.number('attempt')} runs", "runs"),
+    ReasonCode.STARTED: (_started, "runs"),
     ReasonCode.PREEMPTED_BY: (
         lambda said: (
             f"makes room for task {said.name('task')} at level {said.priority('priority')}"
@@ -180,12 +205,18 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         "did not start in as many tries as are allowed",
     ),
     ReasonCode.RUN_LOST: (
-        lambda said: f"attempt {said.number('attempt')} was lost: {said.name('detail')}",
+        lambda said: (
+            f"attempt {said.number('attempt')} was lost: {said.name('detail')}{said.goes_on()}"
+        ),
         "its run was lost with its node",
     ),
     ReasonCode.RUN_KILLED: (
-        lambda said: f"attempt {said.number('attempt')} was ended by force",
+        lambda said: f"attempt {said.number('attempt')} was ended by force{said.goes_on()}",
         "its run was ended by force",
+    ),
+    ReasonCode.NEVER_ASKED: (
+        _never_asked,
+        "its program never asked whether to leave, and is ended by force",
     ),
     ReasonCode.RUN_PREEMPTED: (
         lambda said: f"attempt {said.number('attempt')} handed over after its checkpoint",

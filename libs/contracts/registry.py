@@ -356,6 +356,13 @@ ROUTES: dict[type[m.Message], Route] = {
         kind=Kind.EVENT,
         reply=None,
     ),
+    m.RunListened: Route(
+        type_name="shiftwork.run.v1.RunListened",
+        subject="evt.run.{task_id}.listened",
+        owner="gateway",
+        kind=Kind.EVENT,
+        reply=None,
+    ),
     m.CheckpointSaved: Route(
         type_name="shiftwork.run.v1.CheckpointSaved",
         subject="evt.run.{task_id}.checkpoint_saved",

@@ -233,7 +233,10 @@ def _listener(port: int) -> tuple[str, str]:
         pid = next(
             each.pid
             for each in psutil.net_connections("tcp")
-            if each.status == psutil.CONN_LISTEN and each.laddr[1] == port and each.pid
+            if each.status == psutil.CONN_LISTEN
+            and each.laddr
+            and each.laddr.port == port
+            and each.pid
         )
         process = psutil.Process(pid)
         locks = (Path(each.path) for each in process.open_files())

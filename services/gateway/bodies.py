@@ -178,6 +178,8 @@ class GoalBody(Body):
     """What the task should do."""
 
     goal: GoalWord
+    # With pause or stop: a run is ended at once, without being asked to save.
+    now: bool = False
 
 
 class PriorityBody(Body):

@@ -9,7 +9,7 @@ from libs.bus.port import Bus, BusError
 from libs.contracts import messages as m
 from libs.contracts.base import Message
 from services.gateway.auth import Identity
-from services.gateway.bodies import PodBody, QuotaBody, TaskBody
+from services.gateway.bodies import GoalBody, PodBody, QuotaBody, TaskBody
 from services.gateway.handlers import with_submission
 from services.gateway.problems import UNAVAILABLE, ProblemError, invalid, refused
 from services.gateway.rows import AcceptedRow, TaskRow
@@ -131,9 +131,9 @@ def retry_task(task_id: str, row: TaskRow, key: str) -> m.CreateTask:
     return m.CreateTask(client_key=key, owner=row.owner, team=row.team, spec=spec)
 
 
-def set_goal(task_id: str, goal: str, identity: Identity) -> m.SetGoal:
+def set_goal(task_id: str, body: GoalBody, identity: Identity) -> m.SetGoal:
     """The command for run, pause or stop."""
-    return m.SetGoal(task_id=task_id, goal=GOALS[goal], asked_by=identity.user)
+    return m.SetGoal(task_id=task_id, goal=GOALS[body.goal], asked_by=identity.user, now=body.now)
 
 
 def set_priority(task_id: str, priority: str, identity: Identity) -> m.SetPriority:

@@ -211,6 +211,15 @@ async def on_run_started(tx: Tx, event: m.RunStarted) -> bool:
     return True
 
 
+async def on_run_listened(tx: Tx, event: m.RunListened) -> bool:
+    """The first one counts: each process that serves may report it."""
+    run = await _run(tx, event.task_id, event.attempt)
+    if run.listening_at is not None:
+        return False
+    tx.put(replace(run, listening_at=event.asked_at))
+    return True
+
+
 async def on_checkpoint_saved(tx: Tx, event: m.CheckpointSaved) -> bool:
     """The highest number wins, for the run and for the task."""
     saved = event.checkpoint
@@ -328,6 +337,7 @@ READS: Mapping[type[Message], Reads] = {
             m.KillRequested,
             m.RunDelayed,
             m.RunStarted,
+            m.RunListened,
             m.CheckpointSaved,
             m.RunExited,
         ),
@@ -346,6 +356,7 @@ HANDLERS: Mapping[type[Message], Handler] = {
     m.KillRequested: _logged(on_kill_requested),
     m.RunDelayed: _logged(on_run_delayed),
     m.RunStarted: _logged(on_run_started),
+    m.RunListened: _logged(on_run_listened),
     m.CheckpointSaved: _logged(on_checkpoint_saved),
     m.RunExited: _logged(on_run_exited),
     m.NodeChanged: _logged(on_node_changed),

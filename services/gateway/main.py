@@ -20,6 +20,7 @@ from services.gateway.auth import Authenticator, Mint, ensure_first_admin
 from services.gateway.buckets import Buckets
 from services.gateway.commands import Commands
 from services.gateway.handlers import HANDLERS, READS
+from services.gateway.listeners import Listeners
 from services.gateway.live import Gate, Live
 from services.gateway.loop import Housekeeping, Rebuild
 from services.gateway.refusals import Refusals
@@ -90,6 +91,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
             per_second=settings.checkpoints_per_second,
         ),
         refusals=refusals,
+        listeners=Listeners(ports.store),
     )
 
     async def on_lead(epoch: int) -> None:

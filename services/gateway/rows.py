@@ -80,6 +80,8 @@ class RunRow:
     # The newest word on why it does not run yet; none once it does, or has ended.
     delayed: RunDelayed | None = None
     started_at: datetime | None = None
+    # When its program first asked whether it should leave.
+    listening_at: datetime | None = None
     preempt_requested_at: datetime | None = None
     preempt_deadline_at: datetime | None = None
     preempt_reason: Reason | None = None

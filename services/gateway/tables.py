@@ -80,6 +80,7 @@ class Run(Base, table=True):
     resume_from: m.Checkpoint | None = json_column(m.Checkpoint)
     delayed: m.RunDelayed | None = json_column(m.RunDelayed)
     started_at: datetime | None = time_column()
+    listening_at: datetime | None = time_column()
     preempt_requested_at: datetime | None = time_column()
     preempt_deadline_at: datetime | None = time_column()
     preempt_reason: m.Reason | None = json_column(m.Reason)

@@ -212,6 +212,7 @@ def run(row: RunRow) -> Json:
         "start_deadline_at": moment(row.start_deadline_at),
         "delayed": delay(row.delayed),
         "started_at": moment(row.started_at),
+        "listening_at": moment(row.listening_at),
         "resume_from": checkpoint(row.resume_from),
         "preemption": None
         if row.preempt_requested_at is None

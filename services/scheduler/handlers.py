@@ -21,6 +21,7 @@ from libs.contracts.messages import (
     PriorityChanged,
     QuotaChanged,
     RunExited,
+    RunListened,
     RunStarted,
     TaskSubmitted,
 )
@@ -102,6 +103,15 @@ async def on_run_started(tx: Tx, event: RunStarted) -> None:
         _dropped(await _missing(tx, event.task_id))
     else:
         _record(tx, task, facts.on_run_started(task, event, tx.now))
+
+
+async def on_run_listened(tx: Tx, event: RunListened) -> None:
+    """Its program asks whether to leave."""
+    task = await tx.get(Task, event.task_id)
+    if task is None:
+        _dropped(await _missing(tx, event.task_id))
+    else:
+        _record(tx, task, facts.on_run_listened(task, event))
 
 
 async def on_checkpoint_saved(tx: Tx, event: CheckpointSaved) -> None:
@@ -205,6 +215,7 @@ HANDLERS: Mapping[type[Message], Handler] = {
     GoalChanged: goal_changed_handler(PolicySettings()),
     PriorityChanged: on_priority_changed,
     RunStarted: on_run_started,
+    RunListened: on_run_listened,
     CheckpointSaved: on_checkpoint_saved,
     RunExited: run_exited_handler(PolicySettings()),
     NodeChanged: on_node_changed,

@@ -31,6 +31,9 @@ class SchedulerSettings(BaseServiceSettings):
     ack_deadline_seconds_max: float = Field(default=3600.0, gt=0)
     # A task that is to stop gets no more than this to save.
     stop_ack_seconds_max: float = Field(default=30.0, gt=0)
+    # Nor does a run whose program never asked whether it should leave (mode sdk). If it asks within
+    # this time, it gets the whole deadline.
+    silent_ack_seconds_max: float = Field(default=5.0, gt=0)
     # CPU-only ranks on one node whose number of CPUs is not known.
     cpu_ranks_per_node: int = Field(default=16, ge=1)
     # AUTO rises above this only to a level that a limit names together with the owner or the
@@ -104,6 +107,7 @@ class SchedulerSettings(BaseServiceSettings):
             ack_deadline_seconds_default=self.ack_deadline_seconds_default,
             ack_deadline_seconds_max=self.ack_deadline_seconds_max,
             stop_ack_seconds_max=self.stop_ack_seconds_max,
+            silent_ack_seconds_max=self.silent_ack_seconds_max,
             cpu_ranks_per_node=self.cpu_ranks_per_node,
             auto_level_max=self.auto_level_max,
             no_progress_attempts=self.no_progress_attempts,

@@ -54,6 +54,7 @@ class Task(Base, table=True):
     submitted_at: datetime = time_column()
     priority: Priority = enum_column(Priority)
     goal: Goal = enum_column(Goal)
+    goal_now: bool
     revision: int
     goal_revision: int
     priority_revision: int
@@ -68,6 +69,7 @@ class Task(Base, table=True):
     assigned_at: datetime | None = time_column()
     start_deadline_at: datetime | None = time_column()
     run_started_at: datetime | None = time_column()
+    listens: bool | None
     ack_deadline_at: datetime | None = time_column()
     preempted_for: str
     preempt_requested_at: datetime | None = time_column()
@@ -198,6 +200,7 @@ class EarlyFact(Base, table=True):
 
     task_id: str = key_column()
     goal: Goal = enum_column(Goal)
+    goal_now: bool
     goal_revision: int
     priority: Priority = enum_column(Priority)
     priority_revision: int

@@ -176,7 +176,13 @@ async def set_goal(tx: Tx, command: SetGoal) -> SetGoalReply:
     row = await tx.get(TaskRow, command.task_id)
     if row is None:
         return SetGoalReply(refusal=unknown(command.task_id))
-    verdict = judge_goal(command.goal, current=row.goal, state=row.state)
+    verdict = judge_goal(
+        command.goal,
+        current=row.goal,
+        state=row.state,
+        now=command.now,
+        current_now=row.goal_now,
+    )
     if isinstance(verdict, Refusal):
         return SetGoalReply(refusal=verdict, revision=row.revision)
     if verdict is Change.APPLY:
@@ -184,6 +190,7 @@ async def set_goal(tx: Tx, command: SetGoal) -> SetGoalReply:
             row,
             revision=row.revision + 1,
             goal=command.goal,
+            goal_now=command.now,
             goal_revision=row.revision + 1,
             goal_changed_by=command.asked_by,
             goal_changed_at=tx.now,
@@ -344,6 +351,7 @@ def _goal_changed(row: TaskRow) -> GoalChanged:
         revision=row.goal_revision,
         changed_by=row.goal_changed_by,
         changed_at=row.goal_changed_at,
+        now=row.goal_now,
     )
 
 

@@ -55,6 +55,8 @@ class TaskRow:
     ended: bool
     # When submit heard that it had ended.
     ended_at: datetime | None = None
+    # With pause or stop: its run ends at once, without being asked to save.
+    goal_now: bool = False
 
 
 @dataclass(frozen=True, slots=True)

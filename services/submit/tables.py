@@ -32,6 +32,7 @@ class Task(Base, table=True):
     submitted_at: datetime = time_column()
     revision: int
     goal: Goal = enum_column(Goal)
+    goal_now: bool
     goal_revision: int
     goal_changed_by: str
     goal_changed_at: datetime = time_column()

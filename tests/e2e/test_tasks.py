@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -211,3 +213,52 @@ def test_a_task_from_a_file(shiftwork: Shiftwork) -> None:
     file.write_text("name: written\nnode: 2\ncommand: ['true']\n")
     refused = shiftwork("submit", "--file", str(file))
     assert (refused.code, "node" in refused.err) == (1, True)
+
+
+def test_a_program_that_never_asks_is_not_waited_for(shiftwork: Shiftwork) -> None:
+    """It would have ten minutes; nothing is saved, and that is said."""
+    options = ("--gpus-per-node", "1", "--ack-deadline", "10m")
+    task = shiftwork.submit("--name", "deaf", *options, "--", "sleep", "600")
+    shiftwork.wait(task, "running")
+    shiftwork.good("pause", task)
+    shiftwork.wait(task, "paused")
+    shiftwork.good("resume", task)
+    shiftwork.wait(task, "running")
+    text = "attempt 2 runs, restarted from the beginning (no checkpoint)"
+    assert shiftwork.task(task)["reason"]["text"] == text
+    shiftwork.good("stop", task)
+    assert shiftwork("wait", task, "--timeout", "30").out == "stopped\n"
+    said = shiftwork.good("events", task).out
+    assert "to be killed: its program never asked whether to leave" in said
+    assert "asks from now on" not in said
+
+
+def test_now_ends_a_run_that_would_be_waited_for(shiftwork: Shiftwork) -> None:
+    """The program listens, and ignores what it hears."""
+    loop = "import shiftwork, time\nwhile True: shiftwork.should_preempt(); time.sleep(0.1)"
+    options = ("--gpus-per-node", "1", "--ack-deadline", "10m")
+    task = shiftwork.submit("--name", "stubborn", *options, "--", "python", "-c", loop)
+    shiftwork.wait(task, "running")
+    listens = "--type", "run.listened", "--from", "0", "--json"
+    until(lambda: bool(shiftwork.good("events", task, *listens).json["items"]))
+    shiftwork.good("pause", task)
+    shiftwork.wait(task, "preempting")
+    shiftwork.good("pause", task, "--now")
+    shiftwork.wait(task, "paused")
+    shiftwork.good("resume", task)
+    shiftwork.wait(task, "running")
+    shiftwork.good("stop", "--now", task)
+    assert shiftwork("wait", task, "--timeout", "30").out == "stopped\n"
+    said = shiftwork.good("events", task).out
+    assert "goal pause now, by admin" in said
+    assert "never asked" not in said
+    refused = shiftwork("stop", "--now", task)
+    assert (refused.code, "has been stopped" in refused.err) == (1, True)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Ask again until it holds."""
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end, "it never held"
+        time.sleep(0.2)

@@ -72,6 +72,7 @@ from tests.builders import (
     a_task,
     at,
     exited_event,
+    listened_event,
     started_event,
     submitted_event,
 )
@@ -117,6 +118,8 @@ class Stage:
         self.due: float | None = None
         self.saved: dict[str, int] = {}
         self.counted: set[str] = set()
+        # Tasks whose programs never ask whether to leave.
+        self.silent: list[str] = script.get("silent", [])
         # Reasons whose decisions are left out.
         self.quiet: list[str] = script.get("quiet", [])
         # What happens by itself: seconds from an assignment to the start, and from a request to
@@ -303,9 +306,17 @@ class Stage:
         task = self.index.tasks[task_id]
         event = started_event(task, now=self.seconds)
         self.fact(task, facts.on_run_started(task, event, at(self.seconds)))
+        if task_id not in self.silent:
+            self.listened(task_id)
         after = self.index.tasks[task_id]
         if task_id in self.runs and after.state is TaskState.RUNNING:
             self.happens(max(0.0, self.runs[task_id] - after.run_seconds), "ends", after)
+
+    def listened(self, task_id: str) -> None:
+        """The program asks for the first time whether to leave."""
+        task = self.index.tasks[task_id]
+        event = listened_event(task, now=self.seconds)
+        self.fact(task, facts.on_run_listened(task, event))
 
     def saved_checkpoint(self, task_id: str) -> None:
         task = self.index.tasks[task_id]
@@ -321,13 +332,14 @@ class Stage:
         event = exited_event(task, kind, now=self.seconds)
         self.fact(task, facts.on_run_exited(task, event, at(self.seconds), self.policy))
 
-    def goal(self, values: dict[str, str]) -> None:
+    def goal(self, values: dict[str, Any]) -> None:
         task = self.index.tasks[values["task"]]
         event = GoalChanged(
             task_id=task.id,
             goal=Goal[values["goal"].upper()],
             revision=task.revision + 1,
             changed_at=at(self.seconds),
+            now=values.get("now", False),
         )
         self.fact(task, facts.on_goal_changed(task, event, at(self.seconds), self.policy))
 

@@ -7,9 +7,11 @@ the judges of tables, of projections and of what the programs computed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from libs.contracts import messages as m
+from libs.contracts.ids import RunId, TaskId
 from libs.store.tables import Tables
 from services.gateway import rows as gateway
 from services.gateway.tables import TABLES as GATEWAY
@@ -28,7 +30,8 @@ from services.submit import store as submit
 from services.submit.store import TaskRow as SubmittedRow
 from services.submit.tables import TABLES as SUBMIT
 from tests.harness.checkers import ENDED, LIVENESS, SAFETY, verdict
-from tests.sim.plan import NODE_CPUS, NODE_MEMORY_BYTES
+from tests.harness.virtual_time import EPOCH
+from tests.sim.plan import NODE_CPUS, NODE_MEMORY_BYTES, SILENT_SECONDS
 from tests.sim.programs import computed
 
 if TYPE_CHECKING:
@@ -254,7 +257,45 @@ def programs_computed_the_same(world: World) -> Iterator[str]:
             yield f"{ended.task_id}.{ended.last.attempt} succeeded with the result {result}"
 
 
+# In a calm world an event is heard, and a deadline noticed, within so many seconds.
+NOTICED_SECONDS = 5.0
+
+
+def _forced(world: World) -> Iterator[tuple[RunId, m.KillRequested, float]]:
+    """Runs of a calm world that were asked to leave and ended by force, and how long after the
+    first request."""
+    asked: dict[RunId, datetime] = {}
+    for event in world.history().events() if world.plan.is_calm else ():
+        if isinstance(event, m.PreemptionRequested):
+            asked.setdefault(RunId(TaskId(event.task_id), event.attempt), event.requested_at)
+        elif isinstance(event, m.KillRequested):
+            run = RunId(TaskId(event.task_id), event.attempt)
+            if run in asked:
+                yield run, event, (event.requested_at - asked[run]).total_seconds()
+
+
+def silent_runs_are_not_waited_for(world: World) -> Iterator[str]:
+    """A run whose program never asked whether to leave is soon ended."""
+    for run, _, seconds in _forced(world):
+        job = world.accepted[run.task_id]
+        silent = run not in world.listened and job.mode is m.PreemptMode.SDK
+        if silent and seconds > SILENT_SECONDS + NOTICED_SECONDS:
+            yield f"{run} never asked, and was waited for {seconds:.1f} s"
+
+
+def listening_runs_are_not_cut_short(world: World) -> Iterator[str]:
+    """A run that has asked is never treated as one that cannot be asked."""
+    for run, event, seconds in _forced(world):
+        at = world.listened.get(run)
+        ended = (event.requested_at - EPOCH).total_seconds()
+        silently = event.reason.code is m.ReasonCode.NEVER_ASKED
+        if silently and at is not None and at + NOTICED_SECONDS < ended:
+            yield f"{run} asked {ended - at:.1f} s before it was ended, which was after {seconds} s"
+
+
 JUDGES: tuple[Callable[[World], Iterable[str]], ...] = (
+    silent_runs_are_not_waited_for,
+    listening_runs_are_not_cut_short,
     nothing_was_dead_lettered,
     all_capacity_is_free,
     projections_agree,

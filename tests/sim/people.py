@@ -36,7 +36,14 @@ if TYPE_CHECKING:
 
 ASK_SECONDS = 2.0
 ASK_AGAIN_SECONDS = 0.7
-GOALS = {"pause": Goal.PAUSE, "run": Goal.RUN, "stop": Goal.STOP}
+# The goal, and whether it is to be reached at once.
+GOALS = {
+    "pause": (Goal.PAUSE, False),
+    "pause now": (Goal.PAUSE, True),
+    "run": (Goal.RUN, False),
+    "stop": (Goal.STOP, False),
+    "stop now": (Goal.STOP, True),
+}
 LEVELS = ("AUTO", "LOW", "NORMAL", "HIGH", "EXTREME_HIGH", "IDLE", "VERY_HIGH")
 
 
@@ -131,8 +138,9 @@ class People:
             await pause(after - passed)
             passed = after
             if wish in GOALS:
-                self.goals[job.name] = GOALS[wish]
-                command = SetGoal(task_id=task_id, goal=GOALS[wish], asked_by=job.owner)
+                goal, now = GOALS[wish]
+                self.goals[job.name] = goal
+                command = SetGoal(task_id=task_id, goal=goal, asked_by=job.owner, now=now)
                 await self.insist(command)
             else:
                 level = Priority(wish)

@@ -43,6 +43,8 @@ EXIT_SECONDS = 0.05
 START_SECONDS = 5.0
 NODE_CPUS = 8.0
 NODE_MEMORY_BYTES = 64 << 30
+# What a run whose program never asks has to leave.
+SILENT_SECONDS = 2.0
 # A program with so many steps ends only if somebody ends it.
 ENDLESS_STEPS = 1_000_000
 
@@ -95,7 +97,7 @@ class Job:
     max_run_seconds: float | None
     # The client sends it so many times at once, with the same key.
     copies: int
-    # (seconds after the submission, pause | run | stop | a priority)
+    # (seconds after the submission, pause | run | stop | pause now | stop now | a priority)
     wishes: tuple[tuple[float, str], ...]
     program: Program
     # What each rank asks of its node beside GPUs.
@@ -139,6 +141,11 @@ class Plan:
     settings: Mapping[str, Mapping[str, object]]
     ack_wait_seconds: float
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing ever goes wrong: then it can be told how long anything may take."""
+        return not self.strikes and self.faults == Faults()
+
 
 def draw(seed: int) -> Plan:
     """The world of a seed."""
@@ -181,7 +188,7 @@ def _harder(plan: Plan) -> Plan:
     found = [*_deposed(plan), *_moving_nodes(plan), *_far_jumps(plan), *plan.strikes]
     return replace(
         plan,
-        jobs=_endless(plan),
+        jobs=_hasty(plan.seed, _silent(plan.seed, _endless(plan))),
         kill_seconds_max=ends.choice([0.0, 2.0, KILL_SECONDS_MAX]),
         exit_seconds_max=ends.choice([EXIT_SECONDS, EXIT_SECONDS, 1.0, 6.0]),
         strikes=tuple(sorted(found, key=lambda strike: strike.at)),
@@ -200,6 +207,30 @@ def _endless(plan: Plan) -> tuple[Job, ...]:
             job = replace(job, program=program, wishes=(*job.wishes, *stop))  # noqa: PLW2901
         found.append(job)
     return tuple(found)
+
+
+def _silent(seed: int, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """Some programs never ask whether to leave."""
+    rng = Random(f"silent {seed}")
+    return tuple(
+        replace(job, program=replace(job.program, way="never asks")) if rng.random() < 0.2 else job
+        for job in jobs
+    )
+
+
+def _hasty(seed: int, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """Some pauses and stops leave no time to save."""
+    rng = Random(f"now {seed}")
+    return tuple(
+        replace(
+            job,
+            wishes=tuple(
+                (at, f"{wish} now" if wish in {"pause", "stop"} and rng.random() < 0.25 else wish)
+                for at, wish in job.wishes
+            ),
+        )
+        for job in jobs
+    )
 
 
 def _moments(rng: Random, plan: Plan, most: int) -> list[float]:
@@ -418,6 +449,7 @@ def _settings(rng: Random) -> Mapping[str, Mapping[str, object]]:
             "retry_delay_seconds": 1.0,
             "retry_delay_seconds_max": 8.0,
             "stop_ack_seconds_max": 5.0,
+            "silent_ack_seconds_max": SILENT_SECONDS,
         },
         "launcher": {
             "exit_grace_seconds": rng.choice([0.5, 2.0, 10.0]),

@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from libs.bus import commands
+from libs.bus.memory_broker import Faults
 from libs.contracts.envelope import Envelope
 from libs.contracts.messages import (
     AckCheckpoint,
@@ -23,6 +24,7 @@ from libs.contracts.messages import (
     PreemptMode,
     Priority,
     ReasonCode,
+    RunListened,
     SetPolicy,
     TaskSpec,
     TaskState,
@@ -35,6 +37,7 @@ from libs.service.relay import Relay
 from libs.service.runner import DOWN, Runner
 from libs.store import memory
 from libs.store.memory import MemoryStore
+from libs.store.memory_database import Point
 from libs.store.port import NotLeaderError, Tx
 from services.launcher import handlers as launcher_handlers
 from services.launcher.domain import reconcile
@@ -61,7 +64,8 @@ from services.scheduler.domain.proof import isolate
 from services.scheduler.domain.snapshot import Snapshot
 from tests.services.scheduler.domain.explanation.copies import Copies, copy_of
 from tests.sim import people
-from tests.sim.plan import ENDLESS_STEPS, Job, Plan, Strike
+from tests.sim.endings import NOTICED_SECONDS
+from tests.sim.plan import ENDLESS_STEPS, SILENT_SECONDS, Job, Plan, Points, Strike
 from tests.sim.world import World
 
 
@@ -214,6 +218,56 @@ def hanging_programs(plan: Plan) -> Plan:
         Strike(at=5.0 * number, kind="crash", target="scheduler") for number in range(20)
     )
     return replace(plan, jobs=jobs, strikes=strikes)
+
+
+def calm_people(plan: Plan) -> Plan:
+    """Worlds in which nothing goes wrong, and everybody pauses: some programs never ask whether to
+    leave, the others take longer to save than a silent one gets."""
+    jobs = tuple(
+        replace(
+            job,
+            mode=PreemptMode.SDK,
+            ack_deadline_seconds=30.0,
+            max_run_seconds=None,
+            wishes=((10.0, "pause"), (60.0, "run")),
+            program=replace(
+                job.program,
+                steps=40,
+                step_seconds=1.0,
+                save_every=0,
+                save_seconds=3 * SILENT_SECONDS + NOTICED_SECONDS,
+                way=("never asks", "exit 75")[number % 2],
+                fails={},
+            ),
+        )
+        for number, job in enumerate(plan.jobs)
+    )
+    points = Points(dict.fromkeys(Point, 0.0), dict.fromkeys(Point, 0.0), 0.0, 0.0, 0.0)
+    return replace(
+        plan,
+        jobs=jobs,
+        orders=(),
+        faults=Faults(),
+        points=points,
+        runtime_failure=0.0,
+        refusal=0.0,
+        strikes=(),
+    )
+
+
+def silent_runs_waited_for() -> contextlib.AbstractContextManager[None]:
+    """A run gets the whole deadline, whether its program ever asked or not."""
+    return replaced((Task, "gone_by", lambda self, _seconds: self.ack_deadline_at))
+
+
+def listening_runs_cut_short() -> contextlib.AbstractContextManager[None]:
+    """That a run listens is heard and forgotten."""
+
+    async def nothing(_tx: Tx, _event: Any) -> None:
+        return
+
+    table = {**scheduler_handlers.HANDLERS, RunListened: nothing}
+    return replaced((scheduler_handlers, "HANDLERS", table))
 
 
 def repeated_facts(plan: Plan) -> Plan:

@@ -45,6 +45,7 @@ WAYS = {
     "no ack": "leaves with the reserved code and saves nothing",
     "stay": "saves, then goes on",
     "ignore": "goes on",
+    "never asks": "does not know that it could be asked",
     "hang": "does nothing any more, and never leaves",
 }
 ASK_SECONDS = 2.0
@@ -171,7 +172,7 @@ class _Play:
     async def _hand_over(self) -> bool:
         """True if the program has left, or can do no more."""
         way = self.program.way
-        if self.answered or way == "ignore" or not self._asked():
+        if self.answered or not await self._asked() or way in {"ignore", "never asks"}:
             return False
         self.answered = True
         if way == "hang":
@@ -188,9 +189,12 @@ class _Play:
         await self._leave({"exit 0": 0, "exit 1": 1}.get(way, PREEMPTED_CODE))
         return True
 
-    def _asked(self) -> bool:
+    async def _asked(self) -> bool:
         if self.job.mode is PreemptMode.SIGNAL:
             return any(rank.signals for rank in self.run_.ranks.values())
+        if self.program.way == "never asks":
+            return False
+        await self.world.poll(self.run_.run_id)
         return self.world.should_preempt(self.task_id, self.attempt)
 
     def _fail(self) -> None:

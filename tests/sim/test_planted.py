@@ -128,6 +128,18 @@ DEFECTS = {
         bend=planted.crowded,
         world=planted.ExplainedWorld,
     ),
+    "silent runs waited for": Planted(
+        planted.silent_runs_waited_for,
+        "silent_runs_are_not_waited_for",
+        0,
+        bend=planted.calm_people,
+    ),
+    "listening runs cut short": Planted(
+        planted.listening_runs_cut_short,
+        "listening_runs_are_not_cut_short",
+        0,
+        bend=planted.calm_people,
+    ),
     "inventories by moment": Planted(planted.inventories_by_moment, "nodes_and_limits_agree", 16),
 }
 BENDS = (
@@ -140,6 +152,7 @@ BENDS = (
     planted.silent_nodes,
     planted.long_outages,
     planted.slow_databases,
+    planted.calm_people,
 )
 WORLDS = (
     (planted.PoisonedGroupWorld, planted.a_group_that_cannot_be_decided),

@@ -7,6 +7,7 @@ everything has to end within a bound of virtual time. ``endings.py`` judges what
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -17,13 +18,16 @@ from typing import Any
 from libs.bus.memory_broker import Faults, MemoryBroker
 from libs.bus.port import BusUnavailableError
 from libs.contracts.base import Message
+from libs.contracts.ids import RunId
 from libs.contracts.messages import Node
 from libs.service.loop import pause
 from libs.service.settings import BaseServiceSettings
 from libs.service.wiring import Wiring
 from libs.store.memory import MemoryStore
 from libs.store.memory_database import MemoryDatabase
+from libs.store.port import DatabaseFaultError, StoreUnavailableError
 from services.allinone.composition import WIRINGS
+from services.gateway.listeners import Listeners
 from services.gateway.rows import RunRow
 from services.gateway.tables import TABLES as GATEWAY
 from services.launcher import loop as launcher_loop
@@ -84,6 +88,9 @@ class World:
         self.acks: list[Ack] = []
         # By the command's identity: itself, and until when its requester waits.
         self.waits: dict[int, tuple[Message, float | None]] = {}
+        # Runs whose first poll was answered, and when.
+        self.listened: dict[RunId, float] = {}
+        self.polls = Random(f"polls {plan.seed}")
         self.storage: dict[str, tuple[int, str]] = {}
         self.source, self.archive = MemorySource(), MemoryArchive()
         self.database = MemoryDatabase()
@@ -164,6 +171,16 @@ class World:
         if not gateway.alive or gateway.starts != start:
             raise BusUnavailableError("the gateway died before it answered")
         return reply
+
+    async def poll(self, run_id: RunId) -> None:
+        """The run asks whether it should leave: the gateway reports that, as its route does."""
+        alive = [process for process in self.of("gateway") if process.alive]
+        if run_id in self.listened or not alive:
+            return
+        process = self.polls.choice(alive)
+        with contextlib.suppress(StoreUnavailableError, DatabaseFaultError):
+            await Listeners(process.store).report(run_id)
+            self.listened.setdefault(run_id, asyncio.get_running_loop().time())
 
     def should_preempt(self, task_id: str, attempt: int) -> bool:
         """What the gateway's long-poll would tell the run."""

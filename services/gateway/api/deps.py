@@ -25,6 +25,7 @@ from services.gateway import store as rows_of
 from services.gateway.auth import Authenticator, Identity, Mint, audit
 from services.gateway.buckets import Buckets
 from services.gateway.commands import Commands
+from services.gateway.listeners import Listeners
 from services.gateway.live import Gate, Live
 from services.gateway.problems import INTERNAL, NOT_FOUND, ProblemError, invalid
 from services.gateway.refusals import Refusals, Refused
@@ -82,6 +83,7 @@ class Context:
     bus: Bus
     wrong_tokens: Buckets
     checkpoints: Buckets
+    listeners: Listeners
     refusals: Refusals
 
     @asynccontextmanager

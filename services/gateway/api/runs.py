@@ -46,6 +46,8 @@ class Standing:
     preempt: bool
     deadline_at: str | None
     superseded: bool
+    # Its program has asked before.
+    listens: bool = False
 
 
 async def standing(tx: Tx, run: RunId) -> Standing:
@@ -55,15 +57,17 @@ async def standing(tx: Tx, run: RunId) -> Standing:
     superseded = task is not None and task.attempt > run.attempt
     preempt = False
     deadline = None
+    listens = False
     revision = 1
     if row is not None:
         superseded = superseded or row.exit is not None
         preempt = row.preempt_requested_at is not None
         deadline = row.preempt_deadline_at
+        listens = row.listening_at is not None
         revision += preempt + (row.kill_requested_at is not None)
     # More than the others can add: nothing comes after it.
     revision += 8 * superseded
-    return Standing(run.attempt, revision, preempt, moment(deadline), superseded)
+    return Standing(run.attempt, revision, preempt, moment(deadline), superseded, listens)
 
 
 @router.get("/run", response_model=shapes.RunState)
@@ -74,7 +78,8 @@ async def run_state(
     seen: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> Response:
     """What the platform wants of this run: as soon as ``revision`` is above ``seen``, at the
-    latest after ``wait_seconds``.
+    latest after ``wait_seconds``. A run that asks is one that can be asked to leave: from the first
+    request on it is given the time to save.
 
     A task may hold ``waits_per_task_max`` such requests at a time. Further ones are answered at
     once, with ``ask_again_seconds``: how long to pause before the next request.
@@ -89,6 +94,8 @@ async def run_state(
         found = await _look(parts, run)
         if found.superseded:
             raise _is_over(run)
+        if not found.listens:
+            await parts.listeners.report(run)
         until = asyncio.get_running_loop().time() + (wait_seconds if admitted else 0.0)
         with contextlib.suppress(TimeoutError):
             while found.revision <= seen and not parts.live.closed:

@@ -236,6 +236,8 @@ class Run(TypedDict):
     start_deadline_at: str | None
     delayed: Delay | None
     started_at: str | None
+    # When its program first asked whether it should leave.
+    listening_at: str | None
     resume_from: Checkpoint | None
     preemption: dict[str, Any] | None
     kill: dict[str, Any] | None

@@ -276,12 +276,14 @@ async def show(task_id: str, caller: Caller, parts: Parts) -> Response:
 
 @router.put("/tasks/{task_id}/goal", status_code=202, response_model=shapes.Revision)
 async def put_goal(task_id: str, body: GoalBody, caller: Caller, parts: Parts) -> Response:
-    """Run, pause or stop. Stored when this answers; applied when ``observed_revision`` is there."""
+    """Run, pause or stop. Stored when this answers; applied when ``observed_revision`` is there.
+    With ``now`` a run that is to pause or stop is ended at once, without being asked to save.
+    """
     async with parts.store.transaction() as tx:
         row = await task_or_404(tx, task_id)
     async with parts.changing(caller, f"task.goal.{body.goal}", task_id):
         require_owner(caller, row, "change the goal")
-        reply = await parts.commands.ask(set_goal(task_id, body.goal, caller), m.SetGoalReply)
+        reply = await parts.commands.ask(set_goal(task_id, body, caller), m.SetGoalReply)
     return answer({"task": task_id, "revision": reply.revision}, 202)
 
 

@@ -5,7 +5,8 @@ First step of ``decide``.
 
 from __future__ import annotations
 
-from libs.contracts.messages import ReasonCode
+from libs.contracts.messages import Reason, ReasonCode
+from services.scheduler.domain.goals import goal_reason
 from services.scheduler.domain.handover import tell_to_go
 from services.scheduler.domain.lifecycle import PREEMPTING, STARTING, Trigger
 from services.scheduler.domain.model import Kill, Task
@@ -31,10 +32,21 @@ def _expire(round_: Round, task: Task) -> None:
         trigger = Trigger.START_EXPIRED
         round_.decide(Kill(task.id, task.live_attempt, why, trigger, end_reason=end))
     elif task.state is PREEMPTING:
-        why = reason(ReasonCode.ACK_EXPIRED)
+        why = _why_forced(round_, task)
         # The beneficiary stays the one the run was asked for.
         trigger, beneficiary = Trigger.ACK_EXPIRED, task.preempted_for
         round_.decide(Kill(task.id, task.live_attempt, why, trigger, beneficiary))
     else:
         why = reason(ReasonCode.MAX_RUN_TIME, seconds=task.spec.max_run_seconds)
         tell_to_go(round_, task, why, end_reason=why)
+
+
+def _why_forced(round_: Round, task: Task) -> Reason:
+    """Why a run that was asked to go is ended now."""
+    if task.ends_now:
+        return goal_reason(task.goal)
+    seconds = round_.settings.silent_ack_seconds_max
+    at = task.gone_by(seconds)
+    if at is not None and at != task.ack_deadline_at:
+        return reason(ReasonCode.NEVER_ASKED, seconds=seconds)
+    return reason(ReasonCode.ACK_EXPIRED)

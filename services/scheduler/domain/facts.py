@@ -20,12 +20,14 @@ from libs.contracts.messages import (
     Goal,
     GoalChanged,
     PreemptionRequested,
+    PreemptMode,
     Priority,
     PriorityChanged,
     Reason,
     ReasonCode,
     RunExit,
     RunExited,
+    RunListened,
     RunStarted,
     TaskState,
     TaskSubmitted,
@@ -94,6 +96,7 @@ class Early:
 
     task_id: TaskId
     goal: Goal = Goal.RUN
+    goal_now: bool = False
     goal_revision: int = 0
     priority: Priority = Priority.UNSPECIFIED
     priority_revision: int = 0
@@ -105,7 +108,7 @@ def early_goal(early: Early, event: GoalChanged) -> Early:
     """Keep a goal that came before its task."""
     if event.revision <= early.goal_revision:
         return early
-    return replace(early, goal=event.goal, goal_revision=event.revision)
+    return replace(early, goal=event.goal, goal_now=event.now, goal_revision=event.revision)
 
 
 def early_priority(early: Early, event: PriorityChanged) -> Early:
@@ -127,6 +130,7 @@ def on_submitted(event: TaskSubmitted, early: Early | None, now: datetime) -> Ch
         submitted_at=max(min(event.submitted_at, now), now - SUBMITTED_AGO_MAX),
         priority=early.priority if changed else event.spec.priority,
         goal=early.goal if early.goal_revision > event.revision else Goal.RUN,
+        goal_now=early.goal_now and early.goal_revision > event.revision,
         revision=max(event.revision, early.goal_revision, early.priority_revision),
         goal_revision=max(event.revision, early.goal_revision),
         priority_revision=max(event.revision, early.priority_revision),
@@ -148,12 +152,19 @@ def on_goal_changed(
     """Note the goal; ``decide`` acts on it.
 
     A run that is already asked to go gets no more time than the new goal allows from now on: else a
-    stop of a run that is being preempted would wait for the longer deadline of the preemption.
+    stop of a run that is being preempted would wait for the longer deadline of the preemption. One
+    that is to end at once gets none.
     """
     if event.revision <= task.goal_revision:
         return Drop.OLD_REVISION
     revision = max(task.revision, event.revision)
-    after = replace(task, goal=event.goal, goal_revision=event.revision, revision=revision)
+    after = replace(
+        task,
+        goal=event.goal,
+        goal_now=event.now,
+        goal_revision=event.revision,
+        revision=revision,
+    )
     deadline_at = now + timedelta(seconds=ack_seconds(after, settings))
     if task.state is not PREEMPTING or not _is_sooner(deadline_at, task.ack_deadline_at):
         return _told(after, now)
@@ -199,11 +210,22 @@ def on_run_started(task: Task, event: RunStarted, now: datetime) -> Outcome:
         return Drop.OTHER_ATTEMPT
     if task.run_started_at is not None:
         return Drop.DUPLICATE
-    after = started(task, _believed(event.started_at, task.assigned_at, now))
+    heard = replace(task, listens=task.listens or False)
+    after = started(heard, _believed(event.started_at, task.assigned_at, now))
     if after.state is task.state:
         # It was told to go meanwhile; its run time counts all the same.
         return Change(after)
     return Change(after, (state_changed(after, task.state, now),))
+
+
+def on_run_listened(task: Task, event: RunListened) -> Outcome:
+    """The live run's program asks whether to leave. If it was asked to meanwhile, it now has the
+    whole deadline, which counts from the request."""
+    if event.attempt != task.live_attempt:
+        return Drop.OTHER_ATTEMPT
+    if task.listens:
+        return Drop.DUPLICATE
+    return Change(replace(task, listens=True))
 
 
 def started(task: Task, at: datetime) -> Task:
@@ -216,7 +238,8 @@ def started(task: Task, at: datetime) -> Task:
     }
     if (task.state, Trigger.STARTED) not in TRANSITIONS:
         return replace(task, **noted)
-    why = reason(ReasonCode.STARTED, attempt=task.attempt)
+    again = _goes_on(task, task.began_from_checkpoint) if task.attempt > 1 else {}
+    why = reason(ReasonCode.STARTED, names=None, attempt=task.attempt, **again)
     return moved(task, Trigger.STARTED, why, **noted)
 
 
@@ -268,13 +291,14 @@ def exited(task: Task, event: Exit, now: datetime, settings: PolicySettings) -> 
     return moved(
         task,
         verdict.trigger,
-        _exit_reason(task, event, verdict),
+        _exit_reason(task, event, verdict, checkpoint),
         level=Priority.UNSPECIFIED,
         live_attempt=None,
         placements=(),
         assigned_at=None,
         start_deadline_at=None,
         run_started_at=None,
+        listens=None,
         ack_deadline_at=None,
         preempted_for="",
         preempt_requested_at=None,
@@ -351,13 +375,31 @@ def _not_before(
     return now + timedelta(seconds=min(delay, settings.retry_delay_seconds_max))
 
 
-def _exit_reason(task: Task, event: Exit, verdict: Verdict) -> Reason:
+def _goes_on(task: Task, checkpoint_no: int) -> dict[str, float]:
+    """From where a later attempt goes on, for its reason: a step, or the beginning. What a program
+    that is asked by a signal saves is its own affair."""
+    if task.preempt_mode is PreemptMode.SIGNAL:
+        return {}
+    if not checkpoint_no:
+        return {"from_beginning": 1}
+    saved = task.checkpoint
+    return {"step": saved.step} if saved is not None and saved.no == checkpoint_no else {}
+
+
+def _exit_reason(
+    task: Task, event: Exit, verdict: Verdict, checkpoint: Checkpoint | None
+) -> Reason:
     if verdict.trigger is Trigger.EXIT_FAILED and task.end_reason is not None:
         return task.end_reason
     names = {"detail": event.exit.detail[:200]} if event.exit.detail else {}
     retries = task.retries_used if verdict.code is ReasonCode.RETRIES_USED_UP else None
     used_up = verdict.code is ReasonCode.START_ATTEMPTS_USED_UP
     attempts = task.start_attempts + 1 if used_up else None
+    code, again = verdict.code, {}
+    if code in (ReasonCode.RUN_KILLED, ReasonCode.RUN_LOST) and task.run_started_at is not None:
+        again = _goes_on(replace(task, checkpoint=checkpoint), checkpoint.no if checkpoint else 0)
+    if code is ReasonCode.RUN_KILLED and task.reason.code is ReasonCode.NEVER_ASKED:
+        code = ReasonCode.NEVER_ASKED
     return reason(
-        verdict.code, names=names, attempt=event.attempt, retries=retries, attempts=attempts
+        code, names=names, attempt=event.attempt, retries=retries, attempts=attempts, **again
     )

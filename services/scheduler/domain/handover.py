@@ -14,6 +14,8 @@ from services.scheduler.domain.round import Round
 
 def ack_seconds(task: Task, settings: PolicySettings) -> float:
     """How long the task may take to save and go; a task that is to stop gets less."""
+    if task.ends_now:
+        return 0.0
     asked = task.spec.preemption.ack_deadline_seconds or settings.ack_deadline_seconds_default
     allowed = min(asked, settings.ack_deadline_seconds_max)
     return min(allowed, settings.stop_ack_seconds_max) if task.goal is Goal.STOP else allowed
@@ -28,14 +30,20 @@ def tell_to_go(
     end_reason: Reason | None = None,
     moves_to: tuple[Placement, ...] = (),
 ) -> None:
-    """Decide that the task's live run hands over: nothing to save or no way to ask means force.
+    """Decide that the task's live run hands over: nothing to save, no way to ask or an owner who
+    does not want it asked means force.
 
+    A silent run is asked, too, and may begin to listen: then it has the whole deadline.
     ``moves_to``: where there is a place for it, if it is only to move.
     """
     assert task.live_attempt is not None, "a task that holds capacity has a live attempt"
-    if task.state is RUNNING and task.preempt_mode is not PreemptMode.KILL:
-        deadline_at = round_.after(ack_seconds(task, round_.settings))
+    asks = task.preempt_mode is not PreemptMode.KILL and not task.ends_now
+    if task.state is RUNNING and asks:
+        settings = round_.settings
+        deadline_at = round_.after(ack_seconds(task, settings))
         round_.wake_at(deadline_at)
+        if task.is_silent:
+            round_.wake_at(round_.after(settings.silent_ack_seconds_max))
         round_.decide(
             Preempt(task.id, task.live_attempt, why, deadline_at, beneficiary, end_reason, moves_to)
         )

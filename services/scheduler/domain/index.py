@@ -202,14 +202,18 @@ class Index:
         new.finishes, new.history = old.finishes, old.history
         for task_id in old.sizes:
             task = self.tasks[task_id]
-            for moment in moments_of(task, old.policy, old.protected_seconds):
+            for moment in self._moments_of(task, old):
                 self._forget(moment)
-            for moment in moments_of(task, new.policy, new.protected_seconds):
+            for moment in self._moments_of(task, new):
                 self._expect(moment)
             new.enter(task)
             self._compare_level(new, task)
 
     # Tasks.
+
+    def _moments_of(self, task: Task, pool: Pool) -> Iterator[Moment]:
+        silent_seconds = self.settings.silent_ack_seconds_max
+        return moments_of(task, pool.policy, pool.protected_seconds, silent_seconds)
 
     def _expect(self, moment: Moment) -> None:
         self.moments.add(moment)
@@ -223,7 +227,7 @@ class Index:
 
     def _leave(self, old: Task, after: Task | None) -> None:
         pool = self.pools[old.group]
-        for moment in moments_of(old, pool.policy, pool.protected_seconds):
+        for moment in self._moments_of(old, pool):
             self._forget(moment)
         self.unsettled.discard(old.id)
         if after is None or after.state is not QUEUED or after.promised:
@@ -246,7 +250,7 @@ class Index:
     def _enter(self, task: Task, old: Task | None) -> None:
         pool = self.pool(task.group)
         pool.enter(task)
-        for moment in moments_of(task, pool.policy, pool.protected_seconds):
+        for moment in self._moments_of(task, pool):
             self._expect(moment)
         if GOALS[task.goal, task.state] is not None:
             self.unsettled.add(task.id)
@@ -266,6 +270,9 @@ class Index:
             self._give(task)
             # Who is covered by a guarantee changes with what others of his have.
             pool.wide = pool.wide or bool(pool.clusters)
+        if old is not None and old.is_silent and task.holds and not task.is_silent:
+            # It can save from now on: its turn costs less.
+            pool.wide = True
         if task.state in LEAVING and (old is None or old.state not in LEAVING):
             # What it has, and is not promised to the one it goes for, is coming free.
             pool.wide = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -121,6 +121,8 @@ class Task:
     # What the owner wants, and the last revisions of submit's facts applied here.
     priority: Priority
     goal: Goal = Goal.RUN
+    # The owner wants its run ended at once, without being asked to save (pause and stop).
+    goal_now: bool = False
     revision: int = 0
     goal_revision: int = 0
     priority_revision: int = 0
@@ -139,6 +141,9 @@ class Task:
     assigned_at: datetime | None = None
     start_deadline_at: datetime | None = None
     run_started_at: datetime | None = None
+    # Whether the program of the live run has ever asked if it should leave; None: nobody knows.
+    listens: bool | None = None
+    # When a run that is asked to go is ended, if its program listens.
     ack_deadline_at: datetime | None = None
     # The task this run was asked to make room for; empty: none.
     preempted_for: str = ""
@@ -193,6 +198,24 @@ class Task:
         """How its runs are asked to go; the SDK unless said otherwise."""
         mode = self.spec.preemption.mode
         return PreemptMode.SDK if mode is PreemptMode.UNSPECIFIED else mode
+
+    @property
+    def is_silent(self) -> bool:
+        """True if its live run would have to ask whether to go, and never did: it cannot save."""
+        return self.listens is False and self.preempt_mode is PreemptMode.SDK
+
+    @property
+    def ends_now(self) -> bool:
+        """True if its run is to be ended without being asked to save."""
+        return self.goal_now and self.goal is not Goal.RUN
+
+    def gone_by(self, silent_seconds: float) -> datetime | None:
+        """When a run that was asked to go is ended by force; a silent one gets ``silent_seconds``
+        at most, until it is heard of. None: it was not asked."""
+        at, asked_at = self.ack_deadline_at, self.preempt_requested_at
+        if at is None or asked_at is None or not self.is_silent:
+            return at
+        return min(at, asked_at + timedelta(seconds=silent_seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +298,8 @@ class PolicySettings:
     ack_deadline_seconds_max: float = 3600.0
     # A task that is to stop gets no more than this to save.
     stop_ack_seconds_max: float = 30.0
+    # A run whose program never asked whether it should leave gets no more than this.
+    silent_ack_seconds_max: float = 5.0
     # CPU-only ranks on one node: as many as it has CPUs, this many where that is not known.
     cpu_ranks_per_node: int = 16
     # AUTO rises above this only to a level that a limit names together with the owner or the

@@ -36,12 +36,12 @@ class Moment(NamedTuple):
     kind: Kind
 
 
-def expires_at(task: Task) -> datetime | None:
+def expires_at(task: Task, silent_seconds: float) -> datetime | None:
     """When the task's live run expires in its present state: start, ack or run time; or never."""
     if task.state is STARTING:
         return task.start_deadline_at
     if task.state is PREEMPTING:
-        return task.ack_deadline_at
+        return task.gone_by(silent_seconds)
     run_seconds_max = task.spec.max_run_seconds
     if task.state is RUNNING and run_seconds_max is not None and task.run_started_at is not None:
         return task.run_started_at + timedelta(seconds=run_seconds_max - task.run_seconds)
@@ -88,7 +88,9 @@ def protected_until(task: Task, protected_seconds: float) -> datetime | None:
     return task.run_started_at + timedelta(seconds=protected_seconds)
 
 
-def moments_of(task: Task, policy: GroupPolicy, protected_seconds: float) -> Iterator[Moment]:
+def moments_of(
+    task: Task, policy: GroupPolicy, protected_seconds: float, silent_seconds: float
+) -> Iterator[Moment]:
     """The moments of one task, in the state it is in."""
     if task.state is QUEUED:
         if task.not_before_at is not None:
@@ -97,7 +99,7 @@ def moments_of(task: Task, policy: GroupPolicy, protected_seconds: float) -> Ite
     if not task.holds:
         return
     pairs = (
-        (expires_at(task), Kind.EXPIRES),
+        (expires_at(task, silent_seconds), Kind.EXPIRES),
         (sinks_at(task, policy), Kind.SINKS),
         (protected_until(task, protected_seconds), Kind.OPENS),
     )

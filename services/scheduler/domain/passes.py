@@ -32,7 +32,7 @@ ALMOST = 1e-6
 def turn_cost(pool: Pool, task: Task, now: float) -> float:
     """What a turn costs that this run pays with: one that can be asked saves before it goes."""
     unsaved = 0.0
-    if task.preempt_mode is PreemptMode.KILL:
+    if task.preempt_mode is PreemptMode.KILL or task.is_silent:
         unsaved = max(0.0, now - saved_until(task))
     return pool.size(task) * (unsaved + pool.move_seconds(task))
 

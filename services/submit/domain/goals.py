@@ -35,14 +35,21 @@ def short(word: Goal | Priority | TaskState) -> str:
     raise AssertionError(word)
 
 
-def judge_goal(wanted: Goal, *, current: Goal, state: TaskState) -> Change | Refusal:
-    """Apply it, leave it (it is so already), or refuse it."""
+def judge_goal(
+    wanted: Goal, *, current: Goal, state: TaskState, now: bool = False, current_now: bool = False
+) -> Change | Refusal:
+    """Apply it, leave it (it is so already), or refuse it. ``now``: end a run without asking it to
+    save. What was to be done at once is not asked for more gently any more."""
     if wanted is Goal.UNSPECIFIED:
         fault = problem("goal", short(wanted), "is not a goal", "use run, pause or stop")
         return refusal(RefusalCode.INVALID, fault)
+    if now and wanted is Goal.RUN:
+        fault = problem("now", now, "goes with pause or stop", "leave it out to resume the task")
+        return refusal(RefusalCode.INVALID, fault)
     if state in TERMINAL_STATES:
         return refusal(RefusalCode.CONFLICT, _ended("goal", short(wanted), state))
-    return Change.NOTHING if wanted is current else Change.APPLY
+    same = wanted is current and (current_now or not now)
+    return Change.NOTHING if same else Change.APPLY
 
 
 def judge_priority(wanted: Priority, *, current: Priority, state: TaskState) -> Change | Refusal:

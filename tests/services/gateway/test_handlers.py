@@ -73,6 +73,7 @@ LIFE: list[Message] = [
     assigned("tt", 1),
     delayed(1, 4, "rank 0 on n0: image a/b cannot be pulled"),
     m.RunStarted(task_id="tt", attempt=1, started_at=at(5)),
+    m.RunListened(task_id="tt", attempt=1, asked_at=at(6)),
     checkpoint(1, 1),
     preemption("tt", 1),
     checkpoint(2, 1),

@@ -15,9 +15,16 @@ import shiftwork
 from shiftwork import training
 
 from libs.contracts import messages as m
+from libs.contracts.ids import RunId, TaskId
 from libs.contracts.limits import CHECKPOINT_URI_BYTES_MAX
+from libs.store.memory import MemoryStore
+from libs.store.memory_database import MemoryDatabase
+from libs.store.port import StoreUnavailableError
 from services.gateway import reports
+from services.gateway.listeners import Listeners
+from services.gateway.tables import TABLES
 from tests.services.gateway.world import (
+    Ticking,
     World,
     assigned,
     at,
@@ -27,6 +34,7 @@ from tests.services.gateway.world import (
     run_token,
     served,
     state,
+    until_async,
 )
 
 
@@ -72,6 +80,64 @@ async def test_a_run_that_nobody_wants_back(world: World) -> None:
         "deadline_at": None,
         "superseded": False,
     }
+
+
+def reported(world: World) -> list[tuple[str, int]]:
+    """Which attempts the gateway has reported."""
+    sent = world.database.schema("gateway").outbox.values()
+    found = [each.envelope.message for each in sent]
+    return [(each.task_id, each.attempt) for each in found if isinstance(each, m.RunListened)]
+
+
+async def test_the_first_poll_of_an_attempt_is_reported_once(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    tid = (await world.submitted(ann))["id"]
+    await world.heard(assigned(tid))
+
+    async def polled(attempt: int = 1) -> list[tuple[str, int]]:
+        async with world.client(run_token(tid, attempt)) as run:
+            await asyncio.gather(run.get("/v1/run"), run.get("/v1/run"))
+        return reported(world)
+
+    (run,) = (await ann.get(f"/v1/tasks/{tid}/runs")).json()["items"]
+    assert run["listening_at"] is None
+    assert await polled() == [(tid, 1)]
+    assert await polled() == [(tid, 1)]
+
+    async def shown() -> bool:
+        (run,) = (await ann.get(f"/v1/tasks/{tid}/runs")).json()["items"]
+        return run["listening_at"] is not None
+
+    await until_async(shown)
+    # An attempt that is over is not heard any more.
+    await world.heard(exited(tid), assigned(tid, 2))
+    assert await polled() == [(tid, 1)]
+    assert await polled(2) == [(tid, 1), (tid, 2)]
+
+
+async def test_numbers_and_checkpoints_alone_are_no_listening(world: World) -> None:
+    await world.heard(assigned("tt"))
+    world.others.live_attempts = {"tt": 1}
+    async with world.client(run_token("tt")) as run:
+        await run.post("/v1/run/metrics", json={"samples": [{"values": {"a": 1}}]})
+        await run.post("/v1/run/checkpoints", json={"step": 1, "uri": "/c"})
+    assert reported(world) == []
+
+
+async def test_a_report_that_was_not_stored_is_made_at_the_next_poll() -> None:
+    database = MemoryDatabase()
+    store = MemoryStore(
+        database, TABLES, clock=Ticking(), source="gateway", new_id=lambda: str(id(object()))
+    )
+    listeners, run = Listeners(store), RunId(TaskId("tt"), 1)
+    database.stop()
+    with pytest.raises(StoreUnavailableError):
+        await listeners.report(run)
+    database.start()
+    for _ in range(2):
+        await listeners.report(run)
+    assert len(database.schema("gateway").outbox) == 1
 
 
 async def test_the_long_poll_waits_no_longer_than_asked(world: World) -> None:

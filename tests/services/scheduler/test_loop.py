@@ -36,6 +36,7 @@ from tests.builders import (
     a_task,
     at,
     exited_event,
+    listened_event,
     some_nodes,
     started_event,
     submitted_event,
@@ -89,6 +90,7 @@ async def test_a_deadline_that_is_missed_ends_in_force_and_a_resume_from_the_las
     await world.hear(submitted_event(a_task("low", priority=Priority.LOW)))
     await world.settle()
     await world.hear(started_event(await world.task("low")))
+    await world.hear(listened_event(await world.task("low"), now=0))
     await world.hear(CheckpointSaved(task_id="low", attempt=1, checkpoint=a_checkpoint(1)))
     await world.hear(submitted_event(a_task("high", priority=Priority.HIGH, submitted=1)))
     await world.settle()

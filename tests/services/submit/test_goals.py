@@ -25,6 +25,30 @@ def test_every_wish_in_every_state_has_an_answer(
         assert verdict is (Change.NOTHING if wanted is current else Change.APPLY)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "now", "current", "current_now", "verdict"),
+    [
+        (Goal.STOP, True, Goal.STOP, False, Change.APPLY),
+        (Goal.STOP, True, Goal.STOP, True, Change.NOTHING),
+        (Goal.STOP, False, Goal.STOP, True, Change.NOTHING),
+        (Goal.STOP, False, Goal.PAUSE, True, Change.APPLY),
+        (Goal.PAUSE, True, Goal.RUN, False, Change.APPLY),
+    ],
+)
+def test_at_once_is_more_than_gently(
+    wanted: Goal, now: bool, current: Goal, current_now: bool, verdict: Change
+) -> None:
+    state = TaskState.PREEMPTING
+    found = judge_goal(wanted, current=current, state=state, now=now, current_now=current_now)
+    assert found is verdict
+
+
+def test_nothing_runs_at_once() -> None:
+    found = judge_goal(Goal.RUN, current=Goal.PAUSE, state=TaskState.PAUSED, now=True)
+    assert isinstance(found, Refusal)
+    assert [error.field for error in found.errors] == ["now"]
+
+
 @pytest.mark.parametrize("state", TaskState)
 @pytest.mark.parametrize("wanted", Priority)
 def test_every_priority_in_every_state_has_an_answer(wanted: Priority, state: TaskState) -> None:

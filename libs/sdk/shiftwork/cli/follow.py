@@ -6,12 +6,13 @@ cut off are opened again where they ended, so that nothing is lost or shown twic
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 from typing import Any, Callable, Iterator, Mapping, NamedTuple
 
-from shiftwork.cli import parse, render, timeline
+from shiftwork.cli import listening, parse, render, timeline
 from shiftwork.cli.client import Api, Stopped, chunk_bytes, part
 from shiftwork.cli.failures import INTERRUPTED, UNREACHABLE, Failure
 
@@ -253,6 +254,9 @@ class _Follower:
         self._screen = Screen(progress, prefix=max(1, int(task.get("nodes") or 1)) > 1)
         self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(QUEUED_MAX)
         self._output_done = False
+        # The attempt that runs, and since when this looks at it; None once there was a look at
+        # whether its program can be asked to save.
+        self._looks_at: tuple[int, float] | None = (0, 0.0)
         self._readers: list[Api] = []
 
     def run(self) -> dict[str, Any]:
@@ -276,6 +280,7 @@ class _Follower:
             except queue.Empty:
                 kind, value = "", None
             self._take(kind, value)
+            self._advise()
             if self._task["state"] in ENDED and ended_at is None:
                 ended_at = time.monotonic()
             if ended_at is not None and time.monotonic() - ended_at > LAST_OUTPUT_SECONDS:
@@ -325,6 +330,21 @@ class _Follower:
                 self._queue.put((f"{kind} done", None))
 
         threading.Thread(target=read, name=f"follow-{kind}", daemon=True).start()
+
+    def _advise(self) -> None:
+        """Once, when an attempt has lasted a while: say if its program cannot be asked to save."""
+        task, now = self._task, time.monotonic()
+        if self._looks_at is None or task["state"] != "running":
+            return
+        attempt, since = self._looks_at
+        if attempt != task["attempt"]:
+            self._looks_at = (task["attempt"], now)
+        elif now - since > listening.QUIET_SECONDS + LOOK_SECONDS:
+            self._looks_at = None
+            with contextlib.suppress(Failure):
+                runs = self._api.items(f"/v1/tasks/{part(task['id'])}/runs")["items"]
+                if text := listening.advice(task, runs):
+                    render.note(text)
 
     def _show_event(self, event: dict[str, Any]) -> None:
         if render.wants_json():

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import typer
 
-from shiftwork.cli import complete, ending, explanation, follow, parse, render, session
+from shiftwork.cli import complete, ending, explanation, follow, listening, parse, render, session
 from shiftwork.cli.client import Api, part
 from shiftwork.cli.failures import REFUSED, UNREACHABLE, Failure, told_as_typed, usage
 
@@ -27,6 +27,7 @@ _TASK = typer.Argument(..., metavar="TASK", help=_HELP, autocompletion=complete.
 _TASKS = typer.Argument(..., metavar="TASK...", help=_HELP, autocompletion=complete.tasks)
 _LIVE = typer.Argument(..., metavar="TASK...", help=_HELP, autocompletion=complete.live_tasks)
 _SOME = typer.Argument(None, metavar="[TASK...]", help=_HELP, autocompletion=complete.live_tasks)
+_NOW = typer.Option(False, "--now", help="Kill the run at once: nothing is saved.")
 _LABEL = typer.Option(None, "--label", "-l", metavar="K=V", help="With this label; repeatable.")
 SORTED_BY = ("submitted_at", "name", "priority", "state")
 
@@ -266,6 +267,7 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
             ("state", found["state"]),
             ("reason", reason.get("text", "")),
             ("not started", _delayed(runs, found)),
+            ("preemption", listening.advice(found, runs)),
             ("goal", found["goal"]),
             ("priority", found["priority"]),
             ("group", found["group"]),
@@ -440,9 +442,9 @@ def _waited(
     return found
 
 
-def pause(tasks: List[str] = _LIVE) -> None:
+def pause(tasks: List[str] = _LIVE, at_once: bool = _NOW) -> None:
     """Have tasks save a checkpoint and rest, until they are resumed."""
-    _goals(tasks, "pause")
+    _goals(tasks, "pause", now=at_once)
 
 
 def resume(tasks: List[str] = _LIVE) -> None:
@@ -456,8 +458,9 @@ def stop(
     label: Optional[List[str]] = _LABEL,
     everybody: bool = typer.Option(False, "--all-users", help="With --all: everybody's."),
     yes: bool = typer.Option(False, "-y", "--yes", help="Do not ask."),
+    at_once: bool = _NOW,
 ) -> None:
-    """End tasks for good."""
+    """End tasks for good; they may save first."""
     if everything == bool(tasks):
         fix = "write: shiftwork stop TASK ..., or shiftwork stop --all [-l K=V]"
         raise usage("give tasks, or --all", where="stop", fix=fix)
@@ -468,7 +471,7 @@ def stop(
         tasks = _all_of(_labels(label), everybody=everybody, yes=yes)
         if not tasks:
             return
-    _goals(tasks or [], "stop")
+    _goals(tasks or [], "stop", now=at_once)
 
 
 def _all_of(labels: List[str], *, everybody: bool, yes: bool) -> List[str]:
@@ -495,10 +498,12 @@ def _all_of(labels: List[str], *, everybody: bool, yes: bool) -> List[str]:
     return [task["id"] for task in found]
 
 
-def _goals(tasks: Sequence[str], goal: str) -> None:
+def _goals(tasks: Sequence[str], goal: str, *, now: bool = False) -> None:
+    body: Dict[str, Any] = {"goal": goal, "now": True} if now else {"goal": goal}
+
     def act(api: Api, task: str) -> Dict[str, Any]:
         found = find(api, task)
-        told = api.put(f"/v1/tasks/{part(found['id'])}/goal", {"goal": goal})
+        told = api.put(f"/v1/tasks/{part(found['id'])}/goal", body)
         render.note(f"goal of {found['name']} ({found['id']}) is now {goal}")
         return {"id": found["id"], **told}
 

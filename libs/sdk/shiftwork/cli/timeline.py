@@ -32,6 +32,14 @@ def _from(data: Data) -> str:
     return f" from step {saved['step']}" if saved else ""
 
 
+def _again(data: Data) -> str:
+    """A later attempt, and what it starts from, where that is the platform's to know."""
+    preemption = parse.fields(parse.fields(data.get("spec")).get("preemption"))
+    if data.get("resume_from") or preemption.get("mode") == "signal":
+        return f"resumed on {_nodes(data)}{_from(data)}"
+    return f"restarted on {_nodes(data)} from the beginning (no checkpoint)"
+
+
 def _checkpoint(data: Data) -> str:
     saved = parse.fields(data.get("checkpoint"))
     return f"checkpoint saved: step {saved.get('step')}, {saved.get('uri')}"
@@ -100,15 +108,18 @@ def _usage(data: Data) -> str:
 
 SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "task.submitted": lambda d: f"submitted by {d.get('owner')}",
-    "task.goal_changed": lambda d: f"goal {d.get('goal')}, by {d.get('changed_by')}",
+    "task.goal_changed": lambda d: (
+        f"goal {d.get('goal')}{' now' if d.get('now') else ''}, by {d.get('changed_by')}"
+    ),
     "task.priority_changed": lambda d: f"priority {d.get('priority')}, by {d.get('changed_by')}",
     "task.state_changed": _state,
     "run.assigned": lambda d: f"assigned to {_nodes(d)}",
-    "run.resumed": lambda d: f"resumed on {_nodes(d)}{_from(d)}",
+    "run.resumed": _again,
     "run.delayed": lambda d: (
         f"not started yet: {d['detail']}" if d.get("detail") else "nothing delays the start"
     ),
     "run.started": lambda d: f"started on {_nodes(d)}",
+    "run.listened": lambda _: "asks from now on whether to leave",
     "run.preemption_requested": lambda d: (
         f"asked to leave by {render.clock(d.get('deadline_at'))}{_reason(d)}"
     ),

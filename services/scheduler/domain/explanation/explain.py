@@ -222,6 +222,7 @@ def _promised(index: Index, task: Task) -> tuple[PromisedNode, ...]:
 def _chosen(place: _Place) -> tuple[ChosenVictim, ...]:
     """The runs that were asked to make room for the task, the dearest first."""
     pool = place.pool
+    silent_seconds = pool.settings.silent_ack_seconds_max
     found: list[ChosenVictim] = []
     for task in pool.leaving.values():
         if task.preempted_for != place.own.id:
@@ -234,7 +235,9 @@ def _chosen(place: _Place) -> tuple[ChosenVictim, ...]:
                 nodes=pool.size(task),
                 # What the plan that chose it said losing it costs.
                 cost_node_seconds=task.reason.numbers.get("cost_node_seconds", 0.0),
-                deadline_at=task.ack_deadline_at if task.state is TaskState.PREEMPTING else None,
+                deadline_at=task.gone_by(silent_seconds)
+                if task.state is TaskState.PREEMPTING
+                else None,
                 why=_why_chosen(place, task),
             )
         )

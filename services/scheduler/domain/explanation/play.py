@@ -204,7 +204,7 @@ class Play:
         if task.state is KILLING:
             self._at(self.now, task)
         elif task.state is PREEMPTING:
-            self._at(task.ack_deadline_at or self.now, task)
+            self._at(self._gone_by(task) or self.now, task)
         elif task.holds:
             pool = self.index.pools[task.group]
             left = expected_left(pool, task, self.now)
@@ -213,6 +213,9 @@ class Play:
             else:
                 self.by_history = self.by_history or task.expected_seconds is None
                 self._at(datetime.fromtimestamp(self.now.timestamp() + left, UTC), task)
+
+    def _gone_by(self, task: Task) -> datetime | None:
+        return task.gone_by(self.index.settings.silent_ack_seconds_max)
 
     def _at(self, moment: datetime, task: Task) -> None:
         self._count += 1
@@ -264,7 +267,8 @@ class Play:
             kind = ExitKind.OK
             if task.state is KILLING:
                 kind = ExitKind.KILLED
-            elif task.state is PREEMPTING and task.ack_deadline_at is not None:
-                kind = ExitKind.PREEMPTED if task.ack_deadline_at <= self.now else ExitKind.OK
+            elif task.state is PREEMPTING and (at := self._gone_by(task)) is not None:
+                leaves = ExitKind.KILLED if task.is_silent else ExitKind.PREEMPTED
+                kind = leaves if at <= self.now else ExitKind.OK
             self.endless.discard(task_id)
             self.exit(task_id, kind)

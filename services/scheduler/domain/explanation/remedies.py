@@ -264,8 +264,11 @@ class Remedies:
         change = Change(ends=tuple(owners))
         if owners and self._helps(change) is not None:
             yield Remedy(text, change)
+        silent_seconds = self._index.settings.silent_ack_seconds_max
         ends = [
-            tasks[owner].ack_deadline_at for owner in owners if tasks[owner].state is PREEMPTING
+            tasks[owner].gone_by(silent_seconds)
+            for owner in owners
+            if tasks[owner].state is PREEMPTING
         ]
         last = max((at for at in ends if at is not None), default=None)
         if last is not None:

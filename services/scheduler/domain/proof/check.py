@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime, timedelta
 
-from libs.contracts.messages import Goal, Placement, Priority, ReasonCode
+from libs.contracts.messages import Goal, Placement, PreemptMode, Priority, ReasonCode
 from services.scheduler.domain.lifecycle import QUEUED, TRANSITIONS, Trigger
 from services.scheduler.domain.model import (
     WEIGHTS,
@@ -189,7 +190,7 @@ def _hand_over(
         yield Violation(Fault.DEADLINE, task.id)
     expired = {
         Trigger.START_EXPIRED: task.start_deadline_at,
-        Trigger.ACK_EXPIRED: task.ack_deadline_at,
+        Trigger.ACK_EXPIRED: _ack_expires(snapshot, task),
     }
     moment = expired.get(decision.trigger)
     if decision.trigger in expired and (moment is None or moment > now):
@@ -200,3 +201,13 @@ def _hand_over(
             yield Violation(Fault.NOT_DRAINED, task.id)
     if decision.reason.code in TAKING:
         yield from victims.wrong(task, decision)
+
+
+def _ack_expires(snapshot: Snapshot, task: Task) -> datetime | None:
+    """When a run that was asked to go may be forced: one that never listened goes earlier."""
+    deadlines = [task.ack_deadline_at]
+    mode = task.spec.preemption.mode
+    if task.listens is False and mode in (PreemptMode.SDK, PreemptMode.UNSPECIFIED):
+        grace = timedelta(seconds=snapshot.settings.silent_ack_seconds_max)
+        deadlines += [task.preempt_requested_at and task.preempt_requested_at + grace]
+    return min((at for at in deadlines if at is not None), default=None)

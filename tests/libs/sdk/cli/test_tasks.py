@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -328,6 +328,48 @@ def test_goals(shiftwork: Shiftwork, server: CliServer, verb: str, goal: str) ->
     assert (done.code, done.out) == (0, "")
     assert server.asked("PUT", "/v1/tasks/ta/goal").body == {"goal": goal}
     assert shiftwork(verb, "demo", "--json").json == {"id": "ta", "task": "ta", "revision": 3}
+
+
+@pytest.mark.parametrize("verb", ["pause", "stop"])
+def test_a_goal_with_now(shiftwork: Shiftwork, server: CliServer, verb: str) -> None:
+    server.tasks["ta"] = a_task("ta", name="demo")
+    assert shiftwork(verb, "--now", "demo").code == 0
+    assert server.asked("PUT", "/v1/tasks/ta/goal").body == {"goal": verb, "now": True}
+
+
+LONG_AGO, NEVER = "2026-01-01T00:00:00Z", "2999-01-01T00:00:00Z"
+A_RUN = {"attempt": 2, "started_at": LONG_AGO, "listening_at": None}
+
+
+@pytest.mark.parametrize(
+    ("run", "task", "said"),
+    [
+        ({}, {}, "start from the beginning when preempted"),
+        ({}, {"checkpoint": {"no": 1, "step": 7, "uri": "/c"}}, "go back to step 7 when preempted"),
+        ({}, {"preemption": {"mode": "kill"}}, ""),
+        ({}, {"preemption": {"mode": "signal"}}, ""),
+        ({}, {"state": "preempting"}, ""),
+        ({"listening_at": LONG_AGO}, {}, ""),
+        ({"started_at": NEVER}, {}, ""),
+        ({"started_at": None}, {}, ""),
+        ({"attempt": 1}, {}, ""),
+    ],
+)
+def test_show_says_that_a_program_cannot_be_asked_to_save(
+    shiftwork: Shiftwork,
+    server: CliServer,
+    run: dict[str, Any],
+    task: dict[str, Any],
+    said: str,
+) -> None:
+    runs = {"state": "running", "attempt": 2, "preemption": {"mode": "sdk"}}
+    server.tasks["ta"] = a_task("ta", **{**runs, **task})
+    server.runs = [{**A_RUN, **run}]
+    out = shiftwork("show", "ta").out
+    assert (said in out) if said else "has not asked for preemption" not in out
+    # A server from before does not know.
+    server.runs[0].pop("listening_at")
+    assert "has not asked for preemption" not in shiftwork("show", "ta").out
 
 
 def test_a_goal_on_an_ended_task_is_refused(shiftwork: Shiftwork, server: CliServer) -> None:

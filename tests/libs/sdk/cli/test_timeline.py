@@ -61,6 +61,27 @@ NODE = {"ready": True, "schedulable": True, "draining": False}
             "node n0 draining",
         ),
         ("node.changed", {"node_id": "n0", "removed": True}, "node n0 removed"),
+        ("run.listened", {}, "asks from now on whether to leave"),
+        (
+            "run.resumed",
+            {"placements": [{"node_id": "n1"}], "resume_from": {"step": 7}},
+            "resumed on n1 from step 7",
+        ),
+        (
+            "run.resumed",
+            {"placements": [{"node_id": "n1"}], "spec": {"preemption": {"mode": "sdk"}}},
+            "restarted on n1 from the beginning (no checkpoint)",
+        ),
+        (
+            "run.resumed",
+            {"placements": [{"node_id": "n1"}], "spec": {"preemption": {"mode": "signal"}}},
+            "resumed on n1",
+        ),
+        (
+            "task.goal_changed",
+            {"goal": "stop", "now": True, "changed_by": "ann"},
+            "goal stop now, by ann",
+        ),
         ("something.new", {}, "something new"),
     ],
 )

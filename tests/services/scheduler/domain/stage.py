@@ -50,6 +50,7 @@ from tests.builders import (
     a_checkpoint,
     at,
     exited_event,
+    listened_event,
     started_event,
     submitted_event,
 )
@@ -219,11 +220,19 @@ class Stage:
         else:
             self.put(after)
 
-    def start(self, task_id: str, *, ago: float = 0.0) -> None:
+    def start(self, task_id: str, *, ago: float = 0.0, listens: bool = True) -> None:
+        """The run's processes exist; its program listens at once, or never did so far."""
         task = self.tasks[task_id]
         event = started_event(task, now=self.seconds - ago)
         self.runs.setdefault(task_id, []).append((self.seconds, -1.0))
         self.fact(facts.on_run_started(task, event, self.now))
+        if listens:
+            self.listen(task_id)
+
+    def listen(self, task_id: str) -> None:
+        """The program asks for the first time whether to leave."""
+        task = self.tasks[task_id]
+        self.fact(facts.on_run_listened(task, listened_event(task, now=self.seconds)))
 
     def save(self, task_id: str) -> None:
         task = self.tasks[task_id]
@@ -240,10 +249,10 @@ class Stage:
         event = exited_event(task, kind, now=self.seconds)
         self.fact(facts.on_run_exited(task, event, self.now, self.settings))
 
-    def want(self, task_id: str, goal: Goal) -> None:
+    def want(self, task_id: str, goal: Goal, *, now: bool = False) -> None:
         self._revision += 1
         event = GoalChanged(
-            task_id=task_id, goal=goal, revision=self._revision, changed_at=self.now
+            task_id=task_id, goal=goal, revision=self._revision, changed_at=self.now, now=now
         )
         self.fact(facts.on_goal_changed(self.tasks[task_id], event, self.now, self.settings))
 

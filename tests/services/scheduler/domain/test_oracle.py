@@ -240,10 +240,15 @@ class Histories(RuleBasedStateMachine):
         return sorted(each.id for each in self.stage.tasks.values() if each.state in states)
 
     @precondition(lambda self: self.some(TaskState.STARTING))
-    @rule(pick=PICK, ago=st.sampled_from([0.0, 0.0, 2.0]))
-    def start(self, pick: int, ago: float) -> None:
+    @rule(pick=PICK, ago=st.sampled_from([0.0, 0.0, 2.0]), listens=st.booleans())
+    def start(self, pick: int, ago: float, listens: bool) -> None:
         task_id = one(self.some(TaskState.STARTING), pick)
-        self.stage.start(task_id, ago=ago)
+        self.stage.start(task_id, ago=ago, listens=listens)
+
+    @precondition(lambda self: self.some(TaskState.RUNNING, TaskState.PREEMPTING))
+    @rule(pick=PICK)
+    def listen(self, pick: int) -> None:
+        self.stage.listen(one(self.some(TaskState.RUNNING, TaskState.PREEMPTING), pick))
 
     @rule()
     def start_all(self) -> None:
@@ -310,7 +315,7 @@ class Histories(RuleBasedStateMachine):
         self.stage.put(replace(changed[what], version=node.version + 1))
 
     @rule(
-        seconds=st.sampled_from([1.0, 15.0, 61.0, 61.0, 300.0, 900.0, 3700.0, 90_000.0]),
+        seconds=st.sampled_from([1.0, 4.0, 15.0, 61.0, 61.0, 300.0, 900.0, 3700.0, 90_000.0]),
         going=st.booleans(),
     )
     def wait(self, seconds: float, going: bool) -> None:
