@@ -45,6 +45,8 @@ SORTS = {
     "state": Sort("state", False, "task_id", True),
 }
 KEY_CHARACTERS_MAX = 200
+# An id's last ten characters are random, and begin to tell tasks apart from here on.
+ID_SUFFIX_MIN = 6
 Key = Annotated[
     str | None,
     Header(
@@ -103,6 +105,14 @@ async def list_tasks(
     mine: bool = False,
     name: str | None = None,
     id_prefix: Annotated[str | None, Query(max_length=26)] = None,
+    id_suffix: Annotated[
+        str | None,
+        Query(
+            min_length=ID_SUFFIX_MIN,
+            max_length=26,
+            description="the last characters of the id, as tables show them",
+        ),
+    ] = None,
     group: str | None = None,
     priority: Annotated[str | None, Query(description="levels, separated by commas")] = None,
     label: Annotated[list[str] | None, Query(description="K=V; all given ones hold")] = None,
@@ -129,6 +139,8 @@ async def list_tasks(
         where.append(Where("owner", Op.EQ, caller.user))
     if id_prefix:
         where.append(Where("task_id", Op.PREFIX, id_prefix))
+    if id_suffix:
+        where.append(Where("task_id", Op.SUFFIX, id_suffix))
     where += [Where("labels", Op.CONTAINS, _label(each)) for each in label or ()]
     async with parts.store.transaction() as tx:
         page = await rows_of.task_page(tx, where, _sort(sort), paging)
