@@ -354,12 +354,17 @@ def ago(text: str | None) -> str:
     return f"in {span(-seconds)}" if seconds < 0 else f"{span(seconds)} ago"
 
 
-def when(text: str | None) -> Cell:
-    """A moment in a table: ``3m ago``, in full ``2026-11-21 10:00:00Z``; empty if there is none."""
+def when(text: str | None, *, exact: bool = False) -> Cell:
+    """A moment in a table: ``3m ago``, in full ``2026-11-21 10:00:00Z``; empty if there is none.
+
+    ``exact``: in full with milliseconds.
+    """
     at = parse.at(text)
     if at is None:
         return Cell("", "")
-    return Cell(ago(text), f"{at.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S}Z")
+    utc = at.astimezone(timezone.utc)
+    time = clock(text) if exact else f"{utc:%H:%M:%S}"
+    return Cell(ago(text), f"{utc:%Y-%m-%d} {time}Z")
 
 
 def moment(text: str | None) -> str:
