@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from libs.contracts.ids import NodeId
 from libs.contracts.messages import ExitKind, PriorityChanged, ReasonCode, Unit
@@ -19,7 +19,7 @@ from libs.contracts.reasons import level_name
 from services.scheduler.domain import facts
 from services.scheduler.domain.accounts import counted, turn_budget
 from services.scheduler.domain.apply import Change as Changed
-from services.scheduler.domain.explanation.play import Bounds, Play, expected_left
+from services.scheduler.domain.explanation.play import Bounds, Play, Worlds, expected_left
 from services.scheduler.domain.explanation.words import counted as number
 from services.scheduler.domain.explanation.words import moment, named, span
 from services.scheduler.domain.index import Index
@@ -80,14 +80,6 @@ class Outcome:
     # When, and the runs that were asked to leave for it.
     at: datetime
     chosen: dict[str, Preempt | Kill]
-
-
-class Worlds(Protocol):
-    """Gives each trial a copy of an index, so that what it does is seen by nobody."""
-
-    def apart(self, index: Index, play: Callable[[Index], Any]) -> Any:  # noqa: ANN401 - what it says
-        """What ``play`` returns when it has a copy of the index for itself; None: no time."""
-        ...
 
 
 def attempt(play: Play, change: Change) -> Outcome:
