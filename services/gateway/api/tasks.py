@@ -26,7 +26,7 @@ from services.gateway.api.deps import (
 from services.gateway.auth import Identity, may_change, require_owner
 from services.gateway.bodies import BatchBody, GoalBody, PriorityBody, TaskBody
 from services.gateway.commands import accepted, create_task, set_goal, set_priority
-from services.gateway.explanations import explanation
+from services.gateway.explanations import NAMED_MAX, explanation, ids_in
 from services.gateway.problems import ProblemError, invalid
 from services.gateway.rows import RunRow, TaskRow
 from services.gateway.store import Sort
@@ -248,7 +248,10 @@ async def explain(task_id: str, caller: Caller, parts: Parts) -> Response:
     if reply.state is m.TaskState.UNSPECIFIED:
         # The scheduler cannot read its row of the task.
         reply = reply.model_copy(update={"state": STATES[row.state]})
-    return answer(explanation(task_id, reply, run.delayed if run else None))
+    wanted = Where("task_id", Op.IN, ids_in(reply))
+    async with parts.store.transaction() as tx:
+        others = await tx.select(TaskRow, wanted, limit=NAMED_MAX)
+    return answer(explanation(task_id, reply, run.delayed if run else None, others))
 
 
 @router.get("/tasks/{task_id}/decisions", response_model=shapes.Page)

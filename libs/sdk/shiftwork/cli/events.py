@@ -56,7 +56,7 @@ def events(
     )
 
 
-def _row(event: Dict[str, Any], *, of_task: bool) -> List["str | render.Cell"]:
+def _row(event: timeline.Data, *, of_task: bool) -> List["str | render.Cell"]:
     attempt = event.get("attempt") or ""
     subject: Any = str(attempt)
     if not of_task:

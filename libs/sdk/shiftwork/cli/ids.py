@@ -46,5 +46,14 @@ def called(task_id: str, tasks: Mapping[str, Any]) -> str:
 
 
 def named(text: str, tasks: Mapping[str, Any]) -> str:
-    """A sentence with names instead of ids."""
-    return _IN_TEXT.sub(lambda found: called(found.group(), tasks), text)
+    """A sentence with names instead of ids; in commands, which stand in backticks, short ids."""
+    parts = text.split("`")
+    for place, part in enumerate(parts):
+        command = place % 2 == 1
+        parts[place] = _IN_TEXT.sub(
+            lambda found, command=command: (  # type: ignore[misc]
+                short(found.group()) if command else called(found.group(), tasks)
+            ),
+            part,
+        )
+    return "`".join(parts)

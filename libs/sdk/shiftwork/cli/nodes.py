@@ -65,7 +65,7 @@ def _row(node: Dict[str, Any], holders: Dict[str, Any]) -> List[str]:
         node.get("gpu_model") or "",
         f"{node['cpus']:g}" if node.get("cpus") else "",
         _gib(node.get("memory_bytes") or 0),
-        ", ".join(ids.called(task, holders) for task in node.get("tasks") or []),
+        ", ".join(ids.called(task, holders) for task in parse.listed(node.get("tasks"))),
         render.labels(parse.fields(node.get("labels"))),
         " ".join(parse.listed(node.get("taints"))),
     ]

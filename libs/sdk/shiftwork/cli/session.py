@@ -1,8 +1,8 @@
 """The options that every command takes, and the guard around every command.
 
-``--url --token --context --json --wide -o -q -v`` may stand before or after the command: ``Root`` moves
-them to the front before anything is parsed. ``App`` wraps each command so that a ``Failure`` ends
-as a message and an exit code. Commands of plug-ins get both by registering on an ``App``.
+``--url --token --context --json --wide -o -q -v`` may stand before or after the command: ``Root``
+moves them to the front before anything is parsed. ``App`` wraps each command so that a ``Failure``
+ends as a message and an exit code. Commands of plug-ins get both by registering on an ``App``.
 """
 
 from __future__ import annotations

@@ -321,6 +321,8 @@ def explain(
     if now.json:
         render.document(told)
         return
+    render.line(explanation.headline(found, told))
+    render.line("")
     render.facts(explanation.facts(found, told))
     if history:
         render.line("")

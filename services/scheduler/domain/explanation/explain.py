@@ -70,7 +70,7 @@ def _of_any(task: Task, settings: PolicySettings) -> list[str]:
         ended = "attempts in a row ended without a newer one"
         found.append(f"save checkpoints more often: {attempts} {ended}")
     if task.state is TaskState.PAUSED:
-        found.append("resume it")
+        found.append(f"resume it (`shiftwork resume {task.id}`)")
     return found
 
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from libs.contracts.messages import Forecast, ReasonCode
+from libs.contracts.reasons import duration
 from services.scheduler.domain.explanation.play import Pace, Play, Stopped, Worlds
-from services.scheduler.domain.explanation.words import counted, named, span
+from services.scheduler.domain.explanation.words import counted, named
 from services.scheduler.domain.lifecycle import QUEUED
 
 HORIZON_SECONDS = 30 * 86_400.0
@@ -76,7 +77,7 @@ def _played(play: Play, *, alone: bool, rounds_max: int) -> tuple[Forecast, bool
     assumptions = tuple(_assumptions(play, alone=alone))
     if stopped is None:
         return Forecast(starts_at=play.now, assumptions=assumptions), play.uncertain
-    passed = span((play.now - now).total_seconds())
+    passed = duration((play.now - now).total_seconds())
     unknown = _stopped(play, stopped, passed)
     return Forecast(unknown=unknown, assumptions=assumptions), play.uncertain
 
@@ -96,7 +97,7 @@ def _stopped(play: Play, why: Stopped, passed: str) -> str:
         )
     far = f"not within {passed}"
     if why is Stopped.TOO_LONG:
-        if passed == span(0.0):
+        if passed == duration(0.0):
             return NO_TIME
         far = (
             "too much happens here to look further ahead:"

@@ -290,7 +290,7 @@ def test_a_guaranteed_run_of_a_lower_level_stays() -> None:
 
 def test_far_away_is_not_said() -> None:
     stage = world("fifo", runs("a", "n0", ends=HORIZON_SECONDS * 2), waits("w"), nodes=1)
-    assert forecast(stage, "w").unknown == "not within 30 d"
+    assert forecast(stage, "w").unknown == "not within 30 days"
 
 
 def crowd() -> Stage:
