@@ -25,8 +25,10 @@ def facts(found: dict[str, Any], told: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [
         *(("to start", remedy) for remedy in parse.listed(told.get("remedies"))),
         ("forecast", _forecast(forecast)),
-        *(("assuming", text) for text in parse.listed(forecast.get("assumptions"))),
-        ("task", f"{found['name']} ({found['id']})"),
+        *(
+            ("assuming" if number == 0 else "", text)
+            for number, text in enumerate(parse.listed(forecast.get("assumptions")))
+        ),
         ("state", told["state"]),
         ("reason", parse.fields(told.get("reason")).get("text", "")),
         ("not started", parse.fields(told.get("delayed")).get("detail", "")),
@@ -39,7 +41,8 @@ def facts(found: dict[str, Any], told: dict[str, Any]) -> list[tuple[str, str]]:
         *(("held by", _holder(each, tasks)) for each in holders),
         ("held by", f"and {_count(more, 'run')} more" if more > 0 else ""),
     ]
-    return [(name, ids.named(text, tasks)) for name, text in lines]
+    task = ("task", f"{found['name']} ({found['id']})")
+    return [task, *((name, ids.named(text, tasks)) for name, text in lines)]
 
 
 # --- the first sentence ----------------------------------------------------------------------

@@ -338,11 +338,24 @@ def now() -> datetime:
 
 
 def span(seconds: float) -> str:
-    """``42s``, ``3m``, ``5h``, ``2d``."""
+    """``42s``, ``3m``, ``1h50m``, ``15h``, ``2d3h``, ``40d``."""
     for limit, unit, size in _STEPS:
         if seconds < limit:
-            return f"{int(seconds / size)}{unit}"
-    return f"{int(seconds / 86_400)}d"
+            return f"{int(seconds / size)}{unit}" + _rest(seconds, unit, size)
+    return f"{int(seconds / 86_400)}d" + _rest(seconds, "d", 86_400.0)
+
+
+# What is said beside hours and days, while they are few.
+_SMALLER = {"h": ("m", 60.0), "d": ("h", 3600.0)}
+_FEW = 10
+
+
+def _rest(seconds: float, unit: str, size: float) -> str:
+    if unit not in _SMALLER or seconds >= _FEW * size:
+        return ""
+    smaller, step = _SMALLER[unit]
+    count = int(seconds % size / step)
+    return f"{count}{smaller}" if count else ""
 
 
 def ago(text: str | None) -> str:

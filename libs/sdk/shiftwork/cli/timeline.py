@@ -149,7 +149,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
 
 
 # The order in which one attempt's events come about; those of one step are ordered by time.
-_ASSIGNED, _WAITING, _STARTED, _RUNNING, _EXITED, _AFTER = range(6)
+_ASSIGNED, _WAITING, _STARTED, _RUNNING, _EXITED, _AFTER, _USED = range(7)
 _STEPS: Mapping[str, int] = {
     "run.assigned": _ASSIGNED,
     "run.resumed": _ASSIGNED,
@@ -159,6 +159,7 @@ _STEPS: Mapping[str, int] = {
     "run.kill_requested": _RUNNING,
     "run.checkpoint_saved": _RUNNING,
     "run.exited": _EXITED,
+    "quota.usage": _USED,
 }
 _STATE_STEPS: Mapping[str, int] = {
     "starting": _ASSIGNED,

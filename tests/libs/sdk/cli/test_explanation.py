@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ BIG, ME = "taaaaaaaaaabbig22bbb2", "taaaaaaaaaacme33ccc34"
 FOUND = {"id": ME, "name": "train", "owner": "ann"}
 
 
-NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture(autouse=True)
@@ -49,13 +49,17 @@ CAPACITY = "waits for 1 whole node to come free in group default"
         ),
         (
             told("queued", CAPACITY, holders=[holder(slice_ends_at=soon(600))], holders_count=3),
-            f"train {CAPACITY}; held by bob's big (22bbb2, its time slice ends in 10m) and 2 other"
-            " runs.",
+            (
+                f"train {CAPACITY}; held by bob's big (22bbb2, its time slice ends in 10m) and 2 other"
+                " runs."
+            ),
         ),
         (
             told("queued", CAPACITY, holders=[holder()], holders_count=1),
-            f"train {CAPACITY}; held by bob's big (22bbb2, nobody knows for how long: it has no"
-            " --max-run-time).",
+            (
+                f"train {CAPACITY}; held by bob's big (22bbb2, nobody knows for how long: it has no"
+                " --max-run-time)."
+            ),
         ),
         (
             told(
@@ -64,8 +68,10 @@ CAPACITY = "waits for 1 whole node to come free in group default"
                 holders=[holder(leaving=True, ends_at=soon(30))],
                 holders_count=1,
             ),
-            "train waits until the runs that make room for it have saved and left; held by"
-            " bob's big (22bbb2, asked to leave, ended by force in 30s).",
+            (
+                "train waits until the runs that make room for it have saved and left; held by"
+                " bob's big (22bbb2, asked to leave, ended by force in 30s)."
+            ),
         ),
         (
             told("queued", "no nodes of group default could ever hold 9 whole nodes"),
