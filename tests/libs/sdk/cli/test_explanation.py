@@ -50,8 +50,8 @@ CAPACITY = "waits for 1 whole node to come free in group default"
         (
             told("queued", CAPACITY, holders=[holder(slice_ends_at=soon(600))], holders_count=3),
             (
-                f"train {CAPACITY}; held by bob's big (22bbb2, its time slice ends in 10m) and 2 other"
-                " runs."
+                f"train {CAPACITY}; held by bob's big (22bbb2, its time slice ends in 10m) and 2"
+                " other runs."
             ),
         ),
         (
