@@ -550,6 +550,18 @@ class Forecast(Message):
     starts_at: Time | None = None
     unknown: str = ""
     assumptions: tuple[str, ...] = ()
+    earliest_at: Time | None = None
+    latest_at: Time | None = None
+
+
+class Holder(Message):
+    """Holder is a run that holds something that a waiting task waits for."""
+
+    task_id: str = ""
+    nodes: float = 0.0
+    ends_at: Time | None = None
+    slice_ends_at: Time | None = None
+    leaving: bool = False
 
 
 class ExplainReply(Message):
@@ -568,6 +580,8 @@ class ExplainReply(Message):
     chosen: tuple[ChosenVictim, ...] = ()
     forecast: Forecast | None = None
     beneficiary: str = ""
+    holders: tuple[Holder, ...] = ()
+    holders_count: int = 0
 
 
 class Decisions(Message):

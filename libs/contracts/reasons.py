@@ -8,10 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import isfinite
 
 from libs.contracts.messages import Priority, Reason, ReasonCode
 
 Sentence = Callable[["Said"], str]
+
+# Of so many nobody wants to know the fraction.
+_MANY = 1000.0
+_SPANS = ((86_400.0, "day", 2.0), (3600.0, "h", 1.0), (60.0, "min", 1.0))
+
+
+def figure(value: float) -> str:
+    """A number as people write it: ``3``, ``2592000``, ``1.5``."""
+    whole = value == round(value) if isfinite(value) else False
+    return f"{value:.0f}" if whole or abs(value) >= _MANY else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """A duration as people write it: ``40 s``, ``12 min``, ``3.5 h``, ``30 days``."""
+    for size, unit, least in _SPANS:
+        if abs(seconds) >= size * least:
+            count = f"{round(seconds / size, 1):.1f}".removesuffix(".0")
+            return f"{count} {unit}s" if unit == "day" else f"{count} {unit}"
+    return f"{seconds:.0f} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +45,24 @@ class Said:
     def count(self, key: str, noun: str) -> str:
         """A number with its noun: ``1 node``, ``3 nodes``."""
         value = self.numbers[key]
-        return f"{value:g} {noun}{'' if value == 1 else 's'}"
+        return f"{figure(value)} {noun}{'' if value == 1 else 's'}"
 
     def number(self, key: str) -> str:
         """A number alone."""
-        return f"{self.numbers[key]:g}"
+        return figure(self.numbers[key])
+
+    def span(self, key: str = "seconds") -> str:
+        """A duration."""
+        return duration(self.numbers[key])
+
+    def moment(self, key: str) -> str:
+        """A moment that was written down as ISO 8601: ``2026-01-01 00:00:00Z``."""
+        text = self.names[key]
+        try:
+            at = datetime.fromisoformat(text)
+        except ValueError:
+            return text
+        return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
 
     def name(self, key: str) -> str:
         """A name."""
@@ -39,10 +73,10 @@ class Said:
         return self.names[key].removeprefix("PRIORITY_").lower()
 
     def cost(self) -> str:
-        """What going costs, in a clause of its own; nothing where it was not reckoned."""
+        """What going costs, in a clause of its own; nothing where it was not computed."""
         if "cost_node_seconds" not in self.numbers:
             return ""
-        return f"; unsaved work and moving cost {self.number('cost_node_seconds')} node-seconds"
+        return f"; unsaved work and moving cost {self.span('cost_node_seconds')} of one node"
 
     def goes_on(self) -> str:
         """From where the next attempt goes on, in a clause of its own; nothing where unknown."""
@@ -54,7 +88,7 @@ class Said:
         """A gang: ``2 nodes with 4 GPUs each``, ``1 whole node``, ``3 nodes``."""
         nodes = self.numbers["nodes"]
         if "gpus" not in self.numbers:
-            return f"{nodes:g} whole node{'' if nodes == 1 else 's'}"
+            return f"{figure(nodes)} whole node{'' if nodes == 1 else 's'}"
         if not self.numbers["gpus"]:
             return f"{self.count('nodes', 'node')} (CPU only)"
         each = " each" if nodes != 1 else ""
@@ -112,11 +146,11 @@ def _never_asked(said: Said) -> str:
 def _waits_for_retry(said: Said) -> str:
     if "attempts" in said.numbers:
         return (
-            f"waits until {said.name('at')} to start again, after {said.count('attempts', 'start')}"
-            f" that did not come about: {said.name('detail')}"
+            f"waits until {said.moment('at')} to start again, after"
+            f" {said.count('attempts', 'failed start')}: {said.name('detail')}"
         )
     return (
-        f"waits until {said.name('at')} for retry {said.number('retry')}"
+        f"waits until {said.moment('at')} for retry {said.number('retry')}"
         f" of {said.number('retries_max')}"
     )
 
@@ -143,9 +177,10 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
     ),
     ReasonCode.WAITS_FOR_VICTIMS: (
         lambda said: (
-            f"waits until the runs that make room for it in group {said.name('group')} have ended"
+            f"waits until the runs that make room for it in group {said.name('group')} have saved"
+            " and left"
         ),
-        "waits until the runs that make room for it have ended",
+        "waits until the runs that make room for it have saved and left",
     ),
     ReasonCode.WAITS_FOR_RETRY: (
         _waits_for_retry,
@@ -165,8 +200,8 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         "waits for nodes to come back",
     ),
     ReasonCode.PLACED: (
-        lambda said: f"has {said.size()} in group {said.name('group')}",
-        "has its nodes",
+        lambda said: f"starts on {said.size()} in group {said.name('group')}",
+        "starts on its nodes",
     ),
     ReasonCode.STARTED: (_started, "runs"),
     ReasonCode.PREEMPTED_BY: (
@@ -177,24 +212,24 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         "makes room for a task of a higher level",
     ),
     ReasonCode.ACK_EXPIRED: (
-        lambda _: "did not hand over before its deadline and is ended by force",
-        "did not hand over before its deadline and is ended by force",
+        lambda _: "did not save and leave before its deadline, so it is ended by force",
+        "did not save and leave before its deadline, so it is ended by force",
     ),
     ReasonCode.START_EXPIRED: (
         lambda said: (
-            f"did not start within {said.number('seconds')} s"
-            f" (try {said.number('attempts')}) and is ended by force"
+            f"did not start within {said.span()}"
+            f" (try {said.number('attempts')}), so it is ended by force"
         ),
-        "did not start in time and is ended by force",
+        "did not start in time, so it is ended by force",
     ),
     ReasonCode.GOAL_PAUSE: (lambda _: "its owner paused it", "its owner paused it"),
     ReasonCode.GOAL_STOP: (lambda _: "its owner stopped it", "its owner stopped it"),
     ReasonCode.GOAL_RUN: (lambda _: "its owner resumed it", "its owner resumed it"),
     ReasonCode.MAX_RUN_TIME: (
-        lambda said: f"has run for its maximum of {said.number('seconds')} s",
-        "has run for its maximum time",
+        lambda said: f"has run for its maximum of {said.span()} (--max-run-time)",
+        "has run for its maximum time (--max-run-time)",
     ),
-    ReasonCode.SUCCEEDED: (lambda _: "ended well", "ended well"),
+    ReasonCode.SUCCEEDED: (lambda _: "finished successfully", "finished successfully"),
     ReasonCode.FAILED: (_failed, "failed"),
     ReasonCode.RETRIES_USED_UP: (
         lambda said: f"{_failed(said)}; no retry is left after {said.number('retries')}",
@@ -219,8 +254,8 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         "its program never asked whether to leave, and is ended by force",
     ),
     ReasonCode.RUN_PREEMPTED: (
-        lambda said: f"attempt {said.number('attempt')} handed over after its checkpoint",
-        "its run handed over after its checkpoint",
+        lambda said: f"attempt {said.number('attempt')} saved a checkpoint and left",
+        "its run saved a checkpoint and left",
     ),
     ReasonCode.NODE_DRAINED: (
         lambda said: f"leaves node {said.name('node')}, which is being drained",
@@ -255,12 +290,12 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         "it is another task's turn",
     ),
     ReasonCode.SLICE_OVER: (
-        lambda said: f"its slice is over after {said.number('seconds')} s; it runs on",
-        "its slice is over; it runs on",
+        lambda said: f"its time slice ended after {said.span()}; it runs on",
+        "its time slice ended; it runs on",
     ),
     ReasonCode.LEVEL_SANK: (
         lambda said: (
-            f"ran {said.number('seconds')} s at level {said.priority('priority')} and counts as"
+            f"ran {said.span()} at level {said.priority('priority')} and counts as"
             f" {said.priority('to')} from here on"
         ),
         "counts at a lower level from here on",
@@ -289,7 +324,7 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
     ReasonCode.PLAN_REFUSED: (
         lambda said: (
             f"waits because nothing is given out in group {said.name('group')} since"
-            f" {said.name('since')}: what was decided there was wrong, or deciding failed,"
+            f" {said.moment('since')}: what was decided there was wrong, or deciding failed,"
             f" {said.number('refusals')} times in a row ({said.name('faults')});"
             " this is a defect, an administrator should report it"
         ),
@@ -311,14 +346,17 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         "nothing is decided about it: the scheduler cannot load a row; this is a defect",
     ),
     ReasonCode.GRANTED: (
-        lambda said: f"went without service for {said.number('seconds')} s and is next",
-        "went without service for long and is next",
+        lambda said: f"has waited for {said.span()} without running and is next",
+        "has waited for long without running and is next",
     ),
     ReasonCode.NEVER_FITS: (
         lambda said: f"no nodes {said.nodes_of()} could ever hold {said.size()}",
         "no known nodes could ever hold it",
     ),
-    ReasonCode.QUEUED: (lambda _: "waits to be looked at", "waits to be looked at"),
+    ReasonCode.QUEUED: (
+        lambda _: "is new in the queue; nothing is decided about it yet",
+        "is new in the queue; nothing is decided about it yet",
+    ),
 }
 
 

@@ -99,6 +99,8 @@ class Op(Enum):
     IS_NULL = "is null"
     NOT_NULL = "is not null"
     PREFIX = "prefix"
+    # Found by an index on ``reverse(column)``.
+    SUFFIX = "suffix"
     # JSON object column contains these key/value pairs.
     CONTAINS = "contains"
 

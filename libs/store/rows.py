@@ -211,6 +211,7 @@ _COMPARE: Mapping[Op, Callable[[Any, Any], bool]] = {
     Op.GE: operator.ge,
     Op.IN: lambda value, several: value in several,
     Op.PREFIX: lambda value, start: value.startswith(start),
+    Op.SUFFIX: lambda value, end: value.endswith(end),
 }
 
 

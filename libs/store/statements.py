@@ -164,6 +164,7 @@ _CONDITIONS: Mapping[Op, str] = {
     Op.IS_NULL: "{name} IS NULL",
     Op.NOT_NULL: "{name} IS NOT NULL",
     Op.PREFIX: "starts_with({name}, {0})",
+    Op.SUFFIX: "starts_with(reverse({name}), reverse({0}))",
     Op.CONTAINS: "{name} @> {0}",
 }
 
@@ -177,7 +178,7 @@ def _condition(column: Column, where: Where, argument: Callable[[object, str], s
         case Op.IN:
             several = [column.encoded(item) for item in value]
             places = [argument(several, f"{column.sql_type}[]")]
-        case Op.PREFIX:
+        case Op.PREFIX | Op.SUFFIX:
             places = [argument(plain(value), "text")]
         case Op.CONTAINS:
             places = [argument(json.dumps(value), "jsonb")]

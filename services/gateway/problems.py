@@ -170,9 +170,14 @@ def _field_error(detail: ErrorDetails) -> FieldError:
     return FieldError(
         field=field_path(place),
         value="" if secret else shown(detail["input"]),
-        message=detail["msg"][:1].lower() + detail["msg"][1:],
+        message=_begun_small(detail["msg"]),
         fix=fix.format_map(_Known(context)),
     )
+
+
+def _begun_small(text: str) -> str:
+    """The text as the middle of a sentence; ``JSON`` and its like stay as they are."""
+    return text if text[:2].isupper() else text[:1].lower() + text[1:]
 
 
 def field_path(place: Sequence[str | int]) -> str:

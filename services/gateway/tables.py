@@ -57,11 +57,12 @@ class _TaskColumns(Base):
 class Task(_TaskColumns, table=True):
     """Tasks as projected."""
 
-    # Tasks that have not ended are not in it.
+    # Tasks that have not ended are not in the first; the second finds them by an id's end.
     __table_args__ = (
         sa.Index(
             "task_finished", "finished_at", postgresql_where=sa.text("finished_at IS NOT NULL")
         ),
+        sa.Index("task_id_tail", sa.text("reverse(task_id)")),
     )
 
 

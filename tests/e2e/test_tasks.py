@@ -80,6 +80,7 @@ def test_a_task_is_found_by_id_prefix_and_name(shiftwork: Shiftwork) -> None:
     shiftwork.good("stop", "found")
     shiftwork("wait", second)
     assert shiftwork.task("found")["id"] == second
+    assert shiftwork.task(second[-6:])["id"] == second
     ambiguous = shiftwork("show", "t")
     assert (ambiguous.code, "write more of the id" in ambiguous.err) == (1, True)
 
@@ -173,7 +174,7 @@ def test_events_of_a_task(shiftwork: Shiftwork) -> None:
     only = shiftwork.good("events", "--type", "run.exited", "--from", "0", "--json").json["items"]
     assert {event["type"] for event in only} == {"run.exited"}
     text = shiftwork.good("events", task).out
-    assert "exited, ok" in text
+    assert "the program ended successfully" in text
     assert "for admin" in text
 
 

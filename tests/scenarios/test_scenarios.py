@@ -396,6 +396,10 @@ class Stage:
             found = told.forecast.unknown
             if starts_at is not None:
                 found = f"starts at {(starts_at - START).total_seconds():.1f}"
+            between = (told.forecast.earliest_at, told.forecast.latest_at)
+            if starts_at is not None and all(between):
+                first, last = ((each - START).total_seconds() for each in between if each)
+                found += f", between {first:.1f} and {last:.1f}"
             self.tell(f"?   forecast: {found}")
             for text in told.forecast.assumptions:
                 self.tell(f"?     if {text}")

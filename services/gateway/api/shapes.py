@@ -298,8 +298,31 @@ class Forecast(TypedDict):
     """When a waiting task will start, or why nobody can say."""
 
     starts_at: str | None
+    # Between which moments it lies, where it is not certain by what is taken for granted.
+    earliest_at: str | None
+    latest_at: str | None
     unknown: str | None
     assumptions: list[str]
+
+
+class Holder(TypedDict):
+    """A run that holds what a waiting task waits for."""
+
+    task: str
+    nodes: float
+    # Its owner's limit, or the deadline by which it has to leave; null: nobody knows.
+    ends_at: str | None
+    # After it others of its level may take its nodes.
+    slice_ends_at: str | None
+    leaving: bool
+
+
+class CalledTask(TypedDict):
+    """What people call a task."""
+
+    name: str
+    owner: str
+    state: str
 
 
 class Explanation(TypedDict):
@@ -318,6 +341,11 @@ class Explanation(TypedDict):
     chosen: list[ChosenVictim]
     forecast: Forecast | None
     beneficiary: str | None
+    # Runs that hold what it waits for: the first by their ends, and how many there are.
+    holders: list[Holder]
+    holders_count: int
+    # The other tasks that the answer is about, by id.
+    tasks: dict[str, CalledTask]
     # While it is starting: what the launcher waits for.
     delayed: Delay | None
 

@@ -29,7 +29,7 @@ from services.gateway.api.deps import (
 from services.gateway.auth import Identity, may_change, require_owner
 from services.gateway.bodies import BatchBody, GoalBody, PriorityBody, TaskBody
 from services.gateway.commands import accepted, create_task, retry_task, set_goal, set_priority
-from services.gateway.explanations import explanation
+from services.gateway.explanations import NAMED_MAX, explanation, ids_in
 from services.gateway.problems import CONFLICT, ProblemError, invalid
 from services.gateway.rows import RunRow, TaskRow
 from services.gateway.store import Sort
@@ -51,6 +51,8 @@ KEY_CHARACTERS_MAX = 200
 # A dry run counts at most so many runs and so many waiting tasks.
 LIVE_RUNS_MAX = 100_000
 AHEAD_MAX = 1000
+# An id's last ten characters are random, and begin to tell tasks apart from here on.
+ID_SUFFIX_MIN = 6
 Key = Annotated[
     str | None,
     Header(
@@ -179,6 +181,14 @@ async def list_tasks(
     mine: bool = False,
     name: str | None = None,
     id_prefix: Annotated[str | None, Query(max_length=26)] = None,
+    id_suffix: Annotated[
+        str | None,
+        Query(
+            min_length=ID_SUFFIX_MIN,
+            max_length=26,
+            description="the last characters of the id, as tables show them",
+        ),
+    ] = None,
     group: str | None = None,
     priority: Annotated[str | None, Query(description="levels, separated by commas")] = None,
     label: Annotated[list[str] | None, Query(description="K=V; all given ones hold")] = None,
@@ -205,6 +215,8 @@ async def list_tasks(
         where.append(Where("owner", Op.EQ, caller.user))
     if id_prefix:
         where.append(Where("task_id", Op.PREFIX, id_prefix))
+    if id_suffix:
+        where.append(Where("task_id", Op.SUFFIX, id_suffix))
     where += [Where("labels", Op.CONTAINS, _label(each)) for each in label or ()]
     async with parts.store.transaction() as tx:
         page = await rows_of.task_page(tx, where, _sort(sort), paging)
@@ -318,7 +330,10 @@ async def explain(task_id: str, caller: Caller, parts: Parts) -> Response:
     if reply.state is m.TaskState.UNSPECIFIED:
         # The scheduler cannot read its row of the task.
         reply = reply.model_copy(update={"state": STATES[row.state]})
-    return answer(explanation(task_id, reply, run.delayed if run else None))
+    wanted = Where("task_id", Op.IN, ids_in(reply))
+    async with parts.store.transaction() as tx:
+        others = await tx.select(TaskRow, wanted, limit=NAMED_MAX)
+    return answer(explanation(task_id, reply, run.delayed if run else None, others))
 
 
 @router.get("/tasks/{task_id}/decisions", response_model=shapes.Page)

@@ -185,7 +185,7 @@ _NOT_THE_PROGRAMS_FAULT = {
 
 EXIT_RULE: tuple[ExitLine, ...] = (
     ExitLine(
-        "the program ended well",
+        "the program finished successfully",
         lambda end: end.kind is ExitKind.OK,
         Trigger.EXIT_SUCCEEDED,
         ReasonCode.SUCCEEDED,

@@ -112,6 +112,7 @@ TARGETS = [
     "/v1/tasks?name={}",
     "/v1/tasks?group={}",
     "/v1/tasks?id_prefix={}",
+    "/v1/tasks?id_suffix=abcdef{}",
     "/v1/tasks?label=a={}",
     "/v1/queue?group={}",
     "/v1/nodes?group={}",

@@ -260,6 +260,9 @@ async def test_filters(world: World, ann: httpx.AsyncClient, bob: httpx.AsyncCli
     assert await names("owner=bob") == ["three"]
     assert await names("name=two") == ["two"]
     assert await names(f"id_prefix={one['id'][:-1]}") in (["one"], ["two", "one"])
+    assert await names(f"id_suffix={one['id'][-6:]}") == ["one"]
+    assert await names(f"id_suffix={one['id']}") == ["one"]
+    assert await names("id_suffix=000000") == []
     assert await names("priority=high") == ["one"]
     assert await names("label=a=1") == ["two", "one"]
     assert await names("label=a=1&label=b=2") == ["one"]
@@ -273,6 +276,8 @@ async def test_filters(world: World, ann: httpx.AsyncClient, bob: httpx.AsyncCli
     [
         ("limit=1001", "limit"),
         ("limit=0", "limit"),
+        ("id_suffix=abcde", "id_suffix"),
+        (f"id_suffix={'a' * 27}", "id_suffix"),
         ("state=resting", "state"),
         ("priority=urgent", "priority"),
         ("sort=colour", "sort"),

@@ -58,7 +58,10 @@ async def test_a_waiting_task_is_explained(world: World) -> None:
     assert reply.reason is not None
     assert reply.reason.code is ReasonCode.WAITS_FOR_CAPACITY
     assert (reply.position, reply.queue_length) == (2, 2)
-    assert "raise its priority to above_normal: 1 run would be asked to go (runs)" in reply.remedies
+    assert reply.remedies[0] == (
+        "raise its priority to above_normal (`shiftwork priority two above_normal`):"
+        " 1 run would be asked to go (runs)"
+    )
     assert reply.forecast is not None
 
 

@@ -45,19 +45,26 @@ def ls(service: Optional[str] = _SERVICE) -> None:
         render.document({"items": items, "next_cursor": None})
         return
     render.table(
-        ("ID", "SERVICE", "TYPE", "SET APART", "REPLAYS", "REASON"),
+        (
+            render.Column("ID"),
+            render.Column("SERVICE"),
+            render.Column("TYPE", drop=3, least=8),
+            render.Column("SET APART", drop=2),
+            render.Column("REPLAYS", drop=4),
+            render.Column("REASON", drop=1, least=12),
+        ),
         [_row(letter) for letter in items],
         "no dead letters",
     )
 
 
-def _row(letter: Dict[str, Any]) -> List[str]:
+def _row(letter: Dict[str, Any]) -> List["str | render.Cell"]:
     replays = str(letter["replays"]) + (", one to come" if letter["replaying"] else "")
     return [
         letter["id"],
         letter["service"],
         letter["type"].rpartition(".")[2] or "?",
-        render.ago(letter["set_apart_at"]),
+        render.when(letter["set_apart_at"]),
         replays,
         letter["reason"].splitlines()[0] if letter["reason"] else "",
     ]

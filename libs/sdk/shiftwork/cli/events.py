@@ -1,10 +1,10 @@
 """``shiftwork events``: what happened, to one task or to all, and what happens now."""
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 import typer
 
-from shiftwork.cli import follow, render, session, timeline
+from shiftwork.cli import follow, ids, parse, render, session, timeline
 from shiftwork.cli.tasks import find
 
 RECENT = 100
@@ -43,10 +43,32 @@ def events(
     if now.json:
         render.document(found)
         return
-    if not found["items"]:
-        render.note("no events")
-    for event in found["items"]:
-        _show(event, of_task=task is not None)
+    items = timeline.ordered(found["items"]) if task is not None else found["items"]
+    render.table(
+        (
+            render.Column("POSITION", drop=1),
+            render.Column("TIME"),
+            render.Column("ATTEMPT" if task is not None else "TASK"),
+            render.Column("EVENT", least=30),
+        ),
+        [_row(event, of_task=task is not None) for event in items],
+        "no events",
+    )
+
+
+def _row(event: timeline.Data, *, of_task: bool) -> List["str | render.Cell"]:
+    attempt = event.get("attempt") or ""
+    subject: Any = str(attempt)
+    if not of_task:
+        run = f"{event['task']}.{attempt}".rstrip(".") if event.get("task") else ""
+        subject = render.Cell(ids.short(event.get("task") or ""), run)
+    what = timeline.sentence(str(event.get("type", "")), parse.fields(event.get("data")))
+    return [
+        str(event.get("position", "")),
+        render.when(event.get("at"), exact=True),
+        subject,
+        render.Cell(ids.named(what, {}), what),
+    ]
 
 
 def _show(event: Dict[str, Any], *, of_task: bool) -> None:

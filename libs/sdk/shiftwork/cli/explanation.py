@@ -1,35 +1,187 @@
-"""What ``explain`` shows of an answer; called by ``tasks.py``."""
+"""What ``explain`` shows of an answer: first a sentence that answers the question, then what would
+help, then when, then the details. Called by ``tasks.py``. Pure but for ``show_history``.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable, Mapping
 
-from shiftwork.cli import parse, render
+from shiftwork.cli import ids, parse, render
+
+Told = Mapping[str, Any]
+# Holders that the first sentence names.
+NAMED_MAX = 2
 
 
 def facts(found: dict[str, Any], told: dict[str, Any]) -> list[tuple[str, str]]:
     """The facts of an explanation, one line each; a server may leave any of them out."""
+    tasks = {**parse.fields(told.get("tasks")), found["id"]: found}
     place = told.get("position") or 0
     forecast = parse.fields(told.get("forecast"))
-    starts = render.moment(forecast.get("starts_at"))
-    unknown = forecast.get("unknown") or ""
     chosen = [parse.fields(each) for each in parse.listed(told.get("chosen"))]
     victims = [] if chosen else parse.listed(told.get("victims"))
-    return [
-        ("task", f"{found['name']} ({found['id']})"),
+    holders = [parse.fields(each) for each in parse.listed(told.get("holders"))]
+    more = (told.get("holders_count") or 0) - len(holders)
+    lines = [
+        *(("to start", remedy) for remedy in parse.listed(told.get("remedies"))),
+        ("forecast", _forecast(forecast)),
+        *(
+            ("assuming" if number == 0 else "", text)
+            for number, text in enumerate(parse.listed(forecast.get("assumptions")))
+        ),
         ("state", told["state"]),
         ("reason", parse.fields(told.get("reason")).get("text", "")),
         ("not started", parse.fields(told.get("delayed")).get("detail", "")),
-        ("makes room for", told.get("beneficiary") or ""),
+        ("makes room for", _called(told.get("beneficiary") or "", tasks)),
         ("place", f"{place} of {told.get('queue_length')} in the queue" if place else ""),
         *(("", text) for text in _order(parse.fields(told.get("order")))),
         ("asked to leave", ", ".join(victims)),
-        *(("asked to leave", _victim(each)) for each in chosen),
+        *(("asked to leave", _victim(each, tasks)) for each in chosen),
         *(("kept for it", _kept(parse.fields(e))) for e in parse.listed(told.get("promised"))),
-        *(("to start", remedy) for remedy in parse.listed(told.get("remedies"))),
-        ("forecast", f"starts at {starts}" if starts else unknown),
-        *(("if", text) for text in parse.listed(forecast.get("assumptions"))),
+        *(("held by", _holder(each, tasks)) for each in holders),
+        ("held by", f"and {_count(more, 'run')} more" if more > 0 else ""),
     ]
+    task = ("task", f"{found['name']} ({found['id']})")
+    return [task, *((name, ids.named(text, tasks)) for name, text in lines)]
+
+
+# --- the first sentence ----------------------------------------------------------------------
+
+
+def headline(found: Told, told: Told) -> str:
+    """Why the task does not run, or why it does, in one sentence."""
+    tasks = {**parse.fields(told.get("tasks")), str(found["id"]): found}
+    form = HEADLINES.get(str(told.get("state")), _plain)
+    text = ids.named(form(found, told, tasks), tasks)
+    return f"{text}."
+
+
+def _reason(told: Told) -> str:
+    return str(parse.fields(told.get("reason")).get("text", ""))
+
+
+def _plain(found: Told, told: Told, tasks: Told) -> str:
+    del tasks
+    reason = _reason(told)
+    return f"{found['name']} is {told.get('state')}" + (f": {reason}" if reason else "")
+
+
+def _waits(found: Told, told: Told, tasks: Told) -> str:
+    """``train waits for ...: held by bob's big (abc234) until ...``."""
+    reason = _reason(told) or "waits"
+    text = f"{found['name']} {reason}"
+    if not reason.startswith(_VERBS):
+        text = f"{found['name']} waits: {reason}"
+    holders = [parse.fields(each) for each in parse.listed(told.get("holders"))]
+    if not holders:
+        return text
+    count = max(int(told.get("holders_count") or 0), len(holders))
+    named = [_whose(each, tasks) for each in holders[:NAMED_MAX]]
+    rest = count - len(named)
+    if rest > 0:
+        named.append(f"{_count(rest, 'other run')}")
+    listed = " and ".join([", ".join(named[:-1]), named[-1]]) if named[1:] else named[0]
+    return f"{text}; held by {listed}"
+
+
+# What a reason begins with that is a sentence about the task.
+_VERBS = ("waits", "needs", "cannot", "is ", "has ")
+
+
+def _runs(found: Told, told: Told, tasks: Told) -> str:
+    del tasks
+    placed = _reason(told)
+    since = render.ago(found.get("started_at"))
+    return (
+        f"{found['name']} runs"
+        + (f", started {since}" if since else "")
+        + (f": {placed}" if placed and "runs" not in placed else "")
+    )
+
+
+def _leaves(found: Told, told: Told, tasks: Told) -> str:
+    del tasks
+    return f"{found['name']} saves and leaves: {_reason(told)}"
+
+
+def _ended(found: Told, told: Told, tasks: Told) -> str:
+    del tasks
+    when = render.ago(found.get("finished_at"))
+    how = {"succeeded": "finished successfully"}.get(str(told.get("state")), str(told.get("state")))
+    reason = "" if told.get("state") == "succeeded" else _reason(told)
+    return (
+        f"{found['name']} {how}" + (f" {when}" if when else "") + (f": {reason}" if reason else "")
+    )
+
+
+Form = Callable[[Told, Told, Told], str]
+HEADLINES: Mapping[str, Form] = {
+    "queued": _waits,
+    "running": _runs,
+    "preempting": _leaves,
+    "killing": _plain,
+    "succeeded": _ended,
+    "failed": _ended,
+    "stopped": _ended,
+    "rejected": _ended,
+}
+
+
+def _called(task_id: str, tasks: Told) -> str:
+    """``bob's train (abc234)``, as far as it is known."""
+    if not task_id:
+        return ""
+    owner = parse.fields(tasks.get(task_id)).get("owner")
+    return (f"{owner}'s " if owner else "") + ids.called(task_id, tasks)
+
+
+def _whose(holder: Told, tasks: Told) -> str:
+    """``bob's train (abc234, its time slice ends in 10m)``."""
+    called = _called(str(holder["task"]), tasks)
+    until = _until(holder)
+    return f"{called[:-1]}, {until})" if called.endswith(")") else f"{called} ({until})"
+
+
+def _until(holder: Told) -> str:
+    """Until when it holds what it has."""
+    ends = render.ago(holder.get("ends_at"))
+    slice_ends = render.ago(holder.get("slice_ends_at"))
+    if holder.get("leaving"):
+        return f"asked to leave, ended by force {ends}" if ends else "being ended"
+    parts = [f"its --max-run-time ends {ends}"] if ends else []
+    parts += [f"its time slice ends {slice_ends}"] if slice_ends else []
+    return ", ".join(parts) or "nobody knows for how long: it has no --max-run-time"
+
+
+def _holder(holder: Told, tasks: Told) -> str:
+    size = _count(float(holder.get("nodes") or 0.0), "node")
+    return f"{_called(str(holder['task']), tasks)}, {size}: {_until(holder)}"
+
+
+# --- the rest --------------------------------------------------------------------------------
+
+
+def _forecast(forecast: Told) -> str:
+    """``starts in 2h, between 1h and 3h from now``, with the moments."""
+    starts = forecast.get("starts_at")
+    if not starts:
+        return str(forecast.get("unknown") or "")
+    earliest, latest = forecast.get("earliest_at"), forecast.get("latest_at")
+    if not (earliest and latest):
+        return f"starts about {render.moment(starts)}"
+    return (
+        f"starts between {render.moment(earliest)} and {render.moment(latest)},"
+        f" most likely about {render.moment(starts)}"
+    )
+
+
+def _count(number: float, noun: str) -> str:
+    return f"{number:g} {noun}" + ("" if number == 1 else "s")
+
+
+def _seconds(value: float) -> str:
+    """A part of a key, as people write it; 0 stays 0."""
+    return render.span(value) if value >= 0 else f"-{render.span(-value)}"
 
 
 def _order(order: dict[str, Any]) -> list[str]:
@@ -39,30 +191,30 @@ def _order(order: dict[str, Any]) -> list[str]:
     where = f"{order['before']} before it at level {order['level']} ({order['policy']})"
     lines = [f"{order['above']} before it by a higher level or a guarantee, {where}"]
     if order.get("granted"):
-        lines.append("it is next: it went without service for long")
+        lines.append("it is next: it waited for long without running")
     elif order.get("submitted_at"):
         lines.append(
             f"its key: submitted {render.moment(order['submitted_at'])},"
-            f" + {order['tag_seconds']:.0f} s for what its owner submitted before,"
-            f" + {order['delay_seconds']:.0f} s for its size and how long it may run"
+            f" + {_seconds(order['tag_seconds'])} for what its owner submitted before,"
+            f" + {_seconds(order['delay_seconds'])} for its size and how long it may run"
             f" (load x{order['load_scale']:g})"
         )
     if order.get("virtual_cluster"):
         covered = "within" if order.get("covered") else "beyond"
         lines.append(
             f"virtual cluster {order['virtual_cluster']}: {covered} its guarantee of"
-            f" {order['guaranteed_nodes']:g} nodes, of which it holds {order['held_nodes']:g}"
+            f" {_count(order['guaranteed_nodes'], 'node')}, of which it holds"
+            f" {order['held_nodes']:g}"
         )
     return lines
 
 
-def _victim(chosen: dict[str, Any]) -> str:
+def _victim(chosen: dict[str, Any], tasks: Told) -> str:
     deadline = render.moment(chosen.get("deadline_at"))
     until = f", until {deadline}" if deadline else ""
-    nodes = "1 node" if chosen["nodes"] == 1 else f"{chosen['nodes']:g} nodes"
     return (
-        f"{chosen['task']} ({chosen['level']}, {nodes}, costs"
-        f" {chosen['cost_node_seconds']:.0f} node-seconds{until}): {chosen['why']}"
+        f"{_called(chosen['task'], tasks)} ({chosen['level']}, {_count(chosen['nodes'], 'node')},"
+        f" costs {render.span(chosen['cost_node_seconds'])} of one node{until}): {chosen['why']}"
     )
 
 
@@ -73,13 +225,21 @@ def _kept(promised: dict[str, Any]) -> str:
 
 def show_history(decisions: list[dict[str, Any]]) -> None:
     """A line for each decision about a task."""
-    rows = [
-        [
-            render.moment(each.get("decided_at")),
-            str(each.get("attempt") or ""),
-            each.get("kind") or "",
-            parse.fields(each.get("reason")).get("text", ""),
-        ]
-        for each in decisions
-    ]
-    render.table(["DECIDED", "ATTEMPT", "DECISION", "REASON"], rows, "nothing was decided about it")
+    rows: list[list[str | render.Cell]] = []
+    for each in decisions:
+        text = parse.fields(each.get("reason")).get("text", "")
+        rows.append(
+            [
+                render.when(each.get("decided_at"), exact=True),
+                str(each.get("attempt") or ""),
+                each.get("kind") or "",
+                render.Cell(ids.named(text, {}), text),
+            ]
+        )
+    columns = (
+        render.Column("DECIDED"),
+        render.Column("ATTEMPT", drop=1),
+        render.Column("DECISION"),
+        render.Column("REASON", least=20),
+    )
+    render.table(columns, rows, "nothing was decided about it")

@@ -60,6 +60,8 @@ def options(
         "", "--context", help="A context by name.", autocompletion=complete.context_names
     ),
     as_json: bool = typer.Option(False, "--json", help="Answer in JSON."),
+    wide: bool = typer.Option(False, "--wide", help="Tables with everything, however wide."),
+    output: str = typer.Option("", "-o", "--output", help="wide or json: the same."),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="Results only."),
     verbose: bool = typer.Option(False, "-v", "--verbose", help="Say more."),
     version: bool = typer.Option(
@@ -72,9 +74,17 @@ def options(
     130 interrupted; wait and submit -f end with the task's own code.
     """
     del version
+    if output and output not in session.OUTPUTS:
+        raise typer.BadParameter(f"{output!r} is not one of: {', '.join(session.OUTPUTS)}")
     session.begin(
         session.Session(
-            url=url, token=token, context=context, json=as_json, quiet=quiet, verbose=verbose
+            url=url,
+            token=token,
+            context=context,
+            json=as_json or output == "json",
+            quiet=quiet,
+            verbose=verbose,
+            wide=wide or output == "wide",
         )
     )
 

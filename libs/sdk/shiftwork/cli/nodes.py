@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
-from shiftwork.cli import complete, follow, parse, render, session, timeline
+from shiftwork.cli import complete, follow, ids, parse, render, session, timeline
 from shiftwork.cli.client import Api, part
 from shiftwork.cli.failures import Failure, usage
 
@@ -29,38 +29,46 @@ def register(app: session.App) -> None:
 def nodes() -> None:
     """List the nodes, and what runs where."""
     now = session.current()
-    found = now.api().items("/v1/nodes")
+    api = now.api()
+    found = api.items("/v1/nodes")
     if now.json:
         render.document(found)
         return
+    holders: Dict[str, Any] = {}
+    if any(node.get("tasks") for node in found["items"]):
+        holders = {task["id"]: task for task in api.items("/v1/tasks", HOLDING)["items"]}
     render.table(
         (
-            "NODE",
-            "GROUP",
-            "STATE",
-            "FREE/GPUS",
-            "MODEL",
-            "CPUS",
-            "MEMORY",
-            "TASKS",
-            "LABELS",
-            "TAINTS",
+            render.Column("NODE", least=12),
+            render.Column("GROUP", drop=4),
+            render.Column("STATE"),
+            render.Column("FREE/GPUS"),
+            render.Column("MODEL", drop=2, least=8),
+            render.Column("CPUS", drop=5),
+            render.Column("MEMORY", drop=6),
+            render.Column("TASKS", drop=1, least=20),
+            render.Column("LABELS", drop=8, least=12),
+            render.Column("TAINTS", drop=7, least=12),
         ),
-        [_row(node) for node in found["items"]],
+        [_row(node, holders) for node in found["items"]],
         "no nodes yet",
     )
 
 
-def _row(node: Dict[str, Any]) -> List[str]:
+# The tasks that hold nodes.
+HOLDING = {"state": "starting,running,preempting,killing"}
+
+
+def _row(node: Dict[str, Any], holders: Dict[str, Any]) -> List[str]:
     return [
         node["id"],
         node["group"],
-        timeline.node_state(node),
+        timeline.node_state(node, busy=bool(node.get("tasks"))),
         f"{node['free_gpus']}/{node['gpus']}",
         node.get("gpu_model") or "",
         f"{node['cpus']:g}" if node.get("cpus") else "",
         _gib(node.get("memory_bytes") or 0),
-        " ".join(node.get("tasks") or []),
+        ", ".join(ids.called(task, holders) for task in parse.listed(node.get("tasks"))),
         render.labels(parse.fields(node.get("labels"))),
         " ".join(parse.listed(node.get("taints"))),
     ]
@@ -119,7 +127,7 @@ def drain(
         raise usage("--timeout goes with --wait", where="--timeout", fix="add --wait")
     text = f"{node} is being drained"
     if not wait:
-        look = "; `shiftwork nodes` shows what is still there"
+        look = ": it is `drained` in `shiftwork nodes` once nothing runs there"
         _schedulable(node, {"schedulable": False, "drain": True}, text + look)
         return
     now = session.current()

@@ -83,14 +83,20 @@ def user_ls() -> None:
         render.document(found)
         return
     render.table(
-        ("NAME", "ROLE", "TEAM", "SINCE", ""),
+        (
+            render.Column("NAME", least=12),
+            render.Column("ROLE"),
+            render.Column("TEAM", least=8),
+            render.Column("SINCE", drop=1),
+            render.Column("STATE"),
+        ),
         [
             [
                 one["name"],
                 one["role"],
                 one.get("team") or "",
-                render.moment(one.get("created_at")),
-                "disabled" if one.get("disabled") else "",
+                render.when(one.get("created_at")),
+                "disabled" if one.get("disabled") else "enabled",
             ]
             for one in found["items"]
         ],
@@ -115,8 +121,8 @@ def team_ls() -> None:
     if now.json:
         render.document(found)
         return
-    rows = [[one["name"], render.moment(one.get("created_at"))] for one in found["items"]]
-    render.table(("NAME", "SINCE"), rows, "no teams")
+    rows = [[one["name"], render.when(one.get("created_at"))] for one in found["items"]]
+    render.table((render.Column("NAME", least=12), "SINCE"), rows, "no teams")
 
 
 def team_rm(name: str = typer.Argument(..., metavar="NAME")) -> None:
@@ -176,15 +182,22 @@ def token_ls() -> None:
         render.document(found)
         return
     render.table(
-        ("ID", "USER", "NAME", "SINCE", "EXPIRES", "REVOKED"),
+        (
+            render.Column("ID"),
+            render.Column("USER", least=8),
+            render.Column("NAME", drop=2, least=8),
+            render.Column("SINCE", drop=1),
+            render.Column("EXPIRES"),
+            render.Column("REVOKED"),
+        ),
         [
             [
                 one["id"],
                 one["user"],
                 one.get("name") or "",
-                render.moment(one.get("created_at")),
-                render.moment(one.get("expires_at")),
-                render.moment(one.get("revoked_at")),
+                render.when(one.get("created_at")),
+                render.when(one.get("expires_at")),
+                render.when(one.get("revoked_at")),
             ]
             for one in found["items"]
         ],

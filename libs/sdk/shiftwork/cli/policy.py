@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 import typer
 
-from shiftwork.cli import parse, render, session
+from shiftwork.cli import ids, parse, render, session
 from shiftwork.cli.client import part
 from shiftwork.cli.failures import told_as_typed, usage
 
@@ -45,13 +45,21 @@ def show(
         render.document(found)
         return
     render.table(
-        ("GROUP", "POLICY", "SOURCE", "VERSION", "VIRTUAL CLUSTERS", "SET BY", "SINCE"),
+        (
+            render.Column("GROUP", least=8),
+            render.Column("POLICY"),
+            render.Column("SOURCE", drop=2),
+            render.Column("VERSION", drop=3),
+            render.Column("VIRTUAL CLUSTERS", drop=1, least=16),
+            render.Column("SET BY", drop=5, least=8),
+            render.Column("SINCE", drop=4),
+        ),
         [_row(policy) for policy in found["items"]],
         "no node groups yet",
     )
 
 
-def _row(policy: Dict[str, Any]) -> List[str]:
+def _row(policy: Dict[str, Any]) -> List["str | render.Cell"]:
     return [
         policy["group"],
         policy["policy"],
@@ -59,7 +67,7 @@ def _row(policy: Dict[str, Any]) -> List[str]:
         str(policy["version"]),
         str(len(policy["document"].get("virtual_clusters") or [])),
         policy.get("changed_by") or "",
-        render.ago(policy.get("changed_at")),
+        render.when(policy.get("changed_at")),
     ]
 
 
@@ -123,9 +131,19 @@ def dry_run(
     if now.json:
         render.document(told)
         return
+    short = ids.shortened(effect["task"] for effect in told["effects"])
     render.table(
-        ("TASK", "NAME", "OWNER", "GROUP", "NODES", "STATE", "NOW", "THEN"),
-        [_effect(effect) for effect in told["effects"]],
+        (
+            render.Column("TASK"),
+            render.Column("NAME", drop=1, least=12),
+            render.Column("OWNER", drop=3, least=8),
+            render.Column("GROUP", drop=4, least=8),
+            render.Column("NODES", drop=5),
+            render.Column("STATE", drop=2),
+            render.Column("NOW", least=14),
+            render.Column("THEN", least=14),
+        ),
+        [_effect(effect, short[effect["task"]]) for effect in told["effects"]],
         "nothing would be decided otherwise at this moment",
     )
     if told["more"]:
@@ -161,9 +179,9 @@ def _outlook(each: Dict[str, Any]) -> List[str]:
     return cells
 
 
-def _effect(effect: Dict[str, Any]) -> List[str]:
+def _effect(effect: Dict[str, Any], short: str) -> List["str | render.Cell"]:
     return [
-        effect["task"],
+        render.Cell(short, effect["task"]),
         effect["name"],
         effect["owner"],
         effect["group"],

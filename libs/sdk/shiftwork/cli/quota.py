@@ -26,13 +26,21 @@ def ls() -> None:
         render.document(found)
         return
     render.table(
-        ("GROUP", "USER", "TEAM", "PRIORITY", "LIMIT", "SET BY", "SINCE"),
+        (
+            render.Column("GROUP", least=8),
+            render.Column("USER", least=8),
+            render.Column("TEAM", least=8),
+            render.Column("PRIORITY"),
+            render.Column("LIMIT"),
+            render.Column("SET BY", drop=2, least=8),
+            render.Column("SINCE", drop=1),
+        ),
         [_row(quota) for quota in found["items"]],
         "no limits: everything is unlimited",
     )
 
 
-def _row(quota: Dict[str, Any]) -> List[str]:
+def _row(quota: Dict[str, Any]) -> List["str | render.Cell"]:
     return [
         quota.get("group") or "every",
         quota.get("user") or "every",
@@ -40,7 +48,7 @@ def _row(quota: Dict[str, Any]) -> List[str]:
         quota.get("priority") or "every",
         f"{quota['limit']} {quota['unit']}",
         quota.get("changed_by") or "",
-        render.ago(quota.get("changed_at")),
+        render.when(quota.get("changed_at")),
     ]
 
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import IO, TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
@@ -38,6 +40,7 @@ STYLES = {
     "ready": "green",
     "cordoned": "yellow",
     "draining": "yellow",
+    "drained": "yellow",
     "quarantined": "bold red",
     "lost": "bold red",
 }
@@ -87,11 +90,12 @@ class _Mode:
     json = False
     quiet = False
     verbose = False
+    wide = False
 
 
-def configure(*, json: bool, quiet: bool, verbose: bool) -> None:
+def configure(*, json: bool, quiet: bool, verbose: bool, wide: bool = False) -> None:
     """Set once for each command line."""
-    _Mode.json, _Mode.quiet, _Mode.verbose = json, quiet, verbose
+    _Mode.json, _Mode.quiet, _Mode.verbose, _Mode.wide = json, quiet, verbose, wide
 
 
 def wants_json() -> bool:
@@ -194,35 +198,131 @@ def _styled(text: str, style: str) -> str:
 # --- tables ---------------------------------------------------------------------------------
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
-    """Rows of text. A cell that is a known state is coloured on a terminal."""
-    cells = [[one_line(str(cell)) for cell in row] for row in rows]
+@dataclass(frozen=True)
+class Column:
+    """One column of a table, and what becomes of it where a terminal is narrow."""
+
+    name: str
+    # Of the columns with a number, the one with the highest is left out first. 0: never.
+    drop: int = 0
+    # Its cells are cut to no fewer than so many characters. 0: never.
+    least: int = 0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value in two forms: for a terminal, and in full for ``--wide`` and for programs."""
+
+    short: str
+    full: str
+
+
+def table(
+    columns: Sequence[str | Column], rows: Iterable[Sequence[str | Cell]], empty: str
+) -> None:
+    """Rows of cells under columns. A cell that is a known state is coloured on a terminal.
+
+    A terminal's width is kept: columns are left out by their importance and long cells are cut,
+    so that a row is a line. With ``--wide``, and where no terminal is, everything is shown.
+    """
+    wanted = [Column(each) if isinstance(each, str) else each for each in columns]
+    narrow = is_terminal(sys.stdout) and not _Mode.wide
+    cells = [[_text(cell, narrow=narrow) for cell in row] for row in rows]
     if not cells:
         note(empty)
         return
+    width = shutil.get_terminal_size().columns if narrow else None
+    shown = fitted(wanted, cells, width)
     if is_terminal(sys.stdout):
-        _rich_table(columns, cells)
+        _rich_table(shown)
         return
-    widths = [
-        max(len(str(row[index])) for row in [list(columns), *cells])
-        for index in range(len(columns))
-    ]
-    for row in [list(columns), *cells]:
-        padded = [text.ljust(width) for text, width in zip(row, widths)]
-        line("  ".join(padded).rstrip())
+    for row in shown:
+        line("".join(row).rstrip())
 
 
-def _rich_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+def _text(cell: str | Cell, *, narrow: bool) -> str:
+    if isinstance(cell, Cell):
+        cell = cell.short if narrow else cell.full
+    return one_line(str(cell))
+
+
+_GAP = "  "
+
+
+def fitted(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None
+) -> list[list[str]]:
+    """The header and the rows as cells of equal widths, which together take at most ``width``.
+
+    None: as wide as it comes. What is left out first is the column with the highest ``drop``.
+    Columns that may be cut share what room the others leave, and the narrow ones are not cut. If
+    nothing more may be left out or cut, the table is wider than the terminal.
+    """
+    from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 - only tables pay for rich
+
+    texts = [[each.name for each in columns], *rows]
+    natural = [max(cell_len(row[n]) for row in texts) for n in range(len(columns))]
+    kept = list(range(len(columns)))
+    if width is not None:
+        while sum(_least(columns[n], natural[n]) for n in kept) + _gaps(kept) > width:
+            droppable = [n for n in kept if columns[n].drop]
+            if not droppable:
+                break
+            kept.remove(max(droppable, key=lambda n: (columns[n].drop, n)))
+    widths = _shared(columns, natural, kept, width)
+    last = kept[-1]
+
+    def cut(text: str, n: int) -> str:
+        if cell_len(text) > widths[n]:
+            text = set_cell_size(text, widths[n] - 1).rstrip() + "\u2026"
+        return text if n == last else set_cell_size(text, widths[n]) + _GAP
+
+    return [[cut(row[n], n) for n in kept] for row in texts]
+
+
+def _least(column: Column, natural: int) -> int:
+    return min(natural, max(column.least, len(column.name))) if column.least else natural
+
+
+def _gaps(kept: Sequence[int]) -> int:
+    return len(_GAP) * (len(kept) - 1)
+
+
+def _shared(
+    columns: Sequence[Column], natural: Sequence[int], kept: Sequence[int], width: int | None
+) -> dict[int, int]:
+    """The widths of the columns that are shown: the widest that may be cut give way first."""
+    widths = {n: natural[n] for n in kept}
+    over = 0 if width is None else sum(widths.values()) + _gaps(kept) - width
+    while over > 0:
+        elastic = [n for n in kept if widths[n] > _least(columns[n], natural[n])]
+        if not elastic:
+            break
+        widest = max(widths[n] for n in elastic)
+        wide = [n for n in elastic if widths[n] == widest]
+        lower = max(
+            [widths[n] for n in elastic if widths[n] < widest]
+            + [_least(columns[n], natural[n]) for n in wide]
+        )
+        step = max(1, min(widest - lower, over // len(wide)))
+        for n in wide[: max(1, min(len(wide), over))]:
+            widths[n] -= step
+            over -= step
+    return widths
+
+
+def _rich_table(rows: Sequence[Sequence[str]]) -> None:
     from rich.console import Console  # noqa: PLC0415 - only a terminal pays for rich
-    from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    drawn = Table(box=None, header_style="bold", pad_edge=False)
-    for index, name in enumerate(columns):
-        drawn.add_column(name, no_wrap=index == 0)
-    for row in cells:
-        drawn.add_row(*[Text(text, style=STYLES.get(text, "")) for text in row])
-    Console(file=sys.stdout).print(drawn)
+    console = Console(file=sys.stdout, highlight=False)
+    for number, row in enumerate(rows):
+        drawn = Text.assemble(
+            *((text, "bold" if number == 0 else STYLES.get(text.strip(), "")) for text in row)
+        )
+        drawn.rstrip()
+        # The width is right already: nothing is wrapped or cropped here.
+        console.print(drawn, soft_wrap=True)
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> None:
@@ -247,11 +347,24 @@ def now() -> datetime:
 
 
 def span(seconds: float) -> str:
-    """``42s``, ``3m``, ``5h``, ``2d``."""
+    """``42s``, ``3m``, ``1h50m``, ``15h``, ``2d3h``, ``40d``."""
     for limit, unit, size in _STEPS:
         if seconds < limit:
-            return f"{int(seconds / size)}{unit}"
-    return f"{int(seconds / 86_400)}d"
+            return f"{int(seconds / size)}{unit}" + _rest(seconds, unit, size)
+    return f"{int(seconds / 86_400)}d" + _rest(seconds, "d", 86_400.0)
+
+
+# What is said beside hours and days, while they are few.
+_SMALLER = {"h": ("m", 60.0), "d": ("h", 3600.0)}
+_FEW = 10
+
+
+def _rest(seconds: float, unit: str, size: float) -> str:
+    if unit not in _SMALLER or seconds >= _FEW * size:
+        return ""
+    smaller, step = _SMALLER[unit]
+    count = int(seconds % size / step)
+    return f"{count}{smaller}" if count else ""
 
 
 def ago(text: str | None) -> str:
@@ -261,6 +374,19 @@ def ago(text: str | None) -> str:
         return ""
     seconds = (now() - at).total_seconds()
     return f"in {span(-seconds)}" if seconds < 0 else f"{span(seconds)} ago"
+
+
+def when(text: str | None, *, exact: bool = False) -> Cell:
+    """A moment in a table: ``3m ago``, in full ``2026-11-21 10:00:00Z``; empty if there is none.
+
+    ``exact``: in full with milliseconds.
+    """
+    at = parse.at(text)
+    if at is None:
+        return Cell("", "")
+    utc = at.astimezone(timezone.utc)
+    time = clock(text) if exact else f"{utc:%H:%M:%S}"
+    return Cell(ago(text), f"{utc:%Y-%m-%d} {time}Z")
 
 
 def moment(text: str | None) -> str:

@@ -1,8 +1,8 @@
 """The options that every command takes, and the guard around every command.
 
-``--url --token --context --json -q -v`` may stand before or after the command: ``Root`` moves
-them to the front before anything is parsed. ``App`` wraps each command so that a ``Failure`` ends
-as a message and an exit code. Commands of plug-ins get both by registering on an ``App``.
+``--url --token --context --json --wide -o -q -v`` may stand before or after the command: ``Root``
+moves them to the front before anything is parsed. ``App`` wraps each command so that a ``Failure``
+ends as a message and an exit code. Commands of plug-ins get both by registering on an ``App``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from shiftwork.cli.client import Api
 from shiftwork.cli.failures import INTERRUPTED, Failure
 
 PLUGINS = "shiftwork.commands"
-_FLAGS = frozenset({"--json", "-q", "--quiet", "-v", "--verbose"})
-_VALUED = ("--url", "--token", "--context")
+_FLAGS = frozenset({"--json", "--wide", "-q", "--quiet", "-v", "--verbose"})
+_VALUED = ("--url", "--token", "--context", "-o", "--output")
+OUTPUTS = ("wide", "json")
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Session:
     json: bool = False
     quiet: bool = False
     verbose: bool = False
+    wide: bool = False
     separated: bool = False
     """The command line holds ``--``: what follows belongs to the task."""
 
@@ -69,7 +71,9 @@ def begin(session: Session) -> None:
     """Set it; called by the application's callback."""
     global _current  # noqa: PLW0603 - one command line per process
     _current = replace(session, separated=_current.separated)
-    render.configure(json=session.json, quiet=session.quiet, verbose=session.verbose)
+    render.configure(
+        json=session.json, quiet=session.quiet, verbose=session.verbose, wide=session.wide
+    )
 
 
 def hoist(arguments: Sequence[str]) -> Tuple[List[str], bool]:
@@ -109,7 +113,8 @@ class App(typer.Typer):
 
 
 EPILOG = (
-    "Every command also takes --url, --token, --context, --json, -q and -v, before or after it."
+    "Every command also takes --url, --token, --context, --json, --wide, -q and -v, before or after"
+    " it."
 )
 
 

@@ -8,7 +8,17 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import typer
 
-from shiftwork.cli import complete, ending, explanation, follow, listening, parse, render, session
+from shiftwork.cli import (
+    complete,
+    ending,
+    explanation,
+    follow,
+    ids,
+    listening,
+    parse,
+    render,
+    session,
+)
 from shiftwork.cli.client import Api, part
 from shiftwork.cli.failures import REFUSED, UNREACHABLE, Failure, told_as_typed, usage
 
@@ -20,9 +30,10 @@ LISTED_MAX = 100_000
 _ID_PREFIX = re.compile(r"[a-z][a-z2-7]{0,25}")
 
 STOPPED_MAX = 10_000
+# Candidates or tasks that a message lists.
 NAMED_MAX = 5
 
-_HELP = "An id, a unique prefix of one, or a name."
+_HELP = "A name, an id, or a part of one: its beginning, or at least 6 characters of its end."
 _TASK = typer.Argument(..., metavar="TASK", help=_HELP, autocompletion=complete.tasks)
 _TASKS = typer.Argument(..., metavar="TASK...", help=_HELP, autocompletion=complete.tasks)
 _LIVE = typer.Argument(..., metavar="TASK...", help=_HELP, autocompletion=complete.live_tasks)
@@ -71,7 +82,7 @@ def find(api: Api, text: str) -> Dict[str, Any]:
     """The task that a TASK argument means.
 
     An id; else a name: the live one (ours, if several people have one), else the newest; else the
-    only id that begins so.
+    only id that begins so, or that ends so (six characters at least, as tables show them).
     """
     try:
         return api.get("/v1/tasks/" + part(text))
@@ -82,20 +93,30 @@ def find(api: Api, text: str) -> Dict[str, Any]:
     found = _of_name(api, text, named)
     if found is not None:
         return found
-    query = {"id_prefix": text, "limit": MATCHES_MAX}
-    begun: List[Dict[str, Any]] = []
-    if _ID_PREFIX.fullmatch(text):
-        begun = api.get("/v1/tasks", query)["items"]
-    if len(begun) == 1:
-        return begun[0]
-    if begun:
-        raise Failure(
-            f"{text!r} begins {len(begun)} ids: " + ", ".join(task["id"] for task in begun[:5]),
-            where="TASK",
-            fix="write more of the id",
-        )
+    matches: Dict[str, Dict[str, Any]] = {}
+    for form, filter_ in ((_ID_PREFIX, "id_prefix"), (ids.TAIL, "id_suffix")):
+        if form.fullmatch(text):
+            items = api.get("/v1/tasks", {filter_: text, "limit": MATCHES_MAX})["items"]
+            matches.update({task["id"]: task for task in items})
+    if len(matches) == 1:
+        return next(iter(matches.values()))
+    if matches:
+        raise _ambiguous(f"{text!r} fits {_count(len(matches))} tasks", list(matches.values()))
     raise Failure(
         f"there is no task {text!r}", where="TASK", fix="`shiftwork ls --all` lists the tasks"
+    )
+
+
+def _count(number: int) -> str:
+    return str(number) if number < MATCHES_MAX else f"at least {number}"
+
+
+def _ambiguous(what: str, tasks: List[Dict[str, Any]]) -> Failure:
+    """A failure that lists the candidates."""
+    first = [f"{each['id']} ({each['name']} of {each['owner']})" for each in tasks[:NAMED_MAX]]
+    more = ", ..." if len(tasks) > NAMED_MAX else ""
+    return Failure(
+        f"{what}: {', '.join(first)}{more}", where="TASK", fix="write more of the id, or all of it"
     )
 
 
@@ -105,8 +126,7 @@ def _of_name(api: Api, text: str, named: List[Dict[str, Any]]) -> Optional[Dict[
         me = api.get("/v1/whoami")["user"]
         mine = [task for task in live if task["owner"] == me]
         if len(mine) != 1:
-            owners = ", ".join(f"{task['id']} ({task['owner']})" for task in live[:5])
-            raise Failure(f"{text!r} names several tasks: {owners}", where="TASK", fix="use an id")
+            raise _ambiguous(f"{text!r} names several tasks", live)
         live = mine
     if live:
         return live[0]
@@ -156,10 +176,11 @@ def ls(
     if now.json:
         render.document(found)
         return
-    rows = [_row(task) for task in found["items"]]
+    short = ids.shortened(task["id"] for task in found["items"])
+    known = {task["id"]: task for task in found["items"]}
     render.table(
-        ("ID", "NAME", "OWNER", "STATE", "PRIORITY", "SIZE", "PROGRESS", "AGE", "REASON"),
-        rows,
+        COLUMNS,
+        [_row(task, short[task["id"]], known) for task in found["items"]],
         "no tasks" if everything or state else "no live tasks; --all shows the ended ones",
     )
     if found.get("next_cursor"):
@@ -187,17 +208,34 @@ def _history(api: Api, since: str) -> Dict[str, Any]:
     return found
 
 
-def _row(task: Dict[str, Any]) -> List[str]:
+# The columns of ``ls``, each with its cells in ``_row``.
+COLUMNS = (
+    render.Column("ID"),
+    render.Column("NAME", least=12),
+    render.Column("OWNER", drop=3, least=8),
+    render.Column("STATE"),
+    render.Column("PRIORITY", drop=5),
+    render.Column("SIZE", drop=4),
+    render.Column("PROGRESS", drop=6),
+    render.Column("SUBMITTED", drop=2),
+    render.Column("REASON", drop=1, least=20),
+)
+
+
+def _row(
+    task: Dict[str, Any], short: str, known: Dict[str, Dict[str, Any]]
+) -> List["str | render.Cell"]:
+    reason = parse.fields(task.get("reason")).get("text", "")
     return [
-        task["id"],
+        render.Cell(short, task["id"]),
         task["name"],
         task["owner"],
         task["state"],
         task["priority"],
         size(task),
         progress(task),
-        render.ago(task.get("submitted_at")).replace(" ago", ""),
-        parse.fields(task.get("reason")).get("text", ""),
+        render.when(task.get("submitted_at")),
+        render.Cell(ids.named(reason, known), reason),
     ]
 
 
@@ -293,7 +331,16 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
     if runs:
         render.line("")
         render.table(
-            ("ATTEMPT", "NODES", "STARTED", "FINISHED", "END", "CHECKPOINT"), map(_run, runs), ""
+            (
+                render.Column("ATTEMPT"),
+                render.Column("NODES", least=12),
+                render.Column("STARTED", drop=2),
+                render.Column("FINISHED", drop=1),
+                render.Column("END"),
+                render.Column("CHECKPOINT", drop=3),
+            ),
+            map(_run, runs),
+            "",
         )
     _show_ending(api, found)
 
@@ -349,14 +396,14 @@ def _exit(ended: Optional[Dict[str, Any]]) -> str:
     return f"{ended['kind']}{code}{text}"
 
 
-def _run(run: Dict[str, Any]) -> List[str]:
+def _run(run: Dict[str, Any]) -> List["str | render.Cell"]:
     checkpoint = run.get("checkpoint")
     ended = run.get("exit")
     return [
         str(run["attempt"]),
         ",".join(sorted({placed["node"] for placed in parse.listed(run.get("placements"))})),
-        render.moment(run.get("started_at")),
-        render.moment(run.get("finished_at")),
+        render.when(run.get("started_at")),
+        render.when(run.get("finished_at")),
         ended["kind"] if ended else "",
         f"step {checkpoint['step']}" if checkpoint else "",
     ]
@@ -379,6 +426,8 @@ def explain(
     if now.json:
         render.document(told)
         return
+    render.line(explanation.headline(found, told))
+    render.line("")
     render.facts(explanation.facts(found, told))
     _show_ending(api, found)
     if history:

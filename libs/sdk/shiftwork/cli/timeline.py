@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Sequence
 
 from shiftwork.cli import parse, render
 
@@ -45,14 +45,30 @@ def _checkpoint(data: Data) -> str:
     return f"checkpoint saved: step {saved.get('step')}, {saved.get('uri')}"
 
 
+# How a run ended, by the kind of its exit.
+_ENDS = {
+    "ok": "the program ended successfully",
+    "preempted": "the program saved a checkpoint and left",
+    "killed": "the program was ended by force",
+    "failed": "the program failed",
+    "lost": "the run was lost",
+}
+
+
 def _exited(data: Data) -> str:
     ended = parse.fields(data.get("exit"))
-    detail = f": {ended['detail']}" if ended.get("detail") else ""
-    return f"exited, {ended.get('kind')}{detail}"
+    kind = str(ended.get("kind"))
+    detail = f" ({ended['detail']})" if ended.get("detail") else ""
+    return _ENDS.get(kind, f"the program ended: {kind}") + detail
+
+
+# States whose usual reason says what the state says.
+_SAYS_ITSELF = frozenset({"queued", "placed", "started", "succeeded"})
 
 
 def _state(data: Data) -> str:
-    return f"{data.get('state')}{_reason(data)}"
+    code = parse.fields(data.get("reason")).get("code")
+    return str(data.get("state")) + ("" if code in _SAYS_ITSELF else _reason(data))
 
 
 def _node(data: Data) -> str:
@@ -61,12 +77,15 @@ def _node(data: Data) -> str:
     return f"node {data.get('node_id')} {node_state(data.get('node') or {})}"
 
 
-def node_state(node: Data) -> str:
-    """``ready``, ``cordoned``, ``draining``, ``quarantined`` or ``lost``."""
+def node_state(node: Data, *, busy: bool = True) -> str:
+    """``ready``, ``cordoned``, ``draining``, ``drained``, ``quarantined`` or ``lost``.
+
+    ``busy``: something runs there, or it is not known whether anything does.
+    """
     if not node.get("ready"):
         return "lost"
     if node.get("draining"):
-        return "draining"
+        return "draining" if busy else "drained"
     if node.get("quarantined"):
         return "quarantined"
     return "ready" if node.get("schedulable") else "cordoned"
@@ -106,12 +125,18 @@ def _usage(data: Data) -> str:
     return f"used {gpus:.0f} GPU-seconds, {nodes:.0f} node-seconds, for {data.get('owner')}"
 
 
+_GOALS = {"run": "resumed", "pause": "paused", "stop": "stopped"}
+
+
 SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "task.submitted": lambda d: f"submitted by {d.get('owner')}",
     "task.goal_changed": lambda d: (
-        f"goal {d.get('goal')}{' now' if d.get('now') else ''}, by {d.get('changed_by')}"
+        f"{_GOALS.get(str(d.get('goal')), d.get('goal'))}{' now' if d.get('now') else ''}"
+        f" by {d.get('changed_by')}"
     ),
-    "task.priority_changed": lambda d: f"priority {d.get('priority')}, by {d.get('changed_by')}",
+    "task.priority_changed": lambda d: (
+        f"priority changed to {d.get('priority')} by {d.get('changed_by')}"
+    ),
     "task.state_changed": _state,
     "run.assigned": lambda d: f"assigned to {_nodes(d)}",
     "run.resumed": _again,
@@ -123,7 +148,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "run.preemption_requested": lambda d: (
         f"asked to leave by {render.clock(d.get('deadline_at'))}{_reason(d)}"
     ),
-    "run.kill_requested": lambda d: f"to be killed{_reason(d)}",
+    "run.kill_requested": lambda d: f"the platform ends it by force{_reason(d)}",
     "run.checkpoint_saved": _checkpoint,
     "run.exited": _exited,
     "node.changed": _node,
@@ -131,6 +156,59 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "quota.usage": _usage,
     "policy.changed": _policy,
 }
+
+
+# The order in which one attempt's events come about; those of one step are ordered by time.
+_ASSIGNED, _WAITING, _STARTED, _RUNNING, _EXITED, _AFTER, _USED = range(7)
+_STEPS: Mapping[str, int] = {
+    "run.assigned": _ASSIGNED,
+    "run.resumed": _ASSIGNED,
+    "run.delayed": _WAITING,
+    "run.started": _STARTED,
+    "run.preemption_requested": _RUNNING,
+    "run.kill_requested": _RUNNING,
+    "run.checkpoint_saved": _RUNNING,
+    "run.exited": _EXITED,
+    "quota.usage": _USED,
+}
+_STATE_STEPS: Mapping[str, int] = {
+    "starting": _ASSIGNED,
+    "running": _STARTED,
+    "preempting": _RUNNING,
+    "killing": _RUNNING,
+}
+
+
+def _step(event: Data) -> int:
+    kind = str(event.get("type"))
+    if kind == "task.state_changed":
+        return _STATE_STEPS.get(str(parse.fields(event.get("data")).get("state")), _AFTER)
+    return _STEPS.get(kind, _AFTER)
+
+
+def ordered(events: Sequence[Data]) -> list[Data]:
+    """One task's events in the order in which they came about.
+
+    The server has them in the order in which it heard of them, and services hear of each other
+    later: a short program has exited before the scheduler knows that it runs. What belongs to
+    attempts goes by attempt, then by step, then by time; the rest stands where its time is.
+    """
+
+    def at(event: Data) -> float:
+        moment = parse.at(event.get("at"))
+        return moment.timestamp() if moment else 0.0
+
+    timed: list[tuple[float, Data]] = []
+    latest = float("-inf")
+    of_attempts = [event for event in events if event.get("attempt")]
+    of_attempts.sort(key=lambda event: (event["attempt"], _step(event), at(event)))
+    for event in of_attempts:
+        latest = max(latest, at(event))
+        timed.append((latest, event))
+    timed += [(at(event), event) for event in events if not event.get("attempt")]
+    # Equal moments: what belongs to no attempt comes first, as a submission does.
+    timed.sort(key=lambda pair: (pair[0], bool(pair[1].get("attempt"))))
+    return [event for _, event in timed]
 
 
 def line(event: Data, *, of_task: bool) -> str:

@@ -27,8 +27,9 @@ from libs.contracts.messages import (
 from libs.contracts.reasons import level_name
 from services.scheduler.domain.clusters import UNCOVERED
 from services.scheduler.domain.explanation.forecast import NO_TIME, forecast
-from services.scheduler.domain.explanation.play import Bounds, Play
-from services.scheduler.domain.explanation.remedies import Remedies, Remedy, Worlds
+from services.scheduler.domain.explanation.holders import holders
+from services.scheduler.domain.explanation.play import Bounds, Play, Worlds
+from services.scheduler.domain.explanation.remedies import Remedies, Remedy
 from services.scheduler.domain.index import Index
 from services.scheduler.domain.levels import outlook
 from services.scheduler.domain.lifecycle import LEAVING, QUEUED
@@ -69,7 +70,7 @@ def _of_any(task: Task, settings: PolicySettings) -> list[str]:
         ended = "attempts in a row ended without a newer one"
         found.append(f"save checkpoints more often: {attempts} {ended}")
     if task.state is TaskState.PAUSED:
-        found.append("resume it")
+        found.append(f"resume it (`shiftwork resume {task.id}`)")
     return found
 
 
@@ -125,7 +126,7 @@ def step_by_step(
     elif base.started:
         update |= {"remedies": (*reply.remedies, "nothing: it starts with the next decision")}
     if bounds.used() < FORECAST_PART:
-        update["forecast"] = forecast(base, alone=alone, rounds_max=bounds.rounds_max)
+        update["forecast"] = forecast(base, worlds, alone=alone, rounds_max=bounds.rounds_max)
     yield Explanation(reply.model_copy(update=update), remedies)
 
 
@@ -168,7 +169,10 @@ def _place(index: Index, task: Task, now: datetime) -> _Place:
 def _standing(base: Play, task: Task, place: _Place) -> dict[str, Any]:
     """What the reply says of its place, and of those who make room."""
     chosen = _chosen(place)
+    held, held_by = holders(base, task)
     return {
+        "holders": held,
+        "holders_count": held_by,
         "position": len(place.before) + 1,
         "queue_length": place.pool.waiting_count(),
         "victims": tuple(each.task_id for each in chosen),

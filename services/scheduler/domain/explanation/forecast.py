@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from libs.contracts.messages import Forecast, ReasonCode
-from services.scheduler.domain.explanation.play import Play, Stopped
-from services.scheduler.domain.explanation.words import counted, named, span
+from libs.contracts.reasons import duration
+from services.scheduler.domain.explanation.play import Pace, Play, Stopped, Worlds
+from services.scheduler.domain.explanation.words import counted, named
 from services.scheduler.domain.lifecycle import QUEUED
 
 HORIZON_SECONDS = 30 * 86_400.0
@@ -26,22 +27,59 @@ _UNKNOWN = {
 }
 
 
-def forecast(play: Play, *, alone: bool, rounds_max: int) -> Forecast:
-    """The moment, or why there is none. The play is over then.
+def forecast(base: Play, worlds: Worlds, *, alone: bool, rounds_max: int) -> Forecast:
+    """The moment, and between which moments it lies; or why there is none.
 
     ``alone``: the tasks of other groups are not there, as no limit counts several groups.
     """
-    unknown = _UNKNOWN.get(play.why.code) if play.why else None
+    unknown = _UNKNOWN.get(base.why.code) if base.why else None
     if unknown is not None:
         return Forecast(unknown=unknown)
+    rounds_max += base.rounds
+
+    def played(pace: Pace) -> tuple[Forecast, bool] | None:
+        return worlds.apart(
+            base.index,
+            lambda index: _played(base.elsewhere(index, pace), alone=alone, rounds_max=rounds_max),
+        )
+
+    found, uncertain = played(Pace.EXPECTED) or (Forecast(unknown=NO_TIME), False)
+    if found.starts_at is None or not uncertain:
+        return found
+    # What ends earlier may let others in first, so neither play has to be the first or the last.
+    others = [played(pace) for pace in (Pace.EARLY, Pace.LATE)]
+    starts = [found.starts_at, *(each[0].starts_at for each in others if each)]
+    # Without both plays, or where one did not get to the start, there is no range to give.
+    known = [each for each in starts if each is not None]
+    if len(known) < 3 or min(known) == max(known):  # noqa: PLR2004 - those three
+        return found
+    return found.model_copy(
+        update={
+            "earliest_at": min(known),
+            "latest_at": max(known),
+            "assumptions": (*found.assumptions, RANGE),
+        }
+    )
+
+
+RANGE = (
+    "for the earliest moment, runs end as soon as one in ten tasks like them did, and save at once"
+    " when asked to go; for the latest, they use all of their time limits, or run for as long as"
+    " nine in ten tasks like them"
+)
+
+
+def _played(play: Play, *, alone: bool, rounds_max: int) -> tuple[Forecast, bool]:
+    """The forecast at one pace, and whether another pace may come to another one."""
     now = play.now
     until = now + timedelta(seconds=HORIZON_SECONDS)
-    stopped = play.run(until=until, rounds_max=play.rounds + rounds_max)
+    stopped = play.run(until=until, rounds_max=rounds_max)
     assumptions = tuple(_assumptions(play, alone=alone))
     if stopped is None:
-        return Forecast(starts_at=play.now, assumptions=assumptions)
-    passed = span((play.now - now).total_seconds())
-    return Forecast(unknown=_stopped(play, stopped, passed), assumptions=assumptions)
+        return Forecast(starts_at=play.now, assumptions=assumptions), play.uncertain
+    passed = duration((play.now - now).total_seconds())
+    unknown = _stopped(play, stopped, passed)
+    return Forecast(unknown=unknown, assumptions=assumptions), play.uncertain
 
 
 def _stopped(play: Play, why: Stopped, passed: str) -> str:
@@ -59,7 +97,7 @@ def _stopped(play: Play, why: Stopped, passed: str) -> str:
         )
     far = f"not within {passed}"
     if why is Stopped.TOO_LONG:
-        if passed == span(0.0):
+        if passed == duration(0.0):
             return NO_TIME
         far = (
             "too much happens here to look further ahead:"

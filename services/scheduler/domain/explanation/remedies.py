@@ -11,20 +11,20 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from libs.contracts.ids import NodeId
-from libs.contracts.messages import ExitKind, PriorityChanged, ReasonCode, Unit
-from libs.contracts.reasons import level_name
+from libs.contracts.messages import ExitKind, Priority, PriorityChanged, ReasonCode, Unit
+from libs.contracts.reasons import duration, level_name
 from services.scheduler.domain import facts
 from services.scheduler.domain.accounts import counted, turn_budget
 from services.scheduler.domain.apply import Change as Changed
-from services.scheduler.domain.explanation.play import Bounds, Play, expected_left
+from services.scheduler.domain.explanation.play import Bounds, Play, Worlds, expected_left
 from services.scheduler.domain.explanation.words import counted as number
-from services.scheduler.domain.explanation.words import moment, named, span
+from services.scheduler.domain.explanation.words import moment, named
 from services.scheduler.domain.index import Index
 from services.scheduler.domain.lifecycle import PREEMPTING
-from services.scheduler.domain.model import WEIGHTS, Inventory, Kill, Node, Preempt, Task
+from services.scheduler.domain.model import WEIGHTS, Inventory, Kill, Limit, Node, Preempt, Task
 from services.scheduler.domain.order import LEVELS, Entry
 from services.scheduler.domain.placement.place import slots_of
 from services.scheduler.domain.round import Round
@@ -80,14 +80,6 @@ class Outcome:
     # When, and the runs that were asked to leave for it.
     at: datetime
     chosen: dict[str, Preempt | Kill]
-
-
-class Worlds(Protocol):
-    """Gives each trial a copy of an index, so that what it does is seen by nobody."""
-
-    def apart(self, index: Index, play: Callable[[Index], Any]) -> Any:  # noqa: ANN401 - what it says
-        """What ``play`` returns when it has a copy of the index for itself; None: no time."""
-        ...
 
 
 def attempt(play: Play, change: Change) -> Outcome:
@@ -201,7 +193,7 @@ class Remedies:
         code = self._base.why.code if self._base.why else None
         if code is ReasonCode.WAITS_FOR_RETRY and at == self._task.not_before_at:
             seconds = (at - self._now).total_seconds()
-            yield Remedy(f"the retry time comes in {seconds:.0f} s", change)
+            yield Remedy(f"the retry time comes in {duration(seconds)}", change)
             return
         turns = [each for each in found.chosen.values() if each.reason.code is ReasonCode.TURN_OF]
         if turns:
@@ -222,7 +214,7 @@ class Remedies:
         text = (
             f"its turn comes at {moment(at)}: {number(len(turns), 'run')} of level"
             f" {level_name(self._entry.level)} after it in the order ({runs}) would be asked to go,"
-            f" for {span(cost)} of one node ({cost:.0f} node-seconds)"
+            f" for {duration(cost)} of one node ({cost:.0f} node-seconds)"
         )
         if pool.discipline.pays:
             book = pool.book
@@ -240,7 +232,8 @@ class Remedies:
         )
         change = Change(put=(changed,))
         if self._helps(change) is not None:
-            yield Remedy("pause and resume it to try at once", change)
+            again = f"`shiftwork pause {self._task.id}`, then `shiftwork resume {self._task.id}`"
+            yield Remedy(f"pause and resume it to try at once ({again})", change)
 
     # What others hold.
 
@@ -273,7 +266,7 @@ class Remedies:
         last = max((at for at in ends if at is not None), default=None)
         if last is not None:
             seconds = max(0.0, (last - self._now).total_seconds())
-            forced = f"at the latest in {seconds:.0f} s {'it is' if one else 'they are'}"
+            forced = f"at the latest in {duration(seconds)} {'it is' if one else 'they are'}"
             yield Remedy(f"{forced} ended by force", change)
 
     def _runs_by_end(self) -> list[Task]:
@@ -344,7 +337,8 @@ class Remedies:
             found = self._helps(change)
             if found is None:
                 continue
-            text = f"raise its priority to {level_name(level)}"
+            name = level_name(level)
+            text = f"raise its priority to {name} (`shiftwork priority {self._task.id} {name}`)"
             if found.chosen:
                 text += f": {number(len(found.chosen), 'run')} would be asked to go"
                 text += f" ({named(found.chosen)})"
@@ -397,7 +391,9 @@ class Remedies:
             if need.of(row.unit) and most > row.limit:
                 raised[row.key] = replace(row, limit=most)
                 unit = "nodes" if row.unit is Unit.NODES else "GPUs"
-                words.append(f"raise the quota from {row.limit} to {most} {unit}")
+                words.append(
+                    f"raise the quota from {row.limit} to {most} {unit} (`{_quota_set(row, most)}`)"
+                )
         change = Change(put=tuple(raised.values()))
         if words and self._helps(change) is not None:
             yield Remedy(" and ".join(words), change)
@@ -448,6 +444,9 @@ class Remedies:
         back = Change(put=tuple(_offered(node) for node in away))
         names = named(node.id for node in away)
         text = f"nodes that are cordoned or not ready come back: {names}"
+        cordoned = [node.id for node in away if node.ready]
+        if cordoned:
+            text += f" (`shiftwork node uncordon {cordoned[0]}`)"
         found = bool(away) and self._helps(back) is not None
         if found:
             yield Remedy(text, back)
@@ -519,6 +518,15 @@ class Remedies:
         if self._base.why is not None and self._base.why.code is ReasonCode.WAITS_FOR_INVENTORY:
             text = "the launcher lists its nodes"
         yield Remedy(text, change(count))
+
+
+def _quota_set(row: Limit, most: int) -> str:
+    """The command with which an administrator raises a limit."""
+    level = "" if row.priority is Priority.UNSPECIFIED else level_name(row.priority)
+    scope = (("user", row.user), ("team", row.team), ("priority", level), ("group", row.group))
+    options = "".join(f" --{name} {value}" for name, value in scope if value)
+    unit = "nodes" if row.unit is Unit.NODES else "gpus"
+    return f"shiftwork quota set{options} --{unit} {most}"
 
 
 def _offered(node: Node) -> Node:

@@ -6,15 +6,6 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 NAMED_MAX = 3
-_STEPS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
-
-
-def span(seconds: float) -> str:
-    """A duration: ``40 s``, ``12 min``, ``3.5 h``, ``2 d``."""
-    for step, unit in _STEPS:
-        if abs(seconds) >= step:
-            return f"{round(seconds / step, 1):g} {unit}"
-    return f"{round(seconds):g} s"
 
 
 def moment(at: datetime) -> str:

@@ -194,12 +194,16 @@ class History:
 
     def median_left(self, features: Features, attained_seconds: float) -> float:
         """How long a task will still run, as likely shorter as longer; seconds."""
-        alive, passed = 1.0, 0.0
+        return self.left(features, attained_seconds, _MEDIAN)
+
+    def left(self, features: Features, attained_seconds: float, part: float) -> float:
+        """How long a task will still run: so large a part of those like it has ended by then."""
+        alive, passed, stay = 1.0, 0.0, 1.0 - part
         hazards, widths, _ = self._ahead(features, attained_seconds)
         for hazard, width in zip(hazards, widths, strict=False):
             ends = alive * hazard
-            if alive - ends <= _MEDIAN:
-                return passed + width * (alive - _MEDIAN) / ends
+            if alive - ends <= stay:
+                return passed + width * (alive - stay) / ends
             alive -= ends
             passed += width
         return passed

@@ -255,6 +255,8 @@ class CliServer:
             found = [task for task in found if task["state"] in query["state"].split(",")]
         if "id_prefix" in query:
             found = [task for task in found if task["id"].startswith(query["id_prefix"])]
+        if "id_suffix" in query:
+            found = [task for task in found if task["id"].endswith(query["id_suffix"])]
         begin = int(query.get("cursor", "0"))
         end = begin + int(query["limit"])
         more = str(end) if end < len(found) else None

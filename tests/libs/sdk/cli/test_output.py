@@ -159,18 +159,21 @@ def happened(server: CliServer) -> CliServer:
 
 
 def test_events_of_one_task_and_of_all(shiftwork: Shiftwork, happened: CliServer) -> None:
-    of_task = shiftwork("events", "ta").out.splitlines()
-    assert [line.split()[0] for line in of_task] == ["1", "3"]
-    assert of_task[1].endswith("10:00:00.123  attempt 1  started on n1")
+    of_task = [" ".join(line.split()) for line in shiftwork("events", "ta").out.splitlines()]
+    assert of_task == [
+        "POSITION TIME ATTEMPT EVENT",
+        "1 2026-11-21 10:00:00.123Z submitted by ada",
+        "3 2026-11-21 10:00:00.123Z 1 started on n1",
+    ]
     everything = shiftwork("events").out.splitlines()
     assert happened.seen[-1].query["from"] == "-100"
-    assert [line.strip().split("  ", 1)[-1] for line in everything[1:]] == [
-        "10:00:00.123  tb.1  exited, ok",
-        "10:00:00.123  ta.1  started on n1",
-        "10:00:00.123  node n1 lost",
-        "10:00:00.123  brand new fact",
+    assert [" ".join(line.split()) for line in everything[2:]] == [
+        "2 2026-11-21 10:00:00.123Z tb.1 the program ended successfully",
+        "3 2026-11-21 10:00:00.123Z ta.1 started on n1",
+        "4 2026-11-21 10:00:00.123Z node n1 lost",
+        "5 2026-11-21 10:00:00.123Z brand new fact",
     ]
-    assert len(shiftwork("events", "--from", "3").out.splitlines()) == 2
+    assert len(shiftwork("events", "--from", "3").out.splitlines()) == 3
     assert len(shiftwork("events", "--json").json["items"]) == 5
 
 

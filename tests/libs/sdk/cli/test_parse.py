@@ -44,7 +44,7 @@ def test_no_moment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0s"), (59, "59s"), (60, "1m"), (3600, "1h"), (200_000, "2d")]
+    ("seconds", "text"), [(0, "0s"), (59, "59s"), (60, "1m"), (3600, "1h"), (200_000, "2d7h")]
 )
 def test_spans(seconds: float, text: str) -> None:
     assert render.span(seconds) == text

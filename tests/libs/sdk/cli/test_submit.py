@@ -261,7 +261,7 @@ def test_following_shows_everything_and_ends_with_the_tasks_code(
         "attempt 1  running",
         "attempt 1  asked to leave by 10:01:00.000: makes room for tb",
         "attempt 1  checkpoint saved: step 2, file:///c/2",
-        "attempt 1  exited, preempted: code 75",
+        "attempt 1  the program saved a checkpoint and left (code 75)",
         "attempt 2  resumed on local-0 from step 2",
         f"attempt 1  {'failed' if code else 'succeeded'}",
     ]

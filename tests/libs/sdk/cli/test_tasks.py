@@ -190,7 +190,11 @@ def test_a_task_is_an_id_a_unique_prefix_or_a_name(
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("ta", "begins 2 ids"), ("x/../y", "there is no task"), ("theirs", "names several tasks")],
+    [
+        ("ta", "fits 2 tasks: tabb (theirs of eve), taaa (theirs of bob)"),
+        ("x/../y", "there is no task"),
+        ("theirs", "names several tasks"),
+    ],
 )
 def test_a_task_that_cannot_be_told_is_refused(
     shiftwork: Shiftwork, server: CliServer, text: str, told: str
@@ -282,15 +286,15 @@ def test_explain_shows_the_order_the_victims_and_the_forecast(
         "1 before it by a higher level or a guarantee, 1 before it at level high (timeshare)"
         in told
     )
-    assert any("+ 60 s for what its owner submitted before, + 3600 s" in line for line in told)
+    assert any("+ 1m for what its owner submitted before, + 1h" in line for line in told)
     assert any("within its guarantee of 4 nodes, of which it holds 1.5" in line for line in told)
     (asked,) = [line for line in told if line.startswith("asked to leave")]
-    assert asked.startswith("asked to leave tb (low, 2 nodes, costs 240 node-seconds, until 2026-")
+    assert asked.startswith("asked to leave tb (low, 2 nodes, costs 4m of one node, until 2026-")
     assert asked.endswith("): level low is below high")
     assert "kept for it n0, still held by tb" in told
     assert "kept for it n1, free" in told
-    assert any(line.startswith("forecast starts at 2026-01-01 00:01:00Z (") for line in told)
-    assert "if nothing fails" in told
+    assert any(line.startswith("forecast starts about 2026-01-01 00:01:00Z (") for line in told)
+    assert "assuming nothing fails" in told
     server.explanation["forecast"] = {"starts_at": None, "unknown": "nobody knows"}
     assert "nobody knows" in shiftwork("explain", "ta").out
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from shiftwork.cli.timeline import sentence
+from shiftwork.cli.timeline import node_state, ordered, sentence
 
 QUOTA: dict[str, Any] = {"unit": "gpus", "limit": 2, "group": "", "priority": "unspecified"}
 NODE = {"ready": True, "schedulable": True, "draining": False}
@@ -87,3 +87,57 @@ NODE = {"ready": True, "schedulable": True, "draining": False}
 )
 def test_sentences(kind: str, data: dict[str, Any], expected: str) -> None:
     assert sentence(kind, data) == expected
+
+
+def an_event(position: int, kind: str, second: float, attempt: int | None, **data: Any) -> Any:
+    at = f"2026-01-01T00:00:{second:09.6f}Z"
+    return {"position": position, "type": kind, "at": at, "attempt": attempt, "data": data}
+
+
+def state(position: int, word: str, second: float, attempt: int | None) -> Any:
+    return an_event(position, "task.state_changed", second, attempt, state=word)
+
+
+def test_a_tasks_history_is_in_the_order_in_which_it_came_about() -> None:
+    """The scheduler hears of starts and ends later than they are, and the gateway of all that in
+    another order."""
+    events = [
+        state(2, "queued", 0.1, None),
+        an_event(1, "task.submitted", 0.1, None),
+        an_event(3, "run.assigned", 1.0, 1),
+        state(4, "starting", 1.0, 1),
+        # A short program: it has exited before the scheduler hears that it runs.
+        an_event(5, "run.exited", 1.3, 1, exit={"kind": "preempted"}),
+        an_event(6, "run.started", 1.2, 1),
+        state(7, "queued", 1.6, 1),
+        state(8, "running", 1.5, 1),
+        an_event(9, "task.goal_changed", 1.7, None, goal="pause"),
+        an_event(10, "run.resumed", 2.0, 2),
+        an_event(12, "run.checkpoint_saved", 2.4, 2),
+        an_event(11, "run.preemption_requested", 2.3, 2),
+    ]
+    assert [each["position"] for each in ordered(events)] == [2, 1, 3, 4, 6, 8, 5, 7, 9, 10, 11, 12]
+    assert ordered([]) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("ok", "the program ended successfully"),
+        ("preempted", "the program saved a checkpoint and left"),
+        ("killed", "the program was ended by force"),
+        ("failed", "the program failed (rank 0 ended with code 7)"),
+        ("lost", "the run was lost"),
+    ],
+)
+def test_ends_are_said_plainly(kind: str, text: str) -> None:
+    detail = "rank 0 ended with code 7" if kind == "failed" else ""
+    assert sentence("run.exited", {"exit": {"kind": kind, "detail": detail}}) == text
+
+
+def test_a_draining_node_is_drained_once_nothing_runs_there() -> None:
+    draining = {**NODE, "schedulable": False, "draining": True}
+    assert node_state(draining) == "draining"
+    assert node_state(draining, busy=True) == "draining"
+    assert node_state(draining, busy=False) == "drained"
+    assert node_state({**draining, "ready": False}, busy=False) == "lost"

@@ -64,7 +64,10 @@ def test_a_task_that_waits_for_capacity() -> None:
     assert reply.reason.code is ReasonCode.WAITS_FOR_CAPACITY
     assert (reply.position, reply.queue_length) == (1, 2)
     assert reply.remedies == (
-        "raise its priority to above_normal: 1 run would be asked to go (busy)",
+        (
+            "raise its priority to above_normal (`shiftwork priority b above_normal`):"
+            " 1 run would be asked to go (busy)"
+        ),
         "1 run ends: busy",
     )
     assert reply.explained_at == at(12)
@@ -84,7 +87,10 @@ def test_the_place_in_line_is_counted_in_the_tasks_group_with_auto_tasks() -> No
     # Neither a node that comes back nor a queue without the two before it is enough: "high" needs
     # both nodes, and "busy" runs on.
     assert reply.remedies == (
-        "raise its priority to above_normal: 1 run would be asked to go (busy)",
+        (
+            "raise its priority to above_normal (`shiftwork priority me above_normal`):"
+            " 1 run would be asked to go (busy)"
+        ),
     )
 
 
@@ -103,22 +109,27 @@ def test_a_task_that_waits_for_quota_hears_the_numbers() -> None:
     reply = about("q", held, a_task("q", gpus=4), limits=(a_limit(6, user="ann"),))
     assert reply.remedies == (
         "2 of the 4 GPUs held under this quota come free",
-        "raise the quota from 6 to 8 GPUs",
+        "raise the quota from 6 to 8 GPUs (`shiftwork quota set --user ann --gpus 8`)",
         # A run of the same owner makes room in the quota for the owner's higher task.
-        "raise its priority to above_normal: 1 run would be asked to go (held)",
+        (
+            "raise its priority to above_normal (`shiftwork priority q above_normal`):"
+            " 1 run would be asked to go (held)"
+        ),
     )
 
 
 def test_a_quota_that_can_never_be_met_is_not_waited_for() -> None:
     reply = about("q", a_task("q", gpus=4), limits=(a_limit(2, user="ann"),))
-    assert reply.remedies == ("raise the quota from 2 to 4 GPUs",)
+    assert reply.remedies == (
+        "raise the quota from 2 to 4 GPUs (`shiftwork quota set --user ann --gpus 4`)",
+    )
 
 
 def test_a_retry_says_when() -> None:
     task = replace(a_task("r", spec=a_spec(retries=2)), not_before_at=at(40), retries_used=1)
     assert about("r", task).remedies == (
         "the retry time comes in 28 s",
-        "pause and resume it to try at once",
+        "pause and resume it to try at once (`shiftwork pause r`, then `shiftwork resume r`)",
     )
 
 
@@ -135,7 +146,8 @@ def test_a_cluster_that_is_too_small_says_what_is_away() -> None:
     both = [a_node("n0"), a_node("n1", schedulable=False)]
     cordoned = about("w", running(a_task("busy"), {"n1": ALL}), a_task("w", nodes=2), nodes=both)
     assert cordoned.remedies[0] == (
-        "nodes that are cordoned or not ready come back: n1; and 1 run ends: busy"
+        "nodes that are cordoned or not ready come back: n1 (`shiftwork node uncordon n1`);"
+        " and 1 run ends: busy"
     )
     sick = about("w", a_task("w"), nodes=[a_node("n0", unusable=(0,))])
     assert sick.remedies == ("GPUs that must not be used become usable: on n0",)
@@ -156,7 +168,7 @@ def test_a_running_task_waits_for_nothing() -> None:
 
 def test_a_paused_task_and_one_that_loses_its_work() -> None:
     paused = replace(a_task("p", goal=Goal.PAUSE), state=TaskState.PAUSED)
-    assert about("p", paused).remedies == ("resume it",)
+    assert about("p", paused).remedies == ("resume it (`shiftwork resume p`)",)
     loses = replace(BUSY, attempts_without_progress=3)
     assert about("busy", loses).remedies == (
         "save checkpoints more often: 3 attempts in a row ended without a newer one",
@@ -271,7 +283,10 @@ def test_a_virtual_cluster_says_what_it_holds() -> None:
         "1 node of the 1 held by virtual cluster red come free",
         "raise the most that virtual cluster red may hold from 1 to 2 nodes",
         # Its owner's own run goes for it then.
-        "raise its priority to above_normal: 1 run would be asked to go (held)",
+        (
+            "raise its priority to above_normal (`shiftwork priority more above_normal`):"
+            " 1 run would be asked to go (held)"
+        ),
     )
     order = reply.order
     assert order is not None

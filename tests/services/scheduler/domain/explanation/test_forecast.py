@@ -177,6 +177,11 @@ def test_the_predictor_is_asked_where_there_is_no_limit() -> None:
     stage.rounds()
     found = forecast(stage, "w")
     assert 300 < seconds(found) - stage.seconds < 900
+    # What was learned says between which moments: the six took 600 s each.
+    assert found.earliest_at is not None
+    assert found.latest_at is not None
+    assert stage.now < found.earliest_at < found.starts_at < found.latest_at  # type: ignore[operator]
+    assert in_range(found, stage.now + timedelta(seconds=600))
     assert (
         "runs end at their owners' time limits; where there is none, after as long as half of the"
         " tasks like them took (6 ends known in group default)"
@@ -285,7 +290,7 @@ def test_a_guaranteed_run_of_a_lower_level_stays() -> None:
 
 def test_far_away_is_not_said() -> None:
     stage = world("fifo", runs("a", "n0", ends=HORIZON_SECONDS * 2), waits("w"), nodes=1)
-    assert forecast(stage, "w").unknown == "not within 30 d"
+    assert forecast(stage, "w").unknown == "not within 30 days"
 
 
 def crowd() -> Stage:
@@ -328,7 +333,8 @@ def test_it_happens_as_was_said(policy: str, sizes: list[tuple[int, int]]) -> No
     ]
     stage = world(policy, *tasks, nodes=3)
     queued = [each.id for each in tasks if stage.tasks[each.id].state is TaskState.QUEUED]
-    said = {task_id: seconds(forecast(stage, task_id)) for task_id in queued}
+    found = {task_id: forecast(stage, task_id) for task_id in queued}
+    said = {task_id: seconds(each) for task_id, each in found.items()}
     ends: dict[str, float] = {}
     began: dict[str, float] = {}
     while stage.tasks:
@@ -344,6 +350,29 @@ def test_it_happens_as_was_said(policy: str, sizes: list[tuple[int, int]]) -> No
             stage.exit(task_id, ExitKind.OK)
         stage.rounds()
     assert {task_id: began[task_id] for task_id in queued} == pytest.approx(said)
+    for task_id, each in found.items():
+        assert in_range(each, at(began[task_id]))
+
+
+def in_range(found: Forecast, began_at: datetime) -> bool:
+    """True if a real start lies where the forecast said."""
+    assert found.starts_at is not None
+    earliest, latest = found.earliest_at or found.starts_at, found.latest_at or found.starts_at
+    return earliest <= began_at <= latest
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 60))
+def test_a_start_lies_in_the_range_however_long_the_victim_saves(save_seconds: int) -> None:
+    low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=-5000)
+    stage = world("fifo", low, waits("hi"), nodes=1)
+    found = forecast(stage, "hi")
+    assert (found.earliest_at, found.latest_at) == (at(10), at(70))
+    stage.seconds += save_seconds
+    stage.exit("low", ExitKind.PREEMPTED)
+    stage.rounds()
+    assert stage.tasks["hi"].state is TaskState.STARTING
+    assert in_range(found, stage.now)
 
 
 @settings(max_examples=30, deadline=None)

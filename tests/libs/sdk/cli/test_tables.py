@@ -1,0 +1,176 @@
+"""Tables at several widths, with long names, wide characters and hostile text."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from shiftwork.cli import ids, render
+
+from tests.libs.sdk.cli.server import CliServer, a_task
+
+if TYPE_CHECKING:
+    from tests.libs.sdk.cli.conftest import Shiftwork
+
+COLUMNS = (
+    render.Column("ID"),
+    render.Column("NAME", least=12),
+    render.Column("STATE"),
+    render.Column("STEP", drop=2),
+    render.Column("REASON", drop=1, least=20),
+)
+REASON = "waits for 2 nodes with 8 GPUs each to come free in group train, behind 3 tasks of bob"
+ROWS = [
+    ["k7n2mq", "resnet", "running", "1200", ""],
+    ["x3b5aa", "a-very-long-name-of-a-training-that-somebody-gave-it", "queued", "", REASON],
+    ["p2q4zz", "训练训练训练模型一二", "paused", "7", "it"],
+    ["mmmmmm", "\U0001f680\U0001f680 to the moon \U0001f680", "failed", "", REASON],
+]
+SNAPSHOTS = {
+    40: """\
+ID      NAME                     STATE
+k7n2mq  resnet                   running
+x3b5aa  a-very-long-name-of-a-…  queued
+p2q4zz  训练训练训练模型一二     paused
+mmmmmm  🚀🚀 to the moon 🚀      failed
+""",
+    80: """\
+ID      NAME                         STATE    STEP  REASON
+k7n2mq  resnet                       running  1200
+x3b5aa  a-very-long-name-of-a-trai…  queued         waits for 2 nodes with 8 GP…
+p2q4zz  训练训练训练模型一二         paused   7     it
+mmmmmm  🚀🚀 to the moon 🚀          failed         waits for 2 nodes with 8 GP…
+""",
+}
+
+
+def drawn(width: int | None) -> str:
+    return "".join("".join(row).rstrip() + "\n" for row in render.fitted(COLUMNS, ROWS, width))
+
+
+@pytest.mark.parametrize("width", list(SNAPSHOTS))
+def test_a_table_in_a_narrow_terminal(width: int) -> None:
+    assert drawn(width) == SNAPSHOTS[width]
+
+
+@pytest.mark.parametrize("width", [120, 200])
+def test_a_wider_terminal_shows_more(width: int) -> None:
+    lines = drawn(width).splitlines()
+    assert max(map(cell_len, lines)) <= width
+    assert "STEP" in lines[0]
+    assert (REASON in lines[2]) is (width == 200)
+
+
+def test_without_a_terminal_nothing_is_cut() -> None:
+    assert REASON in drawn(None)
+    assert ROWS[1][1] in drawn(None)
+
+
+cells = st.text(max_size=120).map(render.one_line)
+
+
+@given(st.lists(st.tuples(cells, cells, cells), min_size=1, max_size=5), st.integers(30, 250))
+def test_rows_are_lines_that_fit_and_align(rows: list[tuple[str, str, str]], width: int) -> None:
+    columns = (
+        render.Column("A", least=5),
+        render.Column("B", drop=1, least=8),
+        render.Column("C", drop=2, least=3),
+    )
+    shown = render.fitted(columns, rows, width)
+    assert len({tuple(cell_len(cell) for cell in row[:-1]) for row in shown}) == 1
+    for row in shown:
+        assert cell_len("".join(row)) <= width
+        assert "\n" not in "".join(row)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render, "is_terminal", lambda stream: stream is sys.stdout)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def many() -> dict[str, dict[str, Any]]:
+    made = [a_task(f"tabcdefghijkkkkkkkkk{letter}") for letter in "abcdefghijkl"]
+    for number, task in enumerate(made):
+        task.update(name=f"train-{number}", reason={"code": "x", "text": REASON})
+    made[1]["reason"]["text"] = f"makes room for task {made[0]['id']} at level high"
+    return {task["id"]: task for task in made}
+
+
+@pytest.mark.server
+@pytest.mark.usefixtures("terminal")
+def test_ls_fits_eighty_columns_and_names_tasks(
+    shiftwork: Shiftwork, server: CliServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.tasks = many()
+    lines = shiftwork("ls").out.splitlines()
+    assert lines[0].split()[:2] == ["ID", "NAME"]
+    assert max(map(cell_len, lines)) <= 80
+    assert len(lines) == 13
+    first = next(line.split()[0] for line in lines if "train-3 " in line)
+    assert shiftwork("show", first, "--json").json["name"] == "train-3"
+    monkeypatch.setenv("COLUMNS", "160")
+    assert "makes room for task train-0 (kkkkka) at level high" in shiftwork("ls").out
+    for wide in (("--wide",), ("-o", "wide")):
+        assert REASON in shiftwork("ls", *wide).out
+    assert shiftwork("ls", "-o", "json").json == shiftwork("ls", "--json").json
+    assert shiftwork("ls", "-o", "yaml").code == 2
+
+
+@pytest.mark.server
+@pytest.mark.usefixtures("terminal")
+def test_nodes_name_the_tasks_and_say_when_they_are_drained(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    server.tasks = many()
+    task = next(iter(server.tasks.values()))
+    task["state"] = "running"
+    node = {"group": "default", "gpus": 2, "free_gpus": 1, "ready": True}
+    off = {"schedulable": False, "draining": True}
+    server.nodes = [
+        {"id": "n0", **node, **off, "tasks": [task["id"]]},
+        {"id": "n1", **node, **off, "tasks": []},
+    ]
+    lines = shiftwork("nodes").out.splitlines()
+    assert f"train-0 ({ids.short(task['id'])})" in lines[1]
+    assert [line.split()[2] for line in lines[1:]] == ["draining", "drained"]
+
+
+def test_short_ids_are_as_long_as_it_takes() -> None:
+    one, two, three = "taaaaaaaaaab234567abc", "taaaaaaaaaac234567abc", "taaaaaaaaaaz777777qqq"
+    assert ids.shortened([one, two, three]) == {
+        one: "b234567abc",
+        two: "c234567abc",
+        three: "777qqq",
+    }
+    assert ids.shortened(["ta", "ta"]) == {"ta": "ta"}
+
+
+def test_sentences_name_tasks_and_commands_have_short_ids() -> None:
+    task_id = "taaaaaaaaaab234567abc"
+    text = f"1 run ends: {task_id} (`shiftwork stop {task_id}`)"
+    tasks = {task_id: {"name": "train"}}
+    assert ids.named(text, tasks) == "1 run ends: train (567abc) (`shiftwork stop 567abc`)"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("text", ["77aaaa", "aaa77aaaa"])
+def test_a_task_is_found_by_the_end_of_its_id(
+    shiftwork: Shiftwork, server: CliServer, text: str
+) -> None:
+    server.tasks = {"tbcaaa77aaaa": a_task("tbcaaa77aaaa"), "tbcaaa77aaab": a_task("tbcaaa77aaab")}
+    assert shiftwork("show", text, "--json").json["id"] == "tbcaaa77aaaa"
+
+
+@pytest.mark.server
+def test_an_end_of_two_ids_is_refused_with_both(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.tasks = {each: a_task(each, name=each[:2]) for each in ("tb77aaaa", "tc77aaaa")}
+    done = shiftwork("stop", "77aaaa")
+    assert done.code == 1
+    assert "fits 2 tasks: tc77aaaa (tc of ada), tb77aaaa (tb of ada)" in done.err
+    assert not [one for one in server.seen if one.method == "PUT"]
