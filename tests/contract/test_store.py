@@ -286,7 +286,7 @@ SLOTS = [
         (Where("owner", Op.PREFIX, "x%"), [3]),
         (Where("node", Op.PREFIX, ""), [0, 1, 2, 3, 4]),
         (Where("owner", Op.SUFFIX, "x"), [0]),
-        (Where("owner", Op.SUFFIX, "%y"), [3]),
+        (Where("owner", Op.SUFFIX, "%"), [3]),
         (Where("node", Op.SUFFIX, ""), [0, 1, 2, 3, 4]),
     ],
 )

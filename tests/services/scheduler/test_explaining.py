@@ -171,8 +171,10 @@ def test_a_copy_ends_when_its_time_is_over_and_what_it_found_before_counts() -> 
     assert time.monotonic() - began < 30
 
 
-async def test_a_copy_of_the_process_says_what_a_copy_of_the_rows_says(world: World) -> None:
+async def test_a_copy_of_the_process_says_what_a_copy_of_the_rows_says() -> None:
     """A fork, and an index that is built again from the rows, are the same world."""
+    # With all the time that it takes: an answer that is cut off depends on the machine.
+    world = await busy(explain_seconds_max=60)
     index, _ = await store.load(world.store, world.settings.policy())
     task = index.tasks["two"]
     of_rows = explain(copy_of(index), task, world.clock.now(), Copies()).reply

@@ -346,7 +346,7 @@ async def test_after_refusals_in_a_row_the_rows_are_loaded_and_explain_says_so(
     why = (await world.explained("a1")).reason
     assert why.code is ReasonCode.PLAN_REFUSED
     assert render(why) == (
-        "waits because nothing is given out in group a since 2026-01-01T00:00:00+00:00: what was"
+        "waits because nothing is given out in group a since 2026-01-01 00:00:00Z: what was"
         " decided there was wrong, or deciding failed, 3 times in a row (WRONG_ATTEMPT); this is a"
         " defect, an administrator should report it"
     )

@@ -167,7 +167,7 @@ async def test_a_bad_plan_is_refused_counted_and_kept_for_replay(
     assert "WRONG_ATTEMPT t1" in capsys.readouterr().out
     assert replay.main([str(file)]) == 0, "the policy itself has nothing wrong with it"
     assert capsys.readouterr().out == (
-        "assign t1.1 n0[0,1,2,3,4,5,6,7]: has 1 whole node in group default\n"
+        "assign t1.1 n0[0,1,2,3,4,5,6,7]: starts on 1 whole node in group default\n"
     )
 
 

@@ -131,7 +131,7 @@ _GOALS = {"run": "resumed", "pause": "paused", "stop": "stopped"}
 SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "task.submitted": lambda d: f"submitted by {d.get('owner')}",
     "task.goal_changed": lambda d: (
-        f"{_GOALS.get(str(d.get('goal')), d.get('goal'))}{' now' if d.get('now') else ''}"
+        f"{_GOALS.get(str(d.get('goal')), d.get('goal'))}{' at once' if d.get('now') else ''}"
         f" by {d.get('changed_by')}"
     ),
     "task.priority_changed": lambda d: (

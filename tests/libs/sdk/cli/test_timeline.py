@@ -80,7 +80,7 @@ NODE = {"ready": True, "schedulable": True, "draining": False}
         (
             "task.goal_changed",
             {"goal": "stop", "now": True, "changed_by": "ann"},
-            "goal stop now, by ann",
+            "stopped at once by ann",
         ),
         ("something.new", {}, "something new"),
     ],
