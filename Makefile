@@ -67,6 +67,13 @@ images-base: $(STAMP) ## Only the base of a machine without a registry of images
 sbom: $(STAMP) ## Which packages the images contain: CycloneDX JSON in dist/sbom, from the locks
 	@$(BIN)/python -m tools.sbom dist/sbom
 
+DIST ?= dist
+.PHONY: sdk
+sdk: $(STAMP) ## The SDK as a wheel for people's own environments: dist/shiftwork-VERSION-py3-none-any.whl
+	@rm -rf libs/sdk/build # setuptools would put modules that are gone into the wheel
+	@$(BIN)/uv build --quiet --wheel --no-build-isolation --python $(BIN)/python --out-dir $(DIST) libs/sdk
+	@ls $(DIST)/shiftwork-*.whl
+
 .PHONY: charts test-charts
 charts: $(STAMP) ## The Helm charts as archives in dist/charts
 	@HELM=$$($(BIN)/python -m tools.cluster programs helm) deploy/k8s/package

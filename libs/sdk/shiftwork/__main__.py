@@ -13,10 +13,11 @@ def main() -> None:
     except ModuleNotFoundError as missing:
         if str(missing.name).partition(".")[0] not in _LIBRARIES:
             raise
+        from shiftwork.cli.environments import pip_install, sdk  # noqa: PLC0415 - only here
+
         sys.exit(
             f"shiftwork: the command line needs {missing.name}, which the extra `cli` brings: "
-            f'{sys.executable} -m pip install "shiftwork[cli]" '
-            "(or the path of the wheel, with [cli] behind it)"
+            + pip_install(sys.executable, sdk("[cli]"))
         )
     program.main()
 

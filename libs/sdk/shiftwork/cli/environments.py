@@ -12,6 +12,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence, cast
+from urllib.parse import unquote, urlsplit
 
 from shiftwork.cli import parse
 from shiftwork.cli.failures import usage
@@ -92,15 +93,15 @@ def hint_for(last_lines: Sequence[str], interpreter: str = "") -> str:
     if not found:
         return ""
     module = found.partition(".")[0]
-    python = shlex.quote(interpreter or "python")
+    python = interpreter or "python"
     ran = f"{interpreter} ran the task and has" if interpreter else "the task's Python has"
-    wanted, what = (
-        (shlex.quote(_sdk()), "install the SDK there")
+    what, wanted = (
+        ("install the SDK there", sdk())
         if module == "shiftwork"
-        else (shlex.quote(module), "install what provides it there")
+        else ("install what provides it there", module)
     )
     return (
-        f"{ran} no module {module!r}: {what} ({python} -m pip install {wanted}), "
+        f"{ran} no module {module!r}: {what} ({pip_install(python, wanted)}), "
         "or submit from the activated environment that has it, or with --venv DIR"
     )
 
@@ -117,12 +118,18 @@ def interpreter_of(task: Mapping[str, Any]) -> str:
     return shutil.which(name, path=path) or shutil.which("python3", path=path) or ""
 
 
-def _sdk() -> str:
-    """Where this SDK was installed from, as ``pip install`` takes it."""
+def pip_install(python: str, what: str) -> str:
+    """The command that installs something where ``python`` finds it."""
+    return f"{shlex.quote(python)} -m pip install {shlex.quote(what)}"
+
+
+def sdk(extras: str = "") -> str:
+    """Where this SDK was installed from, as pip takes it: a folder, a wheel or the name."""
     try:
         told: Any = json.loads(
             metadata.distribution("shiftwork").read_text("direct_url.json") or "{}"
         )
     except (metadata.PackageNotFoundError, ValueError):
         told = {}
-    return str(parse.fields(told).get("url") or "shiftwork").replace("file://", "", 1)
+    url = str(parse.fields(told).get("url") or "shiftwork")
+    return (unquote(urlsplit(url).path) if url.startswith("file:") else url) + extras

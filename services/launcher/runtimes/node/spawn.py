@@ -165,7 +165,7 @@ def _closed_environment(env: Mapping[str, str]) -> str:
     for name in ENVIRONMENTS:
         python = f"{env[name]}/bin/python" if env.get(name) else ""
         try:
-            if python and os.stat(python) and not os.access(python, os.X_OK):
+            if python and os.stat(python) and not os.access(python, os.X_OK):  # noqa: PTH116 - no pathlib between fork and exec
                 return python
         except PermissionError:
             return python
