@@ -42,6 +42,10 @@ lock: $(STAMP) ## Resolve the requirements anew (names, versions and hashes; no 
 demo: $(STAMP) ## The main job: real training, preempted after its checkpoint, resumed bit-identically
 	@$(BIN)/python -m services.allinone.demo
 
+.PHONY: first-hour
+first-hour: $(STAMP) ## README and guide word by word, in a fresh clone with a fresh home: PAGES="docs/guide.md"
+	@$(BIN)/python -m tools.first_hour $(PAGES)
+
 .PHONY: dev
 dev: $(STAMP) ## Every service as a process of its own, on embedded NATS and PostgreSQL
 	@$(BIN)/python -m services.allinone.dev --tasks-as-root

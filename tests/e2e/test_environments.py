@@ -47,4 +47,6 @@ def test_a_module_that_is_missing_is_explained(shiftwork: Shiftwork, venv: Path)
     assert "ModuleNotFoundError: No module named 'shiftwork'" in done.out
     assert f"warning: {venv}/bin/python ran the task and has no module 'shiftwork'" in done.err
     assert f"{venv}/bin/python -m pip install " in done.err
+    shown = shiftwork.good("show", done.out.splitlines()[0]).out
+    assert f"hint: {venv}/bin/python ran the task and has no module 'shiftwork'" in shown
     assert shiftwork.good("submit", *SMALL, "--", *line).code == 0

@@ -36,13 +36,22 @@ SUBSTITUTIONS = (
     ),
     Substitution(
         r"^(shiftwork up\b.*?)$",
-        rf'\1 --port "$PORT"{AS_ROOT} >"$HOME/up.log" 2>&1 &'
-        rf'\nuntil grep -q "{READY}" "$HOME/up.log" || ! kill -0 $!; do sleep 0.2; done'
+        rf'rm -f "$HOME/up.log"\n\1 --port "$PORT"{AS_ROOT} >"$HOME/up.log" 2>&1 &'
+        rf'\nuntil grep -qs "{READY}" "$HOME/up.log" || ! kill -0 $!; do sleep 0.2; done'
         rf'\ngrep "{READY}" "$HOME/up.log" || {{ cat "$HOME/up.log"; false; }}',
         "it stays in the foreground: a terminal of its own; root must say as whom tasks run",
     ),
+    Substitution(
+        r"^pip install '\./libs/sdk\[(?!cli\]).*$",
+        "python -c 'import shiftwork'",
+        "gigabytes: the frameworks come from .venv-frameworks, whose versions are locked",
+    ),
     Substitution(r"^make test$", "make help", "CI runs it as a step of its own"),
-    Substitution(r"\btorchrun train\.py", "python train.py", "no PyTorch in this environment"),
+    Substitution(
+        r"^(shiftwork submit --name resnet) (.*)torchrun train\.py$",
+        r"\1 --env STEPS=100000 \2python train.py",
+        "no PyTorch in this environment; the page steers it until its end",
+    ),
     Substitution(r"\bsynthetic:2000\b", "synthetic:200", "so that it takes seconds"),
     Substitution(
         r"^(shiftwork (?:events|logs)\b.* -f.*)$",
@@ -56,7 +65,8 @@ SUBSTITUTIONS = (
     ),
 )
 
-# The script that the pages call train.py: the README's three lines, and what they leave out.
+# The script that the pages call train.py, as its owner has it, and what comes before the blocks
+# that show it with the SDK.
 TRAIN = """\
 import os, sys, time
 
@@ -73,6 +83,15 @@ def save(step):
 
 """
 BEFORE = {"train.py": TRAIN}
+OWN = {"train.py": TRAIN + "for step in range(steps):\n    train(step)\n"}
+# What a page takes for granted; nothing is done twice.
+PREPARED = {
+    "docs/guide.md": "make setup && source .venv/bin/activate\n",
+    "docs/frameworks.md": "make .venv-frameworks/.set-up\n"
+    "source .venv/bin/activate\n"
+    "shiftwork up --nodes 4 --slots 8\n"
+    "source .venv-frameworks/bin/activate\n",
+}
 COMMENT = re.compile(r"\s+#\s.*$")
 
 
@@ -97,9 +116,12 @@ def walk(
     root: Path, pages: Sequence[str], terminal: Terminal, ends_at: float, say: Callable[[str], None]
 ) -> None:
     """Follow the pages one after another. Raises WalkError at the first thing that is not so."""
+    for name, text in OWN.items():
+        (root / name).write_text(text)
     for page in pages:
+        before = [Step(f"{page}:0", PREPARED[page])] if page in PREPARED else []
         try:
-            found = steps(page, (root / page).read_text())
+            found = before + steps(page, (root / page).read_text())
         except DocumentError as error:
             raise WalkError(str(error)) from None
         for step in found:

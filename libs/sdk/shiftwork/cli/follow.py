@@ -244,9 +244,9 @@ def to_the_end(api: Api, task: dict[str, Any]) -> int:
         return INTERRUPTED
     if render.wants_json():
         render.record({"task": final})
-    elif final["state"] == "failed":
-        if hint := environments.hint_for(follower.last, environments.interpreter_of(final)):
-            render.warning(hint)
+    hint = environments.hint_for(follower.last, environments.interpreter_of(final))
+    if hint and final["state"] == "failed":
+        render.warning(hint)
     return exit_code(final)
 
 
