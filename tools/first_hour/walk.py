@@ -12,7 +12,7 @@ from pathlib import Path
 from tools.first_hour.documents import DocumentError, Step, printed_as_shown, steps
 from tools.first_hour.terminal import StepError, Terminal
 
-STEP_SECONDS = 150.0
+STEP_SECONDS = 300.0
 AS_ROOT = " --tasks-as-root" if os.geteuid() == 0 else ""
 # What `up` prints once it answers.
 READY = "Shiftwork is ready"
