@@ -7,6 +7,7 @@ that is not as a page says; nothing is left running, and the folder is removed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
@@ -123,7 +124,7 @@ def _end_all(clone: Path, home: Path, environ: Mapping[str, str]) -> list[str]:
         subprocess.run(line, env=dict(environ), check=False, capture_output=True, timeout=120)  # noqa: S603 - our own words
     # Supervisors of nodes leave by themselves, half a minute after their last run.
     left: list[str] = []
-    for pid in _of_this_hour(home):
+    for pid in _of_this_hour(home.parent):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
             os.kill(pid, signal.SIGKILL)
@@ -134,16 +135,19 @@ def _end_all(clone: Path, home: Path, environ: Mapping[str, str]) -> list[str]:
     return left
 
 
-def _of_this_hour(home: Path) -> list[int]:
-    """Processes whose HOME is the fresh one, or that name it."""
+def _of_this_hour(folder: Path) -> list[int]:
+    """Processes that run below the folder of this hour, or whose variables or words name it."""
     found: list[int] = []
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            told = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
-        except OSError:
+        if entry.name == str(os.getpid()):
             continue
-        if str(home).encode() in told and int(entry.name) != os.getpid():
-            found.append(int(entry.name))
+        for told in ("cwd", "environ", "cmdline"):
+            with contextlib.suppress(OSError):
+                path = entry / told
+                text = str(path.readlink()).encode() if told == "cwd" else path.read_bytes()
+                if str(folder).encode() in text:
+                    found.append(int(entry.name))
+                    break
     return found
 
 

@@ -36,7 +36,7 @@ SUBSTITUTIONS = (
     ),
     Substitution(
         r"^(shiftwork up\b.*?)$",
-        rf'rm -f "$HOME/up.log"\n\1 --port "$PORT"{AS_ROOT} >"$HOME/up.log" 2>&1 &'
+        rf'rm -f "$HOME/up.log"\nsetsid \1 --port "$PORT"{AS_ROOT} >"$HOME/up.log" 2>&1 &'
         rf'\nuntil grep -qs "{READY}" "$HOME/up.log" || ! kill -0 $!; do sleep 0.2; done'
         rf'\ngrep "{READY}" "$HOME/up.log" || {{ cat "$HOME/up.log"; false; }}',
         "it stays in the foreground: a terminal of its own; root must say as whom tasks run",
