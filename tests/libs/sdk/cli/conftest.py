@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +15,6 @@ from tests.libs.sdk.cli.server import TOKEN, CliServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Shiftwork:
 
 
 # What programs a shell of these tests finds: no environment is activated in it.
-PATH = "/usr/bin:/bin"
+PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 
 
 @pytest.fixture

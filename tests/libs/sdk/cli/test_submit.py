@@ -383,7 +383,7 @@ def test_options_override_the_file_and_maps_are_joined(
     options = ("--env", "B=3", "--tolerate", "y", "--preempt", "kill")
     assert shiftwork("submit", "--file", str(file), *options).code == 0
     sent = body(server)
-    assert sent["env"] == {"A": "1", "B": "3"}
+    assert sent["env"] == {"PATH": PATH, "A": "1", "B": "3"}
     assert sent["tolerations"] == ["y"]
     assert sent["preemption"] == {"mode": "kill", "ack_deadline_seconds": 5}
     file.write_text(json.dumps({"roles": [{"command": ["true"]}]}))
