@@ -245,7 +245,7 @@ def to_the_end(api: Api, task: dict[str, Any]) -> int:
     if render.wants_json():
         render.record({"task": final})
     hint = environments.hint_for(follower.last, environments.interpreter_of(final))
-    if hint and final["state"] == "failed":
+    if hint and final["state"] == "failed" and not render.wants_json():
         render.warning(hint)
     return exit_code(final)
 
