@@ -265,6 +265,11 @@ class _Follower:
         self._looks_at: tuple[int, float] | None = (0, 0.0)
         self._readers: list[Api] = []
 
+    @property
+    def last(self) -> list[str]:
+        """The last lines of output that were shown."""
+        return [line.text.decode("utf-8", "replace") for line in self._screen.last]
+
     def run(self) -> dict[str, Any]:
         """Until the task has ended and its output is shown."""
         try:
