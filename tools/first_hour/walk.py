@@ -46,6 +46,7 @@ SUBSTITUTIONS = (
         "python -c 'import shiftwork'",
         "gigabytes: the frameworks come from .venv-frameworks, whose versions are locked",
     ),
+    Substitution(r" /tmp/", ' "$HOME"/', "what an earlier hour left there is not resumed"),
     Substitution(r"^make test$", "make help", "CI runs it as a step of its own"),
     Substitution(
         r"^(shiftwork submit --name resnet) (.*)torchrun train\.py$",
@@ -89,7 +90,9 @@ PREPARED = {
     "docs/guide.md": "make setup && source .venv/bin/activate\n",
     "docs/frameworks.md": "make .venv-frameworks/.set-up\n"
     "source .venv/bin/activate\n"
-    "shiftwork up --nodes 4 --slots 8\n"
+    # Two nodes: a task of higher priority must push another one out.
+    "shiftwork down --now || true\n"
+    "shiftwork up --nodes 2 --slots 2\n"
     "source .venv-frameworks/bin/activate\n",
 }
 COMMENT = re.compile(r"\s+#\s.*$")
