@@ -42,6 +42,10 @@ lock: $(STAMP) ## Resolve the requirements anew (names, versions and hashes; no 
 demo: $(STAMP) ## The main job: real training, preempted after its checkpoint, resumed bit-identically
 	@$(BIN)/python -m services.allinone.demo
 
+.PHONY: first-hour
+first-hour: $(STAMP) ## README and guide word by word, in a fresh clone with a fresh home: PAGES="docs/guide.md"
+	@$(BIN)/python -m tools.first_hour $(PAGES)
+
 .PHONY: dev
 dev: $(STAMP) ## Every service as a process of its own, on embedded NATS and PostgreSQL
 	@$(BIN)/python -m services.allinone.dev --tasks-as-root
@@ -66,6 +70,13 @@ images-base: $(STAMP) ## Only the base of a machine without a registry of images
 .PHONY: sbom
 sbom: $(STAMP) ## Which packages the images contain: CycloneDX JSON in dist/sbom, from the locks
 	@$(BIN)/python -m tools.sbom dist/sbom
+
+DIST ?= dist
+.PHONY: sdk
+sdk: $(STAMP) ## The SDK as a wheel for people's own environments: dist/shiftwork-VERSION-py3-none-any.whl
+	@rm -rf libs/sdk/build # setuptools would put modules that are gone into the wheel
+	@$(BIN)/uv build --quiet --wheel --no-build-isolation --python $(BIN)/python --out-dir $(DIST) libs/sdk
+	@ls $(DIST)/shiftwork-*.whl
 
 .PHONY: charts test-charts
 charts: $(STAMP) ## The Helm charts as archives in dist/charts

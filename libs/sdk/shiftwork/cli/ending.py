@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any, Mapping
 
-from shiftwork.cli import follow, parse, render
+from shiftwork.cli import environments, follow, parse, render
 from shiftwork.cli.client import Api
 from shiftwork.cli.failures import Failure
 
@@ -65,4 +65,9 @@ def told(api: Api, task: Mapping[str, Any]) -> list[str]:
         return []
     ended = parse.fields(task.get("exit"))
     head = f"last output of rank {failed_rank(ended)}, attempt {ended['attempt']}:"
-    return [head, *(f"  {render.without_sequences(line)}" for line in lines)]
+    hint = environments.hint_for(lines, environments.interpreter_of(task))
+    return [
+        head,
+        *(f"  {render.without_sequences(line)}" for line in lines),
+        *([f"hint: {render.one_line(hint)}"] if hint else []),
+    ]

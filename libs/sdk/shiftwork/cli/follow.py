@@ -10,9 +10,10 @@ import contextlib
 import queue
 import threading
 import time
+from collections import deque
 from typing import Any, Callable, Iterator, Mapping, NamedTuple
 
-from shiftwork.cli import listening, parse, render, timeline
+from shiftwork.cli import environments, listening, parse, render, timeline
 from shiftwork.cli.client import Api, Stopped, chunk_bytes, part
 from shiftwork.cli.failures import INTERRUPTED, UNREACHABLE, Failure
 
@@ -26,6 +27,7 @@ QUEUED_MAX = 1024
 LINE_BYTES_MAX = 65_536
 # Off a terminal a progress bar is noted so often.
 BAR_SECONDS = 10.0
+LAST_LINES = 20
 # HTTP: too many requests, or the service is not ready.
 BUSY, UNAVAILABLE = 429, 503
 
@@ -232,7 +234,8 @@ def to_the_end(api: Api, task: dict[str, Any]) -> int:
     """
     try:
         with render.Progress() as progress:
-            final = _Follower(api, task, progress).run()
+            follower = _Follower(api, task, progress)
+            final = follower.run()
     except KeyboardInterrupt:
         render.note(
             f"\n{task['name']} goes on. Follow it: shiftwork logs {task['id']} -f; "
@@ -241,6 +244,9 @@ def to_the_end(api: Api, task: dict[str, Any]) -> int:
         return INTERRUPTED
     if render.wants_json():
         render.record({"task": final})
+    hint = environments.hint_for(follower.last, environments.interpreter_of(final))
+    if hint and final["state"] == "failed" and not render.wants_json():
+        render.warning(hint)
     return exit_code(final)
 
 
@@ -258,6 +264,11 @@ class _Follower:
         # whether its program can be asked to save.
         self._looks_at: tuple[int, float] | None = (0, 0.0)
         self._readers: list[Api] = []
+
+    @property
+    def last(self) -> list[str]:
+        """The last lines of output that were shown."""
+        return [line.text.decode("utf-8", "replace") for line in self._screen.last]
 
     def run(self) -> dict[str, Any]:
         """Until the task has ended and its output is shown."""
@@ -392,6 +403,7 @@ class Screen:
         # The line whose beginning is written, and the beginning.
         self._begun: Line | None = None
         self._noted: dict[tuple[int, int], float] = {}
+        self.last: deque[Line] = deque(maxlen=LAST_LINES)
 
     def take(self, piece: Mapping[str, Any]) -> None:
         """Show the next piece."""
@@ -412,6 +424,7 @@ class Screen:
             self._show(rest)
 
     def _show(self, lines: list[Line]) -> None:
+        self.last.extend(lines)
         begun = self._begun
         if begun is not None and lines:
             first, self._begun = lines[0], None

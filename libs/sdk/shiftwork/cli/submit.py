@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import typer
 
-from shiftwork.cli import complete, follow, here, parse, render, session
+from shiftwork.cli import complete, environments, follow, here, parse, render, session
 from shiftwork.cli.failures import told_as_typed, usage
 
 _PREEMPT = re.compile(r"sdk|kill|signal(:[A-Za-z0-9]+)?")
@@ -47,6 +47,9 @@ def submit(
     env: Optional[List[str]] = typer.Option(None, "--env", metavar="K=V", help="Repeatable."),
     workdir: str = typer.Option(
         "", "--workdir", help="Left out: here, if the server is on this machine."
+    ),
+    venv: Optional[Path] = typer.Option(
+        None, "--venv", metavar="DIR", help="Its environment. Left out: the one activated here."
     ),
     label: Optional[List[str]] = typer.Option(None, "--label", metavar="K=V", help="Repeatable."),
     node_selector: Optional[List[str]] = typer.Option(
@@ -135,6 +138,7 @@ def submit(
     if not source or "CMD" in given:
         flags.update({"roles": "CMD", "command": "CMD"})
     # Pods have a file system of their own, however near the server seems.
+    environments.add(body, target, venv)
     if target.is_local and "pod" not in body:
         body.setdefault("working_directory", str(Path.cwd()))
         if not force:

@@ -18,6 +18,8 @@ from services.launcher.runtimes.node.identity import AFTER_CLONE, Identity, beco
 
 NOT_FOUND_CODE, NOT_RUN_CODE = 127, 126
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+# Variables that name an activated environment of Python.
+ENVIRONMENTS = ("VIRTUAL_ENV", "CONDA_PREFIX")
 # How many open files the supervisor was given, and its ranks are. It raises its own limit: it has
 # one open for each rank.
 OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -136,6 +138,13 @@ def _exec(program: Program) -> int:
     if not program.argv:
         _say("the task has no command")
         return NOT_FOUND_CODE
+    if closed := _closed_environment(program.env):
+        # The next folder of PATH would have another Python, without the task's packages.
+        _say(
+            f"cannot run {closed}: user {os.geteuid()}, as whom this task runs, cannot use it. "
+            "Make the environment and its Python where every user can read them"
+        )
+        return NOT_RUN_CODE
     name, refused = program.argv[0], ""
     for candidate in _candidates(name, program.env.get("PATH", DEFAULT_PATH)):
         try:
@@ -149,6 +158,20 @@ def _exec(program: Program) -> int:
         return NOT_RUN_CODE
     _say(f"cannot run {name}: no such command on PATH, or its interpreter is missing")
     return NOT_FOUND_CODE
+
+
+def _closed_environment(env: Mapping[str, str]) -> str:
+    """The Python of the task's activated environment, if it is closed to the user that we are."""
+    for name in ENVIRONMENTS:
+        python = f"{env[name]}/bin/python" if env.get(name) else ""
+        try:
+            if python and os.stat(python) and not os.access(python, os.X_OK):  # noqa: PTH116 - no pathlib between fork and exec
+                return python
+        except PermissionError:
+            return python
+        except (OSError, ValueError):
+            continue
+    return ""
 
 
 def _candidates(name: str, path: str) -> list[str]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from shiftwork.cli import client, follow, main
+from shiftwork.cli import client, environments, follow, main
 
 from tests.libs.sdk.cli.server import TOKEN, CliServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,18 @@ class Shiftwork:
         return Done(code, told.out.decode("utf-8", "replace"), told.err.decode("utf-8", "replace"))
 
 
+# What programs a shell of these tests finds: no environment is activated in it.
+PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setattr(sys, "argv", ["shiftwork"])
+    for name in environments.ACTIVATED:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", PATH)
     monkeypatch.setattr(client, "WAIT_SECONDS", 0.01)
     monkeypatch.setattr(follow, "AGAIN_SECONDS", 0.02)
     return tmp_path

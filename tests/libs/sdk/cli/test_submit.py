@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.libs.sdk.cli.conftest import PATH
 from tests.libs.sdk.cli.server import TOKEN, CliServer, a_task, an_exit, problem
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def test_the_id_alone_is_printed(shiftwork: Shiftwork, server: CliServer) -> Non
     assert body(server) == {
         "command": ["python", "train.py", "--json", "-f"],
         "working_directory": str(Path.cwd()),
+        "env": {"PATH": PATH},
     }
 
 
@@ -66,7 +68,7 @@ def test_every_option_reaches_the_server(
         "gpus_per_node": 0,
         "priority": "high",
         "group": "dev",
-        "env": {"A": "1", "B": "x=y"},
+        "env": {"PATH": PATH, "A": "1", "B": "x=y"},
         "working_directory": str(tmp_path),
         "labels": {"team": "nlp"},
         "node_selector": {"disk": "nvme", "gen": "h100"},
@@ -381,7 +383,7 @@ def test_options_override_the_file_and_maps_are_joined(
     options = ("--env", "B=3", "--tolerate", "y", "--preempt", "kill")
     assert shiftwork("submit", "--file", str(file), *options).code == 0
     sent = body(server)
-    assert sent["env"] == {"A": "1", "B": "3"}
+    assert sent["env"] == {"PATH": PATH, "A": "1", "B": "3"}
     assert sent["tolerations"] == ["y"]
     assert sent["preemption"] == {"mode": "kill", "ack_deadline_seconds": 5}
     file.write_text(json.dumps({"roles": [{"command": ["true"]}]}))

@@ -9,6 +9,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,29 @@ async def test_a_later_attempt_reads_what_the_former_one_wrote(shared: Shared) -
     assert await shared.play("ann", second, f"cat {checkpoint}") == ["step-7"]
     (line,) = await shared.play("ben", stranger, f"cat {checkpoint}")
     assert "Permission denied" in line
+
+
+@pytest.mark.parametrize("name", ["VIRTUAL_ENV", "CONDA_PREFIX"])
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+async def test_an_environment_that_the_user_cannot_read_is_named_and_nothing_else_runs(
+    shared: Shared, name: str, mode: int
+) -> None:
+    closed = shared.folder / "closed"
+    python = closed / "venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/bin/sh")
+    closed.chmod(mode)
+    run = run_id("task", 1)
+    made = an_order(run, ["sh", "-c", "echo ran"])
+    (rank,) = made.ranks
+    env = {**rank.env, "PATH": f"{python.parent}:/usr/bin:/bin", name: str(closed / "venv")}
+    await shared.runtime.launch(RunOrder(run, (replace(rank, env=env),), owner="ann"))
+    code = (await shared.over(run)).code
+    if mode == 0o755:
+        assert (code, shared.output(run)) == (0, "ran\n")
+    else:
+        assert code == 126
+        assert f"cannot run {python}: user {UIDS[0]}" in shared.output(run)
 
 
 async def test_a_setuid_program_gains_nothing(shared: Shared) -> None:
