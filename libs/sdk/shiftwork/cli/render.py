@@ -264,6 +264,8 @@ def fitted(
     natural = [max(cell_len(row[n]) for row in texts) for n in range(len(columns))]
     kept = list(range(len(columns)))
     if width is not None:
+        # A column without a single value takes no room from others.
+        kept = [n for n in kept if not columns[n].drop or any(row[n] for row in rows)]
         while sum(_least(columns[n], natural[n]) for n in kept) + _gaps(kept) > width:
             droppable = [n for n in kept if columns[n].drop]
             if not droppable:

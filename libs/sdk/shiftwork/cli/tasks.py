@@ -212,11 +212,11 @@ def _history(api: Api, since: str) -> Dict[str, Any]:
 COLUMNS = (
     render.Column("ID"),
     render.Column("NAME", least=12),
-    render.Column("OWNER", drop=3, least=8),
+    render.Column("OWNER", drop=4, least=8),
     render.Column("STATE"),
     render.Column("PRIORITY", drop=5),
-    render.Column("SIZE", drop=4),
-    render.Column("PROGRESS", drop=6),
+    render.Column("SIZE", drop=6),
+    render.Column("PROGRESS", drop=3, least=12),
     render.Column("SUBMITTED", drop=2),
     render.Column("REASON", drop=1, least=20),
 )

@@ -165,6 +165,7 @@ _STEPS: Mapping[str, int] = {
     "run.resumed": _ASSIGNED,
     "run.delayed": _WAITING,
     "run.started": _STARTED,
+    "run.listened": _RUNNING,
     "run.preemption_requested": _RUNNING,
     "run.kill_requested": _RUNNING,
     "run.checkpoint_saved": _RUNNING,

@@ -174,3 +174,10 @@ def test_an_end_of_two_ids_is_refused_with_both(shiftwork: Shiftwork, server: Cl
     assert done.code == 1
     assert "fits 2 tasks: tc77aaaa (tc of ada), tb77aaaa (tb of ada)" in done.err
     assert not [one for one in server.seen if one.method == "PUT"]
+
+
+def test_a_column_without_values_takes_no_room() -> None:
+    columns = (render.Column("A"), render.Column("B", drop=1), render.Column("C", drop=2))
+    rows = [["a", "", "c"], ["b", "", "d"]]
+    assert render.fitted(columns, rows, 80)[0] == ["A  ", "C"]
+    assert render.fitted(columns, rows, None)[0] == ["A  ", "B  ", "C"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from shiftwork.cli import timeline
 from shiftwork.cli.timeline import node_state, ordered, sentence
 
 QUOTA: dict[str, Any] = {"unit": "gpus", "limit": 2, "group": "", "priority": "unspecified"}
@@ -141,3 +142,8 @@ def test_a_draining_node_is_drained_once_nothing_runs_there() -> None:
     assert node_state(draining, busy=True) == "draining"
     assert node_state(draining, busy=False) == "drained"
     assert node_state({**draining, "ready": False}, busy=False) == "lost"
+
+
+def test_every_event_of_a_run_has_its_step() -> None:
+    kinds = {kind for kind in timeline.SENTENCES if kind.startswith("run.")}
+    assert kinds - set(timeline._STEPS) == set()
