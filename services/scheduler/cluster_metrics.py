@@ -7,8 +7,10 @@ A change costs the nodes and tasks that it touches, and a scrape what changed si
 from __future__ import annotations
 
 from collections import Counter as Counts
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import product
+from typing import TypeVar
 
 from prometheus_client import REGISTRY, Counter, Histogram, Metric
 from prometheus_client.core import GaugeMetricFamily
@@ -36,9 +38,17 @@ CHECKPOINT_SECONDS = Histogram(
     buckets=(0.5, 1, 2, 5, 10, 20, 30, MINUTE, 2 * MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR),
 )
 
+K = TypeVar("K", bound=Hashable)
+# What tasks count under that wait for nodes of groups which have none.
+OTHER_GROUPS = "(other)"
 # In the order in which the first that holds is a node's state.
 NODE_STATES = ("not_ready", "draining", "cordoned", "ready")
 GPU_STATES = ("used", "free", "unavailable")
+TASK_STATES = tuple(
+    state.name.lower()
+    for state in TaskState
+    if state not in TERMINAL and state is not TaskState.UNSPECIFIED
+)
 
 
 @dataclass
@@ -106,7 +116,7 @@ class ClusterMetrics(Collector):
     def _replace(self, old: Task | None, new: Task | None) -> None:
         for task, number in ((old, -1), (new, 1)):
             if task is not None:
-                self._tasks[task.group, task.state] += number
+                _add(self._tasks, (task.group, task.state), number)
                 for placement in (*task.placements, *task.promised):
                     self._changed.add(placement.node_id)
 
@@ -118,12 +128,15 @@ class ClusterMetrics(Collector):
         for node_id in self._changed:
             self._recount(index, node_id)
         self._changed.clear()
-        tasks = {
-            (group, state.name.lower()): count for (group, state), count in self._tasks.items()
-        }
-        yield _family("shiftwork_tasks", "Tasks that have not ended, by state", tasks)
-        yield _family("shiftwork_nodes", "Nodes, by state", self._nodes)
-        yield _family("shiftwork_gpus", "GPUs: used, free for new runs, or neither", self._gpus)
+        # Whoever submits may name any group: only those that there are have series of their own.
+        groups = sorted({group for group, _ in self._nodes} | index.policies.keys())
+        tasks: Counts[tuple[str, str]] = Counts()
+        for (group, state), number in self._tasks.items():
+            tasks[group if group in groups else OTHER_GROUPS, state.name.lower()] += number
+        named = sorted({group for group, _ in tasks} | {*groups})
+        yield _family("shiftwork_tasks", "Tasks that have not ended", tasks, named, TASK_STATES)
+        yield _family("shiftwork_nodes", "Nodes", self._nodes, groups, NODE_STATES)
+        yield _family("shiftwork_gpus", "GPUs", self._gpus, groups, GPU_STATES)
 
     def _recount(self, index: Index, node_id: str) -> None:
         if (old := self._counted.pop(node_id, None)) is not None:
@@ -134,9 +147,16 @@ class ClusterMetrics(Collector):
             self._add(new, 1)
 
     def _add(self, node: _Counted, sign: int) -> None:
-        self._nodes[node.group, node.state] += sign
+        _add(self._nodes, (node.group, node.state), sign)
         for state, number in zip(GPU_STATES, node.gpus, strict=True):
-            self._gpus[node.group, state] += sign * number
+            _add(self._gpus, (node.group, state), sign * number)
+
+
+def _add(counts: Counts[K], key: K, number: int) -> None:
+    """Count, and forget what comes to nothing: groups come and go."""
+    counts[key] += number
+    if not counts[key]:
+        del counts[key]
 
 
 def _count(node: Node, used: int) -> _Counted:
@@ -165,10 +185,17 @@ def _observe(old: Task, new: Task) -> None:
         CHECKPOINT_SECONDS.labels(new.group).observe(latency)
 
 
-def _family(name: str, help_text: str, counts: dict[tuple[str, str], int]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, help_text, labels=["group", "state"])
-    for (group, state), count in sorted(counts.items()):
-        family.add_metric([group, state], count)
+def _family(
+    name: str,
+    what: str,
+    counts: Mapping[tuple[str, str], int],
+    groups: Iterable[str],
+    states: Iterable[str],
+) -> GaugeMetricFamily:
+    """A gauge with every state of every group: a series that is 0 is there, too."""
+    family = GaugeMetricFamily(name, f"{what}, by state", labels=["group", "state"])
+    for group, state in product(groups, states):
+        family.add_metric([group, state], counts.get((group, state), 0))
     return family
 
 

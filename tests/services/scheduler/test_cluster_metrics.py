@@ -9,8 +9,10 @@ from prometheus_client import REGISTRY
 
 from libs.contracts.messages import CheckpointSaved, ExitKind, Priority
 from services.scheduler.cluster_metrics import METRICS, ClusterMetrics
+from services.scheduler.domain.model import Task
 from tests.builders import (
     a_checkpoint,
+    a_spec,
     a_task,
     exited_event,
     some_nodes,
@@ -122,3 +124,24 @@ async def test_only_the_leader_reports() -> None:
     await world.restart()
     assert gauges()["nodes"] == {"ready": 2.0}
     assert gauges() == counted_afresh(world)
+
+
+async def test_groups_that_somebody_made_up_have_no_series_of_their_own() -> None:
+    world = await a_world(1)
+    for number in range(5):
+        spec = a_spec(group=f"g-{number}").model_copy(update={"wait_for_nodes": True})
+        await world.hear(submitted_event(a_task(f"t{number}", spec=spec)))
+    await world.settle()
+    (tasks,) = (each for each in METRICS.collect() if each.name == "shiftwork_tasks")
+    found = {(each.labels["group"], each.labels["state"]): each.value for each in tasks.samples}
+    assert {group for group, _ in found} == {"default", "(other)"}
+    assert found["(other)", "queued"] == 5
+    assert found["default", "running"] == 0
+    for number in range(5):
+        async with world.store.transaction(epoch=world.epoch) as tx:
+            await tx.get(Task, f"t{number}")
+            tx.delete(Task, f"t{number}")
+    assert METRICS._tasks == {}
+    assert {each.labels["group"] for family in METRICS.collect() for each in family.samples} == {
+        "default"
+    }
