@@ -56,7 +56,8 @@ def test_a_drained_node_is_left_after_a_checkpoint(shiftwork: Shiftwork) -> None
     shiftwork.wait(task, "running")
     first = node_of(shiftwork, task)
     shiftwork.good("node", "drain", first)
-    assert state_of(shiftwork, first) == "draining"
+    # A program that saves at once has left before anybody looks.
+    assert state_of(shiftwork, first) in {"draining", "drained"}
     shiftwork("wait", task, "--for", "queued,starting", "--timeout", "3")
     shiftwork.wait(task, "running")
     moved = shiftwork.task(task)
