@@ -18,7 +18,7 @@ from tools.cluster.programs import program
 pytestmark = pytest.mark.kubernetes
 
 RULES = CHARTS / UMBRELLA / "files" / "alerts.yaml"
-_MADE = re.compile(r"(?:Counter|Gauge|Histogram)\(\s*\"(shiftwork_\w+)\"")
+_MADE = re.compile(r"(?:Counter|Gauge|Histogram|_family)\(\s*\"(shiftwork_\w+)\"")
 _USED = re.compile(r"\bshiftwork_\w+")
 
 

@@ -210,7 +210,8 @@ def test_a_task_from_a_file(shiftwork: Shiftwork) -> None:
     )
     done = shiftwork("submit", "--file", str(file), "-f")
     assert (done.code, done.out.splitlines()[1:]) == (0, ["hello"])
-    assert shiftwork("submit", "--file", str(file), "--name", "other").code == 2
+    other = shiftwork.good("submit", "--file", str(file), "--name", "other").out.strip()
+    assert shiftwork.task(other)["name"] == "other"
     file.write_text("name: written\nnode: 2\ncommand: ['true']\n")
     refused = shiftwork("submit", "--file", str(file))
     assert (refused.code, "node" in refused.err) == (1, True)
@@ -230,7 +231,7 @@ def test_a_program_that_never_asks_is_not_waited_for(shiftwork: Shiftwork) -> No
     shiftwork.good("stop", task)
     assert shiftwork("wait", task, "--timeout", "30").out == "stopped\n"
     said = shiftwork.good("events", task).out
-    assert "to be killed: its program never asked whether to leave" in said
+    assert "ends it by force: its program never asked whether to leave" in said
     assert "asks from now on" not in said
 
 
@@ -251,7 +252,7 @@ def test_now_ends_a_run_that_would_be_waited_for(shiftwork: Shiftwork) -> None:
     shiftwork.good("stop", "--now", task)
     assert shiftwork("wait", task, "--timeout", "30").out == "stopped\n"
     said = shiftwork.good("events", task).out
-    assert "goal pause now, by admin" in said
+    assert "paused at once by admin" in said
     assert "never asked" not in said
     refused = shiftwork("stop", "--now", task)
     assert (refused.code, "has been stopped" in refused.err) == (1, True)

@@ -138,7 +138,7 @@ def _exec(program: Program) -> int:
     if not program.argv:
         _say("the task has no command")
         return NOT_FOUND_CODE
-    if closed := _closed_environment(program.env):
+    if closed := _closed_environment(program.argv[0], program.env):
         # The next folder of PATH would have another Python, without the task's packages.
         _say(
             f"cannot run {closed}: user {os.geteuid()}, as whom this task runs, cannot use it. "
@@ -160,15 +160,22 @@ def _exec(program: Program) -> int:
     return NOT_FOUND_CODE
 
 
-def _closed_environment(env: Mapping[str, str]) -> str:
-    """The Python of the task's activated environment, if it is closed to the user that we are."""
+def _closed_environment(command: str, env: Mapping[str, str]) -> str:
+    """The Python of the task's activated environment, if the command is the environment's and its
+    Python is closed to the user that we are. A shell or another program needs no such Python."""
     for name in ENVIRONMENTS:
-        python = f"{env[name]}/bin/python" if env.get(name) else ""
+        folder = f"{env[name]}/bin" if env.get(name) else ""
+        if not folder or ("/" in command and not command.startswith(f"{folder}/")):
+            continue
+        python = f"{folder}/python"
         try:
-            if python and os.stat(python) and not os.access(python, os.X_OK):  # noqa: PTH116 - no pathlib between fork and exec
+            os.stat(command if "/" in command else f"{folder}/{command}")  # noqa: PTH116 - no pathlib between fork and exec
+            if not os.access(python, os.X_OK):
                 return python
         except PermissionError:
-            return python
+            # Nobody can say what lies in a closed folder; its Python certainly does.
+            if command.rpartition("/")[2].startswith("python"):
+                return python
         except (OSError, ValueError):
             continue
     return ""

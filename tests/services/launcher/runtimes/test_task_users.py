@@ -202,9 +202,13 @@ async def test_an_environment_that_the_user_cannot_read_is_named_and_nothing_els
     python.symlink_to("/bin/sh")
     closed.chmod(mode)
     run = run_id("task", 1)
-    made = an_order(run, ["sh", "-c", "echo ran"])
+    made = an_order(run, ["python", "-c", "echo ran"])
     (rank,) = made.ranks
     env = {**rank.env, "PATH": f"{python.parent}:/usr/bin:/bin", name: str(closed / "venv")}
+    shell = run_id("shell", 1)
+    needs_none = replace(an_order(shell, ["sh", "-c", "echo ran"]).ranks[0], env=env)
+    await shared.runtime.launch(RunOrder(shell, (needs_none,), owner="ann"))
+    assert (await shared.over(shell)).code == 0
     await shared.runtime.launch(RunOrder(run, (replace(rank, env=env),), owner="ann"))
     code = (await shared.over(run)).code
     if mode == 0o755:
