@@ -59,7 +59,8 @@ class Summary:
         kinds: Counter[int] = Counter()
         tolerated = set(spec.tolerations)
         whole = spec.gpus_per_node is None
-        for each, count in self.nodes.get((spec.group, bool(spec.node_selector)), {}).items():
+        classes = self.nodes.get((spec.group, bool(spec.node_selector)), Counter[NodeClass]())
+        for each, count in classes.items():
             if (
                 spec.node_selector.items() <= each.labels
                 and all({taint, taint.partition("=")[0]} & tolerated for taint in each.taints)

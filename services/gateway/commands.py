@@ -14,7 +14,7 @@ from services.gateway.bodies import GoalBody, PodBody, QuotaBody, TaskBody
 from services.gateway.handlers import with_submission
 from services.gateway.problems import UNAVAILABLE, ProblemError, invalid, refused
 from services.gateway.rows import AcceptedRow, TaskRow
-from services.gateway.words import GOALS, MODES, PRIORITIES, UNITS
+from services.gateway.words import GOALS, LIVE, MODES, PRIORITIES, UNITS
 
 R = TypeVar("R", bound=Message)
 
@@ -124,12 +124,14 @@ def accepted(reply: m.CreateTaskReply, command: m.CreateTask) -> AcceptedRow:
 
 def retry_task(task_id: str, row: TaskRow, team: str, key: str) -> m.CreateTask:
     """The command for the same task again: its owner's, in the team that the owner has now, and
-    labelled with the task before. A name that was made up is made up again."""
+    labelled with the task before. A name that was made up is made up again; that of a live task
+    stays, so that submit refuses a second one beside it."""
     assert row.spec is not None, "the caller has seen that its spec is known"
+    made_up = row.spec.name.endswith(name_ending(task_id)) and row.state not in LIVE
     spec = row.spec.model_copy(
         update={
             "labels": {**row.spec.labels, RETRY_OF: task_id},
-            "name": "" if row.spec.name.endswith(name_ending(task_id)) else row.spec.name,
+            "name": "" if made_up else row.spec.name,
         }
     )
     return m.CreateTask(client_key=key, owner=row.owner, team=team, spec=spec)

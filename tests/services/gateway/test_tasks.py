@@ -201,6 +201,8 @@ async def test_a_task_with_as_many_labels_as_there_may_be_is_submitted_again(
 async def test_a_task_without_a_name_has_one_of_its_own_when_submitted_again(
     world: World, ann: httpx.AsyncClient
 ) -> None:
+    live = await world.submitted(ann)
+    assert (await ann.post(f"/v1/tasks/{live['id']}/retry")).status_code == 409
     task = await ended(world, ann)
     assert task["name"] == f"train-{task['id'][-6:]}"
     again = (await ann.post(f"/v1/tasks/{task['id']}/retry")).json()

@@ -11,7 +11,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, cast
+from typing import Any, Callable, Generator, Mapping, cast
 from urllib.parse import urlsplit
 
 from shiftwork.cli.failures import UNREACHABLE, Failure, usage
@@ -121,7 +121,7 @@ def use(path: Path, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _changing(path: Path) -> Iterator[dict[str, Named]]:
+def _changing(path: Path) -> Generator[dict[str, Named], None, None]:
     """All contexts, which no other process changes meanwhile. The lock is the process's: it ends
     with it, and its file stays."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

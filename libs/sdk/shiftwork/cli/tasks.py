@@ -37,7 +37,9 @@ TASK_HELP = "A name, an id, or a part of one: its beginning, or at least 6 chara
 _TASK = typer.Argument(..., metavar="TASK", help=TASK_HELP, autocompletion=complete.tasks)
 _TASKS = typer.Argument(..., metavar="TASK...", help=TASK_HELP, autocompletion=complete.tasks)
 _LIVE = typer.Argument(..., metavar="TASK...", help=TASK_HELP, autocompletion=complete.live_tasks)
-_SOME = typer.Argument(None, metavar="[TASK...]", help=TASK_HELP, autocompletion=complete.live_tasks)
+_SOME = typer.Argument(
+    None, metavar="[TASK...]", help=TASK_HELP, autocompletion=complete.live_tasks
+)
 _NOW = typer.Option(False, "--now", help="Kill the run at once: nothing is saved.")
 _LABEL = typer.Option(None, "--label", "-l", metavar="K=V", help="With this label; repeatable.")
 SORTED_BY = ("submitted_at", "name", "priority", "state")
