@@ -23,6 +23,18 @@ def is_task_id(text: str) -> bool:
     return _TASK_ID.fullmatch(text) is not None
 
 
+# The label of a task that was submitted again: the id of the task before.
+RETRY_OF = "retry-of"
+# The name of a task that was given none ends with so many of its id's last characters.
+NAME_ID_DIGITS = 6
+
+
+def name_ending(task_id: str) -> str:
+    """How the name ends that a task with this id has if it was given none. Nobody knows an id
+    before its task is stored, so that a name that was given does not end like this."""
+    return f"-{task_id[-NAME_ID_DIGITS:]}"
+
+
 def is_name(text: str) -> bool:
     """True if ``text`` can name a user, team or group: DNS-safe, lower case, at most 63."""
     return _NAME.fullmatch(text) is not None

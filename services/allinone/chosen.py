@@ -86,10 +86,8 @@ def make_current(place: Place, url: str) -> str:
     be written: that ends no platform."""
     token_file = str(place.credentials.admin_token_file)
     try:
-        path = contexts.default_path()
-        _, known = contexts.load(path)
         named = Named(url, token_file, data=str(place.data))
-        contexts.save(path, name_for(known, place.data), named)
+        contexts.save(contexts.default_path(), lambda known: name_for(known, place.data), named)
     except Failure as problem:
         why = f"{problem.what} ({problem.where})"
     except OSError as problem:

@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
+    Strict,
     model_validator,
 )
 
@@ -32,6 +33,8 @@ Big = Annotated[int, Field(ge=0, le=INT64_MAX)]
 # At most a century.
 Seconds = Annotated[float, Field(ge=0, le=3.2e9, allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=4096)]
+# JSON has words for it: "yes" and 1 are mistakes.
+Flag = Annotated[bool, Strict()]
 
 # Of the fields that are not known so many are named.
 UNKNOWN_NAMED_MAX = 10
@@ -85,7 +88,7 @@ class EnvSourceBody(Body):
     config_map: Text = ""
     field: Text = Field(default="", description="of the pod, such as status.podIP")
     key: Text = Field(default="", description="in the Secret or ConfigMap")
-    optional: bool = Field(default=False, description="whether the pod may start without it")
+    optional: Flag = Field(default=False, description="whether the pod may start without it")
 
 
 class PodBody(Body):
@@ -156,7 +159,7 @@ class TaskBody(Body):
         max_length=ENTRIES_MAX,
         description="taints of nodes that it does not mind: key, or key=value",
     )
-    wait_for_nodes: bool = Field(
+    wait_for_nodes: Flag = Field(
         default=False, description="wait for nodes that are to come, if those there never fit"
     )
     pod: PodBody | None = Field(default=None, description="for runtimes with pods")
@@ -179,7 +182,7 @@ class GoalBody(Body):
 
     goal: GoalWord
     # With pause or stop: a run is ended at once, without being asked to save.
-    now: bool = False
+    now: Flag = False
 
 
 class PriorityBody(Body):
@@ -191,8 +194,8 @@ class PriorityBody(Body):
 class SchedulableBody(Body):
     """Whether new runs may be placed on the node."""
 
-    schedulable: bool
-    drain: bool = Field(
+    schedulable: Flag
+    drain: Flag = Field(
         default=False, description="with schedulable false: what runs there saves and leaves"
     )
 
@@ -220,7 +223,7 @@ class QuotaBody(Body):
     priority: PriorityWord | None = None
     unit: UnitWord | None = Field(default=None, description="left out: gpus")
     limit: Big | None = None
-    unlimited: bool = Field(default=False, description="take the limit away")
+    unlimited: Flag = Field(default=False, description="take the limit away")
 
 
 class UserBody(Body):
@@ -238,7 +241,7 @@ class UserChangeBody(Body):
     team: Annotated[str, Field(pattern=r"^$|" + NAME)] | None = Field(
         default=None, description="empty: no team"
     )
-    disabled: bool | None = None
+    disabled: Flag | None = None
 
 
 class TeamBody(Body):

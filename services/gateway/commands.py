@@ -8,16 +8,15 @@ from typing import TypeVar
 from libs.bus.port import Bus, BusError
 from libs.contracts import messages as m
 from libs.contracts.base import Message
+from libs.contracts.ids import RETRY_OF, name_ending
 from services.gateway.auth import Identity
 from services.gateway.bodies import GoalBody, PodBody, QuotaBody, TaskBody
 from services.gateway.handlers import with_submission
 from services.gateway.problems import UNAVAILABLE, ProblemError, invalid, refused
 from services.gateway.rows import AcceptedRow, TaskRow
-from services.gateway.words import GOALS, MODES, PRIORITIES, UNITS
+from services.gateway.words import GOALS, LIVE, MODES, PRIORITIES, UNITS
 
 R = TypeVar("R", bound=Message)
-# The label of a task that was submitted again: which task it is again.
-RETRY_OF = "retry-of"
 
 
 class Commands:
@@ -123,12 +122,19 @@ def accepted(reply: m.CreateTaskReply, command: m.CreateTask) -> AcceptedRow:
     return with_submission(queued, stored)
 
 
-def retry_task(task_id: str, row: TaskRow, key: str) -> m.CreateTask:
-    """The command for the same task again: its owner's, and labelled with the task before."""
+def retry_task(task_id: str, row: TaskRow, team: str, key: str) -> m.CreateTask:
+    """The command for the same task again: its owner's, in the team that the owner has now, and
+    labelled with the task before. A name that was made up is made up again; that of a live task
+    stays, so that submit refuses a second one beside it."""
     assert row.spec is not None, "the caller has seen that its spec is known"
-    labels = {**row.spec.labels, RETRY_OF: task_id}
-    spec = row.spec.model_copy(update={"labels": labels})
-    return m.CreateTask(client_key=key, owner=row.owner, team=row.team, spec=spec)
+    made_up = row.spec.name.endswith(name_ending(task_id)) and row.state not in LIVE
+    spec = row.spec.model_copy(
+        update={
+            "labels": {**row.spec.labels, RETRY_OF: task_id},
+            "name": "" if made_up else row.spec.name,
+        }
+    )
+    return m.CreateTask(client_key=key, owner=row.owner, team=team, spec=spec)
 
 
 def set_goal(task_id: str, body: GoalBody, identity: Identity) -> m.SetGoal:

@@ -18,6 +18,7 @@ from services.gateway.api.app import create_app
 from services.gateway.api.deps import Context
 from services.gateway.auth import Authenticator, Mint, ensure_first_admin
 from services.gateway.buckets import Buckets
+from services.gateway.capacity import Capacity
 from services.gateway.commands import Commands
 from services.gateway.handlers import HANDLERS, READS
 from services.gateway.listeners import Listeners
@@ -90,6 +91,10 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
             burst=settings.checkpoints_burst,
             per_second=settings.checkpoints_per_second,
         ),
+        dry_runs=Buckets(
+            ports.clock, burst=settings.dry_runs_burst, per_second=settings.dry_runs_per_second
+        ),
+        capacity=Capacity(ports.store, ports.clock),
         refusals=refusals,
         listeners=Listeners(ports.store),
     )

@@ -67,6 +67,9 @@ class GatewaySettings(BaseServiceSettings):
     # Checkpoints of one task: so many at once, then so many each second.
     checkpoints_burst: int = Field(default=60, ge=1)
     checkpoints_per_second: float = Field(default=2.0, gt=0)
+    # Dry runs of one user: so many at once, then so many each second.
+    dry_runs_burst: int = Field(default=20, ge=1)
+    dry_runs_per_second: float = Field(default=5.0, gt=0)
 
     # Output of tasks.
     log_range_bytes_max: int = Field(default=1_048_576, ge=1024)

@@ -126,8 +126,8 @@ class OwnerUsers:
             if uid not in taken:
                 return uid
         raise ValueError(
-            f"all {len(self.uids)} numbers of task_users {self.uids[0]}-{self.uids[-1]} are"
-            " taken by other owners; give a longer range"
+            f"all {len(self.uids)} numbers of --task-users {self.uids[0]}-{self.uids[-1]} are"
+            " taken by other owners; start the platform with a longer range"
         )
 
     def _home(self, uid: int) -> Path:

@@ -361,15 +361,22 @@ async def record_quota(tx: Tx, quota: Quota, *, version: int, removed: bool) -> 
 
 async def _count(tx: Tx, node: NodeRow, change: int) -> None:
     taints = tuple(sorted(node.taints or ()))
-    looks = [node.group, str(node.gpus), f"{node.cpus:g}", str(node.memory_bytes), *taints]
-    shape = "/".join(looks)
+    looks = [node.group, str(node.gpus), f"{node.cpus:g}", str(node.memory_bytes)]
+    # The key of a taint may have "/" in it, and never "%".
+    shape = "/".join([*looks, *(taint.replace("/", "%2F") for taint in taints)])
     before = await tx.get(ShapeRow, shape)
-    nodes = (before.nodes if before else 0) + change
-    assert nodes >= 0, f"more nodes of shape {shape} went than came"
+    if before is None and change < 0:
+        # A version that wrote "/" as it is has counted the node. Equal nodes may be counted in two
+        # rows until all of them were heard of again: their sum counts.
+        before = await tx.get(ShapeRow, "/".join([*looks, *taints]))
+    if before is None:
+        before = ShapeRow(shape, node.group, node.gpus, node.cpus, node.memory_bytes, 0, taints)
+    nodes = before.nodes + change
+    assert nodes >= 0, f"more nodes of shape {before.shape} went than came"
     if nodes == 0:
-        tx.delete(ShapeRow, shape)
+        tx.delete(ShapeRow, before.shape)
     else:
-        tx.put(ShapeRow(shape, node.group, node.gpus, node.cpus, node.memory_bytes, nodes, taints))
+        tx.put(replace(before, nodes=nodes))
 
 
 def _quota(row: QuotaRow) -> Quota:

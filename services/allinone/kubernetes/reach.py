@@ -121,5 +121,6 @@ def keep_context(it: Installed, token: str) -> Path:
         stream.write(token + "\n")
     fresh.replace(file)
     url = it.url or f"http://127.0.0.1:{PORT}"
-    contexts.save(contexts.default_path(), it.context, contexts.Named(url, str(file), remote=True))
+    named = contexts.Named(url, str(file), remote=True)
+    contexts.save(contexts.default_path(), lambda _: it.context, named)
     return file

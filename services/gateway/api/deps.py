@@ -24,6 +24,7 @@ from libs.store.port import ConflictError, Store, Tx, UnreadableRow
 from services.gateway import store as rows_of
 from services.gateway.auth import Authenticator, Identity, Mint, audit
 from services.gateway.buckets import Buckets
+from services.gateway.capacity import Capacity
 from services.gateway.commands import Commands
 from services.gateway.listeners import Listeners
 from services.gateway.live import Gate, Live
@@ -83,6 +84,8 @@ class Context:
     bus: Bus
     wrong_tokens: Buckets
     checkpoints: Buckets
+    dry_runs: Buckets
+    capacity: Capacity
     listeners: Listeners
     refusals: Refusals
 

@@ -192,12 +192,13 @@ class TaskPage(TypedDict):
 
 class DryRun(TypedDict):
     """A task that would be accepted. ``free_nodes``: of how many nodes as much as it asks of each
-    is free now; ``ahead``: how many tasks of its group wait at its level or above, at most 1000.
+    was free a few seconds ago; ``ahead``: how many tasks of its group waited at its level or above.
+    Null where there are too many nodes, runs or waiting tasks to count.
     """
 
     task: Task
-    free_nodes: int
-    ahead: int
+    free_nodes: int | None
+    ahead: int | None
 
 
 class Revision(TypedDict):

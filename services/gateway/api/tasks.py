@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import Header, Query
@@ -30,8 +28,8 @@ from services.gateway.auth import Identity, may_change, require_owner
 from services.gateway.bodies import BatchBody, GoalBody, PriorityBody, TaskBody
 from services.gateway.commands import accepted, create_task, retry_task, set_goal, set_priority
 from services.gateway.explanations import NAMED_MAX, explanation, ids_in
-from services.gateway.problems import CONFLICT, ProblemError, invalid
-from services.gateway.rows import RunRow, TaskRow
+from services.gateway.problems import CONFLICT, TOO_MANY, ProblemError, invalid
+from services.gateway.rows import RunRow, TaskRow, UserRow
 from services.gateway.store import Sort
 from services.gateway.words import LIVE, PRIORITIES, STATES
 
@@ -48,9 +46,6 @@ SORTS = {
     "state": Sort("state", False, "task_id", True),
 }
 KEY_CHARACTERS_MAX = 200
-# A dry run counts at most so many runs and so many waiting tasks.
-LIVE_RUNS_MAX = 100_000
-AHEAD_MAX = 1000
 # An id's last ten characters are random, and begin to tell tasks apart from here on.
 ID_SUFFIX_MIN = 6
 Key = Annotated[
@@ -86,59 +81,35 @@ async def submit_batch(body: BatchBody, caller: Caller, parts: Parts) -> Respons
 @router.post("/tasks:dry-run", response_model=shapes.DryRun)
 async def dry_run(body: TaskBody, caller: Caller, parts: Parts) -> Response:
     """What submitting this task would make of it, or why it would be refused. Nothing is stored;
-    the task has no id."""
+    the task has no id. 429: the user asks too often, ask again after ``Retry-After``."""
+    if not parts.dry_runs.take(caller.user):
+        rate = parts.settings.dry_runs_per_second
+        detail = f"{caller.user} asks for more than {rate:g} dry runs a second; ask again later"
+        raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
     command = create_task(body, caller, "").model_copy(update={"dry_run": True})
     reply = await parts.commands.ask(command, m.CreateTaskReply)
     row = accepted(reply, command)
     assert row.spec is not None, "submit answers with the spec"
-    where = [
-        Where("state", Op.EQ, "queued"),
-        Where("group", Op.EQ, row.group),
-        Where("priority_order", Op.GE, row.priority_order),
-    ]
-    async with parts.store.transaction() as tx:
-        nodes = await rows_of.nodes(tx)
-        held = await rows_of.held(tx, LIVE_RUNS_MAX)
-        ahead = await tx.select(TaskRow, *where, limit=AHEAD_MAX)
-    free = free_nodes(row.spec, [each.node for each in nodes if each.group == row.group], held)
+    cluster = await parts.capacity.now()
     task = views.task(row, secrets=True) | {"id": ""}
-    return answer({"task": task, "free_nodes": free, "ahead": len(ahead)})
-
-
-def free_nodes(
-    spec: m.TaskSpec, nodes: Sequence[m.Node], held: Mapping[str, Mapping[str, tuple[int, ...]]]
-) -> int:
-    """Of how many of these nodes as much as the task asks of each is free now; whole nodes of the
-    kind of which there are most. CPUs and memory that others hold are not counted."""
-    kinds: Counter[int] = Counter()
-    tolerated = set(spec.tolerations)
-    for node in nodes:
-        taken = {gpu for gpus in held.get(node.id, {}).values() for gpu in gpus}
-        free = node.gpus - len(taken.union(node.unusable_gpus))
-        whole = spec.gpus_per_node is None
-        if (
-            node.ready
-            and node.schedulable
-            and spec.node_selector.items() <= dict(node.labels).items()
-            and all({taint, taint.partition("=")[0]} & tolerated for taint in node.taints)
-            and (not held.get(node.id) and free == node.gpus if whole else True)
-            and free >= (spec.gpus_per_node or 0)
-        ):
-            kinds[node.gpus if whole else 0] += 1
-    return max(kinds.values(), default=0)
+    free = cluster.free_nodes(row.spec)
+    ahead = cluster.ahead(row.group, row.priority_order)
+    return answer({"task": task, "free_nodes": free, "ahead": ahead})
 
 
 @router.post("/tasks/{task_id}/retry", status_code=201, response_model=shapes.Task)
 async def retry(task_id: str, caller: Caller, parts: Parts, key: Key = None) -> Response:
-    """Submit the same task again, as a new one of the same owner and name. The label ``retry-of``
-    names the one before. 201 and 200 as for a new task."""
+    """Submit the same task again, as a new one of the same owner and name, in the owner's present
+    team. The label ``retry-of`` names the one before. 201 and 200 as for a new task."""
     async with parts.store.transaction() as tx:
         row = await task_or_404(tx, task_id)
+        owner = await tx.get(UserRow, row.owner)
     async with parts.changing(caller, "task.retry", task_id) as change:
         require_owner(caller, row, "submit a copy")
         if row.spec is None:
             raise ProblemError(CONFLICT, f"what {task_id} was submitted with is not known")
-        command = retry_task(task_id, row, key or parts.mint.id())
+        team = _present_team(task_id, row.owner, owner)
+        command = retry_task(task_id, row, team, key or parts.mint.id())
         created, fresh = await _create(parts, command, change)
         change.detail = f"retry of {task_id}"
     return answer(
@@ -146,6 +117,18 @@ async def retry(task_id: str, caller: Caller, parts: Parts, key: Key = None) -> 
         201 if created else 200,
         {"location": f"/v1/tasks/{fresh.task_id}"},
     )
+
+
+def _present_team(task_id: str, name: str, owner: UserRow | None) -> str:
+    """The team that a task's owner has now; 409 if the owner may not submit any more."""
+    if owner is None:
+        what, fix = "is not there any more", f"`shiftwork user add {name}` first"
+    elif owner.disabled:
+        what, fix = "is disabled", f"`shiftwork user set {name} --enable` first"
+    else:
+        return owner.team
+    detail = f"{name}, the owner of {task_id}, {what}; {fix}, or submit it as a task of your own"
+    raise ProblemError(CONFLICT, detail)
 
 
 async def _submit(

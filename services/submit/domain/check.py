@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from libs.contracts.ids import (
     LABEL_KEY_RULE,
     LABEL_VALUE_RULE,
+    RETRY_OF,
     is_label_key,
     is_label_value,
     is_name,
@@ -163,10 +164,12 @@ def _variable(at: str, name: str, value: str) -> Errors:
 
 
 def _labels(spec: TaskSpec, limits: Limits) -> Errors:
-    if len(spec.labels) > limits.labels_max:
+    # A task with as many labels as it may have can be submitted again.
+    count = len(spec.labels.keys() - {RETRY_OF})
+    if count > limits.labels_max:
         yield problem(
             "labels",
-            f"{len(spec.labels)} labels",
+            f"{count} labels",
             f"a task has at most {limits.labels_max} labels",
             "remove some",
         )

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 
+from libs.contracts.ids import name_ending
 from libs.contracts.messages import PreemptionPolicy, PreemptMode, Priority, Role, TaskSpec
 from services.submit.domain.model import Defaults
 
 NAME_LENGTH_MAX = 63
-_SUFFIX_LENGTH = 6
 _SCRIPT = re.compile(r"\.(py|sh|bash|R|jl|pl|rb|lua|js|ts)$")
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -39,9 +39,9 @@ def derived_name(roles: tuple[Role, ...], task_id: str) -> str:
     script = next((word for word in command if _SCRIPT.search(word)), "")
     program = (script or (command[0] if command else "")).rsplit("/", 1)[-1]
     stem = _UNFIT.sub("-", _SCRIPT.sub("", program)).strip("-._")
-    suffix = task_id[-_SUFFIX_LENGTH:]
-    kept = stem[: NAME_LENGTH_MAX - len(suffix) - 1].rstrip("-._")
-    return f"{kept or 'task'}-{suffix}"
+    ending = name_ending(task_id)
+    kept = stem[: NAME_LENGTH_MAX - len(ending)].rstrip("-._")
+    return f"{kept or 'task'}{ending}"
 
 
 def _roles(spec: TaskSpec, defaults: Defaults) -> tuple[Role, ...]:

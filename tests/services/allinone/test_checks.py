@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -263,6 +264,30 @@ def test_each_platform_of_a_machine_has_a_context_and_the_last_one_is_current(ho
     assert contexts.load(contexts.default_path())[0] == "my-two"
 
 
+def test_platforms_that_start_at_once_all_have_a_context(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one writes its context while the first one is choosing a name."""
+    second = threading.Thread(target=make, args=(home / "two", "http://127.0.0.1:2"))
+    name_for = chosen.name_for
+
+    def slow(known: Mapping[str, Named], data: Path) -> str:
+        if data.name == "one":
+            second.start()
+            second.join(0.5)
+        return name_for(known, data)
+
+    monkeypatch.setattr(chosen, "name_for", slow)
+    make(home / "one", "http://127.0.0.1:1")
+    second.join()
+    current, known = contexts.load(contexts.default_path())
+    assert {name: each.url for name, each in known.items()} == {
+        "local": "http://127.0.0.1:1",
+        "two": "http://127.0.0.1:2",
+    }
+    assert current == "two"
+
+
 def test_a_context_of_a_folder_that_is_gone_gives_its_name_back(home: Path) -> None:
     make(home / "one", "http://127.0.0.1:1")
     for file in (home / "one").iterdir():
@@ -286,7 +311,7 @@ def test_without_contexts_the_default_folder_is_meant_and_a_server_elsewhere_is_
 def test_an_older_context_is_known_by_its_token(home: Path) -> None:
     one = make(home / "one", "http://127.0.0.1:1")
     token = str(one.credentials.admin_token_file)
-    contexts.save(contexts.default_path(), "local", Named("http://127.0.0.1:1", token))
+    contexts.save(contexts.default_path(), lambda _: "local", Named("http://127.0.0.1:1", token))
     found = chosen.chosen(None)
     assert found.place is not None
     assert found.place.data == one.data

@@ -11,6 +11,7 @@ import pytest
 from libs.bus.memory_broker import Faults
 from libs.contracts import messages as m
 from services.gateway import store as rows_of
+from services.gateway.capacity import KEEP_SECONDS
 from services.gateway.rows import TaskRow
 from tests.services.gateway.world import World, a_node, assigned, at, exited, state, until_async
 
@@ -133,6 +134,7 @@ async def test_a_dry_run_says_what_would_be_and_stores_nothing(
     waiting = await world.submitted(ann)
     await until_async(lambda: world.reached(3))
     await world.heard(state(waiting["id"], m.TaskState.QUEUED, 1))
+    world.clock.advance(KEEP_SECONDS)
     assert (await ann.post("/v1/tasks:dry-run", json=NEW)).json()["ahead"] == 1
 
 
@@ -152,6 +154,59 @@ async def test_a_task_is_submitted_again_as_its_owners(
     copied = ("name", "owner", "roles", "env", "nodes", "gpus_per_node", "preemption")
     assert {name: again[name] for name in copied} == {name: first[name] for name in copied}
     assert again["labels"] == {"retry-of": first["id"]}
+
+
+async def ended(world: World, client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    task = await world.submitted(client, **fields)
+    await world.heard(state(task["id"], m.TaskState.FAILED, 1, attempt=1))
+    return task
+
+
+async def test_a_task_is_submitted_again_in_the_present_team_of_its_owner(
+    world: World, admin: httpx.AsyncClient
+) -> None:
+    for team in ("red", "blue"):
+        assert (await admin.post("/v1/teams", json={"name": team})).status_code == 201
+    async with world.client(await world.member("eve", "red")) as eve:
+        task = await ended(world, eve)
+        assert task["team"] == "red"
+        assert (await admin.patch("/v1/users/eve", json={"team": "blue"})).status_code == 200
+        made = await eve.post(f"/v1/tasks/{task['id']}/retry")
+        assert (made.status_code, made.json()["team"]) == (201, "blue")
+
+
+async def test_a_task_of_a_disabled_owner_is_not_submitted_again(
+    world: World, ann: httpx.AsyncClient, admin: httpx.AsyncClient
+) -> None:
+    task = await ended(world, ann)
+    await admin.patch("/v1/users/ann", json={"disabled": True})
+    refused = await admin.post(f"/v1/tasks/{task['id']}/retry")
+    assert refused.status_code == 409
+    assert f"ann, the owner of {task['id']}, is disabled" in refused.json()["detail"]
+    assert "shiftwork user set ann --enable" in refused.json()["detail"]
+    assert (await admin.get("/v1/audit")).json()["items"][0]["outcome"] == "conflict"
+    await admin.patch("/v1/users/ann", json={"disabled": False})
+    assert (await admin.post(f"/v1/tasks/{task['id']}/retry")).status_code == 201
+
+
+async def test_a_task_with_as_many_labels_as_there_may_be_is_submitted_again(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    task = await ended(world, ann, labels={f"l{number}": "" for number in range(64)})
+    again = await ann.post(f"/v1/tasks/{task['id']}/retry")
+    assert again.status_code == 201, again.text
+    assert again.json()["labels"] == {**task["labels"], "retry-of": task["id"]}
+
+
+async def test_a_task_without_a_name_has_one_of_its_own_when_submitted_again(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    live = await world.submitted(ann)
+    assert (await ann.post(f"/v1/tasks/{live['id']}/retry")).status_code == 409
+    task = await ended(world, ann)
+    assert task["name"] == f"train-{task['id'][-6:]}"
+    again = (await ann.post(f"/v1/tasks/{task['id']}/retry")).json()
+    assert again["name"] == f"train-{again['id'][-6:]}" != task["name"]
 
 
 async def test_another_task_under_a_used_key_is_refused(ann: httpx.AsyncClient) -> None:
@@ -186,6 +241,27 @@ BAD_BODIES: list[tuple[dict[str, Any], str, str]] = [
     ({"command": ["x"], "roles": [{"command": ["y"]}]}, "command", "not both"),
     ({"command": ["x"], "max_run_seconds": "soon"}, "max_run_seconds", "give a number"),
 ]
+
+
+LOOSE: list[tuple[str, str, dict[str, Any], str]] = [
+    ("PUT", "/v1/tasks/t1/goal", {"goal": "stop"}, "now"),
+    ("POST", "/v1/tasks", NEW, "wait_for_nodes"),
+    ("PUT", "/v1/nodes/n1/schedulable", {}, "schedulable"),
+    ("PUT", "/v1/nodes/n1/schedulable", {"schedulable": False}, "drain"),
+    ("PUT", "/v1/quotas", {}, "unlimited"),
+    ("PATCH", "/v1/users/ann", {}, "disabled"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "field"), LOOSE)
+async def test_what_is_true_or_false_is_not_guessed(
+    admin: httpx.AsyncClient, method: str, path: str, body: dict[str, Any], field: str
+) -> None:
+    for value in ("yes", 1):
+        refused = await admin.request(method, path, json={**body, field: value})
+        assert refused.status_code == 422, refused.text
+        (error,) = refused.json()["errors"]
+        assert (error["field"], error["fix"]) == (field, "give true or false")
 
 
 @pytest.mark.parametrize(("body", "field", "fix"), BAD_BODIES)

@@ -137,7 +137,7 @@ def test_launchers_side_by_side_give_no_number_twice(tmp_path: Path) -> None:
 def test_no_number_is_given_when_none_is_left_or_known(tmp_path: Path) -> None:
     users = OwnerUsers(tmp_path, range(390_000, 390_001))
     users.of("ann")
-    with pytest.raises(ValueError, match="all 1 numbers of task_users 390000-390000 are taken"):
+    with pytest.raises(ValueError, match="all 1 numbers of --task-users 390000-390000 are taken"):
         users.of("ben")
     (tmp_path / "owners.json").write_text("{")
     with pytest.raises(ValueError, match=r"owners\.json is damaged"):

@@ -380,6 +380,45 @@ async def test_the_source_is_told_what_is_recorded_and_no_more(clock: Hands) -> 
     assert source.told == []
 
 
+async def test_the_source_is_told_to_keep_a_line_that_may_still_be_overwritten(
+    clock: Hands,
+) -> None:
+    source = Doubtful()
+    source.unsure = False
+    world, database = await doubted(clock, source, MemoryArchive())
+    await world.tell(started())
+    source.append(key_of(), b"begins\n\r 10%\r 20%")
+    await world.step()
+    # The line before the bar is kept, the bar's first state skipped, and its second one neither.
+    assert source.told == [Kept(Address(key_of(), "n0"), len(b"begins\n\r 10%"), done=False)]
+    await world.restart(database)
+    await world.step()
+    await world.tell(exited())
+    await world.settle()
+    assert await kept(world.archive) == b"begins\n\r 20%"
+    assert source.told[-1] == Kept(Address(key_of(), "n0"), len(b"begins\n\r 10%\r 20%"), done=True)
+
+
+class Forgetful(MemorySource):
+    """Drops what it is told that it need not keep; asked for it, it has nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropped: dict[OutputKey, int] = {}
+
+    async def read(self, asks: Sequence[Ask], bytes_max: int) -> Sequence[Got | None]:
+        for ask in asks:
+            gone = self.dropped.get(ask.address.key, 0)
+            assert ask.offset >= gone, f"asks for byte {ask.offset}, and {gone} were dropped"
+        return await super().read(asks, bytes_max)
+
+    async def kept(self, kept: Sequence[Kept]) -> None:
+        for each in kept:
+            key = each.address.key
+            written = len(self.outputs.get(key, b""))
+            self.dropped[key] = max(self.dropped.get(key, 0), min(each.offset, written))
+
+
 async def test_of_a_full_output_nothing_more_is_wanted(clock: Hands) -> None:
     source = Doubtful()
     source.unsure = False
@@ -521,7 +560,7 @@ lives = st.lists(
 async def test_no_crash_loses_or_doubles_a_byte(
     lived: list[tuple[list[tuple[int, bytes]], int, Point | None]], fails: str
 ) -> None:
-    clock, database, source = Hands(), MemoryDatabase(), MemorySource()
+    clock, database, source = Hands(), MemoryDatabase(), Forgetful()
     disk = MemoryArchive()
     archive = CrashingArchive(disk)
     world = World(a_store(clock, database), clock, archive, SMALL, source)
@@ -571,7 +610,7 @@ def shown(output: bytes) -> list[bytes]:
 async def test_no_crash_loses_or_doubles_the_last_state_of_a_line(
     lived: list[tuple[list[tuple[int, bytes]], int, Point | None]], fails: str
 ) -> None:
-    clock, database, source = Hands(), MemoryDatabase(), MemorySource()
+    clock, database, source = Hands(), MemoryDatabase(), Forgetful()
     disk = MemoryArchive()
     archive = CrashingArchive(disk)
     world = World(a_store(clock, database), clock, archive, SMALL, source)

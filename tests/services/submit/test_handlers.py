@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -366,6 +367,40 @@ async def test_shapes_are_always_the_count_of_the_nodes(
     assert {(row.group, row.gpus): row.nodes for row in shapes} == counted
     for row in await world.rows(InventoryRow):
         assert set(row.missing) == {"n1", "n2", "n3"} - set(nodes)
+
+
+async def test_nodes_with_other_taints_are_other_nodes(world: World) -> None:
+    await world.tell(node("n1", taints=("a/b",)), node("n2", taints=("a", "b")))
+    shapes = {row.taints: row.nodes for row in await world.rows(ShapeRow)}
+    assert shapes == {("a/b",): 1, ("a", "b"): 1}
+
+
+async def test_nodes_that_an_earlier_version_counted_are_counted_once(world: World) -> None:
+    """It wrote the "/" in taints as it is, so that one row counted nodes with other taints."""
+    nodes = [node("n1", taints=("a/b",)), node("n2", taints=("a", "b")), node("n3")]
+    await world.tell(*nodes)
+    rows = await world.rows(ShapeRow)
+    async with world.store.transaction() as tx:
+        for row in rows:
+            tx.delete(ShapeRow, row.shape)
+        alike = f"{rows[0].gpus}/{rows[0].cpus:g}/{rows[0].memory_bytes}"
+        (plain,) = [replace(row, shape=f"{row.group}/{alike}") for row in rows if not row.taints]
+        met = replace(plain, shape=f"{plain.shape}/a/b", taints=("a", "b"), nodes=2)
+        tx.put(plain, met)
+
+    async def counted() -> dict[tuple[str, ...], int]:
+        found: Counter[tuple[str, ...]] = Counter()
+        for row in await world.rows(ShapeRow):
+            found[row.taints] += row.nodes
+        return dict(found)
+
+    await world.tell(node("n4"))
+    assert await counted() == {(): 2, ("a", "b"): 2}
+    await world.tell(node("n1", version=2, taints=("a/b",)))
+    assert await counted() == {(): 2, ("a", "b"): 1, ("a/b",): 1}
+    for removed in ("n2", "n3", "n1", "n4"):
+        await world.tell(node(removed, version=3, removed=True))
+    assert await counted() == {}
 
 
 POLICY = PodPolicy.model_validate(

@@ -6,14 +6,20 @@ the token files are the owner's only (0600). ``shiftwork up`` writes it; command
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Mapping, cast
+from typing import Any, Callable, Generator, Mapping, cast
 from urllib.parse import urlsplit
 
 from shiftwork.cli.failures import UNREACHABLE, Failure, usage
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing there starts two platforms at once
+    fcntl = None  # type: ignore[assignment]
 
 _PORTS = {"http": 80, "https": 443}
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -98,18 +104,34 @@ def load(path: Path) -> tuple[str, dict[str, Named]]:
     return str(whole.get("current") or ""), contexts
 
 
-def save(path: Path, name: str, context: Named) -> None:
-    """Add or replace a context and make it the current one. Written 0600, in one step."""
-    _, contexts = load(path)
-    contexts[name] = context
-    _write(path, name, contexts)
+def save(path: Path, name_for: Callable[[Mapping[str, Named]], str], context: Named) -> None:
+    """Add or replace a context and make it the current one; ``name_for`` gives its name, from the
+    contexts that are there. Written 0600, in one step."""
+    with _changing(path) as contexts:
+        name = name_for(contexts)
+        contexts[name] = context
+        _write(path, name, contexts)
 
 
 def use(path: Path, name: str) -> None:
     """Make a context the current one. Raises Failure if it is not there."""
-    _, contexts = load(path)
-    known(path, contexts, name)
-    _write(path, name, contexts)
+    with _changing(path) as contexts:
+        known(path, contexts, name)
+        _write(path, name, contexts)
+
+
+@contextlib.contextmanager
+def _changing(path: Path) -> Generator[dict[str, Named], None, None]:
+    """All contexts, which no other process changes meanwhile. The lock is the process's: it ends
+    with it, and its file stays."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield load(path)[1]
+    finally:
+        os.close(lock)
 
 
 def known(path: Path, contexts: Mapping[str, Named], name: str) -> Named:
@@ -123,7 +145,6 @@ def known(path: Path, contexts: Mapping[str, Named], name: str) -> Named:
 
 
 def _write(path: Path, current: str, contexts: Mapping[str, Named]) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     document = {
         "current": current,
         "contexts": {

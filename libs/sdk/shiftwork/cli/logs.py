@@ -9,7 +9,7 @@ import typer
 from shiftwork.cli import complete, follow, parse, render, session
 from shiftwork.cli.client import RANGE_BYTES, Api
 from shiftwork.cli.failures import usage
-from shiftwork.cli.tasks import find
+from shiftwork.cli.tasks import TASK_HELP, find
 
 
 def register(app: session.App) -> None:
@@ -21,7 +21,7 @@ def logs(
     task: str = typer.Argument(
         ...,
         metavar="TASK",
-        help="An id, a unique prefix, or a name.",
+        help=TASK_HELP,
         autocompletion=complete.tasks,
     ),
     follow_it: bool = typer.Option(False, "-f", "--follow", help="Go on until the task's end."),

@@ -170,7 +170,9 @@ def _show_dry_run(told: Dict[str, Any]) -> None:
         return
     task = told["task"]
     nodes, free, ahead = task["nodes"], told["free_nodes"], told["ahead"]
-    fits = f"{min(free, nodes)} of {nodes} nodes are free for it now"
+    fits = "it would be accepted"
+    if free is not None:
+        fits = f"{min(free, nodes)} of {nodes} nodes are free for it now"
     if ahead:
         fits += f"; {ahead} of its group wait at its level or above"
     gpus = task["gpus_per_node"]

@@ -33,11 +33,13 @@ STOPPED_MAX = 10_000
 # Candidates or tasks that a message lists.
 NAMED_MAX = 5
 
-_HELP = "A name, an id, or a part of one: its beginning, or at least 6 characters of its end."
-_TASK = typer.Argument(..., metavar="TASK", help=_HELP, autocompletion=complete.tasks)
-_TASKS = typer.Argument(..., metavar="TASK...", help=_HELP, autocompletion=complete.tasks)
-_LIVE = typer.Argument(..., metavar="TASK...", help=_HELP, autocompletion=complete.live_tasks)
-_SOME = typer.Argument(None, metavar="[TASK...]", help=_HELP, autocompletion=complete.live_tasks)
+TASK_HELP = "A name, an id, or a part of one: its beginning, or at least 6 characters of its end."
+_TASK = typer.Argument(..., metavar="TASK", help=TASK_HELP, autocompletion=complete.tasks)
+_TASKS = typer.Argument(..., metavar="TASK...", help=TASK_HELP, autocompletion=complete.tasks)
+_LIVE = typer.Argument(..., metavar="TASK...", help=TASK_HELP, autocompletion=complete.live_tasks)
+_SOME = typer.Argument(
+    None, metavar="[TASK...]", help=TASK_HELP, autocompletion=complete.live_tasks
+)
 _NOW = typer.Option(False, "--now", help="Kill the run at once: nothing is saved.")
 _LABEL = typer.Option(None, "--label", "-l", metavar="K=V", help="With this label; repeatable.")
 SORTED_BY = ("submitted_at", "name", "priority", "state")
@@ -561,7 +563,7 @@ def _goals(tasks: Sequence[str], goal: str, *, now: bool = False) -> None:
 
 def priority(
     tasks: List[str] = typer.Argument(
-        ..., metavar="TASK...", help=_HELP, autocompletion=complete.tasks_then_priority
+        ..., metavar="TASK...", help=TASK_HELP, autocompletion=complete.tasks_then_priority
     ),
     level: str = typer.Argument(
         ...,

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.server
 def a_context(home: Path, name: str, url: str, token: str = TOKEN) -> None:
     token_file = home / f"{name}-token"
     token_file.write_text(token + "\n")
-    contexts.save(contexts.default_path(), name, Named(url, str(token_file)))
+    contexts.save(contexts.default_path(), lambda _: name, Named(url, str(token_file)))
 
 
 def target(home: Path, environ: dict[str, str] | None = None, **options: str) -> Target:
@@ -52,7 +52,7 @@ def test_a_tunnels_end_on_this_machine_is_not_this_machine(home: Path) -> None:
     assert target(home).is_local
     (home / "token").write_text("t")
     named = Named("http://127.0.0.1:8642", str(home / "token"), remote=True)
-    contexts.save(contexts.default_path(), "kubernetes", named)
+    contexts.save(contexts.default_path(), lambda _: "kubernetes", named)
     assert contexts.load(contexts.default_path())[1]["kubernetes"] == named
     assert not target(home).is_local
     assert not target(home, token="another", url="http://localhost:8642").is_local

@@ -494,4 +494,8 @@ def test_a_dry_run_shows_what_would_be(shiftwork: Shiftwork, server: CliServer) 
     assert "1 of 2 nodes are free for it now; 3 of its group wait" in done.out
     assert done.err == "nothing is submitted\n"
     assert shiftwork("submit", "--dry-run", "--json", "--", "true").json == answer
+    # A cluster that is too large to be counted.
+    answer |= {"free_nodes": None, "ahead": None}
+    server.first["POST", "/v1/tasks:dry-run"] = [(200, answer)]
+    assert "it would be accepted" in shiftwork("submit", "--dry-run", "--", "true").out
     assert not server.tasks

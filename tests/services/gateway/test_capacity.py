@@ -1,0 +1,133 @@
+"""What dry runs tell of the cluster, and what they cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import httpx
+import pytest
+
+from libs.contracts import messages as m
+from services.gateway import capacity
+from services.gateway.capacity import Summary
+from tests.services.gateway.world import World, a_node, assigned, state
+
+DRY_RUN = "/v1/tasks:dry-run"
+NEW: dict[str, Any] = {"command": ["true"], "gpus_per_node": 1}
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many rows of each kind are read for summaries."""
+    found: Counter[str] = Counter()
+    keyset = capacity.keyset
+
+    async def counting(tx: Any, kind: type[Any], *rest: Any, **more: Any) -> Any:
+        rows = await keyset(tx, kind, *rest, **more)
+        found[kind.__name__] += len(rows)
+        return rows
+
+    monkeypatch.setattr(capacity, "keyset", counting)
+    return found
+
+
+async def test_many_dry_runs_at_once_read_the_cluster_once(
+    world: World,
+    ann: httpx.AsyncClient,
+    bob: httpx.AsyncClient,
+    read: Counter[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(capacity, "KEEP_SECONDS", 600)
+    await world.heard(*(a_node(f"n{number}") for number in range(5)))
+    await world.heard(assigned("t1"))
+    asked = [client.post(DRY_RUN, json=NEW) for client in (ann, bob) for _ in range(10)]
+    answers = await asyncio.gather(*asked)
+    assert {each.json()["free_nodes"] for each in answers} == {5}
+    assert read == {"NodeRow": 5, "RunRow": 1, "TaskRow": 0}
+    world.clock.advance(600)
+    await ann.post(DRY_RUN, json=NEW)
+    assert read["NodeRow"] == 10
+
+
+async def test_what_is_free_and_who_waits_is_counted_over_all_pages(
+    world: World, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity, "PAGE_ROWS", 2)
+    gpu = {"zone": "a"}
+    await world.heard(*(a_node(f"n{number}", labels=gpu) for number in range(4)))
+    await world.heard(
+        a_node("n4", taints=("a/b",)),
+        a_node("n5", taints=("a", "b=c")),
+        a_node("n6", gpus=8),
+        a_node("n7", schedulable=False),
+        a_node("n8", group="other"),
+        a_node("n9", removed=True),
+    )
+    # Two GPUs each of n0, n1 and n2, and two more of n0.
+    await world.heard(assigned("t1", nodes=("n0",)), assigned("t2", nodes=("n1", "n2")))
+    await world.heard(assigned("t3", nodes=("n3",)))
+    for number in range(3):
+        task = await world.submitted(ann, priority="high" if number else "low")
+        await world.heard(state(task["id"], m.TaskState.QUEUED, 1))
+
+    async def told(**fields: Any) -> tuple[int, int]:
+        found = (await ann.post(DRY_RUN, json={"command": ["true"], **fields})).json()
+        return found["free_nodes"], found["ahead"]
+
+    assert await told(gpus_per_node=2) == (5, 2)
+    assert await told(gpus_per_node=3, priority="low") == (1, 3)
+    assert await told(gpus_per_node=2, node_selector=gpu) == (4, 2)
+    assert await told(gpus_per_node=4, tolerations=["a/b"]) == (2, 2)
+    assert await told(gpus_per_node=4, tolerations=["a", "b"], priority="very_high") == (2, 0)
+    assert (await told())[0] == 1
+    assert (await told(tolerations=["a/b", "a", "b=c"]))[0] == 2
+
+
+async def test_a_cluster_that_is_too_large_is_not_counted(
+    world: World, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
+) -> None:
+    await world.heard(*(a_node(f"n{number}") for number in range(9)))
+    for _ in range(2):
+        task = await world.submitted(ann)
+        await world.heard(state(task["id"], m.TaskState.QUEUED, 1))
+    monkeypatch.setattr(capacity, "ROWS_MAX", 1)
+    monkeypatch.setattr(capacity, "PAGE_ROWS", 2)
+    found = (await ann.post(DRY_RUN, json=NEW)).json()
+    assert (found["free_nodes"], found["ahead"]) == (None, None)
+    assert read == {"NodeRow": 2, "RunRow": 0, "TaskRow": 2}
+
+
+@pytest.mark.parametrize("world", [{"dry_runs_burst": 3, "dry_runs_per_second": 1}], indirect=True)
+async def test_a_user_who_asks_too_often_is_told_to_wait_and_others_are_not(
+    world: World, ann: httpx.AsyncClient, bob: httpx.AsyncClient
+) -> None:
+    codes = [(await ann.post(DRY_RUN, json=NEW)).status_code for _ in range(4)]
+    assert codes == [200, 200, 200, 429]
+    refused = await ann.post(DRY_RUN, json=NEW)
+    assert refused.headers["retry-after"] == "1"
+    assert (await bob.post(DRY_RUN, json=NEW)).status_code == 200
+    world.clock.advance(1)
+    assert (await ann.post(DRY_RUN, json=NEW)).status_code == 200
+
+
+async def test_a_summary_that_took_long_serves_long(
+    world: World, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However large the cluster, summaries take a bounded part of the gateway's time."""
+    summaries: list[Summary] = []
+    waiting = capacity.Capacity._waiting
+
+    async def slow(self: Any) -> Any:
+        found = await waiting(self)
+        summaries.append(Summary(None, found))
+        world.clock.advance(3)
+        return found
+
+    monkeypatch.setattr(capacity.Capacity, "_waiting", slow)
+    for seconds, computed in ((0, 1), (50, 1), (11, 2)):
+        world.clock.advance(seconds)
+        await ann.post(DRY_RUN, json=NEW)
+        assert len(summaries) == computed
