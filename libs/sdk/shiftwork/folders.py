@@ -76,18 +76,24 @@ def manifest(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: a file is missing or of another size, or there is no manifest.
     """
-    try:
-        found: Any = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        files = cast("dict[str, int]", found["files"])
-    except FileNotFoundError:
-        raise ValueError(f"{path} is not complete: it has no {MANIFEST}") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path / MANIFEST} cannot be read ({error!r})") from None
-    for name, size in files.items():
+    found = unchecked_manifest(path)
+    for name, size in found["files"].items():
         held = _size(path / name) if (path / name).is_file() else None
         if held != size:
             what = "is missing" if held is None else f"has {held} bytes"
             raise ValueError(f"{path} is not what was saved: {name} {what}, not {size} bytes")
+    return found
+
+
+def unchecked_manifest(path: Path) -> dict[str, Any]:
+    """What ``seal`` wrote, whatever the files are by now. Raises ValueError if there is none."""
+    try:
+        found: Any = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        found["files"].items()
+    except FileNotFoundError:
+        raise ValueError(f"{path} is not complete: it has no {MANIFEST}") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path / MANIFEST} cannot be read ({error!r})") from None
     return cast("dict[str, Any]", found)
 
 

@@ -131,7 +131,9 @@ class Checkpoints:
         """
         path = _new_folder(self._folder, step)
         leaves = jax.tree.leaves(state)
-        own = {str(n): _to_numpy(leaf) for n, leaf in enumerate(leaves) if _local(leaf)}
+        own: dict[str, Any] = {
+            str(n): _to_numpy(leaf) for n, leaf in enumerate(leaves) if _local(leaf)
+        }
         own["names"] = np.array(_names(state), dtype=str)
         if data is not None:
             own.update(_data_arrays(data.get_state()))
@@ -196,7 +198,7 @@ def _local(leaf: Any) -> bool:  # noqa: ANN401 - any leaf
 
 
 def _is_key(leaf: Any) -> bool:  # noqa: ANN401 - any leaf
-    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _to_numpy(leaf: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 - any leaf
@@ -206,7 +208,7 @@ def _to_numpy(leaf: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 - any leaf
 def _from_numpy(leaf: Any, held: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401 - any leaf
     """What was saved, as the leaf is: a key, an array on its device, a NumPy array or a number."""
     if _is_key(leaf):
-        key = jax.random.wrap_key_data(held, impl=jax.random.key_impl(leaf))
+        key = jax.random.wrap_key_data(jax.numpy.asarray(held), impl=jax.random.key_impl(leaf))
         return jax.device_put(key, leaf.sharding)
     if isinstance(leaf, (jax.Array, np.ndarray)):
         # NumPy's files do not know bfloat16 and its like by name.

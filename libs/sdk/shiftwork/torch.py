@@ -328,12 +328,13 @@ class _Order(data.DistributedSampler):  # type: ignore[type-arg] - no such argum
 
     def identity(self) -> dict[str, Any]:
         """What gives other batches if it changes."""
+        dataset: Any = self.dataset
         return {
             "batch_size": self._batch,
             "shuffle": self.shuffle,
             "seed": self.seed,
             "drop_last": self.drop_last,
-            "length": len(self.dataset),
+            "length": len(dataset),
             "ranks": _place()[0],
         }
 

@@ -61,7 +61,7 @@ def _follows(saved: Checkpoint, path: Path) -> bool:
         found = folders.manifest(path)
     except ValueError:
         return False
-    return found["task"] == training.task() and found["step"] > saved.step
+    return found.get("task") == training.task() and found.get("step", 0) > saved.step
 
 
 class PreemptionCallback(TrainerCallback):
@@ -96,7 +96,7 @@ class PreemptionCallback(TrainerCallback):
             )
         check_world_size(args.world_size)
         if args.should_save:
-            _unseal_later(Path(args.output_dir).absolute(), state.global_step)
+            _unseal_later(_output(args), state.global_step)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -128,7 +128,7 @@ class PreemptionCallback(TrainerCallback):
         """Make the checkpoint durable and known; wait for that only when leaving."""
         if self._leaving and not self._due:
             return  # what is due at the end of the epoch comes first
-        path = Path(args.output_dir).absolute() / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        path = _output(args) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         shiftwork.torch.gather(b"")  # every rank has written its part
         if args.local_process_index == 0:
             durable.sync(path)
@@ -168,13 +168,17 @@ def _epoch_is_over(state: TrainerState) -> bool:
     return state.epoch == int(state.epoch)
 
 
+def _output(args: TrainingArguments) -> Path:
+    return Path(args.output_dir or "").absolute()
+
+
 def _unseal_later(output: Path, step: int) -> None:
     """What this task saved of later steps is about to be written over."""
     saved = shiftwork.resume_from()
     for path in output.glob(_CHECKPOINTS):
         if _step(path) > step and (saved is None or str(path) != saved.uri):
             with suppress(ValueError):
-                if folders.manifest(path)["task"] == training.task():
+                if folders.unchecked_manifest(path).get("task") == training.task():
                     folders.unseal(path)
 
 

@@ -117,7 +117,7 @@ def test_every_file_and_folder_is_synced_before_the_manifest(
     fsync = os.fsync
 
     def record(handle: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        synced.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", record)
