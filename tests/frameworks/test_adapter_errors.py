@@ -33,36 +33,57 @@ def run(script: str, **environment: str) -> str:
 
 
 def test_the_trainer_resumes_from_the_next_complete_checkpoint(tmp_path: Path) -> None:
-    for step, complete in ((10, True), (30, True), (40, True), (50, False)):
-        folder = tmp_path / f"checkpoint-{step}"
-        folder.mkdir()
-        if complete:
-            (folder / "trainer_state.json").write_text("{}")
     script = """
-        import json, os, shiftwork.transformers
-        from shiftwork import training
+        import json, os, pathlib
+        import transformers, shiftwork.transformers
+        from shiftwork import folders, training
 
-        def found(step):
-            uri = os.path.join(os.environ["FOLDER"], f"checkpoint-{step}")
-            os.environ["SHIFTWORK_RESUME_FROM"] = json.dumps({"step": step, "uri": uri})
+        out = pathlib.Path(os.environ["FOLDER"])
+
+        def be(task, step=None):
+            os.environ["SHIFTWORK_TASK"] = task
+            saved = {"step": step, "uri": str(out / f"checkpoint-{step}")}
+            os.environ["SHIFTWORK_RESUME_FROM"] = json.dumps(saved) if step else ""
             training._process.context = None
-            try:
-                path = shiftwork.transformers.resume_path()
-            except FileNotFoundError as error:
-                return error
-            return os.path.basename(path)
 
-        for step in (30, 20, 50):
-            print(found(step))
-        del os.environ["SHIFTWORK_RESUME_FROM"]
-        training._process.context = None
+        for step, task in ((10, "ta"), (30, "ta"), (40, "ta"), (9000, "tb"), (50, ""), (60, "ta")):
+            path = out / f"checkpoint-{step}"
+            path.mkdir()
+            (path / "trainer_state.json").write_text("{}")
+            be(task)
+            if task:
+                folders.seal(path, step)
+        (path / "trainer_state.json").write_text("")  # torn: its size is another
+
+        def found():
+            try:
+                return os.path.basename(shiftwork.transformers.resume_path())
+            except (FileNotFoundError, ValueError) as error:
+                return error
+
+        for step in (30, 20, 35, 45, 50, 9000):
+            be("ta", step)
+            print(step, found())
+        be("ta")
         print(shiftwork.transformers.resume_path())
+        # An attempt that begins at 30 is going to write over what lies beyond it.
+        be("ta", 30)
+        arguments = transformers.TrainingArguments(str(out), use_cpu=True)
+        state = transformers.TrainerState(global_step=30)
+        callback = shiftwork.transformers.PreemptionCallback()
+        callback.on_train_begin(arguments, state, transformers.TrainerControl())
+        print(sorted(int(path.parent.name[11:]) for path in out.glob("*/manifest.json")))
     """
-    lines = [line for line in run(script, FOLDER=str(tmp_path)).splitlines() if line]
-    assert lines[:2] == ["checkpoint-30", "checkpoint-40"]
-    assert "output_dir" in lines[2]
-    assert lines[3] == "None"
-    assert f"{tmp_path}/checkpoint-20 is gone; resuming from {tmp_path}/checkpoint-40" in lines[4]
+    told = run(script, FOLDER=str(tmp_path))
+    lines = [line for line in told.splitlines() if line]
+    assert lines[:3] == ["30 checkpoint-30", "20 checkpoint-40", "35 checkpoint-40"]
+    assert "45 the checkpoint of step 45 is not at" in lines[3]
+    assert "the Trainer's output_dir" in lines[3]
+    assert "checkpoint-50 is not complete: it has no manifest.json" in lines[4]
+    assert "is of task tb, not ta; give each task a folder of its own" in lines[5]
+    assert lines[6] == "None"
+    assert lines[7] == "[10, 30, 9000]"
+    assert f"resuming from {tmp_path}/checkpoint-40" in told
 
 
 def test_what_could_not_resume_is_refused_at_the_start(tmp_path: Path) -> None:
@@ -84,9 +105,9 @@ def test_what_could_not_resume_is_refused_at_the_start(tmp_path: Path) -> None:
             callback = shiftwork.transformers.PreemptionCallback()
             callback.on_train_begin(arguments, TrainerState(), TrainerControl())
 
-        accelerator = Accelerator(cpu=True)
         problem(lambda: begin(save_only_model=True))
         problem(lambda: begin())
+        accelerator = Accelerator(cpu=True)  # TrainingArguments forget one that is made before
         problem(lambda: shiftwork.accelerate.Checkpoints(accelerator, "out"))
         problem(lambda: shiftwork.accelerate.Checkpoints(accelerator, "out", keep=0))
     """
@@ -122,6 +143,25 @@ def test_a_jax_process_alone_in_a_gang_and_another_state_are_refused(tmp_path: P
             checkpoints.save(step, {"weights": jnp.ones(2), "bias": jnp.ones(1)})
         (kept,) = os.listdir(folder)
         print(kept)
+        # Saved once more, as when the task is asked to leave at that step, and cut off in it.
+        class Killed(BaseException):
+            pass
+        def killed(*_, **__):
+            raise Killed
+        save, shiftwork.jax.ocp.Checkpointer.save = shiftwork.jax.ocp.Checkpointer.save, killed
+        try:
+            checkpoints.save(3, {"weights": jnp.zeros(2), "bias": jnp.zeros(1)})
+        except Killed:
+            print(sorted(os.listdir(folder)))
+        shiftwork.jax.ocp.Checkpointer.save = save
+        saved = '{"step": 3, "uri": "%s"}' % os.path.join(folder, kept)
+        os.environ["SHIFTWORK_RESUME_FROM"] = saved
+        training._process.context = None
+        print(checkpoints.resume({"weights": jnp.zeros(2), "bias": jnp.zeros(1)}))
+        os.environ["SHIFTWORK_TASK"] = "tb"
+        training._process.context = None
+        problem(lambda: checkpoints.resume({"weights": jnp.zeros(2), "bias": jnp.zeros(1)}))
+        del os.environ["SHIFTWORK_TASK"]
         uri = os.path.join(folder, kept)
         for place in (uri, uri + "-gone"):
             os.environ["SHIFTWORK_RESUME_FROM"] = '{"step": 3, "uri": "%s"}' % place
@@ -132,9 +172,62 @@ def test_a_jax_process_alone_in_a_gang_and_another_state_are_refused(tmp_path: P
     lines = [line for line in told.splitlines() if line]
     assert "shiftwork.jax.initialize()" in lines[0]
     assert "gs://bucket is not a path" in lines[1]
-    assert lines[2] == "attempt-0000-step-000000000003"
-    assert "state['bias'] is only in the checkpoint" in lines[3]
-    assert "every node of the task must find the folder" in lines[4]
+    kept = "local-attempt-0000-step-000000000003"
+    assert lines[2] == kept
+    assert lines[3] == str([kept, f"{kept}-2"])
+    assert lines[4].startswith("(3, {'bias': Array([1.]")
+    assert "give each task a folder of its own" in lines[5]
+    assert "state['bias'] is only in the checkpoint" in lines[6]
+    assert "every node of the task must find the folder" in lines[7]
+
+
+def test_an_accelerate_loop_takes_only_its_own_checkpoint_that_is_whole(tmp_path: Path) -> None:
+    script = """
+        import json, os, pathlib
+        import torch
+        from accelerate import Accelerator
+        import shiftwork.accelerate
+        from shiftwork import training
+
+        os.chdir(os.environ["OUT"])
+        accelerator = Accelerator(cpu=True)
+        data = torch.utils.data.TensorDataset(torch.arange(8.0).reshape(8, 1))
+        loader = torch.utils.data.DataLoader(data)
+        model, loader = accelerator.prepare(torch.nn.Linear(1, 1), loader)
+        acknowledged = []
+        shiftwork.checkpoint_saved = lambda *given: acknowledged.append(given)
+
+        def be(task, attempt, saved=None):
+            os.environ.update(SHIFTWORK_TASK=task, SHIFTWORK_ATTEMPT=str(attempt))
+            named = saved and dict(zip(("step", "uri", "digest"), saved))
+            os.environ["SHIFTWORK_RESUME_FROM"] = json.dumps(named) if named else ""
+            training._process.context = None
+            return shiftwork.accelerate.Checkpoints(accelerator, "out", every=4, keep=1)
+
+        for task in ("ta", "tb"):
+            checkpoints = be(task, 1)
+            for _ in checkpoints.epochs(1):
+                for _ in checkpoints.batches(loader):
+                    pass
+        print(sorted(os.listdir("out")))
+        last = acknowledged[1]
+        print(be("ta", 2, last).load())
+
+        def refused(task):
+            try:
+                be(task, 2, last).load()
+            except ValueError as error:
+                print(error)
+
+        refused("tb")
+        (pathlib.Path(last[1]) / "model.safetensors").write_bytes(b"")
+        refused("ta")
+    """
+    lines = run(script, OUT=str(tmp_path)).splitlines()
+    assert lines[0] == str([f"{task}-attempt-0001-step-000000000008" for task in ("ta", "tb")])
+    assert lines[1] == "8"
+    assert "is of task ta, not tb; give each task a folder of its own" in lines[2]
+    assert "is not what was saved: model.safetensors has 0 bytes" in lines[3]
 
 
 SUPERSEDED = """

@@ -56,8 +56,10 @@ def test_a_fit_resumes_in_mid_epoch_to_the_bit(
     first, second = (saved["step"] for saved in server.checkpoints)
     assert first < second < final(alone)["step"]
     assert {"step", "loss"} <= set(server.samples[0]["values"])
-    assert len(list(shared.glob("*.ckpt"))) == 2
-    assert not list(shared.glob("*.writing"))
+    assert sorted(shared.glob("*-step-*/*.ckpt")) == [
+        shared / f"ta-attempt-{number:04d}-step-{step:012d}" / "lightning.ckpt"
+        for number, step in ((1, first), (2, second))
+    ]
 
     code, out = end(gang.start(command(ranks, *options, shared)))
     assert (code, f"from step {second}" in out) == (0, True)

@@ -223,7 +223,7 @@ def test_checkpoints_are_pruned_but_for_the_last_and_never_overwritten(tmp_path:
         for step in (1, 2, 3, 3):
             where = checkpoints.save(step)
         assert sorted(os.listdir(folder)) == [
-            "attempt-0001-step-000000000003", "attempt-0001-step-000000000003-2"]
+            "ta-attempt-0001-step-000000000003", "ta-attempt-0001-step-000000000003-2"]
         drawn = torch.rand(2).tolist(), random.random(), numpy.random.rand()
         model.weight.data.zero_()
         assert checkpoints.load(where) == 3
@@ -291,5 +291,72 @@ def test_a_loader_resumes_in_mid_epoch_with_the_same_batches(tmp_path: Path, wor
         ended = loader()
         ended.load_state_dict({{"epoch": 1, "done": 11}})
         assert [len(list(ended)), [batch[0].tolist() for batch in ended]] == [0, epochs[2]]
+        other = shiftwork.torch.DataLoader
+        for name, another in (
+            ("batch_size", other(range(103), 5, True, seed=5)),
+            ("shuffle", other(range(103), 10, seed=5)),
+            ("seed", other(range(103), 10, True, seed=6)),
+            ("drop_last", other(range(103), 10, True, seed=5, drop_last=True)),
+            ("length", other(range(104), 10, True, seed=5)),
+        ):
+            try:
+                another.load_state_dict(state)
+            except ValueError as error:
+                assert str(error).startswith(name + " of the DataLoader is "), error
+            else:
+                raise AssertionError(name)
+        try:
+            loader().load_state_dict({{**state, "ranks": 2}})
+        except ValueError as error:
+            assert "ranks of the DataLoader is 1, but was 2 when it was saved" in str(error)
+        else:
+            raise AssertionError("ranks")
         """,
     )
+
+
+def test_all_of_a_checkpoint_is_synced_before_it_is_acknowledged(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+        import os, pathlib, torch, shiftwork.torch
+
+        synced = []
+        fsync = os.fsync
+        def record(handle):
+            synced.append(os.readlink(f"/proc/self/fd/{handle}").replace(".writing", ""))
+            fsync(handle)
+        os.fsync = record
+        shiftwork.checkpoint_saved = lambda *_: synced.append("acknowledged")
+        where = shiftwork.torch.Checkpoints("above/out", model=torch.nn.Linear(3, 3)).save(1)
+        above = [str(path) for path in list(pathlib.Path(where).parents)[2::-1]]
+        files = [os.path.join(where, name) for name in ("rank-0.pt", "shared.pt", "manifest.json")]
+        assert sorted(files) == sorted(map(str, pathlib.Path(where).iterdir()))
+        assert synced == [
+            *above, files[0], where, files[1], where, files[2], where, "acknowledged"], synced
+        """,
+    )
+
+
+def test_a_process_group_that_is_made_again_hears_nothing_of_the_one_before(
+    server: RunServer, tmp_path: Path
+) -> None:
+    script = program(
+        tmp_path,
+        """
+        import time
+        import torch.distributed as dist
+        import shiftwork.torch
+
+        for group in range(3):
+            dist.init_process_group("gloo")
+            if dist.get_rank() == 1:
+                time.sleep(1)  # rank 0 would find what rank 1 has said in the group before
+            own = f"{group} of {dist.get_rank()}".encode()
+            assert shiftwork.torch.gather(own) == [b"%d of %d" % (group, n) for n in range(2)]
+            dist.barrier()
+            dist.destroy_process_group()
+        """,
+    )
+    code, out = end(Gang(server, tmp_path).start(torchrun(2, script)))
+    assert code == 0, out

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -22,7 +21,7 @@ from accelerate import Accelerator
 
 import shiftwork
 import shiftwork.torch
-from shiftwork import durable, training
+from shiftwork import durable, folders
 
 __all__ = ["Checkpoints"]
 
@@ -74,24 +73,18 @@ class Checkpoints:
         # Of all generators: at the start of the epoch, and when the checkpoint was saved.
         self._epoch_rng: dict[str, Any] = {}
         self._saved_rng: dict[str, Any] | None = None
-        self._stored: list[Path] = []
 
     def load(self) -> int:
         """Load the stored checkpoint, if there is one; returns the optimizer steps done.
 
         Raises:
             FileNotFoundError: the checkpoint is not there.
-            ValueError: it is of another number of processes.
+            ValueError: it is not what was saved, or is of another task or number of processes.
         """
         found = shiftwork.resume_from()
         if found is None:
             return 0
-        path = Path(found.uri)
-        if not path.is_dir():
-            raise FileNotFoundError(
-                f"the checkpoint of step {found.step} is not at {path}: "
-                "every node of the task must find the folder of its checkpoints"
-            )
+        path = folders.stored(found)
         if not self._place(path).exists():
             raise ValueError(
                 f"the checkpoint {path} is of another number of processes than "
@@ -101,8 +94,6 @@ class Checkpoints:
         held = torch.load(self._place(path), map_location="cpu", weights_only=True)
         self.step, self._epoch, self._batch = held["step"], held["epoch"], held["batch"]
         self._epoch_rng, self._saved_rng = held["epoch_rng"], held["rng"]
-        if path.parent == self._folder:
-            self._stored.append(path)
         return self.step
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -157,7 +148,7 @@ class Checkpoints:
             shiftwork.torch.restore_rng_state(saved)
 
     def _save(self) -> None:
-        path = self._folder / f"attempt-{training.attempt():04d}-step-{self.step:012d}"
+        path = shiftwork.torch.new_folder(self._folder, self.step)
         self._accelerator.save_state(str(path))
         place = {
             "step": self.step,
@@ -170,12 +161,12 @@ class Checkpoints:
         shiftwork.torch.gather(b"")  # every rank has written its part
         if self._accelerator.is_local_main_process:
             durable.sync(path)
-        shiftwork.torch.acknowledge(self.step, str(path))
-        self._stored.append(path)
-        while len(self._stored) > self._keep:
-            old = self._stored.pop(0)
-            if self._accelerator.is_main_process and old != path:
-                shutil.rmtree(old, ignore_errors=True)
+        shiftwork.torch.gather(b"")  # every node has synced its part
+        main = self._accelerator.is_main_process
+        digest = folders.seal(path, self.step) if main else None
+        shiftwork.torch.acknowledge(self.step, str(path), digest)
+        if main:
+            folders.prune(path, self._keep)
 
     def _place(self, path: Path) -> Path:
         ranks = self._accelerator

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any, Callable
 
 CHUNK_BYTES = 1 << 20
-_HALF = ".writing"
+HALF = ".writing"
+"""What the name of a file ends with until the file is complete."""
 
 
 class _Hashing:
@@ -40,15 +42,27 @@ def write(path: str | os.PathLike[str], body: Callable[[Any], object]) -> str:
     The file has its name only when it is complete: it is written beside it, synced and renamed.
     """
     final = Path(path)
-    half = final.with_name(final.name + _HALF)
+    half = final.with_name(final.name + HALF)
     with half.open("wb") as stream:
         hashing = _Hashing(stream)
         body(hashing)
         stream.flush()
         os.fsync(stream.fileno())
     half.replace(final)
-    _sync_folder(final.parent)
+    sync_folder(final.parent)
     return hashing.digest
+
+
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder, and those above it that are missing, all of them durable.
+
+    Raises FileExistsError if it is there.
+    """
+    final = Path(path)
+    missing = [final, *takewhile(lambda above: not above.exists(), final.parents)]
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=folder != final)
+        sync_folder(folder.parent)
 
 
 def sync(path: str | os.PathLike[str]) -> None:
@@ -57,10 +71,10 @@ def sync(path: str | os.PathLike[str]) -> None:
     for folder, _folders, files in os.walk(root):
         for name in files:
             _sync_file(Path(folder) / name)
-        _sync_folder(Path(folder))
+        sync_folder(Path(folder))
     if root.is_file():
         _sync_file(root)
-    _sync_folder(root.parent)
+    sync_folder(root.parent)
 
 
 def digest(path: str | os.PathLike[str]) -> str:
@@ -94,7 +108,8 @@ def _sync_file(path: Path) -> None:
         os.fsync(stream.fileno())
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

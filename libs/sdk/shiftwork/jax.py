@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any, Callable, Protocol, TypeVar
 
@@ -25,7 +24,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import shiftwork
-from shiftwork import durable, training
+from shiftwork import durable, folders, training
 
 __all__ = ["Checkpoints", "initialize"]
 
@@ -81,7 +80,6 @@ class Checkpoints:
         self._every = every
         self._keep = keep
         self._any_process = _any_process()
-        self._stored: list[Path] = []
 
     def resume(self, state: State, data: Data | None = None) -> tuple[int, State]:
         """Steps done and state of the stored checkpoint; 0 and ``state`` itself at the first start.
@@ -90,19 +88,13 @@ class Checkpoints:
 
         Raises:
             FileNotFoundError: the checkpoint is not there.
-            ValueError: it holds other leaves than ``state``, or is of another number of processes.
+            ValueError: it is not what was saved, holds other leaves than ``state``, or is of
+                another task or number of processes.
         """
         found = shiftwork.resume_from()
         if found is None:
             return 0, state
-        path = Path(found.uri)
-        if not path.is_dir():
-            raise FileNotFoundError(
-                f"the checkpoint of step {found.step} is not at {path}: "
-                "every node of the task must find the folder of its checkpoints"
-            )
-        if path.parent == self._folder:
-            self._stored.append(path)
+        path = folders.stored(found)
         leaves, tree = jax.tree.flatten(state)
         own = _own(path)
         _check_names(own["names"].tolist(), _names(state), path)
@@ -137,24 +129,29 @@ class Checkpoints:
 
         Call it every so often: a node that dies then costs the steps since the last one.
         """
-        path = self._folder / f"attempt-{training.attempt():04d}-step-{step:012d}"
-        path.mkdir(parents=True, exist_ok=True)
+        path = _new_folder(self._folder, step)
         leaves = jax.tree.leaves(state)
-        own = {str(n): _to_numpy(leaf) for n, leaf in enumerate(leaves) if _local(leaf)}
+        own: dict[str, Any] = {
+            str(n): _to_numpy(leaf) for n, leaf in enumerate(leaves) if _local(leaf)
+        }
         own["names"] = np.array(_names(state), dtype=str)
         if data is not None:
             own.update(_data_arrays(data.get_state()))
         np.savez(_own_file(path, jax.process_index()), **own)
         shared = {str(n): None if _local(leaf) else leaf for n, leaf in enumerate(leaves)}
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as orbax:
-            orbax.save(path / "state", args=ocp.args.StandardSave(shared), force=True)
+            orbax.save(path / "state", args=ocp.args.StandardSave(shared))
         durable.sync(path)
         _acknowledge(step, path)
-        self._stored.append(path)
-        while len(self._stored) > self._keep:
-            old = self._stored.pop(0)
-            if jax.process_index() == 0 and old != path:
-                shutil.rmtree(old, ignore_errors=True)
+        if jax.process_index() == 0:
+            folders.prune(path, self._keep)
+
+
+def _new_folder(folder: Path, step: int) -> Path:
+    """The one that process 0 has chosen, on every process."""
+    again = folders.new(folder, step)[1] if jax.process_index() == 0 else 0
+    again = int(multihost_utils.broadcast_one_to_all(np.int32(again)))
+    return folders.path_of(folder, step, again)
 
 
 def _any_process() -> Callable[[bool], bool]:
@@ -181,7 +178,7 @@ def _acknowledge(step: int, path: Path) -> None:
     problem: Exception | None = None
     if jax.process_index() == 0:
         try:
-            shiftwork.checkpoint_saved(step, str(path))
+            shiftwork.checkpoint_saved(step, str(path), folders.seal(path, step))
         except Exception as error:  # noqa: BLE001 - raised below, on every process
             problem = error
     kind = 0 if problem is None else 1 + isinstance(problem, shiftwork.Superseded)
@@ -201,7 +198,7 @@ def _local(leaf: Any) -> bool:  # noqa: ANN401 - any leaf
 
 
 def _is_key(leaf: Any) -> bool:  # noqa: ANN401 - any leaf
-    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _to_numpy(leaf: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 - any leaf
@@ -211,7 +208,7 @@ def _to_numpy(leaf: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 - any leaf
 def _from_numpy(leaf: Any, held: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401 - any leaf
     """What was saved, as the leaf is: a key, an array on its device, a NumPy array or a number."""
     if _is_key(leaf):
-        key = jax.random.wrap_key_data(held, impl=jax.random.key_impl(leaf))
+        key = jax.random.wrap_key_data(jax.numpy.asarray(held), impl=jax.random.key_impl(leaf))
         return jax.device_put(key, leaf.sharding)
     if isinstance(leaf, (jax.Array, np.ndarray)):
         # NumPy's files do not know bfloat16 and its like by name.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import signal
 import threading
 from pathlib import Path
@@ -18,12 +17,13 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 import shiftwork
-from shiftwork import durable, training
+from shiftwork import durable, folders
 from shiftwork import torch as ranks
 
 __all__ = ["Preemption", "ckpt_path"]
 
 _RNG = "shiftwork_rng"
+_FILE = "lightning.ckpt"
 
 
 class Preemption(Callback):
@@ -98,23 +98,17 @@ class Preemption(Callback):
         self._rng = checkpoint.get(_RNG, [])
 
     def _save(self, trainer: Trainer, step: int) -> None:
-        target = self._folder / f"attempt-{training.attempt():04d}-step-{step:012d}.ckpt"
-        half = target.with_suffix(".writing")
+        folder = ranks.new_folder(self._folder, step)
+        target = folder / _FILE
+        trainer.save_checkpoint(target)  # on every rank, and returns when all have written
         digest = None
         if trainer.is_global_zero:
-            _remove(half)
-        trainer.save_checkpoint(half)  # on every rank, and returns when all have written
-        if trainer.is_global_zero:
-            durable.sync(half)
-            digest = durable.digest(half)
-            _remove(target)
-            half.replace(target)
-            durable.sync(target)
+            durable.sync(folder)
+            digest = durable.digest(target)
+            folders.seal(folder, step)
         ranks.acknowledge(step, str(target), digest)
         if trainer.is_global_zero:
-            older = sorted(set(self._folder.glob("attempt-*-step-*.ckpt")) - {target})
-            for path in older[: len(older) - (self._keep - 1)]:
-                _remove(path)
+            folders.prune(folder, self._keep)
 
 
 def ckpt_path() -> str | None:
@@ -146,10 +140,3 @@ def _ends_something(trainer: Trainer, batch_idx: int) -> bool:
 def _metrics(trainer: Trainer, outputs: Any) -> dict[str, Any]:  # noqa: ANN401
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     return {"loss": loss, **trainer.callback_metrics}
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    elif path.exists():
-        path.unlink()

@@ -23,12 +23,10 @@ import atexit
 import json
 import os
 import random
-import shutil
 import sys
 import threading
 import time
-from contextlib import suppress
-from itertools import chain, count, islice
+from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import Any, Iterator, NoReturn
@@ -39,7 +37,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch.utils import data
 
 import shiftwork
-from shiftwork import durable, training
+from shiftwork import durable, folders, training
 
 __all__ = [
     "Checkpoints",
@@ -57,7 +55,6 @@ __all__ = [
 HEAR_SECONDS = 0.1
 STORE_SECONDS = 1.0
 WARN_AFTER_SECONDS = 10.0
-MANIFEST = "manifest.json"
 _PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX = 0.001, 0.05
 _ASKED = "asked"
 _ENDED = b"ended"
@@ -110,18 +107,21 @@ class _Ranks:
 
 
 _known: _Ranks | None = None
+_groups = 0
 _requested_and_acknowledged = False
 
 
 def _ranks() -> _Ranks:
-    global _known  # noqa: PLW0603 - the process has one default group
+    global _known, _groups  # noqa: PLW0603 - the process has one default group at a time
     if not (dist.is_available() and dist.is_initialized()):
         return _Ranks.alone()
     group = dist.group.WORLD
     if _known is None or _known.group is not group:
         if dist.get_world_size() == 1:
             return _Ranks.alone()
-        store = c10d.PrefixStore("shiftwork", c10d._get_default_store())  # noqa: SLF001
+        # The next group may have the same store, with what the one before has left in it.
+        _groups += 1
+        store = c10d.PrefixStore(f"shiftwork/{_groups}", c10d._get_default_store())  # noqa: SLF001
         _known = _Ranks(group, store, dist.get_rank(), dist.get_world_size())
     return _known
 
@@ -226,6 +226,13 @@ def gather(value: bytes) -> list[bytes]:
     return _ranks().gather(value, "to hand something over")
 
 
+def new_folder(folder: Path, step: int) -> Path:
+    """The same new folder for a checkpoint, on every rank; for the adapters."""
+    ranks = _ranks()
+    chosen = str(folders.new(folder, step)[0]).encode() if ranks.rank == 0 else None
+    return Path(ranks.share(chosen, "to begin the checkpoint").decode())
+
+
 def acknowledge(step: int, uri: str, digest: str | None = None) -> None:
     """Every rank calls this when its part of the checkpoint is durable.
 
@@ -319,6 +326,18 @@ class _Order(data.DistributedSampler):  # type: ignore[type-arg] - no such argum
         self._count()
         return super().__len__()
 
+    def identity(self) -> dict[str, Any]:
+        """What gives other batches if it changes."""
+        dataset: Any = self.dataset
+        return {
+            "batch_size": self._batch,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "drop_last": self.drop_last,
+            "length": len(dataset),
+            "ranks": _place()[0],
+        }
+
     def _count(self) -> None:
         epoch = self.epoch
         super().__init__(
@@ -369,11 +388,21 @@ class DataLoader(data.DataLoader):  # type: ignore[type-arg]
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the program has come in the epoch."""
-        return {"epoch": self._order.epoch, "done": self._order.done}
+        """How far the program has come in the epoch, and what the order of batches depends on."""
+        return {"epoch": self._order.epoch, "done": self._order.done, **self._order.identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on there with the next iteration."""
+        """Go on there with the next iteration.
+
+        Raises ValueError if this loader would hand out other batches.
+        """
+        for name, own in self._order.identity().items():
+            saved = state.get(name, own)
+            if saved != own:
+                raise ValueError(
+                    f"{name} of the DataLoader is {own}, but was {saved} when it was saved: "
+                    f"resume with the {name} of before"
+                )
         self._order.epoch, self._order.done = state["epoch"], state["done"]
         self._order.at_hand = True
 
@@ -388,7 +417,7 @@ class Checkpoints:
 
     Each checkpoint is a folder of its own. It counts when its ``manifest.json`` is there, which is
     written last: what a rank that dies leaves half written is never resumed from. ``keep`` complete
-    ones stay, the newest acknowledged one always among them.
+    ones of this task stay, the newest acknowledged one always among them.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, keep: int = 2, **parts: Any) -> None:  # noqa: ANN401
@@ -409,8 +438,7 @@ class Checkpoints:
         Raises on every rank what ``acknowledge`` raises, and OSError on a rank that cannot write.
         """
         ranks = _ranks()
-        chosen = str(self._new(step)).encode() if ranks.rank == 0 else None
-        target = Path(ranks.share(chosen, "to begin the checkpoint").decode())
+        target = new_folder(self.folder, step)
         states = {name: part.state_dict() for name, part in self._unwrapped().items()}
         own = {name: state for name, state in states.items() if name not in self._shared()}
         files = {f"rank-{ranks.rank}.pt": {**own, "rng": rng_state()}}
@@ -421,12 +449,10 @@ class Checkpoints:
         digest = None
         if ranks.rank == 0:
             listed = dict(item for part in parts for item in json.loads(part).items())
-            manifest = {"step": step, "ranks": ranks.count, "files": listed}
-            text = json.dumps(manifest, indent=1, sort_keys=True).encode()
-            digest = durable.write(target / MANIFEST, lambda stream: stream.write(text))
+            digest = folders.seal(target, step, ranks=ranks.count, digests=listed)
         acknowledge(step, str(target), digest)
         if ranks.rank == 0:
-            self._prune(target)
+            folders.prune(target, self._keep)
         return str(target)
 
     def load(self, uri: str | None = None, *, weights_only: bool = True) -> int:
@@ -440,16 +466,16 @@ class Checkpoints:
             weights_only: False also restores objects of any class, by running code from the file.
 
         Raises:
-            ValueError: the files are not what was saved, or another number of ranks saved them.
+            FileNotFoundError: the checkpoint that the platform names is not there.
+            ValueError: the files are not what was saved, or another task or another number of
+                ranks saved them.
         """
         start = shiftwork.resume_from()
         if uri is None and start is None:
             return 0
-        source = Path(uri or (start.uri if start else ""))
-        if uri is None and start is not None:
-            durable.check(source / MANIFEST, start.digest)
+        source = folders.stored(start) if uri is None and start is not None else Path(uri or "")
         ranks = _ranks()
-        manifest = json.loads((source / MANIFEST).read_text())
+        manifest = folders.manifest(source)
         if manifest["ranks"] != ranks.count:
             raise ValueError(
                 f"{source} was saved by {manifest['ranks']} ranks, this gang has {ranks.count}: "
@@ -457,7 +483,7 @@ class Checkpoints:
             )
         held: dict[str, Any] = {}
         for name in ("shared.pt", f"rank-{ranks.rank}.pt"):
-            durable.check(source / name, manifest["files"][name])
+            durable.check(source / name, manifest["digests"][name])
             held.update(torch.load(source / name, map_location="cpu", weights_only=weights_only))
         for name, part in self._unwrapped().items():
             if name not in held:
@@ -465,14 +491,6 @@ class Checkpoints:
             part.load_state_dict(held[name])
         restore_rng_state(held["rng"])
         return int(manifest["step"])
-
-    def _new(self, step: int) -> Path:
-        """A folder that nothing has been written to: what is acknowledged is never overwritten."""
-        name = f"attempt-{training.attempt():04d}-step-{step:012d}"
-        names = chain([name], (f"{name}-{again}" for again in count(2)))
-        target = next(self.folder / name for name in names if not (self.folder / name).exists())
-        target.mkdir(parents=True)
-        return target
 
     def _shared(self) -> list[str]:
         kinds = (torch.nn.Module, torch.optim.Optimizer)
@@ -485,18 +503,6 @@ class Checkpoints:
             name: part.module if isinstance(part, wrapper) else part
             for name, part in self._parts.items()
         }
-
-    def _prune(self, newest: Path) -> None:
-        """Remove all but the newest and the last ``keep - 1`` complete ones before it."""
-        older = sorted(path for path in self.folder.glob("attempt-*-step-*") if path != newest)
-        complete = [path for path in older if (path / MANIFEST).exists()]
-        kept = complete[len(complete) - (self._keep - 1) :]
-        for path in older:
-            if path not in kept:
-                # The manifest first: half of a folder must not count.
-                with suppress(FileNotFoundError):
-                    (path / MANIFEST).unlink()
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def _write(path: Path, state: object) -> str:

@@ -233,6 +233,11 @@ def exit_preempted() -> None:
         raise SystemExit(PREEMPTED_EXIT_CODE)
 
 
+def task() -> str:
+    """The id of the task; empty off the platform."""
+    return _process.known().task
+
+
 def attempt() -> int:
     """Which attempt of the task this is; 0 off the platform."""
     return _process.known().attempt

@@ -11,46 +11,57 @@ The checkpoints are the Trainer's own, in its ``output_dir``; see docs/framework
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 import shiftwork
 import shiftwork.torch
-from shiftwork import durable
+from shiftwork import durable, folders, training
 from shiftwork.accelerate import check_world_size
+from shiftwork.context import Checkpoint
 
 __all__ = ["PreemptionCallback", "resume_path"]
+
+_CHECKPOINTS = f"{PREFIX_CHECKPOINT_DIR}-*"
 
 
 def resume_path() -> str | None:
     """What ``trainer.train(resume_from_checkpoint=...)`` takes; None at the first start.
 
     It is the stored checkpoint. If ``save_total_limit`` has removed that one, and the process died
-    before the platform had stored its successor, it is the newest complete one beside it.
+    before the platform had stored its successor, it is the newest complete one of this task
+    beside it.
 
     Raises:
-        FileNotFoundError: there is no complete checkpoint.
+        FileNotFoundError: the checkpoint is not there.
+        ValueError: it is not what was saved, or another task has written over it.
     """
     found = shiftwork.resume_from()
     if found is None:
         return None
-    stored = Path(found.uri)
-    if _complete(stored):
-        return str(stored)
-    beside = [path for path in stored.parent.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if _complete(path)]
-    later = [path for path in beside if _step(path) > found.step]
-    if not later:
-        raise FileNotFoundError(
-            f"the checkpoint of step {found.step} is not at {stored}: "
-            "every node of the task must find the Trainer's output_dir"
-        )
-    newest = max(later, key=_step)
-    sys.stderr.write(f"shiftwork: {stored} is gone; resuming from {newest}\n")
-    return str(newest)
+    try:
+        return str(folders.stored(found, "the Trainer's output_dir"))
+    except (FileNotFoundError, ValueError) as problem:
+        stored = Path(found.uri)
+        beside = [path for path in stored.parent.glob(_CHECKPOINTS) if _follows(found, path)]
+        if not beside:
+            raise
+        newest = max(beside, key=_step)
+        sys.stderr.write(f"shiftwork: {problem}; resuming from {newest}\n")
+        return str(newest)
+
+
+def _follows(saved: Checkpoint, path: Path) -> bool:
+    """A complete checkpoint of this task, and a later one."""
+    try:
+        found = folders.manifest(path)
+    except ValueError:
+        return False
+    return found.get("task") == training.task() and found.get("step", 0) > saved.step
 
 
 class PreemptionCallback(TrainerCallback):
@@ -84,6 +95,8 @@ class PreemptionCallback(TrainerCallback):
                 "submit each trial as a task of its own"
             )
         check_world_size(args.world_size)
+        if args.should_save:
+            _unseal_later(_output(args), state.global_step)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -115,19 +128,21 @@ class PreemptionCallback(TrainerCallback):
         """Make the checkpoint durable and known; wait for that only when leaving."""
         if self._leaving and not self._due:
             return  # what is due at the end of the epoch comes first
-        path = Path(args.output_dir).absolute() / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        path = _output(args) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         shiftwork.torch.gather(b"")  # every rank has written its part
         if args.local_process_index == 0:
             durable.sync(path)
+        shiftwork.torch.gather(b"")  # every node has synced its part
+        digest = folders.seal(path, state.global_step) if args.should_save else None
+        if args.save_on_each_node:
+            digest = None  # each node's folder holds other files
         if self._leaving:
-            shiftwork.torch.acknowledge(state.global_step, str(path))
+            shiftwork.torch.acknowledge(state.global_step, str(path), digest)
             self._acknowledged = True
             # So that the end of train() neither loads the best model nor removes this checkpoint.
             state.best_model_checkpoint = None
-            return
-        shiftwork.torch.gather(b"")  # every node has synced its part
-        if state.is_world_process_zero:
-            shiftwork.checkpoint_saved(state.global_step, str(path), wait=False)
+        elif state.is_world_process_zero:
+            shiftwork.checkpoint_saved(state.global_step, str(path), digest, wait=False)
 
     def on_log(
         self,
@@ -153,9 +168,18 @@ def _epoch_is_over(state: TrainerState) -> bool:
     return state.epoch == int(state.epoch)
 
 
-def _complete(path: Path) -> bool:
-    """The Trainer writes its state last."""
-    return (path / TRAINER_STATE_NAME).is_file()
+def _output(args: TrainingArguments) -> Path:
+    return Path(args.output_dir or "").absolute()
+
+
+def _unseal_later(output: Path, step: int) -> None:
+    """What this task saved of later steps is about to be written over."""
+    saved = shiftwork.resume_from()
+    for path in output.glob(_CHECKPOINTS):
+        if _step(path) > step and (saved is None or str(path) != saved.uri):
+            with suppress(ValueError):
+                if folders.unchecked_manifest(path).get("task") == training.task():
+                    folders.unseal(path)
 
 
 def _step(path: Path) -> int:
