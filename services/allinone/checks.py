@@ -28,6 +28,7 @@ from services.allinone.embedded.accounts import Account, can_run, service_accoun
 from services.allinone.findings import Finding, finding_of
 from services.allinone.place import DEFAULT_PORT, Options, Place
 from services.allinone.task_user import check_task_user
+from services.launcher.gpus import find_gpus
 
 Check = Callable[[Place, Options], Iterator[Finding]]
 
@@ -182,11 +183,32 @@ def _file_system(path: Path) -> str:
     return next((mounts[each] for each in above if each in mounts), "")
 
 
+def gpus(place: Place, options: Options) -> Iterator[Finding]:
+    """What tasks will find here to compute on."""
+    del place
+    found = find_gpus()
+    if found.gpus:
+        models = ", ".join(sorted({gpu.model for gpu in found.gpus}))
+        yield Finding("ok", f"{len(found.gpus)} GPUs ({models}), driver {found.driver}")
+        if found.problem:
+            yield Finding("warn", found.problem)
+    elif options.nodes is not None or options.slots is not None:
+        nodes, slots = options.nodes or 1, 1 if options.slots is None else options.slots
+        yield Finding("ok", f"no GPU ({found.problem}); {nodes} virtual nodes x {slots} slots")
+    else:
+        fix = "or declare slots: shiftwork up --nodes N --slots G"
+        yield Finding("warn", f"no GPU ({found.problem}): this machine is one CPU-only node", fix)
+
+
 def address(place: Place, options: Options) -> Iterator[Finding]:
     """Whether the gateway can listen where it is to; a platform that runs does already."""
     if place.is_kept():
         return
     host, port = options.host, options.port
+    if not host.strip():
+        # The operating system takes it for all addresses.
+        yield Finding("bad", "the address is empty", f"give one of {_addresses()}", "--host")
+        return
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
             # As the server does it: a port that was closed a moment ago is free.
@@ -388,6 +410,7 @@ BEFORE_START: tuple[Check, ...] = (
     address,
     users,
     interpreter,
+    gpus,
     memory,
     processes,
 )

@@ -38,7 +38,17 @@ DOWN_SECONDS_MAX = 4 * 3600.0
 LOOK_SECONDS = 0.1
 LOG_TAIL_BYTES, LOG_TAIL_LINES = 4096, 8
 
-Data = Annotated[Path | None, typer.Option("--data", help="Data folder.", show_default=False)]
+
+def _folder(text: str) -> Path:
+    if not text:
+        raise typer.BadParameter("it is empty; leave the option out for the default folder")
+    return Path(text)
+
+
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="Data folder.", metavar="DIR", parser=_folder, show_default=False),
+]
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="HTTP port (0: a free one).")]
 TaskUser = Annotated[str | None, typer.Option(help="Root: run all tasks as this user.")]
 TaskUsers = Annotated[
@@ -269,6 +279,12 @@ def down(
         # The folder is free; the process itself is gone in a moment, too.
         time.sleep(LOOK_SECONDS / 10)
     render.note("stopped")
+    if it.context:
+        from services.allinone.chosen import running  # noqa: PLC0415 - small
+
+        # Commands still go to the platform that is gone.
+        for name, folder in running().items():
+            render.note(f"{folder} runs: shiftwork context use {shlex.quote(name)}")
 
 
 def _keeper_to_end(place: Place) -> Keeper | None:

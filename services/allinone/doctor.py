@@ -19,7 +19,6 @@ from shiftwork.cli.failures import USAGE, Failure
 from services.allinone import checks
 from services.allinone.findings import Finding, finding_of
 from services.allinone.place import Options, Place
-from services.launcher.gpus import find_gpus
 from services.launcher.runtimes.node import cgroups
 
 PROBE_SECONDS = 5
@@ -54,22 +53,6 @@ def before_start(place: Place) -> Iterator[Finding]:
             # Before the first `up` nothing is chosen yet: it is only to be told then.
             unsaid = kept is None and finding.code == USAGE
             yield replace(finding, level="warn") if unsaid else finding
-
-
-def _gpus(place: Place) -> Iterator[Finding]:
-    options = place.options() or Options()
-    found = find_gpus()
-    if found.gpus:
-        models = ", ".join(sorted({gpu.model for gpu in found.gpus}))
-        yield Finding("ok", f"{len(found.gpus)} GPUs ({models}), driver {found.driver}")
-        if found.problem:
-            yield Finding("warn", found.problem)
-    elif options.nodes is not None or options.slots is not None:
-        nodes, slots = options.nodes or 1, 1 if options.slots is None else options.slots
-        yield Finding("ok", f"no GPU ({found.problem}); {nodes} virtual nodes x {slots} slots")
-    else:
-        fix = "or declare slots: shiftwork up --nodes N --slots G"
-        yield Finding("warn", f"no GPU ({found.problem}): this machine is one CPU-only node", fix)
 
 
 def _limits(place: Place) -> Iterator[Finding]:
@@ -154,7 +137,6 @@ def _parts(place: Place) -> Iterator[Finding]:
 
 CHECKS: tuple[Callable[[Place], Iterator[Finding]], ...] = (
     before_start,
-    _gpus,
     _limits,
     _journals,
     _running,

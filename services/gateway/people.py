@@ -1,7 +1,7 @@
-"""Whether the users and teams that a quota or a policy names are there. Called by the routes.
+"""Whether the users, teams and groups that a quota or a policy names are there. Called by the routes.
 
 A limit for a misspelt name limits nobody, and nobody notices: such names are refused, unless the
-caller says that the person or team is to come.
+caller says that the person, team or group is to come.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from libs.contracts.messages import FieldError
 from libs.store.port import Op, Order, Tx, Where
 from services.gateway.problems import INVALID, ProblemError, shown
-from services.gateway.rows import TeamRow, UserRow
+from services.gateway.rows import NodeRow, PolicyRow, TeamRow, UserRow
 
 # So many names are compared with a misspelt one.
 COMPARED_MAX = 10_000
@@ -44,6 +44,19 @@ async def require_known(tx: Tx, users: Mapping[str, str], teams: Mapping[str, st
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         detail = f"{errors[0].field}: {errors[0].message}{more}"
         raise ProblemError(INVALID, detail, errors[:ERRORS_MAX])
+
+
+async def require_group(tx: Tx, field: str, group: str) -> None:
+    """A problem if no node is or was in the group, and no policy is for it."""
+    for kind in (NodeRow, PolicyRow):
+        if await tx.select(kind, Where("group", Op.EQ, group), limit=1):
+            return
+    nodes = await tx.select(NodeRow, order_by=(Order("node_id"),), limit=COMPARED_MAX)
+    there = sorted({row.group for row in nodes})
+    message = f"there is no group {shown(group)}"
+    fix = f"{_meant(group, there, 'group')}; force accepts a group that is to come"
+    error = FieldError(field=field, value=shown(group), message=message, fix=fix)
+    raise ProblemError(INVALID, f"{field}: {message}", [error])
 
 
 def _meant(name: str, there: list[str], word: str) -> str:

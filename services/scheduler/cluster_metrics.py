@@ -42,7 +42,7 @@ K = TypeVar("K", bound=Hashable)
 # What tasks count under that wait for nodes of groups which have none.
 OTHER_GROUPS = "(other)"
 # In the order in which the first that holds is a node's state.
-NODE_STATES = ("not_ready", "draining", "cordoned", "ready")
+NODE_STATES = ("not_ready", "draining", "drained", "cordoned", "ready")
 GPU_STATES = ("used", "free", "unavailable")
 TASK_STATES = tuple(
     state.name.lower()
@@ -143,7 +143,9 @@ class ClusterMetrics(Collector):
             self._add(old, -1)
         node = index.nodes.get(node_id)
         if node is not None and not node.removed:
-            new = self._counted[node_id] = _count(node, index.taken(node_id).bit_count())
+            busy = bool(index.holders.get(node_id))
+            used = index.taken(node_id).bit_count()
+            new = self._counted[node_id] = _count(node, used, busy=busy)
             self._add(new, 1)
 
     def _add(self, node: _Counted, sign: int) -> None:
@@ -159,8 +161,9 @@ def _add(counts: Counts[K], key: K, number: int) -> None:
         del counts[key]
 
 
-def _count(node: Node, used: int) -> _Counted:
-    holds = (not node.ready, node.draining, not node.schedulable, True)
+def _count(node: Node, used: int, *, busy: bool) -> _Counted:
+    draining = node.draining
+    holds = (not node.ready, draining and busy, draining, not node.schedulable, True)
     state = next(state for state, true in zip(NODE_STATES, holds, strict=True) if true)
     idle = max(0, node.gpus - used)
     free = max(0, idle - len(node.unusable_gpus)) if node.offered else 0

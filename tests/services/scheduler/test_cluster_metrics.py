@@ -116,6 +116,21 @@ async def test_gpus_of_a_node_that_takes_no_runs_are_neither_used_nor_free() -> 
     assert gauges() == counted_afresh(world)
 
 
+async def test_a_draining_node_is_drained_once_nothing_runs_there() -> None:
+    world = await a_world(1)
+    (node,) = some_nodes(1)
+    await world.hear(submitted_event(a_task("runs")))
+    await world.settle()
+    await world.hear(started_event(await world.task("runs")))
+    await world.hear(node_changed(replace(node, version=2, schedulable=False, draining=True)))
+    await world.settle()
+    assert gauges()["nodes"] == {"draining": 1.0}
+    await world.hear(exited_event(await world.task("runs"), ExitKind.PREEMPTED, now=5))
+    await world.settle()
+    assert gauges()["nodes"] == {"drained": 1.0}
+    assert gauges()["gpus"].keys() == {"unavailable"}
+
+
 async def test_only_the_leader_reports() -> None:
     world = await a_world(2)
     assert gauges()["nodes"] == {"ready": 2.0}

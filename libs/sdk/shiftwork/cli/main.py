@@ -102,6 +102,9 @@ def run(arguments: Optional[List[str]] = None) -> int:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
+        if not error.format_message():
+            # No command was given; the help was printed in place of a message.
+            return USAGE
         render.failure(_usage(error))
         return USAGE
     return ended if isinstance(ended, int) else 0

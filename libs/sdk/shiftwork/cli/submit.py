@@ -51,7 +51,9 @@ def submit(
     venv: Optional[Path] = typer.Option(
         None, "--venv", metavar="DIR", help="Its environment. Left out: the one activated here."
     ),
-    label: Optional[List[str]] = typer.Option(None, "--label", metavar="K=V", help="Repeatable."),
+    label: Optional[List[str]] = typer.Option(
+        None, "--label", "-l", metavar="K=V", help="Repeatable."
+    ),
     node_selector: Optional[List[str]] = typer.Option(
         None, "--node-selector", metavar="K=V", help="A label its nodes must have; repeatable."
     ),
