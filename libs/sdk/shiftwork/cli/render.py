@@ -436,7 +436,7 @@ class Progress:
     """
 
     _shown: Progress | None = None
-    # The threads that read notify the user, too.
+    # Threads that read say something, too: one at a time writes.
     _lock = threading.RLock()
 
     def __init__(self) -> None:
@@ -454,28 +454,29 @@ class Progress:
 
     def __exit__(self, *ignored: object) -> None:
         with self._lock:
-            self._clear()
+            self.hide()
             Progress._shown = None
 
     def show(self, text: str) -> None:
         """Replace the line about the whole."""
         self._text = text
-        self._update()
+        self.redraw()
 
     def draw(self, lines: Sequence[str]) -> None:
         """Replace the lines of output. No text moves the cursor or changes colours."""
         drawn = [one_line(without_sequences(line)) for line in lines[:LINES_DRAWN_MAX]]
         if self.wanted and drawn != self.drawn:
             self.drawn = drawn
-            self._update()
+            self.redraw()
 
-    def _update(self) -> None:
+    def redraw(self) -> None:
+        """Draw the lines at the cursor."""
         if not self.wanted:
             return
         with self._lock:
             lines = self._lines()
             if not lines:
-                self._clear()
+                self.hide()
                 return
             back = f"\r\x1b[{len(lines) - 1}A" if len(lines) > 1 else "\r"
             # Each line is cut at the edge: a terminal that takes a character for wider than it is
@@ -490,7 +491,8 @@ class Progress:
         lines = [*self.drawn, *textwrap.wrap(about, max(2, columns - 1))]
         return [_cut(line, columns - 1) for line in lines[-max(1, rows - 1) :]]
 
-    def _clear(self) -> None:
+    def hide(self) -> None:
+        """Take the lines away, so that others can write."""
         if self.wanted:
             _to_terminal("\r\x1b[J\x1b[?25h")
 
@@ -503,11 +505,11 @@ class Progress:
             if shown is None:
                 yield
                 return
-            shown._clear()
+            shown.hide()
             try:
                 yield
             finally:
-                shown._update()
+                shown.redraw()
 
 
 # Terminals that obey no commands.
@@ -517,8 +519,6 @@ _SPINNER_SECONDS = 0.08
 
 
 def _to_terminal(text: str) -> None:
-    # What standard output still holds comes before.
-    sys.stdout.flush()
     sys.stderr.write(text)
     sys.stderr.flush()
 

@@ -201,10 +201,10 @@ def test_a_later_attempt_erases_nothing_of_an_earlier_one(
 def test_the_last_output_stands_before_the_end(terminal: Terminal, server: CliServer) -> None:
     def play(task_id: str) -> None:
         bar(server, 1, 0, "bar")
-        exits(server, task_id, "error", "running")
+        exits(server, task_id, "failed", "running")
         time.sleep(0.3)
         server.write(1, 0, b"Traceback\nValueError: x")
-        server.move(task_id, "failed", exit=an_exit("error", 1))
+        server.move(task_id, "failed", exit=an_exit("failed", 1))
 
     playing(server, 1, play)
     shown = terminal("submit", "-f", "--", "true")
