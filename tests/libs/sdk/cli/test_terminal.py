@@ -92,8 +92,6 @@ def split(shown: Sequence[str]) -> tuple[list[str], list[str]]:
     return [row for row in shown if EVENT not in row], events
 
 
-
-
 def bar(server: CliServer, attempt: int, rank: int, name: str, end: str = "\n") -> None:
     """A progress bar, as tqdm writes it."""
     for number in range(5):
@@ -119,9 +117,7 @@ def exits(server: CliServer, task_id: str, kind: str, state: str, attempt: int =
 
 
 @pytest.mark.parametrize("height", [24, 4])
-def test_bars_erase_no_line_of_one_rank(
-    terminal: Terminal, server: CliServer, height: int
-) -> None:
+def test_bars_erase_no_line_of_one_rank(terminal: Terminal, server: CliServer, height: int) -> None:
     """Lines that are longer than the terminal, wide characters, nested bars, no last newline."""
     texts = [LONG, WIDE, "\x1b[31mred\x1b[0m", "plain"]
 
