@@ -170,12 +170,18 @@ class Lines:
             found.append(Line(*key, self._roles[key], last_state(text), bar=b"\r" in text))
         return found
 
-    def rest(self) -> list[Line]:
-        """What is left when there is no more: last lines without an end."""
-        left, self._pending, self._looks = self._pending, {}, {}
+    def rest(self, attempt: int | None = None) -> list[Line]:
+        """What is left when there is no more, or no more of this attempt and those before it: last
+        lines without an end."""
+        ended = [key for key in sorted(self._pending) if attempt is None or key[0] <= attempt]
+        self._looks = {
+            key: look
+            for key, look in self._looks.items()
+            if attempt is not None and key[0] > attempt
+        }
         return [
-            Line(*key, self._roles.get(key, ""), last_state(line))
-            for key, line in sorted(left.items())
+            Line(*key, self._roles.get(key, ""), last_state(self._pending.pop(key)))
+            for key in ended
         ]
 
 
@@ -339,6 +345,8 @@ class _Follower:
 
     def _release(self) -> None:
         held, self._held = self._held, []
+        if held:
+            self._screen.end(self._held_attempt)
         for event in held:
             self._show_event(event)
 
@@ -447,9 +455,9 @@ class Screen:
             self._show(ended)
         self._show_unfinished()
 
-    def end(self) -> None:
-        """There is no more."""
-        rest = self._lines.rest()
+    def end(self, attempt: int | None = None) -> None:
+        """There is no more, or no more of this attempt."""
+        rest = self._lines.rest(attempt)
         self._progress.draw(())
         if not self._exact:
             self._show(rest)

@@ -22,7 +22,7 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import IO, TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any, Generator, Iterable, Mapping, Sequence
 
 from shiftwork.cli import parse
 
@@ -498,7 +498,7 @@ class Progress:
 
     @classmethod
     @contextlib.contextmanager
-    def cleared(cls) -> Iterator[None]:
+    def cleared(cls) -> Generator[None, None, None]:
         """A block in which the terminal is free for whole lines."""
         with cls._lock:
             shown = cls._shown

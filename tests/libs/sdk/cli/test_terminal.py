@@ -191,7 +191,7 @@ def test_a_later_attempt_erases_nothing_of_an_earlier_one(
     assert output == [ID, "begins", "first 100%|####", "second 100%|####", "ends"]
     assert len(events) == 9
     preempted = next(n for n, row in enumerate(shown) if "the program saved a checkpoint" in row)
-    assert shown.index("begins") < preempted < shown.index("second 100%|####")
+    assert shown.index("first 100%|####") < preempted < shown.index("second 100%|####")
 
 
 def test_the_last_output_stands_before_the_end(terminal: Terminal, server: CliServer) -> None:
