@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sys
 import threading
 import time
 from collections import deque
@@ -23,6 +24,8 @@ LOOK_SECONDS = 1.0
 LOST_SECONDS_MAX = 300.0
 RETRY_SECONDS_MAX = 60.0
 LAST_OUTPUT_SECONDS = 15.0
+# An attempt's end is shown after its last output if that arrives within this time.
+END_HELD_SECONDS = 3.0
 QUEUED_MAX = 1024
 LINE_BYTES_MAX = 65_536
 # Off a terminal a progress bar is noted so often.
@@ -167,12 +170,18 @@ class Lines:
             found.append(Line(*key, self._roles[key], last_state(text), bar=b"\r" in text))
         return found
 
-    def rest(self) -> list[Line]:
-        """What is left when there is no more: last lines without an end."""
-        left, self._pending, self._looks = self._pending, {}, {}
+    def rest(self, attempt: int | None = None) -> list[Line]:
+        """What is left when there is no more, or no more of this attempt and those before it: last
+        lines without an end."""
+        ended = [key for key in sorted(self._pending) if attempt is None or key[0] <= attempt]
+        self._looks = {
+            key: look
+            for key, look in self._looks.items()
+            if attempt is not None and key[0] > attempt
+        }
         return [
-            Line(*key, self._roles.get(key, ""), last_state(line))
-            for key, line in sorted(left.items())
+            Line(*key, self._roles.get(key, ""), last_state(self._pending.pop(key)))
+            for key in ended
         ]
 
 
@@ -260,6 +269,11 @@ class _Follower:
         self._screen = Screen(progress, prefix=max(1, int(task.get("nodes") or 1)) > 1)
         self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(QUEUED_MAX)
         self._output_done = False
+        # Events from an attempt's end on, which wait for its last output, until when, and which
+        # attempt it is.
+        self._held: list[dict[str, Any]] = []
+        self._held_until = 0.0
+        self._held_attempt = 0
         # The attempt that runs, and since when this looks at it; None once there was a look at
         # whether its program can be asked to save.
         self._looks_at: tuple[int, float] | None = (0, 0.0)
@@ -291,6 +305,8 @@ class _Follower:
             except queue.Empty:
                 kind, value = "", None
             self._take(kind, value)
+            if time.monotonic() >= self._held_until:
+                self._release()
             self._advise()
             if self._task["state"] in ENDED and ended_at is None:
                 ended_at = time.monotonic()
@@ -304,15 +320,38 @@ class _Follower:
         if kind == "failed":
             raise value
         if kind == "output":
+            if int(value["attempt"]) > self._held_attempt:
+                self._release()
             self._screen.take(value)
         elif kind == "output done":
             self._output_done = True
+            self._screen.end()
+            self._release()
         elif kind == "task":
             self._task = value
         elif kind == "event":
-            self._show_event(value)
+            self._hold(value)
+
+    def _hold(self, event: dict[str, Any]) -> None:
+        """Show an event, or keep it until the output before it is there."""
+        waits = event.get("type") == "run.exited" and not self._output_done
+        if waits and not self._held:
+            self._held_until = time.monotonic() + END_HELD_SECONDS
+            self._held_attempt = int(event.get("attempt") or 0)
+        if self._held or waits:
+            self._held.append(event)
+        else:
+            self._show_event(event)
+
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        if held:
+            self._screen.end(self._held_attempt)
+        for event in held:
+            self._show_event(event)
 
     def _drain(self) -> None:
+        self._release()
         until = time.monotonic() + AGAIN_SECONDS
         while time.monotonic() < until:
             try:
@@ -416,9 +455,9 @@ class Screen:
             self._show(ended)
         self._show_unfinished()
 
-    def end(self) -> None:
-        """There is no more."""
-        rest = self._lines.rest()
+    def end(self, attempt: int | None = None) -> None:
+        """There is no more, or no more of this attempt."""
+        rest = self._lines.rest(attempt)
         self._progress.draw(())
         if not self._exact:
             self._show(rest)
@@ -432,9 +471,11 @@ class Screen:
             render.raw((first.text[len(begun.text) :] if same else b"") + b"\n")
             lines = lines[1:] if same else lines
         wanted = self._wanted
-        show_lines(
-            [line for line in lines if wanted is None or wanted(line.text)], prefix=self._prefix
-        )
+        shown = [line for line in lines if wanted is None or wanted(line.text)]
+        if self._progress.wanted and render.is_terminal(sys.stdout):
+            # Nested progress bars move the cursor up: that would overwrite other lines here.
+            shown = [line._replace(text=render.without_moves(line.text)) for line in shown]
+        show_lines(shown, prefix=self._prefix)
 
     def _show_unfinished(self) -> None:
         lines = self._lines.unfinished()

@@ -4,26 +4,29 @@ Everything that is printed for people passes ``safe``: names, labels, commands a
 are other people's, and a terminal obeys escape sequences in them. Only ``raw``, a task's own
 output, goes out byte for byte, as ``docker logs`` and ``kubectl logs`` do it.
 
-Results go to standard output, everything said about them to standard error. On a terminal rich
-draws tables, colours and the progress line; elsewhere the same comes as plain lines, one fact
+Results go to standard output, everything said about them to standard error. On a terminal there
+are tables, colours and progress lines; elsewhere the same comes as plain lines, one fact
 each, that scripts can read. ``--json`` gives documents, or one object a line for streams.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
 import sys
+import textwrap
+import threading
+import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import IO, TYPE_CHECKING, Any, Iterable, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any, Generator, Iterable, Mapping, Sequence
 
 from shiftwork.cli import parse
 
 if TYPE_CHECKING:
-    from rich.live import Live
-
     from shiftwork.cli.failures import Failure
 
 STYLES = {
@@ -54,6 +57,8 @@ _UNSAFE = re.compile(
 )
 # A terminal's own commands, such as colours: left out of what is drawn.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+# Commands that move the cursor or erase: all but those for colours and for titles and links.
+_MOVES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-ln-~]|[78DEHMc])|[\x08\x0b\x0c]")
 # So many lines that have not ended are drawn at once.
 LINES_DRAWN_MAX = 8
 _BREAKS = re.compile("[\t\n]")
@@ -71,6 +76,11 @@ def safe(text: str) -> str:
 def without_sequences(text: str) -> str:
     """The text without a terminal's own commands, such as colours."""
     return _SEQUENCE.sub("", text)
+
+
+def without_moves(text: bytes) -> bytes:
+    """A line of output without commands that reach beyond it; its colours stay."""
+    return _MOVES.sub(b"", text)
 
 
 def one_line(text: str) -> str:
@@ -275,8 +285,7 @@ def fitted(
     last = kept[-1]
 
     def cut(text: str, n: int) -> str:
-        if cell_len(text) > widths[n]:
-            text = set_cell_size(text, widths[n] - 1).rstrip() + "\u2026"
+        text = _cut(text, widths[n])
         return text if n == last else set_cell_size(text, widths[n]) + _GAP
 
     return [[cut(row[n], n) for n in kept] for row in texts]
@@ -419,13 +428,23 @@ def labels(values: Mapping[str, Any]) -> str:
 
 class Progress:
     """Lines at the bottom of a terminal that say where things stand; nothing elsewhere: lines of
-    output that are being rewritten, and one about the whole."""
+    output that are being rewritten, and one about the whole.
+
+    They are drawn below the last line of output, and the cursor goes back to where they begin.
+    Whatever is printed next begins there. Nothing above the cursor is ever erased, so no height
+    has to be remembered: output stays, however tall the lines were.
+    """
 
     _shown: Progress | None = None
+    # Threads that read say something, too: one at a time writes.
+    _lock = threading.RLock()
 
     def __init__(self) -> None:
-        self.live: Live | None = None
-        self.wanted = is_terminal(sys.stderr) and not (_Mode.quiet or _Mode.json)
+        self.wanted = (
+            is_terminal(sys.stderr)
+            and os.environ.get("TERM") not in _DUMB
+            and not (_Mode.quiet or _Mode.json)
+        )
         self._text = ""
         self.drawn: Sequence[str] = []
 
@@ -434,57 +453,88 @@ class Progress:
         return self
 
     def __exit__(self, *ignored: object) -> None:
-        self.hide()
-        Progress._shown = None
+        with self._lock:
+            self.hide()
+            Progress._shown = None
 
     def show(self, text: str) -> None:
         """Replace the line about the whole."""
-        if self.wanted and text != self._text:
-            self._text = text
-            self._update()
+        self._text = text
+        self.redraw()
 
     def draw(self, lines: Sequence[str]) -> None:
         """Replace the lines of output. No text moves the cursor or changes colours."""
         drawn = [one_line(without_sequences(line)) for line in lines[:LINES_DRAWN_MAX]]
         if self.wanted and drawn != self.drawn:
             self.drawn = drawn
-            self._update()
+            self.redraw()
 
-    def _update(self) -> None:
-        from rich.console import Console, Group  # noqa: PLC0415 - only a terminal pays for rich
-        from rich.live import Live  # noqa: PLC0415
-        from rich.spinner import Spinner  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
+    def redraw(self) -> None:
+        """Draw the lines at the cursor."""
+        if not self.wanted:
+            return
+        with self._lock:
+            lines = self._lines()
+            if not lines:
+                self.hide()
+                return
+            back = f"\r\x1b[{len(lines) - 1}A" if len(lines) > 1 else "\r"
+            # Each line is cut at the edge: a terminal that takes a character for wider than it is
+            # here wraps nothing.
+            text = "\x1b[K\r\n".join(lines) + "\x1b[J"
+            _to_terminal(f"\x1b[?25l\x1b[?7l\r{text}{back}\x1b[?7h")
 
-        lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in self.drawn]
-        about = [Spinner("dots", Text(one_line(self._text)))] if self._text else []
-        if self.live is None:
-            console = Console(file=sys.stderr, stderr=True)
-            self.live = Live(
-                console=console, transient=True, redirect_stdout=False, redirect_stderr=False
-            )
-        self.live.update(Group(*lines, *about))
-        self.live.start()
+    def _lines(self) -> list[str]:
+        columns, rows = _terminal_size()
+        spinner = _SPINNER[int(time.monotonic() / _SPINNER_SECONDS) % len(_SPINNER)]
+        about = f"{spinner} {one_line(self._text)}" if self._text else ""
+        lines = [*self.drawn, *textwrap.wrap(about, max(2, columns - 1))]
+        return [_cut(line, columns - 1) for line in lines[-max(1, rows - 1) :]]
 
     def hide(self) -> None:
         """Take the lines away, so that others can write."""
-        if self.live is not None:
-            self.live.stop()
+        if self.wanted:
+            _to_terminal("\r\x1b[J\x1b[?25h")
 
     @classmethod
-    def cleared(cls) -> _Cleared:
-        """A block in which the terminal is free for a line of its own."""
-        return _Cleared(cls._shown.live if cls._shown else None)
+    @contextlib.contextmanager
+    def cleared(cls) -> Generator[None, None, None]:
+        """A block in which the terminal is free for whole lines."""
+        with cls._lock:
+            shown = cls._shown
+            if shown is None:
+                yield
+                return
+            shown.hide()
+            try:
+                yield
+            finally:
+                shown.redraw()
 
 
-class _Cleared:
-    def __init__(self, live: Live | None) -> None:
-        self._live = live
+# Terminals that obey no commands.
+_DUMB = ("dumb", "unknown")
+_SPINNER = "\u280b\u2819\u2839\u2838\u283c\u2834\u2826\u2827\u2807\u280f"
+_SPINNER_SECONDS = 0.08
 
-    def __enter__(self) -> None:
-        if self._live is not None:
-            self._live.stop()
 
-    def __exit__(self, *ignored: object) -> None:
-        if self._live is not None:
-            self._live.start()
+def _to_terminal(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def _terminal_size() -> tuple[int, int]:
+    """Columns and rows of the terminal that standard error is."""
+    with contextlib.suppress(OSError, ValueError):
+        columns, rows = os.get_terminal_size(sys.stderr.fileno())
+        if columns and rows:
+            return columns, rows
+    return shutil.get_terminal_size()
+
+
+def _cut(text: str, width: int) -> str:
+    from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 - only a terminal pays for rich
+
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, max(0, width - 1)).rstrip() + "\u2026"
