@@ -1,7 +1,7 @@
-"""Whether the users, teams and groups that a quota or a policy names are there. Called by the routes.
+"""Whether the users, teams and groups that a quota or a policy names are there.
 
-A limit for a misspelt name limits nobody, and nobody notices: such names are refused, unless the
-caller says that the person, team or group is to come.
+Called by the routes. A limit for a misspelt name limits nobody, and nobody notices: such names are
+refused, unless the caller says that the person, team or group is to come.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from libs.contracts.messages import FieldError
 from libs.store.port import Op, Order, Tx, Where
 from services.gateway.problems import INVALID, ProblemError, shown
-from services.gateway.rows import NodeRow, PolicyRow, TeamRow, UserRow
+from services.gateway.rows import NodeRow, TeamRow, UserRow
 
 # So many names are compared with a misspelt one.
 COMPARED_MAX = 10_000
@@ -47,12 +47,13 @@ async def require_known(tx: Tx, users: Mapping[str, str], teams: Mapping[str, st
 
 
 async def require_group(tx: Tx, field: str, group: str) -> None:
-    """A problem if no node is or was in the group, and no policy is for it."""
-    for kind in (NodeRow, PolicyRow):
-        if await tx.select(kind, Where("group", Op.EQ, group), limit=1):
-            return
+    """A problem if no node is, or was lately, in the group. While none is known, all may come."""
+    if await tx.select(NodeRow, Where("group", Op.EQ, group), limit=1):
+        return
     nodes = await tx.select(NodeRow, order_by=(Order("node_id"),), limit=COMPARED_MAX)
     there = sorted({row.group for row in nodes})
+    if not there:
+        return
     message = f"there is no group {shown(group)}"
     fix = f"{_meant(group, there, 'group')}; force accepts a group that is to come"
     error = FieldError(field=field, value=shown(group), message=message, fix=fix)

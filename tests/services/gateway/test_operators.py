@@ -159,6 +159,20 @@ async def test_a_quota_of_nobody_is_refused_unless_they_are_to_come(
     assert (await admin.put("/v1/quotas", json=gone)).status_code == 200
 
 
+async def test_a_quota_of_a_misspelt_group_is_refused_once_nodes_are_known(
+    world: World, admin: httpx.AsyncClient
+) -> None:
+    body = {"group": "defualt", "unit": "gpus", "limit": 1}
+    await world.heard(a_node("n0"))
+    told = await admin.put("/v1/quotas", json=body)
+    assert told.status_code == 422
+    (error,) = told.json()["errors"]
+    assert (error["field"], error["value"]) == ("group", "defualt")
+    assert error["fix"].startswith("did you mean default?")
+    assert (await admin.put("/v1/quotas?force=true", json=body)).status_code == 200
+    assert (await admin.put("/v1/quotas", json={**body, "group": "default"})).status_code == 200
+
+
 async def listed(client: httpx.AsyncClient, length: int) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
 
