@@ -100,9 +100,10 @@ def run(arguments: Optional[List[str]] = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if not hasattr(error, "format_message"):
+        message: Any = getattr(error, "format_message", None)
+        if message is None:
             raise
-        if not error.format_message():
+        if not message():
             # No command was given; the help was printed in place of a message.
             return USAGE
         render.failure(_usage(error))
