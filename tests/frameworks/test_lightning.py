@@ -31,7 +31,7 @@ def command(ranks: int, *arguments: object) -> list[object]:
     return [BIN / "python", ROOT / "examples/lightning_fit.py", *arguments]
 
 
-@pytest.mark.parametrize(("ranks", "accumulate"), [(1, 3), (2, 2), (4, 1)])
+@pytest.mark.parametrize(("ranks", "accumulate"), [(2, 3), (4, 1)])
 def test_a_fit_resumes_in_mid_epoch_to_the_bit(
     server: RunServer, tmp_path: Path, ranks: int, accumulate: int
 ) -> None:

@@ -43,7 +43,8 @@ def run(folder: Path, text: str) -> str:
     return out
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+# Two ranks: on the platform, in test_platform.py.
+@pytest.mark.parametrize("ranks", [4])
 def test_ddp_resumes_in_mid_epoch_to_the_bit(server: RunServer, tmp_path: Path, ranks: int) -> None:
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     code, out = end(Gang(server, tmp_path).start(torchrun(ranks, "torch_ddp.py", "--out", alone)))
