@@ -1,6 +1,6 @@
 """How much of the cluster is free and how long its queues are: what dry runs tell.
 
-Called by ``api/tasks.py``. One summary serves all dry runs for a while, so that a request costs the
+Made by ``main.py``; dry runs ask it. One summary serves all dry runs for a while, so that a request costs the
 number of different nodes of its group, and not the number of nodes, runs and waiting tasks.
 """
 

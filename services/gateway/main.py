@@ -91,9 +91,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
             burst=settings.checkpoints_burst,
             per_second=settings.checkpoints_per_second,
         ),
-        dry_runs=Buckets(
-            ports.clock, burst=settings.dry_runs_burst, per_second=settings.dry_runs_per_second
-        ),
+        dry_runs=_dry_runs(settings, ports),
         capacity=Capacity(ports.store, ports.clock),
         refusals=refusals,
         listeners=Listeners(ports.store),
@@ -122,6 +120,12 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         on_lead=on_lead,
         app=create_app(parts),
         tasks=(live.run, authenticator.watch, refusals.run),
+    )
+
+
+def _dry_runs(settings: GatewaySettings, ports: Ports) -> Buckets:
+    return Buckets(
+        ports.clock, burst=settings.dry_runs_burst, per_second=settings.dry_runs_per_second
     )
 
 
