@@ -1,7 +1,8 @@
 """How much of the cluster is free and how long its queues are: what dry runs tell.
 
-Made by ``main.py``; dry runs ask it. One summary serves all dry runs for a while, so that a request costs the
-number of different nodes of its group, and not the number of nodes, runs and waiting tasks.
+Made by ``main.py``; dry runs ask it. One summary serves all of them for a while, so that a request
+costs the number of different nodes of its group, and not the number of nodes, runs and waiting
+tasks.
 """
 
 from __future__ import annotations
