@@ -1,9 +1,9 @@
-"""A loop with Hugging Face Accelerate: two spirals told apart, on CPUs.
+"""A loop with Hugging Face Accelerate: it separates two spirals, on CPUs.
 
     shiftwork submit -f -- python examples/accelerate_loop.py --out DIR
     shiftwork submit --nodes 2 -f -- torchrun examples/accelerate_loop.py --out DIR
 
-What Shiftwork needs is marked below. The data are shuffled anew in each epoch, gradients are
+What Shiftwork needs is marked below. The data are shuffled again in each epoch, gradients are
 accumulated over two batches, and the network drops units at random: preempted in the middle of an
 epoch, it ends with the same bits as one that was not.
 """
