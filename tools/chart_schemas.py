@@ -19,7 +19,7 @@ from libs.pods.policy import PodPolicy
 from services.allinone.composition import WIRINGS
 from services.allinone.provision import ProvisionSettings
 from services.log_collector.agent.settings import AgentSettings
-from tools.settings_tables import comments_of
+from tools.settings_tables import all_comments_of
 
 Schema = dict[str, Any]
 
@@ -143,12 +143,10 @@ def settings_schema(settings: type[BaseSettings], given: frozenset[str]) -> Sche
     """What ``settings`` of a chart may hold: the fields of the class that the chart leaves open."""
     made = settings.model_json_schema()
     definitions = made.get("$defs", {})
-    said: dict[str, str] = {}
-    for base in reversed(settings.__mro__):
-        if issubclass(base, BaseSettings) and base is not BaseSettings:
-            said |= comments_of(base)
+    comments = all_comments_of(settings)
     properties = {
-        name: _clean(schema, definitions) | ({"description": said[name]} if said[name] else {})
+        name: _clean(schema, definitions)
+        | ({"description": comments[name]} if comments[name] else {})
         for name, schema in made["properties"].items()
         if name not in given
     }

@@ -15,7 +15,7 @@ from pathlib import Path
 from tools.generate_docs import pages
 
 ROOT = Path(__file__).resolve().parent.parent
-GENERATED_CODE = ("messages.py", "registry.py")
+GENERATED_CODE = ("messages.py", "registry.py", "fields.py")
 
 
 def stale_code() -> list[str]:

@@ -24,6 +24,7 @@ from services.log_collector.agent.settings import AgentSettings
 from services.scheduler.domain import lifecycle as scheduler_lifecycle
 from tools.chart_schemas import schemas
 from tools.settings_tables import settings_table
+from tools.task_forms import files as task_forms
 
 ROOT = Path(__file__).resolve().parent.parent
 GENERATED = ROOT / "docs" / "generated"
@@ -160,6 +161,7 @@ def pages() -> dict[Path, str]:
         NATS_ACCOUNTS: nats_config.accounts_block(WIRINGS),
         NATS_SERVER: nats_config.server(WIRINGS, cluster=False),
         **schemas(),
+        **task_forms(ROOT, NOTE),
     }
 
 

@@ -15,6 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
@@ -23,16 +24,34 @@ _WORDS = {str: "text", int: "number", float: "number", bool: "true or false", Pa
 
 
 def settings_table(settings: type[BaseSettings], prefix: str) -> list[str]:
-    """The lines of a table with one row for each field that the class itself declares."""
+    """The lines of a table with one row for each field that the class itself declares, or a part of
+    it that is no settings class of its own."""
     rows = ["| variable | default | may be | |", "| --- | --- | --- | --- |"]
-    for name, comment in comments_of(settings).items():
+    comments = comments_of(settings)
+    for base in settings.__mro__[1:]:
+        if (
+            issubclass(base, BaseModel)
+            and not issubclass(base, BaseSettings)
+            and base is not BaseModel
+        ):
+            comments = comments_of(base) | comments
+    for name, comment in comments.items():
         info = settings.model_fields[name]
         variable, bounds = f"`{prefix}{name.upper()}`", _cell(_bounds(info))
         rows.append(f"| {variable} | {_default(info)} | {bounds} | {_cell(comment)} |")
     return rows
 
 
-def comments_of(settings: type[BaseSettings]) -> dict[str, str]:
+def all_comments_of(settings: type[BaseModel]) -> dict[str, str]:
+    """The same of every class that the settings are made of, the base classes first."""
+    found: dict[str, str] = {}
+    for base in reversed(settings.__mro__):
+        if issubclass(base, BaseModel) and base not in (BaseModel, BaseSettings):
+            found |= comments_of(base)
+    return found
+
+
+def comments_of(settings: type[BaseModel]) -> dict[str, str]:
     """Field -> the comment right above it, in the order of the source."""
     source = textwrap.dedent(inspect.getsource(settings))
     lines = source.splitlines()

@@ -203,8 +203,8 @@ class Role(Message):
 
 
 class EnvSource(Message):
-    """EnvSource is a variable whose value is kept elsewhere: in a Secret, a ConfigMap or the
-    pod."""
+    """EnvSource is a variable whose value is kept elsewhere, in exactly one of a Secret, a
+    ConfigMap and the pod."""
 
     name: str = ""
     secret: str = ""

@@ -1,16 +1,21 @@
 """protoc plugin: our dialect of proto3 becomes frozen pydantic models and a registry.
 
-Called by ``buf generate`` (see ``buf.gen.yaml``); writes ``messages.py`` and ``registry.py`` into
-``libs/contracts``. The dialect: scalars, enums, messages, repeated, maps and Timestamp. A message
+Called by ``buf generate`` (see ``buf.gen.yaml``); writes ``messages.py``, ``registry.py`` and
+``fields.py`` into ``libs/contracts``.
+
+The dialect: scalars, enums, messages, repeated, maps and Timestamp. A message
 or Timestamp field must be present unless it is marked ``optional``; a scalar defaults to zero.
 Anything else (oneof, Any, Duration, groups) is refused here, with the field's name.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.compiler import plugin_pb2
@@ -211,6 +216,59 @@ def ids_of(request: plugin_pb2.CodeGeneratorRequest) -> dict[str, int]:
     return found
 
 
+def shown_py(request: plugin_pb2.CodeGeneratorRequest, files: list[FileDescriptorProto]) -> str:
+    """``fields.py``: comments and ``shown`` options of the messages that people write, which are
+    those with such an option and what they contain."""
+    options_class, extension = our_options(request, "FieldOptions", "shown")
+    found: dict[str, dict[str, list[str]]] = {}
+    inner: dict[str, list[str]] = {}
+    chosen: list[str] = []
+    for file in files:
+        comments = Comments.of(file).by_path
+        for index, message in enumerate(file.message_type):
+            inner[message.name] = [short(field.type_name) for field in message.field]
+            fields = found[message.name] = {}
+            for position, field in enumerate(message.field):
+                about = repr(comments.get((4, index, 2, position), ""))
+                fields[field.name] = [f"about={about}"] if about != "''" else []
+                options = options_class.FromString(field.options.SerializeToString())
+                if options.HasExtension(extension):
+                    chosen += [message.name]
+                    fields[field.name] += settings_of(options.Extensions[extension])
+    for name in chosen:
+        chosen += [each for each in inner[name] if each in inner and each not in chosen]
+    lines = ["SHOWN: Mapping[str, Mapping[str, Shown]] = {"]
+    for name, fields in found.items():
+        if name in chosen:
+            lines += [f'    "{name}": {{']
+            for field, settings in fields.items():
+                lines += [f'"{field}": Shown({", ".join(settings)}),']
+            lines += ["    },"]
+    return formatted(HEADER + SHOWN_PRELUDE + "\n".join([*lines, "}"]) + "\n")
+
+
+def settings_of(shown: Any) -> list[str]:  # noqa: ANN401 - a class made from the descriptor
+    """The keyword arguments of a ``Shown``; what is not set is left out."""
+    settings: list[str] = []
+    for field, value in shown.ListFields():
+        if field.name == "read":
+            settings.append(f"read=Read.{READS[value]}")
+        elif field.name in ("options", "choices"):
+            settings.append(f"{field.name}={tuple(value.split())!r}")
+        else:
+            settings.append(f"{field.name}={value!r}")
+    return settings
+
+
+def formatted(source: str) -> str:
+    """The source as the project's formatter writes it."""
+    ruff = Path(sys.executable).with_name("ruff")
+    # Wherever buf runs it, also in a copy without the project's settings.
+    command = [str(ruff), "format", "--isolated", "--line-length", "100", "-"]
+    done = subprocess.run(command, input=source, capture_output=True, text=True, check=True)  # noqa: S603 - our own tool
+    return done.stdout
+
+
 def routes(request: plugin_pb2.CodeGeneratorRequest) -> dict[str, object]:
     """Message options, read through a pool that knows our extension."""
     options_class, extension = our_options(request, "MessageOptions", "route")
@@ -222,6 +280,15 @@ def routes(request: plugin_pb2.CodeGeneratorRequest) -> dict[str, object]:
                 found[f"{file.package}.{message.name}"] = options.Extensions[extension]
     return found
 
+
+READS = {1: "FOLDER", 2: "TAINT", 3: "DOCUMENT", 4: "MODE"}
+SHOWN_PRELUDE = """from __future__ import annotations
+
+from collections.abc import Mapping
+
+from libs.contracts.shown import Read, Shown
+
+"""
 
 REGISTRY_PRELUDE = """from __future__ import annotations
 
@@ -261,6 +328,7 @@ def main() -> None:
     try:
         response.file.add(name="messages.py", content=messages_py(ours, ids_of(request)))
         response.file.add(name="registry.py", content=registry_py(request))
+        response.file.add(name="fields.py", content=shown_py(request, ours))
     except DialectError as error:
         response.error = str(error)
     sys.stdout.buffer.write(response.SerializeToString())

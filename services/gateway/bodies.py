@@ -6,163 +6,35 @@ say. A field that is not known is refused, so that a misspelt one is noticed.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    FailFast,
-    Field,
-    Strict,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field
 
 from libs.contracts.limits import CHECKPOINT_URI_BYTES_MAX
+from services.gateway.body_types import (
+    ENTRIES_MAX,
+    NAME,
+    Big,
+    Body,
+    Count,
+    Flag,
+    Name,
+    NamedTexts,
+    Text,
+    Texts,
+    few,
+)
+from services.gateway.spec_bodies import PriorityWord, TaskSpecBody
 from services.gateway.strict import Moment
-from services.gateway.words import GoalWord, PreemptWord, PriorityWord, UnitWord
-
-NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
-INT64_MAX = 2**63 - 1
-INT32_MAX = 2**31 - 1
-
-Name = Annotated[str, Field(pattern=NAME)]
-Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
-Big = Annotated[int, Field(ge=0, le=INT64_MAX)]
-# At most a century.
-Seconds = Annotated[float, Field(ge=0, le=3.2e9, allow_inf_nan=False)]
-Text = Annotated[str, Field(max_length=4096)]
-# JSON has words for it: "yes" and 1 are mistakes.
-Flag = Annotated[bool, Strict()]
-
-# Of the fields that are not known so many are named.
-UNKNOWN_NAMED_MAX = 10
-ENTRIES_MAX = 1000
+from services.gateway.words import GoalWord, UnitWord
 
 
-def few(value: object) -> object:
-    """Refuse a large map before each of its entries is validated."""
-    if isinstance(value, dict) and len(cast("dict[str, object]", value)) > ENTRIES_MAX:
-        raise ValueError(f"has more than {ENTRIES_MAX} entries")
-    return cast("object", value)
-
-
-TextMap = Annotated[dict[str, str], BeforeValidator(few)]
-Texts = Annotated[list[str], FailFast()]
-NamedTexts = Annotated[list[Text], FailFast(), Field(max_length=ENTRIES_MAX)]
-
-
-class Body(BaseModel):
-    """A JSON object with the fields named here and no others."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _few_unknown(cls, value: object) -> object:
-        """Pydantic describes each field that is not known: name some, and pass over the rest."""
-        if isinstance(value, dict):
-            given = cast("dict[str, object]", value)
-            unknown = given.keys() - cls.model_fields.keys()
-            for name in sorted(unknown)[UNKNOWN_NAMED_MAX:]:
-                given.pop(name)
-        return cast("object", value)
-
-
-class RoleBody(Body):
-    """One kind of replica in the gang."""
-
-    name: Text = ""
-    replicas: Count = 0
-    command: Texts = Field(min_length=1)
-    env: TextMap = Field(default_factory=dict)
-    image: Text = Field(default="", description="left out: the task's")
-
-
-class EnvSourceBody(Body):
-    """A variable whose value is kept in a Secret, a ConfigMap or the pod: exactly one of them."""
-
-    name: Text
-    secret: Text = ""
-    config_map: Text = ""
-    field: Text = Field(default="", description="of the pod, such as status.podIP")
-    key: Text = Field(default="", description="in the Secret or ConfigMap")
-    optional: Flag = Field(default=False, description="whether the pod may start without it")
-
-
-class PodBody(Body):
-    """What the task asks of its pods; a runtime without pods ignores it."""
-
-    image: Text = Field(default="", description="left out: the site's")
-    image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
-    image_pull_secrets: NamedTexts = Field(default_factory=list)
-    storage: NamedTexts = Field(default_factory=list, description="storage grants to mount")
-    resources: Annotated[dict[str, Text], BeforeValidator(few)] = Field(
-        default_factory=dict, description="more of each pod, such as rdma/hca"
-    )
-    shm_bytes: Big | None = Field(default=None, description="of /dev/shm; left out: the site's")
-    capabilities: NamedTexts = Field(default_factory=list)
-    env_from: Annotated[list[EnvSourceBody], FailFast()] = Field(
-        default_factory=list, max_length=ENTRIES_MAX
-    )
-    template: dict[str, Any] | None = Field(
-        default=None,
-        description="metadata and spec of a pod, merged over the platform's as the site allows",
-    )
-
-
-class RetryBody(Body):
-    """How often a failed run is tried again."""
-
-    max_retries: Count = 0
-
-
-class PreemptionBody(Body):
-    """How and how patiently the task is asked to hand its nodes over."""
-
-    mode: PreemptWord | None = None
-    signal: Text = Field(default="", description="for the mode signal: its name, such as USR1")
-    ack_deadline_seconds: Seconds = 0.0
-
-
-class TaskBody(Body):
+class TaskBody(TaskSpecBody):
     """A new task: roles, or one command. What is left out is filled in."""
 
-    name: Text = ""
-    group: Text = ""
-    priority: PriorityWord | None = None
     command: Texts = Field(
         default_factory=list, description="instead of roles: one role, one replica for each node"
     )
-    roles: Annotated[list[RoleBody], FailFast()] = Field(
-        default_factory=list, max_length=ENTRIES_MAX
-    )
-    nodes: Count = Field(default=0, description="the sum of the roles' replicas; 0: count them")
-    gpus_per_node: Count | None = Field(
-        default=None, description="left out: whole nodes; 0: CPU only"
-    )
-    env: TextMap = Field(default_factory=dict)
-    working_directory: Text = ""
-    labels: TextMap = Field(default_factory=dict)
-    retry: RetryBody = RetryBody()
-    preemption: PreemptionBody = PreemptionBody()
-    max_run_seconds: Seconds | None = None
-    fence_after_seconds: Seconds | None = None
-    cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    memory_bytes: Big | None = None
-    node_selector: TextMap = Field(
-        default_factory=dict, description="labels that its nodes must have"
-    )
-    tolerations: list[Text] = Field(
-        default_factory=list,
-        max_length=ENTRIES_MAX,
-        description="taints of nodes that it does not mind: key, or key=value",
-    )
-    wait_for_nodes: Flag = Field(
-        default=False, description="wait for nodes that are to come, if those there never fit"
-    )
-    pod: PodBody | None = Field(default=None, description="for runtimes with pods")
 
 
 class BatchTaskBody(TaskBody):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TypeVar
 
 from libs.bus.port import Bus, BusError
@@ -10,11 +9,12 @@ from libs.contracts import messages as m
 from libs.contracts.base import Message
 from libs.contracts.ids import RETRY_OF, name_ending
 from services.gateway.auth import Identity
-from services.gateway.bodies import GoalBody, PodBody, QuotaBody, TaskBody
+from services.gateway.bodies import GoalBody, QuotaBody, TaskBody
+from services.gateway.conversion import to_message
 from services.gateway.handlers import with_submission
 from services.gateway.problems import UNAVAILABLE, ProblemError, invalid, refused
 from services.gateway.rows import AcceptedRow, TaskRow
-from services.gateway.words import GOALS, LIVE, MODES, PRIORITIES, UNITS
+from services.gateway.words import GOALS, LIVE, PRIORITIES, UNITS
 
 R = TypeVar("R", bound=Message)
 
@@ -52,59 +52,11 @@ def create_task(body: TaskBody, identity: Identity, key: str) -> m.CreateTask:
     """The command for a new task. What is left out stays empty: submit fills it in."""
     if body.command and body.roles:
         raise invalid("command", "", "stands beside roles", "give command or roles, not both")
-    roles = [
-        m.Role(
-            name=role.name,
-            replicas=role.replicas,
-            command=tuple(role.command),
-            env=role.env,
-            image=role.image,
-        )
-        for role in body.roles
-    ]
+    spec = to_message(m.TaskSpec, body)
     if body.command:
-        roles = [m.Role(command=tuple(body.command)), *roles]
-    spec = m.TaskSpec(
-        name=body.name,
-        group=body.group,
-        priority=PRIORITIES[body.priority] if body.priority else m.Priority.UNSPECIFIED,
-        roles=tuple(roles),
-        gpus_per_node=body.gpus_per_node,
-        env=body.env,
-        working_directory=body.working_directory,
-        labels=body.labels,
-        retry=m.RetryPolicy(max_retries=body.retry.max_retries),
-        preemption=m.PreemptionPolicy(
-            mode=MODES[body.preemption.mode] if body.preemption.mode else m.PreemptMode.UNSPECIFIED,
-            signal=body.preemption.signal,
-            ack_deadline_seconds=body.preemption.ack_deadline_seconds,
-        ),
-        max_run_seconds=body.max_run_seconds,
-        fence_after_seconds=body.fence_after_seconds,
-        cpus=body.cpus,
-        memory_bytes=body.memory_bytes,
-        node_selector=body.node_selector,
-        tolerations=tuple(body.tolerations),
-        nodes=body.nodes,
-        pod=_pod(body.pod) if body.pod else None,
-        wait_for_nodes=body.wait_for_nodes,
-    )
+        role = m.Role(command=tuple(body.command))
+        spec = spec.model_copy(update={"roles": (role,)})
     return m.CreateTask(client_key=key, owner=identity.user, team=identity.team, spec=spec)
-
-
-def _pod(body: PodBody) -> m.PodRequest:
-    return m.PodRequest(
-        image=body.image,
-        image_pull_policy=body.image_pull_policy,
-        image_pull_secrets=tuple(body.image_pull_secrets),
-        storage=tuple(body.storage),
-        resources=body.resources,
-        shm_bytes=body.shm_bytes,
-        capabilities=tuple(body.capabilities),
-        env_from=tuple(m.EnvSource(**vars(source)) for source in body.env_from),
-        # In one form, so that the same template with the same key is the same task.
-        template="" if body.template is None else json.dumps(body.template, sort_keys=True),
-    )
 
 
 def accepted(reply: m.CreateTaskReply, command: m.CreateTask) -> AcceptedRow:

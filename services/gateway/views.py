@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
@@ -10,21 +9,24 @@ from functools import cache, partial
 from typing import Any
 
 from libs.contracts.base import Message
+from libs.contracts.fields import SHOWN
 from libs.contracts.messages import (
     Checkpoint,
     DecisionRecord,
     ExitKind,
     LogInfo,
     Placement,
-    PodRequest,
+    PreemptionPolicy,
     Priority,
     Reason,
+    RetryPolicy,
     RunDelayed,
     RunExit,
     TaskSpec,
     Unit,
 )
 from libs.contracts.reasons import render
+from services.gateway.conversion import to_json
 from services.gateway.reports import progress_order
 from services.gateway.rows import (
     AuditRow,
@@ -102,8 +104,9 @@ def run_exit(ended: RunExit | None) -> Json | None:
 
 def task(row: TaskRow, *, secrets: bool, said: ProgressRow | None = None) -> Json:
     """A task. Its environment is shown only with ``secrets`` (to its owner and to admins)."""
-    spec = row.spec
     return {
+        # Columns come last: a task's priority changes, and its name is known without its spec.
+        **to_json(row.spec or _NO_SPEC, secrets=secrets),
         "id": row.task_id,
         "name": row.name,
         "owner": row.owner,
@@ -111,7 +114,6 @@ def task(row: TaskRow, *, secrets: bool, said: ProgressRow | None = None) -> Jso
         "group": row.group,
         "priority": row.priority,
         "labels": row.labels,
-        **_spec(spec, secrets=secrets),
         "goal": row.goal,
         "state": row.state,
         "reason": reason(row.reason),
@@ -130,57 +132,8 @@ def task(row: TaskRow, *, secrets: bool, said: ProgressRow | None = None) -> Jso
     }
 
 
-def _spec(spec: TaskSpec | None, *, secrets: bool) -> Json:
-    if spec is None:
-        return {"roles": [], "nodes": 0, "gpus_per_node": None}
-    found: Json = {
-        "roles": [
-            {
-                "name": role.name,
-                "replicas": role.replicas,
-                "command": list(role.command),
-                "image": role.image,
-                **({"env": dict(role.env)} if secrets else {}),
-            }
-            for role in spec.roles
-        ],
-        "nodes": spec.nodes,
-        "gpus_per_node": spec.gpus_per_node,
-        "working_directory": spec.working_directory,
-        "retry": {"max_retries": spec.retry.max_retries},
-        "preemption": {
-            "mode": word(spec.preemption.mode),
-            "signal": spec.preemption.signal,
-            "ack_deadline_seconds": spec.preemption.ack_deadline_seconds,
-        },
-        "max_run_seconds": spec.max_run_seconds,
-        "fence_after_seconds": spec.fence_after_seconds,
-        "cpus": spec.cpus,
-        "memory_bytes": spec.memory_bytes,
-        "node_selector": dict(spec.node_selector),
-        "tolerations": list(spec.tolerations),
-        "pod": _pod(spec.pod, secrets=secrets),
-    }
-    return found | ({"env": dict(spec.env)} if secrets else {})
-
-
-def _pod(asked: PodRequest | None, *, secrets: bool) -> Json | None:
-    """What a task asks of its pods. The template may hold variables: it is shown like them."""
-    if asked is None:
-        return None
-    found: Json = {
-        "image": asked.image,
-        "image_pull_policy": asked.image_pull_policy,
-        "image_pull_secrets": list(asked.image_pull_secrets),
-        "storage": list(asked.storage),
-        "resources": dict(asked.resources),
-        "shm_bytes": asked.shm_bytes,
-        "capabilities": list(asked.capabilities),
-        "env_from": [source.model_dump() for source in asked.env_from],
-    }
-    if secrets:
-        found["template"] = json.loads(asked.template) if asked.template else None
-    return found
+# What a task shows while what it was submitted with is not known.
+_NO_SPEC = TaskSpec(retry=RetryPolicy(), preemption=PreemptionPolicy())
 
 
 def placement(placed: Placement) -> Json:
@@ -368,7 +321,9 @@ def audit(row: AuditRow) -> Json:
 
 
 # Variables and pod templates may hold secrets.
-_HIDDEN = frozenset({"env", "template"})
+_HIDDEN = frozenset(
+    name for fields in SHOWN.values() for name, shown in fields.items() if shown.secret
+)
 _AS_THEY_ARE = frozenset({str, int, float, bool, type(None)})
 
 

@@ -10,19 +10,7 @@ from typing import Literal
 
 from libs.contracts.messages import Goal, PreemptMode, Priority, TaskState, Unit
 
-PriorityWord = Literal[
-    "extreme_high",
-    "very_high",
-    "high",
-    "above_normal",
-    "normal",
-    "below_normal",
-    "low",
-    "idle",
-    "auto",
-]
 GoalWord = Literal["run", "pause", "stop"]
-PreemptWord = Literal["sdk", "signal", "kill"]
 UnitWord = Literal["gpus", "nodes"]
 
 PRIORITIES: Mapping[str, Priority] = {level.name.lower(): level for level in Priority}

@@ -118,7 +118,7 @@ class Commands:
     def _draft(self, command: CreateTask, now: datetime) -> Draft:
         """A command with its defaults, and with an id in case that it makes a task."""
         task_id = self.make_id(now)
-        filled = fill_in(command.spec, task_id=task_id, defaults=self.rules.defaults)
+        filled = fill_in(command.spec, task_id=task_id, defaults=self.rules)
         return Draft(command, check_asker(command), task_id, filled)
 
     def _judge(
@@ -137,7 +137,7 @@ class Commands:
             owner=command.owner,
             team=command.team,
             facts=facts,
-            limits=self.rules.limits,
+            limits=self.rules,
             pod_faults=check_pod(
                 filled,
                 Asker.of(filled, command.owner, command.team),

@@ -21,7 +21,7 @@ def build(settings: SubmitSettings, ports: Ports, *, make_id: MakeId | None = No
     """The service, not running. ``make_id`` replaces the random ids (a simulation's seed)."""
     policy_file = settings.pod_policy_file
     commands = Commands(
-        rules=settings.rules(),
+        rules=settings,
         make_id=make_id or TimeSortedIds(secrets.randbits),
         create_tasks_max=settings.create_tasks_max,
         live_tasks_max=settings.live_tasks_per_user_max,

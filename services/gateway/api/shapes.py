@@ -9,6 +9,8 @@ from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
+from services.gateway.api.spec_shapes import TaskSpec
+
 
 class FieldProblem(TypedDict):
     """One field that is wrong."""
@@ -61,61 +63,6 @@ class Exit(TypedDict):
     failed_rank: int | None
 
 
-class _Secret(TypedDict, total=False):
-    env: dict[str, str]
-
-
-class Role(_Secret):
-    """One kind of replica; ``env`` for owner and administrators."""
-
-    name: str
-    replicas: int
-    command: list[str]
-    image: str
-
-
-class _PodSecret(TypedDict, total=False):
-    template: dict[str, Any] | None
-
-
-class EnvSource(TypedDict):
-    """A variable whose value is kept elsewhere."""
-
-    name: str
-    secret: str
-    config_map: str
-    field: str
-    key: str
-    optional: bool
-
-
-class Pod(_PodSecret):
-    """What a task asks of its pods; ``template`` for owner and administrators."""
-
-    image: str
-    image_pull_policy: str
-    image_pull_secrets: list[str]
-    storage: list[str]
-    resources: dict[str, str]
-    shm_bytes: int | None
-    capabilities: list[str]
-    env_from: list[EnvSource]
-
-
-class Retry(TypedDict):
-    """How often a failed run is tried again."""
-
-    max_retries: int
-
-
-class Preemption(TypedDict):
-    """How the task is asked to hand over."""
-
-    mode: str
-    signal: str
-    ack_deadline_seconds: float
-
-
 class Progress(TypedDict):
     """Where a task said last that it is. What is no number is a text: ``NaN``, ``Infinity``."""
 
@@ -124,29 +71,12 @@ class Progress(TypedDict):
     values: dict[str, float | str]
 
 
-class Task(_Secret):
+class Task(TaskSpec):
     """A task. ``reason`` has ``code`` and ``text``, and the numbers and names in it."""
 
     id: str
-    name: str
     owner: str
     team: str
-    group: str
-    priority: str
-    labels: dict[str, str]
-    roles: list[Role]
-    nodes: int
-    gpus_per_node: int | None
-    working_directory: str
-    retry: Retry
-    preemption: Preemption
-    max_run_seconds: float | None
-    fence_after_seconds: float | None
-    cpus: float | None
-    memory_bytes: int | None
-    node_selector: dict[str, str]
-    tolerations: list[str]
-    pod: Pod | None
     goal: str
     state: str
     reason: dict[str, Any] | None

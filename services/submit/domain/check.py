@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+from libs.contracts.base import Message
 from libs.contracts.ids import (
     LABEL_KEY_RULE,
     LABEL_VALUE_RULE,
@@ -18,12 +19,14 @@ from libs.contracts.ids import (
     is_name,
     is_taint,
 )
+from libs.contracts.kinds import kinds
 from libs.contracts.messages import FieldError, PreemptMode, Role, TaskSpec
 from libs.contracts.variables import is_reserved, is_variable
-from services.submit.domain.model import Limits, problem
+from services.submit.domain.model import Limits, bound_setting, problem
 
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 ROLE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
+PATH_CHARACTERS_MAX = 4096
 SIGNALS = frozenset({"USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM"})
 
 Errors = Iterator[FieldError]
@@ -213,20 +216,19 @@ def _nodes_wanted(spec: TaskSpec, limits: Limits) -> Errors:
             yield problem(f"tolerations[{index}]", taint, "is not a taint", fix)
 
 
-def _working_directory(spec: TaskSpec, limits: Limits) -> Errors:
+def _working_directory(spec: TaskSpec, _limits: Limits) -> Errors:
     path = spec.working_directory
-    too_long = len(path) > limits.path_characters_max
+    too_long = len(path) > PATH_CHARACTERS_MAX
     if path and (not path.startswith("/") or "\0" in path or too_long):
         yield problem(
             "working_directory",
             path,
             "is not an absolute path",
-            f"give a path that begins with / and has at most {limits.path_characters_max} "
-            "characters",
+            f"give a path that begins with / and has at most {PATH_CHARACTERS_MAX} characters",
         )
 
 
-def _sizes(spec: TaskSpec, limits: Limits) -> Errors:
+def _sizes(spec: TaskSpec, _limits: Limits) -> Errors:
     total = sum(role.replicas for role in spec.roles)
     if spec.nodes != total:
         yield problem(
@@ -235,69 +237,39 @@ def _sizes(spec: TaskSpec, limits: Limits) -> Errors:
             f"is not the sum of the roles' replicas, {total}",
             f"leave it out, or give {total}",
         )
-    if total > limits.nodes_max:
-        yield problem(
-            "nodes",
-            total,
-            f"a task has at most {limits.nodes_max} nodes",
-            "split it into several tasks",
-        )
-    gpus = spec.gpus_per_node
-    if gpus is not None and not 0 <= gpus <= limits.gpus_per_node_max:
-        yield problem(
-            "gpus_per_node",
-            gpus,
-            f"is not between 0 and {limits.gpus_per_node_max}",
-            "leave it out for whole nodes, or give 0 for CPU only",
-        )
-    yield from _within("cpus", spec.cpus, 0.0, limits.cpus_max, "cores")
-    yield from _within("memory_bytes", spec.memory_bytes, 0.0, limits.memory_bytes_max, "bytes")
 
 
-def _times(spec: TaskSpec, limits: Limits) -> Errors:
-    yield from _within("max_run_seconds", spec.max_run_seconds, 0.0, limits.run_seconds_max, "s")
-    fence = spec.fence_after_seconds
-    low, high = limits.fence_after_seconds_min, limits.fence_after_seconds_max
-    if fence is not None and not low <= fence <= high:
-        yield problem(
-            "fence_after_seconds",
-            fence,
-            f"is not between {low:g} and {high:g} s",
-            "leave it out, or choose a time in that range",
-        )
+def _bounds(spec: TaskSpec, limits: Limits) -> Errors:
+    yield from _outside(spec, "", limits)
 
 
-def _within(field: str, value: float | None, above: float, most: float, unit: str) -> Errors:
-    if value is not None and not above < value <= most:
+def _outside(message: Message, above: str, limits: Limits) -> Errors:
+    """Numbers outside of the bounds that ``proto/`` declares or the site chose instead."""
+    for name, field in kinds(type(message)).items():
+        value = getattr(message, name)
+        if field.message and value is not None and not field.repeated:
+            yield from _outside(value, f"{above}{name}.", limits)
+            continue
+        low = getattr(limits, bound_setting(name, "min"), field.shown.min)
+        high = getattr(limits, bound_setting(name, "max"), field.shown.max)
+        if value is None or field.repeated or low is None or high is None:
+            continue
+        exact = field.shown.above
+        if (low < value if exact else low <= value) and value <= high:
+            continue
+        unit = f" {field.shown.unit}" if field.shown.unit else ""
         yield problem(
-            field,
+            above + name,
             value,
-            f"is not more than {above:g} and at most {most:g} {unit}",
-            "leave it out for no limit, or choose a value in that range",
+            f"is not more than {low:g} and at most {high:.15g}{unit}"
+            if exact
+            else f"is not between {low:g} and {high:.15g}{unit}",
+            ("leave it out, or " if field.optional else "") + "choose a value in that range",
         )
 
 
-def _retry(spec: TaskSpec, limits: Limits) -> Errors:
-    retries = spec.retry.max_retries
-    if not 0 <= retries <= limits.retries_max:
-        yield problem(
-            "retry.max_retries",
-            retries,
-            f"is not between 0 and {limits.retries_max}",
-            "choose a number in that range",
-        )
-
-
-def _preemption(spec: TaskSpec, limits: Limits) -> Errors:
+def _preemption(spec: TaskSpec, _limits: Limits) -> Errors:
     policy = spec.preemption
-    low, high = limits.ack_deadline_seconds_min, limits.ack_deadline_seconds_max
-    if not low <= policy.ack_deadline_seconds <= high:
-        yield problem(
-            "preemption.ack_deadline_seconds",
-            policy.ack_deadline_seconds,
-            f"is not between {low:g} and {high:g} s",
-            "choose a time in that range; an administrator sets it",
-        )
     if policy.mode is PreemptMode.SIGNAL and policy.signal not in SIGNALS:
         yield problem(
             "preemption.signal",
@@ -333,8 +305,7 @@ CHECKS: tuple[Callable[[TaskSpec, Limits], Errors], ...] = (
     _nodes_wanted,
     _working_directory,
     _sizes,
-    _times,
-    _retry,
+    _bounds,
     _preemption,
     _total,
 )

@@ -9,22 +9,26 @@ import re
 
 from libs.contracts.ids import name_ending
 from libs.contracts.messages import PreemptionPolicy, PreemptMode, Priority, Role, TaskSpec
-from services.submit.domain.model import Defaults
+from services.submit.domain.model import Defaults, bound
 
 NAME_LENGTH_MAX = 63
+DEFAULT_ROLE = "worker"
+DEFAULT_PRIORITY = Priority[bound("TaskSpec", "priority").initial.upper()]
+DEFAULT_MODE = PreemptMode[bound("PreemptionPolicy", "mode").initial.upper()]
+DEFAULT_SIGNAL = bound("PreemptionPolicy", "signal").initial
 _SCRIPT = re.compile(r"\.(py|sh|bash|R|jl|pl|rb|lua|js|ts)$")
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def fill_in(spec: TaskSpec, *, task_id: str, defaults: Defaults) -> TaskSpec:
     """The spec with its defaults: the same spec again if it was complete."""
-    roles = _roles(spec, defaults)
+    roles = _roles(spec)
     return spec.model_copy(
         update={
             "name": spec.name or derived_name(roles, task_id),
-            "group": spec.group or defaults.group,
+            "group": spec.group or defaults.default_group,
             "priority": (
-                Priority.NORMAL if spec.priority is Priority.UNSPECIFIED else spec.priority
+                DEFAULT_PRIORITY if spec.priority is Priority.UNSPECIFIED else spec.priority
             ),
             "roles": roles,
             "nodes": spec.nodes or sum(role.replicas for role in roles),
@@ -44,19 +48,19 @@ def derived_name(roles: tuple[Role, ...], task_id: str) -> str:
     return f"{kept or 'task'}{ending}"
 
 
-def _roles(spec: TaskSpec, defaults: Defaults) -> tuple[Role, ...]:
+def _roles(spec: TaskSpec) -> tuple[Role, ...]:
     if len(spec.roles) != 1:
         return spec.roles
     role = spec.roles[0]
     replicas = role.replicas or spec.nodes or 1
-    name = role.name or defaults.role
+    name = role.name or DEFAULT_ROLE
     return (role.model_copy(update={"name": name, "replicas": replicas}),)
 
 
 def _preemption(policy: PreemptionPolicy, defaults: Defaults) -> PreemptionPolicy:
-    mode = defaults.mode if policy.mode is PreemptMode.UNSPECIFIED else policy.mode
+    mode = DEFAULT_MODE if policy.mode is PreemptMode.UNSPECIFIED else policy.mode
     signal = policy.signal.upper().removeprefix("SIG")
     if mode is PreemptMode.SIGNAL and not signal:
-        signal = defaults.signal
-    seconds = policy.ack_deadline_seconds or defaults.ack_deadline_seconds
+        signal = DEFAULT_SIGNAL
+    seconds = policy.ack_deadline_seconds or defaults.default_ack_deadline_seconds
     return PreemptionPolicy(mode=mode, signal=signal, ack_deadline_seconds=seconds)

@@ -8,7 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from libs.contracts.messages import FieldError, PreemptMode, Quota, TaskState
+from pydantic import BaseModel, ConfigDict, Field
+
+from libs.contracts.fields import SHOWN
+from libs.contracts.messages import FieldError, Quota, TaskState
+from libs.contracts.shown import Shown
 
 TERMINAL_STATES = frozenset(
     {TaskState.SUCCEEDED, TaskState.FAILED, TaskState.STOPPED, TaskState.REJECTED}
@@ -47,51 +51,70 @@ class Facts:
     name_taken_by: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """What an empty field becomes."""
-
-    group: str = "default"
-    role: str = "worker"
-    mode: PreemptMode = PreemptMode.SDK
-    signal: str = "USR1"
-    ack_deadline_seconds: float = 60.0
+def bound(message: str, field: str) -> Shown:
+    """What ``proto/`` says of a field: its bounds, and what an empty one becomes."""
+    return SHOWN[message][field]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The most (and least) of everything in a spec; an administrator's choice."""
+def most(message: str, field: str) -> float:
+    """The upper bound of a field that has one."""
+    highest = bound(message, field).max
+    assert highest is not None, f"{message}.{field} has no upper bound"
+    return highest
 
-    roles_max: int = 32
-    nodes_max: int = 8192
-    gpus_per_node_max: int = 1024
-    command_arguments_max: int = 1024
-    command_bytes_max: int = 65_536
-    env_entries_max: int = 512
-    env_bytes_max: int = 65_536
-    labels_max: int = 64
-    label_characters_max: int = 1024
+
+def bound_setting(field: str, end: str) -> str:
+    """What the setting is called, if there is one, that bounds a field's number: ``end`` is ``min``
+    or ``max``."""
+    return f"{field.removeprefix('max_')}_{end}"
+
+
+ACK = bound("PreemptionPolicy", "ack_deadline_seconds")
+
+
+class Defaults(BaseModel):
+    """What an empty field becomes; an administrator's choice."""
+
+    model_config = ConfigDict(frozen=True)
+
+    # What an empty field of a spec becomes.
+    default_group: str = bound("TaskSpec", "group").initial
+    default_ack_deadline_seconds: float = Field(default=float(ACK.initial), gt=0)
+
+
+class Limits(BaseModel):
+    """The bounds of a spec that an administrator may choose. One that bounds a single number is
+    called like the field, with ``_min`` or ``_max``; fields without one have the bounds of
+    ``proto/``.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    # The bounds of a spec.
+    ack_deadline_seconds_min: float = Field(default=ACK.min or 0.0, gt=0)
+    ack_deadline_seconds_max: float = Field(
+        default=most("PreemptionPolicy", "ack_deadline_seconds"), gt=0
+    )
+    # Assignments carry one placement for each node and must stay below the bus's payload limit:
+    # 135 bytes each with names of nodes as they usually are, 400 with the longest and 16 GPUs.
+    nodes_max: int = Field(default=int(most("TaskSpec", "nodes")), ge=1, le=16_384)
+    gpus_per_node_max: int = Field(default=int(most("TaskSpec", "gpus_per_node")), ge=0)
+    roles_max: int = Field(default=32, ge=1, le=1000)
+    command_arguments_max: int = Field(default=1024, ge=1)
+    command_bytes_max: int = Field(default=65_536, ge=1)
+    env_entries_max: int = Field(default=512, ge=0)
+    env_bytes_max: int = Field(default=65_536, ge=0)
+    labels_max: int = Field(default=64, ge=0)
+    label_characters_max: int = Field(default=1024, ge=1)
     # Labels that are selected, and taints that are tolerated.
-    selector_max: int = 32
-    tolerations_max: int = 32
-    path_characters_max: int = 4096
-    spec_bytes_max: int = 262_144
-    retries_max: int = 100
-    ack_deadline_seconds_min: float = 1.0
-    ack_deadline_seconds_max: float = 3600.0
-    fence_after_seconds_min: float = 10.0
-    fence_after_seconds_max: float = 30 * 86_400.0
-    run_seconds_max: float = 10 * 366 * 86_400.0
-    cpus_max: float = 65_536.0
-    memory_bytes_max: int = 1 << 50
+    selector_max: int = Field(default=32, ge=0)
+    tolerations_max: int = Field(default=32, ge=0)
+    spec_bytes_max: int = Field(default=262_144, ge=1024, le=524_288)
+    retries_max: int = Field(default=int(most("RetryPolicy", "max_retries")), ge=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Defaults, Limits):
     """Defaults and limits together, as one argument."""
-
-    defaults: Defaults = Defaults()
-    limits: Limits = Limits()
 
 
 def problem(field: str, value: object, message: str, fix: str) -> FieldError:

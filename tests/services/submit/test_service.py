@@ -12,7 +12,7 @@ from libs.bus.memory_broker import MemoryBroker
 from libs.pods.policy import PolicyError
 from libs.service.shape import Ports
 from libs.store.memory import MemoryDatabase, MemoryStore
-from services.submit.domain.model import Limits, Rules
+from services.submit.domain.model import Rules
 from services.submit.main import WIRING, build
 from services.submit.settings import SubmitSettings
 from services.submit.tables import TABLES
@@ -22,14 +22,15 @@ SERVERS: dict[str, Any] = {"database_url": "postgresql://submit@/x", "nats_url":
 
 
 def test_the_settings_are_the_domains_defaults() -> None:
-    assert SubmitSettings(**SERVERS).rules() == Rules(limits=Limits())
+    settings = SubmitSettings(**SERVERS)
+    assert {name: getattr(settings, name) for name in Rules.model_fields} == Rules().model_dump()
 
 
 def test_every_limit_of_the_domain_can_be_set_or_is_generous(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SHIFTWORK_SUBMIT_ACK_DEADLINE_SECONDS_MAX", "90")
-    assert SubmitSettings(**SERVERS).rules().limits.ack_deadline_seconds_max == 90.0
+    assert SubmitSettings(**SERVERS).ack_deadline_seconds_max == 90.0
 
 
 def test_a_default_outside_its_bounds_is_refused_at_start() -> None:

@@ -1,0 +1,158 @@
+"""GENERATED from proto/ by `make gen`. Do not edit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from libs.contracts.shown import Read, Shown
+
+SHOWN: Mapping[str, Mapping[str, Shown]] = {
+    "Role": {
+        "name": Shown(about="Unique in the task."),
+        "replicas": Shown(
+            about="How many nodes it has; left out with a single role: the task's nodes."
+        ),
+        "command": Shown(about="The program and its arguments.", long=True, required=True),
+        "env": Shown(about="Environment variables, over the task's.", secret=True),
+        "image": Shown(about="Container image; left out: the task's."),
+    },
+    "EnvSource": {
+        "name": Shown(about="Of the variable.", required=True),
+        "secret": Shown(about="Name of the Secret."),
+        "config_map": Shown(about="Name of the ConfigMap."),
+        "field": Shown(about="Path of a field of the pod, such as status.podIP."),
+        "key": Shown(about="Key in the Secret or ConfigMap."),
+        "optional": Shown(about="Whether the pod may start without it."),
+    },
+    "PodRequest": {
+        "image": Shown(about="Container image; left out: the site's.", options=("--image",)),
+        "image_pull_policy": Shown(
+            about="When the image is pulled; left out: as the cluster does.",
+            choices=("Always", "IfNotPresent", "Never"),
+        ),
+        "image_pull_secrets": Shown(about="Names of Secrets in the namespace of the tasks."),
+        "storage": Shown(
+            about="Storage grants to mount, beside those that are mounted by default.",
+            options=("--mount",),
+            metavar="GRANT",
+        ),
+        "resources": Shown(
+            about="More resources of each pod, such as rdma/hca=1.", options=("--resource",)
+        ),
+        "shm_bytes": Shown(
+            about="Size of /dev/shm, such as 8Gi; left out: the site's.",
+            options=("--shm",),
+            unit="bytes",
+        ),
+        "capabilities": Shown(about="Linux capabilities to add, such as IPC_LOCK."),
+        "env_from": Shown(about="Variables whose values are kept elsewhere."),
+        "template": Shown(
+            about="Part of a pod, merged over the platform's as far as the site allows.",
+            options=("--pod-template",),
+            read=Read.DOCUMENT,
+            secret=True,
+        ),
+    },
+    "RetryPolicy": {
+        "max_retries": Shown(
+            about="How often it is tried again after failures.",
+            options=("--retries",),
+            min=0.0,
+            max=100.0,
+        ),
+    },
+    "PreemptionPolicy": {
+        "mode": Shown(about="How the task is asked to leave.", initial="sdk"),
+        "signal": Shown(
+            about="Name of the signal for the signal mode, without SIG.", initial="USR1"
+        ),
+        "ack_deadline_seconds": Shown(
+            about="Time to save a checkpoint when preempted.",
+            options=("--ack-deadline",),
+            min=1.0,
+            max=3600.0,
+            unit="s",
+            initial="60",
+        ),
+    },
+    "TaskSpec": {
+        "name": Shown(
+            about="Unique among the owner's live tasks; left out: made from the command.",
+            options=("--name",),
+        ),
+        "group": Shown(about="Group of nodes.", options=("--group",), initial="default"),
+        "priority": Shown(about="Level in the queue.", options=("--priority",), initial="normal"),
+        "roles": Shown(
+            about="Kinds of replicas; or a command instead: one role, one replica for each node."
+        ),
+        "gpus_per_node": Shown(
+            about="GPUs on each node; left out: whole nodes; 0: CPU only.",
+            options=("--gpus-per-node", "--gpus"),
+            min=0.0,
+            max=1024.0,
+        ),
+        "env": Shown(about="Environment variables of all roles.", options=("--env",), secret=True),
+        "working_directory": Shown(
+            about="Where the program starts; left out: here, if the server is on this machine.",
+            options=("--workdir",),
+            metavar="DIR",
+            read=Read.FOLDER,
+        ),
+        "labels": Shown(about="For finding it again.", options=("--label", "-l")),
+        "retry": Shown(about="What happens after failures."),
+        "preemption": Shown(
+            about="How the task is asked to leave: through the SDK, by a signal, or not at all.",
+            options=("--preempt",),
+            metavar="sdk|signal[:TERM]|kill",
+            read=Read.MODE,
+        ),
+        "max_run_seconds": Shown(
+            about="Ends the task after running so long; left out: never.",
+            options=("--max-run-time",),
+            min=0.0,
+            max=316224000.0,
+            above=True,
+            unit="s",
+        ),
+        "fence_after_seconds": Shown(
+            about="The SDK ends the program after being out of touch so long; left out: never.",
+            options=("--fence-after",),
+            min=10.0,
+            max=2592000.0,
+            unit="s",
+        ),
+        "cpus": Shown(
+            about="Limit of each replica; left out: none.",
+            min=0.0,
+            max=65536.0,
+            above=True,
+            unit="cores",
+        ),
+        "memory_bytes": Shown(
+            about="Limit of each replica; left out: none.",
+            min=0.0,
+            max=1125899906842624.0,
+            above=True,
+            unit="bytes",
+        ),
+        "nodes": Shown(
+            about="The sum of the roles' replicas; left out: counted, 1 without roles.",
+            options=("--nodes",),
+            min=1.0,
+            max=8192.0,
+        ),
+        "node_selector": Shown(
+            about="Labels that its nodes must have.", options=("--node-selector",)
+        ),
+        "tolerations": Shown(
+            about="Taints of nodes that it does not mind: key (whatever the value) or key=value.",
+            options=("--tolerate",),
+            metavar="KEY[=VALUE]",
+            read=Read.TAINT,
+        ),
+        "pod": Shown(about="For runtimes with pods."),
+        "wait_for_nodes": Shown(
+            about="Wait for nodes that are to come, where the known ones could never hold it."
+        ),
+    },
+}

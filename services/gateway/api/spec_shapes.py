@@ -1,0 +1,89 @@
+"""What people submitted, as types of answers. GENERATED from proto/ by `make gen`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typing_extensions import TypedDict
+
+
+class _RoleSecrets(TypedDict, total=False):
+    env: dict[str, str]
+
+
+class Role(_RoleSecrets):
+    """Role is one kind of replica in a gang; each replica runs on a node of its own."""
+
+    name: str
+    replicas: int
+    command: list[str]
+    image: str
+
+
+class Retry(TypedDict):
+    """RetryPolicy bounds how often a failed run is tried again."""
+
+    max_retries: int
+
+
+class Preemption(TypedDict):
+    """PreemptionPolicy is how and how patiently a run is asked to hand over."""
+
+    mode: str
+    signal: str
+    ack_deadline_seconds: float
+
+
+class EnvSource(TypedDict):
+    """EnvSource is a variable whose value is kept elsewhere, in exactly one of a Secret, a ConfigMap and the pod."""
+
+    name: str
+    secret: str
+    config_map: str
+    field: str
+    key: str
+    optional: bool
+
+
+class _PodSecrets(TypedDict, total=False):
+    template: dict[str, Any] | None
+
+
+class Pod(_PodSecrets):
+    """PodRequest is what a task asks of its pods; a runtime without pods ignores it."""
+
+    image: str
+    image_pull_policy: str
+    image_pull_secrets: list[str]
+    storage: list[str]
+    resources: dict[str, str]
+    shm_bytes: int | None
+    capabilities: list[str]
+    env_from: list[EnvSource]
+
+
+class _TaskSpecSecrets(TypedDict, total=False):
+    env: dict[str, str]
+
+
+class TaskSpec(_TaskSpecSecrets):
+    """TaskSpec is what a person submits, complete after submit has filled in the defaults."""
+
+    name: str
+    group: str
+    priority: str
+    roles: list[Role]
+    gpus_per_node: int | None
+    working_directory: str
+    labels: dict[str, str]
+    retry: Retry
+    preemption: Preemption
+    max_run_seconds: float | None
+    fence_after_seconds: float | None
+    cpus: float | None
+    memory_bytes: int | None
+    nodes: int
+    node_selector: dict[str, str]
+    tolerations: list[str]
+    pod: Pod | None
+    wait_for_nodes: bool

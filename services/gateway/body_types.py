@@ -1,0 +1,62 @@
+"""What values in requests may be. Used by ``bodies.py`` and the generated ``spec_bodies.py``."""
+
+from __future__ import annotations
+
+from typing import Annotated, cast
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    Strict,
+    model_validator,
+)
+
+NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+INT64_MAX = 2**63 - 1
+INT32_MAX = 2**31 - 1
+
+Name = Annotated[str, Field(pattern=NAME)]
+Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Big = Annotated[int, Field(ge=0, le=INT64_MAX)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# At most a century.
+Seconds = Annotated[float, Field(ge=0, le=3.2e9, allow_inf_nan=False)]
+Text = Annotated[str, Field(max_length=4096)]
+# JSON has words for it: "yes" and 1 are mistakes.
+Flag = Annotated[bool, Strict()]
+
+# Of the fields that are not known so many are named.
+UNKNOWN_NAMED_MAX = 10
+ENTRIES_MAX = 1000
+
+
+def few(value: object) -> object:
+    """Refuse a large map before each of its entries is validated."""
+    if isinstance(value, dict) and len(cast("dict[str, object]", value)) > ENTRIES_MAX:
+        raise ValueError(f"has more than {ENTRIES_MAX} entries")
+    return cast("object", value)
+
+
+TextMap = Annotated[dict[str, str], BeforeValidator(few)]
+Texts = Annotated[list[str], FailFast()]
+NamedTexts = Annotated[list[Text], FailFast(), Field(max_length=ENTRIES_MAX)]
+
+
+class Body(BaseModel):
+    """A JSON object with the fields named here and no others."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_unknown(cls, value: object) -> object:
+        """Pydantic describes each field that is not known: name some, and pass over the rest."""
+        if isinstance(value, dict):
+            given = cast("dict[str, object]", value)
+            unknown = given.keys() - cls.model_fields.keys()
+            for name in sorted(unknown)[UNKNOWN_NAMED_MAX:]:
+                given.pop(name)
+        return cast("object", value)

@@ -1,0 +1,183 @@
+"""What people submit, as JSON bodies. GENERATED from proto/ by `make gen`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import FailFast, Field
+
+from services.gateway.body_types import (
+    ENTRIES_MAX,
+    Amount,
+    Big,
+    Body,
+    Count,
+    Flag,
+    NamedTexts,
+    Seconds,
+    Text,
+    TextMap,
+    Texts,
+)
+
+PreemptModeWord = Literal["sdk", "signal", "kill"]
+PriorityWord = Literal[
+    "auto",
+    "idle",
+    "low",
+    "below_normal",
+    "normal",
+    "above_normal",
+    "high",
+    "very_high",
+    "extreme_high",
+]
+
+
+class RoleBody(Body):
+    """Role is one kind of replica in a gang; each replica runs on a node of its own."""
+
+    name: Text = Field(default="", description="Unique in the task.")
+    replicas: Count = Field(
+        default=0,
+        description="How many nodes it has; left out with a single role: the task's nodes.",
+    )
+    command: Texts = Field(min_length=1, description="The program and its arguments.")
+    env: TextMap = Field(
+        default_factory=dict, description="Environment variables, over the task's."
+    )
+    image: Text = Field(default="", description="Container image; left out: the task's.")
+
+
+class RetryBody(Body):
+    """RetryPolicy bounds how often a failed run is tried again."""
+
+    max_retries: Count = Field(
+        default=0,
+        description="How often it is tried again after failures. At most 100 unless the site sets other bounds.",
+    )
+
+
+class PreemptionBody(Body):
+    """PreemptionPolicy is how and how patiently a run is asked to hand over."""
+
+    mode: PreemptModeWord | None = Field(
+        default=None, description="How the task is asked to leave. Left out: sdk."
+    )
+    signal: Text = Field(
+        default="",
+        description="Name of the signal for the signal mode, without SIG. Left out: USR1.",
+    )
+    ack_deadline_seconds: Seconds = Field(
+        default=0.0,
+        description="Time to save a checkpoint when preempted. At least 1, at most 3600 s unless the site sets other bounds. Left out: 60 s.",
+    )
+
+
+class EnvSourceBody(Body):
+    """EnvSource is a variable whose value is kept elsewhere, in exactly one of a Secret, a ConfigMap and the pod."""
+
+    name: Text = Field(description="Of the variable.")
+    secret: Text = Field(default="", description="Name of the Secret.")
+    config_map: Text = Field(default="", description="Name of the ConfigMap.")
+    field: Text = Field(default="", description="Path of a field of the pod, such as status.podIP.")
+    key: Text = Field(default="", description="Key in the Secret or ConfigMap.")
+    optional: Flag = Field(default=False, description="Whether the pod may start without it.")
+
+
+class PodBody(Body):
+    """PodRequest is what a task asks of its pods; a runtime without pods ignores it."""
+
+    image: Text = Field(default="", description="Container image; left out: the site's.")
+    image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = Field(
+        default="", description="When the image is pulled; left out: as the cluster does."
+    )
+    image_pull_secrets: NamedTexts = Field(
+        default_factory=list, description="Names of Secrets in the namespace of the tasks."
+    )
+    storage: NamedTexts = Field(
+        default_factory=list,
+        description="Storage grants to mount, beside those that are mounted by default.",
+    )
+    resources: TextMap = Field(
+        default_factory=dict, description="More resources of each pod, such as rdma/hca=1."
+    )
+    shm_bytes: Big | None = Field(
+        default=None, description="Size of /dev/shm, such as 8Gi; left out: the site's."
+    )
+    capabilities: NamedTexts = Field(
+        default_factory=list, description="Linux capabilities to add, such as IPC_LOCK."
+    )
+    env_from: Annotated[list[EnvSourceBody], FailFast()] = Field(
+        default_factory=list,
+        max_length=ENTRIES_MAX,
+        description="Variables whose values are kept elsewhere.",
+    )
+    template: dict[str, Any] | None = Field(
+        default=None,
+        description="Part of a pod, merged over the platform's as far as the site allows.",
+    )
+
+
+class TaskSpecBody(Body):
+    """TaskSpec is what a person submits, complete after submit has filled in the defaults."""
+
+    name: Text = Field(
+        default="",
+        description="Unique among the owner's live tasks; left out: made from the command.",
+    )
+    group: Text = Field(default="", description="Group of nodes. Left out: default.")
+    priority: PriorityWord | None = Field(
+        default=None, description="Level in the queue. Left out: normal."
+    )
+    roles: Annotated[list[RoleBody], FailFast()] = Field(
+        default_factory=list,
+        max_length=ENTRIES_MAX,
+        description="Kinds of replicas; or a command instead: one role, one replica for each node.",
+    )
+    gpus_per_node: Count | None = Field(
+        default=None,
+        description="GPUs on each node; left out: whole nodes; 0: CPU only. At most 1024 unless the site sets other bounds.",
+    )
+    env: TextMap = Field(default_factory=dict, description="Environment variables of all roles.")
+    working_directory: Text = Field(
+        default="",
+        description="Where the program starts; left out: here, if the server is on this machine.",
+    )
+    labels: TextMap = Field(default_factory=dict, description="For finding it again.")
+    retry: RetryBody = Field(default=RetryBody(), description="What happens after failures.")
+    preemption: PreemptionBody = Field(
+        default=PreemptionBody(),
+        description="How the task is asked to leave: through the SDK, by a signal, or not at all.",
+    )
+    max_run_seconds: Seconds | None = Field(
+        default=None,
+        description="Ends the task after running so long; left out: never. At most 316224000 s.",
+    )
+    fence_after_seconds: Seconds | None = Field(
+        default=None,
+        description="The SDK ends the program after being out of touch so long; left out: never. At least 10, at most 2592000 s.",
+    )
+    cpus: Amount | None = Field(
+        default=None, description="Limit of each replica; left out: none. At most 65536 cores."
+    )
+    memory_bytes: Big | None = Field(
+        default=None,
+        description="Limit of each replica; left out: none. At most 1125899906842624 bytes.",
+    )
+    nodes: Count = Field(
+        default=0,
+        description="The sum of the roles' replicas; left out: counted, 1 without roles. At least 1, at most 8192 unless the site sets other bounds.",
+    )
+    node_selector: TextMap = Field(
+        default_factory=dict, description="Labels that its nodes must have."
+    )
+    tolerations: NamedTexts = Field(
+        default_factory=list,
+        description="Taints of nodes that it does not mind: key (whatever the value) or key=value.",
+    )
+    pod: PodBody | None = Field(default=None, description="For runtimes with pods.")
+    wait_for_nodes: Flag = Field(
+        default=False,
+        description="Wait for nodes that are to come, where the known ones could never hold it.",
+    )
