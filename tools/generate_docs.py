@@ -22,6 +22,7 @@ from services.launcher.domain import lifecycle as launcher_lifecycle
 from services.launcher.domain import patience, pod_ends
 from services.log_collector.agent.settings import AgentSettings
 from services.scheduler.domain import lifecycle as scheduler_lifecycle
+from tools import import_graph
 from tools.chart_schemas import schemas
 from tools.settings_tables import settings_table
 from tools.task_forms import files as task_forms
@@ -160,6 +161,7 @@ def pages() -> dict[Path, str]:
         GENERATED / "asyncapi.json": asyncapi_page(),
         NATS_ACCOUNTS: nats_config.accounts_block(WIRINGS),
         NATS_SERVER: nats_config.server(WIRINGS, cluster=False),
+        GENERATED / "imports.md": NOTE + import_graph.page(),
         **schemas(),
         **task_forms(ROOT, NOTE),
     }
