@@ -27,7 +27,7 @@ from libs.store.port import (
 )
 from libs.store.recent import Recent
 from libs.store.rows import Key, Row, Shape
-from libs.store.tables import Tables, open_tables
+from libs.store.tables import Tables
 from libs.store.unit import Birth, Clock, Known, Landed, Session, Unit
 
 R = TypeVar("R")
@@ -87,7 +87,6 @@ class StoreCore(ABC):
         new_id: Callable[[], str],
         traceparent: Callable[[], str] = str,
     ) -> None:
-        open_tables(tables)
         self._tables = tables
         self._clock = clock
         self._birth = Birth(source, new_id, traceparent)
@@ -96,7 +95,7 @@ class StoreCore(ABC):
         # Rows of resident tables that could not be decoded, by their encoded keys.
         self._unreadable: dict[Shape, dict[tuple[object, ...], UnreadableRow]] = {}
         self._report_unreadable: Callable[[UnreadableRow], None] = lambda _row: None
-        self._recent = Recent(tables.shape(kind) for kind in tables.recent)
+        self._recent = Recent(each for each in tables.shapes.values() if each.recent)
         self._outbox_changed = asyncio.Event()
         # Events of our own commits that are not published yet, by their rows in the outbox; kept
         # from the first look on. What does not fit, or may have landed, is found by a look.

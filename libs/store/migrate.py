@@ -168,20 +168,7 @@ def options(tables: Tables) -> dict[str, Any]:
         "compare_type": True,
         "version_table": VERSION_TABLE,
         "version_table_schema": tables.schema,
-        "render_item": _render,
     }
-
-
-def _render(kind: str, item: object, context: Any) -> str | bool:  # noqa: ANN401 - Alembic's
-    """Our column types as plain ones: a migration must not change when our classes do."""
-    from libs.store.columns import EnumText, JsonOf  # noqa: PLC0415 - as in upgrade
-
-    if kind == "type" and isinstance(item, JsonOf):
-        context.imports.add("from sqlalchemy.dialects import postgresql")
-        return "postgresql.JSONB()"
-    if kind == "type" and isinstance(item, EnumText):
-        return 'sa.Text(collation="C")'
-    return False
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -62,11 +62,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """A unique index or constraint; with ``where``, over the rows that meet it."""
+    """A unique constraint; with ``where``, also as ``sql``, an index of the rows that meet it."""
 
     name: str
     columns: tuple[str, ...]
     where: Callable[[Row], bool] | None = None
+    sql: str | None = None
 
     def values(self, row: Row) -> tuple[object, ...] | None:
         """What must be unique of this row; None if the index does not hold it (as with NULL)."""
@@ -78,10 +79,20 @@ class Unique:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A CHECK constraint's meaning in Python."""
+    """A CHECK constraint: its meaning in Python and in SQL."""
 
     name: str
     holds: Callable[[Row], bool]
+    sql: str
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index over columns or expressions, with ``where`` over some rows; only SQL knows it."""
+
+    name: str
+    columns: tuple[str, ...]
+    where: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +106,9 @@ class Shape:
     key: tuple[str, ...]
     uniques: tuple[Unique, ...] = ()
     checks: tuple[Check, ...] = ()
+    indexes: tuple[Index, ...] = ()
+    # The newest rows stay in the leader's memory.
+    recent: bool = False
     by_name: Mapping[str, Column] = field(init=False)
     # The primary key of a row: a value, or a tuple if there are several columns.
     key_of: Callable[[Row], Key] = field(init=False)
@@ -107,7 +121,7 @@ class Shape:
         object.__setattr__(self, "values_of", _values_of([each.name for each in self.columns]))
         object.__setattr__(self, "by_name", {column.name: column for column in self.columns})
         object.__setattr__(self, "key_of", attrgetter(*self.key))
-        bare = all(self.by_name[name].encode is None for name in self.key if name in self.by_name)
+        bare = all(self.by_name[name].encode is None for name in self.key)
         object.__setattr__(self, "order_of", self.key_of if bare else self._plain_key)
 
     def _plain_key(self, row: Row) -> tuple[object, ...]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import PlainSerializer
 
 from libs.contracts.messages import (
     Checkpoint,
@@ -20,6 +22,12 @@ from libs.contracts.messages import (
     RunExit,
     TaskSpec,
 )
+from services.gateway.words import figure
+
+# JSONB cannot hold NaN or infinity, and writes 1e20 as a whole number; read as floats, both come
+# back as what they were.
+Figure = Annotated[float, PlainSerializer(figure, when_used="json")]
+Figures = dict[str, Figure]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +174,9 @@ class MetricsRow:
     rank: int
     attempt: int
     at: datetime
-    latest: dict[str, float]
+    latest: Figures
     # (attempt, unix seconds, values), oldest first.
-    points: list[tuple[int, float, dict[str, float]]]
+    points: list[tuple[int, float, Figures]]
     # Every so many samples one is kept as a point.
     stride: int
     count: int
@@ -184,8 +192,8 @@ class MetricTailRow:
     # As in ``MetricsRow``, for the whole history.
     attempt: int
     at: datetime
-    latest: dict[str, float]
-    points: list[tuple[int, float, dict[str, float]]]
+    latest: Figures
+    points: list[tuple[int, float, Figures]]
     stride: int
     count: int
     # How many points, with how many values, the rank's ``MetricsRow`` has.
@@ -201,7 +209,7 @@ class ProgressRow:
     task_id: str
     attempt: int
     at: datetime
-    latest: dict[str, float]
+    latest: Figures
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,11 @@ from libs.service.loop import Loop
 from libs.service.runner import Runner
 from libs.service.settings import BaseServiceSettings
 from libs.service.shape import Ports, Service
-from libs.store.columns import key_column
 from libs.store.memory import MemoryStore
 from libs.store.memory_database import MemoryDatabase
 from libs.store.port import Tx
-from libs.store.tables import Tables, table_base
+from libs.store.tables import Tables, table
 from tests.harness.virtual_time import EPOCH, LoopClock
-
-Base = table_base("quota")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +29,7 @@ class Count:
     seen: int
 
 
-class CountRow(Base, table=True):
-    __tablename__ = "count"
-    group: str = key_column()
-    seen: int
-
-
-TABLES = Tables(schema="quota", rows={Count: CountRow})
+TABLES = Tables("quota", table(Count, "count", key="group"))
 
 
 @dataclass

@@ -21,8 +21,7 @@ from libs.contracts.messages import (
     TaskSpec,
     TaskState,
 )
-from libs.store.columns import enum_column, json_column, key_column, time_column
-from libs.store.tables import Tables, partial_unique, rule, table_base
+from libs.store.tables import Tables, partial_unique, rule, table, unique
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
@@ -59,13 +58,12 @@ class Pair:
     right: int
 
 
-Base = table_base("thing")
-
-
-class JobTable(Base, table=True):
-    __tablename__ = "job"
-    __table_args__ = (
-        sa.UniqueConstraint("client_key", name="job_client_key_key"),
+TABLES = Tables(
+    "thing",
+    table(
+        Job,
+        "job",
+        unique("client_key"),
         partial_unique(
             "job_one_live_per_rank",
             "rank",
@@ -73,42 +71,11 @@ class JobTable(Base, table=True):
             holds=lambda row: not row.ended,
         ),
         rule("job_share_positive", "share >= 0", lambda row: row.share >= 0),
-    )
-
-    job_id: str = key_column()
-    state: TaskState = enum_column(TaskState)
-    spec: TaskSpec = json_column(TaskSpec)
-    placements: tuple[Placement, ...] = json_column(tuple[Placement, ...])
-    gpus: tuple[int, ...] = json_column(tuple[int, ...])
-    labels: dict[str, str] = json_column(dict[str, str])
-    created_at: datetime = time_column()
-    rank: int
-    share: float
-    ended: bool
-    secret: bytes
-    client_key: str | None
-    deadline_at: datetime | None = time_column()
-    reason: Reason | None = json_column(Reason)
-    previous: TaskState | None = enum_column(TaskState)
-
-
-class SlotTable(Base, table=True):
-    __tablename__ = "slot"
-
-    node: str = key_column()
-    index: int = key_column()
-    owner: str | None
-
-
-class PairTable(Base, table=True):
-    __tablename__ = "pair"
-
-    left: str = key_column()
-    right: int = key_column()
-
-
-TABLES = Tables(
-    schema="thing", rows={Job: JobTable, Slot: SlotTable, Pair: PairTable}, recent=(Job,)
+        key="job_id",
+        recent=True,
+    ),
+    table(Slot, "slot", key=("node", "index")),
+    table(Pair, "pair", key=("left", "right")),
 )
 
 

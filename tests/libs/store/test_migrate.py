@@ -115,4 +115,4 @@ async def test_no_server_is_unavailable(tmp_path: Path) -> None:
 
 async def test_no_migrations_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        await migrate.upgrade(Address("postgresql://x"), Tables("thing", {}), tmp_path)
+        await migrate.upgrade(Address("postgresql://x"), Tables("thing"), tmp_path)

@@ -1,133 +1,232 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, Annotated, Any, NewType
 
 import pytest
-import sqlalchemy as sa
-from sqlmodel import Field
+from pydantic import PlainSerializer
 
-from libs.contracts.messages import TaskState
-from libs.store.columns import EnumText, JsonOf, enum_column, json_column, key_column, time_column
-from libs.store.memory import MemoryDatabase, MemoryStore
-from libs.store.tables import Tables, check_tables, table_base
-from tests.libs.store.example import TABLES, Hands, Job, next_id
+from libs.contracts.messages import Reason, TaskState
+from libs.store.columns import EnumText, JsonOf
+from libs.store.tables import Tables, index, partial_unique, rule, table, unique
+from tests.libs.store.example import TABLES, Job, Slot
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def test_the_example_is_in_order() -> None:
-    assert check_tables(TABLES) == []
-
-
-def test_the_shape_is_read_off_the_table() -> None:
-    shape = TABLES.shape(Job)
-    assert shape.key == ("job_id",)
-    types = {column.name: column.sql_type for column in shape.columns}
-    assert types["rank"] == "bigint"
-    assert types["share"] == "double precision"
-    assert types["state"] == types["client_key"] == "text"
-    assert types["spec"] == types["labels"] == "jsonb"
-    assert types["created_at"] == "timestamptz"
-    assert [unique.name for unique in shape.uniques] == [
-        "job_client_key_key",
-        "job_one_live_per_rank",
-    ]
+Name = NewType("Name", str)
+Loud = Annotated[float, PlainSerializer(lambda value: f"{value}!", when_used="json")]
 
 
-def test_each_service_has_its_own_plumbing() -> None:
-    names = {table.fullname for table in TABLES.metadata.tables.values()}
-    assert {"thing.inbox", "thing.outbox", "thing.leader"} <= names
-    assert table_base("other").metadata is not TABLES.metadata
-    assert "other.job" not in table_base("other").metadata.tables
+class Colour(Enum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+@dataclass(frozen=True)
+class Part:
+    size: int
 
 
 @dataclass(frozen=True)
 class Row:
     row_id: str
     count: int
-    state: TaskState
+    share: float
+    ended: bool
+    secret: bytes
     moment: datetime
+    state: TaskState
+    colour: Colour
+    level: Level
+    name: Name
+    number: Annotated[int, "a note"]
+    reason: Reason
+    part: Part
+    labels: Mapping[str, str]
+    several: tuple[Part, ...]
+    either: int | str
+    loud: dict[str, Loud]
+    maybe_count: int | None
+    maybe_state: TaskState | None = None
+    maybe_reason: Reason | None = None
+    maybe_loud: dict[str, Loud] | None = None
 
 
-def problems(**columns: Any) -> str:
-    """What is wrong with a table for ``Row`` of these columns (name=(annotation, field))."""
-    base = table_base("thing")
-    body = {name: field for name, (_, field) in columns.items() if field is not None}
-    annotations = {name: annotation for name, (annotation, _) in columns.items()}
-    body |= {"__annotations__": annotations, "__tablename__": "row", "__module__": __name__}
-    made: Any = type(base)("RowTable", (base,), body, table=True)
-    return "; ".join(check_tables(Tables("thing", {Row: made})))
+ROWS = Tables("thing", table(Row, "row", key="row_id"))
 
 
-GOOD: dict[str, Any] = {
-    "row_id": (str, key_column()),
-    "count": (int, None),
-    "state": (TaskState, enum_column(TaskState)),
-    "moment": (datetime, time_column()),
-}
-
-
-def changed(**changes: Any) -> dict[str, Any]:
-    """``GOOD`` with other columns; fields are used up by a table, so they are made anew."""
-    fresh = {
-        "row_id": (str, key_column()),
-        "count": (int, None),
-        "state": (TaskState, enum_column(TaskState)),
-        "moment": (datetime, time_column()),
-    }
-    return {name: value for name, value in (fresh | changes).items() if value is not None}
-
-
-def test_a_good_table_has_no_problems() -> None:
-    assert problems(**GOOD) == ""
+def test_the_columns_are_the_fields_in_their_order() -> None:
+    assert [column.name for column in ROWS.shape(Row).columns] == list(Row.__dataclass_fields__)
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("field", "sql_type"),
     [
-        ({"count": None}, "field count of Row has no column"),
-        ({"extra": (int, None)}, "column extra has no field in Row"),
-        ({"count": (str, None)}, "field count is"),
-        ({"count": (int | None, None)}, "or NULL"),
-        ({"state": (str, None)}, "field state is"),
-        ({"moment": (str, None)}, "field moment is"),
-        ({"count": (int, Field(foreign_key="thing.row.row_id"))}, "foreign keys are not supported"),
+        ("row_id", "text"),
+        ("count", "bigint"),
+        ("share", "double precision"),
+        ("ended", "boolean"),
+        ("secret", "bytea"),
+        ("moment", "timestamptz"),
+        ("state", "text"),
+        ("colour", "text"),
+        ("level", "text"),
+        ("name", "text"),
+        ("number", "bigint"),
+        ("reason", "jsonb"),
+        ("part", "jsonb"),
+        ("labels", "jsonb"),
+        ("several", "jsonb"),
+        ("either", "jsonb"),
+        ("loud", "jsonb"),
+        ("maybe_count", "bigint"),
+        ("maybe_state", "text"),
+        ("maybe_reason", "jsonb"),
+        ("maybe_loud", "jsonb"),
     ],
 )
-def test_what_does_not_agree_is_named(change: dict[str, Any], expected: str) -> None:
-    assert expected in problems(**changed(**change))
+def test_the_type_of_a_column_follows_from_the_annotation(field: str, sql_type: str) -> None:
+    column = ROWS.shape(Row).column(field)
+    assert column.sql_type == sql_type
+    assert column.nullable == field.startswith("maybe_")
+    declared = ROWS.metadata.tables["thing.row"].columns[field]
+    assert declared.nullable == column.nullable
 
 
-def test_a_native_enum_is_refused_with_the_fix() -> None:
-    with pytest.raises(TypeError, match="use enum_column"):
-        problems(**changed(state=(TaskState, None)))
+@pytest.mark.parametrize(
+    ("field", "value", "stored"),
+    [
+        ("colour", Colour.RED, "red"),
+        ("level", Level.LOW, "1"),
+        ("part", Part(2), '{"size":2}'),
+        ("several", (Part(2),), '[{"size":2}]'),
+        ("labels", {"a": "b"}, '{"a":"b"}'),
+        ("loud", {"a": 1.5}, '{"a":"1.5!"}'),
+        ("maybe_loud", {"a": 1.5}, '{"a":"1.5!"}'),
+        ("maybe_loud", None, None),
+    ],
+)
+def test_a_value_is_encoded_as_its_annotation_says(field: str, value: Any, stored: Any) -> None:
+    assert ROWS.shape(Row).column(field).encoded(value) == stored
 
 
-def test_a_condition_without_its_function_is_named() -> None:
-    base = table_base("thing")
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("count", "1"),
+        ("count", True),
+        ("count", None),
+        ("maybe_count", "1"),
+        ("row_id", 1),
+        ("state", "queued"),
+        ("moment", "now"),
+        ("reason", None),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"^{field} is "):
+        ROWS.shape(Row).column(field).check(value)
 
-    class RowTable(base, table=True):  # type: ignore[valid-type, misc]
-        __tablename__ = "row"
-        __table_args__ = (
-            sa.Index("row_some", "count", unique=True, postgresql_where=sa.text("count > 1")),
-            sa.CheckConstraint("count > 0", name="row_count"),
-        )
-        row_id: str = key_column()
-        count: int
-        state: TaskState = enum_column(TaskState)
-        moment: datetime = time_column()
 
-    found = "; ".join(check_tables(Tables("thing", {Row: RowTable})))
-    assert "use partial_unique()" in found
-    assert "use rule()" in found
-    with pytest.raises(TypeError, match="partial_unique"):
-        MemoryStore(
-            MemoryDatabase(),
-            Tables("thing", {Row: RowTable}),
-            clock=Hands(),
-            source="thing",
-            new_id=next_id,
-        )
+def test_the_shape_has_key_and_rules() -> None:
+    shape = TABLES.shape(Job)
+    assert shape.key == ("job_id",)
+    assert [each.name for each in shape.uniques] == ["job_client_key_key", "job_one_live_per_rank"]
+    assert [each.name for each in shape.checks] == ["job_share_positive"]
+    assert TABLES.shape(Slot).key == ("node", "index")
+    assert [each for each in TABLES.shapes.values() if each.recent] == [shape]
+
+
+def test_rules_are_checked_in_the_order_of_the_database() -> None:
+    made = table(
+        Row,
+        "row",
+        rule("b", "count > 0", lambda row: row.count > 0),
+        rule("a", "count > 1", lambda row: row.count > 1),
+        partial_unique("d", "count", where="ended", holds=lambda row: row.ended),
+        unique("name", name="c"),
+        key="row_id",
+    )
+    assert [each.name for each in made.checks] == ["a", "b"]
+    assert [each.name for each in made.uniques] == ["c", "d"]
+
+
+def test_names_are_those_that_postgresql_would_give() -> None:
+    made = Tables("thing", table(Row, "row", index("count", "name"), unique("name"), key="row_id"))
+    declared = made.metadata.tables["thing.row"]
+    assert {each.name for each in declared.indexes} == {"row_count_name_idx"}
+    assert {each.name for each in declared.constraints} == {"row_pkey", "row_name_key"}
+
+
+def test_each_service_has_its_own_plumbing() -> None:
+    names = {each.fullname for each in TABLES.metadata.tables.values()}
+    assert {"thing.inbox", "thing.outbox", "thing.leader"} <= names
+    assert {"thing.dead_letter", "thing.dead_letter_body"} <= names
+    other = Tables("other").metadata
+    assert other is not TABLES.metadata
+    assert "other.job" not in other.tables
+
+
+def test_a_kind_without_a_table_is_named() -> None:
+    with pytest.raises(TypeError, match="has no table for .*Part.*; it has .*Row"):
+        ROWS.shape(Part)
+
+
+@dataclass(frozen=True)
+class Unresolved:
+    path: Path
+
+
+@pytest.mark.parametrize(
+    ("declare", "expected"),
+    [
+        (lambda: table(Row, "row", key="id"), "table row: Row has no field id"),
+        (lambda: table(Row, "row", index("x"), key="row_id"), "table row: Row has no field x"),
+        (lambda: table(Row, "row", unique("x"), key="row_id"), "table row: Row has no field x"),
+        (lambda: table(Row, "row", key=()), "table row: it needs a primary key"),
+        (lambda: table(Unresolved, "row", key="path"), "Unresolved: name 'Path' is not defined"),
+        (lambda: Tables("thing", table(Row, "outbox", key="row_id")), "a table 'outbox'"),
+        (lambda: Tables("thing", table(Row, "dead_letter", key="row_id")), "'dead_letter'"),
+        (
+            lambda: Tables("thing", table(Row, "a", key="row_id"), table(Part, "a", key="size")),
+            "schema 'thing' already has a table 'a'",
+        ),
+        (
+            lambda: Tables("thing", table(Row, "a", key="row_id"), table(Row, "b", key="row_id")),
+            "Row has two tables",
+        ),
+    ],
+)
+def test_a_mistake_is_named_where_it_is_declared(
+    declare: Callable[[], object], expected: str
+) -> None:
+    with pytest.raises(TypeError, match=expected):
+        declare()
+
+
+def test_an_expression_may_be_indexed() -> None:
+    made = Tables("thing", table(Row, "row", index("reverse(name)", name="tail"), key="row_id"))
+    assert [each.name for each in made.metadata.tables["thing.row"].indexes] == ["tail"]
+
+
+def test_a_running_service_does_not_import_sqlalchemy() -> None:
+    program = (
+        "import sys, services.allinone.composition as composition\n"
+        "print(len(composition.WIRINGS), 'sqlalchemy' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["6", "False"]
 
 
 def test_a_value_of_another_type_is_not_encoded() -> None:
@@ -137,14 +236,8 @@ def test_a_value_of_another_type_is_not_encoded() -> None:
         EnumText(TaskState).decode("GONE")
 
 
-def test_columns_work_in_plain_sqlalchemy_too() -> None:
-    engine_free: Any = sa.engine.default.DefaultDialect()
-    kind = JsonOf(tuple[int, ...])
-    assert kind.process_result_value(kind.process_bind_param((1, 2), engine_free), engine_free) == (
-        1,
-        2,
-    )
+def test_an_encoded_value_comes_back() -> None:
+    numbers = JsonOf(tuple[int, ...])
+    assert numbers.decode(numbers.encode((1, 2))) == (1, 2)
     state = EnumText(TaskState)
-    stored = state.process_bind_param(TaskState.QUEUED, engine_free)
-    assert state.process_result_value(stored, engine_free) is TaskState.QUEUED
-    assert json_column(TaskState) is not None
+    assert state.decode(state.encode(TaskState.QUEUED)) is TaskState.QUEUED

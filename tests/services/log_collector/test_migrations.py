@@ -5,15 +5,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from libs.store.migrate import check, upgrade
-from libs.store.tables import check_tables
 from services.log_collector.main import WIRING
 
 if TYPE_CHECKING:
     from libs.store.connections import Address
-
-
-def test_the_tables_are_declared_in_order() -> None:
-    assert check_tables(WIRING.tables) == []
 
 
 @pytest.mark.server
