@@ -1,17 +1,121 @@
 """Migration steps that every service's history has: changes of the tables that all services share.
 
-Called by the services' migrations. A step is never changed once it was released, whatever becomes
-of the tables.
+The services' migrations call them, some as the whole ``upgrade``. A step is never changed once it
+was released, whatever becomes of the tables.
 """
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.dialects import postgresql
+
+TEXT = sa.Text(collation="C")
+MOMENT = sa.DateTime(timezone=True)
 
 
-def number_outbox_periods(schema: str) -> None:
+def _schema() -> str:
+    """The schema of the service that is migrated."""
+    return str(op.get_context().version_table_schema)
+
+
+def create_plumbing() -> None:
+    """Create inbox, outbox and leader."""
+    schema = _schema()
+    op.create_table(
+        "inbox",
+        sa.Column("event_id", TEXT, nullable=False),
+        sa.Column("seen_at", MOMENT, nullable=False),
+        sa.PrimaryKeyConstraint("event_id", name=op.f("inbox_pkey")),
+        schema=schema,
+    )
+    op.create_index(
+        "inbox_seen_at_idx",
+        "inbox",
+        ["seen_at"],
+        schema=schema,
+        postgresql_using="brin",
+    )
+    op.create_table(
+        "leader",
+        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("epoch", sa.BigInteger(), nullable=False),
+        sa.Column("version", sa.BigInteger(), nullable=False),
+        sa.Column("name", TEXT, nullable=False),
+        sa.Column("bus_server", TEXT, nullable=False),
+        sa.CheckConstraint("id = 1", name="leader_one_row"),
+        sa.PrimaryKeyConstraint("id", name=op.f("leader_pkey")),
+        schema=schema,
+    )
+    op.create_table(
+        "outbox",
+        sa.Column("id", sa.BigInteger(), autoincrement=True, nullable=False),
+        sa.Column("event_id", TEXT, nullable=False),
+        sa.Column("type", TEXT, nullable=False),
+        sa.Column("source", TEXT, nullable=False),
+        sa.Column("subject", TEXT, nullable=False),
+        sa.Column("time", MOMENT, nullable=False),
+        sa.Column("traceparent", TEXT, nullable=False),
+        sa.Column("body", TEXT, nullable=False),
+        sa.Column("created_at", MOMENT, nullable=False),
+        sa.Column("published_at", MOMENT, nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("outbox_pkey")),
+        schema=schema,
+    )
+    op.create_index(
+        "outbox_published_at_idx",
+        "outbox",
+        ["published_at"],
+        schema=schema,
+        postgresql_using="brin",
+    )
+    op.create_index(
+        "outbox_unpublished_idx",
+        "outbox",
+        ["id"],
+        schema=schema,
+        postgresql_where=sa.text("published_at IS NULL"),
+    )
+
+
+def keep_dead_letters() -> None:
+    """Events that were set apart are kept, to be replayed."""
+    schema = _schema()
+    op.create_table(
+        "dead_letter",
+        sa.Column("id", TEXT, nullable=False),
+        sa.Column("direction", TEXT, nullable=False),
+        sa.Column("event_id", TEXT, nullable=False),
+        sa.Column("type", TEXT, nullable=False),
+        sa.Column("subject", TEXT, nullable=False),
+        sa.Column("headers", postgresql.JSONB(), nullable=False),
+        sa.Column("body", sa.LargeBinary(), nullable=False),
+        sa.Column("reason", TEXT, nullable=False),
+        sa.Column("set_apart_at", MOMENT, nullable=False),
+        sa.Column("replays", sa.BigInteger(), nullable=False),
+        sa.Column("replay_at", MOMENT, nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("dead_letter_pkey")),
+        schema=schema,
+    )
+    op.create_index(
+        op.f("dead_letter_set_apart_at_idx"),
+        "dead_letter",
+        ["set_apart_at"],
+        schema=schema,
+    )
+
+
+def index_inbox_by_age() -> None:
+    """Old rows of the inbox are found by their age."""
+    schema = _schema()
+    op.create_index("inbox_seen_idx", "inbox", ["seen_at"], schema=schema)
+    # No statement asks for it any more, and the code before this one is served by the new index.
+    op.drop_index("inbox_seen_at_idx", table_name="inbox", schema=schema)
+
+
+def number_outbox_periods() -> None:
     """What is published again or dropped goes by numbered periods instead of by a clock."""
+    schema = _schema()
     for table in ("outbox", "leader"):
         op.add_column(
             table,
@@ -22,14 +126,14 @@ def number_outbox_periods(schema: str) -> None:
     op.drop_index("outbox_published_at_idx", table_name="outbox", schema=schema)
 
 
-def keep_refused_events(schema: str) -> None:
+def keep_refused_events() -> None:
     """What the bus refuses stays in the outbox, and the bodies of dead letters lie apart.
 
     The code before this one publishes as it did, if slower. An event that it would set apart fails
     at this column, so the event stays on the bus and comes again to the code that replaces it.
     """
-    moment, text = sa.DateTime(timezone=True), sa.Text(collation="C")
-    op.add_column("outbox", sa.Column("refused_at", moment, nullable=True), schema=schema)
+    schema = _schema()
+    op.add_column("outbox", sa.Column("refused_at", MOMENT, nullable=True), schema=schema)
     op.drop_index("outbox_unpublished_idx", table_name="outbox", schema=schema)
     for name, refused in (("outbox_unpublished_idx", "NULL"), ("outbox_refused_idx", "NOT NULL")):
         op.create_index(
@@ -41,7 +145,7 @@ def keep_refused_events(schema: str) -> None:
         )
     op.create_table(
         "dead_letter_body",
-        sa.Column("id", text, nullable=False),
+        sa.Column("id", TEXT, nullable=False),
         sa.Column("body", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("dead_letter_body_pkey")),
         schema=schema,

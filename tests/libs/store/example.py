@@ -144,9 +144,9 @@ def create_statements() -> list[str]:
     """The schema's DDL as SQLAlchemy writes it, for tests that need no migrations."""
     dialect = postgresql.dialect()
     found: list[str] = []
-    for table in TABLES.metadata.sorted_tables:
-        found.append(str(sa.schema.CreateTable(table).compile(dialect=dialect)))
+    for each in TABLES.metadata.sorted_tables:
+        found.append(str(sa.schema.CreateTable(each).compile(dialect=dialect)))
         found += [
-            str(sa.schema.CreateIndex(index).compile(dialect=dialect)) for index in table.indexes
+            str(sa.schema.CreateIndex(index).compile(dialect=dialect)) for index in each.indexes
         ]
     return found

@@ -177,7 +177,7 @@ def test_each_service_has_its_own_plumbing() -> None:
 
 
 def test_a_kind_without_a_table_is_named() -> None:
-    with pytest.raises(TypeError, match="has no table for .*Part.*; it has .*Row"):
+    with pytest.raises(TypeError, match=r"has no table for .*Part.*; it has .*Row"):
         ROWS.shape(Part)
 
 

@@ -16,7 +16,7 @@ depends_on = None
 
 def upgrade() -> None:
     """Forward; there is no way back, restore a backup instead."""
-    number_outbox_periods("gateway")
+    number_outbox_periods()
     op.create_table(
         "metrictail",
         sa.Column("task_id", sa.Text(collation="C"), nullable=False),

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from alembic import op
+from libs.store.alembic import steps
 
 revision = "0007"
 down_revision = "0006"
-branch_labels = None
-depends_on = None
-
-
-def upgrade() -> None:
-    """Forward; there is no way back, restore a backup instead."""
-    op.create_index("inbox_seen_idx", "inbox", ["seen_at"], schema="launcher")
-    # No statement asks for it any more, and the code before this one is served by the new index.
-    op.drop_index("inbox_seen_at_idx", table_name="inbox", schema="launcher")
+upgrade = steps.index_inbox_by_age

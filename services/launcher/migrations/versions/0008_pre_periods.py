@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from libs.store.alembic.steps import number_outbox_periods
+from libs.store.alembic import steps
 
 revision = "0008"
 down_revision = "0007"
-branch_labels = None
-depends_on = None
-
-
-def upgrade() -> None:
-    """Forward; there is no way back, restore a backup instead."""
-    number_outbox_periods("launcher")
+upgrade = steps.number_outbox_periods

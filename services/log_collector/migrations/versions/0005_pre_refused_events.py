@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from libs.store.alembic.steps import keep_refused_events
+from libs.store.alembic import steps
 
 revision = "0005"
 down_revision = "0004"
-branch_labels = None
-depends_on = None
-
-
-def upgrade() -> None:
-    """Forward; there is no way back, restore a backup instead."""
-    keep_refused_events("log_collector")
+upgrade = steps.keep_refused_events

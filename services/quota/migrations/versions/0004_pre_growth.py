@@ -15,7 +15,7 @@ depends_on = None
 
 def upgrade() -> None:
     """Forward; there is no way back, restore a backup instead."""
-    number_outbox_periods("quota")
+    number_outbox_periods()
     op.add_column(
         "task", sa.Column("heard_at", sa.DateTime(timezone=True), nullable=True), schema="quota"
     )

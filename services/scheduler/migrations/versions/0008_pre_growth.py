@@ -15,7 +15,7 @@ depends_on = None
 
 def upgrade() -> None:
     """Forward; there is no way back, restore a backup instead."""
-    number_outbox_periods("scheduler")
+    number_outbox_periods()
     for table, column in (("node", "changed_at"), ("earlyfact", "first_at")):
         op.add_column(
             table,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from libs.store.alembic.steps import index_inbox_by_age
+
 revision = "0003"
 down_revision = "0002"
 branch_labels = None
@@ -13,9 +15,7 @@ depends_on = None
 
 def upgrade() -> None:
     """Forward; there is no way back, restore a backup instead."""
-    op.create_index("inbox_seen_idx", "inbox", ["seen_at"], schema="submit")
-    # No statement asks for it any more, and the code before this one is served by the new index.
-    op.drop_index("inbox_seen_at_idx", table_name="inbox", schema="submit")
+    index_inbox_by_age()
     op.add_column(
         "inventory",
         sa.Column("version", sa.BigInteger(), nullable=False, server_default=sa.text("0")),

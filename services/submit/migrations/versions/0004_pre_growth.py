@@ -15,7 +15,7 @@ depends_on = None
 
 def upgrade() -> None:
     """Forward; there is no way back, restore a backup instead."""
-    number_outbox_periods("submit")
+    number_outbox_periods()
     op.add_column(
         "node", sa.Column("changed_at", sa.DateTime(timezone=True), nullable=True), schema="submit"
     )
