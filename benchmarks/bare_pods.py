@@ -23,9 +23,9 @@ from typing import Any, Self
 import uvloop
 from kubernetes_asyncio import client
 
-from benchmarks.kube_stage import Cluster, cpu_seconds_of
+from benchmarks.harness import BenchmarkError, now_s
+from benchmarks.kube_harness import Cluster, cpu_seconds_of
 from benchmarks.pod_watch import client_of
-from benchmarks.stage import BenchmarkError, now_s
 from libs.contracts.ids import RunId
 from libs.contracts.messages import (
     Placement,

@@ -21,7 +21,7 @@ import asyncpg
 import nats
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 
-from benchmarks.stage import now_s, written_times
+from benchmarks.harness import now_s, written_times
 from services.allinone.embedded.credentials import NATS_ADMIN, Credentials, ensure_credentials
 from services.allinone.embedded.nats import Nats
 from services.allinone.embedded.postgres import DATABASE, Postgres

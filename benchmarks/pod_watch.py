@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from kubernetes_asyncio import client, config
 
-from benchmarks.stage import BenchmarkError, now_s
+from benchmarks.harness import BenchmarkError, now_s
 
 WATCH_SECONDS = 3_000
 TASK, ATTEMPT = "shiftwork.dev/task", "shiftwork.dev/attempt"

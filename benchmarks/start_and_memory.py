@@ -1,6 +1,6 @@
 """P10: footprint and start of the all-in-one.
 
-    python -m benchmarks.p10 [--queued 2000] [--starts 3]
+    python -m benchmarks.start_and_memory [--queued 2000] [--starts 3]
 
 Start: from the start of ``shiftwork up`` as a process to its line that it is ready; and on to the
 first byte that a first task's child writes. Restart: the same folder once more after an orderly
@@ -25,8 +25,7 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.report import Report
-from benchmarks.stage import (
+from benchmarks.harness import (
     BenchmarkError,
     Http,
     Platform,
@@ -37,6 +36,7 @@ from benchmarks.stage import (
     writes_its_time,
     written_times,
 )
+from benchmarks.report import Report
 from services.allinone.embedded.credentials import Credentials, ensure_credentials
 from services.allinone.embedded.postgres import Postgres
 

@@ -1,7 +1,7 @@
 """P6: how well the policy shares, on public workloads replayed by the scheduler's own code.
 
-    python -m benchmarks.p6 --traces FOLDER [--only kth,sdsc] [--limit JOBS] [--processes 2]
-                            [--variants base,limits,slow,clusters,others]
+    python -m benchmarks.sharing_quality --traces FOLDER [--only kth,sdsc] [--limit JOBS]
+        [--processes 2] [--variants base,limits,slow,clusters,others]
 
 The traces are not part of this repository; the folder holds CSV files (gzipped or not) whose names
 begin with ``kth``, ``hpc2n`` and ``sdsc``. Each is compressed in time until its machine is hard
@@ -205,7 +205,7 @@ def runs_of(arguments: argparse.Namespace) -> dict[tuple[str, str, str], Run]:
             continue
         files = sorted(arguments.traces.glob(f"{trace.name}*.csv*"))
         if not files:
-            sys.exit(f"p6: --traces {arguments.traces}: no file {trace.name}*.csv there")
+            sys.exit(f"--traces {arguments.traces}: no file {trace.name}*.csv there")
         plan = [("easy", *EASY)]
         plan += [(name, *each) for name in arguments.variants for each in VARIANTS[name]]
         for variant, policy, options in plan:
@@ -217,7 +217,7 @@ def runs_of(arguments: argparse.Namespace) -> dict[tuple[str, str, str], Run]:
 
 def main() -> None:
     """Replay, compare, print a table and a JSON line for each replay."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.p6")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sharing_quality")
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--only", type=_words, default=[trace.name for trace in TRACES])
     parser.add_argument("--variants", type=_words, default=[*VARIANTS])

@@ -1,6 +1,7 @@
 """P11: the Kubernetes path, from submission to a gang whose every pod is bound and runs.
 
-    python -m benchmarks.p11 [--nodes 1000] [--burst 2000] [--rounds 3] [--gangs 10]
+    python -m benchmarks.submit_to_running_pods [--nodes 1000] [--burst 2000]
+        [--rounds 3] [--gangs 10]
 
 A real control plane with kwok's nodes. First, and once more at the end, a bare client creates and
 deletes the same pods: its rate and its times are the floor. Between them the whole platform, with
@@ -25,11 +26,11 @@ from typing import Any
 import uvloop
 
 from benchmarks.bare_pods import COMMAND, Bare, gang, named
-from benchmarks.kube_stage import LAUNCHER, Kube, Writes, kubernetes, platform_on
-from benchmarks.kube_stage import NAMESPACE as TASKS
+from benchmarks.harness import BenchmarkError, Http, Platform, now_s, parts, ready_nodes
+from benchmarks.kube_harness import LAUNCHER, Kube, Writes, kubernetes, platform_on
+from benchmarks.kube_harness import NAMESPACE as TASKS
 from benchmarks.pod_watch import TASK, PodWatch, pods_of
 from benchmarks.report import Report, spread
-from benchmarks.stage import BenchmarkError, Http, Platform, now_s, parts, ready_nodes
 from tools.cluster.programs import BuildError
 
 SIZES = (1, 8, 64)

@@ -1,6 +1,6 @@
 """Many nodes and many pods at once, through the launcher: its memory, and what an event costs it.
 
-    python -m benchmarks.kube_large [--nodes 1000] [--pods 10000] [--gang 8] [--churn 40]
+    python -m benchmarks.pods_at_scale [--nodes 1000] [--pods 10000] [--gang 8] [--churn 40]
 
 The whole platform with the launcher as a process of its own, on a control plane with kwok's nodes.
 *Churn*: tasks of one pod come and go, one after the other; the launcher's processor time for each
@@ -31,11 +31,11 @@ import uvloop
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
-from benchmarks.kube_stage import NAMESPACE, kubernetes, platform_on
-from benchmarks.p11 import Side, last_running, stop, submit
+from benchmarks.harness import BenchmarkError, Http, Platform, now_s, ready_nodes
+from benchmarks.kube_harness import NAMESPACE, kubernetes, platform_on
 from benchmarks.pod_watch import PodWatch, pods_of
 from benchmarks.report import Report
-from benchmarks.stage import BenchmarkError, Http, Platform, now_s, ready_nodes
+from benchmarks.submit_to_running_pods import Side, last_running, stop, submit
 from tools.cluster.programs import BuildError
 
 GPUS = 16

@@ -1,6 +1,6 @@
 """P1: from submission to running, on the durable path and the process runtime.
 
-    python -m benchmarks.p1 [--seconds 60] [--rate 20] [--gang-rate 2.5]
+    python -m benchmarks.submit_to_running [--seconds 60] [--rate 20] [--gang-rate 2.5]
 
 An open loop submits through the HTTP gateway of ``shiftwork up`` whether or not earlier tasks have
 begun; a task runs when the first byte of its child (of the last child, for a gang) is written, by
@@ -22,8 +22,7 @@ from pathlib import Path
 import uvloop
 
 from benchmarks import chain
-from benchmarks.report import Report, percentile, spread
-from benchmarks.stage import (
+from benchmarks.harness import (
     BenchmarkError,
     Http,
     Platform,
@@ -35,6 +34,7 @@ from benchmarks.stage import (
     writes_its_time,
     written_times,
 )
+from benchmarks.report import Report, percentile, spread
 
 NODES, SLOTS = 24, 1
 GANG = 8

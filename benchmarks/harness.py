@@ -1,4 +1,4 @@
-"""What the benchmarks of the whole platform share: a platform of its own, and ways to reach it.
+"""What the benchmarks of the whole platform share: a platform of their own, and ways to reach it.
 
 The platform is ``shiftwork up`` as a process on a temporary folder, as a user starts it; nothing
 of it runs in the process that measures. What its HTTP costs a client is kept small, because both

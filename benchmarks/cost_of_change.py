@@ -1,6 +1,6 @@
 """P4: the scheduler's cost follows what changes, not how large the cluster or the queue is.
 
-    python -m benchmarks.p4 [--events 5000] [--sizes small,middle,large]
+    python -m benchmarks.cost_of_change [--events 5000] [--sizes small,middle,large]
 
 One script of events, drawn once, is played at 150 nodes with 1,000 tasks queued, at 1,500 with
 10,000 and at 10,000 with 100,000: a gang comes, a run ends, a checkpoint is saved, somebody who

@@ -1,6 +1,6 @@
 """P3: the scheduler's core without I/O: gang decisions per second, and the time of one submission.
 
-    python -m benchmarks.p3 [--sizes small,large] [--seconds 5]
+    python -m benchmarks.decisions_per_second [--sizes small,large] [--seconds 5]
 
 Facts go into the index, ``decide`` and ``check`` run, the changed rows go into the index again, as
 in the leader, but for the store. Gangs of 1 to 64 nodes at four priorities, 300 users in 12 virtual

@@ -1,6 +1,6 @@
 """P5 through Kubernetes: preemption with pods.
 
-    python -m benchmarks.p5_kubernetes [--rounds 10] [--wide 64] [--wide-rounds 3]
+    python -m benchmarks.preempt_to_newcomer_pods [--rounds 10] [--wide 64] [--wide-rounds 3]
         [--nodes KUBECONFIG --host ADDRESS]
 
 On a real control plane with kwok's nodes, each of which holds one victim (a pod with the node's
@@ -16,7 +16,7 @@ A simulated program does not leave by itself, so the launcher deletes its pod as
 acknowledged (``exit_grace_seconds`` 0). Floor: the bare client deletes as many pods and, as soon as
 they are gone, creates as many on the same nodes.
 
-With ``--nodes`` also on a cluster that runs containers: see ``p5_nodes.py``.
+With ``--nodes`` also on a cluster that runs containers: see ``preempt_on_real_nodes.py``.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks import p5_nodes
+from benchmarks import preempt_on_real_nodes
 from benchmarks.bare_pods import COMMAND, Bare, gang, named
+from benchmarks.harness import Http, ready_nodes, seconds
+from benchmarks.kube_harness import Cluster, kubernetes, platform_on
 from benchmarks.kube_programs import Programs
-from benchmarks.kube_stage import Cluster, kubernetes, platform_on
 from benchmarks.pod_watch import PodWatch, client_of, pods_of
-from benchmarks.preempting import SETTLE_SECONDS, WAIT_SECONDS, Found, Preempting
+from benchmarks.preempt_rounds import SETTLE_SECONDS, WAIT_SECONDS, Found, Preempting
 from benchmarks.report import Report, spread
-from benchmarks.stage import Http, ready_nodes, seconds
 from tools.cluster.programs import BuildError
 
 NARROW = 4
@@ -149,7 +149,7 @@ async def main() -> None:
         if asked.wide:
             await simulated(asked.wide, asked.wide_rounds, report, "wide_")
         if asked.nodes:
-            await p5_nodes.measure(asked, report)
+            await preempt_on_real_nodes.measure(asked, report)
     except BuildError as problem:
         report.problem = str(problem)
     report.publish()

@@ -1,6 +1,6 @@
 """P2: Kueue's public generators through the whole durable stack, on nodes that are not there.
 
-    python -m benchmarks.p2 --trace kueue_baseline_15000.csv.gz [--workloads 1000]
+    python -m benchmarks.submit_to_admission --trace kueue_baseline_15000.csv.gz [--workloads 1000]
 
 The trace (columns ``submit_time_s, duration_s, units, cohort, cluster_queue, priority, cls``) is
 submitted in an open loop: what is due goes, queue by queue, as one batch over the HTTP gateway,
@@ -30,8 +30,7 @@ import asyncpg
 import uvloop
 
 from benchmarks.fake_nodes import DURATION
-from benchmarks.report import Report, percentile
-from benchmarks.stage import (
+from benchmarks.harness import (
     BenchmarkError,
     Http,
     Platform,
@@ -41,6 +40,7 @@ from benchmarks.stage import (
     ready_nodes,
     up_on_fake_nodes,
 )
+from benchmarks.report import Report, percentile
 from services.allinone.embedded.credentials import Credentials
 from services.allinone.embedded.postgres import DATABASE, POSTGRES_SUPERUSER, SOCKET_NAME, Postgres
 

@@ -1,6 +1,6 @@
 """P5: preemption, the platform's share of it.
 
-    python -m benchmarks.p5 [--rounds 20] [--wide 64] [--wide-rounds 5]
+    python -m benchmarks.preempt_to_newcomer [--rounds 20] [--wide 64] [--wide-rounds 5]
 
 Three parts, each on a full cluster that a gang of high priority wants whole:
 
@@ -26,8 +26,7 @@ from pathlib import Path
 import uvloop
 
 from benchmarks import chain
-from benchmarks.report import Report, spread
-from benchmarks.stage import (
+from benchmarks.harness import (
     BenchmarkError,
     Http,
     Platform,
@@ -38,6 +37,7 @@ from benchmarks.stage import (
     up,
     written_times,
 )
+from benchmarks.report import Report, spread
 
 NARROW = 4
 SETTLE_SECONDS = 0.5
