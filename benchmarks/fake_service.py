@@ -26,7 +26,9 @@ from libs.service import observe
 from libs.service.run import collect_rarely, load_settings, run_with_http, stop_on_signal
 from libs.service.runner import Runner
 from libs.service.wiring import Wiring, connect
+from services.launcher.runtimes.port import Runtime
 from services.log_collector.sources.memory import MemorySource
+from services.log_collector.sources.port import LogSource
 
 GROUPS = "SHIFTWORK_BENCHMARK_GROUPS"
 PROFILE = "SHIFTWORK_BENCHMARK_PROFILE"
@@ -37,9 +39,10 @@ def instead(name: str, groups: dict[str, int]) -> dict[str, Any]:
     nothing."""
     if not groups:
         return {}
-    if name == "launcher":
-        return {"runtime": FakeNodes(nodes_of(groups))}
-    return {"source": MemorySource()} if name == "log_collector" else {}
+    # Declared, so that the type checker compares each with its port: ``build`` takes anything.
+    runtime: Runtime = FakeNodes(nodes_of(groups))
+    source: LogSource = MemorySource()
+    return {"launcher": {"runtime": runtime}, "log_collector": {"source": source}}.get(name, {})
 
 
 def groups_from(told: str) -> dict[str, int]:

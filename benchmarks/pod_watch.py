@@ -62,7 +62,7 @@ class PodWatch:
         self.events += 1
         life = self.lives.get(meta["name"])
         if life is None or (life.gone and kind != "DELETED"):
-            labels = meta.get("labels") or {}
+            labels: dict[str, str] = meta.get("labels") or {}
             gang = (labels.get(TASK, meta["name"]), labels.get(ATTEMPT, ""))
             life = self.lives[meta["name"]] = Life(gang, made=at)
         if kind == "DELETED":

@@ -197,16 +197,16 @@ class Load:
                     "POST", "/v1/tasks:batch", {"tasks": [_body(each) for each in batch]}
                 )
             except TimeoutError:
-                status, found = 503, None
+                status, found = 503, dict[str, Any]()
             if status not in (200, 503):
                 raise BenchmarkError(f"{queue}: {status} {found}")
             # As any client does, with the same keys: nothing is made twice.
             if status == 200:
-                answers = [(each["status"], each) for each in found["items"]]
-                if bad := [each for status, each in answers if status not in (200, 201, 503)]:
+                items: list[dict[str, Any]] = found["items"]
+                if bad := [item for item in items if item["status"] not in (200, 201, 503)]:
                     raise BenchmarkError(f"{queue}: {bad[0]}")
                 batch = [
-                    each for each, (status, _) in zip(batch, answers, strict=True) if status == 503
+                    each for each, item in zip(batch, items, strict=True) if item["status"] == 503
                 ]
             if batch:
                 self.again += len(batch)
