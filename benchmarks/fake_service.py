@@ -34,7 +34,7 @@ GROUPS = "SHIFTWORK_BENCHMARK_GROUPS"
 PROFILE = "SHIFTWORK_BENCHMARK_PROFILE"
 
 
-def instead(name: str, groups: dict[str, int]) -> dict[str, Any]:
+def stand_ins(name: str, groups: dict[str, int]) -> dict[str, Any]:
     """What a service's ``build`` is given in place of this machine's own parts; without groups,
     nothing."""
     if not groups:
@@ -53,7 +53,7 @@ def groups_from(told: str) -> dict[str, int]:
 
 def on_fake_nodes(wiring: Wiring, groups: dict[str, int]) -> Wiring:
     """The service as it is, on other machines than this one."""
-    return replace(wiring, build=partial(wiring.build, **instead(wiring.name, groups)))
+    return replace(wiring, build=partial(wiring.build, **stand_ins(wiring.name, groups)))
 
 
 async def _run(names: Sequence[str]) -> None:
