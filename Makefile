@@ -166,22 +166,25 @@ sim: $(STAMP) ## Whole-platform simulation with faults: N=1000 worlds, or one SE
 chaos: $(STAMP) ## Kill and freeze every part while people change their minds: SECONDS=120, SEED=n
 	@$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
-BENCHMARKS := p1 p2 p3 p4 p5 p10
-KUBE_BENCHMARKS := p11 p5-kubernetes kube-large
+# What a benchmark needs from outside: the trace of submit_to_admission, the folder of those of
+# sharing_quality, and for real nodes their kubeconfig and this machine's address as pods reach it.
+BENCH_VARIABLES = BENCH_TRACE="$(TRACE)" BENCH_TRACES="$(TRACES)" BENCH_NODES="$(NODES)" BENCH_HOST="$(if $(NODES),$(HOST))"
 TRACE ?=
-.PHONY: bench $(addprefix bench-,$(BENCHMARKS) $(KUBE_BENCHMARKS))
-bench: $(addprefix bench-,$(BENCHMARKS) $(KUBE_BENCHMARKS)) ## All benchmarks, each with its floor in the same run
-$(addprefix bench-,$(BENCHMARKS)): bench-%: $(STAMP)
-	@$(BIN)/python -m benchmarks.$* $(if $(and $(TRACE),$(filter p2,$*)),--trace $(TRACE))
-
-# On a control plane of their own; p5-kubernetes on real nodes, too, with
-# NODES=KUBECONFIG and HOST=ADDRESS of this machine as pods reach it.
-NODES ?=
-HOST ?=
-$(addprefix bench-,$(KUBE_BENCHMARKS)): bench-%: $(STAMP)
-	@$(BIN)/python -m benchmarks.$(subst -,_,$*) $(if $(and $(NODES),$(filter p5-kubernetes,$*)),--nodes $(NODES) --host $(HOST))
-
 TRACES ?=
-.PHONY: bench-p6
-bench-p6: $(STAMP) ## How well the policy shares, on public workloads that are not in here: TRACES=FOLDER
-	@$(BIN)/python -m benchmarks.p6 --traces $(or $(TRACES),$(error write TRACES=FOLDER, where the workloads lie))
+NODES ?=
+BENCH ?=
+.PHONY: bench bench-smoke bench-smoke-cluster bench-record
+bench: $(STAMP) ## All benchmarks, each with its floor in the same run; one: bench-submit_to_running, bench-p1
+	@$(BENCH_VARIABLES) $(BIN)/python -m benchmarks all
+
+bench-smoke: $(STAMP) ## Every benchmark for seconds: it still runs (its figures mean nothing)
+	@$(BIN)/python -m benchmarks smoke
+
+bench-smoke-cluster: $(STAMP) ## The same for those on a control plane with simulated nodes
+	@$(BIN)/python -m benchmarks smoke --cluster
+
+bench-record: $(STAMP) ## Results as JSON to be committed, then `make gen`: BENCH="p1 p3", or all
+	@$(BENCH_VARIABLES) $(BIN)/python -m benchmarks record $(BENCH)
+
+bench-%: $(STAMP)
+	@$(BENCH_VARIABLES) $(BIN)/python -m benchmarks $*

@@ -23,9 +23,9 @@ from typing import Any, Self
 import uvloop
 from kubernetes_asyncio import client
 
-from benchmarks.kube_stage import Cluster, cpu_seconds_of
+from benchmarks.harness import BenchmarkError, now_s
+from benchmarks.kube_harness import Cluster, cpu_seconds_of
 from benchmarks.pod_watch import client_of
-from benchmarks.stage import BenchmarkError, now_s
 from libs.contracts.ids import RunId
 from libs.contracts.messages import (
     Placement,
@@ -92,7 +92,7 @@ def run_objects(
         spec=spec,
         placements=placements,
     )
-    site = Site("http://127.0.0.1:8642", KEY, path="", home="", user="", lang="", master_addr="")
+    site = Site("http://127.0.0.1:8642", KEY, path="", lang="", master_addr="")
     where = PodSite(cluster.namespace)
     return objects_of(order_of(run, 0, site), read_policy(cluster.policy), where)
 
@@ -151,6 +151,8 @@ async def _all(api: client.CoreV1Api, namespace: str, verb: str, pods: list[Any]
 
     async def one_by_one() -> None:
         for pod in left:
+            # Without the models, the answer is the client's own, whatever its signature says.
+            answer: Any
             if verb == "create":
                 answer = await api.create_namespaced_pod(namespace, pod, _preload_content=False)
             else:

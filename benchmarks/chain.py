@@ -21,7 +21,7 @@ import asyncpg
 import nats
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 
-from benchmarks.stage import now_s, written_times
+from benchmarks.harness import now_s, written_times
 from services.allinone.embedded.credentials import NATS_ADMIN, Credentials, ensure_credentials
 from services.allinone.embedded.nats import Nats
 from services.allinone.embedded.postgres import DATABASE, Postgres
@@ -122,7 +122,8 @@ async def open_chain() -> AsyncGenerator[Chain]:
         await postgres.start()
         await postgres.prepare()
         await bus.start()
-        database: Any = await asyncpg.connect(
+        connect: Any = getattr(asyncpg, "connect")  # noqa: B009 - its signature is not typed
+        database: Any = await connect(
             postgres.url("postgres", DATABASE), password=postgres.admin_password
         )
         password = credentials.nats_password(NATS_ADMIN)

@@ -1,4 +1,5 @@
-"""The scheduler's core without I/O, for ``p3`` and ``p4``: rows, index, ``decide``, ``check``.
+"""The scheduler's core without I/O (rows, index, ``decide``, ``check``), for
+``decisions_per_second`` and ``cost_of_change``.
 
 A ``World`` does what the leader does for each batch of facts (take the rows over, decide, check,
 commit the changed rows), and what everybody else does: people who submit, runs that start, save,

@@ -64,6 +64,8 @@ class FakeNodes:
     """``services.launcher.runtimes.port.Runtime`` over nodes that are not there."""
 
     name = "timed"
+    # A rank that only keeps time opens no port.
+    shares_ports = False
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._nodes = {node.id: ObservedNode(node) for node in nodes}
@@ -74,6 +76,10 @@ class FakeNodes:
     async def lead(self, epoch: int) -> None:
         """See ``port.Runtime``."""
         self._epoch = max(self._epoch, epoch)
+
+    async def run(self) -> None:
+        """See ``port.Runtime``. The timers run in the event loop."""
+        await asyncio.Event().wait()
 
     async def launch(self, order: RunOrder) -> None:
         """See ``port.Runtime``: every rank begins now and ends together with the others."""
@@ -101,8 +107,11 @@ class FakeNodes:
         if run is not None:
             self._finish(run, None, signal)
 
-    async def end(self, run_id: RunId, node_ids: frozenset[str]) -> None:
+    async def end(
+        self, run_id: RunId, node_ids: frozenset[str], *, patience_seconds: float
+    ) -> None:
         """See ``port.Runtime``."""
+        del patience_seconds
         run = self._runs.setdefault(run_id, _Run(ObservedRun(run_id, {}, node_ids)))
         run.ended = True
         self._finish(run, None, KILL_SIGNAL)

@@ -1,4 +1,4 @@
-"""A platform as ``shiftwork up`` keeps it, on nodes that are not there. Started by ``stage.py``.
+"""A platform as ``shiftwork up`` keeps it, on nodes that are not there. Started by ``harness.py``.
 
     python -m benchmarks.fake_platform --data DIR --group cohort0=120 --group cohort1=120
         [--apart scheduler+launcher]

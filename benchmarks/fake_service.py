@@ -26,20 +26,23 @@ from libs.service import observe
 from libs.service.run import collect_rarely, load_settings, run_with_http, stop_on_signal
 from libs.service.runner import Runner
 from libs.service.wiring import Wiring, connect
+from services.launcher.runtimes.port import Runtime
 from services.log_collector.sources.memory import MemorySource
+from services.log_collector.sources.port import LogSource
 
 GROUPS = "SHIFTWORK_BENCHMARK_GROUPS"
 PROFILE = "SHIFTWORK_BENCHMARK_PROFILE"
 
 
-def instead(name: str, groups: dict[str, int]) -> dict[str, Any]:
+def stand_ins(name: str, groups: dict[str, int]) -> dict[str, Any]:
     """What a service's ``build`` is given in place of this machine's own parts; without groups,
     nothing."""
     if not groups:
         return {}
-    if name == "launcher":
-        return {"runtime": FakeNodes(nodes_of(groups))}
-    return {"source": MemorySource()} if name == "log_collector" else {}
+    # Declared, so that the type checker compares each with its port: ``build`` takes anything.
+    runtime: Runtime = FakeNodes(nodes_of(groups))
+    source: LogSource = MemorySource()
+    return {"launcher": {"runtime": runtime}, "log_collector": {"source": source}}.get(name, {})
 
 
 def groups_from(told: str) -> dict[str, int]:
@@ -50,7 +53,7 @@ def groups_from(told: str) -> dict[str, int]:
 
 def on_fake_nodes(wiring: Wiring, groups: dict[str, int]) -> Wiring:
     """The service as it is, on other machines than this one."""
-    return replace(wiring, build=partial(wiring.build, **instead(wiring.name, groups)))
+    return replace(wiring, build=partial(wiring.build, **stand_ins(wiring.name, groups)))
 
 
 async def _run(names: Sequence[str]) -> None:

@@ -1,5 +1,5 @@
 """A platform as ``shiftwork up`` keeps it, with the launcher on a Kubernetes cluster. Started by
-``kube_stage.py``.
+``kube_harness.py``.
 
     python -m benchmarks.kube_platform --data DIR [--host ADDRESS] [--apart launcher]
 

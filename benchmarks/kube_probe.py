@@ -44,8 +44,8 @@ async def listed(client: KubeClient, cache: Cache, namespace: str) -> dict[str, 
     """List everything once, as a new leader does; what it took."""
     ours = {"labelSelector": f"{MANAGED_BY}={MANAGER}"}
     kinds = (
-        ("nodes", "/api/v1/nodes", {}, NodeSink(cache)),
-        ("pods", namespaced(namespace, "pods"), {}, PodSink(cache)),
+        ("nodes", "/api/v1/nodes", dict[str, str](), NodeSink(cache)),
+        ("pods", namespaced(namespace, "pods"), dict[str, str](), PodSink(cache)),
         ("run objects", namespaced(namespace, "configmaps"), ours, ObjectSink(cache)),
     )
     reflectors = [

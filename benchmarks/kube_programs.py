@@ -17,8 +17,8 @@ from typing import Any
 
 from kubernetes_asyncio import client
 
+from benchmarks.harness import BenchmarkError, Http, now_s
 from benchmarks.pod_watch import PodWatch
-from benchmarks.stage import BenchmarkError, Http, now_s
 
 ASK_SECONDS = 20.0
 RETRY_SECONDS = 0.05

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from kubernetes_asyncio import client, config
 
-from benchmarks.stage import BenchmarkError, now_s
+from benchmarks.harness import BenchmarkError, now_s
 
 WATCH_SECONDS = 3_000
 TASK, ATTEMPT = "shiftwork.dev/task", "shiftwork.dev/attempt"
@@ -62,8 +62,9 @@ class PodWatch:
         self.events += 1
         life = self.lives.get(meta["name"])
         if life is None or (life.gone and kind != "DELETED"):
-            labels = meta.get("labels") or {}
-            gang = (labels.get(TASK, meta["name"]), labels.get(ATTEMPT, ""))
+            labels: dict[str, str] = meta.get("labels") or {}
+            name: str = meta["name"]
+            gang = (labels.get(TASK, name), labels.get(ATTEMPT, ""))
             life = self.lives[meta["name"]] = Life(gang, made=at)
         if kind == "DELETED":
             life.gone = at
@@ -135,7 +136,8 @@ class PodWatch:
         """Take events until cancelled. The API server lets go of a watcher that is slow: on a busy
         machine it goes on from where it was."""
         while True:
-            answer = await api.list_namespaced_pod(
+            # Without the models, the answer is the client's own, whatever its signature says.
+            answer: Any = await api.list_namespaced_pod(
                 namespace,
                 watch=True,
                 resource_version=version,
@@ -144,7 +146,8 @@ class PodWatch:
                 _preload_content=False,
             )
             held = b""
-            async for piece in answer.content.iter_any():
+            pieces: AsyncIterator[bytes] = answer.content.iter_any()
+            async for piece in pieces:
                 *lines, held = (held + piece).split(b"\n")
                 for line in lines:
                     event = orjson.loads(line)
@@ -161,8 +164,9 @@ async def client_of(kubeconfig: Path) -> AsyncGenerator[client.CoreV1Api]:
     settings = client.Configuration()
     await config.load_kube_config(str(kubeconfig), client_configuration=settings)
     settings.connection_pool_maxsize = 64
-    async with client.ApiClient(settings) as api:
-        yield client.CoreV1Api(api)
+    connection: Any = client.ApiClient(settings)
+    async with connection:
+        yield client.CoreV1Api(connection)
 
 
 @contextlib.asynccontextmanager

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import platform
+import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -32,77 +33,117 @@ def spread(values: Sequence[float], name: str, scale: float = 1_000.0) -> dict[s
 
 
 def machine() -> dict[str, object]:
-    """Where the figures come from."""
+    """What the figures were taken on, and nothing else about the place."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    models = re.findall(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "cores": os.cpu_count(),
         "memory_gib": round(memory / 2**30, 1),
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        # Of the last one, five and fifteen minutes: how quiet it was.
-        "load_average": [round(load, 1) for load in os.getloadavg()],
+        "cpu": models[0] if models else None,
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """A bound for one measured figure. ``says`` is the figure in words."""
+
+    figure: str
+    says: str
+    at_most: float | None = None
+    at_least: float | None = None
+    # The key of the floor to compare with; empty: the figure's own.
+    floor: str = ""
+
+    def met(self, value: float) -> bool:
+        """True if the value is within the bound."""
+        return (self.at_most is None or value <= self.at_most) and (
+            self.at_least is None or value >= self.at_least
+        )
+
+    def text(self) -> str:
+        """The bound for people."""
+        return f"<= {self.at_most:g}" if self.at_most is not None else f">= {self.at_least:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """What one benchmark asks. Each module of a benchmark declares its own."""
+
+    # The module's name, and the short name of older days.
+    name: str
+    alias: str
+    question: str
+    # How it is measured, and what its floor is.
+    method: str
+    goals: tuple[Goal, ...]
+    # Options with which it takes seconds; its figures then mean nothing.
+    smoke: tuple[str, ...]
+    # It needs a control plane with simulated nodes, whose programs are built once.
+    cluster: bool = False
+    # Variables of make that become options: name -> option.
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass
 class Report:
-    """One benchmark's outcome; ``at_most`` and ``at_least`` are the goals, by measured key."""
+    """One benchmark's outcome. ``goals`` are the benchmark's own, unless it was run in part."""
 
-    benchmark: str
+    benchmark: Benchmark
     title: str
-    measured: dict[str, Number] = field(default_factory=dict)
-    floor: dict[str, Number] = field(default_factory=dict)
-    at_most: Mapping[str, float] = field(default_factory=dict)
-    at_least: Mapping[str, float] = field(default_factory=dict)
+    goals: tuple[Goal, ...]
+    measured: dict[str, Number] = field(default_factory=dict[str, Number])
+    floor: dict[str, Number] = field(default_factory=dict[str, Number])
     # Why it could not be carried out.
     problem: str = ""
+    began_load: float = field(default_factory=lambda: os.getloadavg()[0])
 
     def misses(self) -> list[str]:
         """The goals that the measured figures do not meet."""
         return [
-            f"{key} {self.measured[key]} > {bound}"
-            for key, bound in self.at_most.items()
-            if (value := self.measured.get(key)) is not None and value > bound
-        ] + [
-            f"{key} {self.measured[key]} < {bound}"
-            for key, bound in self.at_least.items()
-            if (value := self.measured.get(key)) is not None and value < bound
+            f"{goal.figure} {value} is not {goal.text()}"
+            for goal in self.goals
+            if (value := self.measured.get(goal.figure)) is not None and not goal.met(value)
         ]
 
     def publish(self) -> None:
         """Print the table (standard error) and the JSON line (last on standard output)."""
-        goals = {**self.at_most, **self.at_least}
-        table = Table(title=f"{self.benchmark.upper()} {self.title}")
+        goals = {goal.figure: goal for goal in self.goals}
+        table = Table(title=f"{self.benchmark.question} {self.title}")
         for column in ("figure", "measured", "goal", "floor, same run"):
             table.add_column(column, justify="left" if column == "figure" else "right")
         for key in [*self.measured, *(key for key in self.floor if key not in self.measured)]:
-            sign = "<=" if key in self.at_most else ">=" if key in self.at_least else ""
             table.add_row(
                 key,
                 _text(self.measured.get(key)),
-                f"{sign} {goals[key]:g}" if key in goals else "",
+                goals[key].text() if key in goals else "",
                 _text(self.floor.get(key)),
             )
         console = Console(file=sys.stderr)
         console.print(table)
         misses = self.misses()
+        loads = [round(load, 1) for load in (self.began_load, os.getloadavg()[0])]
         missing = [key for key in goals if self.measured.get(key) is None]
-        told = f"missed: {'; '.join(misses)}" if misses else "goals met"
-        console.print(self.problem or told)
+        outcome = f"missed: {'; '.join(misses)}" if misses else "goals met"
+        console.print(self.problem or outcome)
         print(
             json.dumps(
                 {
-                    "benchmark": self.benchmark,
+                    "benchmark": self.benchmark.name,
+                    "alias": self.benchmark.alias,
+                    "title": self.title,
                     "measured": self.measured,
                     "floor": self.floor,
                     "goal": {
-                        **{f"{key}_at_most": value for key, value in self.at_most.items()},
-                        **{f"{key}_at_least": value for key, value in self.at_least.items()},
+                        f"{goal.figure}_{bound}": value
+                        for goal in self.goals
+                        for bound, value in (("at_most", goal.at_most), ("at_least", goal.at_least))
+                        if value is not None
                     },
                     "met": None if missing else not misses,
                     "misses": misses + [f"{key} was not measured" for key in missing],
                     **({"problem": self.problem} if self.problem else {}),
                     "machine": machine(),
+                    "load": {"least": min(loads), "most": max(loads)},
                 }
             ),
             flush=True,

@@ -1,4 +1,5 @@
-"""Worlds in which one thing is plentiful and little of it changes, for ``p4`` and for tests.
+"""Worlds in which one thing is plentiful and little of it changes, for ``cost_of_change`` and for
+tests.
 
 Each builder returns a function that plays one event, with the rounds that follow, and may be called
 again. Where little changes the event costs about the same in a small and a large world. Where each

@@ -14,7 +14,7 @@ import os
 
 import pytest
 
-from benchmarks.kube_large import measure
+from benchmarks.pods_at_scale import measure
 
 NODES = int(os.environ.get("SHIFTWORK_LARGE_NODES", "50"))
 PODS = int(os.environ.get("SHIFTWORK_LARGE_PODS", "240"))

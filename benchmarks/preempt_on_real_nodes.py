@@ -1,6 +1,7 @@
-"""The part of ``p5_kubernetes`` on nodes that run containers (``make cluster``, or one's own).
+"""The part of ``preempt_to_newcomer_pods`` on nodes that run containers (``make
+cluster``, or one's own).
 
-    python -m benchmarks.p5_kubernetes --nodes KUBECONFIG --host ADDRESS
+    python -m benchmarks.preempt_to_newcomer_pods --nodes KUBECONFIG --host ADDRESS
 
 The platform runs outside the cluster and its gateway listens on ``--host``, which pods reach.
 Victims, one on each node and holding all its GPUs, are Python programs with the SDK, which an init
@@ -22,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bare_pods import Bare, named, run_objects
-from benchmarks.kube_stage import CLUSTER_RULES, LAUNCHER, RULES, Cluster, platform_on
+from benchmarks.harness import Http, ready_nodes
+from benchmarks.kube_harness import CLUSTER_RULES, LAUNCHER, RULES, Cluster, platform_on
 from benchmarks.pod_watch import PodWatch, pods_of
-from benchmarks.preempting import SETTLE_SECONDS, WAIT_SECONDS, Preempting
+from benchmarks.preempt_rounds import SETTLE_SECONDS, WAIT_SECONDS, Preempting
 from benchmarks.report import Report, spread
-from benchmarks.stage import Http, ready_nodes
 from tools.cluster import rights
 from tools.cluster.api import Api
 

@@ -1,6 +1,6 @@
 """P5 through Kubernetes: preemption with pods.
 
-    python -m benchmarks.p5_kubernetes [--rounds 10] [--wide 64] [--wide-rounds 3]
+    python -m benchmarks.preempt_to_newcomer_pods [--rounds 10] [--wide 64] [--wide-rounds 3]
         [--nodes KUBECONFIG --host ADDRESS]
 
 On a real control plane with kwok's nodes, each of which holds one victim (a pod with the node's
@@ -16,7 +16,7 @@ A simulated program does not leave by itself, so the launcher deletes its pod as
 acknowledged (``exit_grace_seconds`` 0). Floor: the bare client deletes as many pods and, as soon as
 they are gone, creates as many on the same nodes.
 
-With ``--nodes`` also on a cluster that runs containers: see ``p5_nodes.py``.
+With ``--nodes`` also on a cluster that runs containers: see ``preempt_on_real_nodes.py``.
 """
 
 from __future__ import annotations
@@ -26,18 +26,50 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
-import uvloop
-
-from benchmarks import p5_nodes
+from benchmarks import preempt_on_real_nodes
 from benchmarks.bare_pods import COMMAND, Bare, gang, named
+from benchmarks.guard import run
+from benchmarks.harness import Http, ready_nodes, seconds
+from benchmarks.kube_harness import Cluster, kubernetes, platform_on
 from benchmarks.kube_programs import Programs
-from benchmarks.kube_stage import Cluster, kubernetes, platform_on
 from benchmarks.pod_watch import PodWatch, client_of, pods_of
-from benchmarks.preempting import SETTLE_SECONDS, WAIT_SECONDS, Found, Preempting
-from benchmarks.report import Report, spread
-from benchmarks.stage import Http, ready_nodes, seconds
+from benchmarks.preempt_rounds import SETTLE_SECONDS, WAIT_SECONDS, Found, Preempting
+from benchmarks.report import Benchmark, Goal, Report, spread
 from tools.cluster.programs import BuildError
 
+BENCHMARK = Benchmark(
+    name="preempt_to_newcomer_pods",
+    alias="p5_kubernetes",
+    question="How soon do a newcomer's pods run that preempt others?",
+    method=(
+        "The same on a real control plane with kwok's nodes of one GPU, each held by a"
+        " victim of one pod. Floor: a bare client deletes as many pods and, once they are"
+        " gone, creates as many."
+    ),
+    goals=(
+        Goal(
+            figure="silent_off_deadline_max_ms",
+            says="silent victim's pod gone, off its deadline",
+            at_most=200.0,
+        ),
+        Goal(
+            figure="acknowledged_steps_lost", says="acknowledged steps lost, 4 nodes", at_most=0.0
+        ),
+        Goal(
+            figure="wide_acknowledged_steps_lost",
+            says="acknowledged steps lost, 64 nodes",
+            at_most=0.0,
+        ),
+    ),
+    smoke=("--rounds", "1", "--wide", "0"),
+    cluster=True,
+    variables={"NODES": "--nodes", "HOST": "--host"},
+)
+NODES_GOAL = Goal(
+    figure="nodes_acknowledged_steps_lost",
+    says="acknowledged steps lost, real nodes",
+    at_most=0.0,
+)
 NARROW = 4
 SILENT_DEADLINE_SECONDS = 2.0
 
@@ -135,25 +167,20 @@ async def main() -> None:
     parser.add_argument("--registry", default="localhost", help="where the images are")
     asked = parser.parse_args()
     report = Report(
-        "p5_kubernetes",
-        f"preemption with pods, {NARROW} and {asked.wide} simulated nodes",
-        at_most={
-            "silent_off_deadline_max_ms": 200.0,
-            "acknowledged_steps_lost": 0.0,
-            **({"wide_acknowledged_steps_lost": 0.0} if asked.wide else {}),
-            **({"nodes_acknowledged_steps_lost": 0.0} if asked.nodes else {}),
-        },
+        BENCHMARK,
+        f"{NARROW} and {asked.wide} simulated nodes",
+        (*BENCHMARK.goals[: None if asked.wide else -1], *([NODES_GOAL] if asked.nodes else [])),
     )
     try:
         await simulated(NARROW, asked.rounds, report, "")
         if asked.wide:
             await simulated(asked.wide, asked.wide_rounds, report, "wide_")
         if asked.nodes:
-            await p5_nodes.measure(asked, report)
+            await preempt_on_real_nodes.measure(asked, report)
     except BuildError as problem:
         report.problem = str(problem)
     report.publish()
 
 
 if __name__ == "__main__":
-    uvloop.run(main())
+    run(main)

@@ -1,7 +1,7 @@
-"""P6: how well the policy shares, on public workloads replayed by the scheduler's own code.
+"""How well the policy shares, on public workloads replayed by the scheduler's own code.
 
-    python -m benchmarks.p6 --traces FOLDER [--only kth,sdsc] [--limit JOBS] [--processes 2]
-                            [--variants base,limits,slow,clusters,others]
+    python -m benchmarks.sharing_quality --traces FOLDER [--only kth,sdsc] [--limit JOBS]
+        [--processes 2] [--variants base,limits,slow,clusters,others]
 
 The traces are not part of this repository; the folder holds CSV files (gzipped or not) whose names
 begin with ``kth``, ``hpc2n`` and ``sdsc``. Each is compressed in time until its machine is hard
@@ -20,7 +20,9 @@ Ratios are to EASY's in the same trace. Nothing here is timed but the replay's o
 from __future__ import annotations
 
 import argparse
+import random
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -29,7 +31,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Report
+from benchmarks.guard import run
+from benchmarks.report import Benchmark, Goal, Report
 from services.scheduler.domain.policy import VirtualCluster
 from services.scheduler.lab.drive import drive
 from services.scheduler.lab.options import Options
@@ -141,14 +144,15 @@ def worst_cluster(by_vc: Mapping[str, Any]) -> float:
     )
 
 
-def worst_class(ours: Mapping[str, Any], easy: Mapping[str, Any]) -> float:
+def worst_class(ours: Mapping[str, Any], easy: Mapping[str, Any]) -> float | None:
     """The largest ratio of mean completion times among the size classes that have enough jobs."""
     theirs = {of["min_nodes"]: of for of in easy["by_size"]}
-    return max(
+    ratios = [
         of["mean_jct_s"] / theirs[of["min_nodes"]]["mean_jct_s"]
         for of in ours["by_size"]
         if of["jobs"] >= CLASS_JOBS_MIN
-    )
+    ]
+    return round(max(ratios), 3) if ratios else None
 
 
 def compared(ours: Mapping[str, Any], easy: Mapping[str, Any]) -> dict[str, float | None]:
@@ -162,7 +166,7 @@ def compared(ours: Mapping[str, Any], easy: Mapping[str, Any]) -> dict[str, floa
         if has_big
         else None,
         "big_p99_ratio": round(big["p99_jct_s"] / their_big["p99_jct_s"], 3) if has_big else None,
-        "worst_class_ratio": round(worst_class(ours, easy), 3),
+        "worst_class_ratio": worst_class(ours, easy),
         "longest_gap_ratio": round(ours["longest_gap_s"] / max(easy["longest_gap_s"], 1.0), 3),
         "lost_share": round(ours["lost_share"], 5),
         "useful_ratio": round(ours["useful_share"] / easy["useful_share"], 4),
@@ -173,28 +177,67 @@ def compared(ours: Mapping[str, Any], easy: Mapping[str, Any]) -> dict[str, floa
     }
 
 
-AT_MOST = {
-    "big_mean_ratio": 0.5,
-    "big_p99_ratio": 1.0,
-    "worst_class_ratio": 1.0,
-    "longest_gap_ratio": 1.5,
-    "lost_share": 0.015,
-    "refused_plans": 0,
-    "us_per_event": 120.0,
-}
-SLOW_AT_MOST = {"lost_share": 0.02, "big_mean_ratio": 1.0, "refused_plans": 0}
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A goal that every trace has in these variants; the worst of them is judged."""
+
+    variants: tuple[str, ...]
+    figure: str
+    says: str
+    at_most: float | None = None
+    at_least: float | None = None
+
+    @property
+    def key(self) -> str:
+        """The figure of the report."""
+        return f"{'_'.join(self.variants)}_worst_{self.figure}"
+
+    def goal(self) -> Goal:
+        """For the report."""
+        says = f"{self.says}, worst of {', '.join(self.variants)}"
+        return Goal(figure=self.key, says=says, at_most=self.at_most, at_least=self.at_least)
 
 
-def goals(trace: Trace, variant: str) -> tuple[dict[str, float], dict[str, float]]:
-    """What is asked of a variant: at most, and at least."""
-    if variant == "slow":
-        return {"mean_jct_s": trace.slow, **SLOW_AT_MOST}, {}
-    if variant in ("base", "limits"):
-        mean = trace.further if variant == "base" else trace.limits
-        return {"mean_jct_s": mean, **AT_MOST}, {"useful_ratio": 0.995}
-    if variant == "clusters":
-        return {"worst_cluster_ratio": 1.0, "refused_plans": 0}, {}
-    return {}, {}
+BOTH = ("base", "limits")
+BOUNDS = (
+    Bound(BOTH, "big_mean_ratio", "big gangs' mean : EASY's", at_most=0.5),
+    Bound(BOTH, "big_p99_ratio", "big gangs' 99th percentile : EASY's", at_most=1.0),
+    Bound(BOTH, "worst_class_ratio", "a size class's mean : EASY's", at_most=1.0),
+    Bound(BOTH, "longest_gap_ratio", "longest time without service : EASY's", at_most=1.5),
+    Bound(BOTH, "lost_share", "work lost by preemption", at_most=0.015),
+    Bound(BOTH, "useful_ratio", "useful work : EASY's", at_least=0.995),
+    Bound(BOTH, "us_per_event", "microseconds of processor time per event", at_most=120.0),
+    Bound(("slow",), "big_mean_ratio", "big gangs' mean : EASY's", at_most=1.0),
+    Bound(("slow",), "lost_share", "work lost by preemption", at_most=0.02),
+    Bound(("clusters",), "worst_cluster_ratio", "wait : with nodes of its own", at_most=1.0),
+    Bound((*BOTH, "slow", "clusters"), "refused_plans", "plans refused", at_most=0.0),
+)
+MEANS = {"base": "further", "limits": "limits", "slow": "slow"}
+BENCHMARK = Benchmark(
+    name="sharing_quality",
+    alias="p6",
+    question="How well does the policy share?",
+    method=(
+        "Three public workloads, compressed until the machine is hard pressed, replayed by the"
+        " scheduler's own code on a virtual clock with restarts of 60 s (`slow`: 300 s; `limits`:"
+        " the policy reads users' limits). Ratios are to EASY with perfect estimates, the floor."
+    ),
+    goals=(
+        *(
+            Goal(
+                figure=f"{trace.name}_{variant}_mean_jct_s",
+                says=f"{trace.name.upper()}, {variant}: mean completion time",
+                at_most=getattr(trace, field),
+                floor=f"{trace.name}_easy_mean_jct_s",
+            )
+            for trace in TRACES
+            for variant, field in MEANS.items()
+        ),
+        *(bound.goal() for bound in BOUNDS),
+    ),
+    smoke=("--synthetic", "30", "--variants", "base"),
+    variables={"TRACES": "--traces"},
+)
 
 
 def runs_of(arguments: argparse.Namespace) -> dict[tuple[str, str, str], Run]:
@@ -205,7 +248,7 @@ def runs_of(arguments: argparse.Namespace) -> dict[tuple[str, str, str], Run]:
             continue
         files = sorted(arguments.traces.glob(f"{trace.name}*.csv*"))
         if not files:
-            sys.exit(f"p6: --traces {arguments.traces}: no file {trace.name}*.csv there")
+            sys.exit(f"--traces {arguments.traces}: no file {trace.name}*.csv there")
         plan = [("easy", *EASY)]
         plan += [(name, *each) for name in arguments.variants for each in VARIANTS[name]]
         for variant, policy, options in plan:
@@ -215,10 +258,24 @@ def runs_of(arguments: argparse.Namespace) -> dict[tuple[str, str, str], Run]:
     return found
 
 
+def synthetic(jobs: int) -> Path:
+    """A folder with a made-up trace of the first name, for a quick look."""
+    folder = Path(tempfile.mkdtemp())
+    drawn = random.Random(1)
+    lines = ["submit_time_s,duration_s,num_gpus,user,vc"]
+    lines += [
+        f"{number * 60},{drawn.randrange(60, 20_000)},{8 * 2 ** drawn.randrange(6)},u{number % 7},"
+        for number in range(jobs)
+    ]
+    (folder / f"{TRACES[0].name}.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
 def main() -> None:
-    """Replay, compare, print a table and a JSON line for each replay."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.p6")
-    parser.add_argument("--traces", type=Path, required=True)
+    """Replay, compare, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sharing_quality")
+    parser.add_argument("--traces", type=Path)
+    parser.add_argument("--synthetic", type=int, metavar="JOBS", help="a made-up trace instead")
     parser.add_argument("--only", type=_words, default=[trace.name for trace in TRACES])
     parser.add_argument("--variants", type=_words, default=[*VARIANTS])
     parser.add_argument("--limit", type=int, help="only the first jobs of each trace")
@@ -227,29 +284,41 @@ def main() -> None:
     unknown = [name for name in arguments.variants if name not in VARIANTS]
     if unknown:
         parser.error(f"--variants {unknown[0]}: one of {', '.join(VARIANTS)}")
+    report = Report(BENCHMARK, ", ".join(arguments.variants), BENCHMARK.goals)
+    if arguments.synthetic:
+        arguments.traces, arguments.only = synthetic(arguments.synthetic), [TRACES[0].name]
+        report.goals = ()
+    if arguments.traces is None:
+        report.problem = "no workloads: write TRACES=FOLDER, where they are"
+    else:
+        measure(report, arguments)
+    report.publish()
+
+
+def measure(report: Report, arguments: argparse.Namespace) -> None:
+    """Replay everything and fill the report."""
     runs = runs_of(arguments)
-    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    easy: dict[str, dict[str, Any]] = {}
     with ProcessPoolExecutor(arguments.processes, max_tasks_per_child=1) as pool:
         for name, result in zip(runs, pool.map(replay, runs.values()), strict=True):
-            found[name] = result
+            trace, variant, policy = name
             sys.stderr.write(f"{' '.join(name)}: mean {result['mean_jct_s']} s\n")
-            _publish(name, found)
-
-
-def _publish(
-    name: tuple[str, str, str], found: Mapping[tuple[str, str, str], dict[str, Any]]
-) -> None:
-    trace_name, variant, policy = name
-    trace = next(trace for trace in TRACES if trace.name == trace_name)
-    at_most, at_least = goals(trace, variant)
-    report = Report(
-        "p6",
-        f"{trace_name} {variant} {policy}",
-        measured=compared(found[name], found[trace_name, "easy", "easy"]),
-        at_most=at_most,
-        at_least=at_least,
-    )
-    report.publish()
+            if variant == "easy":
+                easy[trace] = result
+                report.floor[f"{trace}_easy_mean_jct_s"] = round(result["mean_jct_s"], 1)
+                continue
+            prefix = f"{trace}_{policy if variant == 'others' else variant}"
+            for figure, value in compared(result, easy[trace]).items():
+                report.measured[f"{prefix}_{figure}"] = value
+    for bound in BOUNDS:
+        found = [
+            value
+            for trace in arguments.only
+            for variant in bound.variants
+            if (value := report.measured.get(f"{trace}_{variant}_{bound.figure}")) is not None
+        ]
+        if found:
+            report.measured[bound.key] = (max if bound.at_most is not None else min)(found)
 
 
 def _words(text: str) -> list[str]:
@@ -257,4 +326,4 @@ def _words(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

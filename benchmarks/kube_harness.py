@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.stage import Platform
+from benchmarks.harness import Platform
 from tools.cluster import simulated
 from tools.cluster.control_plane import (
     API_SERVER,

@@ -1,6 +1,6 @@
 """Many nodes and many pods at once, through the launcher: its memory, and what an event costs it.
 
-    python -m benchmarks.kube_large [--nodes 1000] [--pods 10000] [--gang 8] [--churn 40]
+    python -m benchmarks.pods_at_scale [--nodes 1000] [--pods 10000] [--gang 8] [--churn 40]
 
 The whole platform with the launcher as a process of its own, on a control plane with kwok's nodes.
 *Churn*: tasks of one pod come and go, one after the other; the launcher's processor time for each
@@ -27,17 +27,36 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import uvloop
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
-from benchmarks.kube_stage import NAMESPACE, kubernetes, platform_on
-from benchmarks.p11 import Side, last_running, stop, submit
+from benchmarks.guard import run
+from benchmarks.harness import BenchmarkError, Http, Platform, now_s, ready_nodes
+from benchmarks.kube_harness import NAMESPACE, kubernetes, platform_on
 from benchmarks.pod_watch import PodWatch, pods_of
-from benchmarks.report import Report
-from benchmarks.stage import BenchmarkError, Http, Platform, now_s, ready_nodes
+from benchmarks.report import Benchmark, Goal, Report
+from benchmarks.submit_to_running_pods import Side, last_running, stop, submit
 from tools.cluster.programs import BuildError
 
+BENCHMARK = Benchmark(
+    name="pods_at_scale",
+    alias="kube_large",
+    question="Does the launcher's work follow what changes with 10,000 pods?",
+    method=(
+        "1,000 of kwok's nodes and 10,000 pods in gangs of 8 at once, the launcher as a process of"
+        " its own; tasks of one pod come and go while the cluster is empty and while it is full."
+    ),
+    goals=(
+        Goal(figure="partial_gangs", says="gangs that ran in part", at_most=0.0),
+        Goal(
+            figure="event_full_to_empty",
+            says="launcher's time per event, full : empty",
+            at_most=1.5,
+        ),
+    ),
+    smoke=("--nodes", "10", "--pods", "32", "--churn", "2", "--settle", "0.5"),
+    cluster=True,
+)
 GPUS = 16
 REPOSITORY = Path(__file__).resolve().parents[1]
 WAIT_SECONDS = 1_800.0
@@ -167,7 +186,9 @@ async def probed(kubeconfig: Path) -> dict[str, float]:
     return found
 
 
-async def measure(nodes: int, count: int, gang: int, churned: int) -> Large:
+async def measure(
+    nodes: int, count: int, gang: int, churned: int, settle_seconds: float = SETTLE_SECONDS
+) -> Large:
     """Fill a cluster of so many nodes with so many pods, and empty it again."""
     port = free_port()
     with kubernetes(nodes, gpus=GPUS) as kube:
@@ -190,12 +211,12 @@ async def measure(nodes: int, count: int, gang: int, churned: int) -> Large:
                     await pods.until_running(made, seconds=WAIT_SECONDS)
                 running_s = last_running(pods, tasks.keys()) - began
                 side.look(pods, tasks)
-                await asyncio.sleep(SETTLE_SECONDS)
+                await asyncio.sleep(settle_seconds)
                 full_mib, peak_mib = launcher.memory()
                 event_us_full = await churn(http, pods, launcher, churned)
                 probe = await probed(path)
                 takeover_s = await launcher.killed()
-                await asyncio.sleep(SETTLE_SECONDS)
+                await asyncio.sleep(settle_seconds)
                 _, takeover_mib = launcher.memory()
                 began = now_s()
                 async with counted("pods gone", made, lambda: made - pods.present()):
@@ -232,14 +253,15 @@ async def main() -> None:
     parser.add_argument("--pods", type=int, default=10_000)
     parser.add_argument("--gang", type=int, default=8)
     parser.add_argument("--churn", type=int, default=40)
+    parser.add_argument("--settle", type=float, default=SETTLE_SECONDS)
     asked = parser.parse_args()
     report = Report(
-        "kube_large",
+        BENCHMARK,
         f"{asked.nodes} simulated nodes, {asked.pods} pods in gangs of {asked.gang}",
-        at_most={"partial_gangs": 0.0, "event_full_to_empty": 1.5},
+        BENCHMARK.goals,
     )
     try:
-        found = await measure(asked.nodes, asked.pods, asked.gang, asked.churn)
+        found = await measure(asked.nodes, asked.pods, asked.gang, asked.churn, asked.settle)
     except BuildError as problem:
         report.problem = str(problem)
         report.publish()
@@ -263,4 +285,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main())
+    run(main)

@@ -1,4 +1,4 @@
-"""What the benchmarks of the whole platform share: a platform of its own, and ways to reach it.
+"""What the benchmarks of the whole platform share: a platform of their own, and ways to reach it.
 
 The platform is ``shiftwork up`` as a process on a temporary folder, as a user starts it; nothing
 of it runs in the process that measures. What its HTTP costs a client is kept small, because both
@@ -23,6 +23,11 @@ from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Map
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import asyncpg
+
+from services.allinone.embedded.credentials import Credentials
+from services.allinone.embedded.postgres import DATABASE, POSTGRES_SUPERUSER, SOCKET_NAME, Postgres
 
 READY_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 30.0
@@ -176,6 +181,8 @@ def up(nodes: int, slots: int) -> list[str]:
     script = Path(sys.executable).with_name("shiftwork")
     program = [sys.executable, "-m", "services.allinone.command"]
     options = ["--port", "0", "--nodes", str(nodes), "--slots", str(slots)]
+    if os.geteuid() == 0:
+        options.append("--tasks-as-root")
     return [*([str(script)] if script.exists() else program), "up", *options]
 
 
@@ -198,6 +205,21 @@ def platform(command: Sequence[str]) -> Generator[Platform]:
         made.stop()
         made.keep_log()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.asynccontextmanager
+async def database_of(up: Platform) -> AsyncGenerator[Any]:
+    """A connection to the platform's database, as its administrator."""
+    (socket,) = up.data.rglob(SOCKET_NAME)
+    connect: Any = getattr(asyncpg, "connect")  # noqa: B009 - its signature is not typed
+    database: Any = await connect(
+        f"postgresql://{POSTGRES_SUPERUSER}@/{DATABASE}?host={socket.parent}",
+        password=Postgres(up.data, Credentials(up.data)).admin_password,
+    )
+    try:
+        yield database
+    finally:
+        await database.close()
 
 
 class Http:

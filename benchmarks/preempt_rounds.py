@@ -1,5 +1,5 @@
-"""Rounds of preemption with pods, as both parts of ``p5_kubernetes`` play them: victims hold every
-GPU, a gang of high priority takes all of them and gives them back.
+"""Rounds of preemption with pods, as both parts of ``preempt_to_newcomer_pods`` play them:
+victims hold every GPU, a gang of high priority takes all of them and gives them back.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.harness import BenchmarkError, Http, now_s, seconds
 from benchmarks.pod_watch import PodWatch
 from benchmarks.report import Number, spread
-from benchmarks.stage import BenchmarkError, Http, now_s, seconds
 
 SETTLE_SECONDS = 0.5
 WAIT_SECONDS = 120.0

@@ -1,6 +1,7 @@
-"""P11: the Kubernetes path, from submission to a gang whose every pod is bound and runs.
+"""The Kubernetes path, from submission to a gang whose every pod is bound and runs.
 
-    python -m benchmarks.p11 [--nodes 1000] [--burst 2000] [--rounds 3] [--gangs 10]
+    python -m benchmarks.submit_to_running_pods [--nodes 1000] [--burst 2000]
+        [--rounds 3] [--gangs 10]
 
 A real control plane with kwok's nodes. First, and once more at the end, a bare client creates and
 deletes the same pods: its rate and its times are the floor. Between them the whole platform, with
@@ -19,19 +20,43 @@ import argparse
 import asyncio
 import itertools
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import uvloop
-
 from benchmarks.bare_pods import COMMAND, Bare, gang, named
-from benchmarks.kube_stage import LAUNCHER, Kube, Writes, kubernetes, platform_on
-from benchmarks.kube_stage import NAMESPACE as TASKS
+from benchmarks.guard import run
+from benchmarks.harness import BenchmarkError, Http, Platform, now_s, parts, ready_nodes
+from benchmarks.kube_harness import LAUNCHER, Kube, Writes, kubernetes, platform_on
+from benchmarks.kube_harness import NAMESPACE as TASKS
 from benchmarks.pod_watch import TASK, PodWatch, pods_of
-from benchmarks.report import Report, spread
-from benchmarks.stage import BenchmarkError, Http, Platform, now_s, parts, ready_nodes
+from benchmarks.report import Benchmark, Goal, Report, spread
 from tools.cluster.programs import BuildError
 
+# A gang that is partly running for longer than this, and twice as long as the bare client's, is
+# no gang.
+PARTLY_SECONDS_MAX = 5.0
+PARTLY = Goal(
+    figure="partly_running_max_ms",
+    says="a gang's first pod to its last",
+    at_most=PARTLY_SECONDS_MAX * 1000,
+)
+BENCHMARK = Benchmark(
+    name="submit_to_running_pods",
+    alias="p11",
+    question="How soon do the pods of submitted gangs run?",
+    method=(
+        "Gangs of 1, 8 and 64 pods, then a burst in gangs of 8, on a real control plane with kwok's"
+        " nodes. Floor: a bare client creates the same pods on the same control plane."
+    ),
+    goals=(
+        Goal(figure="burst_percent_of_bare", says="burst, % of the bare rate", at_least=85.0),
+        Goal(figure="writes_per_pod_max", says="API writes per pod until it runs", at_most=3.0),
+        Goal(figure="partial_gangs", says="gangs that ran in part", at_most=0.0),
+        PARTLY,
+    ),
+    smoke=("--nodes", "64", "--burst", "64", "--rounds", "1", "--gangs", "1"),
+    cluster=True,
+)
 SIZES = (1, 8, 64)
 BURST_GANG = 8
 BATCH = 50
@@ -40,9 +65,6 @@ WAIT_SECONDS = 300.0
 SETTLE_SECONDS = 1.0
 # After their end, objects of runs go so soon, so that the whole life can be counted.
 KEEP_SECONDS = 10.0
-# A gang that is partly running for longer than this, and twice as long as the bare client's, is
-# no gang.
-PARTLY_SECONDS_MAX = 5.0
 GPUS = 16
 ENDPOINTS = ("endpoint", "endpointslice")
 _names = itertools.count()
@@ -288,14 +310,9 @@ async def main() -> None:
     )
     asked = parser.parse_args()
     report = Report(
-        "p11",
-        f"Kubernetes: {asked.nodes} simulated nodes, a burst of {asked.burst} pods",
-        at_most={
-            "writes_per_pod_max": 3.0,
-            "partial_gangs": 0.0,
-            "partly_running_max_ms": PARTLY_SECONDS_MAX * 1000,
-        },
-        at_least={"burst_percent_of_bare": 85.0},
+        BENCHMARK,
+        f"{asked.nodes} simulated nodes, a burst of {asked.burst} pods",
+        BENCHMARK.goals,
     )
     try:
         fill(report, *await both(asked))
@@ -308,7 +325,9 @@ def fill(report: Report, our: Side, bare: Side) -> None:
     """The figures of both sides."""
     # A gang starts no quicker than the cluster starts pods that wait for nobody.
     slowest_ms = 1000 * max(PARTLY_SECONDS_MAX, 2 * max(bare.partly))
-    report.at_most = {**report.at_most, "partly_running_max_ms": slowest_ms}
+    report.goals = tuple(
+        replace(goal, at_most=slowest_ms) if goal is PARTLY else goal for goal in report.goals
+    )
     for side, figures in ((our, report.measured), (bare, report.floor)):
         for size in SIZES:
             figures.update(spread(side.gangs[size], f"gang_{size}_running"))
@@ -333,4 +352,4 @@ def fill(report: Report, our: Side, bare: Side) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main())
+    run(main)
