@@ -6,7 +6,7 @@ import secrets
 from datetime import timedelta
 from pathlib import Path
 
-from libs.pods.policy import PodPolicy, read_policy
+from libs.pods.pod_policy import PodPolicy, read_policy
 from libs.service.prune import prune_loop
 from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring

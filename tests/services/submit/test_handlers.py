@@ -34,7 +34,7 @@ from libs.contracts.messages import (
     TaskSubmitted,
     Unit,
 )
-from libs.pods.policy import PodPolicy
+from libs.pods.pod_policy import PodPolicy
 from libs.store.memory import MemoryDatabase, MemoryStore
 from libs.store.port import ConflictError, Store
 from services.submit.handlers import prepare

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from libs.bus.memory import MemoryBus
 from libs.bus.memory_broker import MemoryBroker
-from libs.pods.policy import PolicyError
+from libs.pods.pod_policy import PolicyError
 from libs.service.shape import Ports
 from libs.store.memory import MemoryDatabase, MemoryStore
 from services.submit.domain.model import Rules

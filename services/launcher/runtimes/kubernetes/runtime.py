@@ -15,8 +15,8 @@ from random import Random
 from typing import Any
 
 from libs.contracts.ids import RunId
-from libs.pods.faults import PodRefusedError
-from libs.pods.names import MAIN, MANAGED_BY, MANAGER
+from libs.pods.field_errors import PodRefusedError
+from libs.pods.kubernetes_names import MAIN, MANAGED_BY, MANAGER
 from libs.service import observe
 from libs.service.loop import pause
 from services.launcher.domain.model import Fault, Listing, RankState
