@@ -37,7 +37,7 @@ from libs.contracts.messages import (
 from libs.pods.pod_policy import PodPolicy
 from libs.pods.request_validation import check_pod
 from libs.pods.requester import Requester
-from libs.service.shape import CommandHandler, Handler, Reads
+from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.submit import store
 from services.submit.domain.fill import fill_in
