@@ -46,7 +46,8 @@ class TaskRow:
     owner: str
     team: str
     group: str
-    # When its first event came; None once a prune has found a run of it: it is deleted with the last.
+    # When its first event came; None once a prune has found a run of it, because the task is then
+    # deleted with its last run.
     heard_at: datetime | None = None
 
 

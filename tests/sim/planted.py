@@ -29,6 +29,7 @@ from libs.contracts.messages import (
     TaskSpec,
     TaskState,
 )
+from libs.service import command_batches
 from libs.service.command_batches import CommandBatches
 from libs.service.consume import Consumption
 from libs.service.loop import pause
