@@ -35,7 +35,7 @@ from libs.contracts.messages import (
     Role,
     TaskSpec,
 )
-from libs.pods.policy import read_policy
+from libs.pods.pod_policy import read_policy
 from services.launcher.domain.model import Run, RunState
 from services.launcher.environment import Site, order_of
 from services.launcher.manifests import PodSite, RunObjects, objects_of

@@ -22,7 +22,7 @@ import uvloop
 
 from benchmarks.fake_nodes import FakeNodes, nodes_of
 from benchmarks.sampler import sampling
-from libs.service import observe
+from libs.service import observability
 from libs.service.run import collect_rarely, load_settings, run_with_http, stop_on_signal
 from libs.service.runner import Runner
 from libs.service.wiring import Wiring, connect
@@ -77,7 +77,7 @@ async def _run(names: Sequence[str]) -> None:
 def main() -> None:
     """Run the services that the command line names."""
     names = sys.argv[1:]
-    observe.set_up_logs("console", "info")
+    observability.set_up_logs("console", "info")
     into = os.environ.get(PROFILE)
     with sampling(into and ".".join([into, *names])):
         uvloop.run(_run(names))

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic_settings import BaseSettings
 
-from libs.pods.policy import PodPolicy
+from libs.pods.pod_policy import PodPolicy
 from services.allinone.composition import WIRINGS
 from services.allinone.provision import ProvisionSettings
 from services.log_collector.agent.settings import AgentSettings

@@ -1,8 +1,8 @@
-"""Answering commands: what both adapters of the bus do between a request and its reply.
+"""Answers commands: what both adapters of the bus do between a request and its reply.
 
-A request is never met with silence: what cannot be read or fails inside is refused with a reason,
-and so is what waited until its requester had gone (it is not carried out) and what comes while too
-many requests wait already.
+Every request gets a reply. A request that cannot be read or that fails is refused with a reason. So
+is one that waited until its requester was gone (it is not handled), and one that arrives while too
+many requests wait.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 from pydantic import ValidationError
 
-from libs.bus.port import BusError, CommandHandler, NotNowError, UnfitError
+from libs.bus.port import BusError, CommandHandler, InvalidCommandError, NotNowError
 from libs.bus.topology import served_by
 from libs.contracts.base import Message
 from libs.contracts.messages import FieldError, Refusal, RefusalCode
@@ -31,9 +31,8 @@ VALUE_CHARACTERS_MAX = 200
 # refused as busy.
 COMMANDS_MAX = 64
 COMMANDS_WAITING_MAX = 1_024
-# How long the requester waits, in milliseconds from when the request arrives. It is a duration and
-# not a moment, as in gRPC: the clocks of two machines differ, and one that jumps would turn every
-# request away.
+# How long the requester waits, in milliseconds from when the request arrives. It is a duration, as
+# in gRPC, because the clocks of two machines differ, and a jump would reject every request.
 TIMEOUT_HEADER = "shiftwork-timeout-ms"
 
 # Until when somebody waits for the reply to the command that this task answers, in the event loop's
@@ -162,10 +161,10 @@ async def answer(
         command = kind.model_validate_json(body)
     except ValidationError as error:
         return refuse(kind, _invalid(error))
-    return await _carried_out(handler, command)
+    return await _run_handler(handler, command)
 
 
-async def _carried_out(handler: CommandHandler, command: Message) -> Message:
+async def _run_handler(handler: CommandHandler, command: Message) -> Message:
     """The handler's reply, or the refusal that says why there is none."""
     kind = type(command)
     declared = ROUTES[kind].type_name
@@ -175,7 +174,7 @@ async def _carried_out(handler: CommandHandler, command: Message) -> Message:
         _log.warning("command waits", command=kind.__name__, problem=str(error))
         detail = f"{declared} could not be carried out now; try again"
         return refuse(kind, Refusal(code=RefusalCode.UNAVAILABLE, detail=detail))
-    except UnfitError as error:
+    except InvalidCommandError as error:
         _log.warning("command does not fit", command=kind.__name__, problem=str(error))
         detail = f"{declared} has a value that cannot be stored: {error}"
         return refuse(kind, Refusal(code=RefusalCode.INVALID, detail=detail))

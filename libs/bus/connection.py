@@ -1,7 +1,7 @@
-"""A service's connection to the NATS servers, and the questions under way on it.
+"""A service's connection to the NATS servers, and the requests under way on it.
 
 ``jetstream.py`` builds the bus on it and ``provision.py`` sets a server up through it; nothing
-else imports ``nats``. All questions (publish, settle, request) share one inbox and one table of
+else imports ``nats``. All requests (publish, settle, request) share one inbox and one table of
 futures, so that a batch is pipelined, and a lost connection or a refused subject fails them at
 once instead of by a timeout.
 """
@@ -35,7 +35,7 @@ from libs.contracts.base import Message
 # So many events' headers are remembered.
 HEADERS_MAX = 2048
 NO_RESPONDERS: str = "503"
-PROBLEMS_TOLD_MAX = 20
+PROBLEMS_LOGGED_MAX = 20
 REFUSED = re.compile(r'permissions violation for (\w+) to "([^"]+)"', re.IGNORECASE)
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -76,7 +76,7 @@ class BusConfig:
 
 
 @contextlib.contextmanager
-def _heeding_cancellation() -> Generator[None]:
+def _propagating_cancellation() -> Generator[None]:
     """The library swallows a cancellation while it writes, and Python 3.11's ``wait_for`` one that
     comes together with the answer; the task would go on for ever."""
     task = asyncio.current_task()
@@ -118,7 +118,7 @@ class ServerClient(Client):
     async def flush(self, timeout: int = 10) -> None:  # noqa: ASYNC109 - the library's signature
         """Return when the server has seen everything said so far; ``timeout`` in seconds."""
         for _ in range(2):
-            with _heeding_cancellation():
+            with _propagating_cancellation():
                 await super().flush(timeout)
 
     @staticmethod
@@ -128,7 +128,7 @@ class ServerClient(Client):
 
     async def _flush_pending(self, force_flush: bool = False) -> None:
         """Write what waits."""
-        with _heeding_cancellation():
+        with _propagating_cancellation():
             await super()._flush_pending(force_flush)
 
     async def _process_err(self, err_msg: str) -> None:
@@ -165,15 +165,15 @@ async def open_client(
     BusUnavailableError if there is no server in time, BusDeniedError if it does not know the user.
     """
     tls = wants_tls(config.urls)
-    client, ever_connected, told = ServerClient(tls_only=tls), False, set[str]()
+    client, ever_connected, logged = ServerClient(tls_only=tls), False, set[str]()
 
     async def error(problem: Exception) -> None:
         text = str(problem)
         if "authorization violation" in text.lower() and not ever_connected:
             raise BusDeniedError(f"the bus server refuses user {config.credentials.user!r}")
         # Each problem once per outage: a missing server is tried several times a second.
-        if text not in told and len(told) < PROBLEMS_TOLD_MAX:
-            told.add(text)
+        if text not in logged and len(logged) < PROBLEMS_LOGGED_MAX:
+            logged.add(text)
             _log.warning("bus error", service=config.service, problem=text)
         if on_error is not None and ever_connected:
             on_error(problem)
@@ -183,7 +183,7 @@ async def open_client(
             on_lost()
 
     async def back() -> None:
-        told.clear()
+        logged.clear()
         _log.info("bus is back", service=config.service, server=client.server_id)
 
     try:
@@ -213,28 +213,30 @@ async def open_client(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Question:
-    """Something said that the server or another service answers."""
+class PendingRequest:
+    """A message that the server or another service replies to."""
 
     subject: str
-    answer: asyncio.Future[Msg]
+    reply: asyncio.Future[Msg]
 
 
-class Questions:
-    """Everything asked and not yet answered."""
+class PendingRequests:
+    """All requests of a connection that have no reply yet."""
 
     def __init__(self, client: ServerClient) -> None:
         self._client = client
         self._inbox = client.new_inbox()
         self._numbers = itertools.count(1)
-        self._open: dict[str, Question] = {}
+        self._open: dict[str, PendingRequest] = {}
 
     async def start(self) -> None:
         """Open the inbox."""
-        await self._client.subscribe(f"{self._inbox}.*", cb=self._answered)
+        await self._client.subscribe(f"{self._inbox}.*", cb=self._on_reply)
 
-    async def ask(self, subject: str, body: bytes, headers: dict[str, str] | None) -> Question:
-        """Say something; see ``answers`` for the outcome."""
+    async def send(
+        self, subject: str, body: bytes, headers: dict[str, str] | None
+    ) -> PendingRequest:
+        """Send a request; ``replies`` returns the outcome."""
         size = len(body) + sum(len(key) + len(value) + 4 for key, value in (headers or {}).items())
         if size > self._client.max_payload:
             limit = self._client.max_payload
@@ -242,56 +244,56 @@ class Questions:
         if not self._client.is_connected:
             raise BusUnavailableError("the bus server is not connected")
         number = str(next(self._numbers))
-        question = Question(subject, asyncio.get_running_loop().create_future())
-        self._open[number] = question
-        question.answer.add_done_callback(lambda _: self._open.pop(number, None))
+        request = PendingRequest(subject, asyncio.get_running_loop().create_future())
+        self._open[number] = request
+        request.reply.add_done_callback(lambda _: self._open.pop(number, None))
         try:
             await self._client.publish(subject, body, f"{self._inbox}.{number}", headers)
         except (nats.errors.Error, OSError) as error:
-            question.answer.cancel()
+            request.reply.cancel()
             raise BusUnavailableError(f"{subject} could not be sent: {error}") from error
-        return question
+        return request
 
-    async def answers(self, questions: Sequence[Question], timeout_s: float) -> list[Msg]:
+    async def replies(self, requests: Sequence[PendingRequest], timeout_s: float) -> list[Msg]:
         """All answers in order; the first failure is raised after all are settled or too late."""
         try:
-            if questions:
-                await asyncio.wait([each.answer for each in questions], timeout=timeout_s)
+            if requests:
+                await asyncio.wait([each.reply for each in requests], timeout=timeout_s)
         finally:
-            late = [each for each in questions if each.answer.cancel()]
+            late = [each for each in requests if each.reply.cancel()]
         failures = [
             error
-            for each in questions
-            if not each.answer.cancelled() and (error := each.answer.exception())
+            for each in requests
+            if not each.reply.cancelled() and (error := each.reply.exception())
         ]
         if failures:
             raise failures[0]
         if late:
             raise BusUnavailableError(f"no answer to {late[0].subject} within {timeout_s:g} s")
-        return [each.answer.result() for each in questions]
+        return [each.reply.result() for each in requests]
 
-    async def _answered(self, message: Msg) -> None:
-        question = self._open.get(message.subject.rpartition(".")[2])
-        if question is None or question.answer.done():
+    async def _on_reply(self, message: Msg) -> None:
+        request = self._open.get(message.subject.rpartition(".")[2])
+        if request is None or request.reply.done():
             return
         if status(message) == NO_RESPONDERS:
-            problem = f"nobody takes {question.subject} now"
-            question.answer.set_exception(BusUnavailableError(problem))
+            problem = f"nobody takes {request.subject} now"
+            request.reply.set_exception(BusUnavailableError(problem))
         else:
-            question.answer.set_result(message)
+            request.reply.set_result(message)
 
     def fail(self, problem: str) -> None:
-        """The connection is gone, and with it every answer."""
-        for question in tuple(self._open.values()):
-            if not question.answer.done():
-                question.answer.set_exception(BusUnavailableError(problem))
+        """Fail every pending request: the connection is gone."""
+        for request in tuple(self._open.values()):
+            if not request.reply.done():
+                request.reply.set_exception(BusUnavailableError(problem))
 
     def deny(self, subject: str) -> None:
-        """The server (which names it in lower case) does not let us say this subject."""
-        for question in tuple(self._open.values()):
-            if question.subject.lower() == subject and not question.answer.done():
-                problem = f"this service may not say {question.subject}"
-                question.answer.set_exception(BusDeniedError(problem))
+        """Fail the requests on a subject (in lower case) that the server denies."""
+        for request in tuple(self._open.values()):
+            if request.subject.lower() == subject and not request.reply.done():
+                problem = f"this service may not say {request.subject}"
+                request.reply.set_exception(BusDeniedError(problem))
 
 
 def status(message: Msg) -> str | None:
@@ -299,8 +301,8 @@ def status(message: Msg) -> str | None:
     return message.headers.get("Status") if message.headers and not message.data else None
 
 
-async def say(client: ServerClient, subjects: Sequence[str], body: bytes) -> None:
-    """The same to several subjects, in their order, without an answer."""
+async def send_all(client: ServerClient, subjects: Sequence[str], body: bytes) -> None:
+    """Send the same body to several subjects, in order, without replies."""
     if not client.is_connected:
         raise BusUnavailableError("the bus server is not connected")
     try:
@@ -310,7 +312,7 @@ async def say(client: ServerClient, subjects: Sequence[str], body: bytes) -> Non
 
 
 def raise_refused(subject: str, body: bytes) -> None:
-    """The stream said no: for good if the message is at fault, for now otherwise."""
+    """Raise the stream's refusal: denied if the message is the cause, unavailable otherwise."""
     error = json.loads(body)["error"]
     text = f"{subject} was not stored: {error.get('description', error)}"
     raise (BusDeniedError if error.get("code") == 400 else BusUnavailableError)(text)  # noqa: PLR2004 - HTTP's

@@ -1,6 +1,6 @@
-"""Events from JetStream: a service's durable is pulled, and what it brought is settled.
+"""Receives events from JetStream: pulls a service's durable and settles the messages.
 
-Made by ``jetstream.JetStreamBus``, whose connection it uses, when the service hears anything.
+``jetstream.JetStreamBus`` makes the consumer on its connection if the service handles any events.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from libs.bus.connection import NO_RESPONDERS, BusConfig, ServerClient, nanoseconds, say, status
+from libs.bus.connection import (
+    NO_RESPONDERS,
+    BusConfig,
+    ServerClient,
+    nanoseconds,
+    send_all,
+    status,
+)
 from libs.bus.port import (
     REASON_CHARACTERS_MAX,
     BusDeniedError,
@@ -43,8 +50,8 @@ PULLS_PER_INBOX = 1_000
 KEPT_HEADERS = re.compile(r"ce-.*|traceparent|content-type")
 
 
-class Voice(Protocol):
-    """What settling needs of the bus."""
+class ServerConnection(Protocol):
+    """What settling needs of the connection."""
 
     service: str
     config: BusConfig
@@ -53,15 +60,15 @@ class Voice(Protocol):
         """Put subject, body and headers into a stream; returns when they are there."""
         ...
 
-    async def ask(self, subject: str, body: bytes, headers: dict[str, str] | None) -> Msg:
-        """One question and its answer."""
+    async def request_raw(self, subject: str, body: bytes, headers: dict[str, str] | None) -> Msg:
+        """Send a request and return its reply."""
         ...
 
 
 class JetStreamDelivery:
     """One event from the server, with the subject that settles it."""
 
-    def __init__(self, bus: Voice, message: Msg) -> None:
+    def __init__(self, bus: ServerConnection, message: Msg) -> None:
         self._bus, self._message = bus, message
         self.envelope: Envelope | None = None
         self.problem = ""
@@ -105,8 +112,8 @@ class JetStreamDelivery:
         await self._bus.store([(subject, raw.body, headers)])
         await self._settle(b"+TERM")
 
-    async def _settle(self, word: bytes) -> None:
-        await self._bus.ask(self._message.reply, word, None)
+    async def _settle(self, verb: bytes) -> None:
+        await self._bus.request_raw(self._message.reply, verb, None)
 
 
 class JetStreamConsumer:
@@ -116,10 +123,10 @@ class JetStreamConsumer:
     at once and none costs a request.
     """
 
-    def __init__(self, bus: Voice, client: ServerClient, spec: ConsumerSpec) -> None:
+    def __init__(self, bus: ServerConnection, client: ServerClient, spec: ConsumerSpec) -> None:
         self._bus, self._client, self._spec = bus, client, spec
-        heard = "|".join(re.escape(each).replace(r"\*", "[^.]+") for each in spec.heard)
-        self._heard = re.compile(heard)
+        pattern = "|".join(re.escape(each).replace(r"\*", "[^.]+") for each in spec.handled)
+        self._handled = re.compile(pattern)
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{spec.stream}.{spec.durable}"
         self._inbox = ""
         self._subscription: Subscription | None = None
@@ -133,7 +140,7 @@ class JetStreamConsumer:
         self._ends_at = 0.0
         # How the server ended the last pull: a status and its description.
         self._end: tuple[str, str] | None = None
-        # The server said that nothing is there, and nothing came since but through a pull.
+        # The server description that nothing is there, and nothing came since but through a pull.
         self._drained = False
         self._changed = asyncio.Event()
 
@@ -145,20 +152,20 @@ class JetStreamConsumer:
         until = asyncio.get_running_loop().time() + wait_s
         if not (self._arrived or self._left or self._drained):
             # What is there; only if that is nothing, a pull is left open for what will come.
-            await self._ask({"no_wait": True}, messages_max, 0.0)
+            await self._pull_messages({"no_wait": True}, messages_max, 0.0)
             while self._left:
-                await self._hear(self._ends_at)
+                await self._wait_for_messages(self._ends_at)
         while not self._arrived and (left_s := until - asyncio.get_running_loop().time()) > 0:
             if not self._left:
-                await self._ask({"expires": nanoseconds(left_s)}, messages_max, left_s)
-            await self._hear(until)
+                await self._pull_messages({"expires": nanoseconds(left_s)}, messages_max, left_s)
+            await self._wait_for_messages(until)
         count = min(messages_max, len(self._arrived))
         arrived = [self._arrived.popleft() for _ in range(count)]
-        passed = [each.reply for each in arrived if not self._is_heard(each)]
+        passed = [each.reply for each in arrived if not self._is_handled(each)]
         if passed:
             # Lost on the way, it comes again and is passed over again.
-            await say(self._client, passed, ACK)
-        return [JetStreamDelivery(self._bus, each) for each in arrived if self._is_heard(each)]
+            await send_all(self._client, passed, ACK)
+        return [JetStreamDelivery(self._bus, each) for each in arrived if self._is_handled(each)]
 
     async def _have_inbox(self) -> None:
         """Subscribe to an inbox, and to a new one after ``PULLS_PER_INBOX``, while no pull is open.
@@ -173,33 +180,35 @@ class JetStreamConsumer:
         if former is not None:
             await former.unsubscribe()
 
-    def _is_heard(self, message: Msg) -> bool:
+    def _is_handled(self, message: Msg) -> bool:
         """False for what a durable is given only because it has no filters."""
-        return self._heard.fullmatch(message.subject) is not None
+        return self._handled.fullmatch(message.subject) is not None
 
-    async def _ask(self, request: dict[str, object], messages_max: int, open_s: float) -> None:
+    async def _pull_messages(
+        self, request: dict[str, object], messages_max: int, open_s: float
+    ) -> None:
         """Begin a pull."""
         self._pulls += 1
         self._pull, self._end = f"{self._inbox}.{self._pulls}", None
         self._left, self._drained = messages_max, False
-        patience_s = self._bus.config.reply_timeout_s
-        self._ends_at = asyncio.get_running_loop().time() + open_s + patience_s
+        grace_s = self._bus.config.reply_timeout_s
+        self._ends_at = asyncio.get_running_loop().time() + open_s + grace_s
         bounds = {"batch": messages_max, "max_bytes": BATCH_BYTES_MAX}
         body = json.dumps({**bounds, **request}).encode()
         try:
             await self._client.publish(self._next, body, self._pull)
         except (nats.errors.Error, OSError) as error:
-            self._over(NO_RESPONDERS, str(error))
+            self._end_pull(NO_RESPONDERS, str(error))
 
-    async def _hear(self, until: float) -> None:
-        """Until something comes, the pull ends, or this moment. Raises how the pull ended badly."""
+    async def _wait_for_messages(self, until: float) -> None:
+        """Wait for a message, the pull's end or the deadline. Raises if the pull failed."""
         self._changed.clear()
         if self._left:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
                     await self._changed.wait()
         if self._left and asyncio.get_running_loop().time() >= self._ends_at:
-            self._over(NO_RESPONDERS, "the server does not answer")
+            self._end_pull(NO_RESPONDERS, "the server does not answer")
         if self._arrived or self._left or self._end is None:
             return
         code, description = self._end
@@ -216,41 +225,43 @@ class JetStreamConsumer:
             self._left = max(0, self._left - 1)
             self._changed.set()
         elif message.subject == self._pull:
-            said = (message.headers or {}).get("Description", "")
-            if found == CONFLICT and BYTES_REACHED in said:
+            description = (message.headers or {}).get("Description", "")
+            if found == CONFLICT and BYTES_REACHED in description:
                 # There is more: the next pull brings it.
-                self._over("", "")
+                self._end_pull("", "")
                 return
-            self._over(found, "it does not exist (yet)" if found == NO_RESPONDERS else said)
+            self._end_pull(
+                found, "it does not exist (yet)" if found == NO_RESPONDERS else description
+            )
 
-    def _over(self, code: str, description: str) -> None:
-        """The present pull brings nothing more."""
+    def _end_pull(self, code: str, description: str) -> None:
+        """End the current pull."""
         self._left, self._end = 0, (code, description)
         self._drained = code in (NO_MESSAGES, PULL_EXPIRED)
         self._changed.set()
 
     def lost(self) -> None:
         """The connection is gone; a pull under way will not be answered."""
-        self._over(NO_RESPONDERS, "the connection was lost")
+        self._end_pull(NO_RESPONDERS, "the connection was lost")
 
     def deny(self, subject: str) -> None:
         """The server (which names it in lower case) does not let us say this subject."""
         if subject == self._next.lower():
-            self._over(DENIED, "")
+            self._end_pull(DENIED, "")
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        """The server takes what one connection says in its order: when the last one is noted, so
-        are those before it, and none of them needs an answer of its own."""
+        """Acknowledge all, and wait for the last: the server handles one connection's messages in
+        order, so once the last is acknowledged, those before it are, too."""
         if deliveries:
             *others, last = deliveries
             own = [each for each in others if isinstance(each, JetStreamDelivery)]
-            await say(self._client, [each.settles for each in own], ACK)
+            await send_all(self._client, [each.settles for each in own], ACK)
             await last.ack()
 
     async def release(self) -> None:
         """End the open pull; messages that arrived and were never fetched come again at once."""
         subscription, self._subscription = self._subscription, None
-        self._over("", "")
+        self._end_pull("", "")
         with contextlib.suppress(nats.errors.Error, OSError):
             if subscription is not None:
                 # The server drops a pull that nobody listens to.

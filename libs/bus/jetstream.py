@@ -38,8 +38,8 @@ from libs.bus.commands import (
 from libs.bus.connection import (
     REFUSED,
     BusConfig,
-    Question,
-    Questions,
+    PendingRequest,
+    PendingRequests,
     open_client,
     raise_refused,
 )
@@ -77,8 +77,8 @@ class JetStreamBus:
                 max_payload=self._client.max_payload,
                 wanted=PAYLOAD_BYTES_MAX,
             )
-        self._questions = Questions(self._client)
-        await self._questions.start()
+        self._requests = PendingRequests(self._client)
+        await self._requests.start()
         self._consumer: JetStreamConsumer | None = None
         if self.config.hears:
             spec = consumer_of(self.service, self.config.hears)
@@ -94,22 +94,22 @@ class JetStreamBus:
 
     async def store(self, messages: Sequence[tuple[str, bytes, dict[str, str]]]) -> None:
         """Put subject, body and headers into a stream, in order; returns when they are there."""
-        questions: list[Question] = []
+        requests: list[PendingRequest] = []
         try:
             for message in messages:
-                questions.append(await self._questions.ask(*message))  # noqa: PERF401 - kept if one fails
+                requests.append(await self._requests.send(*message))  # noqa: PERF401 - kept if one fails
         finally:
-            answers = await self._questions.answers(questions, self.config.reply_timeout_s)
-        for question, message in zip(questions, answers, strict=True):
+            answers = await self._requests.replies(requests, self.config.reply_timeout_s)
+        for request, message in zip(requests, answers, strict=True):
             if b'"error"' in message.data:
-                raise_refused(question.subject, message.data)
+                raise_refused(request.subject, message.data)
 
-    async def ask(self, subject: str, body: bytes, headers: dict[str, str] | None) -> Msg:
-        """One question and its answer, within the time for the server's own answers."""
-        question = await self._questions.ask(subject, body, headers)
-        return (await self._questions.answers([question], self.config.reply_timeout_s))[0]
+    async def request_raw(self, subject: str, body: bytes, headers: dict[str, str] | None) -> Msg:
+        """One request and its answer, within the time for the server's own answers."""
+        request = await self._requests.send(subject, body, headers)
+        return (await self._requests.replies([request], self.config.reply_timeout_s))[0]
 
-    async def tell(self, envelope: Envelope) -> None:
+    async def send_telemetry(self, envelope: Envelope) -> None:
         """Send and forget, while there is a server."""
         if not self._client.is_connected:
             return
@@ -121,8 +121,8 @@ class JetStreamBus:
         """Ask whoever of the command's owners is free; nobody there is known at once."""
         request_id = self._client.new_inbox().rpartition(".")[2]
         headers = headers_of(command, self.service, request_id, timeout_s)
-        question = await self._questions.ask(subject_of(command), command.to_json(), headers)
-        (reply,) = await self._questions.answers([question], timeout_s)
+        request = await self._requests.send(subject_of(command), command.to_json(), headers)
+        (reply,) = await self._requests.replies([request], timeout_s)
         return read_reply(type(command), reply.headers or {}, reply.data)
 
     @contextlib.asynccontextmanager
@@ -132,7 +132,9 @@ class JetStreamBus:
         queue = RequestQueue(self.config.commands_max, self.config.commands_waiting_max)
         async with answering() as group, contextlib.AsyncExitStack() as subscriptions:
 
-            async def asked(kind: type[Message], handler: CommandHandler, message: Msg) -> None:
+            async def on_request(
+                kind: type[Message], handler: CommandHandler, message: Msg
+            ) -> None:
                 until = until_of(message.headers or {})
 
                 async def answer_one(busy: Message | None) -> None:
@@ -146,7 +148,10 @@ class JetStreamBus:
                 queue.take(group, answer_one, kind)
 
             for kind, handler in handlers.items():
-                subject, take = served_subject(kind, self.service), partial(asked, kind, handler)
+                subject, take = (
+                    served_subject(kind, self.service),
+                    partial(on_request, kind, handler),
+                )
                 await subscriptions.enter_async_context(self._subscribed(subject, take, queue=True))
             yield
 
@@ -164,7 +169,7 @@ class JetStreamBus:
 
     async def backlog(self) -> Backlog:
         """See ``port.Bus``; a service whose wiring says ``watches`` may ask."""
-        found = json.loads((await self.ask(WATCHED_STREAM, b"", None)).data)
+        found = json.loads((await self.request_raw(WATCHED_STREAM, b"", None)).data)
         if "error" in found:
             raise BusUnavailableError(f"the stream of events: {found['error'].get('description')}")
         state = found["state"]
@@ -248,7 +253,7 @@ class JetStreamBus:
         await self._client.close()
 
     def _lost(self) -> None:
-        self._questions.fail("the connection to the bus server was lost")
+        self._requests.fail("the connection to the bus server was lost")
         if self._consumer is not None:
             self._consumer.lost()
 
@@ -259,7 +264,7 @@ class JetStreamBus:
             return
         what, subject = refused.group(1).lower(), refused.group(2).lower()
         if what == "publish":
-            self._questions.deny(subject)
+            self._requests.deny(subject)
             if self._consumer is not None:
                 self._consumer.deny(subject)
         else:

@@ -1,7 +1,7 @@
 """The bus inside one process: a service's connection to a ``MemoryBroker``.
 
 The deterministic simulation builds every service with it, and tests that need no server. It obeys
-the same contract as ``jetstream.py``, including who may say what.
+the same contract as ``jetstream.py``, including permissions.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _MemoryConsumer:
             self._bus.check_open()
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        """One by one: some may be settled when one is lost."""
+        """Acknowledge individually: some may be settled when one is lost."""
         for each in deliveries:
             await each.ack()
 
@@ -134,7 +134,7 @@ class MemoryBus:
     ) -> None:
         self.broker = broker
         self.service = service
-        # The durable hears from now on, and from the first message of the stream.
+        # The durable receives from the first message of the stream on.
         self._durable = broker.durable(consumer_of(service, hears)) if hears else None
         self._closed = False
         self._server_id = ""
@@ -159,7 +159,7 @@ class MemoryBus:
             raise BusUnavailableError("no answer from the bus server; perhaps it is stored")
         await self.travel()
 
-    async def tell(self, envelope: Envelope) -> None:
+    async def send_telemetry(self, envelope: Envelope) -> None:
         """Hand telemetry to whoever listens now."""
         broker = self.broker
         if not self.connected or broker.chance(broker.faults.lose_telemetry):
@@ -170,7 +170,7 @@ class MemoryBus:
                 inbox(subject, headers, body)
 
     async def request(self, command: Message, *, timeout_s: float) -> Message:
-        """Ask one of those who serve the command and can be reached."""
+        """Send the command to one of the reachable endpoints."""
         subject, broker = subject_of(command), self.broker
         await self.travel()
         free = [take for name, take in broker.endpoints.get(subject, ()) if broker.reaches(name)]

@@ -260,7 +260,7 @@ class MemoryBroker:
         ):
             message = self._stream[durable.position]
             durable.position += 1
-            if any(matches(pattern, message.subject) for pattern in durable.spec.heard):
+            if any(matches(pattern, message.subject) for pattern in durable.spec.handled):
                 durable.pending[message.number] = Pending(message, due_at=now)
                 handed.append(durable.pending[message.number])
                 size += len(message.body)

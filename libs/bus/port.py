@@ -28,7 +28,7 @@ class NotNowError(Exception):
     """A command's handler cannot carry it out now; the same command may succeed later."""
 
 
-class UnfitError(Exception):
+class InvalidCommandError(Exception):
     """A command has a value that its owner cannot store, whenever it is tried."""
 
 
@@ -37,16 +37,16 @@ class BusUnavailableError(BusError):
 
 
 class BusDeniedError(BusError):
-    """The server refused: this service may not say or hear that subject."""
+    """The server refused: this service may not publish or receive that subject."""
 
 
 class BusTooLargeError(BusDeniedError):
-    """The server refused: a message is larger than it takes."""
+    """The server refused: the message is larger than it accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawMessage:
-    """A message as it is on the bus, with those of its headers that a publisher gives it."""
+    """A message as it is on the bus, with the headers that its publisher set."""
 
     subject: str
     headers: Mapping[str, str]
@@ -55,7 +55,7 @@ class RawMessage:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """How much of its room the stream of events takes: what some service still has to receive."""
+    """How full the stream of events is: what some service still has to receive."""
 
     stored_bytes: int
     bytes_max: int
@@ -130,8 +130,8 @@ class Bus(Protocol):
         Raises BusUnavailableError or BusDeniedError; some may then be stored."""
         ...
 
-    async def tell(self, envelope: Envelope) -> None:
-        """Send telemetry; no promise."""
+    async def send_telemetry(self, envelope: Envelope) -> None:
+        """Send telemetry, without a delivery guarantee."""
         ...
 
     async def request(self, command: Message, *, timeout_s: float) -> Message:
@@ -151,7 +151,7 @@ class Bus(Protocol):
         ...
 
     def consumer(self) -> Consumer:
-        """This service's durable consumer of the events it hears."""
+        """This service's durable consumer."""
         ...
 
     def listen(self, subject_filter: str) -> AbstractAsyncContextManager[AsyncIterator[Envelope]]:
@@ -160,7 +160,7 @@ class Bus(Protocol):
 
     @property
     def server_id(self) -> str:
-        """Names the server's present start; another id means that the server was started anew
+        """Identifies the server's current start; another id means that the server was restarted
         and may have lost its last unsynced seconds. Empty before the first connection."""
         ...
 

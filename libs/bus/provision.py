@@ -30,8 +30,8 @@ UNLIMITED = -1
 # The server's numbers for what trying again does not mend: a configuration that cannot be, a name
 # or subjects that another stream has, several replicas where there is one server, more bytes than
 # the store has.
-NO_ROOM = 10047
-HOPELESS = frozenset({NO_ROOM, 10052, 10058, 10065, 10074})
+INSUFFICIENT_STORAGE = 10047
+HOPELESS = frozenset({INSUFFICIENT_STORAGE, 10052, 10058, 10065, 10074})
 
 
 async def provision(
@@ -73,7 +73,7 @@ async def provision(
             done += [f"stream {stream.name} changed"] if changed and not made[stream.name] else []
     except APIError as error:
         text = f"the streams could not be set up: {error.description}"
-        if error.err_code == NO_ROOM:
+        if error.err_code == INSUFFICIENT_STORAGE:
             needed = sum(stream.max_bytes for stream in topology.streams)
             text += f"; they need {needed} bytes, compare the server's max_file_store"
         if error.err_code in HOPELESS:
@@ -95,7 +95,7 @@ async def enter(
     ca_file: Path | None = None,
     connect_timeout_s: float = 30.0,
 ) -> None:
-    """Only look whether this user gets in; the errors of ``provision``."""
+    """Check only whether this user can connect. Raises the errors of ``provision``."""
     config = BusConfig(
         urls=tuple(urls),
         service=credentials.user,

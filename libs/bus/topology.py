@@ -71,7 +71,7 @@ class StreamSpec:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSpec:
-    """One service's durable: it hears these subjects from the first message kept.
+    """One service's durable: it receives these subjects from the first message kept.
 
     A message that is not acknowledged within ``ack_wait_s`` comes again, as often as it takes;
     setting a hopeless one apart is the service's decision, never the server's.
@@ -79,7 +79,7 @@ class ConsumerSpec:
 
     durable: str
     filters: tuple[str, ...]
-    # What the service hears of it; empty: everything.
+    # What the service handles of it; empty: everything.
     only: tuple[str, ...] = ()
     # What a leader that was killed had been given waits so long for its successor. Longer than any
     # batch takes; what comes again too early is in the inbox already.
@@ -88,8 +88,8 @@ class ConsumerSpec:
     stream: str = EVENTS
 
     @property
-    def heard(self) -> tuple[str, ...]:
-        """The filters of what the service is handed."""
+    def handled(self) -> tuple[str, ...]:
+        """The filters of what the service handles."""
         return self.only or self.filters
 
 
@@ -210,11 +210,11 @@ def streams_of(limits: Limits) -> tuple[StreamSpec, ...]:
 
 
 def consumer_of(service: str, kinds: Iterable[type[Message]]) -> ConsumerSpec:
-    """The durable of a service that hears these event types; ValueError if one is no event.
+    """Return the durable of a service for these event types; ValueError if one is no event.
 
-    Who hears the changes of tasks' states, which are nearly half of all that is said, is given
-    everything and passes over the rest: for a durable with filters that is behind, the server
-    looks for the next message among all subjects of a block, each time anew.
+    A service that handles changes of tasks' states, nearly half of all events, receives every event
+    and skips the rest: for a durable with filters that is behind, the server searches all subjects
+    of a block again for each next message.
     """
     heard = tuple(kinds)
     filters = _filters(heard, Kind.EVENT)
@@ -272,7 +272,7 @@ def permissions_of(
 
 
 def inbox_prefix(service: str) -> str:
-    """Where a service receives answers; nobody else may listen there."""
+    """Return where a service receives replies; no other service may listen there."""
     return f"_INBOX.{service}"
 
 

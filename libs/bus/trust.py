@@ -1,4 +1,4 @@
-"""Whom a client of the bus believes: the authority that vouches for its servers."""
+"""TLS trust of a bus client: the certificate authority for its servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def authority(path: Path | None) -> Path | None:
 
 
 def trust(path: Path | None) -> ssl.SSLContext:
-    """Believe whom this authority vouches for; without one, whom this machine believes."""
+    """Return a TLS context that trusts this authority; None: the machine's own authorities."""
     try:
         return ssl.create_default_context(cafile=path)
     except (OSError, ssl.SSLError) as problem:
@@ -25,7 +25,7 @@ def trust(path: Path | None) -> ssl.SSLContext:
 
 
 def wants_tls(urls: Sequence[str]) -> bool:
-    """Whether these addresses ask for TLS; ValueError if only some of them do."""
+    """True if these addresses use TLS; ValueError if only some of them do."""
     secure = [url for url in urls if url.startswith(SCHEME)]
     if secure and len(secure) < len(urls):
         raise ValueError(f"write {SCHEME}HOST:PORT for each of the servers, or for none")

@@ -1,1 +1,1 @@
-"""What a site allows of pods, and what a task may ask of its own."""
+"""The pod policy of a site, and the validation and assembly of a task's pods under it."""

@@ -1,1 +1,1 @@
-"""The shape of a service and what runs it: settings, consumer, relay, loops, probes, logs."""
+"""The definition of a service and what runs it: settings, consumer, relay, loops, probes, logs."""

@@ -1,8 +1,8 @@
-"""Bounds on HTTP connections: how many there are, of one address and in all, and how long each may
-keep us waiting for the rest of a request, or for room to send.
+"""Limits HTTP connections: their number, per address and in total, and how long each may wait for
+the rest of a request or for the client to read.
 
-Used by ``http.py``. A connection costs a descriptor and memory from the moment it is accepted,
-whoever it is: without bounds, a thousand silent ones leave none for the database.
+Used by ``http.py``. A connection costs a descriptor and memory from the moment it is accepted:
+without limits, a thousand silent ones leave no descriptor for the database.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from libs.service.loop import pause
 
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 # Descriptors for everything else: the database, the bus, logs, files.
 RESERVED = 512
 CONNECTIONS_MAX = 32_768
@@ -87,19 +87,19 @@ class Connections:
         return len(self._all)
 
     def admit(self, one: _Bounded) -> None:
-        """Count a new connection in. Where there are too many, the one that has been silent the
-        longest makes room; if none is silent, the new one is closed.
+        """Add a new connection. If there are too many, close the one that has been silent longest,
+        or the new one if none is silent.
         """
         those = self._of.setdefault(one.address, OrderedDict())
         self._all[one] = _Phase()
         those[one] = None
         if len(those) > self._limits.of_one:
-            self._make_room(those, one)
+            self._evict_quiet(those, one)
         elif len(self._all) > self._limits.total_max:
-            self._make_room(self._all, one)
+            self._evict_quiet(self._all, one)
 
     def gone(self, one: _Bounded) -> None:
-        """Count a connection out."""
+        """Remove a connection."""
         self._all.pop(one, None)
         those = self._of.get(one.address)
         if those is not None:
@@ -107,7 +107,7 @@ class Connections:
             if not those:
                 del self._of[one.address]
 
-    def _make_room(self, among: Iterable[_Bounded], newest: _Bounded) -> None:
+    def _evict_quiet(self, among: Iterable[_Bounded], newest: _Bounded) -> None:
         quiet = next((each for each in among if each is not newest and each.is_quiet), newest)
         self._drop(quiet)
 
@@ -116,13 +116,13 @@ class Connections:
         one.transport.abort()
 
     async def watch(self) -> None:
-        """Close what keeps us waiting for too long, until cancelled."""
+        """Close connections that are too slow, until cancelled."""
         now = asyncio.get_running_loop().time
         while True:
-            await pause(LOOK_SECONDS)
-            self._look(now())
+            await pause(CHECK_SECONDS)
+            self._close_slow(now())
 
-    def _look(self, now: float) -> None:
+    def _close_slow(self, now: float) -> None:
         late: list[_Bounded] = []
         for one, phase in self._all.items():
             key, seconds_max = one.waiting(self._limits)

@@ -1,16 +1,16 @@
-"""Events in: a batch of deliveries becomes one transaction of recorded facts.
+"""Consumes events: handles a batch of deliveries in one transaction.
 
-Called by ``runner.py`` on the leader. Inbox entry, handlers' rows and outgoing events commit
-together; only then the deliveries are acknowledged. Dying before the commit leaves nothing, dying
-after it means redelivery, which the inbox answers.
+Called by ``runner.py`` on the leader. Inbox entries, the handlers' rows and outgoing events commit
+together; only then the deliveries are acknowledged. A crash before the commit leaves nothing; a
+crash after it causes a redelivery, which the inbox recognizes.
 
 An event that cannot be handled is set apart as a dead letter, so that it does not stop the others.
-Whose fault a failure is shows by what else is handled. While others are, a defect is the event's
-or its type's, and each such event is set apart. While nothing is, the fault may be everybody's: a
-burst is set apart and then one at a time, and what fails beyond that stays in the stream and is
-tried again later. It may not fill the durable, behind which nothing new would come: half of that is
-its share. An error of the database counts against an event only if others were handled since, and
-without limit only if none of its type was.
+While other events are handled, a failure is blamed on the event or its type, and each such event is
+set apart. While no event is handled, the cause may be common to all: a burst is set apart, then one
+at a time, and the others stay in the stream and are tried again later. They may take at most half
+of the durable's pending messages, because nothing new is delivered behind a full durable. A
+database error counts against an event only if others were handled since, and without limit only if
+none of its type was.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from libs.contracts.base import Message
 from libs.contracts.envelope import Envelope
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
-from libs.service import dead_letters, observe
+from libs.service import dead_letters, observability
+from libs.service.definition import Service
 from libs.service.loop import Backoff, Wake, pause
-from libs.service.shape import Service
 from libs.service.token_bucket import TokenBucket
 from libs.store.dead_letters import Direction
 from libs.store.port import (
@@ -44,21 +44,21 @@ from libs.store.port import (
 
 TRANSIENT = (StoreUnavailableError, BusError)
 CONFLICT_TRIES = 3
-# After so many deliveries an error of the database may be the event's own fault.
-FAULT_DELIVERIES_MIN = 4
+# After so many deliveries the event itself may be the cause of a database error.
+DATABASE_ERROR_DELIVERIES_MIN = 4
 # How long an event that failed stays away: doubling with each delivery.
 DELAY_SECONDS_MAX = 60.0
 # How many events that failed may wait in the stream before others are set apart instead.
 FAILED_MAX = MAX_ACK_PENDING // 2
-# After so many errors of the database in a row, a batch's other events of the type are not tried.
-FAULTS_MAX = 3
+# After so many database errors in a row, a batch's other events of the type are not tried.
+DATABASE_ERRORS_MAX = 3
 # While the database fails in a row, batches come no faster.
-FAULT_GAP_SECONDS = 1.0
+DATABASE_ERROR_GAP_SECONDS = 1.0
 
 
 @dataclass
 class Consumption:
-    """One leader's consuming of its service's events."""
+    """Consumes one service's events on its leader."""
 
     service: Service
     epoch: int
@@ -83,17 +83,17 @@ class Consumption:
     _failing: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
-        self.log = observe.log(self.service.name)
+        self.log = observability.log(self.service.name)
 
     @property
     def problem(self) -> str:
-        """Why events are not consumed now; empty if they are."""
+        """Why events are not being consumed; empty if they are."""
         if self.waiting:
             return "events cannot be consumed"
         return f"consumption is paused, events fail in a row: {self.paused}" if self.paused else ""
 
     async def run(self, consumer: Consumer) -> None:
-        """Consume until cancelled or no longer leading; wait out what is down."""
+        """Consume until cancelled or no longer leading; wait while the bus or database is down."""
         try:
             await self._consume(consumer)
         finally:
@@ -115,7 +115,7 @@ class Consumption:
                 if not self.waiting:
                     self.log.warning("consumer waits", problem=str(problem))
                 self.waiting = True
-                observe.RETRIES.labels(self.service.name, "consumer").inc()
+                observability.RETRIES.labels(self.service.name, "consumer").inc()
                 await backoff.wait()
 
     async def settle(self, consumer: Consumer, deliveries: Sequence[Delivery]) -> None:
@@ -156,13 +156,13 @@ class Consumption:
         with structlog.contextvars.bound_contextvars(event=""):
             await self._handle(deliveries, handled)
         for kind, count in Counter(handled).items():
-            observe.HANDLED.labels(name, kind).inc(count)
+            observability.HANDLED.labels(name, kind).inc(count)
         if handled:
             for wake in self.wakes:
                 wake.set()
 
     async def _handle(self, deliveries: Sequence[Delivery], handled: list[str]) -> None:
-        """One transaction; says which kinds were handled."""
+        """Handle these in one transaction; append the handled kinds to ``handled``."""
         envelopes = [each.envelope for each in deliveries if each.envelope is not None]
         async with self.turn, self.service.ports.store.transaction(epoch=self.epoch) as tx:
             await self._apply(tx, envelopes, handled)
@@ -180,13 +180,13 @@ class Consumption:
             wake.set()
 
     async def _apply(self, tx: Tx, envelopes: Sequence[Envelope], handled: list[str]) -> None:
-        """Record what these events say, those that were not seen before."""
+        """Handle those of these events that the inbox does not know yet."""
         name = self.service.name
         unseen = await tx.unseen([envelope.id for envelope in envelopes])
         await self._read_ahead(tx, [each.message for each in envelopes if each.id in unseen])
         for envelope in envelopes:
             if envelope.id not in unseen:
-                observe.DUPLICATES.labels(name).inc()
+                observability.DUPLICATES.labels(name).inc()
                 continue
             unseen.discard(envelope.id)
             handler = self.service.handlers.get(type(envelope.message))
@@ -214,16 +214,16 @@ class Consumption:
         """Handle what can be handled, and find the messages that broke the batch. Returns how many
         were handled, with those before, and what is wrong with the first that has to wait."""
         delayed: Exception | None = None
-        faults = Counter[str]()
+        database_errors = Counter[str]()
         for delivery in deliveries:
             kind = _type_of(delivery)
-            if faults[kind] >= FAULTS_MAX:
+            if database_errors[kind] >= DATABASE_ERRORS_MAX:
                 await self._delay(delivery)
                 continue
             problem = await self._try(delivery)
             if problem is None:
                 handled += 1
-                faults[kind] = 0
+                database_errors[kind] = 0
                 self._resume([delivery])
                 continue
             self._failing.add(kind)
@@ -232,7 +232,7 @@ class Consumption:
                 self.log.error("event cannot be handled", exc_info=problem)
             else:
                 delayed = delayed or problem
-                faults[kind] += isinstance(problem, DatabaseFaultError)
+                database_errors[kind] += isinstance(problem, DatabaseFaultError)
         return handled, delayed
 
     async def _try(self, delivery: Delivery) -> Exception | None:
@@ -253,12 +253,12 @@ class Consumption:
         return problem
 
     def _may_set_apart(self, delivery: Delivery, problem: Exception | None) -> bool:
-        """True if the fault is the message's or its type's, as far as the others tell."""
+        """True if the message or its type causes the failure, judging by the other events."""
         now = asyncio.get_running_loop().time()
         since = self._failed.setdefault(_id_of(delivery), now)
         others_work = self._handled_at > since
         if isinstance(problem, DatabaseFaultError):
-            if delivery.deliveries < FAULT_DELIVERIES_MIN or not others_work:
+            if delivery.deliveries < DATABASE_ERROR_DELIVERIES_MIN or not others_work:
                 return False
             type_works = self._type_handled_at.get(_type_of(delivery), -math.inf) > since
             return not type_works or self.breaker.take(now)
@@ -267,8 +267,8 @@ class Consumption:
     async def _give_up(
         self, delivery: Delivery, reason: str, problem: Exception | None = None
     ) -> bool:
-        """Set a message apart, or ask for it again later if the fault may not be its own. True if
-        it was set apart."""
+        """Set a message apart, or request redelivery if it may not be the cause. True if it was set
+        apart."""
         if self._may_set_apart(delivery, problem):
             await self._set_apart(delivery, reason)
             return True
@@ -276,7 +276,7 @@ class Consumption:
         return False
 
     async def _delay(self, delivery: Delivery) -> None:
-        """Ask for a message again later."""
+        """Request redelivery of a message later."""
         if len(self._failed) >= 2 * MAX_ACK_PENDING:
             # Most of them were settled elsewhere; what comes again is noted again.
             self._failed.clear()
@@ -288,12 +288,14 @@ class Consumption:
             self.log.error(
                 "consumption is paused: events fail in a row", problem=reason, exc_info=problem
             )
-        self._pause_gap_s = FAULT_GAP_SECONDS if isinstance(problem, DatabaseFaultError) else 0.0
+        self._pause_gap_s = (
+            DATABASE_ERROR_GAP_SECONDS if isinstance(problem, DatabaseFaultError) else 0.0
+        )
         self.paused = reason[:REASON_CHARACTERS_MAX]
-        observe.CONSUMPTION_PAUSED.labels(self.service.name).set(1)
+        observability.CONSUMPTION_PAUSED.labels(self.service.name).set(1)
 
     def _resume(self, deliveries: Sequence[Delivery]) -> None:
-        """Events were handled."""
+        """Note that events were handled, and end a pause."""
         self._handled_at = asyncio.get_running_loop().time()
         for delivery in deliveries:
             self._failed.pop(_id_of(delivery), None)
@@ -303,22 +305,22 @@ class Consumption:
         if self.paused:
             self.log.info("consumption goes on")
         self.paused, self._pause_gap_s = "", 0.0
-        observe.CONSUMPTION_PAUSED.labels(self.service.name).set(0)
+        observability.CONSUMPTION_PAUSED.labels(self.service.name).set(0)
 
     async def _set_apart(self, delivery: Delivery, reason: str) -> None:
-        """Keep it in the database, from where it can be replayed, and tell the bus, which copies
-        it to the dead letters there. Dying in between brings it again."""
+        """Store a message in the database, from where it can be replayed, and copy it to the dead
+        letters of the bus. After a crash in between it is delivered again."""
         envelope = delivery.envelope
         async with self.turn, self.service.ports.store.transaction(epoch=self.epoch) as tx:
             await dead_letters.keep(tx, Direction.RECEIVED, delivery.raw, reason)
         self._failed.pop(_id_of(delivery), None)
-        observe.DEAD_LETTERS.labels(self.service.name).inc()
+        observability.DEAD_LETTERS.labels(self.service.name).inc()
         self.log.error("dead letter", reason=reason, id=envelope.id if envelope else None)
         await delivery.dead_letter(reason)
 
 
 def _id_of(delivery: Delivery) -> str:
-    """Names a message, readable or not."""
+    """Identify a message, whether or not it can be decoded."""
     envelope = delivery.envelope
     return envelope.id if envelope is not None else dead_letters.key_of(delivery.raw)
 

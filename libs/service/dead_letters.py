@@ -1,8 +1,9 @@
-"""Events that a service has set apart: kept in its own database until an operator replays them.
+"""Dead letters: events that a service set apart, kept in its database until an operator replays
+them.
 
-The relay sets apart what the bus never takes, the consumer what cannot be handled. Commands list
-them, discard them, and record that a replay is wanted; the leader's loop, made by ``runner.py``,
-carries the replays out, each in one transaction together with the removal of the letter.
+The relay sets apart events that the bus never accepts, the consumer events that cannot be handled.
+Commands list them, discard them and request replays; the leader's loop, made by ``runner.py``,
+replays each in one transaction together with the removal of the letter.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from datetime import timedelta
 from libs.bus.port import REASON_CHARACTERS_MAX, BusError, RawMessage
 from libs.contracts import messages as m
 from libs.contracts.envelope import Envelope, UndecodableError
-from libs.service import observe, prune
+from libs.service import observability, prune
+from libs.service.definition import Service
 from libs.service.settings import BaseServiceSettings
-from libs.service.shape import Service
 from libs.store.dead_letters import DeadLetterBody, DeadLetterRow, Direction
 from libs.store.port import Op, Order, StoreUnavailableError, TermOverError, Tx, Where
 
@@ -52,7 +53,7 @@ async def keep(tx: Tx, direction: Direction, raw: RawMessage, reason: str) -> No
 
 
 def key_of(raw: RawMessage) -> str:
-    """Names an event: its id, or its contents if it has none."""
+    """Identify an event by its id, or by a digest of its contents if it has none."""
     event_id = _text_of(raw.headers.get("ce-id", ""))
     return event_id or hashlib.sha256(raw.subject.encode() + b"\n" + raw.body).hexdigest()[:32]
 
@@ -88,7 +89,7 @@ async def discard_letters(tx: Tx, command: m.DiscardDeadLetters) -> m.DiscardDea
     rows, more_after, refusal = await _chosen(tx, command)
     for row in rows:
         _delete(tx, row.id)
-        observe.log(command.service).warning(
+        observability.log(command.service).warning(
             "dead letter discarded", id=row.id, type=row.type, reason=row.reason
         )
     ids = tuple(row.id for row in rows)
@@ -138,7 +139,7 @@ class DeadLetters:
 
     def __post_init__(self) -> None:
         days = self.settings.prune_days_per_hour
-        self._horizon = prune.Horizon(self.service.name, "dead letters", days)
+        self._cutoff = prune.PruneCutoff(self.service.name, "dead letters", days)
 
     async def step(self, epoch: int) -> float | None:
         """Carry out the replays that are wanted, then drop what is old or too much."""
@@ -156,7 +157,7 @@ class DeadLetters:
 
     async def _replay(self, epoch: int, row: DeadLetterRow) -> None:
         """Try one letter again. Dying before the commit leaves it wanted, after it it is gone."""
-        log = observe.log(self.service.name)
+        log = observability.log(self.service.name)
 
         def done(tx: Tx) -> None:
             _delete(tx, row.id)
@@ -188,14 +189,14 @@ class DeadLetters:
             log.info("replayed", id=row.id, type=row.type)
 
     async def _drop(self, epoch: int) -> int:
-        """Drop letters that are old, and the oldest of too many received ones: that is a loss, and
-        said. A received event is also in the stream's own dead letters, and other services have
-        handled it; a sent one is nowhere else, so its number never drops it."""
+        """Drop letters that are old, and the oldest received ones beyond the limit; log each loss.
+        A received event is also in the stream's own dead letters, and other services have handled
+        it; a sent one exists nowhere else, so the limit never drops it."""
         settings = self.settings
         async with self.turn, self.service.ports.store.transaction(epoch=epoch) as tx:
             wanted = tx.now - timedelta(seconds=settings.dead_letters_keep_seconds)
             oldest = await prune.oldest_of(tx, DeadLetterRow, "set_apart_at")
-            before = self._horizon.before(oldest, wanted)
+            before = self._cutoff.before(oldest, wanted)
             old = (
                 await tx.select(
                     DeadLetterRow, Where("set_apart_at", Op.LT, before), limit=STEP_ROWS_MAX
@@ -214,7 +215,7 @@ class DeadLetters:
             for row_id in rows:
                 _delete(tx, row_id)
         for row in rows.values():
-            observe.log(self.service.name).error(
+            observability.log(self.service.name).error(
                 "dead letter dropped", id=row.id, type=row.type, reason=row.reason
             )
         return max(len(old), len(too_many))

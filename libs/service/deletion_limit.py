@@ -1,9 +1,9 @@
-"""How far the deletion of old things may go: the guard against a clock that is wrong.
+"""Limits how fast old data is deleted, as a guard against a wrong clock.
 
-Used for rows (``prune.py``), by the log agent and by the nodes' supervisors. What is old is decided
-by the time of day, and a machine's time of day can jump. So the moment before which things are
-deleted moves at a bounded speed, which is measured with a clock that does not jump: a year forward
-costs a day of history in the first hour, and the caller can say so while there is time to mend it.
+``prune.py``, the log agent and the nodes' supervisors use it. Age depends on the time of day, which
+can jump. So the cutoff before which data is deleted moves at a bounded speed, measured with a clock
+that does not jump: a jump of a year costs a day of history in the first hour, and the caller can
+warn while there is time to correct the clock.
 
 Standard library only: a supervisor has nothing else.
 """
@@ -17,26 +17,26 @@ DAYS_PER_HOUR = 1.0
 
 
 class DeletionLimit:
-    """The moment before which things of one kind may be deleted. All moments are seconds.
+    """Computes the cutoff before which data of one kind may be deleted. All times are seconds.
 
-    It lives in memory. A new process begins at the oldest thing and without a budget, so a process
+    The state is in memory. A new process starts at the oldest entry without a budget, so a process
     that restarts again and again deletes nothing.
     """
 
     def __init__(self, days_per_hour: float = DAYS_PER_HOUR) -> None:
         # 0: no bound.
         self.days_per_hour = days_per_hour
-        # How far the limit is behind what was wanted.
+        # How far the cutoff is behind what was wanted.
         self.held_seconds = 0.0
         self._at: float | None = None
         self._spare = 0.0
         self._counted_s: float | None = None
 
     def before(self, oldest: float | None, wanted: float, monotonic_s: float) -> float:
-        """The moment before which things may be deleted now, at most ``wanted``.
+        """Return the cutoff before which data may be deleted now, at most ``wanted``.
 
-        ``oldest`` is the moment of the oldest thing that is there; None: there is none. Called at
-        every look, also while nothing is old, so that it knows where the clock was.
+        ``oldest`` is the time of the oldest entry; None: there is none. Call it at every check,
+        also while nothing is old, so that it knows where the clock was.
         """
         if self.days_per_hour == 0:
             return wanted
@@ -47,8 +47,8 @@ class DeletionLimit:
         # The limit goes back with the clock.
         at = oldest if self._at is None else min(self._at, wanted)
         if at < oldest - DAY_SECONDS:
-            # A time without things costs no more than a day. What follows is guarded in full: it
-            # may be young, and the only thing that is there.
+            # A time without entries costs no more than a day. What follows is guarded in full: it
+            # may be young, and the only entry that is left.
             at, self._spare = oldest - DAY_SECONDS, 0.0
         step = max(0.0, min(wanted - at, self._spare))
         self._spare -= step

@@ -107,7 +107,7 @@ async def serve_http(
     on_bound: Callable[[int], None] | None = None,
     limits: HttpLimits | None = None,
 ) -> None:
-    """Serve until cancelled. ``on_bound`` is told the real port (for port 0).
+    """Serve until cancelled. ``on_bound`` gets the actual port (for port 0).
 
     OSError if the port is taken.
     """
@@ -122,7 +122,7 @@ async def serve_http(
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS_MAX,
         http=bounded_protocol(connections),
-        # Nobody has to tell us anything by WebSocket.
+        # Clients send next to nothing by WebSocket.
         ws_max_size=WEBSOCKET_BYTES_MAX,
         ws_max_queue=WEBSOCKET_MESSAGES_MAX,
     )

@@ -1,11 +1,11 @@
-"""Forgetting by age: a loop that deletes old rows in small transactions until none is left.
+"""Deletes rows by age, in small transactions until no old row is left.
 
-A service lists what it forgets as ``Old`` in its ``main.py``, which puts ``prune_loop`` among the
-service's loops. Nothing depends on how often or how far a prune gets: the next one continues.
+A service defines ``PruneRule``s in its ``store.py``; its ``main.py`` puts ``prune_loop`` among its
+loops. Nothing depends on how often or how far a prune gets: the next one continues.
 
-What may be forgotten is decided by a clock, and a clock can be wrong. So each ``Horizon`` moves no
-faster than ``prune_days_per_hour`` (see ``deletion_limit``); the metric, the log and an alert say
-when it is held back.
+Age is measured with a clock that can be wrong. So each ``PruneCutoff`` moves no faster than
+``prune_days_per_hour`` (see ``deletion_limit``); a metric, the log and an alert show when it is
+held back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from libs.service import observe
+from libs.service import observability
 from libs.service.deletion_limit import DAY_SECONDS, DeletionLimit
 from libs.service.loop import Loop
 from libs.service.settings import BaseServiceSettings
@@ -23,30 +23,30 @@ from libs.store.port import Op, Order, Store, StoreUnavailableError, Tx, Where
 
 
 @dataclass(frozen=True, slots=True)
-class Old:
-    """One kind of rows that are forgotten by age, and how the service's ``store.py`` does it."""
+class PruneRule:
+    """How long rows of one kind are kept, and how the service's ``store.py`` deletes them."""
 
     what: str
     keep: timedelta
-    # The moment of the oldest row that may be forgotten; None if there is none.
+    # Returns the time of the oldest row that may be deleted; None if there is none.
     oldest: Callable[[Tx], Awaitable[datetime | None]]
-    # Deletes rows that are older than a moment, about so many at most; returns how many it dealt
-    # with: fewer than the limit means that none is left.
+    # Deletes rows before a cutoff, about as many as the limit at most; returns how many it
+    # processed: fewer than the limit means that none is left.
     drop: Callable[[Tx, datetime, int], Awaitable[int]]
 
 
 async def oldest_of(tx: Tx, kind: type[object], column: str, *where: Where) -> datetime | None:
-    """The smallest moment in a column of these rows: one look into the column's index."""
+    """Return the earliest time in a column of these rows: one lookup in the column's index."""
     found = await tx.select(kind, *where, order_by=[Order(column)], limit=1)
     return getattr(found[0], column) if found else None
 
 
 def aged(
     what: str, keep: timedelta, kind: type[object], key: Sequence[str], column: str, *where: Where
-) -> Old:
-    """Rows of a table that go one by one, by the moment in one of their columns.
+) -> PruneRule:
+    """Return a rule for rows that are deleted individually, by the time in one column.
 
-    ``key`` names the columns of the primary key; ``where`` which rows grow old at all.
+    ``key`` names the columns of the primary key; ``where`` selects the rows that grow old at all.
     """
 
     async def drop(tx: Tx, before: datetime, limit: int) -> int:
@@ -56,12 +56,12 @@ def aged(
             tx.delete(kind, *(getattr(row, name) for name in key))
         return len(rows)
 
-    return Old(what, keep, lambda tx: oldest_of(tx, kind, column, *where), drop)
+    return PruneRule(what, keep, lambda tx: oldest_of(tx, kind, column, *where), drop)
 
 
-class Horizon:
-    """Before which moment rows of one kind may be deleted: a ``DeletionLimit`` with its metric, its
-    log line and moments instead of seconds."""
+class PruneCutoff:
+    """The time before which rows of one kind may be deleted: a ``DeletionLimit`` with a metric, a
+    log line and datetimes instead of seconds."""
 
     def __init__(self, service: str, what: str, days_per_hour: float) -> None:
         self._service, self._what = service, what
@@ -69,8 +69,8 @@ class Horizon:
         self._held = False
 
     def before(self, oldest: datetime | None, wanted: datetime) -> datetime | None:
-        """The moment before which rows may be deleted now, at most ``wanted``; None: there is
-        nothing to delete. ``oldest``: the moment of the oldest row, None if there is no row."""
+        """Return the cutoff before which rows may be deleted now, at most ``wanted``; None: there
+        is nothing to delete. ``oldest``: the time of the oldest row, None if there is no row."""
         # Counted from ``wanted``: exact to the microsecond wherever nothing is held back.
         end = wanted.timestamp()
         begin = None if oldest is None else end - (wanted - oldest).total_seconds()
@@ -81,11 +81,11 @@ class Horizon:
         return wanted - timedelta(seconds=end - limit)
 
     def _report(self) -> None:
-        """Say once that more than a day is held back, and how much in a metric."""
+        """Log once that more than a day is held back; set the metric."""
         seconds = self._limit.held_seconds
-        observe.PRUNE_HELD.labels(self._service, self._what).set(seconds)
+        observability.PRUNE_HELD.labels(self._service, self._what).set(seconds)
         if seconds > DAY_SECONDS and not self._held:
-            observe.log(self._service).warning(
+            observability.log(self._service).warning(
                 "old rows are deleted slowly: check this machine's clock, unless the time that"
                 " rows are kept was shortened or much had gathered",
                 what=self._what,
@@ -97,35 +97,35 @@ class Horizon:
 
 @dataclass
 class Pruning:
-    """One leader's forgetting."""
+    """Deletes one service's old rows on its leader."""
 
     service: str
     store: Store
     settings: BaseServiceSettings
-    old: Sequence[Old]
-    _horizons: dict[str, Horizon] = field(default_factory=dict[str, Horizon])
+    old: Sequence[PruneRule]
+    _cutoffs: dict[str, PruneCutoff] = field(default_factory=dict[str, PruneCutoff])
 
     async def step(self, epoch: int) -> float | None:
-        """Delete one bounded piece of each kind, each in a transaction of its own; again at once
-        while there is more."""
+        """Delete one bounded batch of each kind in its own transaction; run again at once while
+        there is more."""
         more = False
         for each in self.old:
             try:
                 more |= await self._piece(each, epoch)
             except StoreUnavailableError as problem:
-                # Also a statement that took too long. The other kinds get their turn.
+                # Also a statement that took too long. The other kinds are still pruned.
                 failed(self.service, each.what, problem)
         return 0.0 if more else None
 
-    async def _piece(self, old: Old, epoch: int) -> bool:
-        horizon = self._horizons.get(old.what) or Horizon(
+    async def _piece(self, old: PruneRule, epoch: int) -> bool:
+        cutoff = self._cutoffs.get(old.what) or PruneCutoff(
             self.service, old.what, self.settings.prune_days_per_hour
         )
-        self._horizons[old.what] = horizon
+        self._cutoffs[old.what] = cutoff
         limit = self.settings.prune_rows_max
         async with self.store.transaction(epoch=epoch) as tx:
             oldest, wanted = await old.oldest(tx), tx.now - old.keep
-            before = horizon.before(oldest, wanted)
+            before = cutoff.before(oldest, wanted)
             if before is None:
                 return False
             count = await old.drop(tx, before, limit)
@@ -134,26 +134,28 @@ class Pruning:
 
 
 def will_prune(service: str, what: str) -> None:
-    """Rows of this kind will be deleted: the metric of failures begins at 0, so that alerts see
-    the first one as an increase."""
-    observe.PRUNE_FAILED.labels(service, what)
+    """Start the metric of failures at 0, so that alerts see the first failure as an increase."""
+    observability.PRUNE_FAILED.labels(service, what)
 
 
 def pruned(service: str, what: str, count: int) -> None:
-    """Count rows that were deleted because of their age, and say so."""
+    """Count and log rows that were deleted because of their age."""
     if count:
-        observe.PRUNED.labels(service, what).inc(count)
-        observe.log(service).info("old rows deleted", what=what, rows=count)
+        observability.PRUNED.labels(service, what).inc(count)
+        observability.log(service).info("old rows deleted", what=what, rows=count)
 
 
 def failed(service: str, what: str, problem: Exception) -> None:
-    """Count and say that old rows could not be deleted; they are tried again at the next tick."""
-    observe.PRUNE_FAILED.labels(service, what).inc()
-    observe.log(service).warning("old rows cannot be deleted", what=what, problem=str(problem))
+    """Count and log that old rows could not be deleted; the next tick tries again."""
+    observability.PRUNE_FAILED.labels(service, what).inc()
+    observability.log(service).warning(
+        "old rows cannot be deleted", what=what, problem=str(problem)
+    )
 
 
-def prune_loop(service: str, store: Store, settings: BaseServiceSettings, *old: Old) -> Loop:
-    """The loop that forgets. It takes turns with the handlers: no commit falls into a step."""
+def prune_loop(service: str, store: Store, settings: BaseServiceSettings, *old: PruneRule) -> Loop:
+    """Return the loop that prunes. It takes turns with the handlers: no commit falls into a
+    step."""
     pruning = Pruning(service, store, settings, old)
     for each in old:
         will_prune(service, each.what)

@@ -1,13 +1,13 @@
-"""Events out: rows of the outbox are published in order, then marked. One relayer per service.
+"""Publishes the rows of the outbox in order and marks them as sent. One relay per service.
 
-Dying between publishing and marking publishes again: the bus knows the id for a while, the
-receivers' inboxes for longer. Rows are found by not being marked, never by a moving position,
+A crash between publishing and marking publishes again: the bus remembers the id for a while, the
+receivers' inboxes for longer. The relay finds rows by the missing mark, never by a moving position,
 because a slower transaction may commit a lower id later.
 
-An event that the bus refuses does not hold up the others: its row is marked and stays in the
-outbox, is tried again individually and goes by itself once the bus takes it. One that is too large
-for the server becomes a dead letter after ``relay_refused_seconds``, but not many at once: where
-many are refused, the fault is the server's. One that cannot be read becomes a dead letter at once.
+An event that the bus refuses does not hold up the others: its row is marked as refused, stays in
+the outbox and is tried again individually until the bus accepts it. One that is too large for the
+server becomes a dead letter after ``relay_refused_seconds``, but not many at once: if many are
+refused, the server is the cause. One that cannot be decoded becomes a dead letter at once.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from datetime import timedelta
 
 from libs.bus.port import BusDeniedError, BusError, BusTooLargeError, RawMessage
 from libs.contracts.envelope import Envelope, UndecodableError
-from libs.service import dead_letters, observe, prune
+from libs.service import dead_letters, observability, prune
+from libs.service.definition import Service
 from libs.service.loop import Backoff, Wake, pause
 from libs.service.settings import BaseServiceSettings
-from libs.service.shape import Service
 from libs.service.token_bucket import TokenBucket
 from libs.store.dead_letters import Direction
 from libs.store.port import (
@@ -42,7 +42,7 @@ REFUSED_TURNS = 60
 
 @dataclass
 class Relay:
-    """One leader's relaying of its service's outbox."""
+    """Publishes one service's outbox on its leader."""
 
     service: Service
     settings: BaseServiceSettings
@@ -54,7 +54,7 @@ class Relay:
     # Something was published in the outbox's current period.
     published: bool = False
     # When the database was last asked what is unpublished, in the event loop's seconds.
-    looked_at: float | None = None
+    queried_at: float | None = None
     # How many events are refused, and what the bus said last.
     refused: int = 0
     refusal: str = ""
@@ -74,10 +74,10 @@ class Relay:
         return f"the bus refuses {self.refused} events, which wait in the outbox: {self.refusal}"
 
     async def run(self) -> None:
-        """Publish until cancelled; wait out what is down, losing nothing.
+        """Publish until cancelled; wait while the bus or database is down, without loss.
 
-        What this process commits is published from memory. The database is looked into first of
-        all, after every problem, and once a tick: there is what others committed.
+        What this process commits is published from memory. The relay queries the database at the
+        start, after every problem and once a tick, for what other processes committed.
         """
         store, backoff = self.service.ports.store, Backoff()
         wake = Wake.of(store.outbox_changed)
@@ -85,23 +85,25 @@ class Relay:
         self._refused_due, self._refused_after = 0.0, 0
         while True:
             try:
-                await self.once(look=self._is_look_due())
+                await self.once(query=self._is_query_due())
                 self.waiting = False
                 backoff.reset()
                 if not self.more:
                     await wake.wait(self.settings.relay_tick_seconds)
             except (StoreUnavailableError, DatabaseFaultError, BusError) as problem:
                 if not self.waiting:
-                    observe.log(self.service.name).warning("relay waits", problem=str(problem))
-                self.waiting, self.looked_at = True, None
-                observe.RETRIES.labels(self.service.name, "relay").inc()
+                    observability.log(self.service.name).warning(
+                        "relay waits", problem=str(problem)
+                    )
+                self.waiting, self.queried_at = True, None
+                observability.RETRIES.labels(self.service.name, "relay").inc()
                 await backoff.wait()
 
-    def _is_look_due(self) -> bool:
+    def _is_query_due(self) -> bool:
         tick, now = self.settings.relay_tick_seconds, asyncio.get_running_loop().time()
-        return self.looked_at is None or now - self.looked_at >= tick
+        return self.queried_at is None or now - self.queried_at >= tick
 
-    async def once(self, *, look: bool = True) -> int:
+    async def once(self, *, query: bool = True) -> int:
         """Publish one page of the outbox; returns how many events."""
         ports, name = self.service.ports, self.service.name
         again = await ports.store.meet_bus_server(
@@ -109,15 +111,15 @@ class Relay:
         )
         self.met = True
         if again:
-            look = True
-            observe.REPUBLISHED.labels(name).inc(again)
+            query = True
+            observability.REPUBLISHED.labels(name).inc(again)
         limit = self.settings.relay_rows_max
-        rows = await ports.store.outgoing(limit, look=look)
+        rows = await ports.store.outgoing(limit, look=query)
         self.more = is_full(rows, limit)
-        if look:
+        if query:
             # A full page is not all: the next one looks as well.
-            self.looked_at = None if self.more else asyncio.get_running_loop().time()
-        observe.OUTBOX_WAITING.labels(name).set(len(rows))
+            self.queried_at = None if self.more else asyncio.get_running_loop().time()
+        observability.OUTBOX_WAITING.labels(name).set(len(rows))
         sent = 0
         if rows:
             try:
@@ -133,10 +135,10 @@ class Relay:
         # Before the marks: those that a crash or a lost answer hides belong to this period as well.
         self.published = True
         await self.service.ports.store.published(row_ids)
-        observe.PUBLISHED.labels(self.service.name).inc(len(row_ids))
+        observability.PUBLISHED.labels(self.service.name).inc(len(row_ids))
 
     async def _publish_individually(self, rows: Sequence[tuple[int, Envelope]]) -> int:
-        """Publish what the bus takes, and note what it refuses. Dying in between tries again."""
+        """Publish what the bus accepts, and mark what it refuses. After a crash it tries again."""
         sent: list[int] = []
         refused: list[tuple[int, Envelope]] = []
         try:
@@ -154,7 +156,7 @@ class Relay:
             if refused:
                 await self.service.ports.store.refuse([row_id for row_id, _ in refused])
                 self._count_refused(self.refused + len(refused))
-                observe.log(self.service.name).error(
+                observability.log(self.service.name).error(
                     "the bus refuses events",
                     ids=[envelope.id for _, envelope in refused[:REFUSED_ROWS_MIN]],
                     count=len(refused),
@@ -209,15 +211,15 @@ class Relay:
         return True
 
     async def _set_apart(self, row_id: int, raw: RawMessage, problem: str) -> None:
-        """Keep an event as a dead letter, then take it out of the outbox. Dying in between sets it
-        apart again, as the same letter; in the other order it would be lost."""
+        """Store an event as a dead letter, then remove it from the outbox. A crash in between sets
+        it apart again, as the same letter; in the other order it would be lost."""
         store = self.service.ports.store
         async with store.transaction() as tx:
             await dead_letters.keep(tx, Direction.SENT, raw, problem)
         await store.published([row_id])
         self._count_refused(max(0, self.refused - 1))
-        observe.EVENTS_SET_APART.labels(self.service.name).inc()
-        observe.log(self.service.name).error(
+        observability.EVENTS_SET_APART.labels(self.service.name).inc()
+        observability.log(self.service.name).error(
             "an event was set apart: it cannot be published",
             id=raw.headers.get("ce-id"),
             problem=problem,
@@ -225,21 +227,21 @@ class Relay:
 
     def _count_refused(self, count: int) -> None:
         self.refused = count
-        observe.EVENTS_REFUSED.labels(self.service.name).set(count)
+        observability.EVENTS_REFUSED.labels(self.service.name).set(count)
 
     def _periods(self, seconds: float) -> int:
         """How many whole periods of the outbox last at least so long."""
         return math.ceil(seconds / self.settings.outbox_period_seconds)
 
     async def prune(self) -> None:
-        """Drop what no redelivery and no lost bus server can ask for any more.
+        """Delete what no redelivery and no lost bus server can require any more.
 
-        The outbox goes by periods. Each lasts at least ``outbox_period_seconds`` in one process:
-        dying prolongs it. One without a publication goes on, so what was published last stays
-        while the bus is away.
+        The outbox is deleted by periods. Each lasts at least ``outbox_period_seconds`` in one
+        process: a restart prolongs it. A period without a publication continues, so what was
+        published last stays while the bus is away.
         """
         name = self.service.name
-        inbox = prune.Horizon(name, "inbox", self.settings.prune_days_per_hour)
+        inbox = prune.PruneCutoff(name, "inbox", self.settings.prune_days_per_hour)
         prune.will_prune(name, "inbox and outbox")
         while True:
             await pause(self.settings.outbox_period_seconds)
@@ -258,9 +260,9 @@ class Relay:
             await store.next_period()
         return await store.prune_outbox(self._periods(self.settings.outbox_keep_seconds))
 
-    async def _prune_inbox(self, horizon: prune.Horizon) -> int:
+    async def _prune_inbox(self, cutoff: prune.PruneCutoff) -> int:
         store = self.service.ports.store
         keep = timedelta(seconds=self.settings.inbox_keep_seconds)
         wanted = self.service.ports.clock.now() - keep
-        before = horizon.before(await store.oldest_seen(), wanted)
+        before = cutoff.before(await store.oldest_seen(), wanted)
         return 0 if before is None else await store.prune_inbox(before)

@@ -16,11 +16,11 @@ from typing import NoReturn
 import uvloop
 from pydantic import ValidationError
 
-from libs.service import observe
+from libs.service import observability
 from libs.service.connections import raise_descriptor_limit
 from libs.service.http import serve_http
 from libs.service.runner import DOWN, Runner
-from libs.service.schema import wait_for_schema
+from libs.service.schema_wait import wait_for_schema
 from libs.service.settings import BaseServiceSettings
 from libs.service.wiring import Wiring, connect
 
@@ -87,13 +87,13 @@ def main(wiring: Wiring) -> NoReturn:
     Exit status 0 after SIGTERM or SIGINT, 1 when a part died, 2 for bad settings.
     """
     settings = load_settings(wiring)
-    observe.set_up_logs(settings.log_format, settings.log_level)
+    observability.set_up_logs(settings.log_format, settings.log_level)
     raise_descriptor_limit()
     raise SystemExit(uvloop.run(_main(wiring, settings)))
 
 
 async def _main(wiring: Wiring, settings: BaseServiceSettings) -> int:
-    log, task = observe.log(wiring.name), asyncio.current_task()
+    log, task = observability.log(wiring.name), asyncio.current_task()
     assert task is not None
     async with stop_on_signal(task.cancel):
         try:

@@ -15,16 +15,16 @@ from typing import cast
 
 import structlog
 
-from libs.bus.port import BusError, NotNowError, UnfitError
+from libs.bus.port import BusError, InvalidCommandError, NotNowError
 from libs.contracts.base import Message
 from libs.contracts.messages import ReplayDeadLetters
-from libs.service import dead_letters, observe
-from libs.service.answer import Answering
+from libs.service import dead_letters, observability
+from libs.service.command_batches import CommandBatches
 from libs.service.consume import Consumption
+from libs.service.definition import QueryHandler, Service
 from libs.service.loop import Backoff, Loop, Wake
 from libs.service.relay import Relay
 from libs.service.settings import BaseServiceSettings
-from libs.service.shape import QueryHandler, Service
 from libs.service.token_bucket import TokenBucket
 from libs.store.port import (
     ConflictError,
@@ -71,15 +71,15 @@ class Runner:
         self.service = replace(self.service, commands=commands)
         self.relay = Relay(self.service, self.settings)
         self._led_at: float | None = None
-        self.log = observe.log(self.service.name)
-        observe.TERMS_FAILED.labels(self.service.name)
+        self.log = observability.log(self.service.name)
+        observability.TERMS_FAILED.labels(self.service.name)
         # Named in the log once each, as often as they may be met.
         self._unreadable: dict[str, None] = {}
         self.service.ports.store.on_unreadable(self._note_unreadable)
 
     def _note_unreadable(self, row: UnreadableRow) -> None:
         kind = row.kind.__name__
-        observe.UNREADABLE_ROWS.labels(self.service.name, kind).inc()
+        observability.UNREADABLE_ROWS.labels(self.service.name, kind).inc()
         if str(row) in self._unreadable:
             return
         if len(self._unreadable) >= UNREADABLE_NAMED_MAX:
@@ -132,7 +132,7 @@ class Runner:
                 term.result()
             except* ObserverError as group:
                 # A defect: the rows are loaded again, and what failed on them is named.
-                observe.TERMS_FAILED.labels(self.service.name).inc()
+                observability.TERMS_FAILED.labels(self.service.name).inc()
                 problem = _first(group)
                 self.log.exception("leadership ended", problem=str(problem), exc_info=problem)
             except* (LeadershipLostError, TermOverError, *DOWN) as group:
@@ -161,11 +161,11 @@ class Runner:
             self.epoch = leadership.epoch
             self._led_at = asyncio.get_running_loop().time()
             self.log.info("leads", epoch=leadership.epoch)
-            observe.LEADS.labels(service.name).set(1)
+            observability.LEADS.labels(service.name).set(1)
             await self._leader_parts(leadership.epoch, leadership.lost)
         finally:
             self.epoch, self.consumption = None, None
-            observe.LEADS.labels(service.name).set(0)
+            observability.LEADS.labels(service.name).set(0)
             service.on_lead_end()
             with contextlib.suppress(*DOWN):
                 await leadership.release()
@@ -202,7 +202,10 @@ class Runner:
                 group.create_task(self._loop(loop, epoch), name=f"{name}:{loop.name}")
 
     async def _loop(self, loop: Loop, epoch: int) -> None:
-        backoff, seconds = Backoff(), observe.STEP_SECONDS.labels(self.service.name, loop.name)
+        backoff, seconds = (
+            Backoff(),
+            observability.STEP_SECONDS.labels(self.service.name, loop.name),
+        )
         while True:
             try:
                 async with self.turn if loop.exclusive else contextlib.nullcontext():
@@ -214,12 +217,12 @@ class Runner:
                 # The row that cannot be read is named by ``_note_unreadable``. A step takes this
                 # as it takes an outage: its transaction is undone.
                 self.log.warning("loop waits", loop=loop.name, problem=str(problem))
-                observe.RETRIES.labels(self.service.name, loop.name).inc()
+                observability.RETRIES.labels(self.service.name, loop.name).inc()
                 await backoff.wait()
 
     async def _serve(self, epoch: int | None) -> None:
         """Answer commands until cancelled; connect again when the bus was down."""
-        answering = Answering(self.service, epoch, self.turn, self.settings.batch_commands_max)
+        answering = CommandBatches(self.service, epoch, self.turn, self.settings.batch_commands_max)
         endpoints = {kind: self._endpoint(kind, answering) for kind in self.service.commands}
         endpoints |= {kind: self._query(kind, each) for kind, each in self.service.queries.items()}
         backoff = Backoff()
@@ -233,7 +236,7 @@ class Runner:
                 await backoff.wait()
 
     def _endpoint(
-        self, kind: type[Message], answering: Answering
+        self, kind: type[Message], answering: CommandBatches
     ) -> Callable[[Message], Awaitable[Message]]:
         name = self.service.name
 
@@ -243,11 +246,11 @@ class Runner:
             except PASSING as problem:
                 raise NotNowError(f"{type(problem).__name__}: {problem}") from problem
             except (UnfitValueError, EventTooLargeError) as problem:
-                raise UnfitError(str(problem)) from problem
+                raise InvalidCommandError(str(problem)) from problem
             if kind is ReplayDeadLetters:
                 self.replay.set()
             outcome = "refused" if getattr(reply, "refusal", None) else "done"
-            observe.COMMANDS.labels(name, kind.__name__, outcome).inc()
+            observability.COMMANDS.labels(name, kind.__name__, outcome).inc()
             for loop in self.service.loops:
                 if loop.wake_on_commit:
                     loop.wake.set()
@@ -262,7 +265,7 @@ class Runner:
             with structlog.contextvars.bound_contextvars(command=kind.__name__):
                 reply = await handler(query)
             outcome = "refused" if getattr(reply, "refusal", None) else "done"
-            observe.COMMANDS.labels(self.service.name, kind.__name__, outcome).inc()
+            observability.COMMANDS.labels(self.service.name, kind.__name__, outcome).inc()
             return reply
 
         return answer

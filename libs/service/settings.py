@@ -24,7 +24,7 @@ def _addresses(text: str) -> str:
 
 
 class BaseServiceSettings(BaseSettings):
-    """What every service is told."""
+    """The settings that every service has."""
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore")
 

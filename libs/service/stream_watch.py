@@ -1,4 +1,4 @@
-"""Watches how full the stream of events is: metrics, a log line and a word on /readyz before it is.
+"""Watches how full the stream of events is: metrics, a log line and a warning on /readyz.
 
 Events that no service still has to receive leave the stream at once, so it fills only while a
 service does not consume. A full stream refuses events: they wait in the outboxes, and nothing is
@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from libs.bus.port import Bus, BusError
-from libs.service import observe
+from libs.service import observability
 
 # From here on an operator should look; the alert of the charts has the same share.
 WARN_SHARE = 0.7
-# So many looks in a row that fail are a warning, too.
+# So many failed checks in a row are a warning, too.
 FAILURES_MAX = 10
 
 
@@ -28,7 +28,7 @@ class StreamWatch:
     failures: int = 0
 
     async def step(self, epoch: int) -> float | None:
-        """Look once."""
+        """Check once."""
         del epoch
         try:
             backlog = await self.bus.backlog()
@@ -38,12 +38,12 @@ class StreamWatch:
             if self.failures >= FAILURES_MAX:
                 self.warning = f"the stream of events cannot be watched: {problem}"
             if self.failures == FAILURES_MAX:
-                observe.log(self.service).warning("stream of events", problem=self.warning)
+                observability.log(self.service).warning("stream of events", problem=self.warning)
             return None
         self.failures = 0
-        observe.STREAM_BYTES.set(backlog.stored_bytes)
-        observe.STREAM_BYTES_MAX.set(backlog.bytes_max)
-        observe.STREAM_MESSAGES.set(backlog.messages)
+        observability.STREAM_BYTES.set(backlog.stored_bytes)
+        observability.STREAM_BYTES_MAX.set(backlog.bytes_max)
+        observability.STREAM_MESSAGES.set(backlog.messages)
         if backlog.share < WARN_SHARE:
             self.warning = ""
         else:
@@ -55,5 +55,5 @@ class StreamWatch:
 
     def _warn(self, text: str) -> None:
         if not self.warning:
-            observe.log(self.service).error("stream of events", problem=text)
+            observability.log(self.service).error("stream of events", problem=text)
         self.warning = text

@@ -1,7 +1,7 @@
-"""What a service is made of, as a value; and its real connections. Used by ``main`` and by ``up``.
+"""The wiring of a service, as a value, and its connections. Used by ``main`` and by ``up``.
 
-Each ``services/<name>/main.py`` exports one ``WIRING``. Whoever runs services (one alone, the
-all-in-one, the provisioner, the simulation) needs nothing else of them.
+Each ``services/<name>/main.py`` exports one ``WIRING``. Whatever runs services (a single process,
+the all-in-one, the provisioner, the simulation) needs nothing else of them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from libs.bus.jetstream import connect as connect_bus
 from libs.bus.topology import Limits, Permissions, Topology, permissions_of, topology_of
 from libs.contracts.base import Message
 from libs.service.clock import SystemClock
+from libs.service.definition import Ports, Service
 from libs.service.settings import BaseServiceSettings
-from libs.service.shape import Ports, Service
 from libs.store.connections import Address
 from libs.store.migrate import upgrade
 from libs.store.sql import SqlStore
@@ -46,7 +46,7 @@ class Wiring:
 
     @property
     def permissions(self) -> Permissions:
-        """What its bus user may say and hear."""
+        """What its bus user may publish and receive."""
         return permissions_of(
             self.name,
             hears=self.hears,
@@ -62,10 +62,10 @@ def topology(wirings: Collection[Wiring], limits: Limits | None = None) -> Topol
 
 
 def event_ids() -> Callable[[], str]:
-    """A maker of event ids: unique among all processes, cheap, and readable in order.
+    """Return a generator of event ids: unique among all processes, cheap, and readable in order.
 
-    The stream and every inbox drop a second event of the same id. So an id ends with what nobody
-    can guess: otherwise another service could publish an event under the next one first.
+    The stream and every inbox drop a second event of the same id. So an id ends with an
+    unpredictable part: otherwise another service could publish an event under the next id first.
     """
     process, numbers = secrets.token_hex(8), itertools.count(1)
     return lambda: f"{process}-{next(numbers)}-{secrets.token_hex(8)}"

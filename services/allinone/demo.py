@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 import uvloop
 
-from libs.service import observe
+from libs.service import observability
 from libs.service.loop import pause
 from services.allinone.client import admin_client, items
 from services.allinone.place import Options, Place
@@ -80,7 +80,7 @@ async def main() -> int:
     try:
         place.take()
         with place.log.open("a", encoding="utf-8") as log:
-            observe.set_up_logs("json", "info", log)
+            observability.set_up_logs("json", "info", log)
             return await _on_platform(folder, Platform(place, options, os.getpid()))
     finally:
         await asyncio.to_thread(end_supervisors, place.machine)

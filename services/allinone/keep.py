@@ -23,7 +23,7 @@ from shiftwork.cli import render
 from shiftwork.cli.failures import Failure
 from shiftwork.cli.render import safe
 
-from libs.service import observe
+from libs.service import observability
 from libs.service.connections import raise_descriptor_limit
 from libs.service.run import collect_rarely
 from services.allinone.checks import check_start
@@ -89,9 +89,9 @@ def keep_here(
         with place.log.open("a", encoding="utf-8") as log:
             raise_descriptor_limit()
             if verbose:
-                observe.set_up_logs(form, "info", sys.stderr)
+                observability.set_up_logs(form, "info", sys.stderr)
             else:
-                observe.set_up_logs(form, "info", log, bytes_max=LOG_BYTES_MAX)
+                observability.set_up_logs(form, "info", log, bytes_max=LOG_BYTES_MAX)
             return uvloop.run(_keep(place, make(place, options, os.getpid())))
     except (ServerError, OSError) as error:
         problem = str(error)

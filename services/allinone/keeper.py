@@ -15,14 +15,14 @@ from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
-from libs.service import observe
+from libs.service import observability
 from libs.service.clock import Clock, SystemClock
 from libs.service.loop import pause
 from services.allinone.embedded.credentials import write_private
 from services.allinone.embedded.wire import RestartWouldNotHelpError
 
 _PROBLEM_CHARACTERS_MAX = 500
-_log = observe.log("keeper")
+_log = observability.log("keeper")
 
 
 class State(Enum):

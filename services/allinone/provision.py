@@ -29,7 +29,7 @@ from libs.bus.connection import Credentials
 from libs.bus.port import BusDeniedError, BusUnavailableError
 from libs.bus.topology import Limits
 from libs.bus.trust import authority
-from libs.service import observe
+from libs.service import observability
 from libs.service.loop import pause
 from libs.service.wiring import Wiring, topology
 from libs.store import roles
@@ -317,7 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = load()
     if settings is None:
         return USAGE
-    observe.set_up_logs("console", "error", sys.stderr)
+    observability.set_up_logs("console", "error", sys.stderr)
     return _run(settings, WIRINGS)
 
 

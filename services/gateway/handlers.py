@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from libs.contracts import messages as m
 from libs.contracts.base import Message
-from libs.service.shape import Handler, Reads
+from libs.service.definition import Handler, Reads
 from libs.store.port import Tx
 from services.gateway import eventlog
 from services.gateway.rows import AcceptedRow, NodeRow, QuotaRow, RunRow, TaskRow

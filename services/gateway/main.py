@@ -8,9 +8,9 @@ from pathlib import Path
 
 from libs.contracts import messages as m
 from libs.service.clock import Clock
+from libs.service.definition import Ports, Service
 from libs.service.loop import Loop
 from libs.service.prune import prune_loop
-from libs.service.shape import Ports, Service
 from libs.service.stream_watch import StreamWatch
 from libs.service.wiring import Wiring
 from services.gateway import eventlog
@@ -27,7 +27,7 @@ from services.gateway.loop import Housekeeping, Rebuild
 from services.gateway.refusals import Refusals
 from services.gateway.rows import EventHeadRow
 from services.gateway.settings import GatewaySettings
-from services.gateway.store import old_rows
+from services.gateway.store import prune_rules
 from services.gateway.tables import TABLES
 from services.gateway.turns import Turns
 
@@ -166,7 +166,7 @@ def _loops(
             exclusive=True,
             wake_on_commit=False,
         ),
-        prune_loop("gateway", ports.store, settings, *old_rows(settings)),
+        prune_loop("gateway", ports.store, settings, *prune_rules(settings)),
         Loop(
             "rebuild",
             rebuild.step,

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard, TypeVar
 
 import orjson
 
-from libs.service.prune import Old, aged, oldest_of
+from libs.service.prune import PruneRule, aged, oldest_of
 from libs.store.port import Op, Order, Tx, UnreadableRowError, Where
 from services.gateway.problems import invalid
 from services.gateway.reports import Limits, Sample, add, extended, progress, tail_of, whole
@@ -335,13 +335,13 @@ async def _readable_event(tx: Tx, first: int, last: int) -> EventRow | None:
     return None
 
 
-def old_rows(settings: GatewaySettings) -> tuple[Old, ...]:
+def prune_rules(settings: GatewaySettings) -> tuple[PruneRule, ...]:
     """What the gateway forgets by age: the audit trail, ended tasks with all that belongs to them,
     and removed nodes."""
     removed = Where("removed", Op.EQ, value=True)
     return (
         aged("audit", timedelta(seconds=settings.audit_keep_seconds), AuditRow, ["id"], "at"),
-        Old(
+        PruneRule(
             "tasks",
             timedelta(seconds=settings.tasks_keep_seconds),
             lambda tx: oldest_of(tx, TaskRow, "finished_at", Where("finished_at", Op.NOT_NULL)),

@@ -36,7 +36,7 @@ from libs.contracts.messages import (
     SetSchedulable,
     SetSchedulableReply,
 )
-from libs.service.shape import CommandHandler, Handler, Reads
+from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.launcher import store
 from services.launcher.domain import checkpoints, exits, inventory, marks

@@ -15,7 +15,7 @@ from datetime import datetime
 
 from libs.contracts.ids import RunId, TaskId
 from libs.contracts.messages import InventoryListed
-from libs.service import observe
+from libs.service import observability
 from libs.service.loop import Loop, Wake
 from libs.store.port import Delta, Store, Tx
 from services.launcher import store as tables
@@ -71,7 +71,7 @@ class Launcher:
     reconcile_wake: Wake = field(default_factory=Wake)
 
     def __post_init__(self) -> None:
-        self.log = observe.log("launcher")
+        self.log = observability.log("launcher")
         self._look: Look | None = None
         self._asked: dict[RunId, Task] = {}
         self._doing: set[Action] = set()

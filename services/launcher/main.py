@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
+from libs.service.definition import Ports, Service
 from libs.service.prune import prune_loop
-from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring
 from services.launcher.domain.delays import DelayPolicy
 from services.launcher.domain.inventory import LeasePolicy, QuarantinePolicy
@@ -25,7 +25,7 @@ from services.launcher.runtimes.node_client import Machine
 from services.launcher.runtimes.port import Runtime
 from services.launcher.runtimes.process import ProcessRuntime
 from services.launcher.settings import LauncherSettings
-from services.launcher.store import old_rows
+from services.launcher.store import prune_rules
 from services.launcher.tables import TABLES
 from services.launcher.task_users import Choice, task_users
 
@@ -49,7 +49,7 @@ def build(settings: LauncherSettings, ports: Ports, *, runtime: Runtime | None =
                 "launcher",
                 ports.store,
                 settings,
-                *old_rows(
+                *prune_rules(
                     timedelta(seconds=settings.past_keep_seconds),
                     timedelta(seconds=settings.removed_node_keep_seconds),
                 ),

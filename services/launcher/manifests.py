@@ -13,12 +13,12 @@ from typing import Any
 
 from libs.contracts.ids import RunId
 from libs.contracts.messages import PodRequest
-from libs.pods.asker import Asker
-from libs.pods.check import check_pod
-from libs.pods.faults import PodRefusedError
-from libs.pods.names import DOMAIN, MANAGED_BY, MANAGER, label_value
-from libs.pods.overrides import merged, read_template
-from libs.pods.policy import PodPolicy
+from libs.pods.field_errors import PodRefusedError
+from libs.pods.kubernetes_names import DOMAIN, MANAGED_BY, MANAGER, label_value
+from libs.pods.pod_policy import PodPolicy
+from libs.pods.pod_template import merged, read_template
+from libs.pods.request_validation import check_pod
+from libs.pods.requester import Requester
 from services.launcher.pod_spec import TOKEN, TOKEN_KEY, PodPlan, compact, pod_spec
 from services.launcher.runtimes.port import RankOrder, RunOrder
 
@@ -105,11 +105,11 @@ def objects_of(
     that the order names, as far as known. PodRefusedError if the policy does not let it.
     """
     assert order.spec is not None, "an order for pods has its specification"
-    asker = Asker.of(order.spec, order.owner, order.team)
-    faults = check_pod(order.spec, asker, policy, needs_image=True)
-    if faults:
-        raise PodRefusedError(faults)
-    plan = _plan(order, asker, policy, site)
+    requester = Requester.of(order.spec, order.owner, order.team)
+    errors = check_pod(order.spec, requester, policy, needs_image=True)
+    if errors:
+        raise PodRefusedError(errors)
+    plan = _plan(order, requester, policy, site)
     make = _Maker(order, plan, site.namespace, read_template(plan.request.template))
     secrets, secret_of = make.secrets()
     told = node_labels or {}
@@ -123,7 +123,7 @@ def objects_of(
     )
 
 
-def _plan(order: RunOrder, asker: Asker, policy: PodPolicy, site: PodSite) -> PodPlan:
+def _plan(order: RunOrder, requester: Requester, policy: PodPolicy, site: PodSite) -> PodPlan:
     assert order.spec is not None, "an order for pods has its specification"
     name = run_name(order.run_id)
     is_gang = len(order.ranks) > 1
@@ -135,7 +135,7 @@ def _plan(order: RunOrder, asker: Asker, policy: PodPolicy, site: PodSite) -> Po
         master_port=master_port(order.run_id, site.master_port_first, site.master_port_last),
         spec=order.spec,
         request=order.spec.pod or PodRequest(),
-        asker=asker,
+        requester=requester,
         policy=policy,
         roles={role.name: role for role in order.spec.roles},
         token_secret=name,
@@ -154,20 +154,20 @@ class _Maker:
 
     def metadata(self, name: str, **labels: str) -> Json:
         """Of an object of the run; annotations say what labels cannot hold as it is."""
-        asker = self.plan.asker
+        requester = self.plan.requester
         more = {f"{DOMAIN}/{key}": value for key, value in labels.items()}
         said = {
             "task-name": self.plan.spec.name,
-            "owner": asker.owner,
-            "team": asker.team,
-            "group": asker.group,
+            "owner": requester.owner,
+            "team": requester.team,
+            "group": requester.group,
         }
         return {
             "name": name,
             "namespace": self.namespace,
             "labels": {
                 **run_labels(self.order.run_id),
-                f"{DOMAIN}/owner": label_value(asker.owner),
+                f"{DOMAIN}/owner": label_value(requester.owner),
                 **more,
             },
             "annotations": {f"{DOMAIN}/{key}": value for key, value in said.items() if value},

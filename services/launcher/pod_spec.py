@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from libs.contracts.messages import EnvSource, PodRequest, Role, TaskSpec
-from libs.pods.asker import Asker
-from libs.pods.names import CONTEXT_FOLDER, HOME_FOLDER, MAIN, SDK_CONTAINER, SDK_FOLDER
-from libs.pods.policy import Identity, PodPolicy
-from libs.pods.storage import mounts_of
+from libs.pods.kubernetes_names import CONTEXT_FOLDER, HOME_FOLDER, MAIN, SDK_CONTAINER, SDK_FOLDER
+from libs.pods.pod_policy import Identity, PodPolicy
+from libs.pods.requester import Requester
+from libs.pods.storage_mounts import mounts_of
 from services.launcher.runtimes.port import RankOrder
 
 Json = dict[str, Any]
@@ -44,7 +44,7 @@ class PodPlan:
     master_port: int
     spec: TaskSpec
     request: PodRequest
-    asker: Asker
+    requester: Requester
     policy: PodPolicy
     roles: Mapping[str, Role]
     # The Secret with the run token.
@@ -56,7 +56,7 @@ def pod_spec(
 ) -> Json:
     """The rank. ``secret`` has its context file; ``topology`` is told to it."""
     policy = plan.policy
-    mounts = mounts_of(plan.request.storage, plan.asker, policy)
+    mounts = mounts_of(plan.request.storage, plan.requester, policy)
     own = list(_volumes(plan, rank, secret))
     spec: Json = {
         "restartPolicy": "Never",
@@ -64,7 +64,7 @@ def pod_spec(
         "enableServiceLinks": False,
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": policy.termination_grace_seconds,
-        "securityContext": _pod_security(policy.identity_of(plan.asker.owner)),
+        "securityContext": _pod_security(policy.identity_of(plan.requester.owner)),
         "affinity": _on_node(rank.node_id),
         "tolerations": list(_tolerations(plan)),
         "containers": [

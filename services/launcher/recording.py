@@ -9,7 +9,7 @@ from datetime import datetime
 from prometheus_client import Counter
 
 from libs.contracts.ids import RunId
-from libs.service import observe
+from libs.service import observability
 from libs.store.port import Tx
 from services.launcher import store as tables
 from services.launcher.domain import delays, inventory
@@ -86,7 +86,7 @@ async def _is_suspect(tx: Tx, owner: str, node_id: str) -> bool:
 def _say_quarantined(tx: Tx, row: NodeRow) -> None:
     QUARANTINED.inc()
     tx.emit(inventory.message(row))
-    observe.log("launcher").warning(
+    observability.log("launcher").warning(
         "node quarantined",
         node=row.node_id,
         failed_starts=row.failed_starts,

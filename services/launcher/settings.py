@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.contracts.ids import LABEL_KEY_RULE, is_label_key
-from libs.pods.policy import PodPolicy, read_policy
+from libs.pods.pod_policy import PodPolicy, read_policy
 from libs.service.settings import BaseServiceSettings
 from services.launcher.nodes_file import check_labels, check_taints
 

@@ -15,7 +15,7 @@ from typing import cast
 
 from libs.contracts.ids import RunId, TaskId
 from libs.contracts.messages import Checkpoint
-from libs.service.prune import Old, oldest_of
+from libs.service.prune import PruneRule, oldest_of
 from libs.store.port import Op, Order, Store, Tx, UnreadableRowError, Where
 from services.launcher.domain.model import (
     CheckpointRow,
@@ -158,13 +158,15 @@ async def newest_past_runs(tx: Tx, limit: int) -> Sequence[PastRun]:
     return rows[::-1]
 
 
-def old_rows(keep: timedelta, removed_keep: timedelta) -> tuple[Old, ...]:
+def prune_rules(keep: timedelta, removed_keep: timedelta) -> tuple[PruneRule, ...]:
     """What the launcher forgets: ended runs with their tasks' checkpoints, requests for runs that
     never came, and removed nodes."""
     return (
-        Old("past runs", keep, lambda tx: oldest_of(tx, PastRun, "forgotten_at"), drop_past_runs),
-        Old("requests", keep, _oldest_tombstone, drop_tombstones),
-        Old("removed nodes", removed_keep, _oldest_removed, drop_removed_nodes),
+        PruneRule(
+            "past runs", keep, lambda tx: oldest_of(tx, PastRun, "forgotten_at"), drop_past_runs
+        ),
+        PruneRule("requests", keep, _oldest_tombstone, drop_tombstones),
+        PruneRule("removed nodes", removed_keep, _oldest_removed, drop_removed_nodes),
     )
 
 

@@ -21,7 +21,7 @@ from libs.contracts.envelope import Envelope
 from libs.contracts.messages import LogChunk, Placement
 from libs.service.clock import Clock
 from libs.service.loop import Wake
-from libs.service.observe import log
+from libs.service.observability import log
 from libs.store.port import Delta, Store
 from services.log_collector import domain, store
 from services.log_collector.archives.port import Archive, ArchiveError, Write
@@ -309,7 +309,7 @@ class Collector:
 
     async def _say(self, envelope: Envelope) -> bool:
         try:
-            await self.bus.tell(envelope)
+            await self.bus.send_telemetry(envelope)
         except BusError as error:
             self.log.info("live readers are not told", problem=str(error))
             return False

@@ -23,7 +23,7 @@ from libs.contracts.messages import (
     RunExited,
     RunStarted,
 )
-from libs.service.shape import CommandHandler, Handler, Reads
+from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.log_collector import domain, store
 from services.log_collector.archives.port import Archive, ArchiveError

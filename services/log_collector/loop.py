@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from libs.service.loop import Loop, Wake
-from libs.service.prune import Horizon, failed, pruned, will_prune
+from libs.service.prune import PruneCutoff, failed, pruned, will_prune
 from libs.store.port import Delta, Store, StoreUnavailableError
 from services.log_collector import store
 from services.log_collector.archives.port import Archive, ArchiveError
@@ -59,7 +59,7 @@ class Dropping:
     keep: timedelta
     runs_max: int
     rows_max: int
-    horizon: Horizon
+    cutoff: PruneCutoff
 
     def __post_init__(self) -> None:
         will_prune(SERVICE, RUNS)
@@ -69,7 +69,7 @@ class Dropping:
         run's own row last, so that a crash in between is repaired by the next step."""
         async with self.database.transaction(epoch=epoch) as tx:
             oldest, wanted = await store.oldest_exit(tx), tx.now - self.keep
-            before = self.horizon.before(oldest, wanted)
+            before = self.cutoff.before(oldest, wanted)
             if before is None:
                 return None
             rows = await store.runs_to_drop(tx, before, self.runs_max)

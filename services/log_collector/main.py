@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
+from libs.service.definition import Ports, Service
 from libs.service.loop import Wake
-from libs.service.prune import Horizon
-from libs.service.shape import Ports, Service
+from libs.service.prune import PruneCutoff
 from libs.service.wiring import Wiring
 from services.log_collector.archives.files import FileArchive
 from services.log_collector.archives.port import Archive
@@ -60,7 +60,7 @@ def build(
         keep=timedelta(days=settings.keep_days),
         runs_max=settings.drop_runs_max,
         rows_max=settings.prune_rows_max,
-        horizon=Horizon(SERVICE, RUNS, settings.prune_days_per_hour),
+        cutoff=PruneCutoff(SERVICE, RUNS, settings.prune_days_per_hour),
     )
     queries = Queries(state=state, archive=archive, answers=settings.answers())
     return Service(

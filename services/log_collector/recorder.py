@@ -11,7 +11,7 @@ from datetime import datetime
 
 from libs.service.clock import Clock
 from libs.service.loop import Wake
-from libs.service.observe import log
+from libs.service.observability import log
 from libs.store.port import Store
 from services.log_collector.archives.port import Archive, ArchiveError
 from services.log_collector.domain import Bounds, OutputKey

@@ -1,6 +1,6 @@
-"""The pure core of quota: which limits are accepted, and what a run used.
+"""The pure core of quota: validates limits and computes what a run used.
 
-Called by ``handlers.py``. What a limit does to a task is the scheduler's to decide.
+Called by ``handlers.py``. The scheduler decides what a limit means for a task.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EVERY_GROUP = "all"
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Whose a task is, and where it runs."""
+    """The owner, team and group of a task."""
 
     owner: str
     team: str
@@ -49,17 +49,17 @@ class Use:
 
 
 def check(command: SetQuota) -> Refusal | None:
-    """None if the limit can be set, else every fault with its value and fix."""
-    faults = [*_faults(command)]
-    if not faults:
+    """Validate a command; None if the limit can be set, else a refusal with every error."""
+    errors = [*_errors(command)]
+    if not errors:
         return None
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    detail = f"{faults[0].field}: {faults[0].message}{more}"
-    return Refusal(code=RefusalCode.INVALID, detail=detail, errors=tuple(faults))
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    detail = f"{errors[0].field}: {errors[0].message}{more}"
+    return Refusal(code=RefusalCode.INVALID, detail=detail, errors=tuple(errors))
 
 
 def scope_of(quota: Quota) -> str:
-    """What a limit is about: there is at most one limit for each scope, in one unit."""
+    """Return the scope of a limit: there is at most one limit for each scope, in one unit."""
     return f"{quota.group}/{quota.user}/{quota.team}/{quota.priority}"
 
 
@@ -74,7 +74,7 @@ def held(placements: Sequence[Placement]) -> tuple[int, int]:
 
 
 def usage(use: Use, holder: Holder) -> UsageRecorded:
-    """The ledger's entry. A clock that went back makes it empty, never negative."""
+    """Return the ledger's entry. A clock that went back makes it empty, never negative."""
     ended_at = max(use.started_at, use.ended_at)
     seconds = (ended_at - use.started_at).total_seconds()
     return UsageRecorded(
@@ -92,26 +92,26 @@ def usage(use: Use, holder: Holder) -> UsageRecorded:
     )
 
 
-def _faults(command: SetQuota) -> Iterator[FieldError]:
+def _errors(command: SetQuota) -> Iterator[FieldError]:
     quota = command.quota
     for field in ("group", "user", "team"):
         value = getattr(quota, field)
         if value and not is_name(value):
             fix = "use 1 to 63 of a-z, 0-9 and -, no - at the ends; leave it out for every one"
-            yield _fault(field, value, f"is not a {field}'s name", fix)
+            yield _error(field, value, f"is not a {field}'s name", fix)
     if quota.priority is Priority.AUTO:
         fix = "choose a level, or leave it out for every level"
-        yield _fault("priority", "auto", "tasks at auto are counted at the level they get", fix)
+        yield _error("priority", "auto", "tasks at auto are counted at the level they get", fix)
     if command.unlimited:
         return
     if quota.unit is Unit.UNSPECIFIED:
-        yield _fault("unit", "", "is missing", "give a number of GPUs or of nodes, or unlimited")
+        yield _error("unit", "", "is missing", "give a number of GPUs or of nodes, or unlimited")
     if not 0 <= quota.limit <= LIMIT_MAX:
         fix = "choose a number in that range; 0 means none at all"
-        yield _fault("limit", quota.limit, f"is not between 0 and {LIMIT_MAX}", fix)
+        yield _error("limit", quota.limit, f"is not between 0 and {LIMIT_MAX}", fix)
 
 
-def _fault(field: str, value: object, message: str, fix: str) -> FieldError:
+def _error(field: str, value: object, message: str, fix: str) -> FieldError:
     text = str(value)
     shown = text if len(text) <= VALUE_SHOWN_MAX else text[: VALUE_SHOWN_MAX - 1] + "…"
     return FieldError(field=field, value=shown, message=message, fix=fix)

@@ -1,4 +1,4 @@
-"""What quota does with each command and each event: judge, record, answer.
+"""Handles each command and each event: validates, records, replies.
 
 Wired in ``main.py``. The ledger's facts may arrive in any order: a run's use is entered when its
 start, its end and its holder are all known, whichever came last.
@@ -23,7 +23,7 @@ from libs.contracts.messages import (
     TaskStateChanged,
     Unit,
 )
-from libs.service.shape import CommandHandler, Handler, Reads
+from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.quota import store
 from services.quota.domain import Holder, Use, check, group_token, held, scope_of, usage
@@ -32,16 +32,16 @@ from services.quota.store import QuotaRow, RunRow, TaskRow
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """quota's commands with what they are configured by."""
+    """quota's command handlers and their settings."""
 
     reemit_runs_max: int
 
     def table(self) -> Mapping[type[Message], CommandHandler]:
-        """Which command is answered by which function."""
+        """Return the handler of each command."""
         return {SetQuota: set_quota, Reemit: self.reemit}
 
     async def reemit(self, tx: Tx, _command: Reemit) -> ReemitReply:
-        """Say every limit again (also those taken away) and the newest entries of the ledger."""
+        """Publish every limit again (also removed ones) and the newest entries of the ledger."""
         events: list[Message] = [_changed(row) for row in await store.all_quotas(tx)]
         for run in await store.newest_use(tx, self.reemit_runs_max):
             task = await tx.get(TaskRow, run.task_id)
@@ -53,10 +53,9 @@ class Commands:
 
 
 async def set_quota(tx: Tx, command: SetQuota) -> SetQuotaReply:
-    """Set a limit or take it away. Setting the same again changes nothing.
+    """Set or remove a limit. Setting the same limit again changes nothing.
 
-    A scope has one limit: one in the other unit takes the first one's place, and hearers are told
-    of both changes.
+    A scope has one limit: a limit in the other unit replaces it, and both changes are published.
     """
     refused = check(command)
     if refused is not None:
@@ -81,7 +80,7 @@ async def set_quota(tx: Tx, command: SetQuota) -> SetQuotaReply:
 
 async def on_run_started(tx: Tx, event: RunStarted) -> None:
     """Open the run's interval."""
-    _hear_of_run(tx, event.task_id)
+    _note_run(tx, event.task_id)
     row = await store.run_of(tx, event.task_id, event.attempt)
     if row.started_at is None:
         gpus, nodes = held(event.placements)
@@ -91,7 +90,7 @@ async def on_run_started(tx: Tx, event: RunStarted) -> None:
 
 async def on_run_exited(tx: Tx, event: RunExited) -> None:
     """Close the run's interval. A run that never started used nothing and is not entered."""
-    _hear_of_run(tx, event.task_id)
+    _note_run(tx, event.task_id)
     row = await store.run_of(tx, event.task_id, event.attempt)
     if row.ended_at is None:
         row = replace(row, ended_at=event.exit.exited_at)
@@ -99,33 +98,35 @@ async def on_run_exited(tx: Tx, event: RunExited) -> None:
 
 
 async def on_task_state_changed(tx: Tx, event: TaskStateChanged) -> None:
-    """Learn whose the task is; that never changes, so the first telling is enough."""
+    """Record the task's owner; that never changes, so the first event is enough."""
     if await tx.get(TaskRow, event.task_id) is not None:
         return
     task = TaskRow(event.task_id, event.owner, event.team, event.group, heard_at=tx.now)
     tx.put(task)
-    heard: set[str] | None = tx.memo.get(_HEARD)
-    if heard is not None and task.task_id not in heard:
-        # As it mostly is: the task is heard of before its first run.
+    noted: set[str] | None = tx.memo.get(_OPEN_RUNS)
+    if noted is not None and task.task_id not in noted:
+        # The usual order: the task's event comes before its first run.
         return
     for row in await store.open_runs_of(tx, event.task_id):
         await _enter(tx, row, task)
 
 
-_HEARD = "tasks with runs whose use is not in the ledger"
+_OPEN_RUNS = "tasks with runs whose use is not in the ledger"
 
 
 async def prepare(tx: Tx, messages: Sequence[Message]) -> None:
-    """Find the tasks of a batch whose runs were heard of before the tasks themselves."""
-    told = {event.task_id for event in messages if isinstance(event, TaskStateChanged)}
-    tx.memo[_HEARD] = await store.with_open_runs(tx, sorted(told)) if told else set[str]()
+    """Find the tasks of a batch whose runs came before the tasks themselves."""
+    task_ids = {event.task_id for event in messages if isinstance(event, TaskStateChanged)}
+    tx.memo[_OPEN_RUNS] = (
+        await store.with_open_runs(tx, sorted(task_ids)) if task_ids else set[str]()
+    )
 
 
-def _hear_of_run(tx: Tx, task_id: str) -> None:
-    """A run that this very batch tells of."""
-    heard: set[str] | None = tx.memo.get(_HEARD)
-    if heard is not None:
-        heard.add(task_id)
+def _note_run(tx: Tx, task_id: str) -> None:
+    """Note a task that has a run in this batch."""
+    noted: set[str] | None = tx.memo.get(_OPEN_RUNS)
+    if noted is not None:
+        noted.add(task_id)
 
 
 def _rows_of(event: RunStarted | RunExited) -> list[tuple[Any, ...]]:
@@ -145,7 +146,7 @@ HANDLERS: Mapping[type[Message], Handler] = {
 
 
 async def _enter(tx: Tx, row: RunRow, task: TaskRow | None) -> None:
-    """Keep what is known of a run; say its use once all of it is known."""
+    """Store what is known of a run; publish its use once all of it is known."""
     events = [] if row.recorded or task is None else _usage_of(row, task)
     tx.put(replace(row, recorded=row.recorded or bool(events)))
     for event in events:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
+from libs.service.definition import Ports, Service
 from libs.service.prune import prune_loop
-from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring
 from services.quota.handlers import HANDLERS, READS, Commands, prepare
 from services.quota.settings import QuotaSettings
-from services.quota.store import old_rows
+from services.quota.store import prune_rules
 from services.quota.tables import TABLES
 
 
@@ -28,7 +28,7 @@ def build(settings: QuotaSettings, ports: Ports) -> Service:
                 "quota",
                 ports.store,
                 settings,
-                *old_rows(timedelta(seconds=settings.ledger_keep_seconds)),
+                *prune_rules(timedelta(seconds=settings.ledger_keep_seconds)),
             ),
         ),
     )

@@ -1,4 +1,4 @@
-"""What quota is told."""
+"""quota's settings."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ class QuotaSettings(BaseServiceSettings):
 
     # So long after its end a run leaves the ledger. Its use was published long before.
     ledger_keep_seconds: float = Field(default=400 * 86_400.0, gt=0)
-    # How many entries of the ledger, newest first, a reemit says again.
+    # How many entries of the ledger, newest first, a reemit publishes again.
     reemit_runs_max: int = Field(default=20_000, ge=0)

@@ -1,4 +1,4 @@
-"""quota's rows and every question asked of them. Called by ``handlers.py`` inside a transaction."""
+"""quota's rows and all queries on them. Called by ``handlers.py`` inside a transaction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from libs.contracts.messages import Priority, Unit
-from libs.service.prune import Old, oldest_of
+from libs.service.prune import PruneRule, oldest_of
 from libs.store.port import Op, Order, Tx, Where
 
 QUOTA_CHANGES = "quota_changes"
@@ -15,7 +15,7 @@ QUOTA_CHANGES = "quota_changes"
 
 @dataclass(frozen=True, slots=True)
 class QuotaRow:
-    """One limit. A removed one stays, so that its removal can be said again."""
+    """One limit. A removed one stays, so that its removal can be published again."""
 
     scope: str
     version: int
@@ -40,19 +40,20 @@ class CounterRow:
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """Whose a task is: as the scheduler tells it."""
+    """The owner of a task, as the scheduler publishes it."""
 
     task_id: str
     owner: str
     team: str
     group: str
-    # When it was heard of; None once a prune has found a run of it, with the last of which it goes.
+    # When its first event came; None once a prune has found a run of it, because the task is then
+    # deleted with its last run.
     heard_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """The ledger: one run's use. ``recorded`` when both ends and the holder are known and said."""
+    """The ledger: one run's use. ``recorded``: start, end and holder are known and published."""
 
     task_id: str
     attempt: int
@@ -77,7 +78,7 @@ async def all_quotas(tx: Tx) -> Sequence[QuotaRow]:
 
 
 async def run_of(tx: Tx, task_id: str, attempt: int) -> RunRow:
-    """The ledger's row of a run; a new one if nothing was heard of it yet."""
+    """The ledger's row of a run; a new one if there is none yet."""
     row = await tx.get(RunRow, task_id, attempt)
     if row is not None:
         return row
@@ -122,24 +123,28 @@ async def newest_use(tx: Tx, limit: int) -> Sequence[RunRow]:
     return rows[::-1]
 
 
-def old_rows(keep: timedelta) -> tuple[Old, ...]:
-    """What quota forgets: the ledger's runs, tasks of which no run is left, and tasks that never
-    ran."""
+def prune_rules(keep: timedelta) -> tuple[PruneRule, ...]:
+    """Return what quota prunes: the ledger's runs, tasks of which no run is left, and tasks that
+    never ran."""
     return (
-        Old("runs", keep, lambda tx: oldest_of(tx, RunRow, "ended_at", *_HAS_ENDED), drop_runs),
-        Old("tasks", keep, lambda tx: oldest_of(tx, TaskRow, "heard_at", *_HEARD), drop_tasks),
+        PruneRule(
+            "runs", keep, lambda tx: oldest_of(tx, RunRow, "ended_at", *_HAS_ENDED), drop_runs
+        ),
+        PruneRule(
+            "tasks", keep, lambda tx: oldest_of(tx, TaskRow, "heard_at", *_HAS_NO_RUN), drop_tasks
+        ),
     )
 
 
 _HAS_ENDED = (Where("ended_at", Op.NOT_NULL),)
-_HEARD = (Where("heard_at", Op.NOT_NULL),)
+_HAS_NO_RUN = (Where("heard_at", Op.NOT_NULL),)
 
 
 async def drop_runs(tx: Tx, before: datetime, limit: int) -> int:
     """Drop the runs that ended first, also those that never started; returns how many.
 
     A task goes with its last run. Should it run again after all, its next change of state, which
-    comes with each run, tells whose it is.
+    comes with each run, restores its owner.
     """
     old = await tx.select(
         RunRow, Where("ended_at", Op.LT, before), order_by=[Order("ended_at")], limit=limit
@@ -156,11 +161,11 @@ async def drop_runs(tx: Tx, before: datetime, limit: int) -> int:
 
 
 async def drop_tasks(tx: Tx, before: datetime, limit: int) -> int:
-    """Drop tasks without any run; returns how many it dealt with. Those with runs go with their
-    last run: each is looked at once.
+    """Drop tasks without any run; returns how many it processed. Those with runs are deleted with
+    their last run: each is checked once.
 
-    A task that waits for longer than this is dropped as well: its next change of state tells again
-    whose it is.
+    A task that waits for longer than this is dropped as well: its next change of state restores
+    its owner.
     """
     old = await tx.select(
         TaskRow, Where("heard_at", Op.LT, before), order_by=[Order("heard_at")], limit=limit

@@ -22,7 +22,7 @@ from libs.contracts.messages import (
     RunResumed,
     TaskState,
 )
-from libs.service.shape import CommandHandler
+from libs.service.definition import CommandHandler
 from libs.store.port import Tx
 from services.scheduler import store
 from services.scheduler.domain.model import Task

@@ -27,8 +27,8 @@ from libs.contracts.messages import (
     RefusalCode,
     TaskState,
 )
-from libs.service import observe
-from libs.service.shape import Ports
+from libs.service import observability
+from libs.service.definition import Ports
 from services.scheduler import forks, store
 from services.scheduler.domain.explanation.explain import of_row, step_by_step
 from services.scheduler.domain.explanation.forecast import NO_TIME
@@ -82,7 +82,7 @@ class Explaining:
         self._seconds_max = seconds_max
         # By the version of the working set and the task: answers on their way.
         self._asked: dict[tuple[int, str], asyncio.Task[ExplainReply]] = {}
-        self._log = observe.log("scheduler")
+        self._log = observability.log("scheduler")
 
     async def answer(self, query: Explain) -> Message:
         """Why the task stands where it stands."""

@@ -25,7 +25,7 @@ from libs.contracts.messages import (
     RunStarted,
     TaskSubmitted,
 )
-from libs.service.shape import Handler, Reads
+from libs.service.definition import Handler, Reads
 from libs.store.port import Tx
 from services.scheduler import store
 from services.scheduler.domain import facts

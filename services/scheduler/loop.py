@@ -20,8 +20,8 @@ from prometheus_client import Counter, Histogram
 
 from libs.contracts.envelope import EVENT_BYTES_MAX
 from libs.contracts.messages import ReasonCode
-from libs.service import observe
-from libs.service.shape import Ports
+from libs.service import observability
+from libs.service.definition import Ports
 from libs.store.port import (
     DatabaseFaultError,
     Delta,
@@ -119,7 +119,7 @@ class Brain:
         self._retries = Refusals(sys.maxsize, tick_seconds, refusal_backoff_seconds_max)
         # Which of those that are set apart changed since the last load.
         self._changed_apart: set[str] = set()
-        self._log = observe.log("scheduler")
+        self._log = observability.log("scheduler")
         ports.store.observe(self._observe)
 
     def _observe(self, delta: Delta) -> None:

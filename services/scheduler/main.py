@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from libs.contracts.messages import Explain
+from libs.service.definition import Ports, Service
 from libs.service.loop import Loop
 from libs.service.prune import prune_loop
-from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring
 from services.scheduler.commands import Commands
 from services.scheduler.domain.decide import decide
@@ -16,7 +16,7 @@ from services.scheduler.handlers import HANDLERS, READS, handlers
 from services.scheduler.loop import Brain
 from services.scheduler.policy_commands import PolicyCommands, use_file
 from services.scheduler.settings import SchedulerSettings
-from services.scheduler.store import old_rows
+from services.scheduler.store import prune_rules
 from services.scheduler.tables import TABLES
 
 
@@ -78,7 +78,7 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
                 exclusive=True,
                 wake_on_commit=False,
             ),
-            prune_loop("scheduler", ports.store, settings, *old_rows(settings)),
+            prune_loop("scheduler", ports.store, settings, *prune_rules(settings)),
         ),
         on_lead=on_lead,
         on_lead_end=brain.leadership_ended,

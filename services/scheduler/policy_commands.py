@@ -26,8 +26,8 @@ from libs.contracts.messages import (
     SetPolicy,
     SetPolicyReply,
 )
-from libs.service import observe
-from libs.service.shape import CommandHandler, QueryHandler
+from libs.service import observability
+from libs.service.definition import CommandHandler, QueryHandler
 from libs.store.port import Store, Tx
 from services.scheduler import forks, store
 from services.scheduler.domain.model import Plan
@@ -187,7 +187,7 @@ class PolicyCommands:
                 )
         except (forks.NoAnswerError, TimeoutError, OSError) as problem:
             detail = f"the dry run took more than {self.dry_run_seconds_max:g} s, or failed"
-            observe.log("scheduler").warning("dry run not finished", problem=str(problem))
+            observability.log("scheduler").warning("dry run not finished", problem=str(problem))
             return DryRunPolicyReply(refusal=Refusal(code=RefusalCode.UNAVAILABLE, detail=detail))
         return DryRunPolicyReply(
             effects=told.effects,
@@ -240,4 +240,4 @@ async def use_file(rows: Store, of_file: Mapping[str, GroupPolicy], epoch: int) 
         capacity = await store.nodes_of_groups(tx)
         strange = [overcommitted(policy, capacity) for policy in of_file.values()]
     for each in filter(None, strange):
-        observe.log("scheduler").warning("policy file guarantees too much", problem=each)
+        observability.log("scheduler").warning("policy file guarantees too much", problem=each)

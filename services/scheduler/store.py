@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from libs.contracts.messages import Reason, TaskStateChanged
-from libs.service.prune import Old, aged
+from libs.service.prune import PruneRule, aged
 from libs.store.port import Op, Order, Store, Tx, Where
 from services.scheduler.domain.apply import Change, applied
 from services.scheduler.domain.facts import Early
@@ -223,7 +223,7 @@ async def ended_newest(tx: Tx, limit: int) -> list[Ended]:
     return rows[::-1]
 
 
-def old_rows(settings: SchedulerSettings) -> tuple[Old, ...]:
+def prune_rules(settings: SchedulerSettings) -> tuple[PruneRule, ...]:
     """What the scheduler forgets: decisions, tasks that ended, facts of tasks that never came, and
     removed nodes.
 

@@ -34,10 +34,10 @@ from libs.contracts.messages import (
     TaskStateChanged,
     TaskSubmitted,
 )
-from libs.pods.asker import Asker
-from libs.pods.check import check_pod
-from libs.pods.policy import PodPolicy
-from libs.service.shape import CommandHandler, Handler, Reads
+from libs.pods.pod_policy import PodPolicy
+from libs.pods.request_validation import check_pod
+from libs.pods.requester import Requester
+from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.submit import store
 from services.submit.domain.fill import fill_in
@@ -138,9 +138,9 @@ class Commands:
             team=command.team,
             facts=facts,
             limits=self.rules,
-            pod_faults=check_pod(
+            pod_errors=check_pod(
                 filled,
-                Asker.of(filled, command.owner, command.team),
+                Requester.of(filled, command.owner, command.team),
                 self.pods,
                 needs_image=self.needs_image,
             ),

@@ -6,14 +6,14 @@ import secrets
 from datetime import timedelta
 from pathlib import Path
 
-from libs.pods.policy import PodPolicy, read_policy
+from libs.pods.pod_policy import PodPolicy, read_policy
+from libs.service.definition import Ports, Service
 from libs.service.prune import prune_loop
-from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring
 from services.submit.handlers import HANDLERS, READS, Commands, MakeId, prepare
 from services.submit.ids import TimeSortedIds
 from services.submit.settings import SubmitSettings
-from services.submit.store import InventoryRow, OwnerRow, QuotaRow, ShapeRow, old_rows
+from services.submit.store import InventoryRow, OwnerRow, QuotaRow, ShapeRow, prune_rules
 from services.submit.tables import TABLES
 
 
@@ -47,7 +47,7 @@ def build(settings: SubmitSettings, ports: Ports, *, make_id: MakeId | None = No
                 "submit",
                 ports.store,
                 settings,
-                *old_rows(
+                *prune_rules(
                     timedelta(seconds=settings.tasks_keep_seconds),
                     timedelta(seconds=settings.removed_node_keep_seconds),
                 ),

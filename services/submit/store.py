@@ -20,7 +20,7 @@ from libs.contracts.messages import (
     TaskState,
     Unit,
 )
-from libs.service.prune import Old, aged
+from libs.service.prune import PruneRule, aged
 from libs.store.port import Op, Order, Tx, Where
 from services.submit.domain.model import Facts, Shape
 
@@ -390,7 +390,7 @@ def _quota(row: QuotaRow) -> Quota:
     )
 
 
-def old_rows(keep: timedelta, removed_keep: timedelta) -> tuple[Old, ...]:
+def prune_rules(keep: timedelta, removed_keep: timedelta) -> tuple[PruneRule, ...]:
     """What submit forgets: tasks that ended, and with them the keys that made them; and removed
     nodes."""
     ended, removed = Where("ended_at", Op.NOT_NULL), Where("removed", Op.EQ, value=True)

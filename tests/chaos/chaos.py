@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from libs.bus.connection import Credentials as BusCredentials
-from libs.service import observe
+from libs.service import observability
 from services.allinone.client import admin_client, items
 from services.allinone.dev import Dev
 from services.allinone.embedded.credentials import NATS_ADMIN
@@ -129,7 +129,7 @@ class Chaos:
 
     async def run(self) -> Report:
         """Everything; the complaints are in the report."""
-        observe.set_up_logs("console", "info", self.log)
+        observability.set_up_logs("console", "info", self.log)
         async with running(self.dev):
             if self.plan.two_schedulers:
                 self.dev.processes.add("scheduler")

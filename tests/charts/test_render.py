@@ -14,7 +14,7 @@ import pytest
 import yaml
 from pydantic_settings import BaseSettings
 
-from libs.pods.policy import PodPolicy
+from libs.pods.pod_policy import PodPolicy
 from services.allinone.composition import WIRINGS
 from services.allinone.provision import PREFIX as PROVISION
 from services.allinone.provision import ProvisionSettings

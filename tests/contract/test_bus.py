@@ -26,8 +26,8 @@ from libs.bus.port import (
     BusUnavailableError,
     Consumer,
     Delivery,
+    InvalidCommandError,
     NotNowError,
-    UnfitError,
 )
 from libs.bus.provision import provision
 from libs.bus.topology import Topology, permissions_of, topology_of
@@ -550,7 +550,7 @@ async def test_what_fails_inside_is_refused_and_the_next_is_served(world: World)
     ("problem", "code"),
     [
         (NotNowError("the database is away"), m.RefusalCode.UNAVAILABLE),
-        (UnfitError("a NUL character"), m.RefusalCode.INVALID),
+        (InvalidCommandError("a NUL character"), m.RefusalCode.INVALID),
         (ValueError("a defect"), m.RefusalCode.FAILED),
     ],
 )
@@ -806,11 +806,11 @@ def chunk(rank: int, task_id: str = "t") -> Envelope:
 
 async def test_telemetry_passes_by_those_who_listen(world: World) -> None:
     collector, gateway = await world.bus("log_collector"), await world.bus("gateway")
-    await collector.tell(chunk(0))
+    await collector.send_telemetry(chunk(0))
     await asyncio.sleep(0.1)
     async with gateway.listen("log.*.*.*") as stream:
-        await collector.tell(chunk(1))
-        await collector.tell(chunk(2))
+        await collector.send_telemetry(chunk(1))
+        await collector.send_telemetry(chunk(2))
         async with asyncio.timeout(WAIT_S):
             assert [await anext(stream), await anext(stream)] == [chunk(1), chunk(2)]
 
@@ -819,8 +819,8 @@ async def test_a_slow_listener_loses_the_oldest(world: World) -> None:
     collector, gateway = await world.bus("log_collector"), await world.bus("gateway")
     async with gateway.listen("log.t.>") as stream, gateway.listen("log.last.>") as last:
         for rank in range(1500):
-            await collector.tell(chunk(rank))
-        await collector.tell(chunk(0, "last"))
+            await collector.send_telemetry(chunk(rank))
+        await collector.send_telemetry(chunk(0, "last"))
         async with asyncio.timeout(WAIT_S):
             # It came to this connection after all others.
             await anext(last)
@@ -858,7 +858,7 @@ async def test_everything_goes_on_after_the_server_was_killed(world: World) -> N
         ):
             with pytest.raises(BusUnavailableError):
                 await attempt
-        await submit.tell(chunk(1))
+        await submit.send_telemetry(chunk(1))
         await world.start()
         await until(lambda: submit.connected and scheduler.connected and gateway.connected, 10)
         assert submit.server_id not in ("", before)

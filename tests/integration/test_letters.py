@@ -13,8 +13,8 @@ from libs.bus.memory import MemoryBus
 from libs.bus.port import RawMessage
 from libs.contracts import messages as m
 from libs.service import dead_letters
+from libs.service.definition import Ports, Service
 from libs.service.runner import Runner
-from libs.service.shape import Ports, Service
 from libs.store import migrate
 from libs.store.connections import Address, connect
 from libs.store.dead_letters import DeadLetterBody, DeadLetterRow, Direction

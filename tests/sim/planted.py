@@ -29,8 +29,8 @@ from libs.contracts.messages import (
     TaskSpec,
     TaskState,
 )
-from libs.service import answer
-from libs.service.answer import Answering
+from libs.service import command_batches
+from libs.service.command_batches import CommandBatches
 from libs.service.consume import Consumption
 from libs.service.loop import pause
 from libs.service.relay import Relay
@@ -119,7 +119,7 @@ def reply_before_storing() -> contextlib.AbstractContextManager[None]:
     """The launcher answers a checkpoint at once and stores it a little later."""
     honest = Runner._endpoint
 
-    def endpoint(self: Runner, kind: type, answering: Answering) -> Callable[[Any], Any]:
+    def endpoint(self: Runner, kind: type, answering: CommandBatches) -> Callable[[Any], Any]:
         answer, epoch = honest(self, kind, answering), answering.epoch
         if kind is not AckCheckpoint:
             return answer
@@ -313,7 +313,8 @@ def slow_databases(plan: Plan) -> Plan:
 def late_requests_carried_out() -> contextlib.AbstractContextManager[None]:
     """A request is carried out whenever its turn comes, whether somebody waits for it or not."""
     return replaced(
-        (answer, "expired", lambda _until: False), (commands, "expired", lambda _until: False)
+        (command_batches, "expired", lambda _until: False),
+        (commands, "expired", lambda _until: False),
     )
 
 

@@ -15,9 +15,9 @@ from libs.bus.commands import answer_until
 from libs.bus.memory import MemoryBus
 from libs.bus.port import CommandHandler as BusCommandHandler
 from libs.contracts.base import Message
+from libs.service.definition import CommandHandler, Ports, Service
 from libs.service.loop import pause
 from libs.service.runner import Runner
-from libs.service.shape import CommandHandler, Ports, Service
 from libs.service.wiring import Wiring
 from libs.store.memory_database import Point, Schema
 from libs.store.port import StoreUnavailableError, Tx

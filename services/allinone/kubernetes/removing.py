@@ -14,7 +14,7 @@ import httpx
 from shiftwork.cli.failures import Failure
 from shiftwork.cli.parse import fields
 
-from libs.pods.names import DOMAIN, MANAGED_BY, MANAGER
+from libs.pods.kubernetes_names import DOMAIN, MANAGED_BY, MANAGER
 from services.allinone.kubernetes import reach, standing
 from services.allinone.kubernetes.installing import DRAINED, remember_drained
 from services.allinone.kubernetes.kubectl import Json, Kubectl

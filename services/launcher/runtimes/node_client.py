@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from libs.contracts.messages import Node
 from libs.service.loop import pause
-from libs.service.observe import log
+from libs.service.observability import log
 from services.launcher.runtimes.node import proc
 from services.launcher.runtimes.port import (
     RuntimeDeniedError,

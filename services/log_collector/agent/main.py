@@ -18,7 +18,7 @@ from typing import NoReturn
 import uvloop
 from pydantic import ValidationError
 
-from libs.service import observe
+from libs.service import observability
 from libs.service.clock import SystemClock
 from libs.service.http import serve_http
 from libs.service.loop import pause
@@ -42,7 +42,7 @@ async def run(
     )
     turn = asyncio.Lock()
     await asyncio.to_thread(spool.load)
-    observe.log(SERVICE).info("collects", outputs=spool.outputs, problem=spool.problem)
+    observability.log(SERVICE).info("collects", outputs=spool.outputs, problem=spool.problem)
     async with asyncio.TaskGroup() as group:
         group.create_task(_look(settings, spool, turn), name="look")
         group.create_task(
@@ -83,12 +83,12 @@ def main() -> NoReturn:
     except (OSError, ValueError) as error:
         sys.stderr.write(f"SHIFTWORK_LOG_AGENT_TOKEN_FILE: {error}. Mount the agents' Secret.\n")
         raise SystemExit(2) from None
-    observe.set_up_logs(settings.log_format, settings.log_level)
+    observability.set_up_logs(settings.log_format, settings.log_level)
     raise SystemExit(uvloop.run(_main(settings, token)))
 
 
 async def _main(settings: AgentSettings, token: Token) -> int:
-    task, loop, log = asyncio.current_task(), asyncio.get_running_loop(), observe.log(SERVICE)
+    task, loop, log = asyncio.current_task(), asyncio.get_running_loop(), observability.log(SERVICE)
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, task.cancel)

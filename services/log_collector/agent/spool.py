@@ -15,7 +15,7 @@ from pathlib import Path
 
 from libs.service.clock import Clock
 from libs.service.deletion_limit import DAY_SECONDS, DeletionLimit
-from libs.service.observe import log
+from libs.service.observability import log
 from services.log_collector.agent import metrics
 from services.log_collector.agent.folder import AdoptionError
 from services.log_collector.agent.kubelet import log_files, pod_of

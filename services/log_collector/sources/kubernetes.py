@@ -15,7 +15,7 @@ from dataclasses import replace
 import aiohttp
 
 from libs.service.loop import Wake
-from libs.service.observe import log
+from libs.service.observability import log
 from services.log_collector.agent.wire import PodAnswer, PodAsk, PodKept
 from services.log_collector.domain import OutputKey
 from services.log_collector.sources.cluster import Cluster, pod_name

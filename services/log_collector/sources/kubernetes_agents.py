@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import aiohttp
 
-from libs.service.observe import log
+from libs.service.observability import log
 from services.log_collector.agent import wire
 from services.log_collector.agent.wire import PodAnswer, PodAsk, PodKept
 from services.log_collector.sources.cluster import Cluster

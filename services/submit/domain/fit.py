@@ -1,7 +1,7 @@
-"""Can this task ever run: against the known inventory and against the quotas.
+"""Checks whether a task can ever run on the known inventory and within the quotas.
 
-Called by ``validate.py`` for new tasks and by ``handlers.py`` for a new priority. Both questions
-are about *ever*: a task that only has to wait is accepted. What is not known refuses nothing.
+Called by ``validate.py`` for new tasks and by ``handlers.py`` for a new priority. A task that only
+has to wait is accepted. Facts that are not known reject nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FOR_NODES_TO_COME = "with wait_for_nodes it waits for nodes that are to come"
 
 
 def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
-    """What the spec asks that no set of known nodes could give."""
+    """Yield the requirements that no set of known nodes can meet."""
     if not facts.inventory_known or spec.wait_for_nodes:
         return
     group = [shape for shape in facts.shapes if shape.group == spec.group and shape.nodes > 0]
@@ -32,25 +32,25 @@ def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
             f"use one of: {', '.join(known)}" if known else "add nodes first",
         )
         return
-    unfit = list(_unfit(spec, facts, group))
-    yield from unfit
-    suiting = _suiting(spec, facts)
-    too_large = [] if unfit else list(_larger_than_any(spec, suiting))
+    unmatched = list(_unmatched(spec, facts, group))
+    yield from unmatched
+    suitable = _suitable(spec, facts)
+    too_large = [] if unmatched else list(_larger_than_any(spec, suitable))
     yield from too_large
-    able = _able(spec, group, suiting)
-    if not (unfit or too_large) and spec.nodes > able:
+    usable = _usable_count(spec, group, suitable)
+    if not (unmatched or too_large) and spec.nodes > usable:
         # All nodes of a gang of whole nodes have one number of GPUs.
-        nodes = _plural(able) + (" of one kind" if spec.gpus_per_node is None else "")
+        nodes = _plural(usable) + (" of one kind" if spec.gpus_per_node is None else "")
         yield problem(
             "nodes",
             spec.nodes,
-            f"{_where(spec)} has {able} {nodes} that one of its replicas fits on",
-            f"ask for at most {able}, or use another group",
+            f"{_where(spec)} has {usable} {nodes} that one of its replicas fits on",
+            f"ask for at most {usable}, or use another group",
         )
 
 
-def _unfit(spec: TaskSpec, facts: Facts, group: Sequence[Shape]) -> Iterator[FieldError]:
-    """Labels that no node has, or taints that every node with the labels has."""
+def _unmatched(spec: TaskSpec, facts: Facts, group: Sequence[Shape]) -> Iterator[FieldError]:
+    """Yield labels that no node has, or taints that every node with the labels has."""
     wanted = ", ".join(f"{key}={value}" for key, value in sorted(spec.node_selector.items()))
     if facts.selected is not None and not facts.selected:
         shown = ", ".join(facts.labels[:LABELS_SHOWN_MAX]) or "none"
@@ -62,7 +62,7 @@ def _unfit(spec: TaskSpec, facts: Facts, group: Sequence[Shape]) -> Iterator[Fie
             f"no node of group {spec.group} has {wanted}",
             f"labels there are: {shown}{and_more}; {FOR_NODES_TO_COME}",
         )
-    elif not _suiting(spec, facts):
+    elif not _suitable(spec, facts):
         taints = sorted({each for shape in facts.selected or group for each in shape.taints})
         yield problem(
             "tolerations",
@@ -73,24 +73,25 @@ def _unfit(spec: TaskSpec, facts: Facts, group: Sequence[Shape]) -> Iterator[Fie
 
 
 def check_quota(spec: TaskSpec, owner: str, team: str, facts: Facts) -> Iterator[FieldError]:
-    """The limit, if there is one, below which this task can never be held."""
+    """Yield an error if a quota can never admit this task."""
     rows = [row for row in facts.quotas if _concerns(row, spec.group, owner, team)]
     levels = LEVELS if spec.priority is Priority.AUTO else (spec.priority,)
-    broken = [_broken(rows, level, spec, facts) for level in levels]
-    if broken and all(broken):
-        row, asked = next(found for found in broken if found)
+    exceeded = [_exceeded(rows, level, spec, facts) for level in levels]
+    if exceeded and all(exceeded):
+        row, needed = next(found for found in exceeded if found)
         unit = "GPU" if row.unit is Unit.GPUS else "node"
         yield problem(
             "nodes" if row.unit is Unit.NODES or not spec.gpus_per_node else "gpus_per_node",
-            spec.nodes if row.unit is Unit.NODES else asked,
-            f"the task needs {_count(asked, unit)}, and the quota of {_holder(row)} is {row.limit}",
+            spec.nodes if row.unit is Unit.NODES else needed,
+            f"the task needs {_count(needed, unit)}, and the quota of {_holder(row)} is "
+            f"{row.limit}",
             f"ask for at most {_count(row.limit, unit)}, choose another priority or group, "
             "or ask an administrator for more",
         )
 
 
 def demand(spec: TaskSpec, unit: Unit, facts: Facts) -> int:
-    """The least of a quota's unit that the task can hold when it runs.
+    """Return the least amount of a quota's unit that the task can hold when it runs.
 
     Whole nodes count with the smallest kind of which there are enough, as in the scheduler.
     """
@@ -101,11 +102,12 @@ def demand(spec: TaskSpec, unit: Unit, facts: Facts) -> int:
     if not facts.inventory_known:
         return 0
     group = [shape for shape in facts.shapes if shape.group == spec.group]
-    return spec.nodes * min(_kinds(spec, group, _suiting(spec, facts), spec.nodes), default=0)
+    return spec.nodes * min(_kinds(spec, group, _suitable(spec, facts), spec.nodes), default=0)
 
 
-def _suiting(spec: TaskSpec, facts: Facts) -> list[Shape]:
-    """The nodes of its group with the labels it selects and no taint that it does not tolerate."""
+def _suitable(spec: TaskSpec, facts: Facts) -> list[Shape]:
+    """Return the nodes of the task's group with the labels that it selects and only taints that it
+    tolerates."""
     tolerated = set(spec.tolerations)
     return [
         shape
@@ -116,25 +118,25 @@ def _suiting(spec: TaskSpec, facts: Facts) -> list[Shape]:
     ]
 
 
-def _able(spec: TaskSpec, group: Sequence[Shape], suiting: Sequence[Shape]) -> int:
-    """How many nodes the task can get at most; whole nodes all have one number of GPUs."""
+def _usable_count(spec: TaskSpec, group: Sequence[Shape], suitable: Sequence[Shape]) -> int:
+    """Return how many nodes the task can get at most; whole nodes all have one number of GPUs."""
     if spec.gpus_per_node is not None:
-        return sum(shape.nodes for shape in suiting if _holds(shape, spec))
+        return sum(shape.nodes for shape in suitable if _fits(shape, spec))
     return max(
         (
-            sum(shape.nodes for shape in suiting if shape.gpus == gpus and _holds(shape, spec))
-            for gpus in _kinds(spec, group, suiting, 0)
+            sum(shape.nodes for shape in suitable if shape.gpus == gpus and _fits(shape, spec))
+            for gpus in _kinds(spec, group, suitable, 0)
         ),
         default=0,
     )
 
 
 def _kinds(
-    spec: TaskSpec, group: Sequence[Shape], suiting: Sequence[Shape], wanted: int
+    spec: TaskSpec, group: Sequence[Shape], suitable: Sequence[Shape], wanted: int
 ) -> tuple[int, ...]:
-    # Whether the group has GPUs at all is a question about all of its nodes.
+    # Whether the group has GPUs at all depends on all of its nodes.
     nodes = [Nodes(shape.gpus, shape.nodes, suit=False) for shape in group]
-    nodes += [Nodes(shape.gpus, shape.nodes, _holds(shape, spec)) for shape in suiting]
+    nodes += [Nodes(shape.gpus, shape.nodes, _fits(shape, spec)) for shape in suitable]
     return kinds_for(nodes, wanted)
 
 
@@ -173,7 +175,7 @@ def _all_known(group: Sequence[Shape], column: str) -> bool:
     return all(getattr(shape, column) > 0 for shape in group)
 
 
-def _holds(shape: Shape, spec: TaskSpec) -> bool:
+def _fits(shape: Shape, spec: TaskSpec) -> bool:
     return (
         (spec.gpus_per_node or 0) <= shape.gpus
         and (not shape.cpus or (spec.cpus or 0) <= shape.cpus)
@@ -182,26 +184,26 @@ def _holds(shape: Shape, spec: TaskSpec) -> bool:
 
 
 def _concerns(row: Quota, group: str, owner: str, team: str) -> bool:
-    """An empty field of a row means every one."""
+    """True if the quota applies. An empty field of a row matches everything."""
     return row.group in {"", group} and row.user in {"", owner} and row.team in {"", team}
 
 
-def _broken(
+def _exceeded(
     rows: Sequence[Quota], level: Priority, spec: TaskSpec, facts: Facts
 ) -> tuple[Quota, int] | None:
-    """The tightest row that this task can never meet at this level, and what it needs."""
+    """Return the tightest quota that this task exceeds at this level, and what it needs."""
     found = [
         (row, demand(spec, row.unit, facts))
         for row in rows
         if row.priority in {Priority.UNSPECIFIED, level}
     ]
-    over = [(row, asked) for row, asked in found if asked > row.limit]
+    over = [(row, needed) for row, needed in found if needed > row.limit]
     return min(over, key=lambda pair: pair[0].limit, default=None)
 
 
 def _holder(row: Quota) -> str:
-    who = [f"user {row.user}"] * bool(row.user) + [f"team {row.team}"] * bool(row.team)
-    name = " in ".join(who) or "everyone"
+    holders = [f"user {row.user}"] * bool(row.user) + [f"team {row.team}"] * bool(row.team)
+    name = " in ".join(holders) or "everyone"
     level = row.priority.removeprefix("PRIORITY_").lower()
     at = "" if row.priority is Priority.UNSPECIFIED else f" at priority {level}"
     return f"{name}{at} in {'group ' + row.group if row.group else 'every group'}"

@@ -23,12 +23,12 @@ def validate(
     team: str,
     facts: Facts,
     limits: Limits,
-    pod_faults: Sequence[FieldError] = (),
+    pod_errors: Sequence[FieldError] = (),
 ) -> TaskSpec | Refusal:
     """The spec if it may run one day, else why not. ``spec`` has its defaults already;
-    ``pod_faults`` are what the site's pod policy has against it.
+    ``pod_errors`` are what the site's pod policy has against it.
     """
-    faults = [*check_fields(spec, limits), *pod_faults]
+    faults = [*check_fields(spec, limits), *pod_errors]
     if not faults:  # sizes are compared only once they are numbers that make sense
         faults = [*check_inventory(spec, facts), *check_quota(spec, owner, team, facts)]
     clash = _clash(spec.name, facts.name_taken_by)

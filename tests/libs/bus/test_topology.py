@@ -83,7 +83,7 @@ def test_a_service_has_one_durable_with_a_filter_per_event() -> None:
 def test_who_hears_the_tasks_states_is_given_everything_and_hears_its_own() -> None:
     spec = consumer_of("quota", (m.TaskStateChanged, m.RunExited))
     assert spec.filters == ("evt.>",)
-    assert spec.heard == ("evt.run.*.exited", "evt.task.*.state_changed")
+    assert spec.handled == ("evt.run.*.exited", "evt.task.*.state_changed")
 
 
 @pytest.mark.parametrize("kind", [m.SetGoal, m.SetGoalReply, m.LogChunk])

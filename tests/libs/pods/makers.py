@@ -14,12 +14,12 @@ from libs.contracts.messages import (
     Role,
     TaskSpec,
 )
-from libs.pods.asker import Asker
-from libs.pods.check import check_pod
-from libs.pods.policy import Permission, PodPolicy
+from libs.pods.pod_policy import Permission, PodPolicy
+from libs.pods.request_validation import check_pod
+from libs.pods.requester import Requester
 
-ADA = Asker(owner="ada", team="vision", group="default", name="train", priority="normal")
-# Under this one whoever asks is granted whatever there is.
+ADA = Requester(owner="ada", team="vision", group="default", name="train", priority="normal")
+# Grants every requester everything.
 OPEN = PodPolicy.model_validate(
     {
         "allow": {permission.value: [{}] for permission in Permission},
@@ -56,7 +56,7 @@ def a_request(template: Any = None, **more: Any) -> PodRequest:
     return PodRequest(**{"image": "example/train:1", "template": text, **more})
 
 
-def faults(
+def errors_of(
     pod: PodRequest,
     policy: PodPolicy | None = None,
     *,
@@ -64,8 +64,10 @@ def faults(
     team: str = "vision",
     **more: Any,
 ) -> list[tuple[str, str]]:
-    """Field and value of each fault."""
+    """Field and value of each error."""
     spec = a_task(pod, **more)
-    found = check_pod(spec, Asker.of(spec, owner, team), policy or PodPolicy(), needs_image=True)
+    found = check_pod(
+        spec, Requester.of(spec, owner, team), policy or PodPolicy(), needs_image=True
+    )
     assert all(each.message and each.fix for each in found)
     return [(each.field, each.value) for each in found]

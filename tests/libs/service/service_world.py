@@ -12,10 +12,10 @@ from libs.bus.memory import MemoryBus
 from libs.bus.memory_broker import Faults, MemoryBroker
 from libs.contracts import messages as m
 from libs.contracts.envelope import Envelope
+from libs.service.definition import Ports, Service
 from libs.service.loop import Loop
 from libs.service.runner import Runner
 from libs.service.settings import BaseServiceSettings
-from libs.service.shape import Ports, Service
 from libs.store.memory import MemoryStore
 from libs.store.memory_database import MemoryDatabase
 from libs.store.port import Tx

@@ -129,7 +129,7 @@ async def test_websockets_are_counted_until_they_end() -> None:
     limits = HttpLimits(total_max=10, address_max=3, head_seconds=0.1)
     async with serving(limits, talk) as port:
         sockets = [await connect(f"ws://127.0.0.1:{port}/") for _ in range(3)]
-        await asyncio.sleep(2 * connections.LOOK_SECONDS + 0.2)
+        await asyncio.sleep(2 * connections.CHECK_SECONDS + 0.2)
         with pytest.raises((IndexError, ConnectionError)):  # the fourth is closed without an answer
             await status(port)
         await sockets.pop().close()
@@ -148,7 +148,7 @@ async def test_websockets_are_counted_until_they_end() -> None:
 async def test_what_never_comes_is_not_waited_for(
     sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(connections, "CHECK_SECONDS", 0.05)
 
     async def reads(scope: Scope, receive: Receive, send: Send) -> None:
         del scope, send
@@ -164,7 +164,7 @@ async def test_what_never_comes_is_not_waited_for(
 
 
 async def test_an_answer_that_nobody_takes_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(connections, "CHECK_SECONDS", 0.05)
     ended = asyncio.Event()
 
     async def much(scope: Scope, receive: Receive, send: Send) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from libs.service import observe
+from libs.service import observability
 from libs.service.log_size import keep_below
 from tests.harness.small_disk import needs_small_disk, small_disk
 
@@ -18,10 +18,10 @@ def test_a_log_and_its_predecessor_stay_below_their_size_and_the_newest_lines_ar
 ) -> None:
     file = tmp_path / "up.log"
     with file.open("a", encoding="utf-8") as stream:
-        observe.set_up_logs("json", "info", stream, bytes_max=10_000)
+        observability.set_up_logs("json", "info", stream, bytes_max=10_000)
         try:
             for number in range(1_000):
-                observe.log("x").info("line", number=number)
+                observability.log("x").info("line", number=number)
         finally:
             structlog.reset_defaults()
     former, now = (tmp_path / "up.log.1").read_text(), file.read_text()

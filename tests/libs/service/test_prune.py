@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from libs.service import observe
+from libs.service import observability
 from libs.service.loop import pause
-from libs.service.prune import Horizon, Old, Pruning
+from libs.service.prune import PruneCutoff, PruneRule, Pruning
 from libs.service.settings import BaseServiceSettings
 from libs.store.port import StoreUnavailableError, Tx
 from tests.harness.virtual_time import EPOCH, virtually
@@ -38,11 +38,11 @@ class History:
         self.moments = [each for each in self.moments if each not in old]
         return len(old)
 
-    def as_old(self, what: str = "rows", keep: timedelta = 90 * DAY) -> Old:
-        return Old(what, keep, self.oldest, self.drop)
+    def as_old(self, what: str = "rows", keep: timedelta = 90 * DAY) -> PruneRule:
+        return PruneRule(what, keep, self.oldest, self.drop)
 
 
-async def pruning(*old: Old, days_per_hour: float) -> tuple[Pruning, int]:
+async def pruning(*old: PruneRule, days_per_hour: float) -> tuple[Pruning, int]:
     world = World()
     settings = BaseServiceSettings(
         database_url="-", nats_url="-", prune_rows_max=10, prune_days_per_hour=days_per_hour
@@ -72,7 +72,7 @@ def test_a_clock_that_jumps_ahead_costs_at_most_a_day_of_history_in_an_hour() ->
                 pass
             await pause(60)
         assert 65 <= 80 * 24 - len(history.moments) <= 72
-        held = observe.PRUNE_HELD.labels("quota", "rows")._value.get()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        held = observability.PRUNE_HELD.labels("quota", "rows")._value.get()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         assert held > 80 * 86_400
 
     virtually(main())
@@ -92,11 +92,11 @@ def test_a_process_that_restarts_again_and_again_deletes_nothing() -> None:
 
 def test_what_grows_too_old_meanwhile_goes_at_the_next_tick() -> None:
     async def main() -> None:
-        horizon = Horizon("quota", "rows", 1.0)
-        assert horizon.before(EPOCH, EPOCH) is None
+        cutoff = PruneCutoff("quota", "rows", 1.0)
+        assert cutoff.before(EPOCH, EPOCH) is None
         await pause(60)
         wanted = EPOCH + timedelta(seconds=60)
-        assert horizon.before(EPOCH, wanted) == wanted
+        assert cutoff.before(EPOCH, wanted) == wanted
 
     virtually(main())
 
@@ -106,22 +106,22 @@ def test_a_jump_of_hours_costs_nothing_that_is_kept_for_longer(rows_before: bool
     """Rows are kept for three days; the clock is ten years ahead for an hour, then right again."""
 
     async def main() -> None:
-        horizon, keep, now = Horizon("quota", "rows", 1.0), 3 * DAY, EPOCH
+        cutoff, keep, now = PruneCutoff("quota", "rows", 1.0), 3 * DAY, EPOCH
         newest = EPOCH - timedelta(hours=1)
         for _ in range(48):
-            horizon.before(now - keep if rows_before else None, now - keep)
+            cutoff.before(now - keep if rows_before else None, now - keep)
             await pause(600)
             now += timedelta(minutes=10)
         newest = now
         for _ in range(6):
-            limit = horizon.before(newest, now + 3650 * DAY - keep)
+            limit = cutoff.before(newest, now + 3650 * DAY - keep)
             assert limit is not None
             assert limit < newest
             await pause(600)
             now += timedelta(minutes=10)
-        assert horizon.before(newest, now - keep) is None
+        assert cutoff.before(newest, now - keep) is None
         # The guard is as it was, should the clock jump once more.
-        limit = horizon.before(newest, now + 3650 * DAY - keep)
+        limit = cutoff.before(newest, now + 3650 * DAY - keep)
         assert limit is not None
         assert limit < newest
 
@@ -130,23 +130,23 @@ def test_a_jump_of_hours_costs_nothing_that_is_kept_for_longer(rows_before: bool
 
 def test_a_long_time_without_rows_is_not_waited_for() -> None:
     async def main() -> None:
-        horizon = Horizon("quota", "rows", 1.0)
-        assert horizon.before(EPOCH, EPOCH + 300 * DAY) == EPOCH
+        cutoff = PruneCutoff("quota", "rows", 1.0)
+        assert cutoff.before(EPOCH, EPOCH + 300 * DAY) == EPOCH
         await pause(3600)
         later = EPOCH + 200 * DAY
-        assert horizon.before(later, EPOCH + 300 * DAY) == later - DAY
+        assert cutoff.before(later, EPOCH + 300 * DAY) == later - DAY
         await pause(3600)
-        assert horizon.before(later, EPOCH + 300 * DAY) == later
+        assert cutoff.before(later, EPOCH + 300 * DAY) == later
 
     virtually(main())
 
 
 def test_a_long_time_without_old_rows_earns_no_more_than_a_day() -> None:
     async def main() -> None:
-        horizon = Horizon("quota", "rows", 1.0)
-        horizon.before(EPOCH, EPOCH)
+        cutoff = PruneCutoff("quota", "rows", 1.0)
+        cutoff.before(EPOCH, EPOCH)
         await pause(100 * 86_400)
-        assert horizon.before(EPOCH, EPOCH + 300 * DAY) == EPOCH + DAY
+        assert cutoff.before(EPOCH, EPOCH + 300 * DAY) == EPOCH + DAY
 
     virtually(main())
 
@@ -161,7 +161,7 @@ def test_an_inbox_that_cannot_be_pruned_is_counted() -> None:
             raise StoreUnavailableError("too slow")
 
         store.oldest_seen = refuse  # type: ignore[method-assign]
-        failures = observe.PRUNE_FAILED.labels("quota", "inbox and outbox")
+        failures = observability.PRUNE_FAILED.labels("quota", "inbox and outbox")
         before = failures._value.get()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         task = asyncio.ensure_future(runner.run())
         await pause(3 * runner.settings.outbox_period_seconds)
@@ -177,7 +177,7 @@ def test_a_failed_prune_is_counted_and_stops_no_other() -> None:
         broken = History([EPOCH - 100 * DAY], problem=StoreUnavailableError("too slow"))
         sound = History([EPOCH - 100 * DAY])
         made, epoch = await pruning(broken.as_old("broken"), sound.as_old("sound"), days_per_hour=0)
-        failures = observe.PRUNE_FAILED.labels("quota", "broken")
+        failures = observability.PRUNE_FAILED.labels("quota", "broken")
         before = failures._value.get()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         assert await made.step(epoch) is None
         assert failures._value.get() == before + 1  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]

@@ -11,7 +11,7 @@ import pytest
 from libs.bus.memory_broker import Faults
 from libs.bus.port import BusError
 from libs.contracts import messages as m
-from libs.service import observe
+from libs.service import observability
 from libs.service.loop import Loop
 from libs.store.port import (
     Delta,
@@ -128,7 +128,7 @@ def test_a_row_that_cannot_be_read_harms_only_the_events_that_concern_it() -> No
         async with world.store().transaction() as tx:
             tx.put(Count("bad", 1), Count("good", 1))
         world.database.break_row(TABLES, Count, "bad", column="seen")
-        counter = observe.UNREADABLE_ROWS.labels("quota", "Count")
+        counter = observability.UNREADABLE_ROWS.labels("quota", "Count")
         before = counter._value.get()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         task = asyncio.ensure_future(world.runner().run())
         await world.say("good", "bad", "other")

@@ -25,7 +25,7 @@ from services.gateway.rows import (
     RunRow,
     TaskRow,
 )
-from services.gateway.store import drop_old_events, drop_settled, old_rows
+from services.gateway.store import drop_old_events, drop_settled, prune_rules
 from services.gateway.tables import TABLES
 from tests.services.gateway.world import World, a_node, assigned, state, until
 
@@ -105,7 +105,7 @@ async def test_old_audit_and_settled_rows_go(
     assert set(world.database.rows(TABLES, AcceptedRow)) == {waiting["id"]}
     assert world.database.rows(TABLES, AuditRow)
     world.clock.advance(world.settings.audit_keep_seconds + 60)
-    prune = Pruning("gateway", store, world.settings, old_rows(world.settings))
+    prune = Pruning("gateway", store, world.settings, prune_rules(world.settings))
     await prune.step(1)
     assert not world.database.rows(TABLES, AuditRow)
 
@@ -126,7 +126,7 @@ async def test_ended_tasks_go_with_their_runs_and_metrics(
                 tx.put(row)
             tx.put(ProgressRow(task["id"], 1, world.clock.now(), {"step": 1.0}))
     world.clock.advance(world.settings.tasks_keep_seconds + 60)
-    prune = Pruning("gateway", store, world.settings, old_rows(world.settings))
+    prune = Pruning("gateway", store, world.settings, prune_rules(world.settings))
     # Metrics go a hundred at a time.
     assert await prune.step(1) == 0.0
     assert await prune.step(1) is None

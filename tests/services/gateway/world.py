@@ -27,10 +27,10 @@ from libs.contracts.envelope import Envelope
 from libs.contracts.ids import RunId, TaskId
 from libs.contracts.registry import ROUTES
 from libs.contracts.run_token import make_run_token
+from libs.service.definition import Ports, Service
 from libs.service.http import serve_http
 from libs.service.runner import Runner
 from libs.service.settings import BaseServiceSettings
-from libs.service.shape import Ports, Service
 from libs.service.wiring import Wiring
 from libs.store.connections import Address
 from libs.store.memory import MemoryStore

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from libs.contracts.messages import Checkpoint, EnvSource, Placement, PodRequest, Role
-from libs.pods.policy import PodPolicy
+from libs.pods.pod_policy import PodPolicy
 from services.launcher.domain.model import RunState
 from services.launcher.environment import Site, order_of
 from services.launcher.manifests import PodSite, RunObjects, objects_of

@@ -28,8 +28,8 @@ from libs.contracts.messages import (
 )
 from libs.contracts.run_token import verify_run_token
 from libs.service.clock import SystemClock
+from libs.service.definition import Ports
 from libs.service.runner import Runner
-from libs.service.shape import Ports
 from libs.store.memory import MemoryStore
 from libs.store.memory_database import MemoryDatabase
 from services.launcher.main import WIRING, build

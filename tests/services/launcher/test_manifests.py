@@ -19,11 +19,20 @@ from hypothesis import strategies as st
 
 from libs.contracts.ids import RunId, TaskId, is_label_value
 from libs.contracts.messages import EnvSource, PodRequest, Role
-from libs.pods import fields
-from libs.pods.faults import PodRefusedError
-from libs.pods.forms import is_object_name
-from libs.pods.policy import PodPolicy
-from libs.pods.schema import Beside, Items, Leaf, Mapped, Needs, Never, Node, Struct
+from libs.pods import template_fields
+from libs.pods.field_errors import PodRefusedError
+from libs.pods.formats import is_object_name
+from libs.pods.pod_policy import PodPolicy
+from libs.pods.template_schema import (
+    Forbidden,
+    Items,
+    Leaf,
+    Mapped,
+    NeedsPermission,
+    Node,
+    SidecarOnly,
+    Struct,
+)
 from services.launcher.manifests import (
     SECRET_BYTES_MAX,
     SECRET_RANKS_MAX,
@@ -152,7 +161,7 @@ def test_the_policy_is_asked_again() -> None:
         objects_of(order, PodPolicy(), PODS)
     with pytest.raises(PodRefusedError, match="there is no image") as caught:
         objects_of(an_order(), PodPolicy(), PODS)
-    assert [each.field for each in caught.value.faults] == ["pod.image"]
+    assert [each.field for each in caught.value.errors] == ["pod.image"]
 
 
 # Every order.
@@ -319,12 +328,12 @@ ANYTHING = st.sampled_from([None, True, False, [], {}, *WORDS, *NUMBERS])
 
 def said_of(node: Node) -> st.SearchStrategy[Any]:  # noqa: PLR0911 - one for each kind
     """Values as the table of fields has them, right and wrong ones."""
-    if isinstance(node, Never):
+    if isinstance(node, Forbidden):
         return st.sampled_from([*node.harmless, *node.harmless, None, *WORDS, *NUMBERS])
-    if isinstance(node, Needs):
+    if isinstance(node, NeedsPermission):
         harmless = [st.sampled_from(node.harmless)] * 2 if node.harmless else []
         return st.one_of(*harmless, said_of(node.of))
-    if isinstance(node, Beside):
+    if isinstance(node, SidecarOnly):
         return said_of(node.of)
     if isinstance(node, Leaf):
         return LEAVES[node.kind]
@@ -345,7 +354,7 @@ def parts_of(node: Struct) -> st.SearchStrategy[Any]:
     others = [
         name
         for name in sorted(set(node.fields) - set(node.required))
-        for _ in range(1 if isinstance(node.fields[name], Never) else 6)
+        for _ in range(1 if isinstance(node.fields[name], Forbidden) else 6)
     ]
     chosen = st.lists(st.sampled_from(others), max_size=2, unique=True) if others else st.just([])
     return chosen.flatmap(
@@ -459,8 +468,8 @@ TAKEN = [template for template in TRIED if lets_through(template)]
 TEMPLATES = st.one_of(
     st.lists(st.sampled_from(TAKEN), min_size=1, max_size=3).map(joined),
     st.lists(st.sampled_from(TRIED), min_size=1, max_size=2).map(joined),
-    said_of(fields.TEMPLATE),
-    st.tuples(st.sampled_from(TAKEN), said_of(fields.POD_SPEC)).map(
+    said_of(template_fields.TEMPLATE),
+    st.tuples(st.sampled_from(TAKEN), said_of(template_fields.POD_SPEC)).map(
         lambda both: joined([both[0], {"spec": both[1]}])
     ),
 )

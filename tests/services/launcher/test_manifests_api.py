@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from libs.contracts.messages import PodRequest
-from libs.pods.policy import PodPolicy
+from libs.pods.pod_policy import PodPolicy
 from services.launcher.manifests import PodSite, objects_of
 from tests.libs.pods.makers import OPEN
 from tests.libs.pods.oracle import violations
-from tests.libs.pods.test_overrides import GRANTABLE
+from tests.libs.pods.test_pod_template import GRANTABLE
 from tests.services.launcher.manifest_cases import CASES, an_order
 from tests.services.launcher.test_manifests import TAKEN, UID, documents
 from tools.cluster.api import Api, ApiError

@@ -10,8 +10,8 @@ from libs.bus.memory_broker import MemoryBroker
 from libs.contracts.envelope import Envelope
 from libs.contracts.messages import ListLogs, LogChunk, ReadLog, ReadLogReply
 from libs.service.clock import SystemClock
+from libs.service.definition import Ports
 from libs.service.runner import Runner
-from libs.service.shape import Ports
 from libs.store.memory import MemoryDatabase, MemoryStore
 from services.log_collector.domain import Address
 from services.log_collector.main import WIRING, build

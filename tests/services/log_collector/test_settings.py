@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from libs.bus.memory import MemoryBus
 from libs.bus.memory_broker import MemoryBroker
-from libs.service.shape import Ports
+from libs.service.definition import Ports
 from services.log_collector.domain import OutputKey
 from services.log_collector.main import build, source_of
 from services.log_collector.sources.cluster import pod_name

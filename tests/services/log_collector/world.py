@@ -21,7 +21,7 @@ from libs.contracts.messages import (
     RunExited,
     RunStarted,
 )
-from libs.service.shape import Ports, Service
+from libs.service.definition import Ports, Service
 from libs.store.memory import MemoryDatabase, MemoryStore
 from libs.store.port import Store
 from services.log_collector.archives.port import Archive, Write

@@ -25,7 +25,7 @@ from libs.contracts.messages import (
     Unit,
     UsageRecorded,
 )
-from services.quota.store import QuotaRow, RunRow, TaskRow, old_rows
+from services.quota.store import QuotaRow, RunRow, TaskRow, prune_rules
 from tests.services.quota.world import World, at
 
 GANG = (
@@ -190,7 +190,7 @@ async def test_the_ledger_forgets_by_age_and_a_task_with_its_last_run(world: Wor
     await world.tell(owned(), started(1, 0), exited(1, 5), started(2, 10))
     other = owned().model_copy(update={"task_id": "t2"})
     await world.tell(other, exited(1, 5).model_copy(update={"task_id": "t2"}))
-    old, _ = old_rows(timedelta(days=1))
+    old, _ = prune_rules(timedelta(days=1))
     async with world.store.transaction() as tx:
         assert await old.oldest(tx) == at(5)
         assert await old.drop(tx, at(6), 10) == 2
@@ -207,7 +207,7 @@ async def test_tasks_that_never_ran_are_forgotten_by_age(world: World) -> None:
     await world.tell(started().model_copy(update={"task_id": "ran"}))
     world.clock.advance(100)
     await world.tell(owned().model_copy(update={"task_id": "young"}))
-    runs, tasks = old_rows(timedelta(days=1))
+    runs, tasks = prune_rules(timedelta(days=1))
     async with world.store.transaction() as tx:
         oldest = await tasks.oldest(tx)
         assert oldest is not None

@@ -4,7 +4,7 @@ from random import Random
 
 from libs.bus.memory import MemoryBus
 from libs.bus.memory_broker import MemoryBroker
-from libs.service.shape import Ports
+from libs.service.definition import Ports
 from libs.store.memory import MemoryDatabase, MemoryStore
 from services.quota.main import WIRING, build
 from services.quota.settings import QuotaSettings

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from libs.contracts.base import Message
-from libs.service.shape import Handler
+from libs.service.definition import Handler
 from libs.store.port import Store
 from services.quota.handlers import HANDLERS, Commands
 

@@ -19,7 +19,7 @@ from libs.contracts.messages import (
     RunAssigned,
     TaskState,
 )
-from libs.service.shape import Ports
+from libs.service.definition import Ports
 from libs.store import migrate
 from libs.store.connections import Address, connect
 from libs.store.memory_database import Point

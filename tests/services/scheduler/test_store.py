@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from libs.contracts.ids import NodeId, TaskId
 from libs.contracts.messages import ExitKind, Priority, ReasonCode, TaskState, TaskStateChanged
-from libs.service.prune import Old
+from libs.service.prune import PruneRule
 from libs.store import migrate
 from libs.store.connections import Address
 from libs.store.memory import MemoryDatabase, MemoryStore
@@ -260,10 +260,10 @@ async def test_removed_nodes_and_facts_of_tasks_that_never_came_are_dropped_by_a
         assert [row.task_id for row in await tx.select(Early)] == ["new"]
 
 
-OLD = store.old_rows(SchedulerSettings(database_url="-", nats_url="-"))
+OLD = store.prune_rules(SchedulerSettings(database_url="-", nats_url="-"))
 
 
-def named(old: Sequence[Old], what: str) -> Old:
+def named(old: Sequence[PruneRule], what: str) -> PruneRule:
     (found,) = (each for each in old if each.what == what)
     return found
 

@@ -13,7 +13,7 @@ from libs.bus.memory_broker import Faults, MemoryBroker
 from libs.contracts.base import Message
 from libs.contracts.messages import Explain, ExplainReply, InventoryListed, NodeChanged
 from libs.contracts.messages import Node as NodeFact
-from libs.service.shape import Ports, Service
+from libs.service.definition import Ports, Service
 from libs.store.memory import MemoryDatabase, MemoryStore
 from services.scheduler.domain.model import Node, Task
 from services.scheduler.main import build

@@ -34,11 +34,11 @@ from libs.contracts.messages import (
     TaskSubmitted,
     Unit,
 )
-from libs.pods.policy import PodPolicy
+from libs.pods.pod_policy import PodPolicy
 from libs.store.memory import MemoryDatabase, MemoryStore
 from libs.store.port import ConflictError, Store
 from services.submit.handlers import prepare
-from services.submit.store import InventoryRow, NodeRow, OwnerRow, ShapeRow, TaskRow, old_rows
+from services.submit.store import InventoryRow, NodeRow, OwnerRow, ShapeRow, TaskRow, prune_rules
 from services.submit.tables import TABLES
 from tests.services.submit.specs import asked
 from tests.services.submit.world import Hands, World, a_world, at, numbers
@@ -468,7 +468,7 @@ async def test_ended_tasks_are_forgotten_by_age_and_live_ones_never(world: World
     await world.tell(moved(over, TaskState.SUCCEEDED, 2))
     world.clock.advance(100)
     await world.tell(moved(later, TaskState.FAILED, 2))
-    old, _ = old_rows(timedelta(days=1), timedelta(days=1))
+    old, _ = prune_rules(timedelta(days=1), timedelta(days=1))
     async with world.store.transaction() as tx:
         oldest = await old.oldest(tx)
         assert oldest is not None
@@ -485,7 +485,7 @@ async def test_removed_nodes_are_forgotten_by_age_and_those_that_are_there_never
     await world.tell(node("n1", version=2, removed=True), node("n2"), node("n3"))
     world.clock.advance(100)
     await world.tell(node("n3", version=2, removed=True))
-    _, old = old_rows(timedelta(days=1), timedelta(days=1))
+    _, old = prune_rules(timedelta(days=1), timedelta(days=1))
     async with world.store.transaction() as tx:
         oldest = await old.oldest(tx)
         assert oldest is not None

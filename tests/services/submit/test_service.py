@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from libs.bus.memory import MemoryBus
 from libs.bus.memory_broker import MemoryBroker
-from libs.pods.policy import PolicyError
-from libs.service.shape import Ports
+from libs.pods.pod_policy import PolicyError
+from libs.service.definition import Ports
 from libs.store.memory import MemoryDatabase, MemoryStore
 from services.submit.domain.model import Rules
 from services.submit.main import WIRING, build

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from libs.contracts.base import Message
-from libs.service.shape import Handler
+from libs.service.definition import Handler
 from libs.store.port import Store
 from services.submit.domain.model import Rules
 from services.submit.handlers import HANDLERS, Commands

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
 
-from libs.service import observe
+from libs.service import observability
 from services.launcher.manifests import PodSite, RunObjects, objects_of
 from services.launcher.runtimes.kubernetes.cache import Cache
 from services.launcher.runtimes.kubernetes.check import check
@@ -61,7 +61,9 @@ def runtime_of(
     async def examine() -> None:
         for finding in await check(settings, client):
             if finding.level != "ok":
-                observe.log("launcher").warning("cluster", found=finding.what, fix=finding.fix)
+                observability.log("launcher").warning(
+                    "cluster", found=finding.what, fix=finding.fix
+                )
 
     return KubernetesRuntime(
         client,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from libs.pods.names import MANAGED_BY, MANAGER
+from libs.pods.kubernetes_names import MANAGED_BY, MANAGER
 from services.launcher.runtimes.kubernetes.client import (
     CONFLICT,
     NOT_FOUND,

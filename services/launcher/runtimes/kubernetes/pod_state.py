@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from libs.pods.names import MAIN
+from libs.pods.kubernetes_names import MAIN
 from services.launcher.domain.model import Fault, ObservedRank, RankState
 from services.launcher.domain.pod_ends import (
     Line,

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from libs.contracts.ids import RunId, TaskId, is_task_id
-from libs.pods.names import DOMAIN, MANAGED_BY, MANAGER
+from libs.pods.kubernetes_names import DOMAIN, MANAGED_BY, MANAGER
 from services.launcher.domain.model import Fault, ObservedRank, ObservedRun, RankState
 from services.launcher.domain.pod_ends import sentence
 from services.launcher.runtimes.kubernetes.nodes import Nodes

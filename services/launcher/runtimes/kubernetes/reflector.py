@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import orjson
 from prometheus_client import Counter
 
-from libs.service import observe
+from libs.service import observability
 from libs.service.loop import Backoff
 from services.launcher.runtimes.kubernetes.client import GONE, ApiError, KubeClient
 from services.launcher.runtimes.port import RuntimeUnavailableError
@@ -86,7 +86,7 @@ class Reflector:
         self.kind = kind
         self._path, self._query = path, query
         self._client, self._sink, self._policy, self._rng = client, sink, policy, rng
-        self._log = observe.log("launcher")
+        self._log = observability.log("launcher")
         # Why it does not know what there is; empty while it does.
         self.problem = "not listed yet"
         # How many lists were wanted, and as of which want the last one began.

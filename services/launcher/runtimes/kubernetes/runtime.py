@@ -15,9 +15,9 @@ from random import Random
 from typing import Any
 
 from libs.contracts.ids import RunId
-from libs.pods.faults import PodRefusedError
-from libs.pods.names import MAIN, MANAGED_BY, MANAGER
-from libs.service import observe
+from libs.pods.field_errors import PodRefusedError
+from libs.pods.kubernetes_names import MAIN, MANAGED_BY, MANAGER
+from libs.service import observability
 from libs.service.loop import pause
 from services.launcher.domain.model import Fault, Listing, RankState
 from services.launcher.domain.pod_ends import sentence
@@ -100,7 +100,7 @@ class KubernetesRuntime:
         self._fence = Fence(client, policy.namespace)
         self._objects = Objects(client, self.cache, policy.namespace)
         self._led = asyncio.Event()
-        self._log = observe.log("launcher")
+        self._log = observability.log("launcher")
         selector = policy.node_selector or f"!{CONTROL_PLANE_LABEL}"
         ours = f"{MANAGED_BY}={MANAGER}"
         live = "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from libs.pods.names import MANAGED_BY, MANAGER
+from libs.pods.kubernetes_names import MANAGED_BY, MANAGER
 from libs.service.loop import pause
 from services.launcher.runtimes.kubernetes.building import client_of
 from services.launcher.runtimes.kubernetes.client import (

@@ -253,7 +253,7 @@ async def test_a_stolen_password_publishes_no_message_of_another_service(
             for subject in events:
                 await stolen.request(subject, body, timeout=5, headers=headers)
         await stolen.flush()
-        await buses["log_collector"].tell(genuine)
+        await buses["log_collector"].send_telemetry(genuine)
         async with asyncio.timeout(5):
             assert await anext(heard) == genuine
     stored = {name: count for name, count, _ in await state_of_the_streams(server)}

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from libs.pods.policy import PodPolicy
-from libs.pods.storage import mounts_of
-from tests.libs.pods.makers import ADA, a_request, faults
+from libs.pods.pod_policy import PodPolicy
+from libs.pods.storage_mounts import mounts_of
+from tests.libs.pods.makers import ADA, a_request, errors_of
 
 Json = dict[str, Any]
 
@@ -76,7 +76,7 @@ def names(asked: list[str], *grants: Json, **facts: Any) -> list[str]:
     return [each.volume["name"].removeprefix("storage-") for each in found]
 
 
-def test_defaults_come_by_themselves_and_others_when_asked_for() -> None:
+def test_default_grants_are_mounted_always_and_others_on_request() -> None:
     grants = (a_grant("a", default=True), a_grant("b"), a_grant("c", users=["bob"], default=True))
     assert names([], *grants) == ["a"]
     assert names(["b"], *grants) == ["a", "b"]
@@ -99,10 +99,10 @@ def test_of_two_at_one_path_the_more_personal_one_is_mounted() -> None:
     assert names([], everyones, a_grant("second", mount_path="/x", default=True)) == ["everyones"]
 
 
-def test_a_grant_by_team_is_not_for_who_has_none() -> None:
+def test_a_grant_by_team_does_not_apply_to_a_task_without_a_team() -> None:
     shared = a_grant(mount_path="/t/{team}", source={"claim": {"name": "team.{team}.data"}})
     assert names(["a"], shared) == ["a"]
     assert names(["a"], shared, team="") == []
     pod = a_request(storage=("a",))
-    assert faults(pod, policy(shared)) == []
-    assert faults(pod, policy(shared), team="") == [("pod.storage[0]", "a")]
+    assert errors_of(pod, policy(shared)) == []
+    assert errors_of(pod, policy(shared), team="") == [("pod.storage[0]", "a")]

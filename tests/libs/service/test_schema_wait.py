@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from libs.service.schema import wait_for_schema
+from libs.service.schema_wait import wait_for_schema
 from libs.store import migrate
 from libs.store.connections import Address
 from libs.store.port import StoreUnavailableError
@@ -56,5 +56,5 @@ async def test_patience_ends_with_what_is_missing(database: Database) -> None:
         await wait_for_schema(WIRING, settings(role.url, role.password_file, 0.5))
 
 
-async def test_nothing_is_looked_at_unless_asked_for(tmp_path: Path) -> None:
+async def test_the_schema_is_not_checked_without_a_wait_time(tmp_path: Path) -> None:
     await wait_for_schema(WIRING, settings("postgresql://x@127.0.0.1:1/x", tmp_path, 0))

@@ -14,7 +14,7 @@ import pytest
 import structlog
 from prometheus_client import generate_latest
 
-from libs.service import observe
+from libs.service import observability
 from libs.service.version import VERSION
 
 
@@ -25,7 +25,7 @@ def fail(token: str) -> None:
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_a_traceback_tells_no_local_variables(form: str) -> None:
     out = io.StringIO()
-    observe.set_up_logs(form, "info", out)
+    observability.set_up_logs(form, "info", out)
     try:
         fail("sat_" + "x" * 9)
     except ValueError:
@@ -54,9 +54,9 @@ class Disk(io.StringIO):
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_a_log_on_a_full_disk_ends_nobody_and_says_what_is_missing(form: str) -> None:
     disk = Disk()
-    observe.set_up_logs(form, "info", disk)
+    observability.set_up_logs(form, "info", disk)
     try:
-        log = observe.log("x")
+        log = observability.log("x")
         log.info("first")
         disk.full = True
         log.info("lost")
@@ -76,9 +76,9 @@ def test_a_log_to_a_closed_pipe_ends_nobody() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as pipe:
-        observe.set_up_logs("json", "info", pipe)
+        observability.set_up_logs("json", "info", pipe)
         try:
-            observe.log("x").info("nobody reads this")
+            observability.log("x").info("nobody reads this")
         finally:
             structlog.reset_defaults()
 
@@ -86,10 +86,10 @@ def test_a_log_to_a_closed_pipe_ends_nobody() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk here that is always full")
 def test_a_real_full_disk_refuses_each_line_by_itself() -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:  # noqa: PTH123 - a device
-        observe.set_up_logs("json", "info", full)
+        observability.set_up_logs("json", "info", full)
         try:
             for _ in range(3):
-                observe.log("x").info("lost")
+                observability.log("x").info("lost")
         finally:
             structlog.reset_defaults()
 
@@ -97,7 +97,7 @@ def test_a_real_full_disk_refuses_each_line_by_itself() -> None:
 def test_what_libraries_log_and_warnings_are_json_lines_too() -> None:
     out = io.StringIO()
     logging.captureWarnings(False)  # an earlier test's, which pytest has undone by half
-    observe.set_up_logs("json", "info", out)
+    observability.set_up_logs("json", "info", out)
     try:
         logging.getLogger("uvicorn.error").warning("Invalid %s", "request")
         logging.getLogger("asyncio").info("too quiet to be kept")

@@ -1,8 +1,8 @@
-"""A task's own part of a pod template: read, held against the table, merged over the platform's.
+"""Parses a task's pod template, validates it and merges it over the platform's pod.
 
-The merge is Kubernetes' own strategic merge for the lists that matter: containers, variables,
-volumes and labels by name, mounts by path. What the check let through cannot take anything back
-that the platform put there; containers of the template's own get the restricted defaults.
+The merge follows Kubernetes' strategic merge for the lists that matter: containers, variables,
+volumes and labels by name, mounts by path. A validated template cannot remove what the platform
+set; containers that the template adds get the restricted defaults.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from libs.contracts.messages import FieldError
-from libs.pods.asker import Asker
-from libs.pods.faults import fault
-from libs.pods.fields import TEMPLATE
-from libs.pods.policy import PodPolicy
-from libs.pods.schema import View, check_value
+from libs.pods.field_errors import field_error
+from libs.pods.pod_policy import PodPolicy
+from libs.pods.requester import Requester
+from libs.pods.template_fields import TEMPLATE
+from libs.pods.template_schema import View, check_value
 
 Json = dict[str, Any]
 
 FIELD = "pod.template"
 DEPTH_MAX = 32
-# Lists whose entries are the same one if this field of them is equal; others are appended to.
+# The field that identifies an entry of these lists; other lists are appended to.
 KEYS: Mapping[str, str] = {
     "containers": "name",
     "initContainers": "name",
@@ -33,40 +33,42 @@ KEYS: Mapping[str, str] = {
 }
 # Entries of these are merged field by field, of the others replaced as a whole.
 MERGED_ENTRIES = frozenset({"containers", "initContainers"})
-# With these Kubernetes takes no "allowPrivilegeEscalation: false".
+# With these capabilities Kubernetes rejects "allowPrivilegeEscalation: false".
 ESCALATING = frozenset({"SYS_ADMIN", "ALL"})
 
 
 class _NotJsonError(ValueError):
-    """The text is not the JSON of an object; says why."""
+    """The text is not a JSON object; the message says why."""
 
 
-def check_template(text: str, asker: Asker, policy: PodPolicy) -> Iterator[FieldError]:
-    """Every fault of a template; none if there is none."""
+def check_template(text: str, requester: Requester, policy: PodPolicy) -> Iterator[FieldError]:
+    """Yield every error of a template; an empty template has none."""
     if not text:
         return
     most, size = policy.template_bytes_max, len(text.encode())
     if size > most:
         fix = "put large values in a ConfigMap of your own" if most else "leave it out"
-        yield fault(FIELD, f"{size} bytes", f"is larger than {most} bytes", fix)
+        yield field_error(FIELD, f"{size} bytes", f"is larger than {most} bytes", fix)
         return
     try:
         found = _parsed(text)
     except _NotJsonError as error:
-        yield fault(
+        yield field_error(
             FIELD, f"{size} bytes", f"is not a pod template: {error}", "write metadata and spec"
         )
         return
-    yield from check_value(TEMPLATE, FIELD, found, View(asker, policy, volumes=_declared(found)))
+    yield from check_value(
+        TEMPLATE, FIELD, found, View(requester, policy, volumes=_declared(found))
+    )
 
 
 def read_template(text: str) -> Json:
-    """A template that was checked; empty if there is none."""
+    """Parse a validated template; an empty text is an empty template."""
     return _parsed(text) if text else {}
 
 
 def merged(pod: Json, template: Json, policy: PodPolicy) -> Json:
-    """The platform's pod with a template that was checked. The arguments stay as they are."""
+    """Merge a validated template over the platform's pod. Does not change its arguments."""
     found: Json = _merge(pod, template)
     spec: Json = found["spec"]
     own = {container["name"] for part in LISTS for container in pod["spec"].get(part, ())}
@@ -77,7 +79,7 @@ def merged(pod: Json, template: Json, policy: PodPolicy) -> Json:
             ]
     _settle_identity(spec)
     if spec.get("hostNetwork"):
-        # Otherwise the names of the ranks are asked of the node's own servers.
+        # Otherwise the node's own name servers would resolve the names of the ranks.
         spec["dnsPolicy"] = "ClusterFirstWithHostNet"
     return found
 
@@ -99,8 +101,8 @@ def _parsed(text: str) -> Json:
     return document
 
 
-def _no_constant(word: str) -> object:
-    raise ValueError(f"{word} is no JSON")
+def _no_constant(name: str) -> object:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _check_depth(document: object) -> None:
@@ -118,7 +120,7 @@ def _check_depth(document: object) -> None:
 
 
 def _declared(template: Json) -> frozenset[str]:
-    """The names of the template's volumes, whatever else is wrong with it."""
+    """Return the names of the template's volumes, even if the template is otherwise invalid."""
     spec: Any = template.get("spec")
     volumes: Any = cast("Json", spec).get("volumes") if isinstance(spec, dict) else None
     if not isinstance(volumes, list):
@@ -154,10 +156,10 @@ def _merge_lists(base: Sequence[Any], over: Sequence[Any], name: str) -> list[An
 
 
 def _restricted(container: Json, policy: PodPolicy, *, ours: bool) -> Json:
-    """The container with what the restricted profile wants, where nothing else was granted."""
+    """Add what the restricted profile requires, where nothing else was granted."""
     security: Json = {"allowPrivilegeEscalation": False, **container.get("securityContext", {})}
     capabilities: Json = dict(security.get("capabilities", {}))
-    # Dropping fewer would be keeping some.
+    # A template may add capabilities, never keep the default ones.
     capabilities["drop"] = ["ALL"]
     security["capabilities"] = capabilities
     if policy.read_only_root:
@@ -166,14 +168,14 @@ def _restricted(container: Json, policy: PodPolicy, *, ours: bool) -> Json:
         security["allowPrivilegeEscalation"] = True
     found = {**container, "securityContext": security}
     if not ours:
-        # An image that wants every GPU of the node gets none beside the task.
+        # An image may request every GPU of the node by default; a sidecar gets none.
         void = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
         found["env"] = [*container.get("env", ()), void]
     return found
 
 
 def _settle_identity(spec: Json) -> None:
-    """Root was granted where it is asked for: "not root" would keep the pod from starting."""
+    """Clear ``runAsNonRoot`` where root was granted: the pod would not start otherwise."""
     if spec["securityContext"].get("runAsUser") == 0:
         spec["securityContext"] = {**spec["securityContext"], "runAsNonRoot": False}
     for part in LISTS:

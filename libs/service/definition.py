@@ -1,4 +1,4 @@
-"""The one shape of every service, as a value: what it hears, what it serves, what it loops.
+"""The definition of a service, as a value: the events it handles, its commands and its loops.
 
 ``services/<name>/main.py`` has ``build(settings, ports) -> Service``; ``run.py`` runs it, and the
 same build serves production, ``shiftwork up``, ``make dev`` and the deterministic simulation.
@@ -29,7 +29,7 @@ Asgi = Callable[..., Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Everything outside, as one service sees it."""
+    """A service's connections to everything outside of it."""
 
     store: Store
     bus: Bus
@@ -44,12 +44,11 @@ class Service:
     ports: Ports
     handlers: Mapping[type[Message], Handler]
     commands: Mapping[type[Message], CommandHandler]
-    # By event: the rows that its handler gets by their keys, as far as the event tells them.
+    # By event: the rows that its handler gets by their keys, as far as the event names them.
     reads: Mapping[type[Message], Reads] = field(default_factory=dict[type[Message], Reads])
-    # What a batch's handlers have to know beside that: read for all of them at once.
+    # Reads what else a batch's handlers need, for all of them at once.
     prepare: Callable[[Tx, Sequence[Message]], Awaitable[None]] | None = None
-    # Answered where commands are, but without the turn and without a transaction: what they take
-    # holds up nobody.
+    # Answered like commands, but without the turn and without a transaction: they delay nothing.
     queries: Mapping[type[Message], QueryHandler] = field(
         default_factory=dict[type[Message], QueryHandler]
     )
@@ -64,7 +63,7 @@ class Service:
     app: Asgi | None = None
     # Why the leader cannot do its work though bus and database are there; empty: it can.
     problem: Callable[[], str] = str
-    # What an operator should know though the service is ready; empty: nothing.
+    # What an operator should know although the service is ready; empty: nothing.
     warning: Callable[[], str] = str
     # Long-lived tasks that every process of the service runs, leader or not.
     tasks: Sequence[Callable[[], Awaitable[None]]] = field(default_factory=tuple)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from libs.contracts.messages import EnvSource, PodRequest, Role
-from libs.pods.policy import PodPolicy
-from tests.libs.pods.makers import OPEN, a_request, faults
+from libs.pods.pod_policy import PodPolicy
+from tests.libs.pods.makers import OPEN, a_request, errors_of
 
 POLICY = PodPolicy.model_validate(
     {
@@ -73,7 +73,7 @@ GOOD: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("more", GOOD, ids=str)
 def test_what_is_let_through(more: dict[str, Any]) -> None:
-    assert faults(asked(**more), POLICY) == []
+    assert errors_of(asked(**more), POLICY) == []
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -128,47 +128,47 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("more", "field"), BAD, ids=str)
 def test_what_is_refused(more: dict[str, Any], field: str) -> None:
-    assert [found for found, _ in faults(asked(**more), POLICY)] == [f"pod.{field}"]
+    assert [found for found, _ in errors_of(asked(**more), POLICY)] == [f"pod.{field}"]
 
 
 def test_the_platforms_own_objects_are_nobodys_even_where_everything_is_granted() -> None:
     for name in ("tabc-1", "tabc-12-c3", "shiftwork-nats"):
-        assert faults(asked(**env(secret=name, key="x")), OPEN) == [
+        assert errors_of(asked(**env(secret=name, key="x")), OPEN) == [
             ("pod.env_from[0].secret", name)
         ]
 
 
-def test_images_of_roles_are_asked_about_too() -> None:
+def test_images_of_roles_are_validated_too() -> None:
     roles = (
         Role(name="a", replicas=1, command=("x",), image=IMAGE),
         Role(name="b", replicas=1, command=("x",), image="evil:1"),
     )
-    found = faults(PodRequest(), POLICY, roles=roles)
+    found = errors_of(PodRequest(), POLICY, roles=roles)
     assert found == [("roles[1].image", "evil:1")]
 
 
 def test_somebody_must_say_an_image() -> None:
-    assert faults(PodRequest(), PodPolicy()) == [("pod.image", "")]
-    assert faults(PodRequest(), PodPolicy(default_image="x:1")) == []
+    assert errors_of(PodRequest(), PodPolicy()) == [("pod.image", "")]
+    assert errors_of(PodRequest(), PodPolicy(default_image="x:1")) == []
     role = Role(name="a", replicas=1, command=("x",), image="x:1")
-    assert faults(PodRequest(), PodPolicy(), roles=(role,)) == []
+    assert errors_of(PodRequest(), PodPolicy(), roles=(role,)) == []
 
 
 def test_hugepages_come_with_memory() -> None:
     huge = asked(resources={"hugepages-2Mi": "64Mi"})
-    assert faults(huge, POLICY, memory_bytes=1 << 30) == []
-    assert faults(huge, POLICY, cpus=1.0) == []
+    assert errors_of(huge, POLICY, memory_bytes=1 << 30) == []
+    assert errors_of(huge, POLICY, cpus=1.0) == []
     sized = POLICY.model_copy(update={"cpu_only": POLICY.cpu_only.model_copy(update={"cpus": 2.0})})
-    assert faults(huge, sized, gpus_per_node=0) == []
-    assert faults(huge, sized, gpus_per_node=1) != []
+    assert errors_of(huge, sized, gpus_per_node=0) == []
+    assert errors_of(huge, sized, gpus_per_node=1) != []
 
 
 def test_shared_memory_counts_in_the_tasks_memory() -> None:
-    assert faults(asked(shm_bytes=2 << 30), POLICY, memory_bytes=1 << 30) == [
+    assert errors_of(asked(shm_bytes=2 << 30), POLICY, memory_bytes=1 << 30) == [
         ("pod.shm_bytes", str(2 << 30))
     ]
 
 
 def test_a_variable_is_given_in_one_place() -> None:
-    found = faults(asked(**env(field="status.podIP")), POLICY, env={"KEY": "x"})
+    found = errors_of(asked(**env(field="status.podIP")), POLICY, env={"KEY": "x"})
     assert found == [("pod.env_from[0].name", "KEY")]

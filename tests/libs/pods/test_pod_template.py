@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from libs.pods import schema
-from libs.pods.check import check_pod
-from libs.pods.overrides import merged, read_template
-from libs.pods.policy import Permission, PodPolicy
-from tests.libs.pods.makers import ADA, OPEN, a_request, a_task, faults
+from libs.pods import template_schema
+from libs.pods.pod_policy import Permission, PodPolicy
+from libs.pods.pod_template import merged, read_template
+from libs.pods.request_validation import check_pod
+from tests.libs.pods.makers import ADA, OPEN, a_request, a_task, errors_of
 from tests.libs.pods.oracle import violations
 
 Json = dict[str, Any]
@@ -136,7 +136,7 @@ GRANTABLE: list[tuple[Json, str, Permission]] = [
     ("template", "field", "permission"), GRANTABLE, ids=lambda each: str(each)[:60]
 )
 def test_what_needs_a_permission(template: Json, field: str, permission: Permission) -> None:
-    assert [found for found, _ in faults(a_request(template))] == [field]
+    assert [found for found, _ in errors_of(a_request(template))] == [field]
     others = {each.value: [{}] for each in Permission if each is not permission}
     tables = {
         "host_path_roots": ["/data"],
@@ -144,10 +144,10 @@ def test_what_needs_a_permission(template: Json, field: str, permission: Permiss
         "csi_drivers": ["d"],
     }
     almost = PodPolicy.model_validate({"allow": others, **tables})
-    assert [found for found, _ in faults(a_request(template), almost)] == [field]
+    assert [found for found, _ in errors_of(a_request(template), almost)] == [field]
     granted = PodPolicy.model_validate({"allow": {permission: [{"users": ["ada"]}]}, **tables})
-    assert faults(a_request(template), granted) == []
-    assert faults(a_request(template), granted, owner="bob") != []
+    assert errors_of(a_request(template), granted) == []
+    assert errors_of(a_request(template), granted, owner="bob") != []
 
 
 # Never, whatever is granted.
@@ -338,21 +338,21 @@ STEERING_KEYS = (
 @pytest.mark.parametrize("key", STEERING_KEYS)
 def test_a_key_with_a_domain_is_refused_unless_the_policy_lists_it(key: str, part: str) -> None:
     asked = a_request({"metadata": {part: {key: "x"}}})
-    assert [field for field, _ in faults(asked)] == [f"{AT}.metadata.{part}.{key}"]
-    assert faults(asked, PodPolicy.model_validate({"metadata_keys": [key]})) == []
+    assert [field for field, _ in errors_of(asked)] == [f"{AT}.metadata.{part}.{key}"]
+    assert errors_of(asked, PodPolicy.model_validate({"metadata_keys": [key]})) == []
 
 
 @pytest.mark.parametrize("pattern", ["*", "app.kubernetes.io/*", "app.*/managed-by"])
 def test_the_label_by_which_runs_are_found_is_refused_whatever_is_listed(pattern: str) -> None:
     policy = PodPolicy.model_validate({"metadata_keys": [pattern]})
     asked = a_request({"metadata": {"labels": {"app.kubernetes.io/managed-by": "x"}}})
-    assert faults(asked, policy) != []
+    assert errors_of(asked, policy) != []
 
 
 def test_keys_without_a_domain_are_free_unless_the_policy_narrows_them() -> None:
     asked = a_request({"metadata": {"labels": {"experiment": "7"}}})
-    assert faults(asked) == []
-    assert faults(asked, PodPolicy.model_validate({"metadata_keys": ["example.com/*"]})) != []
+    assert errors_of(asked) == []
+    assert errors_of(asked, PodPolicy.model_validate({"metadata_keys": ["example.com/*"]})) != []
 
 
 def test_an_export_may_name_the_owners_own_folder() -> None:
@@ -360,14 +360,14 @@ def test_an_export_may_name_the_owners_own_folder() -> None:
         {"allow": {"other_volumes": "everyone"}, "nfs_servers": ["nas.example:/home/{owner}"]}
     )
     mine = a_request(volume(nfs={"server": "nas.example", "path": "/home/ada/sets"}))
-    assert faults(mine, policy) == []
-    assert faults(mine, policy, owner="bob") != []
+    assert errors_of(mine, policy) == []
+    assert errors_of(mine, policy, owner="bob") != []
 
 
 @pytest.mark.parametrize(("template", "field"), NEVER, ids=lambda each: str(each)[:70])
 def test_what_is_refused_under_every_policy(template: Json, field: str) -> None:
-    assert f"{AT}.{field}" in [found for found, _ in faults(a_request(template), OPEN)]
-    assert faults(a_request(template)) != []
+    assert f"{AT}.{field}" in [found for found, _ in errors_of(a_request(template), OPEN)]
+    assert errors_of(a_request(template)) != []
 
 
 @pytest.mark.parametrize(
@@ -381,24 +381,24 @@ def test_where_nothing_is_mounted(path: str) -> None:
         }
     }
     field = f"{MAIN_AT}.volumeMounts[0].mountPath"
-    assert faults(a_request(template), OPEN) == [(field, path)]
+    assert errors_of(a_request(template), OPEN) == [(field, path)]
 
 
 @pytest.mark.parametrize(
     "text", ["[]", "{", '"x"', '{"a": NaN}', "[" * 3000, '{"a":' * 40 + "1" + "}" * 40]
 )
 def test_what_is_no_template(text: str) -> None:
-    [(field, _)] = faults(a_request().model_copy(update={"template": text}), OPEN)
+    [(field, _)] = errors_of(a_request().model_copy(update={"template": text}), OPEN)
     assert field == "pod.template"
 
 
 def test_a_template_has_a_size() -> None:
     template = {"metadata": {"annotations": {"a": "x" * 70_000}}}
-    [(field, value)] = faults(a_request(template), OPEN)
+    [(field, value)] = errors_of(a_request(template), OPEN)
     assert (field, value.split()[1]) == ("pod.template", "bytes")
 
 
-def test_every_fault_is_named_at_once_and_none_tells_a_variable() -> None:
+def test_all_errors_are_reported_at_once_and_none_shows_a_variable() -> None:
     template = {
         "spec": {
             "hostNetwork": True,
@@ -416,7 +416,7 @@ def test_every_fault_is_named_at_once_and_none_tells_a_variable() -> None:
             ],
         }
     }
-    found = faults(a_request(template))
+    found = errors_of(a_request(template))
     assert [field.removeprefix(f"{AT}.spec.") for field, _ in found] == [
         "hostNetwork",
         "containers[0].command",
@@ -428,7 +428,7 @@ def test_every_fault_is_named_at_once_and_none_tells_a_variable() -> None:
     assert "hunter2" not in str(found)
 
 
-def test_a_misspelt_field_is_told_the_right_one() -> None:
+def test_the_error_for_a_misspelt_field_suggests_the_right_one() -> None:
     [found] = check_pod(a_task(a_request(spec(toleration=[]))), ADA, PodPolicy(), needs_image=True)
     assert found.fix == "did you mean tolerations?"
 
@@ -469,7 +469,7 @@ def merge(template: Json, policy: PodPolicy | None = None) -> Json:
     return found
 
 
-def test_nothing_said_changes_nothing() -> None:
+def test_an_empty_template_changes_nothing() -> None:
     assert merged(BASE, read_template(""), PodPolicy()) == BASE
 
 
@@ -552,7 +552,7 @@ def test_what_was_granted_makes_a_pod_that_kubernetes_takes() -> None:
     assert security["allowPrivilegeEscalation"] is True
 
 
-def test_a_template_of_thousands_of_faults_costs_no_more_than_one_of_fifty(
+def test_a_template_with_thousands_of_errors_costs_no_more_than_one_with_fifty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compared: list[str] = []
@@ -561,7 +561,7 @@ def test_a_template_of_thousands_of_faults_costs_no_more_than_one_of_fifty(
         compared.append(name)
         return get_close_matches(name, *more)
 
-    monkeypatch.setattr(schema, "get_close_matches", counted)
+    monkeypatch.setattr(template_schema, "get_close_matches", counted)
     for fields in (
         {f"containres{number}": 1 for number in range(3000)},
         {"spec": {f"containres{number}": 1 for number in range(3000)}},
@@ -569,7 +569,7 @@ def test_a_template_of_thousands_of_faults_costs_no_more_than_one_of_fifty(
         {"spec": {"x" * 50_000: 1}},
     ):
         compared.clear()
-        found = faults(a_request(fields), OPEN)
+        found = errors_of(a_request(fields), OPEN)
         assert 1 <= len(found) <= 50
         assert len(compared) <= 50
         assert all(len(field) <= 300 for field, _ in found)

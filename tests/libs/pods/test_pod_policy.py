@@ -1,4 +1,4 @@
-"""The policy file: what it may say, and how it is told what is wrong with it."""
+"""The policy file: valid contents, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from libs.pods.asker import Asker
-from libs.pods.grants import When, Who
-from libs.pods.policy import Permission, PodPolicy, PolicyError, Rule, read_policy
+from libs.pods.pod_policy import Permission, PodPolicy, PolicyError, Rule, read_policy
+from libs.pods.requester import Requester
+from libs.pods.storage_grants import Scope, When
 from tests.libs.pods.makers import ADA, a_task
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -91,13 +91,13 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("document", "told"), WRONG, ids=str)
-def test_a_wrong_file_is_told_the_place(tmp_path: Path, document: Any, told: str) -> None:
+@pytest.mark.parametrize(("document", "problem"), WRONG, ids=str)
+def test_an_error_in_the_file_names_its_place(tmp_path: Path, document: Any, problem: str) -> None:
     path = written(tmp_path, document)
     with pytest.raises(PolicyError) as caught:
         read_policy(path)
     assert str(path) in str(caught.value)
-    assert told in str(caught.value)
+    assert problem in str(caught.value)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -108,37 +108,39 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         read_policy(large)
 
 
-EVERYBODY = Who()
-WHO: list[tuple[Who, Asker, bool]] = [
+EVERYBODY = Scope()
+WHO: list[tuple[Scope, Requester, bool]] = [
     (EVERYBODY, ADA, True),
-    (Who(users=("ada",)), ADA, True),
-    (Who(users=("bob",)), ADA, False),
-    (Who(teams=("vision",)), ADA, True),
-    (Who(teams=("speech",)), ADA, False),
-    (Who(teams=("",)), replace(ADA, team=""), False),
-    (Who(users=("bob",), teams=("vision",)), ADA, True),
-    (Who(groups=("default",)), ADA, True),
-    (Who(groups=("dev",)), ADA, False),
-    (Who(users=("ada",), groups=("dev",)), ADA, False),
-    (Who(when=When(task_names=("tr*",))), ADA, True),
-    (Who(when=When(task_names=("x*",))), ADA, False),
-    (Who(when=When(task_labels={"a": "b*"})), replace(ADA, labels={"a": "bc"}), True),
-    (Who(when=When(task_labels={"a": "b*"})), ADA, False),
-    (Who(when=When(priorities=("normal",))), ADA, True),
-    (Who(when=When(priorities=("high",))), ADA, False),
-    (Who(when=When(nodes_min=2)), ADA, False),
-    (Who(when=When(gpus_per_node_min=4)), replace(ADA, gpus_per_node=4), True),
-    (Who(when=When(gpus_per_node_min=4)), replace(ADA, gpus_per_node=2), False),
-    (Who(when=When(gpus_per_node_min=4)), replace(ADA, gpus_per_node=None), True),
+    (Scope(users=("ada",)), ADA, True),
+    (Scope(users=("bob",)), ADA, False),
+    (Scope(teams=("vision",)), ADA, True),
+    (Scope(teams=("speech",)), ADA, False),
+    (Scope(teams=("",)), replace(ADA, team=""), False),
+    (Scope(users=("bob",), teams=("vision",)), ADA, True),
+    (Scope(groups=("default",)), ADA, True),
+    (Scope(groups=("dev",)), ADA, False),
+    (Scope(users=("ada",), groups=("dev",)), ADA, False),
+    (Scope(when=When(task_names=("tr*",))), ADA, True),
+    (Scope(when=When(task_names=("x*",))), ADA, False),
+    (Scope(when=When(task_labels={"a": "b*"})), replace(ADA, labels={"a": "bc"}), True),
+    (Scope(when=When(task_labels={"a": "b*"})), ADA, False),
+    (Scope(when=When(priorities=("normal",))), ADA, True),
+    (Scope(when=When(priorities=("high",))), ADA, False),
+    (Scope(when=When(nodes_min=2)), ADA, False),
+    (Scope(when=When(gpus_per_node_min=4)), replace(ADA, gpus_per_node=4), True),
+    (Scope(when=When(gpus_per_node_min=4)), replace(ADA, gpus_per_node=2), False),
+    (Scope(when=When(gpus_per_node_min=4)), replace(ADA, gpus_per_node=None), True),
 ]
 
 
-@pytest.mark.parametrize(("who", "asker", "holds"), WHO, ids=str)
-def test_whom_a_rule_is_for(who: Who, asker: Asker, holds: bool) -> None:
-    assert who.holds(asker) is holds
+@pytest.mark.parametrize(("scope", "requester", "holds"), WHO, ids=str)
+def test_a_rule_applies_to_the_tasks_in_its_scope(
+    scope: Scope, requester: Requester, holds: bool
+) -> None:
+    assert scope.holds(requester) is holds
 
 
-def test_patterns_are_filled_in_with_who_asks() -> None:
+def test_patterns_are_filled_in_with_the_requester() -> None:
     rule = Rule(names=("user.{owner}.*", "team.{team}.*"))
     assert rule.matches("user.ada.x", ADA)
     assert rule.matches("team.vision.x", ADA)
@@ -147,14 +149,14 @@ def test_patterns_are_filled_in_with_who_asks() -> None:
     assert not rule.matches("team..x", replace(ADA, team=""))
 
 
-def test_everyone_in_one_word(tmp_path: Path) -> None:
+def test_allow_accepts_everyone_instead_of_a_list(tmp_path: Path) -> None:
     policy = read_policy(written(tmp_path, "allow: {host_network: everyone}"))
     assert policy.allows(Permission.HOST_NETWORK, ADA)
     assert not policy.allows(Permission.HOST_PID, ADA)
 
 
 def test_the_facts_of_a_task() -> None:
-    assert Asker.of(a_task(gpus_per_node=0), "ada", "vision") == ADA
+    assert Requester.of(a_task(gpus_per_node=0), "ada", "vision") == ADA
 
 
 def test_a_policy_does_not_change() -> None:

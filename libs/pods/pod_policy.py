@@ -1,7 +1,7 @@
-"""The pod policy: what a site gives every pod, and what it lets whom ask for beside that.
+"""The pod policy: what a site gives every pod, and what else each user and team may request.
 
-One file in YAML or JSON, read at the start by submit (which refuses early) and by the launcher
-(which builds the pods and refuses again). ``docs/pods.md`` is its reference.
+One file in YAML or JSON. Submit reads it at its start and rejects invalid tasks early; the launcher
+reads it, builds the pods and validates again. ``docs/pods.md`` is its reference.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 
 from libs.contracts.ids import is_label_value, is_name, is_taint
 from libs.contracts.variables import is_reserved, is_variable
-from libs.pods.asker import Asker
-from libs.pods.forms import is_capability, is_object_name, is_qualified, under
-from libs.pods.grants import Grant, Part, Who
-from libs.pods.names import is_platforms_key
+from libs.pods.formats import is_capability, is_object_name, is_qualified, under
+from libs.pods.kubernetes_names import is_platforms_key
+from libs.pods.requester import Requester
+from libs.pods.storage_grants import Grant, Part, Scope
 
 FILE_BYTES_MAX = 1_048_576
 GIB = 1 << 30
@@ -31,7 +31,7 @@ class PolicyError(ValueError):
 
 
 class Permission(StrEnum):
-    """What no pod may do unless the policy's ``allow`` says who may."""
+    """What no pod may do unless the policy's ``allow`` grants it."""
 
     PRIVILEGED = "privileged"
     PRIVILEGE_ESCALATION = "privilege_escalation"
@@ -65,16 +65,16 @@ ResourceName = Annotated[str, _checked("resource's name", is_qualified)]
 UserName = Annotated[str, _checked("user's name", is_name)]
 
 
-class Rule(Who):
-    """Names, as patterns with ``*`` and ``{owner}``, ``{team}``, ``{group}``, and for whom."""
+class Rule(Scope):
+    """Patterns of names, with ``*`` and ``{owner}``, ``{team}``, ``{group}``, for a scope."""
 
     names: tuple[Annotated[str, Field(min_length=1)], ...] = Field(min_length=1)
 
-    def matches(self, name: str, asker: Asker) -> bool:
-        """True if it holds for this task and one of its patterns fits."""
-        return self.holds(asker) and any(
+    def matches(self, name: str, requester: Requester) -> bool:
+        """True if the rule applies to this task and one of its patterns matches."""
+        return self.holds(requester) and any(
             pattern is not None and fnmatchcase(name, pattern)
-            for pattern in map(asker.filled, self.names)
+            for pattern in map(requester.filled, self.names)
         )
 
 
@@ -87,7 +87,7 @@ class ObjectRule(Rule):
 
 
 class Identity(Part):
-    """Whom a user's processes are on the file systems."""
+    """The user and group ids of a user's processes on the file systems."""
 
     user: int = Field(ge=1, le=2**31 - 1)
     group: int = Field(ge=1, le=2**31 - 1)
@@ -95,27 +95,27 @@ class Identity(Part):
 
 
 class Sizes(Part):
-    """Of a pod of a task that asked for no GPU and said nothing about it."""
+    """The default CPUs and memory of a pod of a task without GPUs."""
 
     cpus: float | None = Field(default=None, gt=0, le=65_536)
     memory_bytes: int | None = Field(default=None, gt=0)
 
 
 class PodPolicy(Part):
-    """Everything has a default; the empty file is a policy under which nothing is granted."""
+    """The policy. Every field has a default; an empty file grants nothing."""
 
     # Images.
     default_image: str = ""
     image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
     image_pull_secrets: tuple[ObjectName, ...] = ()
-    # Whoever may use which images.
+    # Which images may be used, and by which users and teams.
     images: tuple[Rule, ...] = (Rule(names=("*",)),)
     # Holds the Python package of the platform; empty: nothing is put into pods.
     sdk_image: str = ""
 
     # Resources.
     gpu_resource: ResourceName = "nvidia.com/gpu"
-    # More that may be asked for by name: rdma/hca, hugepages-2Mi, ephemeral-storage.
+    # Extended resources that may be requested: rdma/hca, hugepages-2Mi, ephemeral-storage.
     resources: tuple[Rule, ...] = ()
     cpu_only: Sizes = Sizes()
     shm_bytes: int = Field(default=2 * GIB, gt=0)
@@ -123,13 +123,13 @@ class PodPolicy(Part):
 
     # What pods may do.
     capabilities: tuple[Rule, ...] = ()
-    allow: dict[Permission, tuple[Who, ...]] = Field(default_factory=dict[Permission, Any])
+    allow: dict[Permission, tuple[Scope, ...]] = Field(default_factory=dict[Permission, Any])
     objects: tuple[ObjectRule, ...] = (ObjectRule(names=("user.{owner}.*", "team.{team}.*")),)
     identity: Identity = Identity(user=10_001, group=10_001)
     identities: dict[UserName, Identity] = Field(default_factory=dict[str, Identity])
     read_only_root: bool = False
 
-    # Storage. A path of the nodes is mounted only below one of these.
+    # Storage. Host paths are mounted only below one of these.
     host_path_roots: tuple[str, ...] = ()
     # SERVER or SERVER:/PATH; SERVER is a pattern.
     nfs_servers: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ class PodPolicy(Part):
     runtime_class: str = ""
     # Taints (key or key=value) that every pod tolerates.
     tolerate: tuple[Annotated[str, _checked("taint", is_taint)], ...] = ("nvidia.com/gpu",)
-    # Labels of its node that a pod is told.
+    # Node labels that a pod gets as an annotation.
     node_labels: tuple[Key, ...] = (
         "topology.kubernetes.io/zone",
         "topology.kubernetes.io/region",
@@ -163,20 +163,22 @@ class PodPolicy(Part):
     @field_validator("allow", mode="before")
     @classmethod
     def _everyone(cls, allow: Any) -> Any:  # noqa: ANN401 - what the file says
-        """``everyone`` in the place of a list of rules."""
+        """Replace ``everyone`` by a rule that applies to every task."""
         if not isinstance(allow, dict):
             return allow
-        said = cast("dict[Any, Any]", allow)
+        rules = cast("dict[Any, Any]", allow)
         everyone: list[dict[str, Any]] = [{}]
-        return {name: everyone if who == "everyone" else who for name, who in said.items()}
+        return {
+            name: everyone if scopes == "everyone" else scopes for name, scopes in rules.items()
+        }
 
-    def allows(self, permission: Permission, asker: Asker) -> bool:
-        """True if somebody said that this task may."""
-        return any(who.holds(asker) for who in self.allow.get(permission, ()))
+    def allows(self, permission: Permission, requester: Requester) -> bool:
+        """True if the policy grants this task the permission."""
+        return any(who.holds(requester) for who in self.allow.get(permission, ()))
 
-    def allows_object(self, kind: str, name: str, asker: Asker) -> bool:
+    def allows_object(self, kind: str, name: str, requester: Requester) -> bool:
         """True if the task may name this Secret, ConfigMap or claim."""
-        return any(kind in rule.kinds and rule.matches(name, asker) for rule in self.objects)
+        return any(kind in rule.kinds and rule.matches(name, requester) for rule in self.objects)
 
     def allows_key(self, key: str) -> bool:
         """True if a pod template may set this key of a label or an annotation."""
@@ -188,7 +190,7 @@ class PodPolicy(Part):
         )
 
     def identity_of(self, owner: str) -> Identity:
-        """Whom the owner's processes are."""
+        """Return the ids of the owner's processes."""
         return self.identities.get(owner, self.identity)
 
     @model_validator(mode="after")
@@ -209,7 +211,7 @@ class PodPolicy(Part):
         return self
 
     @model_validator(mode="after")
-    def _words(self) -> PodPolicy:
+    def _keys(self) -> PodPolicy:
         for name in self.env:
             if not is_variable(name) or is_reserved(name):
                 raise ValueError(f"env: {name!r} is no variable, or one of the platform's own")
@@ -238,7 +240,7 @@ def _unique(what: str, names: Iterable[str]) -> None:
 
 
 def read_policy(path: Path) -> PodPolicy:
-    """The policy in a file; PolicyError with the place, the value and the fix if it is wrong."""
+    """Read a policy file. PolicyError names the field, the value and the fix if it is invalid."""
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
             raise PolicyError(f"pod policy {path}: is larger than {FILE_BYTES_MAX} bytes")
@@ -250,11 +252,11 @@ def read_policy(path: Path) -> PodPolicy:
     try:
         return PodPolicy.model_validate({} if found is None else found)
     except ValidationError as error:
-        raise PolicyError(f"pod policy {path}: {_told(error)}") from error
+        raise PolicyError(f"pod policy {path}: {_described(error)}") from error
 
 
-def _told(error: ValidationError) -> str:
-    """The first fault of many: where, which value, what to do."""
+def _described(error: ValidationError) -> str:
+    """Describe the first of several errors: field, value, fix."""
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"] if part != "[key]") or "the file"
     if first["type"] == "extra_forbidden":

@@ -1,14 +1,14 @@
 """Waits, before a service starts, until its schema is what its code expects.
 
-Where a provisioner runs beside the services (a deployment's job), a process that comes first, or
-one of a newer version, must not touch tables that are not there yet. Called by ``run``.
+Where a provisioner runs beside the services (a deployment's job), a process that starts first, or
+one of a newer version, must not use tables that do not exist yet. Called by ``run.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from libs.service import observe
+from libs.service import observability
 from libs.service.loop import Backoff
 from libs.service.settings import BaseServiceSettings
 from libs.service.wiring import Wiring
@@ -27,7 +27,7 @@ async def wait_for_schema(wiring: Wiring, settings: BaseServiceSettings) -> None
     """
     if settings.schema_wait_seconds == 0:
         return
-    log, backoff = observe.log(wiring.name), Backoff(FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS)
+    log, backoff = observability.log(wiring.name), Backoff(FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS)
     address = Address(settings.database_url, settings.database_password())
     missing = ""
     try:
@@ -45,7 +45,7 @@ async def wait_for_schema(wiring: Wiring, settings: BaseServiceSettings) -> None
 
 
 async def _missing(wiring: Wiring, address: Address) -> str:
-    """What is not there yet, in words; empty once everything is."""
+    """Describe what is missing; empty once everything is there."""
     wanted = newest(wiring.migrations)
     try:
         found = await current(address, wiring.tables)

@@ -1,6 +1,6 @@
-"""Whom a rule of the policy is for, and storage grants: what is mounted where, for whom.
+"""The scope of a policy rule, and storage grants: what is mounted where, for which tasks.
 
-Read from the policy file by ``policy.py``; carried out by ``storage.py``.
+``pod_policy.py`` reads them from the policy file; ``storage_mounts.py`` applies them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from libs.pods.asker import Asker
-from libs.pods.forms import is_dns_label, is_object_name, under
+from libs.pods.formats import is_dns_label, is_object_name, under
+from libs.pods.requester import Requester
 
 PRIORITY = Literal[
     "extreme_high",
@@ -24,7 +24,7 @@ PRIORITY = Literal[
     "idle",
     "auto",
 ]
-# What a mount path must not be or be below: the platform's own, and the system's.
+# A mount path must not be one of these or below one: the platform or the system uses them.
 TAKEN_PATHS = (
     "/shiftwork",
     "/etc/shiftwork",
@@ -35,66 +35,72 @@ TAKEN_PATHS = (
 
 
 def nfs_root(export: str, server: str) -> str | None:
-    """The folder below which an entry of ``nfs_servers`` offers this server.
+    """Return the folder below which an entry of ``nfs_servers`` offers this server.
 
-    The entry is ``SERVER`` (then the result is empty: no folder is named) or ``SERVER:/PATH``;
-    ``SERVER`` is a pattern. None if the entry is about another server.
+    The entry is ``SERVER`` (the result is empty: no folder is named) or ``SERVER:/PATH``;
+    ``SERVER`` is a pattern. None if the entry does not match the server.
     """
     pattern, _, root = export.partition(":")
     return root if fnmatchcase(server, pattern) else None
 
 
 class Part(BaseModel):
-    """A part of the file: fields that are not known are refused."""
+    """A part of the policy file. Unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class When(Part):
-    """A condition on the task; all that is said must be true."""
+    """A condition on the task; all given fields must match."""
 
     # Patterns with *.
     task_names: tuple[str, ...] = ()
-    # Label and a pattern for its value.
+    # Label, and a pattern for its value.
     task_labels: dict[str, str] = Field(default_factory=dict[str, str])
     priorities: tuple[PRIORITY, ...] = ()
     nodes_min: int = Field(default=0, ge=0)
-    # A task that asks for whole nodes has enough.
+    # A task that requests whole nodes always meets it.
     gpus_per_node_min: int = Field(default=0, ge=0)
 
-    def is_true(self, asker: Asker) -> bool:
-        """True if the task is such a one."""
-        gpus = asker.gpus_per_node
+    def is_true(self, requester: Requester) -> bool:
+        """True if the task meets the condition."""
+        gpus = requester.gpus_per_node
         return (
-            (not self.task_names or any(fnmatchcase(asker.name, each) for each in self.task_names))
+            (
+                not self.task_names
+                or any(fnmatchcase(requester.name, each) for each in self.task_names)
+            )
             and all(
-                key in asker.labels and fnmatchcase(asker.labels[key], pattern)
+                key in requester.labels and fnmatchcase(requester.labels[key], pattern)
                 for key, pattern in self.task_labels.items()
             )
-            and (not self.priorities or asker.priority in self.priorities)
-            and asker.nodes >= self.nodes_min
+            and (not self.priorities or requester.priority in self.priorities)
+            and requester.nodes >= self.nodes_min
             and (gpus is None or gpus >= self.gpus_per_node_min)
         )
 
 
-class Who(Part):
-    """Users or teams (none named: everybody), on some groups of nodes (none named: all), when."""
+class Scope(Part):
+    """The tasks that a rule applies to: users or teams (none named: everybody), groups of nodes
+    (none named: all) and a condition."""
 
     users: tuple[str, ...] = ()
     teams: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     when: When = When()
 
-    def holds(self, asker: Asker) -> bool:
-        """True if the rule is for this task."""
+    def holds(self, requester: Requester) -> bool:
+        """True if the rule applies to this task."""
         everybody = not self.users and not self.teams
-        named = asker.owner in self.users or (bool(asker.team) and asker.team in self.teams)
-        there = not self.groups or asker.group in self.groups
-        return (everybody or named) and there and self.when.is_true(asker)
+        named = requester.owner in self.users or (
+            bool(requester.team) and requester.team in self.teams
+        )
+        there = not self.groups or requester.group in self.groups
+        return (everybody or named) and there and self.when.is_true(requester)
 
     @property
     def closeness(self) -> tuple[int, bool]:
-        """Which of two rules is the more personal one: the greater."""
+        """How specific the rule is, for comparison; the greater one is more specific."""
         return (2 if self.users else 1 if self.teams else 0), self.when != When()
 
 
@@ -128,14 +134,15 @@ class Nfs(Part):
 
 
 class EmptyDir(Part):
-    """Space of the pod's own, gone with it."""
+    """Scratch space that is deleted with the pod."""
 
     medium: Literal["", "Memory"] = ""
     size_bytes: int | None = Field(default=None, gt=0)
 
 
 class Source(Part):
-    """Exactly one of these. ``{owner}``, ``{team}`` and ``{group}`` are filled in."""
+    """A storage source: exactly one of these. ``{owner}``, ``{team}`` and ``{group}`` are filled
+    in."""
 
     host_path: HostPath | None = None
     claim: Claim | None = None
@@ -151,8 +158,8 @@ class Source(Part):
         return self
 
 
-class Grant(Who):
-    """A piece of storage that tasks may mount, or get by default."""
+class Grant(Scope):
+    """Storage that tasks may mount, or get by default."""
 
     name: str
     source: Source
@@ -160,7 +167,7 @@ class Grant(Who):
     # A path inside the source.
     sub_path: str = ""
     read_only: bool = False
-    # Mounted for everyone it is for, without being asked for.
+    # Mounted for every task in scope without a request.
     default: bool = False
     description: Annotated[str, Field(max_length=1000)] = ""
 
@@ -183,7 +190,7 @@ class Grant(Who):
         return self
 
     def check(self, host_path_roots: tuple[str, ...], nfs_servers: tuple[str, ...]) -> None:
-        """ValueError unless the source is among what the policy lists."""
+        """Raise ValueError unless the policy lists the source."""
         where, source = f"storage {self.name}", self.source
         if source.host_path and not under(source.host_path.path, host_path_roots):
             roots = ", ".join(host_path_roots) or "none"

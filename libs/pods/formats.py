@@ -1,4 +1,4 @@
-"""Forms of Kubernetes' own words: names, quantities, paths. Pure; used by every module here."""
+"""Formats of Kubernetes values: names, quantities, paths. Pure; used by every module here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_dns_label(text: str) -> bool:
 
 
 def is_platforms_own(kind: str, name: str) -> bool:
-    """True for names that objects of runs (which have no ``claim``) and of the platform have."""
+    """True if the platform or a run may own an object of this name. Runs have no ``claim``."""
     of_a_run = kind != "claim" and _RUN_OBJECT.fullmatch(name) is not None
     return name.startswith(PLATFORM_PREFIX) or of_a_run
 
@@ -58,7 +58,7 @@ def is_image(text: str) -> bool:
 
 
 def amount(text: str) -> Decimal | None:
-    """The number that a quantity means (``1500m``, ``2Gi``); None if it is not one."""
+    """Parse a quantity such as ``1500m`` or ``2Gi``; None if the text is not one."""
     found = _QUANTITY.fullmatch(text)
     if found is None:
         return None
@@ -66,7 +66,7 @@ def amount(text: str) -> Decimal | None:
 
 
 def under(path: str, roots: Sequence[str]) -> bool:
-    """True if the path is absolute, in its plainest form, and one of the roots or below one."""
+    """True if the path is absolute, normalized, and equal to or below one of the roots."""
     if not path.startswith("/") or posixpath.normpath(path) != path or path.startswith("//"):
         return False
     return any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)

@@ -1,6 +1,6 @@
-"""How a fault in what a task asks of its pods is told: field, value, what is wrong, what to do.
+"""Builds the errors for a task's pod request: field, value, what is wrong, what to do.
 
-Used by every module here; ``services/submit`` refuses with them, the launcher again at launch.
+Submit rejects a task with them; the launcher rejects it again at launch.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from libs.contracts.messages import FieldError
 
 VALUE_SHOWN_MAX = 80
 FIELD_SHOWN_MAX = 300
-# Of one request so many faults are looked for: finding each costs time.
-FAULTS_MAX = 50
+# Validation stops after this many errors: finding each costs time.
+FIELD_ERRORS_MAX = 50
 
 
-def fault(field: str, value: object, message: str, fix: str) -> FieldError:
-    """One fault. Long values are cut; callers give no secret as ``value``."""
+def field_error(field: str, value: object, message: str, fix: str) -> FieldError:
+    """Build one error. Long values are cut. Callers must not pass a secret as ``value``."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     shown = text if len(text) <= VALUE_SHOWN_MAX else text[: VALUE_SHOWN_MAX - 1] + "…"
     place = field if len(field) <= FIELD_SHOWN_MAX else field[: FIELD_SHOWN_MAX - 1] + "…"
@@ -25,11 +25,11 @@ def fault(field: str, value: object, message: str, fix: str) -> FieldError:
 
 
 class PodRefusedError(Exception):
-    """What a task asks of its pods is not allowed here, or makes no sense."""
+    """A task's pod request is invalid, or not allowed by the policy."""
 
-    def __init__(self, faults: Sequence[FieldError]) -> None:
-        self.faults = tuple(faults)
-        first = self.faults[0]
-        more = len(self.faults) - 1
+    def __init__(self, errors: Sequence[FieldError]) -> None:
+        self.errors = tuple(errors)
+        first = self.errors[0]
+        more = len(self.errors) - 1
         text = f"{first.field}: {first.message}; {first.fix}"
         super().__init__(text + (f" (and {more} more)" if more else ""))

@@ -195,7 +195,7 @@ def _forward_standard_logs(
     added: list[structlog.types.Processor],
     rendered: list[structlog.types.Processor],
 ) -> None:
-    """What libraries log through ``logging``, and warnings, become lines of the same form."""
+    """Format what libraries log through ``logging``, and warnings, like the platform's lines."""
     handler = logging.StreamHandler(out)
     handler.set_name(_HANDLER_NAME)
     handler.setFormatter(
@@ -213,5 +213,5 @@ def _forward_standard_logs(
 
 
 def log(service: str) -> structlog.typing.FilteringBoundLogger:
-    """A logger that says which service speaks."""
+    """Return a logger that names the service in every line."""
     return structlog.get_logger(service=service)

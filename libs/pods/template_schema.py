@@ -1,0 +1,245 @@
+"""Validates a document against a table of fields and yields every error with its path.
+
+``pod_template.py`` validates templates with the table in ``template_fields.py``. A field that the
+table does not name is rejected, so that no field passes only because it is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any, cast
+
+from libs.contracts.messages import FieldError
+from libs.pods.field_errors import field_error
+from libs.pods.pod_policy import Permission, PodPolicy
+from libs.pods.requester import Requester
+
+FieldErrors = Iterator[FieldError]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a field is validated against, beside its value."""
+
+    requester: Requester
+    policy: PodPolicy
+    # Inside the task's own container.
+    in_main: bool = False
+    # Volumes that the template declares.
+    volumes: frozenset[str] = frozenset()
+
+    def inside(self, *, main: bool) -> View:
+        """Return the view that is valid inside a container."""
+        return replace(self, in_main=main)
+
+
+HIDDEN = "(not shown)"
+NAME_COMPARED_MAX = 64
+Validator = Callable[[str, Any, View], FieldErrors]
+KINDS: Mapping[str, Callable[[object], bool]] = {
+    "a text": lambda value: isinstance(value, str),
+    "a whole number": lambda value: type(value) is int,
+    "true or false": lambda value: isinstance(value, bool),
+    "a text or a whole number": lambda value: type(value) in (str, int),
+    "a list of texts": lambda value: (
+        isinstance(value, list) and all(isinstance(each, str) for each in cast("list[Any]", value))
+    ),
+    "a list of whole numbers": lambda value: (
+        isinstance(value, list) and all(type(each) is int for each in cast("list[Any]", value))
+    ),
+    "an object": lambda value: isinstance(value, dict),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A value of one kind, with an optional validator."""
+
+    kind: str
+    validate: Validator | None = None
+    # The value may be a secret: errors do not repeat it.
+    hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Struct:
+    """An object with these fields and no others."""
+
+    fields: Mapping[str, Node]
+    required: tuple[str, ...] = ()
+    validate: Validator | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list of objects; ``key`` names the field that must be unique."""
+
+    of: Struct
+    key: str = ""
+    # Returns the view that is valid inside an item.
+    enter: Callable[[Mapping[str, Any], View], View] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """An object with free keys; the validator gets ``(path, (key, value), view)``."""
+
+    kind: str
+    validate: Validator | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forbidden:
+    """A field that may not be set, except to a harmless value."""
+
+    why: str
+    fix: str
+    harmless: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NeedsPermission:
+    """A field that needs a permission of the policy, except for a harmless value."""
+
+    permission: Permission
+    of: Node
+    harmless: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarOnly:
+    """A field of sidecar containers; for the task's own container, the task's ``field`` sets it."""
+
+    of: Node
+    field: str
+
+
+Node = Leaf | Struct | Items | Mapped | Forbidden | NeedsPermission | SidecarOnly
+
+
+def check_value(node: Node, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401 - JSON
+    """Yield every error of a value at a path."""
+    if value is None:
+        yield field_error(field, "null", "says nothing", "leave it out; null removes nothing here")
+        return
+    yield from _CHECKS[type(node)](node, field, value, view)
+
+
+def _leaf(node: Leaf, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401 - JSON
+    if not KINDS[node.kind](value):
+        shown = HIDDEN if node.hidden else _shown(value)
+        yield field_error(field, shown, f"is not {node.kind}", f"write {node.kind}")
+    elif node.validate:
+        yield from node.validate(field, value, view)
+
+
+def _struct(node: Struct, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401 - JSON
+    if not isinstance(value, dict):
+        yield field_error(field, HIDDEN, "is not an object", "write its fields")
+        return
+    found = cast("dict[str, Any]", value)
+    clean = True
+    for name in node.required:
+        if name not in found:
+            clean = False
+            yield field_error(f"{field}.{name}", "", "is missing", "write it")
+    for name, part in found.items():
+        at = f"{field}.{name}"
+        known = node.fields.get(name)
+        if known is None:
+            clean = False
+            what = "is no field that this platform knows here"
+            yield field_error(at, HIDDEN, what, _near(name, node))
+            continue
+        # One at a time: the caller may stop after some.
+        for found_error in check_value(known, at, part, view):
+            clean = False
+            yield found_error
+    if clean and node.validate:
+        yield from node.validate(field, found, view)
+
+
+def _near(name: str, node: Struct) -> str:
+    """Return the fix for an unknown field. Long names are not compared: the comparison takes time
+    in proportion to their length, and no known name is long.
+    """
+    near = get_close_matches(name, node.fields, 1) if len(name) <= NAME_COMPARED_MAX else []
+    return f"did you mean {near[0]}?" if near else "leave it out"
+
+
+def _items(node: Items, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401 - JSON
+    if not isinstance(value, list):
+        yield field_error(field, HIDDEN, "is not a list", "write a list of objects")
+        return
+    seen: set[object] = set()
+    for index, item in enumerate(cast("list[Any]", value)):
+        at = f"{field}[{index}]"
+        inside = view
+        if isinstance(item, dict):
+            found = cast("dict[str, Any]", item)
+            inside = node.enter(found, view) if node.enter else view
+            name = found.get(node.key)
+            if node.key and isinstance(name, str | int):
+                if name in seen:
+                    yield field_error(f"{at}.{node.key}", name, "is given twice", "give it once")
+                seen.add(name)
+        yield from check_value(node.of, at, item, inside)
+
+
+def _mapped(node: Mapped, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401 - JSON
+    if not isinstance(value, dict):
+        yield field_error(field, HIDDEN, "is not an object", "write keys and values")
+        return
+    for key, part in cast("dict[str, Any]", value).items():
+        at = f"{field}.{key}"
+        if not KINDS[node.kind](part):
+            yield field_error(at, _shown(part), f"is not {node.kind}", f"write {node.kind}")
+        elif node.validate:
+            yield from node.validate(at, (key, part), view)
+
+
+def _forbidden(node: Forbidden, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401 - JSON
+    del view
+    if not _is_one_of(value, node.harmless):
+        yield field_error(field, value, node.why, node.fix)
+
+
+def _needs_permission(node: NeedsPermission, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401 - JSON
+    if _is_one_of(value, node.harmless):
+        return
+    if not view.policy.allows(node.permission, view.requester):
+        fix = f"leave it out, or ask an administrator to allow {node.permission}"
+        yield field_error(field, value, "is not allowed for this task", fix)
+        return
+    yield from check_value(node.of, field, value, view)
+
+
+def _sidecar_only(node: SidecarOnly, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401 - JSON
+    if view.in_main:
+        fix = f"use {node.field} of the task"
+        yield field_error(field, HIDDEN, "is the task's own to say", fix)
+        return
+    yield from check_value(node.of, field, value, view)
+
+
+def _shown(value: object) -> object:
+    """Return a value for an error. Objects and lists may hold secrets and are not shown."""
+    return HIDDEN if isinstance(value, dict | list) else value
+
+
+def _is_one_of(value: object, among: Sequence[object]) -> bool:
+    """Compare as JSON does: ``False`` is not ``0``."""
+    return any(type(value) is type(each) and value == each for each in among)
+
+
+_CHECKS: Mapping[type, Callable[[Any, str, Any, View], FieldErrors]] = {
+    Leaf: _leaf,
+    Struct: _struct,
+    Items: _items,
+    Mapped: _mapped,
+    Forbidden: _forbidden,
+    NeedsPermission: _needs_permission,
+    SidecarOnly: _sidecar_only,
+}
