@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.conftest import Done, Shiftwork
-from tests.frameworks.gang import BIN, ROOT, final
+from tests.frameworks.local_gang import BIN, ROOT, final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
