@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks.local_gang import BIN, PLAIN, SECONDS_MAX, Gang
+from tests.frameworks.local_gang import BIN, PLAIN, Gang
 
 pytestmark = [
     pytest.mark.frameworks,
@@ -25,7 +25,6 @@ def run(script: str, **environment: str) -> str:
         env={"PATH": os.environ["PATH"], **PLAIN, **environment},
         capture_output=True,
         text=True,
-        timeout=SECONDS_MAX,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import Shiftwork
-from tests.frameworks.local_gang import BIN, PLAIN, ROOT, SECONDS_MAX, Gang, weights
+from tests.frameworks.local_gang import BIN, PLAIN, ROOT, Gang, weights
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.server]
 
@@ -76,20 +74,6 @@ def test_a_gang_leaves_in_the_middle_and_ends_with_the_same_bits(
     assert weights(outputs[0]) == uninterrupted(example, ranks)
 
 
-@pytest.fixture(scope="module")
-def platform() -> Iterator[Shiftwork]:
-    user = Shiftwork(Path(tempfile.mkdtemp(prefix="sw-loops-")))
-    try:
-        where = ("--data", str(user.data), "--port", "0", "--tasks-as-root", "--detach")
-        up = user("up", *where, "--nodes", "2", "--slots", "2", seconds=SECONDS_MAX)
-        assert up.code == 0, up
-        yield user
-        user.take_down()
-    finally:
-        shutil.rmtree(user.home, ignore_errors=True)
-
-
-@pytest.mark.usefixtures("frameworks_python")
 @each_example
 def test_a_gang_on_two_nodes_makes_room_for_a_higher_priority_and_resumes(
     example: Example, platform: Shiftwork
@@ -101,13 +85,12 @@ def test_a_gang_on_two_nodes_makes_room_for_a_higher_priority_and_resumes(
     # Slow until it is preempted, so that there is time to preempt it on a busy machine.
     slow = 'exec "$@" --step-seconds $((SHIFTWORK_ATTEMPT == 1))'
     task = platform.submit(*options, "--", "bash", "-c", slow, "-", *map(str, command))
-    until = time.monotonic() + SECONDS_MAX
     while "from step 0" not in platform.good("logs", task).out:
-        assert time.monotonic() < until, platform.good("logs", task)
+        assert platform.task(task)["state"] in ("queued", "starting", "running")
         time.sleep(0.5)
     urgent = platform.submit("--nodes", "2", "--priority", "high", "--", "true")
     for each in (urgent, task):
-        platform("wait", each, "--timeout", "300s", seconds=SECONDS_MAX)
+        platform("wait", each)
 
     found, printed = platform.task(task), platform.good("logs", task).out
     assert (found["state"], found["attempt"]) == ("succeeded", 2), printed

@@ -44,7 +44,7 @@ def test_ddp_resumes_in_mid_epoch_to_the_bit(gang: Gang, tmp_path: Path, ranks: 
     steps = final(alone)["step"] // 4
 
     slow = torchrun(ranks, "torch_ddp.py", "--out", shared, "--step-seconds", 0.1)
-    code, out = gang.preempt(*slow, after=10 * ranks)
+    code, out = gang.preempt(*slow, after=2 * ranks)
     # torchrun has nothing to report: every rank has left with 0, after the acknowledgement.
     assert (code, "ChildFailedError" in out) == (0, False)
     left = re.findall(r"rank (\d) leaves in epoch \d at step (\d+)", out)
@@ -140,7 +140,7 @@ SHARDED = """
 SHARDED_LOOP = (
     SHARDED
     + """
-    points = torch.randn(400, 6, generator=torch.Generator().manual_seed(1))
+    points = torch.randn(1600, 6, generator=torch.Generator().manual_seed(1))
     loader = shiftwork.torch.DataLoader(TensorDataset(points), batch_size=5, shuffle=True, seed=1)
     guard = shiftwork.torch.Preemption()
     made = parts(sharded())
@@ -167,10 +167,10 @@ def test_a_sharded_model_resumes_in_mid_epoch_to_the_bit(gang: Gang, tmp_path: P
     ranks = 4
     script = program(tmp_path, SHARDED_LOOP)
     alone = run_alone(tmp_path, *torchrun(ranks, script, 0))
-    code, _ = gang.preempt(*torchrun(ranks, script, 0.1), after=5 * ranks)
+    code, _ = gang.preempt(*torchrun(ranks, script, 0.1), after=2 * ranks)
     assert (code, len(gang.server.checkpoints)) == (0, 1)
     step = gang.saved["step"]
-    assert step % (400 // 5 // ranks), "not in the middle of an epoch"
+    assert step % (1600 // 5 // ranks), "not in the middle of an epoch"
     code, out = gang.run(*torchrun(ranks, script, 0))
     assert code == 0
     assert sorted(re.findall(r"rank (\d) from step (\d+)", out)) == [
@@ -506,7 +506,5 @@ def test_a_process_group_that_is_made_again_hears_nothing_of_the_one_before(
         assert first.store.get("gather/0") == b"old"
         """,
     )
-    done = subprocess.run(
-        [frameworks_python, script], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run([frameworks_python, script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
