@@ -128,7 +128,7 @@ $(FRAMEWORKS_STAMP): $(STAMP) requirements/frameworks.txt libs/sdk/pyproject.tom
 .PHONY: test-frameworks
 test-frameworks: $(FRAMEWORKS_STAMP) ## The adapters for PyTorch, Lightning, Hugging Face and JAX, with the real libraries
 	@$(BIN)/basedpyright --project tests/frameworks/pyrightconfig.json --pythonpath $(FRAMEWORKS)/bin/python
-	@$(BIN)/python -m pytest -m frameworks --timeout 600 tests/frameworks
+	@$(BIN)/python -m pytest -m frameworks tests/frameworks
 
 .PHONY: test-containers
 test-containers: images ## The images themselves, and bus and store on servers in containers

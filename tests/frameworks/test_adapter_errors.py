@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks.gangs import BIN, PLAIN, SECONDS_MAX, gang
+from tests.frameworks.local_gang import BIN, PLAIN, Gang
 
 pytestmark = [
     pytest.mark.frameworks,
@@ -25,7 +25,6 @@ def run(script: str, **environment: str) -> str:
         env={"PATH": os.environ["PATH"], **PLAIN, **environment},
         capture_output=True,
         text=True,
-        timeout=SECONDS_MAX,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -248,9 +247,9 @@ def test_every_jax_process_hears_that_the_attempt_is_superseded(tmp_path: Path) 
     script = tmp_path / "save.py"
     script.write_text(SUPERSEDED)
     refused: tuple[int, dict[str, Any]] = (409, {"type": "urn:shiftwork:problem:superseded"})
-    with gang(2, script, tmp_path / "out") as ranks:
-        ranks.servers[0].checkpoint_answers.append(refused)
-        ranks.start(1, None)
-        codes, outputs = ranks.end()
+    with Gang(tmp_path, replicas=2) as gang:
+        gang.server.checkpoint_answers.append(refused)
+        gang.start(BIN / "python", script, tmp_path / "out")
+        codes, outputs = gang.end()
     assert codes == [0, 0], outputs
     assert all("superseded" in output for output in outputs)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import Shiftwork
-from tests.frameworks.gangs import BIN, PLAIN, ROOT, SECONDS_MAX, gang, weights
+from tests.frameworks.local_gang import BIN, PLAIN, ROOT, Gang, weights
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.server]
 
@@ -28,9 +26,8 @@ class Example:
     def path(self) -> Path:
         return ROOT / "examples" / self.script
 
-    @property
-    def options(self) -> list[str]:
-        return [*map(str, self.length)]
+    def command(self, out: Path, *more: object) -> list[object]:
+        return [BIN / "python", self.path, *self.length, "--out", out, *more]
 
 
 EXAMPLES = [
@@ -43,11 +40,8 @@ each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: eac
 
 @functools.cache
 def uninterrupted(example: Example, ranks: int) -> str:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        gang(ranks, example.path, *example.options) as alone,
-    ):
-        alone.start(1, None, "--out", folder)
+    with tempfile.TemporaryDirectory() as folder, Gang(Path(folder), ranks) as alone:
+        alone.start(*example.command(Path(folder)))
         codes, outputs = alone.end()
         assert codes == [0] * ranks, outputs
         assert list(Path(folder).rglob("*attempt*")) == []
@@ -61,39 +55,25 @@ def uninterrupted(example: Example, ranks: int) -> str:
 def test_a_gang_leaves_in_the_middle_and_ends_with_the_same_bits(
     example: Example, ranks: int, tmp_path: Path
 ) -> None:
-    with gang(ranks, example.path, *example.options, "--out", tmp_path) as shared:
-        shared.start(1, None, "--step-seconds", 0.3)
+    with Gang(tmp_path, ranks) as shared:
+        shared.start(*example.command(tmp_path, "--step-seconds", 0.3))
         shared.wait_for_step(7)
         # Only the last rank hears of it.
         shared.servers[-1].ask_to_leave()
         codes, outputs = shared.end()
         assert codes == [75] * ranks, outputs
         assert [len(server.checkpoints) for server in shared.servers] == [1] + [0] * (ranks - 1)
-        saved = shared.servers[0].checkpoints[0]
-        assert str(tmp_path) in saved["uri"]
+        assert shared.saved is not None
+        assert str(tmp_path) in shared.saved["uri"]
 
-        shared.start(2, {**saved, "attempt": 1})
+        shared.start(*example.command(tmp_path))
         codes, outputs = shared.end()
         assert codes == [0] * ranks, outputs
         for output in outputs:
-            assert f" from step {saved['step']}" in output
+            assert f" from step {shared.saved['step']}" in output
     assert weights(outputs[0]) == uninterrupted(example, ranks)
 
 
-@pytest.fixture(scope="module")
-def platform() -> Iterator[Shiftwork]:
-    user = Shiftwork(Path(tempfile.mkdtemp(prefix="sw-loops-")))
-    try:
-        where = ("--data", str(user.data), "--port", "0", "--tasks-as-root", "--detach")
-        up = user("up", *where, "--nodes", "2", "--slots", "2", seconds=SECONDS_MAX)
-        assert up.code == 0, up
-        yield user
-        user.take_down()
-    finally:
-        shutil.rmtree(user.home, ignore_errors=True)
-
-
-@pytest.mark.usefixtures("frameworks_python")
 @each_example
 def test_a_gang_on_two_nodes_makes_room_for_a_higher_priority_and_resumes(
     example: Example, platform: Shiftwork
@@ -101,17 +81,16 @@ def test_a_gang_on_two_nodes_makes_room_for_a_higher_priority_and_resumes(
     out = platform.home / example.script
     environ = [f"--env={name}={value}" for name, value in PLAIN.items()]
     options = ["--nodes", "2", "--gpus-per-node", "1", "--priority", "low", *environ]
-    command = [BIN / example.launcher, example.path, *example.options, "--out", out]
+    command = [BIN / example.launcher, *example.command(out)[1:]]
     # Slow until it is preempted, so that there is time to preempt it on a busy machine.
     slow = 'exec "$@" --step-seconds $((SHIFTWORK_ATTEMPT == 1))'
     task = platform.submit(*options, "--", "bash", "-c", slow, "-", *map(str, command))
-    until = time.monotonic() + SECONDS_MAX
     while "from step 0" not in platform.good("logs", task).out:
-        assert time.monotonic() < until, platform.good("logs", task)
+        assert platform.task(task)["state"] in ("queued", "starting", "running")
         time.sleep(0.5)
     urgent = platform.submit("--nodes", "2", "--priority", "high", "--", "true")
     for each in (urgent, task):
-        platform("wait", each, "--timeout", "300s", seconds=SECONDS_MAX)
+        platform("wait", each)
 
     found, printed = platform.task(task), platform.good("logs", task).out
     assert (found["state"], found["attempt"]) == ("succeeded", 2), printed

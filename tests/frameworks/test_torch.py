@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.frameworks.gang import BIN, Gang, end, final, torchrun
-from tests.libs.sdk.run_server import RunServer
+from tests.frameworks.local_gang import BIN, Gang, final, run_alone, torchrun, weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.frameworks
+pytestmark = [pytest.mark.frameworks, pytest.mark.usefixtures("frameworks_python")]
 
 
 @pytest.fixture
-def server() -> Iterator[RunServer]:
-    running = RunServer()
-    yield running
-    running.stop()
+def gang(tmp_path: Path) -> Iterator[Gang]:
+    """One replica; its ranks are torchrun's."""
+    with Gang(tmp_path) as made:
+        yield made
 
 
 def program(folder: Path, text: str) -> Path:
@@ -34,41 +33,31 @@ def program(folder: Path, text: str) -> Path:
 
 def run(folder: Path, text: str) -> str:
     """A program of one process; it must succeed."""
-    gang = Gang(RunServer(), folder)
-    try:
-        code, out = end(gang.start([BIN / "python", program(folder, text)]))
-    finally:
-        gang.server.stop()
-    assert code == 0, out
-    return out
+    return run_alone(folder, BIN / "python", program(folder, text))
 
 
 # Two ranks: on the platform, in test_platform.py.
 @pytest.mark.parametrize("ranks", [4])
-def test_ddp_resumes_in_mid_epoch_to_the_bit(server: RunServer, tmp_path: Path, ranks: int) -> None:
+def test_ddp_resumes_in_mid_epoch_to_the_bit(gang: Gang, tmp_path: Path, ranks: int) -> None:
     alone, shared = tmp_path / "alone", tmp_path / "shared"
-    code, out = end(Gang(server, tmp_path).start(torchrun(ranks, "torch_ddp.py", "--out", alone)))
-    assert code == 0, out
+    run_alone(tmp_path, *torchrun(ranks, "torch_ddp.py", "--out", alone))
     steps = final(alone)["step"] // 4
 
-    gang = Gang(server, tmp_path)
     slow = torchrun(ranks, "torch_ddp.py", "--out", shared, "--step-seconds", 0.1)
-    code, out = gang.leave(gang.start(slow), after=10 * ranks)
+    code, out = gang.preempt(*slow, after=2 * ranks)
     # torchrun has nothing to report: every rank has left with 0, after the acknowledgement.
     assert (code, "ChildFailedError" in out) == (0, False)
     left = re.findall(r"rank (\d) leaves in epoch \d at step (\d+)", out)
     assert sorted(left) == [(str(rank), str(gang.saved["step"])) for rank in range(ranks)]
     assert gang.saved["step"] % steps, "not in the middle of an epoch"
 
-    code, out = end(gang.start(torchrun(ranks, "torch_ddp.py", "--out", shared)))
+    code, out = gang.run(*torchrun(ranks, "torch_ddp.py", "--out", shared))
     assert code == 0
     assert f"step {gang.saved['step']}" in out
     assert final(shared) == final(alone)
 
 
-def test_ddp_keeps_its_order_of_additions_with_find_unused_parameters(
-    server: RunServer, tmp_path: Path
-) -> None:
+def test_ddp_keeps_its_order_of_additions_with_find_unused_parameters(tmp_path: Path) -> None:
     script = program(
         tmp_path,
         """
@@ -109,8 +98,160 @@ def test_ddp_keeps_its_order_of_additions_with_find_unused_parameters(
         assert end_alike(find_unused_parameters=True, gradient_as_bucket_view=True)
         """,
     )
-    code, out = end(Gang(server, tmp_path).start(torchrun(4, script)))
-    assert code == 0, out
+    run_alone(tmp_path, *torchrun(4, script))
+
+
+SHARDED = """
+    import hashlib, sys, time
+    import torch, torch.distributed as dist
+    from torch import nn
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.utils.data import TensorDataset
+    import shiftwork.torch
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+
+    def sharded():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 17), nn.ReLU(), nn.Dropout(0.1), nn.Linear(17, 3))
+        for layer in (model[0], model[3], model):
+            fully_shard(layer)
+        return model
+
+    def parts(model):
+        adam = torch.optim.AdamW(model.parameters(), lr=0.01)
+        rate = torch.optim.lr_scheduler.ExponentialLR(adam, 0.99)
+        return dict(model=model, optimizer=adam, scheduler=rate)
+
+    def train(parts, batch):
+        parts["model"](batch).square().mean().backward()
+        parts["optimizer"].step()
+        parts["optimizer"].zero_grad()
+        parts["scheduler"].step()
+
+    def digest(model, optimizer, **_):
+        held = [*model.parameters()]
+        held += [state[name] for state in optimizer.state.values() for name in sorted(state)]
+        whole = [getattr(one, "full_tensor", lambda one=one: one)() for one in held]
+        return hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in whole)).hexdigest()
+"""
+SHARDED_LOOP = (
+    SHARDED
+    + """
+    points = torch.randn(1600, 6, generator=torch.Generator().manual_seed(1))
+    loader = shiftwork.torch.DataLoader(TensorDataset(points), batch_size=5, shuffle=True, seed=1)
+    guard = shiftwork.torch.Preemption()
+    made = parts(sharded())
+    checkpoints = shiftwork.torch.Checkpoints("out", **made, loader=loader)
+    step = checkpoints.load()
+    print("rank", rank, "from step", step, flush=True)
+    for epoch in range(loader.epoch, 2):
+        for batch, in loader:
+            train(made, batch)
+            step += 1
+            shiftwork.report(step=step)
+            time.sleep(float(sys.argv[1]))
+            if guard.should_leave(step):
+                checkpoints.save(step)
+                shiftwork.torch.exit_preempted()
+    print("weights sha256", digest(**made), flush=True)
+    dist.destroy_process_group()
+"""
+)
+
+
+# Two ranks: in the next test.
+def test_a_sharded_model_resumes_in_mid_epoch_to_the_bit(gang: Gang, tmp_path: Path) -> None:
+    ranks = 4
+    script = program(tmp_path, SHARDED_LOOP)
+    alone = run_alone(tmp_path, *torchrun(ranks, script, 0))
+    code, _ = gang.preempt(*torchrun(ranks, script, 0.1), after=2 * ranks)
+    assert (code, len(gang.server.checkpoints)) == (0, 1)
+    step = gang.saved["step"]
+    assert step % (1600 // 5 // ranks), "not in the middle of an epoch"
+    code, out = gang.run(*torchrun(ranks, script, 0))
+    assert code == 0
+    assert sorted(re.findall(r"rank (\d) from step (\d+)", out)) == [
+        (str(rank), str(step)) for rank in range(ranks)
+    ]
+    assert weights(out) == weights(alone)
+
+
+def test_shards_are_spread_over_another_number_of_ranks_and_none_may_change(
+    tmp_path: Path,
+) -> None:
+    script = program(
+        tmp_path,
+        SHARDED
+        + """
+    import pathlib
+
+    Checkpoints = shiftwork.torch.Checkpoints
+
+    def problem(call):
+        try:
+            call()
+        except (TypeError, ValueError) as error:
+            return str(error)
+        raise AssertionError("not refused")
+
+    def batch(number):
+        return torch.randn(8, 6, generator=torch.Generator().manual_seed(10 * number + rank))
+
+    def resumed(source, model, **options):
+        made = parts(model)
+        assert Checkpoints("out", **made).load(source, **options) == 3
+        return made
+
+    source = pathlib.Path("saved").resolve()
+    if dist.get_world_size() == 2:
+        made = parts(sharded())
+        for number in range(3):
+            train(made, batch(number))
+        said = problem(lambda: Checkpoints("out", optimizer=made["optimizer"]).save(3))
+        assert said == "optimizer: its parameters are sharded; add their model to the parts", said
+        before, where = digest(**made), Checkpoints("out", **made).save(3)
+        train(made, batch(3))
+        again = resumed(where, sharded())
+        assert digest(**again) == before
+        train(again, batch(3))
+        assert digest(**again) == digest(**made)
+        # It cannot be made without a GPU.
+        older = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
+        nn.Module.__init__(older)
+        said = problem(lambda: Checkpoints("out", model=nn.Sequential(older)))
+        assert said == "model is a FullyShardedDataParallel; shard it with fully_shard", said
+        # One byte of a file that the other rank checks.
+        path = pathlib.Path(where, "sharded", "__1_0.distcp")
+        kept = path.read_bytes()
+        dist.barrier()
+        if rank == 0:
+            path.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+        dist.barrier()
+        said = problem(lambda: resumed(where, sharded()))
+        assert "__1_0.distcp is not what was saved" in said, said
+        dist.barrier()
+        if rank == 0:
+            path.write_bytes(kept)
+            pathlib.Path(where).rename(source)
+            pathlib.Path("digest").write_text(before)
+        dist.barrier()
+    else:
+        said = problem(lambda: resumed(source, sharded()))
+        assert "was saved by 2 ranks, this gang has" in said, said
+        assert "any_ranks=True" in said, said
+        model = sharded() if dist.get_world_size() == 3 else nn.Sequential(
+            nn.Linear(6, 17), nn.ReLU(), nn.Dropout(0.1), nn.Linear(17, 3))
+        made = resumed(source, model, any_ranks=True)
+        assert digest(**made) == pathlib.Path("digest").read_text()
+        assert made["scheduler"].last_epoch == 3
+    dist.destroy_process_group()
+""",
+    )
+    for ranks in (2, 3, 1):
+        run_alone(tmp_path, *torchrun(ranks, script))
 
 
 ONE_HEARS = """
@@ -134,11 +275,9 @@ ONE_HEARS = """
 
 @pytest.mark.parametrize("rank", [0, 3])
 def test_all_ranks_leave_at_one_step_when_one_of_them_hears(
-    server: RunServer, tmp_path: Path, rank: int
+    gang: Gang, tmp_path: Path, rank: int
 ) -> None:
-    script = program(tmp_path, ONE_HEARS.format(rank=rank))
-    gang = Gang(server, tmp_path)
-    code, out = end(gang.start(torchrun(4, script)))
+    code, out = gang.run(*torchrun(4, program(tmp_path, ONE_HEARS.format(rank=rank))))
     left = re.findall(r"rank (\d) leaves at (\d+)", out)
     assert len(left) == 4
     assert len({step for _, step in left}) == 1
@@ -148,7 +287,7 @@ def test_all_ranks_leave_at_one_step_when_one_of_them_hears(
 
 
 def test_ranks_that_a_stuck_one_keeps_waiting_acknowledge_nothing(
-    server: RunServer, tmp_path: Path
+    gang: Gang, tmp_path: Path
 ) -> None:
     script = program(
         tmp_path,
@@ -175,15 +314,14 @@ def test_ranks_that_a_stuck_one_keeps_waiting_acknowledge_nothing(
                 checkpoints.save(step)
         """,
     )
-    gang = Gang(server, tmp_path)
-    code, out = gang.leave(gang.start(torchrun(2, script)), after=20)
+    code, out = gang.preempt(*torchrun(2, script), after=20)
     assert code != 0
     assert "shiftwork: rank 0 waits for rank 1 to begin the checkpoint" in out
-    assert server.checkpoints == []
+    assert gang.server.checkpoints == []
     assert not list(tmp_path.glob("out/*/manifest.json"))
 
 
-def test_a_rank_that_has_finished_lets_the_others_finish(server: RunServer, tmp_path: Path) -> None:
+def test_a_rank_that_has_finished_lets_the_others_finish(gang: Gang, tmp_path: Path) -> None:
     script = program(
         tmp_path,
         """
@@ -203,8 +341,8 @@ def test_a_rank_that_has_finished_lets_the_others_finish(server: RunServer, tmp_
             print("finished", flush=True)
         """,
     )
-    gang = Gang(server, tmp_path)
-    code, out = gang.leave(gang.start(torchrun(2, script)), after=1)
+    # Both ranks have asked whether to leave.
+    code, out = gang.preempt(*torchrun(2, script), after=2)
     assert (code, "finished" in out) == (0, True)
 
 
@@ -368,7 +506,5 @@ def test_a_process_group_that_is_made_again_hears_nothing_of_the_one_before(
         assert first.store.get("gather/0") == b"old"
         """,
     )
-    done = subprocess.run(
-        [frameworks_python, script], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run([frameworks_python, script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

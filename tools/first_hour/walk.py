@@ -49,8 +49,8 @@ SUBSTITUTIONS = (
     Substitution(r" /tmp/", ' "$HOME"/', "what an earlier hour left there is not resumed"),
     Substitution(r"^make test$", "make help", "CI runs it as a step of its own"),
     Substitution(
-        r"^(shiftwork submit --name resnet) (.*)torchrun train\.py$",
-        r"\1 --env STEPS=100000 \2python train.py",
+        r"^(shiftwork submit --name resnet .*)torchrun train\.py$",
+        r"\1python long.py",
         "no PyTorch in this environment; the page steers it until its end",
     ),
     Substitution(r"\bsynthetic:2000\b", "synthetic:200", "so that it takes seconds"),
@@ -66,25 +66,25 @@ SUBSTITUTIONS = (
     ),
 )
 
-# The script that the pages call train.py, as its owner has it, and what comes before the blocks
-# that show it with the SDK.
-TRAIN = """\
-import os, sys, time
+# What the user has: the script that the pages call train.py, until a page shows it with the SDK,
+# and one that runs until it is asked to leave.
+OWN = {
+    "train.py": "import time\nfor step in range(20):\n    time.sleep(0.05)\n",
+    "long.py": """\
+import os, time
+import shiftwork
 
-steps = int(os.environ.get("STEPS", "20"))
-
-def train(step):
+step = getattr(shiftwork.resume_from(), "step", 0)
+while True:
+    step += 1
     time.sleep(0.05)
-
-def save(step):
-    path = os.path.abspath(f"checkpoint-{os.environ.get('SHIFTWORK_TASK')}-{step}")
-    with open(path, "w") as file:
-        file.write(str(step))
-    return path
-
-"""
-BEFORE = {"train.py": TRAIN}
-OWN = {"train.py": TRAIN + "for step in range(steps):\n    train(step)\n"}
+    if shiftwork.should_preempt():
+        path = os.path.abspath(f"long-{step}")
+        open(path, "w").close()
+        shiftwork.checkpoint_saved(step, path)
+        shiftwork.exit_preempted()
+""",
+}
 # What a page takes for granted; nothing is done twice.
 PREPARED = {
     "docs/guide.md": "make setup && source .venv/bin/activate\n",
@@ -141,7 +141,7 @@ def _take(root: Path, step: Step, terminal: Terminal, seconds: float) -> None:
     if step.skipped:
         return
     if step.file:
-        (root / step.file).write_text(BEFORE.get(step.file, "") + step.text)
+        (root / step.file).write_text(step.text)
         return
     text = typed(step.text)
     try:

@@ -58,6 +58,8 @@ WARN_AFTER_SECONDS = 10.0
 _PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX = 0.001, 0.05
 _ASKED = "asked"
 _ENDED = b"ended"
+# The folder, in a checkpoint, of what torch.distributed.checkpoint writes.
+_SHARDED = "sharded"
 
 
 class _Ranks:
@@ -410,10 +412,11 @@ class DataLoader(data.DataLoader):  # type: ignore[type-arg]
 class Checkpoints:
     """Saves and restores all that a training consists of, on all ranks.
 
-    ``parts`` are objects with ``state_dict`` and ``load_state_dict``: the model (wrapped in DDP or
-    not), optimizer, scheduler, scaler, loader or sampler. Rank 0 writes models and optimizers,
-    which DDP keeps alike; every rank writes the other parts and the states of its generators. The
-    folder must be where each node finds it.
+    ``parts`` are objects with ``state_dict`` and ``load_state_dict``: the model (wrapped in DDP,
+    sharded by FSDP, or neither), optimizer, scheduler, scaler, loader or sampler. Rank 0 writes
+    models and optimizers, which DDP keeps alike; where they are sharded every rank writes its
+    shards, with torch.distributed.checkpoint. Every rank writes the other parts and the states of
+    its generators. The folder must be where each node finds it.
 
     Each checkpoint is a folder of its own. It counts when its ``manifest.json`` is there, which is
     written last: what a rank that dies leaves half written is never resumed from. ``keep`` complete
@@ -428,6 +431,8 @@ class Checkpoints:
                 raise TypeError(
                     f"{name} needs state_dict and load_state_dict; {type(part).__name__} has not"
                 )
+            if _has_old_fsdp(part):
+                raise TypeError(f"{name} is a FullyShardedDataParallel; shard it with fully_shard")
         self.folder = Path(folder).resolve()
         self._keep = keep
         self._parts = parts
@@ -439,23 +444,32 @@ class Checkpoints:
         """
         ranks = _ranks()
         target = new_folder(self.folder, step)
-        states = {name: part.state_dict() for name, part in self._unwrapped().items()}
+        sharded = self._sharded()
+        states = {
+            name: part.state_dict()
+            for name, part in self._unwrapped().items()
+            if name not in sharded
+        }
         own = {name: state for name, state in states.items() if name not in self._shared()}
         files = {f"rank-{ranks.rank}.pt": {**own, "rng": rng_state()}}
         if ranks.rank == 0:
-            files["shared.pt"] = {name: states[name] for name in self._shared()}
+            files["shared.pt"] = {name: states[name] for name in self._shared() if name in states}
         written = {name: _write(target / name, state) for name, state in files.items()}
+        if sharded:
+            written.update(_write_shards(target, self._by_name(sharded), ranks.rank))
         parts = ranks.gather(json.dumps(written).encode(), "to write their part of the checkpoint")
         digest = None
         if ranks.rank == 0:
             listed = dict(item for part in parts for item in json.loads(part).items())
-            digest = folders.seal(target, step, ranks=ranks.count, digests=listed)
+            digest = folders.seal(target, step, ranks=ranks.count, digests=listed, sharded=sharded)
         acknowledge(step, str(target), digest)
         if ranks.rank == 0:
             folders.prune(target, self._keep)
         return str(target)
 
-    def load(self, uri: str | None = None, *, weights_only: bool = True) -> int:
+    def load(
+        self, uri: str | None = None, *, weights_only: bool = True, any_ranks: bool = False
+    ) -> int:
         """Restore every part from ``shiftwork.resume_from()``, or ``uri``; returns the step, or 0.
 
         Call it on every rank, right before the loop: what draws random numbers after it changes
@@ -464,11 +478,14 @@ class Checkpoints:
         Args:
             uri: of a checkpoint's folder, instead of the one that the platform names.
             weights_only: False also restores objects of any class, by running code from the file.
+            any_ranks: True also takes what another number of ranks saved. Models and optimizers
+                are as they were, in other shards; the other parts are rank 0's, and the
+                generators stay as they are, so that what follows has other bits.
 
         Raises:
             FileNotFoundError: the checkpoint that the platform names is not there.
-            ValueError: the files are not what was saved, or another task or another number of
-                ranks saved them.
+            ValueError: the files are not what was saved, or another task or, without
+                ``any_ranks``, another number of ranks saved them.
         """
         start = shiftwork.resume_from()
         if uri is None and start is None:
@@ -476,25 +493,82 @@ class Checkpoints:
         source = folders.stored(start) if uri is None and start is not None else Path(uri or "")
         ranks = _ranks()
         manifest = folders.manifest(source)
-        if manifest["ranks"] != ranks.count:
+        as_many = manifest["ranks"] == ranks.count
+        if not (as_many or any_ranks):
             raise ValueError(
                 f"{source} was saved by {manifest['ranks']} ranks, this gang has {ranks.count}: "
-                "start it with as many"
+                "start it with as many, or load with any_ranks=True, which gives other bits"
             )
+        sharded = [name for name in manifest.get("sharded", []) if name in self._parts]
+        if sharded:
+            _check_shards(source, manifest["digests"], ranks)
         held: dict[str, Any] = {}
-        for name in ("shared.pt", f"rank-{ranks.rank}.pt"):
+        for name in ("shared.pt", f"rank-{ranks.rank if as_many else 0}.pt"):
             durable.check(source / name, manifest["digests"][name])
             held.update(torch.load(source / name, map_location="cpu", weights_only=weights_only))
+        known = {*held, *sharded}
         for name, part in self._unwrapped().items():
-            if name not in held:
-                raise ValueError(f"{source} holds no {name}: it has {', '.join(sorted(held))}")
-            part.load_state_dict(held[name])
-        restore_rng_state(held["rng"])
+            if name not in known:
+                raise ValueError(f"{source} holds no {name}: it has {', '.join(sorted(known))}")
+            if name not in sharded:
+                part.load_state_dict(held[name])
+        if sharded:
+            self._load_shards(source, sharded)
+        if as_many:
+            restore_rng_state(held["rng"])
         return int(manifest["step"])
 
     def _shared(self) -> list[str]:
         kinds = (torch.nn.Module, torch.optim.Optimizer)
         return [name for name, part in self._parts.items() if isinstance(part, kinds)]
+
+    def _sharded(self) -> list[str]:
+        """The models of which each rank holds a part, and their optimizers."""
+        return [
+            name
+            for name in self._shared()
+            if any(map(_is_shard, self._model_of(name).parameters()))
+        ]
+
+    def _model_of(self, name: str) -> torch.nn.Module:
+        """The model that is this part, or whose parameters this optimizer changes."""
+        part = self._parts[name]
+        if isinstance(part, torch.nn.Module):
+            return part
+        held = [parameter for group in part.param_groups for parameter in group["params"]]
+        known = set(map(id, held))
+        for model in self._parts.values():
+            if isinstance(model, torch.nn.Module) and any(
+                id(parameter) in known for parameter in model.parameters()
+            ):
+                return model
+        if any(map(_is_shard, held)):
+            raise ValueError(f"{name}: its parameters are sharded; add their model to the parts")
+        return torch.nn.Module()
+
+    def _by_name(self, names: list[str]) -> dict[str, Any]:
+        """The states of models and optimizers by the names of parameters, whatever shards them."""
+        from torch.distributed.checkpoint import state_dict as by_name  # noqa: PLC0415 - only here
+
+        return {
+            name: by_name.get_model_state_dict(part)
+            if isinstance(part := self._parts[name], torch.nn.Module)
+            else by_name.get_optimizer_state_dict(self._model_of(name), part)
+            for name in names
+        }
+
+    def _load_shards(self, source: Path, names: list[str]) -> None:
+        from torch.distributed.checkpoint import state_dict as by_name  # noqa: PLC0415 - only here
+        from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
+
+        states = self._by_name(names)
+        load(states, checkpoint_id=source / _SHARDED)
+        for name, state in states.items():
+            part = self._parts[name]
+            if isinstance(part, torch.nn.Module):
+                by_name.set_model_state_dict(part, state)
+            else:
+                by_name.set_optimizer_state_dict(self._model_of(name), part, state)
 
     def _unwrapped(self) -> dict[str, Any]:
         """The parts, models without DDP's wrapper, so that one rank can read what many saved."""
@@ -507,6 +581,45 @@ class Checkpoints:
 
 def _write(path: Path, state: object) -> str:
     return durable.write(path, lambda stream: torch.save(state, stream))
+
+
+def _has_old_fsdp(part: Any) -> bool:  # noqa: ANN401
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    return (
+        fsdp is not None
+        and isinstance(part, torch.nn.Module)
+        and any(isinstance(one, fsdp.FullyShardedDataParallel) for one in part.modules())
+    )
+
+
+def _is_shard(parameter: Any) -> bool:  # noqa: ANN401 - DTensor, which has moved between versions
+    return hasattr(parameter, "device_mesh")
+
+
+def _write_shards(target: Path, states: dict[str, Any], rank: int) -> dict[str, str]:
+    """Every rank's shards, durable; the digests of what this rank wrote."""
+    from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415 - only here
+
+    folder = target / _SHARDED
+    save(states, checkpoint_id=folder)  # syncs each file
+    durable.sync_folder(folder)
+    durable.sync_folder(target)
+    own = [*folder.glob(f"__{rank}_*"), *(folder.glob(".metadata") if rank == 0 else ())]
+    return {f"{_SHARDED}/{path.name}": durable.digest(path) for path in own}
+
+
+def _check_shards(source: Path, digests: dict[str, str], ranks: _Ranks) -> None:
+    """Raise ValueError on every rank if one file is another; each rank reads some of them."""
+    names = sorted(name for name in digests if name.startswith(f"{_SHARDED}/"))
+    problem = ""
+    try:
+        for name in names[ranks.rank :: ranks.count]:
+            durable.check(source / name, digests[name])
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    for told in ranks.gather(problem.encode(), "to check their part of the checkpoint"):
+        if told:
+            raise ValueError(told.decode())
 
 
 def _listed(ranks: list[int]) -> str:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.libs.sdk.conftest import task_environment
 from tests.libs.sdk.run_server import RunServer
+from tools.first_hour.documents import steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -204,3 +205,21 @@ def test_the_minimal_script_leaves_and_resumes(server: RunServer, tmp_path: Path
     code, out = end(start("minimal.py", [], attempt(server, 2, saved), tmp_path))
     assert code == 0
     assert out == f"sum {held['sum'] + 1 / 100:.12f}\n"
+
+
+def test_the_script_in_the_readme_runs_as_copied_leaves_and_resumes(
+    server: RunServer, tmp_path: Path
+) -> None:
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    (script,) = [step.text for step in steps("README.md", readme) if step.file == "train.py"]
+    train = tmp_path / "train.py"
+    train.write_text(script)
+    code, whole = end(start(str(train), [], {}, tmp_path))
+    assert code == 0, whole
+    running = start(str(train), [], attempt(server, 1), tmp_path)
+    server.wait_for(lambda: len(server.polls) >= 2, 10)
+    server.ask_to_leave()
+    assert end(running) == (75, "")
+    saved = {**server.checkpoints[0], "attempt": 1}
+    server.preempt, server.revision = False, 0
+    assert end(start(str(train), [], attempt(server, 2, saved), tmp_path)) == (0, whole)
