@@ -46,6 +46,7 @@ class Output(Base, table=True):
     skipped: int
     before: bytes
     binary: bool
+    timestamps: int
     __table_args__ = (rule("output_size_counts", "size >= 0", lambda row: row.size >= 0),)
 
 
