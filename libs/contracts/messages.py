@@ -932,6 +932,7 @@ class PreemptionRequested(Message):
     reason: Reason
     requested_at: Time
     deadline_at: Time
+    silent_deadline_at: Time | None = None
 
 
 class KillRequested(Message):

@@ -332,6 +332,7 @@ class _Follower:
         # whether its program can be asked to save.
         self._looks_at: tuple[int, float] | None = (0, 0.0)
         self._readers: list[Api] = []
+        self._repeats = timeline.Repeats()
 
     @property
     def last(self) -> list[str]:
@@ -453,7 +454,7 @@ class _Follower:
     def _show_event(self, event: dict[str, Any]) -> None:
         if render.wants_json():
             render.record({"event": event})
-        else:
+        elif not self._repeats.is_repeat(event):
             render.note(timeline.line(event, of_task=True))
 
     def _show_progress(self) -> None:
