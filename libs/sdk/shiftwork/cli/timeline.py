@@ -235,6 +235,8 @@ class Repeats:
     def __init__(self) -> None:
         # What an event of each kind about each run gave as its reason.
         self._said: dict[tuple[object, object, str], str] = {}
+        # The last state of each task: attempt, state and reason.
+        self._state: dict[object, tuple[object, ...]] = {}
 
     def is_repeat(self, event: Data) -> bool:
         """True if nothing is missing without this event. Asked once about each, in their order."""
@@ -245,6 +247,12 @@ class Repeats:
             return False
         code = parse.fields(data.get("reason")).get("code")
         reason = "" if code in _SAYS_ITSELF else _reason(data)
+        state = (attempt, data.get("state"), reason)
+        before = self._state.get(task)
+        self._state[task] = state
+        if state == before:
+            # Something else about the task changed, which has an event of its own.
+            return True
         said = [
             self._said.get((task, attempt, each))
             for each in _SAID_BY.get(str(data.get("state")), ())

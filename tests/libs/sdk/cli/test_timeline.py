@@ -125,15 +125,19 @@ def test_a_state_that_begins_with_an_event_is_not_said_again() -> None:
         state(6, "preempting", 3, 1, **REASON),
         an_event(7, "run.preemption_requested", 4, 1, reason=OTHER),
         # Another reason is news.
-        state(8, "preempting", 4, 1, **REASON),
+        state(8, "preempting", 4, 1, code="turn_of", text="it is another task's turn"),
         state(9, "preempting", 4, 1, **OTHER),
         an_event(10, "run.kill_requested", 5, 1, reason=OTHER),
         state(11, "killing", 5, 1, **OTHER),
         # Another attempt, of which nothing was said before.
         state(12, "starting", 6, 2, code="placed", text="starts on 1 node"),
         an_event(13, "run.resumed", 6, 2),
+        # The task is told of again because its goal changed.
+        state(14, "running", 7, 2),
+        an_event(15, "task.goal_changed", 8, None, goal="pause"),
+        state(16, "running", 8, 2),
     ]
-    assert shown(events) == [1, 2, 4, 5, 7, 8, 10, 12, 13]
+    assert shown(events) == [1, 2, 4, 5, 7, 8, 10, 12, 13, 14, 15]
 
 
 def an_event(position: int, kind: str, second: float, attempt: int | None, **data: Any) -> Any:
