@@ -188,7 +188,7 @@ class Queries:
         says so."""
         key, count, most = kept.key, kept.timestamps, self.answers.timestamps_max
         before = await self.archive.partition(key, count, lambda each: each.offset <= start)
-        # The one that covers the first byte, and one more than fits, which is where the answer ends.
+        # The one that covers the first byte, and one more than fits: there the answer ends.
         first = max(0, before - 1)
         found = await self.archive.timestamps(key, first, min(most + 1, count - first))
         approximate = before == 0

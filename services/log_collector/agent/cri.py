@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
+from itertools import pairwise
 from typing import NamedTuple
 
 # Entries within so much time share the time stamp of the first of them.
@@ -109,7 +110,7 @@ def decode_stamped(raw: bytes, inside: Inside) -> Decoded:
     stamps: list[Stamp] = []
     times = dict(cuts)
     size = 0
-    for place, end in zip(places, places[1:], strict=False):
+    for place, end in pairwise(places):
         part = decode(raw[place:end] if place or end < len(raw) else raw, found.inside)
         if place in times and part.data:
             stamps.append(Stamp(size, times[place]))

@@ -205,9 +205,7 @@ class Output:
             return Step(b"", Position(number + 1, 0, position.offset))
         return found
 
-    def _step_in_file(
-        self, segment: Segment, position: Position, wanted: int
-    ) -> Step | None:
+    def _step_in_file(self, segment: Segment, position: Position, wanted: int) -> Step | None:
         if segment.size() <= position.raw:
             return None
         raw_max = min(CHUNK_BYTES_MAX, max(CHUNK_BYTES_MIN, wanted + wanted // 4))

@@ -205,7 +205,7 @@ def _stamps(said: dict[str, Any], size: int) -> tuple[Stamp, ...]:
     except (TypeError, ValueError):
         stamps = (Stamp(-1, 0),)
     offsets = [each.offset for each in stamps]
-    if stamps and not 0 <= offsets[0] <= offsets[-1] < size or offsets != sorted(set(offsets)):
+    if (stamps and not 0 <= offsets[0] <= offsets[-1] < size) or offsets != sorted(set(offsets)):
         raise WireError(f"stamps {value!r:.80}: write pairs of a byte and microseconds, in order")
     return stamps
 

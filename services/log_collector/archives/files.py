@@ -1,7 +1,8 @@
 """Kept outputs as files: ``<logs_dir>/<task>/<attempt>/<rank>.log``, readable by the owner only.
 
-Beside each is ``<rank>.times``: its time stamps, 16 bytes each (``domain.packed``). Used by ``main.py``. Disk work is done in a thread, one hop for a whole batch, so that a slow disk
-never holds up the event loop.
+Beside each is ``<rank>.times``: its time stamps, 16 bytes each (``domain.packed``). Used by
+``main.py``. Disk work is done in a thread, one hop for a whole batch, so that a slow disk never
+holds up the event loop.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class MemoryArchive:
     async def timestamps(self, key: OutputKey, first: int, count: int) -> list[Timestamp]:
         """Up to so many time stamps from a number on; fewer if there are no more."""
         begin, end = first * TIMESTAMP_BYTES, (first + count) * TIMESTAMP_BYTES
-        return unpacked(self._times.get(key, bytearray())[begin:end])
+        return unpacked(bytes(self._times.get(key, b"")[begin:end]))
 
     async def partition(
         self, key: OutputKey, count: int, is_before: Callable[[Timestamp], bool]

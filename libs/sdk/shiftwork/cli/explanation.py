@@ -185,10 +185,8 @@ def _order(order: dict[str, Any]) -> list[str]:
         return []
     level, policy = order["level"], order["policy"]
     first = _tasks(order["above"], "comes", "come")
-    lines = [
-        f"{first} before it by a higher level or a guarantee, {order['before']} by the order of"
-        f" level {level} (policy {policy})"
-    ]
+    place = f"{first} before it by a higher level or a guarantee, {order['before']} by the order of"
+    lines = [f"{place} level {level} (policy {policy})"]
     if order.get("granted"):
         lines.append("it is next: it waited for long without running")
     elif order.get("submitted_at"):

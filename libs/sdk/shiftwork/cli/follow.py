@@ -615,7 +615,11 @@ class Printer:
             render.raw(b"".join(self.head(line) + line.text + b"\n" for line in lines))
 
     def _record(self, line: Line) -> dict[str, Any]:
-        record = {"attempt": line.attempt, "rank": line.rank, "role": line.role}
+        record: dict[str, Any] = {
+            "attempt": line.attempt,
+            "rank": line.rank,
+            "role": line.role,
+        }
         if self.times:
             record["at"] = line.at or None
         if line.approximate:

@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -21,7 +21,7 @@ NOW = "2026-11-21T10:00:00.123456Z"
 
 def at(seconds: float) -> str:
     """So many seconds after ten o'clock."""
-    moment = datetime(2026, 11, 21, 10, tzinfo=timezone.utc) + timedelta(seconds=seconds)
+    moment = datetime(2026, 11, 21, 10, tzinfo=UTC) + timedelta(seconds=seconds)
     return moment.isoformat().replace("+00:00", "Z")
 
 

@@ -96,8 +96,10 @@ NODE = {"ready": True, "schedulable": True, "draining": False}
                 "silent_deadline_at": "2026-01-01T00:00:05Z",
                 "reason": {"text": "its owner paused it"},
             },
-            "asked to leave: its owner paused it; its program never asked whether to leave, and is"
-            " ended by force at 00:00:05.000 unless it asks by then",
+            (
+                "asked to leave: its owner paused it; its program never asked whether to leave, and"
+                " is ended by force at 00:00:05.000 unless it asks by then"
+            ),
         ),
         ("something.new", {}, "something new"),
     ],
