@@ -379,25 +379,25 @@ def wrapped(text: str, width: int, hang: int = 0) -> list[str]:
     if cell_len(text) <= width:
         return [text]
     hang = min(hang, max(0, width - _TEXT_MIN))
+    words: list[tuple[int, int]] = []
+    for found in _WORDS.finditer(text):
+        begin, _ = found.span()
+        # Of a command that is longer than a line each word may begin one.
+        whole = cell_len(found.group()) <= width - hang
+        parts = [found.group()] if whole else found.group().split()
+        for part in parts:
+            begin = text.index(part, begin)
+            words.append((begin, begin + len(part)))
+            begin += len(part)
     lines: list[str] = []
     begin, end, room = 0, 0, width
-    for word in [piece for found in _WORDS.finditer(text) for piece in _breakable(found, room)]:
-        if end > begin and cell_len(text[begin : word[1]]) > room:
+    for first, last in words:
+        if end > begin and cell_len(text[begin:last]) > room:
             lines.append(text[begin:end])
-            begin, room = word[0], width - hang
-        end = word[1]
+            begin, room = first, width - hang
+        end = last
     lines.append(text[begin:end])
     return [lines[0], *(" " * hang + line for line in lines[1:])]
-
-
-def _breakable(found: re.Match[str], width: int) -> list[tuple[int, int]]:
-    """Where a word begins and ends; of a command that is longer than a line, each of its words."""
-    begin, end = found.span()
-    if end - begin <= width:
-        return [(begin, end)]
-    return [
-        (begin + each.start(), begin + each.end()) for each in re.finditer(r"\S+", found.group())
-    ]
 
 
 def _wrapped(text: str, stream: IO[str], hang: int) -> list[str]:
