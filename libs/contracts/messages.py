@@ -163,6 +163,28 @@ class LetterDirection(StrEnum):
     SENT = "LETTER_DIRECTION_SENT"
 
 
+class LogTimestamp(Message):
+    """LogTimestamp says when bytes of an output were written: those from the offset on, up to
+    the next one's offset."""
+
+    offset: Int64 = 0
+    at: Time
+
+
+class LogChunk(Message):
+    """LogChunk is a piece of one rank's output, whole lines where possible."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    rank: int = 0
+    role: str = ""
+    offset: Int64 = 0
+    data: Base64 = b""
+    collected_at: Time
+    line: Base64 = b""
+    timestamps: tuple[LogTimestamp, ...] = ()
+
+
 class PolicyRecord(Message):
     """PolicyRecord is how one node group is shared."""
 
@@ -621,6 +643,7 @@ class ReadLog(Message):
     max_bytes: int = 0
     since: Time | None = None
     tail_lines: int = 0
+    timestamps: bool = False
 
 
 class ReadLogReply(Message):
@@ -631,6 +654,8 @@ class ReadLogReply(Message):
     data: Base64 = b""
     size: Int64 = 0
     complete: bool = False
+    timestamps: tuple[LogTimestamp, ...] = ()
+    approximate: bool = False
 
 
 class Reemit(Message):
@@ -834,19 +859,6 @@ class DiscardDeadLettersReply(Message):
     more_after: str = ""
 
 
-class LogChunk(Message):
-    """LogChunk is a piece of one rank's output, whole lines where possible."""
-
-    task_id: TaskIdText
-    attempt: int = 0
-    rank: int = 0
-    role: str = ""
-    offset: Int64 = 0
-    data: Base64 = b""
-    collected_at: Time
-    line: Base64 = b""
-
-
 class Node(Message):
     """Node is one machine (or a virtual part of one) that runs ranks."""
 
@@ -920,6 +932,7 @@ class PreemptionRequested(Message):
     reason: Reason
     requested_at: Time
     deadline_at: Time
+    silent_deadline_at: Time | None = None
 
 
 class KillRequested(Message):

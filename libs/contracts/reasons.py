@@ -73,10 +73,11 @@ class Said:
         return self.names[key].removeprefix("PRIORITY_").lower()
 
     def cost(self) -> str:
-        """What going costs, in a clause of its own; nothing where it was not computed."""
+        """What is lost when it goes, in a clause of its own; nothing where it was not computed."""
         if "cost_node_seconds" not in self.numbers:
             return ""
-        return f"; unsaved work and moving cost {self.span('cost_node_seconds')} of one node"
+        lost = self.span("cost_node_seconds")
+        return f"; stopping it and starting it again loses about {lost} of one node's time"
 
     def goes_on(self) -> str:
         """From where the next attempt goes on, in a clause of its own; nothing where unknown."""

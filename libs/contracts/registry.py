@@ -6,6 +6,13 @@ from libs.contracts import messages as m
 from libs.contracts.routes import Kind, Route
 
 ROUTES: dict[type[m.Message], Route] = {
+    m.LogChunk: Route(
+        type_name="shiftwork.log.v1.LogChunk",
+        subject="log.{task_id}.{attempt}.{rank}",
+        owner="log_collector",
+        kind=Kind.TELEMETRY,
+        reply=None,
+    ),
     m.PolicyChanged: Route(
         type_name="shiftwork.policy.v1.PolicyChanged",
         subject="evt.policy.{group}.changed",
@@ -291,13 +298,6 @@ ROUTES: dict[type[m.Message], Route] = {
         subject="",
         owner="every",
         kind=Kind.REPLY,
-        reply=None,
-    ),
-    m.LogChunk: Route(
-        type_name="shiftwork.log.v1.LogChunk",
-        subject="log.{task_id}.{attempt}.{rank}",
-        owner="log_collector",
-        kind=Kind.TELEMETRY,
         reply=None,
     ),
     m.NodeChanged: Route(

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import orjson
@@ -20,6 +20,7 @@ from libs.bus.port import Bus, BusError
 from libs.contracts import messages as m
 from services.gateway.commands import Commands
 from services.gateway.problems import NOT_FOUND, UNAVAILABLE, ProblemError
+from services.gateway.words import moment
 
 Send = Callable[[bytes], Awaitable[None]]
 UTF8_BYTES_MAX = 4
@@ -39,6 +40,8 @@ class Wanted:
     offset: int = 0
     tail: int = 0
     since: datetime | None = None
+    # With the moments at which it was written.
+    timestamps: bool = False
 
     def takes(self, attempt: int, rank: int, role: str) -> bool:
         """True if this rank's output is wanted."""
@@ -123,11 +126,15 @@ class Following:
                 await self._read(tail)
         end = chunk.offset + len(chunk.data)
         if tail.begun and chunk.offset <= tail.offset < end:
-            await self._emit(tail, chunk.data[tail.offset - chunk.offset :], last=False)
+            fresh = chunk.data[tail.offset - chunk.offset :]
+            await self._emit(tail, Piece(fresh, chunk.timestamps), last=False)
         elif chunk.line and tail.begun and chunk.offset == tail.offset:
             # It is no part of the output: what of it does not fit into a text can be left out.
             line = chunk.line[: whole_characters(chunk.line)].decode(errors="replace")
-            await self.send(orjson.dumps({**_place(tail), "line": line}))
+            document = {**_place(tail), "line": line}
+            if self.wanted.timestamps:
+                document["timestamps"] = [[tail.offset, moment(chunk.collected_at)]]
+            await self.send(orjson.dumps(document))
 
     async def _catch_up(self) -> bool:
         """List what is kept and read what is missing; True if every rank's output is complete."""
@@ -174,6 +181,7 @@ class Following:
                     max_bytes=self.piece_bytes,
                     since=self.wanted.since if first else None,
                     tail_lines=self.wanted.tail if first else 0,
+                    timestamps=self.wanted.timestamps,
                 ),
                 m.ReadLogReply,
             )
@@ -181,29 +189,62 @@ class Following:
                 tail.begun, tail.offset = True, reply.offset
             before = tail.offset
             at_end = reply.offset + len(reply.data) >= reply.size
-            await self._emit(tail, reply.data, last=reply.complete and at_end)
+            piece = Piece(reply.data, reply.timestamps, approximate=reply.approximate)
+            await self._emit(tail, piece, last=reply.complete and at_end)
             if at_end:
                 tail.done = reply.complete
                 return
             if tail.offset == before:
                 # Nothing but the beginning of a character, and more behind it.
-                await self._emit(tail, reply.data, last=True)
+                await self._emit(tail, piece, last=True)
             if not reply.data:
                 return
 
-    async def _emit(self, tail: Tail, data: bytes, *, last: bool) -> None:
+    async def _emit(self, tail: Tail, piece: Piece, *, last: bool) -> None:
         """Pass on whole characters as text; anything else as base64."""
         if not last:
-            data = data[: whole_characters(data)]
-        if not data:
+            piece = replace(piece, data=piece.data[: whole_characters(piece.data)])
+        if not piece.data:
             return
-        document = _place(tail)
-        try:
-            document["text"] = data.decode()
-        except UnicodeDecodeError:
-            document["data_base64"] = base64.b64encode(data).decode()
-        tail.offset += len(data)
+        document = {**_place(tail), **piece.fields(tail.offset, dated=self.wanted.timestamps)}
+        tail.offset += len(piece.data)
         await self.send(orjson.dumps(document))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of one rank's output, with the time stamps that came with them."""
+
+    data: bytes
+    timestamps: Sequence[m.LogTimestamp] = ()
+    approximate: bool = False
+
+    def fields(self, offset: int, *, dated: bool) -> dict[str, object]:
+        """The piece in JSON, as text where it is text; it begins at ``offset``. ``dated``: with
+        ``[offset, moment]`` of its first byte and of every later one that has another moment."""
+        fields: dict[str, object]
+        try:
+            fields = {"text": self.data.decode()}
+        except UnicodeDecodeError:
+            fields = {"data_base64": base64.b64encode(self.data).decode()}
+        if dated:
+            fields["timestamps"] = [
+                [each.offset, moment(each.at)] for each in self._changes(offset)
+            ]
+            if self.approximate:
+                fields["approximate"] = True
+        return fields
+
+    def _changes(self, offset: int) -> list[m.LogTimestamp]:
+        """The time stamp of its first byte, and those that differ from the one before."""
+        found: list[m.LogTimestamp] = []
+        end = offset + len(self.data)
+        for each in self.timestamps:
+            if each.offset <= offset:
+                found = [each.model_copy(update={"offset": offset})]
+            elif each.offset < end and (not found or found[-1].at != each.at):
+                found.append(each)
+        return found
 
 
 def _place(tail: Tail) -> dict[str, object]:
@@ -227,28 +268,46 @@ def whole_characters(data: bytes) -> int:
     return len(data)
 
 
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A range of one rank's output: its first byte's offset, the bytes, and the size kept."""
+
+    begin: int
+    piece: Piece
+    size: int
+    complete: bool
+
+
 async def read_range(
     commands: Commands, wanted: Wanted, *, limit_bytes: int, piece_bytes: int
-) -> tuple[int, bytes, int, bool]:
-    """One rank's output from an offset on: (first byte's offset, bytes, size kept, complete)."""
+) -> Range:
+    """One rank's output from an offset on. With time stamps it ends where these begin, or cease,
+    to be approximate."""
     assert wanted.attempt is not None
     assert wanted.rank is not None
     data = b""
-    begin: int | None = None
+    stamps: list[m.LogTimestamp] = []
+    first: m.ReadLogReply | None = None
     while True:
         reply = await commands.ask(
             m.ReadLog(
                 task_id=wanted.task_id,
                 attempt=wanted.attempt,
                 rank=wanted.rank,
-                offset=wanted.offset if begin is None else begin + len(data),
+                offset=first.offset + len(data) if first else wanted.offset,
                 max_bytes=min(piece_bytes, limit_bytes - len(data)),
-                since=wanted.since if begin is None else None,
-                tail_lines=wanted.tail if begin is None else 0,
+                since=None if first else wanted.since,
+                tail_lines=0 if first else wanted.tail,
+                timestamps=wanted.timestamps,
             ),
             m.ReadLogReply,
         )
-        begin = reply.offset if begin is None else begin
-        data += reply.data
-        if not reply.data or len(data) >= limit_bytes or begin + len(data) >= reply.size:
-            return begin, data, reply.size, reply.complete
+        first = first or reply
+        if reply.approximate == first.approximate:
+            data += reply.data
+            stamps += reply.timestamps
+            at_end = first.offset + len(data) >= reply.size
+            if reply.data and len(data) < limit_bytes and not at_end:
+                continue
+        piece = Piece(data, stamps, approximate=first.approximate)
+        return Range(first.offset, piece, reply.size, reply.complete)

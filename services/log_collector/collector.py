@@ -8,6 +8,8 @@ is doubled.
 Of a line that is being rewritten (a progress bar) only the last state is kept, once the line ends.
 Until then live readers are told how it looks, and now and then a state of it is kept for readers
 who come later. Skipped bytes are counted: an offset in the source is the kept size and these.
+
+Every read gives what it brought its time stamps: those of the source, or the moment of reading.
 """
 
 from __future__ import annotations
@@ -18,14 +20,22 @@ from datetime import datetime, timedelta
 
 from libs.bus.port import Bus, BusError
 from libs.contracts.envelope import Envelope
-from libs.contracts.messages import LogChunk, Placement
+from libs.contracts.messages import LogChunk, LogTimestamp, Placement
 from libs.service.clock import Clock
 from libs.service.loop import Wake
 from libs.service.observability import log
 from libs.store.port import Delta, Store
 from services.log_collector import domain, store
 from services.log_collector.archives.port import Archive, ArchiveError, Write
-from services.log_collector.domain import Address, Bounds, Folded, IndexGrain, OutputKey, Pace
+from services.log_collector.domain import (
+    Address,
+    Bounds,
+    Folded,
+    IndexGrain,
+    OutputKey,
+    Pace,
+    Timestamp,
+)
 from services.log_collector.sources.port import Ask, Got, Kept, LogSource
 from services.log_collector.state import SERVICE, Run, State, Tail, keys_of
 from services.log_collector.store import OutputRow, RunRow
@@ -38,6 +48,34 @@ TELL_LINE_SECONDS = 0.5
 KEEP_LINE_SECONDS_MIN, KEEP_LINE_SECONDS_MAX = 2.0, 60.0
 # A new leader says again what was collected since so long ago, and of how many runs at most.
 RETOLD, RETOLD_MAX = timedelta(hours=1), 10_000
+# So many time stamps at most are taken over of what a process before kept and did not record.
+TAKEN_OVER_MAX = 65_536
+
+
+@dataclass(slots=True)
+class Keeping:
+    """What is new of an output, on its way to the archive and to live readers."""
+
+    tail: Tail
+    new: Folded
+    # What is kept of it, with the limit's line where that is reached.
+    data: bytes
+    full: bool
+    now: datetime
+    offset: int = field(init=False)
+    timestamps: list[Timestamp] = field(init=False)
+
+    def __post_init__(self) -> None:
+        tail = self.tail
+        self.offset = tail.size
+        self.timestamps = domain.stamped(
+            tail.size, len(self.data), self.new.timestamps, tail.written_at, self.now
+        )
+
+    def write(self) -> Write:
+        """What the archive gets."""
+        tail = self.tail
+        return Write(tail.key, self.offset, self.data, self.timestamps, tail.timestamps)
 
 
 @dataclass
@@ -138,6 +176,7 @@ class Collector:
         if known is not None:
             tail.full, tail.last, tail.binary = known.full, known.before, known.binary
             tail.skipped = tail.recorded_skipped = known.skipped
+            tail.timestamps = known.timestamps
             tail.complete = tail.closed = known.complete
         if tail.complete:
             # Perhaps the process before died before it could say so.
@@ -145,6 +184,9 @@ class Collector:
         elif kept < recorded:
             self.log.error("kept output is shorter than it was", kept=kept, was=recorded)
             tail.size, tail.full = min(kept, self.bounds.output_bytes_max), False
+            tail.timestamps = await self.archive.partition(
+                key, tail.timestamps, lambda each: each.offset < tail.size
+            )
             # Where that is in the source is not known: rather too much comes again than too little.
             tail.skipped, tail.last = 0, b""
         return tail
@@ -162,17 +204,36 @@ class Collector:
         waiting: set[Run] = set()
         for tail, got in zip(beyond, answers, strict=True):
             if got is not None and got.data:
-                await self.archive.truncate(tail.key, tail.recorded)
+                await self.archive.truncate(tail.key, tail.recorded, tail.timestamps)
             elif patient and (got is None or got.unsure or got.problem):
                 waiting.add((tail.key.task_id, tail.key.attempt))
             else:
-                tail.size = sizes[tail.key]
+                await self._take_over(tail, sizes[tail.key])
         return waiting
 
+    async def _take_over(self, tail: Tail, size: int) -> None:
+        """Keep bytes that are not recorded, with their time stamps; where these are damaged they
+        have the moment at which they are found."""
+        await self._remember_last(tail)
+        number, now = tail.timestamps, self.clock.now()
+        found = await self.archive.timestamps(tail.key, number, TAKEN_OVER_MAX)
+        good = domain.credible(found, tail.size, size, tail.written_at, now)
+        if not good:
+            good = domain.stamped(tail.size, size - tail.size, (), tail.written_at, now)
+            await self.archive.write([Write(tail.key, size, b"", good, number)])
+        tail.timestamps, tail.written_at = number + len(good), good[-1].at
+        tail.size, tail.last = size, b""
+
     async def _remember_last(self, tail: Tail) -> None:
-        if tail.size and not (tail.complete or tail.last):
+        """Read the end of what is kept, where the process before left it."""
+        if tail.complete:
+            return
+        if tail.size and not tail.last:
             begin = max(0, tail.size - LAST_BYTES)
             tail.last = await self.archive.read(tail.key, begin, tail.size - begin)
+        if tail.timestamps and tail.written_at is None:
+            last = await self.archive.timestamps(tail.key, tail.timestamps - 1, 1)
+            tail.written_at = last[0].at if last else None
 
     def _waited(self, since: datetime | None) -> float:
         return (self.clock.now() - since).total_seconds() if since else 0.0
@@ -196,9 +257,9 @@ class Collector:
         if asks:
             answers = await self.source.read(asks, self.bounds.pass_bytes_max)
         found = [(tail, got) for tail, got in zip(asking, answers, strict=True) if got is not None]
-        fresh = [(tail, got.data) for tail, got in found if got.data]
+        fresh = [(tail, got) for tail, got in found if got.data]
         if fresh:
-            await self._keep([(tail, _folded(tail, data)) for tail, data in fresh])
+            await self._keep([(tail, _folded(tail, got)) for tail, got in fresh])
         await self._keep_lines()
         for tail, got in found:
             await self._judge_end(tail, got)
@@ -209,35 +270,37 @@ class Collector:
         for tail, _ in fresh:  # the next pass begins with the others
             tails[tail.key] = tails.pop(tail.key)
         return len(found) < len(asking) or any(
-            len(data) >= self.bounds.read_bytes_max for _, data in fresh
+            len(got.data) >= self.bounds.read_bytes_max for _, got in fresh
         )
 
     async def _keep(self, fresh: Sequence[tuple[Tail, Folded]]) -> None:
         now = self.clock.now()
         kept = [
-            (tail, new, *domain.keep(tail.size, new.data, self.bounds.output_bytes_max))
+            Keeping(tail, new, *domain.keep(tail.size, new.data, self.bounds.output_bytes_max), now)
             for tail, new in fresh
         ]
-        writes = [Write(tail.key, tail.size, data) for tail, _, data, _ in kept if data]
+        writes = [each.write() for each in kept if each.data]
         if writes:
             await self.archive.write(writes)
         self.last_data_at = now
-        told = [(tail, tail.size, data) for tail, _, data, _ in kept]
-        for tail, new, data, full in kept:
-            if data:
+        for each in kept:
+            tail, new = each.tail, each.new
+            if each.data:
                 tail.entry = domain.index(tail.entry, tail.size, now, self.grain)
                 tail.changed[tail.entry.offset] = tail.entry
-            tail.size += len(data)
+                tail.timestamps += len(each.timestamps)
+                tail.written_at = each.timestamps[-1].at
+            tail.size += len(each.data)
             tail.skipped += new.skipped
             tail.last = (tail.last + new.source[-LAST_BYTES:])[-LAST_BYTES:]
-            tail.full = full
+            tail.full = each.full
             tail.line = new.line
             if domain.NEWLINE in new.data:
                 tail.line_due_at = None
-            self.state.unrecorded_bytes += len(data)
+            self.state.unrecorded_bytes += len(each.data)
         if self.state.unrecorded_bytes >= self.bounds.record_bytes:
             self.record.set()
-        await self._tell(told, now)
+        await self._tell(kept, now)
 
     async def _keep_lines(self) -> None:
         """Keep states of lines that have been rewritten for long, and tell how the others look."""
@@ -299,12 +362,13 @@ class Collector:
             tail.complete = True
             self.record.set()
 
-    async def _tell(self, told: Sequence[tuple[Tail, int, bytes]], now: datetime) -> None:
+    async def _tell(self, kept: Sequence[Keeping], now: datetime) -> None:
         """Live readers get what they can; what they miss they read by its range."""
-        for tail, offset, data in told:
-            start, end = domain.newest(offset, data, self.bounds.live_bytes_max)
+        for each in kept:
+            start, end = domain.newest(each.offset, each.data, self.bounds.live_bytes_max)
             for at, piece in domain.pieces(start, end, self.bounds.piece_bytes_max):
-                if not await self._say(_chunk(tail, at, piece, now)):
+                stamps = domain.covering(each.timestamps, at, at + len(piece))
+                if not await self._say(_chunk(each.tail, at, piece, stamps, now)):
                     return
 
     async def _say(self, envelope: Envelope) -> bool:
@@ -321,16 +385,18 @@ def _places(row: RunRow) -> dict[OutputKey, Placement]:
     return {OutputKey(row.task_id, row.attempt, place.rank): place for place in row.placements}
 
 
-def _folded(tail: Tail, data: bytes) -> Folded:
-    tail.binary = tail.binary or not domain.is_text(data)
-    if tail.binary:
-        return Folded(tail.line + data, tail.line + data)
-    return domain.fold(tail.line, data)
+def _folded(tail: Tail, got: Got) -> Folded:
+    tail.binary = tail.binary or not domain.is_text(got.data)
+    folding = domain.as_it_is if tail.binary else domain.fold
+    return domain.fold_stamped(folding, tail.line, got.data, got.timestamps)
 
 
-def _chunk(tail: Tail, offset: int, data: bytes, now: datetime) -> Envelope:
+def _chunk(
+    tail: Tail, offset: int, data: bytes, stamps: Sequence[Timestamp], now: datetime
+) -> Envelope:
     """A piece of what is kept."""
-    return _envelope(tail, f"{offset}", offset, now, data=data)
+    told = tuple(LogTimestamp(offset=each.offset, at=each.at) for each in stamps)
+    return _envelope(tail, f"{offset}", offset, now, data=data, timestamps=told)
 
 
 def _line_chunk(tail: Tail, now: datetime) -> Envelope:
@@ -340,7 +406,14 @@ def _line_chunk(tail: Tail, now: datetime) -> Envelope:
 
 
 def _envelope(
-    tail: Tail, number: str, offset: int, now: datetime, *, data: bytes = b"", line: bytes = b""
+    tail: Tail,
+    number: str,
+    offset: int,
+    now: datetime,
+    *,
+    data: bytes = b"",
+    line: bytes = b"",
+    timestamps: tuple[LogTimestamp, ...] = (),
 ) -> Envelope:
     key = tail.key
     return Envelope(
@@ -356,5 +429,6 @@ def _envelope(
             data=data,
             collected_at=now,
             line=line,
+            timestamps=timestamps,
         ),
     )

@@ -1,4 +1,5 @@
-"""The pure core of log-collector: pieces, limits, the index of times, and when to look again.
+"""The pure core of log-collector: pieces, limits, time stamps, the index of times, and when to look
+again.
 
 Called by ``collector.py`` and ``handlers.py``. Offsets are bytes from the beginning of a rank's
 output and are the same in the source and in the kept copy.
@@ -7,9 +8,10 @@ output and are the same in the source and in the kept copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 NEWLINE = b"\n"
 RETURN = b"\r"
@@ -35,6 +37,14 @@ class Address:
 
     key: OutputKey
     node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timestamp:
+    """The bytes from ``offset`` on, up to the next one's offset, were written at ``at``."""
+
+    offset: int
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +106,7 @@ class Answers:
     tail_bytes_max: int
     list_outputs_max: int
     list_runs_max: int
+    timestamps_max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +119,8 @@ class Folded:
     source: bytes
     # The state of a line that may still be overwritten: read after that, and not kept yet.
     line: bytes = b""
+    # When it was written, by offsets in ``data``; none where that is not known.
+    timestamps: tuple[Timestamp, ...] = ()
 
     @property
     def skipped(self) -> int:
@@ -131,6 +144,35 @@ def fold(line: bytes, data: bytes) -> Folded:
         if len(rest) <= LINE_BYTES_MAX:
             return Folded(kept, text[: len(text) - len(rest)], rest)
     return Folded(kept + rest, text)
+
+
+def as_it_is(line: bytes, data: bytes) -> Folded:
+    """Leave nothing out."""
+    return Folded(line + data, line + data)
+
+
+def fold_stamped(
+    folding: Callable[[bytes, bytes], Folded],
+    line: bytes,
+    data: bytes,
+    timestamps: Sequence[Timestamp],
+) -> Folded:
+    """Fold the bytes of each time stamp individually, so that what is kept of them keeps it."""
+    begins = [*(max(0, each.offset) for each in timestamps), len(data)]
+    if not timestamps or begins[0] > 0:
+        begins, timestamps = [0, *begins], [Timestamp(0, NEVER), *timestamps]
+    kept: list[bytes] = []
+    source: list[bytes] = []
+    stamps: list[Timestamp] = []
+    size = 0
+    for begin, end, stamp in zip(begins, begins[1:], timestamps, strict=False):
+        folded = folding(line, data[begin:end])
+        if folded.data and stamp.at is not NEVER:
+            stamps.append(Timestamp(size, stamp.at))
+        kept.append(folded.data)
+        source.append(folded.source)
+        size, line = size + len(folded.data), folded.line
+    return Folded(b"".join(kept), b"".join(source), line, tuple(stamps))
 
 
 def is_text(data: bytes) -> bool:
@@ -189,6 +231,83 @@ def newest(offset: int, data: bytes, bytes_max: int) -> tuple[int, bytes]:
     """The end of a burst that live readers are told; they see the gap by its offset."""
     skipped = max(0, len(data) - bytes_max)
     return offset + skipped, data[skipped:]
+
+
+# No moment: the bytes before the first time stamp of a piece.
+NEVER = datetime.min.replace(tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_MICROS_MAX = (datetime.max.replace(tzinfo=UTC) - EPOCH) // _MICROSECOND
+# An offset, and microseconds since 1970: the lowest byte first.
+_TIMESTAMP = struct.Struct("<qq")
+TIMESTAMP_BYTES = _TIMESTAMP.size
+
+
+def moment_of(micros: int) -> datetime:
+    """So many microseconds after 1970; what no moment can be is the nearest one that can."""
+    return EPOCH + min(max(micros, 0), _MICROS_MAX) * _MICROSECOND
+
+
+def packed(timestamps: Sequence[Timestamp]) -> bytes:
+    """Time stamps as archives keep them, each of the same size."""
+    return b"".join(
+        _TIMESTAMP.pack(each.offset, (each.at - EPOCH) // _MICROSECOND) for each in timestamps
+    )
+
+
+def unpacked(data: bytes) -> list[Timestamp]:
+    """The time stamps in these bytes; half a one at the end is left out."""
+    whole = len(data) - len(data) % TIMESTAMP_BYTES
+    return [
+        Timestamp(offset, moment_of(micros))
+        for offset, micros in _TIMESTAMP.iter_unpack(data[:whole])
+    ]
+
+
+def stamped(
+    offset: int, size: int, found: Sequence[Timestamp], last: datetime | None, now: datetime
+) -> list[Timestamp]:
+    """The time stamps of ``size`` new bytes that are kept from ``offset`` on.
+
+    ``found`` are those that the source gave, by offsets in the new bytes; without one the bytes
+    have the moment of reading, ``now``. No time is later than that. None is before ``last``, the
+    output's last time: a clock that was set back repeats it until it has caught up.
+    """
+    at = last
+    if not found or found[0].offset > 0:
+        # The bytes before the source's first time go on with what came before them.
+        first = last if found and last is not None else now
+        found = [Timestamp(0, first), *found]
+    stamps: list[Timestamp] = []
+    for each in found:
+        if each.offset >= size:
+            break
+        at = min(each.at, now) if at is None else max(at, min(each.at, now))
+        if not stamps or at != stamps[-1].at:
+            stamps.append(Timestamp(offset + each.offset, at))
+    return stamps
+
+
+def covering(timestamps: Sequence[Timestamp], start: int, end: int) -> list[Timestamp]:
+    """The time stamps of the bytes from ``start`` to ``end``; the first one begins at ``start``."""
+    before = [each for each in timestamps if each.offset <= start]
+    inside = [each for each in timestamps if start < each.offset < end]
+    return [*(Timestamp(start, each.at) for each in before[-1:]), *inside]
+
+
+def credible(
+    found: Sequence[Timestamp], offset: int, size: int, last: datetime | None, now: datetime
+) -> list[Timestamp]:
+    """Of the time stamps that a crash left for the bytes from ``offset`` to ``size``, those before
+    the first that cannot be right. None, if the first is not that of the first byte."""
+    good: list[Timestamp] = []
+    for each in found:
+        begins = each.offset > good[-1].offset if good else each.offset == offset
+        after = good[-1].at if good else last or EPOCH
+        if not (begins and each.offset < size and after <= each.at <= now):
+            break
+        good.append(each)
+    return good
 
 
 def index(last: Entry | None, offset: int, now: datetime, grain: IndexGrain) -> Entry:

@@ -6,8 +6,9 @@ Queries read the kept copy, also what is not recorded yet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from libs.contracts.base import Message
@@ -16,6 +17,7 @@ from libs.contracts.messages import (
     ListLogs,
     ListLogsReply,
     LogInfo,
+    LogTimestamp,
     ReadLog,
     ReadLogReply,
     Refusal,
@@ -27,7 +29,7 @@ from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.log_collector import domain, store
 from services.log_collector.archives.port import Archive, ArchiveError
-from services.log_collector.domain import Answers, OutputKey
+from services.log_collector.domain import Answers, OutputKey, Timestamp
 from services.log_collector.state import State
 from services.log_collector.store import OutputRow, RunRow
 
@@ -64,6 +66,24 @@ HANDLERS: Mapping[type[Message], Handler] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Output:
+    """How much of an output is kept: bytes, and time stamps."""
+
+    key: OutputKey
+    size: int
+    timestamps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dated:
+    """When the bytes of an answer were written, and where it ends for that; 0: anywhere."""
+
+    timestamps: Sequence[Timestamp]
+    end: int = 0
+    approximate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Queries:
     """log-collector's queries with what they read from and are bounded by."""
 
@@ -82,14 +102,19 @@ class Queries:
             return ReadLogReply(refusal=_unknown(query))
         key = OutputKey(row.task_id, row.attempt, query.rank)
         known = await tx.get(OutputRow, key.task_id, key.attempt, key.rank)
-        size = self.state.size_of(key)
-        if size is None:
-            size = known.size if known else 0
+        size, stamps = self.state.size_of(key), self.state.timestamps_of(key)
+        if size is None or stamps is None:
+            size, stamps = (known.size, known.timestamps) if known else (0, 0)
+        kept = Output(key, size, stamps)
         asked = query.max_bytes if query.max_bytes > 0 else self.answers.reply_bytes_max
         try:
-            start = await self._start(tx, query, key, size)
-            bytes_max = min(asked, self.answers.reply_bytes_max, size - start)
-            data = await self.archive.read(key, start, bytes_max) if bytes_max else b""
+            start = await self._start(tx, query, kept)
+            end = min(size, start + min(asked, self.answers.reply_bytes_max))
+            written = Dated(())
+            if query.timestamps and start < end:
+                written = await self._dated(tx, kept, start, end)
+                end = written.end or end
+            data = await self.archive.read(key, start, end - start) if start < end else b""
         except ArchiveError as error:
             return ReadLogReply(
                 refusal=Refusal(
@@ -101,6 +126,8 @@ class Queries:
             data=data,
             size=size,
             complete=bool(known and known.complete and known.size == size),
+            timestamps=tuple(LogTimestamp(offset=e.offset, at=e.at) for e in written.timestamps),
+            approximate=written.approximate,
         )
 
     async def list_logs(self, tx: Tx, query: ListLogs) -> ListLogsReply:
@@ -135,17 +162,47 @@ class Queries:
         newest = await store.newest_runs(tx, query.task_id, 1)
         return newest[0] if newest else None
 
-    async def _start(self, tx: Tx, query: ReadLog, key: OutputKey, size: int) -> int:
+    async def _start(self, tx: Tx, query: ReadLog, kept: Output) -> int:
         """The first byte of the answer: by lines from the end, by time, or by offset."""
         if query.tail_lines > 0:
-            return await self._last_lines(key, size, query.tail_lines)
+            return await self._last_lines(kept.key, kept.size, query.tail_lines)
         if query.since is not None:
-            entries = {
-                entry.offset: entry for entry in await store.entries_around(tx, key, query.since)
-            }
-            entries |= {entry.offset: entry for entry in self.state.entries_of(key)}
-            return domain.start_since(list(entries.values()), query.since, size)
-        return domain.start_of_range(query.offset, size)
+            return await self._start_since(tx, query.since, kept)
+        return domain.start_of_range(query.offset, kept.size)
+
+    async def _start_since(self, tx: Tx, since: datetime, kept: Output) -> int:
+        """The first byte written at or after a moment: by the time stamps, and before the first of
+        these, where an older version kept none, as fine as the index is."""
+        key, count = kept.key, kept.timestamps
+        earlier = await self.archive.partition(key, count, lambda each: each.at < since)
+        found = await self.archive.timestamps(key, earlier, 1) if earlier < count else []
+        start = found[0].offset if found else kept.size
+        if earlier or start == 0:
+            return start
+        entries = {each.offset: each for each in await store.entries_around(tx, key, since)}
+        entries |= {each.offset: each for each in self.state.entries_of(key)}
+        return min(start, domain.start_since(list(entries.values()), since, kept.size))
+
+    async def _dated(self, tx: Tx, kept: Output, start: int, end: int) -> Dated:
+        """When the bytes from ``start`` to ``end`` were written, and how far an answer may go that
+        says so."""
+        key, count, most = kept.key, kept.timestamps, self.answers.timestamps_max
+        before = await self.archive.partition(key, count, lambda each: each.offset <= start)
+        # The one that covers the first byte, and one more than fits: there the answer ends.
+        first = max(0, before - 1)
+        found = await self.archive.timestamps(key, first, min(most + 1, count - first))
+        approximate = before == 0
+        if approximate:
+            exact = found[0].offset if found else end
+            entries = await store.entries_from(tx, key, start, most)
+            known = {each.offset: each.first_at for each in entries}
+            known |= {each.offset: each.first_at for each in self.state.entries_of(key)}
+            found = [Timestamp(offset, known[offset]) for offset in sorted(known)]
+            end = min(end, exact)
+        inside = domain.covering(found, start, end)
+        if len(inside) > most:
+            end = inside[most].offset
+        return Dated(inside[:most], end, approximate=approximate and bool(inside))
 
     async def _last_lines(self, key: OutputKey, size: int, lines: int) -> int:
         """Where the last so many lines begin, looking back at most so far."""

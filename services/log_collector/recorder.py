@@ -97,6 +97,7 @@ def _noted(tail: Tail, now: datetime) -> tuple[Tail, OutputRow, list[EntryRow]]:
         skipped=tail.skipped,
         before=tail.last if tail.skipped else b"",
         binary=tail.binary,
+        timestamps=tail.timestamps,
     )
     entries = [
         EntryRow(key.task_id, key.attempt, key.rank, entry.offset, entry.first_at, entry.last_at)

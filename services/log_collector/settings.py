@@ -82,6 +82,8 @@ class LogCollectorSettings(BaseServiceSettings):
 
     # Answers: bytes of one (below the bus's payload limit), and what is searched for last lines.
     reply_bytes_max: int = Field(default=524_288, ge=1024, le=524_288)
+    # Time stamps of one answer: it ends where the next one would begin.
+    reply_timestamps_max: int = Field(default=4096, ge=1, le=4096)
     tail_lines_max: int = Field(default=100_000, ge=1)
     tail_bytes_max: int = Field(default=16_777_216, ge=1024)
     list_outputs_max: int = Field(default=4096, ge=1, le=4096)
@@ -160,4 +162,5 @@ class LogCollectorSettings(BaseServiceSettings):
             tail_bytes_max=self.tail_bytes_max,
             list_outputs_max=self.list_outputs_max,
             list_runs_max=self.list_runs_max,
+            timestamps_max=self.reply_timestamps_max,
         )

@@ -44,6 +44,9 @@ class Tail:
     line_seconds: float = 0.0
     # The last bytes that were read from the source.
     last: bytes = b""
+    # How many time stamps the archive has of it, and the moment of the last one.
+    timestamps: int = 0
+    written_at: datetime | None = None
     # Its run has exited: the next look that finds nothing new finds the end.
     exited_at: datetime | None = None
     complete: bool = False
@@ -95,6 +98,11 @@ class State:
         """Bytes of an output that is being copied; None if it is not."""
         tail = self.tails.get(key)
         return tail.size if tail else None
+
+    def timestamps_of(self, key: OutputKey) -> int | None:
+        """Its time stamps; None if it is not being copied."""
+        tail = self.tails.get(key)
+        return tail.timestamps if tail else None
 
     def entries_of(self, key: OutputKey) -> list[Entry]:
         """Index entries of an output that the database may not know yet."""

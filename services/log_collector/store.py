@@ -49,6 +49,8 @@ class OutputRow:
     before: bytes = b""
     # Bytes came that are no text: from there on nothing is skipped.
     binary: bool = False
+    # So many of its time stamps are on disk for certain.
+    timestamps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +163,23 @@ async def entries_around(tx: Tx, key: OutputKey, since: datetime) -> list[Entry]
         limit=1,
     )
     return [Entry(row.offset, row.first_at, row.last_at) for row in (*before, *after)]
+
+
+async def entries_from(tx: Tx, key: OutputKey, offset: int, limit: int) -> list[Entry]:
+    """The entry of the byte at an offset, and those after it, at most so many."""
+    mine = (
+        Where("task_id", Op.EQ, key.task_id),
+        Where("attempt", Op.EQ, key.attempt),
+        Where("rank", Op.EQ, key.rank),
+    )
+    at = await tx.select(
+        EntryRow,
+        *mine,
+        Where("offset", Op.LE, offset),
+        order_by=[Order("offset", descending=True)],
+        limit=1,
+    )
+    after = await tx.select(
+        EntryRow, *mine, Where("offset", Op.GT, offset), order_by=[Order("offset")], limit=limit
+    )
+    return [Entry(row.offset, row.first_at, row.last_at) for row in (*at, *after)]

@@ -31,7 +31,7 @@ from services.scheduler.explaining import unknown
 from services.scheduler.policy_commands import changed
 
 
-def live_run(task: Task, now: datetime) -> list[Message]:
+def live_run(task: Task, now: datetime, silent_seconds: float) -> list[Message]:
     """The live run's assignment again, and the request to go if it was made."""
     if task.live_attempt is None or task.assigned_at is None or task.start_deadline_at is None:
         return []
@@ -57,6 +57,7 @@ def live_run(task: Task, now: datetime) -> list[Message]:
                 reason=task.reason,
                 requested_at=now,
                 deadline_at=task.ack_deadline_at,
+                silent_deadline_at=task.silent_deadline_at(silent_seconds),
             )
         )
     elif task.state is TaskState.KILLING:
@@ -74,6 +75,7 @@ class Commands:
 
     decisions_page_max: int
     reemit_tasks_max: int
+    silent_seconds: float
 
     def table(self) -> Mapping[type[Message], CommandHandler]:
         """Which command is answered by which function."""
@@ -111,7 +113,7 @@ class Commands:
         ]
         for task in await store.tasks_of(tx):
             events.append(state_changed(task, task.state, tx.now))
-            events += live_run(task, tx.now)
+            events += live_run(task, tx.now, self.silent_seconds)
         events += [changed(row) for row in await store.policies_of(tx)]
         for event in events:
             tx.emit(event)

@@ -36,6 +36,7 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
     commands = Commands(
         decisions_page_max=settings.decisions_page_max,
         reemit_tasks_max=settings.reemit_tasks_max,
+        silent_seconds=settings.silent_ack_seconds_max,
     )
     explaining = Explaining(
         ports,

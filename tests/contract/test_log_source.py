@@ -236,6 +236,23 @@ async def test_what_is_written_is_read_as_it_comes(world: World) -> None:
     assert reader.data == b"one\ntwo\nthree\nno end"
 
 
+async def test_times_are_of_bytes_that_are_given(world: World) -> None:
+    """Where a source knows when its bytes were written, in their order; whatever was asked for."""
+    for number in range(20):
+        world.write(0, b"line %d\n" % number)
+    world.end(0)
+    reader = Reader(world)
+    await reader.to_the_end()
+    for offset, size in ((0, 1 << 20), (3, 20), (100, 1 << 20)):
+        (got,) = await until_sure(world.source, reader.ask(offset, size, sure=True))
+        assert got is not None
+        offsets = [each.offset for each in got.timestamps]
+        assert offsets == sorted(set(offsets))
+        assert all(0 <= each < len(got.data) for each in offsets)
+        knows = isinstance(world, Files) or (isinstance(world, Pods) and bool(world.api.agents))
+        assert bool(offsets) == knows
+
+
 async def test_what_never_was_is_absent_for_certain(world: World) -> None:
     got = await until_sure(world.source, Ask(address(), 0, 10, sure=True))
     assert got == [Got(absent=True)]

@@ -7,6 +7,7 @@ import pty
 import select
 import subprocess
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,39 @@ def test_followed_into_a_file_a_bar_is_how_it_ended(shiftwork: Shiftwork, tmp_pa
     (tmp_path / "go-2").touch()
     done = shiftwork(*("submit", "-f", *CPU, "--workdir", str(tmp_path), "--", "python", "bar.py"))
     assert done.out.splitlines()[1:] == ["loading done", "100%|####| 10000/10000", "end"]
+
+
+# Each line says itself when it was written.
+CLOCK = """
+import time
+
+for number in range(6):
+    print(f"{time.time():.6f}")
+    time.sleep(0.3)
+"""
+
+
+def test_each_line_says_when_it_was_written(shiftwork: Shiftwork, tmp_path: Path) -> None:
+    """While it is written and afterwards alike, of all ranks in the order in which they wrote."""
+    (tmp_path / "clock.py").write_text(CLOCK)
+    submitted = shiftwork.submit(
+        *CPU, "--nodes", "2", "--workdir", str(tmp_path), "--", "python", "clock.py"
+    )
+    live = shiftwork.good("logs", submitted, "-f", "--timestamps").out.splitlines()
+    kept = shiftwork.good("logs", submitted, "-t").out.splitlines()
+    assert sorted(live) == sorted(kept)
+    assert [line.split()[0] for line in kept] == sorted(line.split()[0] for line in kept)
+    assert len(kept) == 2 * 6
+    for line in kept:
+        at, rank, own = line.split()
+        assert rank in ("[0]", "[1]")
+        told = datetime.fromisoformat(at).timestamp()
+        # The kernel's clock of files has ticks, and the time is shown in milliseconds.
+        assert -0.012 < told - float(own) < 1.5, line
+    # A second later another range begins; no line of it is older.
+    since = kept[6].split()[0]
+    later = shiftwork.good("logs", submitted, "-t", "--since", since).out.splitlines()
+    assert [line for line in kept if line.split()[0] >= since] == later
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,9 @@ def test_a_program_that_never_asks_is_not_waited_for(shiftwork: Shiftwork) -> No
     said = shiftwork.good("events", task).out
     assert "ends it by force: its program never asked whether to leave" in said
     assert "asks from now on" not in said
+    # It has ten minutes by its deadline, and is not waited for that long.
+    assert "its program never asked whether to leave, and is ended by force at" in said
+    assert "asked to leave by" not in said
 
 
 def test_now_ends_a_run_that_would_be_waited_for(shiftwork: Shiftwork) -> None:

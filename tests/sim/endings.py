@@ -18,6 +18,7 @@ from services.gateway.tables import TABLES as GATEWAY
 from services.launcher.domain import model as launcher
 from services.launcher.tables import TABLES as LAUNCHER
 from services.log_collector import store as logs
+from services.log_collector.domain import TIMESTAMP_BYTES, OutputKey, unpacked
 from services.log_collector.tables import TABLES as LOGS
 from services.quota import store as quota
 from services.quota.tables import TABLES as QUOTA
@@ -236,6 +237,23 @@ def output_is_kept(world: World) -> Iterator[str]:
             yield f"{key}: {len(kept)} of {len(data)} bytes are kept"
 
 
+def output_has_its_times(world: World) -> Iterator[str]:
+    """Every kept byte has a time, and within a rank times never go backwards."""
+    for row in rows(world, LOGS, logs.OutputRow):
+        key = OutputKey(row.task_id, row.attempt, row.rank)
+        kept = world.archive._times.get(key, bytearray())
+        found = unpacked(kept[: row.timestamps * TIMESTAMP_BYTES])
+        offsets, moments = [each.offset for each in found], [each.at for each in found]
+        if len(found) != row.timestamps:
+            yield f"{key}: {len(found)} of {row.timestamps} time stamps are kept"
+        if row.size and offsets[:1] != [0]:
+            yield f"{key}: the first byte of {row.size} has no time"
+        if offsets != sorted(set(offsets)) or max(offsets, default=0) >= max(1, row.size):
+            yield f"{key}: time stamps out of order: {offsets} of {row.size} bytes"
+        if moments != sorted(moments):
+            yield f"{key}: times go backwards: {moments}"
+
+
 def one_submission_is_one_task(world: World) -> Iterator[str]:
     """The same client key never makes two tasks."""
     by_name: dict[tuple[str, str], set[str]] = {}
@@ -304,6 +322,7 @@ JUDGES: tuple[Callable[[World], Iterable[str]], ...] = (
     the_ledger_is_complete,
     the_event_log_is_whole,
     output_is_kept,
+    output_has_its_times,
     one_submission_is_one_task,
     programs_computed_the_same,
 )

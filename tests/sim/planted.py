@@ -47,6 +47,7 @@ from services.launcher.loop import Launcher
 from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import FakeRank, FakeRun
 from services.launcher.runtimes.port import RankOrder
+from services.log_collector import domain as logs
 from services.scheduler import handlers as scheduler_handlers
 from services.scheduler import loop as scheduler_loop
 from services.scheduler import set_apart
@@ -698,6 +699,16 @@ def nodes_leave_with_their_runs() -> contextlib.AbstractContextManager[None]:
 
 
 OUTBOX_KEPT_SECONDS = 4.0
+
+
+def times_follow_the_clock() -> contextlib.AbstractContextManager[None]:
+    """Output has the moment of the clock of whoever reads it, whatever came before."""
+    honest = logs.stamped
+
+    def stamped(offset: int, size: int, found: Any, _last: Any, now: datetime) -> Any:
+        return honest(offset, size, found, None, now)
+
+    return replaced((logs, "stamped", stamped))
 
 
 def outbox_pruned_by_age() -> contextlib.AbstractContextManager[None]:

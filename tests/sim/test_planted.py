@@ -140,6 +140,7 @@ DEFECTS = {
         0,
         bend=planted.calm_people,
     ),
+    "times follow the clock": Planted(planted.times_follow_the_clock, "output_has_its_times", 25),
     "inventories by moment": Planted(planted.inventories_by_moment, "nodes_and_limits_agree", 16),
 }
 BENDS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated
 
@@ -45,43 +46,49 @@ async def logs(
     limit_bytes: Annotated[int | None, Query(ge=1)] = None,
     tail: Annotated[int, Query(ge=0, description="the last so many lines")] = 0,
     since: Annotated[str | None, Query(max_length=40, description="RFC 3339")] = None,
+    timestamps: Annotated[
+        bool, Query(description="with the moments at which the bytes were written, in JSON")
+    ] = False,
 ) -> Response:
     """What ranks wrote. ``list=1``: which outputs are kept. ``rank=N``: a range of one, as it is.
     ``follow=1``: every wanted rank's from its beginning, as server-sent events. One with ``line``
     says how a line looks that is being rewritten; it adds nothing to the output.
+
+    ``timestamps=1``: a range comes in JSON, as the pieces of a stream do, and has ``timestamps``:
+    ``[offset, moment]`` of its first byte and of each later one from which on another moment holds.
+    ``approximate`` says that they come from the index of an older version.
     """
     async with parts.store.transaction() as tx:
         await task_or_404(tx, task_id)
     _check(parts, limit_bytes, tail)
-    wanted = WantedOutput(task_id, attempt, rank, role, offset or 0, tail, _since(since))
+    wanted = WantedOutput(
+        task_id, attempt, rank, role, offset or 0, tail, _since(since), timestamps=timestamps
+    )
     if follow:
         return _stream(parts, caller, wanted)
     if list_ or rank is None:
         return answer({"logs": [views.log_info(info) for info in await _kept(parts, wanted)]})
     if attempt is None:
-        wanted = WantedOutput(
-            task_id,
-            max((info.attempt for info in await _kept(parts, wanted)), default=1),
-            rank,
-            role,
-            offset or 0,
-            tail,
-            wanted.since,
-        )
-    begin, data, size, complete = await read_range(
+        newest = max((info.attempt for info in await _kept(parts, wanted)), default=1)
+        wanted = replace(wanted, attempt=newest)
+    read = await read_range(
         parts.commands,
         wanted,
         limit_bytes=limit_bytes or parts.settings.log_range_bytes_default,
         piece_bytes=parts.settings.log_piece_bytes,
     )
+    if timestamps:
+        place = {"attempt": wanted.attempt, "rank": rank, "offset": read.begin}
+        how_much = {"size": read.size, "complete": read.complete}
+        return answer({**place, **read.piece.fields(read.begin, dated=True), **how_much})
     return Response(
-        data,
+        read.piece.data,
         media_type="text/plain",
         headers={
             "x-shiftwork-attempt": str(wanted.attempt),
-            "x-shiftwork-offset": str(begin),
-            "x-shiftwork-size": str(size),
-            "x-shiftwork-complete": "true" if complete else "false",
+            "x-shiftwork-offset": str(read.begin),
+            "x-shiftwork-size": str(read.size),
+            "x-shiftwork-complete": "true" if read.complete else "false",
             "x-content-type-options": "nosniff",
         },
     )

@@ -10,9 +10,14 @@ file, as the API server's log endpoint does, so that both give the same bytes. C
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from enum import IntEnum
+from itertools import pairwise
+from typing import NamedTuple
 
+# Entries within so much time share the time stamp of the first of them.
+STAMP_MICROS = 50_000
 # No entry's header is longer. A line that has none within so many bytes is no entry.
 HEADER_BYTES_MAX = 256
 NEWLINE = b"\n"
@@ -36,6 +41,13 @@ class Inside(IntEnum):
     BAD = 3  # in a line that is no entry
 
 
+class Stamp(NamedTuple):
+    """The text from a byte on was written so many microseconds after 1970."""
+
+    offset: int
+    micros: int
+
+
 @dataclass(frozen=True, slots=True)
 class Decoded:
     """What so many ``used`` bytes of a file say. ``bad``: lines in them that are no entries."""
@@ -44,6 +56,7 @@ class Decoded:
     used: int
     inside: Inside
     bad: int = 0
+    stamps: tuple[Stamp, ...] = ()
 
 
 def decode(raw: bytes, inside: Inside) -> Decoded:
@@ -76,6 +89,70 @@ def decode(raw: bytes, inside: Inside) -> Decoded:
     elif len(raw) - at >= HEADER_BYTES_MAX:
         inside, at, bad = Inside.BAD, len(raw), bad + 1
     return Decoded(parts[0] if len(parts) == 1 else b"".join(parts), at, inside, bad)
+
+
+def decode_stamped(raw: bytes, inside: Inside) -> Decoded:
+    """The same, with the times of the entries. Text whose entry begins before ``raw`` has none.
+
+    Each piece of text between two time stamps is decoded individually. Few times are read where
+    much was written at once: of a chunk within 50 ms that of its first and that of its last entry.
+    """
+    begin = 0 if inside is Inside.NOTHING else raw.find(NEWLINE) + 1
+    cuts: list[Stamp] = []
+    if begin or inside is Inside.NOTHING:
+        first = _micros(raw, begin)
+        if first is not None:
+            cuts.append(Stamp(begin, first))
+        _cut(raw, begin, len(raw), cuts)
+    places = [0, *(cut.offset for cut in cuts if cut.offset), len(raw)]
+    found = Decoded(b"", 0, inside)
+    parts: list[bytes] = []
+    stamps: list[Stamp] = []
+    times = dict(cuts)
+    size = 0
+    for place, end in pairwise(places):
+        part = decode(raw[place:end] if place or end < len(raw) else raw, found.inside)
+        if place in times and part.data:
+            stamps.append(Stamp(size, times[place]))
+        parts.append(part.data)
+        size += len(part.data)
+        found = replace(part, used=place + part.used, bad=found.bad + part.bad)
+    return replace(found, data=b"".join(parts), stamps=tuple(stamps))
+
+
+def _cut(raw: bytes, begin: int, end: int, cuts: list[Stamp]) -> None:
+    """Add the places between two line beginnings from which on another time stamp holds."""
+    last = raw.rfind(NEWLINE, begin, end - 1) + 1
+    if last <= begin or not _is_later(_micros(raw, last), cuts, unknown=True):
+        return
+    middle = raw.find(NEWLINE, (begin + end) // 2, last) + 1 or last
+    _cut(raw, begin, middle, cuts)
+    micros = _micros(raw, middle)
+    if micros is not None and _is_later(micros, cuts):
+        cuts.append(Stamp(middle, micros))
+    _cut(raw, middle, end, cuts)
+
+
+def _is_later(micros: int | None, cuts: list[Stamp], *, unknown: bool = False) -> bool:
+    if micros is None or not cuts:
+        return unknown or micros is not None
+    return micros - cuts[-1].micros >= STAMP_MICROS
+
+
+def _micros(raw: bytes, begin: int) -> int | None:
+    """The time of the entry that begins there; None if it is not there, or is none."""
+    found = _STAMP.match(raw, begin)
+    try:
+        at = datetime.fromisoformat(found[0].decode("ascii").strip()) if found else None
+    except ValueError:
+        return None
+    if at is None or at.tzinfo is None:
+        return None
+    return (at - _EPOCH) // _MICROSECOND
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 def stamp(beginning: bytes) -> str:

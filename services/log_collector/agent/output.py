@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from services.log_collector.agent import cri
 from services.log_collector.agent.checkpoints import Checkpoints, Position
@@ -22,6 +23,8 @@ CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 65_536, 262_144
 CHECKPOINT_BYTES = 1_048_576
 # One call decodes at most so much; only finding a far place again needs more.
 DECODE_BYTES_MAX = 64 * 1_048_576
+# One answer about an output ends when it has so many time stamps.
+STAMPS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,27 @@ class Piece:
     unsure: bool = False
     # Why the asked place is not there; empty if it is.
     moved: str = ""
+    # The times of its bytes, by offsets in ``data``.
+    stamps: tuple[cri.Stamp, ...] = ()
+
+
+class Step(NamedTuple):
+    """The bytes after a position, and the position after them."""
+
+    data: bytes
+    after: Position
+    stamps: tuple[cri.Stamp, ...] = ()
+
+    def stamps_of(self, begin: int, end: int, at: int) -> list[cri.Stamp]:
+        """The times of some of its bytes, which stand at an offset of an answer."""
+        inside = [each for each in self.stamps if each.offset < end]
+        before = [each.micros for each in inside if each.offset <= begin][-1:]
+        first = [cri.Stamp(at, micros) for micros in before]
+        return first + [
+            cri.Stamp(at + each.offset - begin, each.micros)
+            for each in inside
+            if each.offset > begin
+        ]
 
 
 class Output:
@@ -64,23 +88,26 @@ class Output:
             return Piece(filler(offset, min(bytes_max, begin - offset)))
         position, decoded = self._nearest(offset), 0
         pieces: list[bytes] = []
+        stamps: list[cri.Stamp] = []
         size, waiting = 0, False
         while size < bytes_max:
             found = self._step(position, offset + bytes_max - position.offset)
             if found is None:
                 waiting = self.folder.after(position.segment) is not None
                 break
-            data, after = found
+            data, after = found.data, found.after
             self._note(after)
             start = offset + size - position.offset
             piece = data[start : start + bytes_max - size] if start < len(data) else b""
+            if piece:
+                stamps += found.stamps_of(start, start + len(piece), size)
             pieces.append(piece)
             size += len(piece)
             if start + len(piece) < len(data) and size >= bytes_max:
                 break
             decoded += max(len(data), after.raw - position.raw)
             position = after
-            if decoded >= DECODE_BYTES_MAX:
+            if decoded >= DECODE_BYTES_MAX or len(stamps) >= STAMPS_MAX:
                 waiting = True
                 break
         self._cursor = position
@@ -88,7 +115,8 @@ class Output:
             return Piece(
                 moved=f"only {position.offset} bytes are here, and bytes from {offset} are asked"
             )
-        return Piece(b"".join(pieces), unsure=waiting and size < bytes_max)
+        unsure = waiting and size < bytes_max
+        return Piece(b"".join(pieces), unsure=unsure, stamps=tuple(stamps))
 
     @property
     def is_read(self) -> bool:
@@ -152,8 +180,8 @@ class Output:
                 found = other
         return found
 
-    def _step(self, position: Position, wanted: int) -> tuple[bytes, Position] | None:
-        """The next bytes from a position on, and the position after them; None at the end."""
+    def _step(self, position: Position, wanted: int) -> Step | None:
+        """The next bytes from a position on; None at the end."""
         number = position.segment
         segment = self.folder.segments.get(number)
         if segment is None:
@@ -166,19 +194,18 @@ class Output:
             read = self._step_in_mark if segment.mark else self._step_in_file
             found = read(segment, position, wanted)
         if found is not None and left is not None:
-            data, after = found
-            return data[:left], replace(after, offset=position.offset + len(data[:left]))
+            data = found.data[:left]
+            after = replace(found.after, offset=position.offset + len(data))
+            return Step(data, after, found.stamps)
         if left:
             # The file is shorter than it was: the node lost power, and with it these bytes.
             lost = filler(position.offset, min(left, CHUNK_BYTES_MAX))
-            return lost, replace(position, offset=position.offset + len(lost))
+            return Step(lost, replace(position, offset=position.offset + len(lost)))
         if found is None and (left == 0 or self._may_pass(segment)):
-            return b"", Position(number + 1, 0, position.offset)
+            return Step(b"", Position(number + 1, 0, position.offset))
         return found
 
-    def _step_in_file(
-        self, segment: Segment, position: Position, wanted: int
-    ) -> tuple[bytes, Position] | None:
+    def _step_in_file(self, segment: Segment, position: Position, wanted: int) -> Step | None:
         if segment.size() <= position.raw:
             return None
         raw_max = min(CHUNK_BYTES_MAX, max(CHUNK_BYTES_MIN, wanted + wanted // 4))
@@ -187,23 +214,22 @@ class Output:
             raw = os.pread(number, raw_max, position.raw)
         finally:
             os.close(number)
-        found = cri.decode(raw, position.inside)
+        found = cri.decode_stamped(raw, position.inside)
         if not found.used:
             return None
         if position.order >= self.frontier.order:
             self.bad_lines += found.bad
         offset = position.offset + len(found.data)
-        return found.data, Position(segment.number, position.raw + found.used, offset, found.inside)
+        after = Position(segment.number, position.raw + found.used, offset, found.inside)
+        return Step(found.data, after, found.stamps)
 
-    def _step_in_mark(
-        self, segment: Segment, position: Position, wanted: int
-    ) -> tuple[bytes, Position] | None:
+    def _step_in_mark(self, segment: Segment, position: Position, wanted: int) -> Step | None:
         assert segment.mark is not None
         data = segment.mark.read(position.raw, max(1, min(wanted, CHUNK_BYTES_MAX)))
         if not data:
             return None
         raw, offset = position.raw + len(data), position.offset + len(data)
-        return data, Position(segment.number, raw, offset)
+        return Step(data, Position(segment.number, raw, offset))
 
     def _may_pass(self, segment: Segment) -> bool:
         """May it be left for the next one: is there one, and will nothing more come?
@@ -240,7 +266,7 @@ class Output:
                 position = Position(segment.number + 1, 0, position.offset)
                 self._note(position)
                 break
-            position = found[1]
+            position = found.after
             self._note(position)
         return position.offset
 

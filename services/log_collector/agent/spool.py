@@ -32,6 +32,8 @@ LISTINGS_MAX = 8
 FORGET_AFTER = 64
 # Several asks for pods that are not there need one look, not one each.
 SCAN_SECONDS_MIN = 0.02
+# Answers with so many time stamps are enough for one request.
+STAMPS_MAX = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,13 +238,13 @@ class Spool:
         if any(ask.ended for ask in asks) or (unknown and late):
             self.scan()
         answers: list[PodAnswer | None] = []
-        left = bytes_max
+        left, stamps_left = bytes_max, STAMPS_MAX
         for ask in asks:
-            if left <= 0:
+            if left <= 0 or stamps_left <= 0:
                 answers.append(None)
                 continue
             answer = self._answer(ask, min(left, ask.bytes_max))
-            left -= len(answer.data)
+            left, stamps_left = left - len(answer.data), stamps_left - len(answer.stamps)
             answers.append(answer)
         metrics.READ_BYTES.inc(bytes_max - left)
         return answers
@@ -267,7 +269,7 @@ class Spool:
             return PodAnswer(moved=True, problem=piece.moved)
         ended = bool(watched.output.folder.record.ended_at)
         complete = ended and not piece.unsure and len(piece.data) < bytes_max
-        return PodAnswer(piece.data, unsure=piece.unsure, complete=complete)
+        return PodAnswer(piece.data, unsure=piece.unsure, complete=complete, stamps=piece.stamps)
 
     # -- making room
 

@@ -11,8 +11,10 @@ import base64
 import binascii
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
+
+from services.log_collector.agent.cri import Stamp
 
 ASKS_MAX = 4096
 BODY_BYTES_MAX = 2 * 1_048_576
@@ -51,6 +53,10 @@ class PodAnswer:
     # What was asked is not where the collector counts it: this agent cannot go on from there.
     moved: bool = False
     problem: str = ""
+    # The times of the bytes: from which byte of ``data`` on, and microseconds since 1970. None
+    # where they are not known, and from an agent of an older version. Two answers with the same
+    # bytes are the same answer.
+    stamps: Sequence[Stamp] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,7 @@ def answer_head(agent: str, answers: Sequence[PodAnswer | None]) -> bytes:
             "complete": answer.complete,
             "moved": answer.moved,
             "problem": answer.problem,
+            "stamps": answer.stamps,
         }
         for answer in answers
     ]
@@ -133,6 +140,7 @@ def read_answers(body: bytes) -> tuple[str, list[PodAnswer | None]]:
                 complete=_flag(each, "complete"),
                 moved=_flag(each, "moved"),
                 problem=str(each.get("problem", "")),
+                stamps=_stamps(each, size),
             )
         )
         at += size
@@ -188,6 +196,18 @@ def _number(said: dict[str, Any], name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise WireError(f"{name} {value!r:.80}: write a whole number of bytes, 0 or more")
     return value
+
+
+def _stamps(said: dict[str, Any], size: int) -> tuple[Stamp, ...]:
+    value = said.get("stamps", [])
+    try:
+        stamps = tuple(Stamp(int(offset), int(micros)) for offset, micros in value)
+    except (TypeError, ValueError):
+        stamps = (Stamp(-1, 0),)
+    offsets = [each.offset for each in stamps]
+    if (stamps and not 0 <= offsets[0] <= offsets[-1] < size) or offsets != sorted(set(offsets)):
+        raise WireError(f"stamps {value!r:.80}: write pairs of a byte and microseconds, in order")
+    return stamps
 
 
 def _flag(said: dict[str, Any], name: str) -> bool:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 
 from services.log_collector.archives.port import Write
-from services.log_collector.domain import OutputKey
+from services.log_collector.domain import (
+    TIMESTAMP_BYTES,
+    OutputKey,
+    Timestamp,
+    packed,
+    unpacked,
+)
 
 
 class MemoryArchive:
@@ -14,26 +21,28 @@ class MemoryArchive:
     def __init__(self) -> None:
         self._written: dict[OutputKey, bytearray] = {}
         self._synced: dict[OutputKey, bytes] = {}
+        # The same of their time stamps.
+        self._times: dict[OutputKey, bytearray] = {}
+        self._times_synced: dict[OutputKey, bytes] = {}
 
     def crash(self, *, torn: bool = False) -> None:
         """What was not synced is gone; or, ``torn``, there are zeros in its place, as after a power
         failure that kept a file's length and not its bytes."""
-        before, self._written = self._written, {}
-        for key, data in before.items():
-            synced = self._synced.get(key, b"")
-            zeros = bytes(max(0, len(data) - len(synced))) if torn else b""
-            self._written[key] = bytearray(synced + zeros)
+        self._written = _after_crash(self._written, self._synced, torn=torn)
+        self._times = _after_crash(self._times, self._times_synced, torn=torn)
 
     async def write(self, writes: Sequence[Write]) -> None:
         """Write the pieces; they may be lost in a crash until ``sync``."""
         for write in writes:
-            kept = self._written.setdefault(write.key, bytearray())
-            kept.extend(bytes(max(0, write.offset - len(kept))))
-            kept[write.offset : write.offset + len(write.data)] = write.data
+            at = write.number * TIMESTAMP_BYTES
+            _put(self._times.setdefault(write.key, bytearray()), at, packed(write.timestamps))
+            _put(self._written.setdefault(write.key, bytearray()), write.offset, write.data)
 
     async def sync(self, keys: Sequence[OutputKey]) -> None:
         """Return when everything written to these outputs is on disk."""
-        self._synced.update({key: bytes(self._written.get(key, b"")) for key in keys})
+        for key in keys:
+            self._synced[key] = bytes(self._written.get(key, b""))
+            self._times_synced[key] = bytes(self._times.get(key, b""))
 
     async def read(self, key: OutputKey, offset: int, bytes_max: int) -> bytes:
         """Up to so many bytes from an offset on; empty if there are none."""
@@ -47,12 +56,43 @@ class MemoryArchive:
         """The same of several outputs, in their order."""
         return [len(self._written.get(key, b"")) for key in keys]
 
-    async def truncate(self, key: OutputKey, size: int) -> None:
-        """Drop what is beyond ``size``."""
+    async def timestamps(self, key: OutputKey, first: int, count: int) -> list[Timestamp]:
+        """Up to so many time stamps from a number on; fewer if there are no more."""
+        begin, end = first * TIMESTAMP_BYTES, (first + count) * TIMESTAMP_BYTES
+        return unpacked(bytes(self._times.get(key, b"")[begin:end]))
+
+    async def partition(
+        self, key: OutputKey, count: int, is_before: Callable[[Timestamp], bool]
+    ) -> int:
+        """How many of the first ``count`` time stamps are before a place."""
+        found = await self.timestamps(key, 0, count)
+        return bisect_left(found, x=True, key=lambda each: not is_before(each))
+
+    async def truncate(self, key: OutputKey, size: int, timestamps: int = 0) -> None:
+        """Drop the bytes beyond ``size``, and the time stamps beyond so many."""
         del self._written.get(key, bytearray())[size:]
+        del self._times.get(key, bytearray())[timestamps * TIMESTAMP_BYTES :]
 
     async def remove(self, keys: Sequence[OutputKey]) -> None:
         """Drop whole outputs, if they are there."""
         for key in keys:
-            self._written.pop(key, None)
-            self._synced.pop(key, None)
+            for kept in (self._written, self._synced, self._times, self._times_synced):
+                kept.pop(key, None)
+
+
+Bytes = dict[OutputKey, bytearray]
+
+
+def _after_crash(before: Bytes, synced: dict[OutputKey, bytes], *, torn: bool) -> Bytes:
+    return {
+        key: bytearray(
+            synced.get(key, b"")
+            + (bytes(max(0, len(data) - len(synced.get(key, b"")))) if torn else b"")
+        )
+        for key, data in before.items()
+    }
+
+
+def _put(kept: bytearray, at: int, data: bytes) -> None:
+    kept.extend(bytes(max(0, at - len(kept))))
+    kept[at : at + len(data)] = data

@@ -1,24 +1,28 @@
 """Where kept output lies, as the collector and the readers see it. Adapters: ``files``, ``memory``.
 
-Writes name their offset, so a write that is repeated changes nothing.
+Each output has its bytes, and its time stamps in the order of their offsets and moments. Writes
+name the offset and the number of the first time stamp, so a write that is repeated changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.log_collector.domain import OutputKey
+from services.log_collector.domain import OutputKey, Timestamp
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Bytes to keep at an offset."""
+    """Bytes to keep at an offset, and when they were written."""
 
     key: OutputKey
     offset: int
     data: bytes
+    timestamps: Sequence[Timestamp] = ()
+    # Of the first of these time stamps, counted from 0 through the output.
+    number: int = 0
 
 
 class ArchiveError(Exception):
@@ -29,7 +33,11 @@ class Archive(Protocol):
     """Kept outputs by key. Every method raises ArchiveError when the disk refuses."""
 
     async def write(self, writes: Sequence[Write]) -> None:
-        """Write the pieces; they may be lost in a crash until ``sync``."""
+        """Write the pieces; they may be lost in a crash until ``sync``.
+
+        The time stamps come before the bytes: a process that dies in between leaves no byte
+        without its time.
+        """
         ...
 
     async def sync(self, keys: Sequence[OutputKey]) -> None:
@@ -48,8 +56,19 @@ class Archive(Protocol):
         """The same of several outputs, in their order."""
         ...
 
-    async def truncate(self, key: OutputKey, size: int) -> None:
-        """Drop what is beyond ``size``."""
+    async def timestamps(self, key: OutputKey, first: int, count: int) -> list[Timestamp]:
+        """Up to so many time stamps from a number on; fewer if there are no more."""
+        ...
+
+    async def partition(
+        self, key: OutputKey, count: int, is_before: Callable[[Timestamp], bool]
+    ) -> int:
+        """How many of the first ``count`` time stamps are before a place. They are searched as
+        sorted: those before it come first."""
+        ...
+
+    async def truncate(self, key: OutputKey, size: int, timestamps: int = 0) -> None:
+        """Drop the bytes beyond ``size``, and the time stamps beyond so many."""
         ...
 
     async def remove(self, keys: Sequence[OutputKey]) -> None:

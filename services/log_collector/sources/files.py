@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from libs.contracts.ids import RunId, TaskId
-from services.log_collector.domain import Address
+from services.log_collector.domain import Address, Timestamp, moment_of
 from services.log_collector.sources.port import Ask, Got, Kept
 
 
@@ -86,6 +86,9 @@ def _read_in(folder: int, name: str, offset: int, bytes_max: int) -> Got:
         found = os.fstat(number)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
             return Got(problem="it is not a plain file of its own")
-        return Got(os.pread(number, bytes_max, offset))
+        data = os.pread(number, bytes_max, offset)
+        # The moment of the last write, which is what these bytes were written at or before.
+        written_at = moment_of(os.fstat(number).st_mtime_ns // 1000)
+        return Got(data, timestamps=(Timestamp(0, written_at),))
     finally:
         os.close(number)

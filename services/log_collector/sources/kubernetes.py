@@ -17,7 +17,7 @@ import aiohttp
 from libs.service.loop import Wake
 from libs.service.observability import log
 from services.log_collector.agent.wire import PodAnswer, PodAsk, PodKept
-from services.log_collector.domain import OutputKey
+from services.log_collector.domain import OutputKey, Timestamp, moment_of
 from services.log_collector.sources.cluster import Cluster, pod_name
 from services.log_collector.sources.kubernetes_agents import AgentError, Agents, Node
 from services.log_collector.sources.kubernetes_api import (
@@ -191,7 +191,8 @@ class KubernetesSource:
                 problem=answer.problem,
             )
             return UNSURE
-        return Got(answer.data, answer.absent, answer.unsure, answer.problem)
+        stamps = tuple(Timestamp(offset, moment_of(micros)) for offset, micros in answer.stamps)
+        return Got(answer.data, answer.absent, answer.unsure, answer.problem, timestamps=stamps)
 
     def _pace(
         self, node: Node, asks: Sequence[Ask], said: Sequence[PodAnswer | None], pace: float

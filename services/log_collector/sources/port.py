@@ -8,10 +8,10 @@ byte can be asked for again; that is why a crash of the collector loses nothing.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from services.log_collector.domain import Address
+from services.log_collector.domain import Address, Timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,9 @@ class Got:
     problem: str = ""
     # What ``problem`` says stays so once the run has exited: these bytes do not come any more.
     lost: bool = False
+    # When the bytes were written, by offsets in ``data``, where the source knows it. Two answers
+    # with the same bytes are the same answer.
+    timestamps: Sequence[Timestamp] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

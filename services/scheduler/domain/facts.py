@@ -168,7 +168,8 @@ def on_goal_changed(
     deadline_at = now + timedelta(seconds=ack_seconds(after, settings))
     if task.state is not PREEMPTING or not _is_sooner(deadline_at, task.ack_deadline_at):
         return _told(after, now)
-    change = _told(replace(after, ack_deadline_at=deadline_at), now)
+    after = replace(after, ack_deadline_at=deadline_at)
+    change = _told(after, now)
     assert task.live_attempt is not None, "a run that is asked to go is live"
     request = PreemptionRequested(
         task_id=task.id,
@@ -176,6 +177,7 @@ def on_goal_changed(
         reason=reason(ReasonCode.GOAL_STOP if event.goal is Goal.STOP else ReasonCode.GOAL_PAUSE),
         requested_at=now,
         deadline_at=deadline_at,
+        silent_deadline_at=after.silent_deadline_at(settings.silent_ack_seconds_max),
     )
     return replace(change, messages=(request, *change.messages))
 

@@ -42,10 +42,21 @@ def tell_to_go(
         settings = round_.settings
         deadline_at = round_.after(ack_seconds(task, settings))
         round_.wake_at(deadline_at)
+        silent_at = None
         if task.is_silent:
-            round_.wake_at(round_.after(settings.silent_ack_seconds_max))
+            round_.wake_at(at := round_.after(settings.silent_ack_seconds_max))
+            silent_at = at if at < deadline_at else None
         round_.decide(
-            Preempt(task.id, task.live_attempt, why, deadline_at, beneficiary, end_reason, moves_to)
+            Preempt(
+                task.id,
+                task.live_attempt,
+                why,
+                deadline_at,
+                beneficiary,
+                end_reason,
+                moves_to,
+                silent_at,
+            )
         )
     else:
         round_.decide(

@@ -217,6 +217,12 @@ class Task:
             return at
         return min(at, asked_at + timedelta(seconds=silent_seconds))
 
+    def silent_deadline_at(self, silent_seconds: float) -> datetime | None:
+        """When a run that was asked to go and cannot hear it is ended before its deadline; None if
+        it has the whole of that."""
+        at = self.gone_by(silent_seconds)
+        return None if at == self.ack_deadline_at else at
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -337,6 +343,8 @@ class Preempt:
     end_reason: Reason | None = None
     # Where there is a place for it, if it is only to move.
     moves_to: tuple[Placement, ...] = ()
+    # When it is ended instead if it never asks whether to go; None: it did, or is not to ask.
+    silent_deadline_at: datetime | None = None
     kind: str = field(default="preempt", init=False)
     trigger: Trigger = field(default=Trigger.PREEMPT, init=False)
 

@@ -74,6 +74,7 @@ def run_message(task: Task, decision: Decision, now: datetime) -> tuple[Message,
                 reason=decision.reason,
                 requested_at=now,
                 deadline_at=decision.deadline_at,
+                silent_deadline_at=decision.silent_deadline_at,
             ),
         )
     if isinstance(decision, Kill):

@@ -273,6 +273,98 @@ async def test_one_rank_from_its_tail(world: World, ann: httpx.AsyncClient) -> N
     assert sent[-1].event == "end"
 
 
+def stamp(offset: int, seconds: float) -> m.LogTimestamp:
+    return m.LogTimestamp(offset=offset, at=at(seconds))
+
+
+def written(offset: int, seconds: float) -> list[Any]:
+    """A time stamp as the API shows it."""
+    return [offset, at(seconds).isoformat().replace("+00:00", "Z")]
+
+
+@pytest.mark.parametrize("world", [{"log_piece_bytes": 1024}], indirect=True)
+async def test_a_range_says_when_it_was_written_if_asked(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    path = f"/v1/tasks/{(await world.submitted(ann))['id']}/logs?attempt=1&rank=0"
+    world.others.outputs = {(1, 0): b"a\n" * 2000}
+    world.others.written = {(1, 0): [stamp(0, 1), stamp(1000, 1.5), stamp(3000, 2.25)]}
+    told = await ann.get(f"{path}&timestamps=1&offset=500")
+    assert told.headers["content-type"] == "application/json"
+    assert told.json() == {
+        "attempt": 1,
+        "rank": 0,
+        "offset": 500,
+        "text": "a\n" * 1750,
+        "timestamps": [written(500, 1), written(1000, 1.5), written(3000, 2.25)],
+        "size": 4000,
+        "complete": False,
+    }
+    # Without being asked nothing is asked of others, and nothing is different.
+    plain = await ann.get(f"{path}&offset=500")
+    assert plain.content == b"a\n" * 1750
+    asked = [each for each in world.others.asked if isinstance(each, m.ReadLog)]
+    assert [each.timestamps for each in asked] == [True] * 4 + [False] * 4
+    world.others.outputs = {(1, 0): b"\xff\n"}
+    told = await ann.get(f"{path}&timestamps=1")
+    assert base64.b64decode(told.json()["data_base64"]) == b"\xff\n"
+
+
+@pytest.mark.parametrize("world", [{"log_piece_bytes": 1024}], indirect=True)
+async def test_a_range_ends_where_its_times_become_exact(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    path = f"/v1/tasks/{(await world.submitted(ann))['id']}/logs?attempt=1&rank=0&timestamps=1"
+    world.others.outputs = {(1, 0): b"a\n" * 2000}
+    world.others.written = {(1, 0): [stamp(0, 1), stamp(2000, 3)]}
+    world.others.exact_from = 2000
+    old = (await ann.get(path)).json()
+    assert (len(old["text"]), old["approximate"]) == (2000, True)
+    new = (await ann.get(f"{path}&offset=2000")).json()
+    assert len(new["text"]) == 2000
+    assert new["timestamps"] == [written(2000, 3)]
+    assert "approximate" not in new
+
+
+@pytest.mark.parametrize("world", [{"log_list_seconds": 0.02}], indirect=True)
+async def test_a_stream_says_when_it_was_written_if_asked(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    """What is kept and what is told of live alike."""
+    task = (await world.submitted(ann))["id"]
+    writer = Writer(world, task)
+    await writer.write(1, 0, "kept\nhalf é".encode()[:-1], tell=False)
+    world.others.written = {(1, 0): [stamp(0, 1), stamp(5, 2)]}
+    async with (
+        served(world) as url,
+        following(url, task, "&timestamps=1") as stream,
+        following(url, task) as plain,
+        asyncio.timeout(5),
+    ):
+        told = (await anext(stream)).data
+        assert (told["text"], told["timestamps"]) == ("kept\nhalf ", [written(0, 1), written(5, 2)])
+        assert "timestamps" not in (await anext(plain)).data
+        end_of_letter = "é".encode()[-1:]
+        world.others.outputs[1, 0] += end_of_letter + b"\n"
+        chunk = m.LogChunk(
+            task_id=task,
+            attempt=1,
+            rank=0,
+            role="worker",
+            offset=5,
+            data="half é\n".encode(),
+            collected_at=at(9),
+            timestamps=(stamp(5, 2), stamp(12, 3)),
+        )
+        await world.voice("log_collector").tell(Envelope("c9", "log_collector", at(9), chunk))
+        told = (await anext(stream)).data
+        assert (told["offset"], told["text"]) == (10, "é\n")
+        assert told["timestamps"] == [written(10, 2), written(12, 3)]
+        await writer.tell(1, 0, 13, b"", b"\r 10%")
+        told = (await anext(stream)).data
+        assert (told["line"], told["timestamps"]) == ("\r 10%", [written(13, 1)])
+
+
 @given(st.text(max_size=20), st.integers(0, 80))
 def test_a_cut_never_goes_through_a_character(text: str, place: int) -> None:
     data = text.encode()[:place]

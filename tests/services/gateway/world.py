@@ -84,6 +84,9 @@ class Others:
     nodes: set[str] = field(default_factory=set)
     # (attempt, rank) -> bytes kept; complete ones apart.
     outputs: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    # When they were written; before this offset only approximately.
+    written: dict[tuple[int, int], list[m.LogTimestamp]] = field(default_factory=dict)
+    exact_from: int = 0
     complete: set[tuple[int, int]] = field(default_factory=set)
 
     async def explain(self, command: m.Explain) -> Message:
@@ -169,9 +172,21 @@ class Others:
         if command.tail_lines:
             lines = kept.splitlines(keepends=True)
             offset = len(kept) - len(b"".join(lines[-command.tail_lines :]))
-        data = kept[offset : offset + command.max_bytes]
+        end = min(len(kept), offset + command.max_bytes)
+        old = command.timestamps and offset < self.exact_from
+        if old:
+            end = min(end, self.exact_from)
+        written = self.written.get(key, []) if command.timestamps else []
+        before = [each.at for each in written if each.offset <= offset][-1:]
+        stamps = [m.LogTimestamp(offset=offset, at=each) for each in before]
+        stamps += [each for each in written if offset < each.offset < end]
         return m.ReadLogReply(
-            offset=offset, data=data, size=len(kept), complete=key in self.complete
+            offset=offset,
+            data=kept[offset:end],
+            size=len(kept),
+            complete=key in self.complete,
+            timestamps=tuple(stamps),
+            approximate=old,
         )
 
     async def reemit(self, command: m.Reemit) -> Message:

@@ -30,6 +30,7 @@ class Container:
     said: bytearray = field(default_factory=bytearray)
     ended: bool = False
     pending: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    rotations: itertools.count[int] = field(default_factory=stamps)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -46,7 +47,8 @@ class Container:
         number = next(self.clock)
         # As Go writes it: without zeros at the end.
         fraction = f"{number % 10**9:09}".rstrip("0")
-        return f"2026-01-01T00:00:{number // 10**9:02}{'.' + fraction if fraction else ''}Z"
+        minutes, seconds = divmod(number // 10**9, 60)
+        return f"2026-01-01T00:{minutes:02}:{seconds:02}{'.' + fraction if fraction else ''}Z"
 
     def entry(self, tag: str, text: bytes, stream: str = "stdout", file: int | None = None) -> None:
         line = f"{self._time()} {stream} {tag} ".encode() + text + b"\n"
@@ -89,7 +91,7 @@ class Container:
                 part.write_bytes(gzip.compress(path.read_bytes()))
                 part.rename(path.with_name(path.name + ".gz"))
                 path.unlink()
-        number = next(self.clock)
+        number = next(self.rotations)
         self.path.rename(f"{self.path}.20260101-{number:06}")
         before, self.file = self.file, self._open()
         # The old logger ends: what it has in hand goes to the old file.

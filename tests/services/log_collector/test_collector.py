@@ -18,7 +18,7 @@ from libs.store.port import Store, StoreUnavailableError
 from services.log_collector.archives.files import FileArchive
 from services.log_collector.archives.memory import MemoryArchive
 from services.log_collector.archives.port import Archive, ArchiveError, Write
-from services.log_collector.domain import Address, OutputKey, limit_line
+from services.log_collector.domain import Address, OutputKey, Timestamp, limit_line
 from services.log_collector.sources.files import FileSource, output_path
 from services.log_collector.sources.memory import MemorySource
 from services.log_collector.sources.port import Ask, Got, Kept
@@ -35,6 +35,7 @@ from tests.services.log_collector.world import (
     key_of,
     settings_with,
     started,
+    without_times,
 )
 
 SMALL = settings_with(
@@ -419,6 +420,27 @@ class Forgetful(MemorySource):
             self.dropped[key] = max(self.dropped.get(key, 0), min(each.offset, written))
 
 
+class Written(Forgetful):
+    """Remembers when its bytes came."""
+
+    def __init__(self, clock: Hands) -> None:
+        super().__init__()
+        self.clock = clock
+        self.came: dict[OutputKey, list[Timestamp]] = {}
+
+    def append(self, key: OutputKey, data: bytes) -> None:
+        offset = len(self.outputs.get(key, b""))
+        if data:
+            self.came.setdefault(key, []).append(Timestamp(offset, self.clock.now()))
+        super().append(key, data)
+
+    def check_is_not_before(self, rank: int, found: list[Timestamp]) -> None:
+        """No byte was written later than its time stamp says."""
+        for came in self.came.get(key_of(rank), []):
+            covering = [each for each in found if each.offset <= came.offset]
+            assert covering[-1].at >= came.at
+
+
 async def test_of_a_full_output_nothing_more_is_wanted(clock: Hands) -> None:
     source = Doubtful()
     source.unsure = False
@@ -537,17 +559,171 @@ async def test_what_the_archive_lost_is_read_again(source: MemorySource, clock: 
     await world.tell(started())
     source.append(key_of(), b"0123456789")
     await world.settle()
-    await archive.truncate(key_of(), 4)
+    await archive.truncate(key_of(), 4, 1)
     await world.restart(database)
     await world.settle()
     assert await kept(archive) == b"0123456789"
+    (row,) = await world.rows(OutputRow)
+    assert [each.offset for each in await times_of(archive, row)] == [0, 4]
+
+
+async def times_of(archive: Archive, row: OutputRow) -> list[Timestamp]:
+    """The time stamps that count: as many as the database says."""
+    key = key_of(row.rank, row.attempt)
+    found = await archive.timestamps(key, 0, row.timestamps)
+    assert len(found) == row.timestamps
+    return found
+
+
+def check_times(found: list[Timestamp], size: int) -> None:
+    """Every byte has a time, and times never go backwards."""
+    offsets = [each.offset for each in found]
+    assert offsets[:1] == [0] * bool(size)
+    assert offsets == sorted(set(offsets))
+    assert all(offset < size for offset in offsets)
+    assert [each.at for each in found] == sorted(each.at for each in found)
+
+
+async def test_each_read_has_its_time(world: World, source: MemorySource) -> None:
+    await world.tell(started())
+    for number in range(3):
+        source.append(key_of(), b"line %d\n" % number)
+        await world.step()
+        world.clock.advance(0.25)
+    source.append(key_of(), b"begun")
+    await world.step()
+    world.clock.advance(1)
+    source.append(key_of(), b" ended\nlast\n")
+    await world.tell(exited())
+    await world.settle()
+    (row,) = await world.rows(OutputRow)
+    wanted = [(0, 0.0), (7, 0.25), (14, 0.5), (21, 0.75), (26, 1.75)]
+    found = await times_of(world.archive, row)
+    assert found == [Timestamp(offset, at(seconds)) for offset, seconds in wanted]
+    told = [(chunk.offset, chunk.timestamps[0].offset) for chunk in world.bus.told]
+    assert told == [(offset, offset) for offset, _ in wanted]
+    assert [chunk.timestamps[0].at for chunk in world.bus.told] == [each.at for each in found]
+
+
+async def test_a_clock_that_is_set_back_repeats_the_last_time(
+    world: World, source: MemorySource
+) -> None:
+    await world.tell(started())
+    for seconds in (10, 3, 9, 11):
+        world.clock.moment = at(seconds)
+        source.append(key_of(), b"a line\n")
+        await world.step()
+    await world.settle()
+    (row,) = await world.rows(OutputRow)
+    found = await times_of(world.archive, row)
+    assert [each.at for each in found] == [at(10), at(10), at(10), at(11)]
+
+
+class Dated(MemorySource):
+    """Says when each line was written: a second after the one before."""
+
+    async def read(self, asks: Sequence[Ask], bytes_max: int) -> Sequence[Got | None]:
+        answers = await super().read(asks, bytes_max)
+        return [got and self._dated(ask, got) for ask, got in zip(asks, answers, strict=True)]
+
+    def _dated(self, ask: Ask, got: Got) -> Got:
+        output = bytes(self.outputs[ask.address.key])
+        stamps: list[Timestamp] = []
+        begin = 0
+        for number, line in enumerate(output.split(b"\n")):
+            if ask.offset <= begin < ask.offset + len(got.data):
+                stamps.append(Timestamp(begin - ask.offset, at(number)))
+            begin += len(line) + 1
+        return Got(got.data, timestamps=tuple(stamps))
+
+
+async def test_the_times_of_the_source_are_kept(clock: Hands) -> None:
+    source = Dated()
+    world = World(a_store(clock), clock, MemoryArchive(), settings_with(), source)
+    await world.lead()
+    await world.tell(started(), exited())
+    source.append(key_of(), b"one\ntwo\n\r 10%\r 20%\nfour\nfive: in the future\n")
+    clock.moment = at(3.5)
+    await world.settle()
+    assert await kept(world.archive) == b"one\ntwo\n\r 20%\nfour\nfive: in the future\n"
+    (row,) = await world.rows(OutputRow)
+    assert await times_of(world.archive, row) == [
+        Timestamp(0, at(0)),
+        Timestamp(4, at(1)),
+        Timestamp(8, at(2)),
+        Timestamp(14, at(3)),
+        Timestamp(19, at(3.5)),
+    ]
+    told = [(each.offset, each.at) for chunk in world.bus.told for each in chunk.timestamps]
+    assert told[:2] == [(0, at(0)), (4, at(1))]
+
+
+async def test_a_read_in_the_middle_of_a_line_goes_on_with_its_time(clock: Hands) -> None:
+    source = Dated()
+    settings = settings_with(read_bytes_max=4096)
+    world = World(a_store(clock), clock, MemoryArchive(), settings, source)
+    await world.lead()
+    await world.tell(started(), exited())
+    source.append(key_of(), b"x" * 5000 + b"\nnext\n")
+    clock.moment = at(100)
+    await world.settle()
+    (row,) = await world.rows(OutputRow)
+    found = await times_of(world.archive, row)
+    assert found == [Timestamp(0, at(0)), Timestamp(4096, at(0)), Timestamp(5001, at(1))]
+
+
+async def test_the_only_copy_keeps_its_times(source: MemorySource, clock: Hands) -> None:
+    """Bytes that are not recorded, of a source that is gone: with the time stamps that are there,
+    unless these are damaged."""
+    for damaged in (False, True):
+        database, archive = MemoryDatabase(), MemoryArchive()
+        world = World(a_store(clock, database), clock, archive, settings_with(), source)
+        await world.lead()
+        await world.tell(started())
+        clock.moment = at(0)
+        source.append(key_of(), b"recorded|")
+        await world.settle()
+        for seconds in (100, 101):
+            clock.moment = at(seconds)
+            source.append(key_of(), b"only")
+            await world.run("copy")
+        if damaged:
+            await archive.write([Write(key_of(), 9, b"", (Timestamp(0, at(0)),), 1)])
+        source.outputs.clear()
+        clock.moment = at(200)
+        await world.restart(database)
+        await world.tell(exited())
+        await world.settle()
+        assert await kept(archive) == b"recorded|onlyonly"
+        (row,) = await world.rows(OutputRow)
+        found = [(each.offset, each.at) for each in await times_of(archive, row)]
+        beyond = [(9, at(200))] if damaged else [(9, at(100)), (13, at(101))]
+        assert found == [(0, at(0)), *beyond]
+
+
+async def test_times_go_on_where_an_old_version_kept_none(
+    source: MemorySource, clock: Hands
+) -> None:
+    database, archive = MemoryDatabase(), MemoryArchive()
+    world = World(a_store(clock, database), clock, archive, settings_with(), source)
+    await world.lead()
+    await world.tell(started())
+    source.append(key_of(), b"before\n")
+    await world.settle()
+    await without_times(world)
+    clock.moment = at(500)
+    await world.restart(database)
+    source.append(key_of(), b"after\n")
+    await world.settle()
+    (row,) = await world.rows(OutputRow)
+    assert await times_of(archive, row) == [Timestamp(7, at(500))]
 
 
 # One life of a process: what ranks write while it lives, and after how many points it dies.
 lives = st.lists(
     st.tuples(
         st.lists(st.tuples(st.integers(0, 1), st.binary(max_size=9000)), max_size=4),
-        st.integers(0, 12),
+        st.integers(0, 16),
         st.sampled_from([None, Point.BEFORE_COMMIT, Point.AFTER_COMMIT]),
     ),
     max_size=6,
@@ -560,7 +736,8 @@ lives = st.lists(
 async def test_no_crash_loses_or_doubles_a_byte(
     lived: list[tuple[list[tuple[int, bytes]], int, Point | None]], fails: str
 ) -> None:
-    clock, database, source = Hands(), MemoryDatabase(), Forgetful()
+    clock, database = Hands(), MemoryDatabase()
+    source = Written(clock)
     disk = MemoryArchive()
     archive = CrashingArchive(disk)
     world = World(a_store(clock, database), clock, archive, SMALL, source)
@@ -582,6 +759,10 @@ async def test_no_crash_loses_or_doubles_a_byte(
     rows = await world.rows(OutputRow)
     assert [(row.rank, row.complete) for row in rows] == [(0, True), (1, True)]
     assert [row.size for row in rows] == [len(await kept(disk, rank)) for rank in range(2)]
+    for row in rows:
+        found = await times_of(disk, row)
+        check_times(found, row.size)
+        source.check_is_not_before(row.rank, found)
 
 
 # Bars, prompts, lines, and characters that a read may cut.
@@ -592,7 +773,7 @@ bars = st.lists(
 bar_lives = st.lists(
     st.tuples(
         st.lists(st.tuples(st.integers(0, 1), bars), max_size=4),
-        st.integers(0, 12),
+        st.integers(0, 16),
         st.sampled_from([None, Point.BEFORE_COMMIT, Point.AFTER_COMMIT]),
     ),
     max_size=6,
@@ -633,6 +814,7 @@ async def test_no_crash_loses_or_doubles_the_last_state_of_a_line(
     for rank, row in rows.items():
         wrote = bytes(source.outputs.get(key_of(rank), b""))
         assert row.size + row.skipped == len(wrote)
+        check_times(await times_of(disk, row), row.size)
 
 
 async def test_a_bar_is_kept_as_few_lines_and_told_at_a_bounded_rate(
@@ -789,6 +971,8 @@ async def test_old_output_is_dropped(world: World, source: MemorySource) -> None
     assert [row.attempt for row in await world.rows(EntryRow)] == [2]
     assert await world.archive.size(key_of(attempt=1)) == 0
     assert await world.archive.size(key_of(attempt=2)) == 5
+    assert await world.archive.timestamps(key_of(attempt=1), 0, 9) == []
+    assert len(await world.archive.timestamps(key_of(attempt=2), 0, 9)) == 1
 
 
 async def test_a_long_run_is_dropped_in_small_transactions(

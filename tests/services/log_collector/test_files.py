@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import stat
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,17 @@ import pytest
 from services.log_collector.archives.files import FileArchive
 from services.log_collector.archives.memory import MemoryArchive
 from services.log_collector.archives.port import Archive, ArchiveError, Write
-from services.log_collector.domain import Address
+from services.log_collector.domain import (
+    EPOCH,
+    Address,
+    OutputKey,
+    Timestamp,
+    moment_of,
+    unpacked,
+)
 from services.log_collector.sources.files import FileSource, output_path
 from services.log_collector.sources.port import Ask, Got
-from tests.services.log_collector.world import key_of
+from tests.services.log_collector.world import at, key_of
 
 
 @pytest.fixture(params=["memory", "files"])
@@ -49,6 +57,63 @@ async def test_an_archive_drops_the_end_or_everything(archive: Archive) -> None:
     assert await archive.size(two) == 1
 
 
+def stamped(key: OutputKey, number: int, offset: int, data: bytes, seconds: float) -> Write:
+    return Write(key, offset, data, (Timestamp(offset, at(seconds)),), number)
+
+
+async def test_an_archive_keeps_when_bytes_were_written(archive: Archive) -> None:
+    one, two = key_of(0), key_of(1)
+    assert await archive.timestamps(one, 0, 10) == []
+    assert await archive.partition(one, 0, lambda _: True) == 0
+    writes = [stamped(one, number, 10 * number, b"123456789\n", number) for number in range(5)]
+    await archive.write(writes)
+    await archive.write([Write(two, 0, b"no times")])
+    await archive.write(writes[3:])  # again
+    await archive.sync([one, two])
+    kept = [Timestamp(10 * number, at(number)) for number in range(5)]
+    assert await archive.timestamps(one, 0, 10) == kept
+    assert await archive.timestamps(one, 3, 1) == kept[3:4]
+    assert await archive.timestamps(one, 5, 1) == await archive.timestamps(two, 0, 1) == []
+    for offset, before in [(-1, 0), (0, 1), (9, 1), (10, 2), (49, 5)]:
+        assert await archive.partition(one, 5, lambda each, o=offset: each.offset <= o) == before
+    # Only those count that the caller knows to be kept.
+    assert await archive.partition(one, 3, lambda each: each.offset <= 49) == 3
+    assert await archive.partition(one, 99, lambda each: each.offset <= 49) == 5
+
+
+async def test_an_archive_drops_times_with_their_bytes(archive: Archive) -> None:
+    one = key_of(0)
+    await archive.write([stamped(one, number, number, b"x", number) for number in range(5)])
+    await archive.truncate(one, 3, 3)
+    assert await archive.size(one) == 3
+    assert await archive.timestamps(one, 0, 9) == [Timestamp(n, at(n)) for n in range(3)]
+    await archive.truncate(one, 9, 9)
+    assert len(await archive.timestamps(one, 0, 9)) == 3
+    await archive.remove([one])
+    assert await archive.timestamps(one, 0, 9) == []
+
+
+async def test_times_are_private_and_leave_no_files(tmp_path: Path) -> None:
+    archive = FileArchive(tmp_path / "logs")
+    await archive.write([stamped(key_of(0), 0, 0, b"x", 0.25)])
+    path = tmp_path / "logs" / "t1" / "1" / "0.times"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    # Two numbers of 8 bytes, the lowest byte first: an offset, and microseconds since 1970.
+    micros = int(at(0.25).timestamp() * 1_000_000)
+    assert path.read_bytes() == (0).to_bytes(8, "little") + micros.to_bytes(8, "little")
+    await archive.remove([key_of(0)])
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
+async def test_a_crash_forgets_what_was_not_synced() -> None:
+    archive, one = MemoryArchive(), key_of(0)
+    await archive.write([stamped(one, 0, 0, b"synced", 0)])
+    await archive.sync([one])
+    await archive.write([stamped(one, 1, 6, b"not", 1)])
+    archive.crash()
+    assert await archive.timestamps(one, 0, 9) == [Timestamp(0, at(0))]
+
+
 async def test_kept_files_are_private_and_leave_no_folders(tmp_path: Path) -> None:
     archive = FileArchive(tmp_path / "logs")
     await archive.write([Write(key_of(0), 0, b"x"), Write(key_of(1), 0, b"x")])
@@ -70,6 +135,29 @@ async def test_a_refusing_disk_is_an_archive_error(tmp_path: Path) -> None:
 
 def address(rank: int = 0) -> Address:
     return Address(key_of(rank), "local-0")
+
+
+@pytest.mark.parametrize(
+    ("changed_at", "told"),
+    [(at(5).timestamp(), at(5)), (-5, EPOCH), (2**33, moment_of(2**33 * 1_000_000))],
+)
+async def test_files_say_when_they_were_last_written(
+    tmp_path: Path, changed_at: float, told: datetime
+) -> None:
+    """A task may set the time of its own file: nothing breaks."""
+    path = output_path(tmp_path, address())
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"a line\n")
+    os.utime(path, (changed_at, changed_at))
+    (got,) = await FileSource(tmp_path).read([Ask(address(), 0, 100)], 100)
+    assert got is not None
+    assert got.timestamps == (Timestamp(0, told),)
+
+
+def test_a_moment_that_cannot_be_is_the_nearest_one() -> None:
+    assert moment_of(2**63 - 1).year == 9999
+    assert moment_of(-(2**63)) == EPOCH
+    assert unpacked(b"\xff" * 7 + b"\x7f" + b"\xff" * 7 + b"\x7f" + b"half")[0].at.year == 9999
 
 
 def test_the_layout_is_the_supervisors(tmp_path: Path) -> None:

@@ -2,19 +2,23 @@ from __future__ import annotations
 
 import pytest
 
-from libs.contracts.messages import ListLogs, ReadLog, RefusalCode
+from libs.contracts.messages import ListLogs, ReadLog, ReadLogReply, RefusalCode
 from libs.store.port import Store
 from services.log_collector.archives.memory import MemoryArchive
-from services.log_collector.archives.port import ArchiveError
+from services.log_collector.archives.port import ArchiveError, Write
+from services.log_collector.domain import Timestamp
 from services.log_collector.sources.memory import MemorySource
+from services.log_collector.store import OutputRow, RunRow
 from tests.services.log_collector.world import (
     Hands,
     World,
     at,
     exited,
+    gang,
     key_of,
     settings_with,
     started,
+    without_times,
 )
 
 LINES = b"".join(b"line %06d\n" % number for number in range(100_000))  # 12 bytes each
@@ -75,19 +79,115 @@ async def test_the_last_lines(world: World, source: MemorySource, lines: int) ->
     assert reply.data == LINES[reply.offset :][:524_288]
 
 
-async def test_since_begins_with_the_entry_of_the_moment(
-    world: World, source: MemorySource
-) -> None:
+async def lines_each_second(world: World, source: MemorySource) -> None:
+    """50 lines of 8 bytes: entries of the index have ten of them."""
     await world.tell(started())
-    for number in range(50):  # one line of 8 bytes each second: entries of ten lines
+    for number in range(50):
         source.append(key_of(), b"%07d\n" % number)
         await world.step()
         world.clock.advance(1)
+
+
+async def test_since_begins_with_the_first_bytes_of_the_moment(
+    world: World, source: MemorySource
+) -> None:
+    await lines_each_second(world, source)
+    for seconds, offset in [(-5, 0), (0, 0), (9, 72), (9.5, 80), (10, 80), (35, 280), (49, 392)]:
+        reply = await world.ask(read(since=at(seconds)))
+        assert reply.offset == offset, seconds
+    later = await world.ask(read(since=at(50)))
+    assert (later.offset, later.data) == (400, b"")
+
+
+async def older(world: World, store: Store, clock: Hands, source: MemorySource) -> World:
+    """The same output, kept by a version without time stamps."""
+    await world.settle()
+    await without_times(world)
+    made = World(store, clock, world.archive, world.settings, source, world.epoch)
+    await made.lead()
+    await made.step()
+    return made
+
+
+async def test_since_begins_with_the_entry_of_the_moment_where_no_times_are_kept(
+    world: World, store: Store, clock: Hands, source: MemorySource
+) -> None:
+    await lines_each_second(world, source)
+    world = await older(world, store, clock, source)
     for seconds, offset in [(-5, 0), (0, 0), (9, 0), (9.5, 80), (10, 80), (35, 240), (49, 320)]:
         reply = await world.ask(read(since=at(seconds)))
         assert reply.offset == offset, seconds
     later = await world.ask(read(since=at(50)))
     assert (later.offset, later.data) == (400, b"")
+    # New output has its time stamps, and what is older is not skipped for that.
+    clock.moment = at(500)
+    source.append(key_of(), b"new\n")
+    await world.settle()
+    for seconds, offset in [(0, 0), (35, 240), (50, 400), (500, 400), (501, 404)]:
+        assert (await world.ask(read(since=at(seconds)))).offset == offset, seconds
+
+
+def told(reply: ReadLogReply) -> list[tuple[int, float]]:
+    return [(each.offset, (each.at - at(0)).total_seconds()) for each in reply.timestamps]
+
+
+async def test_an_answer_says_when_its_bytes_were_written_if_asked(
+    world: World, source: MemorySource
+) -> None:
+    await lines_each_second(world, source)
+    for _ in range(2):  # what is not recorded yet, and what is
+        reply = await world.ask(read(timestamps=True))
+        assert told(reply) == [(8 * number, number) for number in range(50)]
+        assert not reply.approximate
+        part = await world.ask(read(timestamps=True, offset=12, max_bytes=10))
+        assert part.data == b"001\n000000"
+        assert told(part) == [(12, 1), (16, 2)]
+        last = await world.ask(read(timestamps=True, tail_lines=1))
+        assert told(last) == [(392, 49)]
+        assert (await world.ask(read())).timestamps == ()
+        assert (await world.ask(read(timestamps=True, offset=400))).timestamps == ()
+        await world.tell(exited())
+        await world.settle()
+
+
+async def test_an_answer_with_times_is_bounded(world: World, source: MemorySource) -> None:
+    key = key_of()
+    stamps = [Timestamp(100 * number, at(number)) for number in range(10_000)]
+    await world.archive.write([Write(key, 0, b"x" * 1_000_000, stamps)])
+    async with world.store.transaction(epoch=world.epoch) as tx:
+        tx.put(
+            RunRow("t1", 1, gang(1), at(0), collected=True),
+            OutputRow("t1", 1, 0, 1_000_000, False, True, at(0), timestamps=10_000),
+        )
+    found: list[tuple[int, float]] = []
+    offset = 0
+    while offset < 1_000_000:
+        reply = await world.ask(read(timestamps=True, offset=offset, max_bytes=1 << 30))
+        assert len(reply.to_json()) < 1_000_000
+        assert len(reply.timestamps) <= 4096
+        assert reply.data
+        assert reply.timestamps[0].offset == offset
+        found += told(reply)
+        offset += len(reply.data)
+    assert [pair for pair in found if pair[0] % 100 == 0] == [(100 * n, n) for n in range(10_000)]
+
+
+async def test_times_of_older_output_are_called_approximate(
+    world: World, store: Store, clock: Hands, source: MemorySource
+) -> None:
+    await lines_each_second(world, source)
+    world = await older(world, store, clock, source)
+    clock.moment = at(500)
+    source.append(key_of(), b"new\n")
+    await world.step()
+    reply = await world.ask(read(timestamps=True))
+    # It ends where the times become exact.
+    assert (len(reply.data), reply.approximate) == (400, True)
+    assert told(reply) == [(0, 0), (80, 10), (160, 20), (240, 30), (320, 40)]
+    part = await world.ask(read(timestamps=True, offset=100, max_bytes=100))
+    assert (told(part), part.approximate) == ([(100, 10), (160, 20)], True)
+    new = await world.ask(read(timestamps=True, offset=400))
+    assert (told(new), new.approximate) == ([(400, 500)], False)
 
 
 async def test_since_skips_nothing_of_its_own_moment(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
@@ -25,12 +25,13 @@ from libs.service.definition import Ports, Service
 from libs.store.memory import MemoryDatabase, MemoryStore
 from libs.store.port import Store
 from services.log_collector.archives.port import Archive, Write
-from services.log_collector.domain import OutputKey
+from services.log_collector.domain import OutputKey, Timestamp
 from services.log_collector.handlers import HANDLERS
 from services.log_collector.main import build
 from services.log_collector.settings import LogCollectorSettings
 from services.log_collector.sources.memory import MemorySource
 from services.log_collector.sources.port import LogSource
+from services.log_collector.store import OutputRow
 from services.log_collector.tables import TABLES
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -122,9 +123,9 @@ class CrashingArchive:
     async def write(self, writes: Sequence[Write]) -> None:
         self._pass()
         for write in writes:
-            half = len(write.data) // 2
-            await self.archive.write([Write(write.key, write.offset, write.data[:half])])
-            self._pass()
+            for data in (b"", write.data[: len(write.data) // 2]):
+                await self.archive.write([replace(write, data=data)])
+                self._pass()
             await self.archive.write([write])
         self._pass()
 
@@ -142,9 +143,17 @@ class CrashingArchive:
     async def sizes(self, keys: Sequence[OutputKey]) -> list[int]:
         return await self.archive.sizes(keys)
 
-    async def truncate(self, key: OutputKey, size: int) -> None:
+    async def timestamps(self, key: OutputKey, first: int, count: int) -> list[Timestamp]:
+        return await self.archive.timestamps(key, first, count)
+
+    async def partition(
+        self, key: OutputKey, count: int, is_before: Callable[[Timestamp], bool]
+    ) -> int:
+        return await self.archive.partition(key, count, is_before)
+
+    async def truncate(self, key: OutputKey, size: int, timestamps: int = 0) -> None:
         self._pass()
-        await self.archive.truncate(key, size)
+        await self.archive.truncate(key, size, timestamps)
         self._pass()
 
     async def remove(self, keys: Sequence[OutputKey]) -> None:
@@ -230,3 +239,12 @@ class World:
     async def rows(self, kind: type[Any]) -> list[Any]:
         async with self.store.transaction() as tx:
             return await tx.select(kind)
+
+
+async def without_times(world: World) -> None:
+    """Make of all that is recorded what a version without time stamps left."""
+    for row in await world.rows(OutputRow):
+        key = key_of(row.rank, row.attempt, row.task_id)
+        await world.archive.truncate(key, row.size, 0)
+        async with world.store.transaction(epoch=world.epoch) as tx:
+            tx.put(replace(row, timestamps=0))

@@ -13,7 +13,7 @@ import json
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Iterator, Mapping, cast
+from typing import Any, Iterator, Mapping, Sequence, cast
 from urllib.parse import quote, urlencode
 
 from shiftwork.cli import render
@@ -51,6 +51,10 @@ class Range:
     offset: int
     size: int
     complete: bool
+    # Where ``timestamps`` was asked: ``[offset, moment]`` of the first byte, and of each later one
+    # from which on another moment holds.
+    timestamps: Sequence[Sequence[Any]] = ()
+    approximate: bool = False
 
 
 class Stopped(Exception):  # noqa: N818 - a stream that ended; the reader opens it again
@@ -129,7 +133,18 @@ class Api:
             asked["cursor"] = cursor
 
     def read_range(self, path: str, query: Query) -> Range:
-        """Some bytes of one rank's output."""
+        """Some bytes of one rank's output; with ``timestamps`` in the query, when they were
+        written."""
+        if query.get("timestamps"):
+            piece = self.get(path, query)
+            return Range(
+                chunk_bytes(piece),
+                piece["offset"],
+                piece["size"],
+                piece["complete"],
+                piece["timestamps"],
+                approximate=bool(piece.get("approximate")),
+            )
         answer = self._answer("GET", path + _query(query), None, {"accept": "text/plain"})
         told = answer.headers
         return Range(

@@ -8,6 +8,8 @@ from shiftwork.cli import follow, ids, parse, render, session, timeline
 from shiftwork.cli.tasks import find
 
 RECENT = 100
+# Further lines of an event begin under the first one's time.
+HANG = 8
 
 
 def register(app: session.App) -> None:
@@ -36,22 +38,25 @@ def events(
     elif start is None:
         query["from"] = -RECENT
     if follow_it:
+        repeats = timeline.Repeats()
         for event in follow.events(api, query):
-            _show(event, of_task=task is not None)
+            if now.json or not repeats.is_repeat(event):
+                _show(event, of_task=task is not None)
         return
     found = api.items("/v1/events", {**query, "follow": 0})
     if now.json:
         render.document(found)
         return
     items = timeline.ordered(found["items"]) if task is not None else found["items"]
+    repeats = timeline.Repeats()
     render.table(
         (
             render.Column("POSITION", drop=1),
             render.Column("TIME"),
             render.Column("ATTEMPT" if task is not None else "TASK"),
-            render.Column("EVENT", least=30),
+            render.Column("EVENT", least=30, wrap=True),
         ),
-        [_row(event, of_task=task is not None) for event in items],
+        [_row(each, of_task=task is not None) for each in items if not repeats.is_repeat(each)],
         "no events",
     )
 
@@ -76,4 +81,4 @@ def _show(event: Dict[str, Any], *, of_task: bool) -> None:
         render.record(event)
     else:
         position = str(event.get("position", "")).rjust(6)
-        render.line(f"{position}  {timeline.line(event, of_task=of_task)}")
+        render.line(f"{position}  {timeline.line(event, of_task=of_task)}", hang=HANG)

@@ -179,26 +179,18 @@ def _count(number: float, noun: str) -> str:
     return f"{number:g} {noun}" + ("" if number == 1 else "s")
 
 
-def _seconds(value: float) -> str:
-    """A part of a key, as people write it; 0 stays 0."""
-    return render.span(value) if value >= 0 else f"-{render.span(-value)}"
-
-
 def _order(order: dict[str, Any]) -> list[str]:
     """What put a task at its place."""
     if not order:
         return []
-    where = f"{order['before']} before it at level {order['level']} ({order['policy']})"
-    lines = [f"{order['above']} before it by a higher level or a guarantee, {where}"]
+    level, policy = order["level"], order["policy"]
+    first = _tasks(order["above"], "comes", "come")
+    place = f"{first} before it by a higher level or a guarantee, {order['before']} by the order of"
+    lines = [f"{place} level {level} (policy {policy})"]
     if order.get("granted"):
         lines.append("it is next: it waited for long without running")
     elif order.get("submitted_at"):
-        lines.append(
-            f"its key: submitted {render.moment(order['submitted_at'])},"
-            f" + {_seconds(order['tag_seconds'])} for what its owner submitted before,"
-            f" + {_seconds(order['delay_seconds'])} for its size and how long it may run"
-            f" (load x{order['load_scale']:g})"
-        )
+        lines.append(_key(order))
     if order.get("virtual_cluster"):
         covered = "within" if order.get("covered") else "beyond"
         lines.append(
@@ -209,12 +201,33 @@ def _order(order: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _key(order: Told) -> str:
+    """What its place within its level is computed from."""
+    since = render.moment(order["submitted_at"])
+    text = f"within its level the earliest comes first: submitted {since}"
+    parts = [
+        (order["tag_seconds"], "what its owner submitted before"),
+        (order["delay_seconds"], "its size and how long it may run"),
+    ]
+    later = [f"{render.span(each)} later for {why}" for each, why in parts if each >= 1]
+    if later:
+        text += f", and counts as {' and '.join(later)}"
+    times = order["load_scale"]
+    usual = "" if times == 1 else f" ({times:g} times as much as usual, as tasks wait for long)"
+    return text + (usual if order["delay_seconds"] >= 1 else "")
+
+
+def _tasks(count: int, one: str, many: str) -> str:
+    return f"{_count(count, 'task')} {one if count == 1 else many}"
+
+
 def _victim(chosen: dict[str, Any], tasks: Told) -> str:
     deadline = render.moment(chosen.get("deadline_at"))
     until = f", until {deadline}" if deadline else ""
     return (
         f"{_called(chosen['task'], tasks)} ({chosen['level']}, {_count(chosen['nodes'], 'node')},"
-        f" costs {render.span(chosen['cost_node_seconds'])} of one node{until}): {chosen['why']}"
+        f" loses about {render.span(chosen['cost_node_seconds'])} of one node's time{until}):"
+        f" {chosen['why']}"
     )
 
 

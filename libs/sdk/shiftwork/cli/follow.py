@@ -7,11 +7,13 @@ cut off are opened again where they ended, so that nothing is lost or shown twic
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import sys
 import threading
 import time
 from collections import deque
+from datetime import timezone
 from typing import Any, Callable, Iterator, Mapping, NamedTuple
 
 from shiftwork.cli import environments, listening, parse, render, timeline
@@ -110,6 +112,35 @@ class Line(NamedTuple):
     text: bytes
     # It is being rewritten: a progress bar.
     bar: bool = False
+    # When the first byte of the text was written; empty where that is not known.
+    at: str = ""
+    # That is only about right: an older version kept the line.
+    approximate: bool = False
+
+
+class Times:
+    """When the bytes of one rank's output were written, from the line on that is put together."""
+
+    def __init__(self) -> None:
+        # From which offset on, and whether that is approximate; in their order.
+        self._found: deque[tuple[int, str, bool]] = deque()
+
+    def add(self, piece: Mapping[str, Any]) -> None:
+        """What a piece says of its bytes; nothing, if that was not asked for."""
+        approximate = bool(piece.get("approximate"))
+        for offset, at in piece.get("timestamps") or ():
+            # Of a line that is being rewritten each state says anew when it is from.
+            while self._found and self._found[-1][0] >= offset:
+                self._found.pop()
+            self._found.append((offset, at, approximate))
+
+    def of(self, offset: int) -> tuple[str, bool]:
+        """The moment of a byte, and whether it is approximate. Never asked before the last one."""
+        while len(self._found) > 1 and self._found[1][0] <= offset:
+            self._found.popleft()
+        if not self._found or self._found[0][0] > offset:
+            return "", False
+        return self._found[0][1:]
 
 
 def last_state(text: bytes) -> bytes:
@@ -129,6 +160,7 @@ class Lines:
         self._pending: dict[tuple[int, int], bytes] = {}
         self._read: dict[tuple[int, int], int] = {}
         self._roles: dict[tuple[int, int], str] = {}
+        self._times: dict[tuple[int, int], Times] = {}
 
     def fresh(self, piece: Mapping[str, Any], data: bytes) -> bytes:
         """What of the piece was not here before. ``piece`` says whose output it is, and where."""
@@ -147,27 +179,51 @@ class Lines:
         attempt, rank, role = int(piece["attempt"]), int(piece["rank"]), str(piece.get("role", ""))
         key = (attempt, rank)
         self._roles[key] = role
-        ended = sorted(each for each in self._pending if each[1] == rank and each[0] < attempt)
-        before = [Line(*each, self._roles[each], self._pending.pop(each)) for each in ended]
-        for each in [each for each in self._looks if each[1] == rank and each[0] < attempt]:
-            del self._looks[each]
+        before: list[Line] = []
+        for each in sorted({*self._pending, *self._looks}):
+            if each[1] == rank and each[0] < attempt:
+                if each in self._pending:
+                    before.append(self._line(each, self._pending.pop(each)))
+                self._looks.pop(each, None)
+        if piece.get("timestamps"):
+            self._times.setdefault(key, Times()).add(piece)
         if "line" in piece and int(piece.get("offset", 0)) >= self._read.get(key, 0):
             self._looks[key] = str(piece["line"]).encode()
         if fresh:
             self._looks.pop(key, None)
         *whole, rest = (self._pending.pop(key, b"") + fresh).split(b"\n")
+        begin = self._read.get(key, 0) - len(rest) - sum(len(line) + 1 for line in whole)
         if len(rest) > LINE_BYTES_MAX:
             whole, rest = [*whole, rest], b""
         if rest:
             self._pending[key] = rest
-        return before + [Line(attempt, rank, role, last_state(line)) for line in whole]
+        lines: list[Line] = []
+        for line in whole:
+            lines.append(self._line(key, line, begin))
+            begin += len(line) + 1
+        return before + lines
+
+    def _line(
+        self, key: tuple[int, int], text: bytes, begin: int | None = None, *, bar: bool = False
+    ) -> Line:
+        """A line that begins at an offset; without one it is the last that was read."""
+        shown, times = last_state(text), self._times.get(key)
+        line = Line(*key, self._roles.get(key, ""), shown, bar)
+        if times is None:
+            return line
+        if begin is None:
+            begin = self._read.get(key, 0) - len(text)
+        at, approximate = times.of(begin + len(text.rstrip(b"\r")) - len(shown))
+        return line._replace(at=at, approximate=approximate)
 
     def unfinished(self) -> list[Line]:
         """How the lines look that have not ended, by attempt and rank."""
         found: list[Line] = []
         for key in sorted({*self._pending, *self._looks}):
-            text = self._pending.get(key, b"") + self._looks.get(key, b"")
-            found.append(Line(*key, self._roles[key], last_state(text), bar=b"\r" in text))
+            pending = self._pending.get(key, b"")
+            text = pending + self._looks.get(key, b"")
+            begin = self._read.get(key, 0) - len(pending)
+            found.append(self._line(key, text, begin, bar=b"\r" in text))
         return found
 
     def rest(self, attempt: int | None = None) -> list[Line]:
@@ -179,10 +235,7 @@ class Lines:
             for key, look in self._looks.items()
             if attempt is not None and key[0] > attempt
         }
-        return [
-            Line(*key, self._roles.get(key, ""), last_state(self._pending.pop(key)))
-            for key in ended
-        ]
+        return [self._line(key, self._pending.pop(key)) for key in ended]
 
 
 def logs_path(task_id: str) -> str:
@@ -266,7 +319,8 @@ class _Follower:
         self._api = api
         self._task = task
         self._progress = progress
-        self._screen = Screen(progress, prefix=max(1, int(task.get("nodes") or 1)) > 1)
+        several = int(task.get("nodes") or 1) > 1
+        self._screen = Screen(progress, Printer(ranks=several))
         self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(QUEUED_MAX)
         self._output_done = False
         # Events from an attempt's end on, which wait for its last output, until when, and which
@@ -278,6 +332,7 @@ class _Follower:
         # whether its program can be asked to save.
         self._looks_at: tuple[int, float] | None = (0, 0.0)
         self._readers: list[Api] = []
+        self._repeats = timeline.Repeats()
 
     @property
     def last(self) -> list[str]:
@@ -399,7 +454,7 @@ class _Follower:
     def _show_event(self, event: dict[str, Any]) -> None:
         if render.wants_json():
             render.record({"event": event})
-        else:
+        elif not self._repeats.is_repeat(event):
             render.note(timeline.line(event, of_task=True))
 
     def _show_progress(self) -> None:
@@ -428,13 +483,12 @@ class Screen:
     def __init__(
         self,
         progress: render.Progress,
+        printer: Printer,
         *,
-        prefix: bool,
         wanted: Callable[[bytes], object] | None = None,
         exact: bool = False,
     ) -> None:
-        self._progress = progress
-        self._prefix = prefix
+        self._progress, self._printer = progress, printer
         # Lines to show; None: all. ``exact``: standard output gets every byte, and nothing else.
         self._wanted = wanted
         self._exact = exact
@@ -472,17 +526,15 @@ class Screen:
             lines = lines[1:] if same else lines
         wanted = self._wanted
         shown = [line for line in lines if wanted is None or wanted(line.text)]
-        if self._progress.wanted and render.is_terminal(sys.stdout):
-            # Nested progress bars move the cursor up: that would overwrite other lines here.
-            shown = [line._replace(text=render.without_moves(line.text)) for line in shown]
-        show_lines(shown, prefix=self._prefix)
+        self._printer.show(shown)
 
     def _show_unfinished(self) -> None:
         lines = self._lines.unfinished()
         if self._progress.wanted:
-            self._progress.draw([_labelled(line, prefix=self._prefix) for line in lines])
+            self._progress.draw([self._printer.labelled(line) for line in lines])
             return
-        if len(lines) == 1 and not (self._prefix or self._exact or self._wanted or lines[0].bar):
+        several = self._printer.ranks or len(lines) > 1
+        if lines and not (several or self._exact or self._wanted or lines[0].bar):
             self._begin(lines[0])
         now = time.monotonic()
         bars = {line[:2]: line for line in lines if line.bar}
@@ -490,7 +542,7 @@ class Screen:
         for key, line in bars.items():
             if now - self._noted[key] >= BAR_SECONDS:
                 self._noted[key] = now
-                render.note(_labelled(line, prefix=self._prefix))
+                render.note(self._printer.labelled(line))
 
     def _begin(self, line: Line) -> None:
         """Write what has come of a line, without its end."""
@@ -498,26 +550,78 @@ class Screen:
             return
         before = self._begun.text if self._begun and self._begun[:2] == line[:2] else b""
         if self._begun is None or (before and line.text.startswith(before)):
-            render.raw(line.text[len(before) :])
+            head = self._printer.head(line) if self._begun is None else b""
+            render.raw(head + line.text[len(before) :])
             self._begun = line
 
 
-def _labelled(line: Line, *, prefix: bool) -> str:
-    mark = f"[{line.rank}] " if prefix else ""
-    return mark + line.text.decode("utf-8", "replace")
+# So many moments are kept as they are shown: many lines have the same.
+MOMENTS_MAX = 4096
 
 
-def show_lines(lines: list[Line], *, prefix: bool) -> None:
-    """Lines of output, with their rank in front where there are several."""
-    if not lines:
-        return
-    if render.wants_json():
-        for line in lines:
-            text = line.text.decode("utf-8", "replace")
-            render.record(
-                {"attempt": line.attempt, "rank": line.rank, "role": line.role, "text": text}
-            )
-        return
-    with render.Progress.cleared():
-        head = [b"[%d] " % line.rank if prefix else b"" for line in lines]
-        render.raw(b"".join(mark + line.text + b"\n" for mark, line in zip(head, lines)))
+@functools.lru_cache(MOMENTS_MAX)
+def milliseconds(at: str) -> str:
+    """``2026-11-21T10:00:00.123Z``."""
+    moment = parse.at(at)
+    if moment is None:
+        return ""
+    utc = moment.astimezone(timezone.utc)
+    return f"{utc:%Y-%m-%dT%H:%M:%S}.{utc.microsecond // 1000:03d}Z"
+
+
+APPROXIMATE = (
+    "times with ~ are approximate: an older version kept these lines and noted one time for several"
+    " seconds of output"
+)
+
+
+class Printer:
+    """Prints lines of output, with what stands before each: when it was written, and of which rank
+    it is."""
+
+    def __init__(self, *, ranks: bool = False, times: bool = False) -> None:
+        self.ranks, self.times = ranks, times
+        self._approximate = False
+
+    def head(self, line: Line) -> bytes:
+        """What stands before a line."""
+        head = ""
+        if self.times:
+            at = milliseconds(line.at)
+            head = f"{'~' if at and line.approximate else ''}{at or '-'} "
+        if self.ranks:
+            head += f"[{line.rank}] "
+        return head.encode()
+
+    def labelled(self, line: Line) -> str:
+        """A line with its head, as text."""
+        return (self.head(line) + line.text).decode("utf-8", "replace")
+
+    def show(self, lines: list[Line]) -> None:
+        """Print lines on standard output."""
+        if not lines:
+            return
+        if not self._approximate and any(line.approximate for line in lines):
+            self._approximate = True
+            render.note(APPROXIMATE)
+        if render.wants_json():
+            for line in lines:
+                render.record(self._record(line))
+            return
+        if render.is_terminal(sys.stdout):
+            # Nested progress bars move the cursor up: that would overwrite other lines here.
+            lines = [line._replace(text=render.without_moves(line.text)) for line in lines]
+        with render.Progress.cleared():
+            render.raw(b"".join(self.head(line) + line.text + b"\n" for line in lines))
+
+    def _record(self, line: Line) -> dict[str, Any]:
+        record: dict[str, Any] = {
+            "attempt": line.attempt,
+            "rank": line.rank,
+            "role": line.role,
+        }
+        if self.times:
+            record["at"] = line.at or None
+        if line.approximate:
+            record["approximate"] = True
+        return {**record, "text": line.text.decode("utf-8", "replace")}

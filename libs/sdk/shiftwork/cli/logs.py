@@ -2,14 +2,22 @@
 
 import re
 import sys
-from typing import Any, Dict, List, Optional
+from datetime import datetime, timezone
+from heapq import merge
+from itertools import chain, groupby, islice
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
 import typer
 
 from shiftwork.cli import complete, follow, parse, render, session
-from shiftwork.cli.client import RANGE_BYTES, Api
+from shiftwork.cli.client import RANGE_BYTES, Api, Range
 from shiftwork.cli.failures import usage
 from shiftwork.cli.tasks import TASK_HELP, find
+
+# Of many ranks that are merged each is read in smaller ranges, down to this.
+RANGE_BYTES_MIN = 16_384
+LINES_AT_ONCE = 1000
+_UNKNOWN = datetime.min.replace(tzinfo=timezone.utc)
 
 
 def register(app: session.App) -> None:
@@ -33,21 +41,27 @@ def logs(
     tail: Optional[int] = typer.Option(
         None, "--tail", min=0, help="The last lines of each rank of the last attempt."
     ),
+    timestamps: bool = typer.Option(
+        False, "-t", "--timestamps", help="With the moment (UTC) at which each line was written."
+    ),
 ) -> None:
     """Show a task's output."""
     now = session.current()
-    wanted = _pattern(search)
+    pattern = _pattern(search)
     moment = parse.moment(since, "--since", render.now()) if since else ""
     api = now.api()
     found = find(api, task)
     task_id = str(found["id"])
-    query: Dict[str, Any] = {"attempt": attempt, "rank": rank, "role": role, "since": moment}
+    asked: Dict[str, Any] = {"since": moment, "timestamps": 1 if timestamps else None}
     several = int(found.get("nodes") or 1) > 1 and rank is None
+    printer = follow.Printer(ranks=several, times=timestamps)
+    shown = Shown(printer, pattern.search if pattern else None)
     if follow_it:
-        _follow(api, task_id, {**query, "tail": tail or None}, wanted, several)
+        chosen = {"attempt": attempt, "rank": rank, "role": role, "tail": tail or None}
+        _follow(api, task_id, {**asked, **chosen}, shown)
         return
     kept = api.get(follow.logs_path(task_id), {"list": 1})["logs"]
-    chosen = [
+    wanted = [
         log
         for log in kept
         if attempt in (None, log["attempt"])
@@ -55,12 +69,31 @@ def logs(
         and role in ("", log.get("role"))
     ]
     if tail is not None and attempt is None:
-        last = max((log["attempt"] for log in chosen), default=0)
-        chosen = [log for log in chosen if log["attempt"] == last]
-    if not chosen:
+        last = max((log["attempt"] for log in wanted), default=0)
+        wanted = [log for log in wanted if log["attempt"] == last]
+    if not wanted:
         render.note("there is no output" if not kept else "no output matches the options")
-    for log in chosen if tail != 0 else []:
-        _show(api, task_id, log, {"since": moment, "tail": tail}, wanted, several)
+    if tail != 0:
+        _show(Kept(api, task_id, {**asked, "tail": tail}), wanted, shown)
+
+
+class Shown(NamedTuple):
+    """Which lines are shown, and how."""
+
+    printer: follow.Printer
+    # None: all.
+    wanted: Optional[Callable[[bytes], object]]
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing is added or taken away."""
+        added = self.printer.ranks or self.printer.times
+        return self.wanted is None and not added and not render.wants_json()
+
+    def show(self, lines: List[follow.Line]) -> None:
+        """Print those that are wanted."""
+        wanted = self.wanted
+        self.printer.show([line for line in lines if wanted is None or wanted(line.text)])
 
 
 def _pattern(search: str) -> "Optional[re.Pattern[bytes]]":
@@ -72,56 +105,68 @@ def _pattern(search: str) -> "Optional[re.Pattern[bytes]]":
         ) from None
 
 
-def _show(
-    api: Api,
-    task_id: str,
-    log: Dict[str, Any],
-    first: Dict[str, Any],
-    wanted: "Optional[re.Pattern[bytes]]",
-    several: bool,
-) -> None:
-    """One rank's kept output, range by range; raw when nothing must be added or taken away."""
-    plain = wanted is None and not several and not render.wants_json()
-    lines = follow.Lines()
-    offset: Optional[int] = None
-    while True:
-        query = {"attempt": log["attempt"], "rank": log["rank"], "limit_bytes": RANGE_BYTES}
-        part = api.read_range(
-            follow.logs_path(task_id),
-            {**query, **(first if offset is None else {"offset": offset})},
-        )
-        if plain:
-            render.raw(part.data)
+class Kept(NamedTuple):
+    """The kept output of a task's ranks, and from where on it is read."""
+
+    api: Api
+    task_id: str
+    first: Dict[str, Any]
+
+    def ranges(self, log: Dict[str, Any], limit: int) -> Iterator[Range]:
+        """One rank's output, range by range."""
+        query = {"attempt": log["attempt"], "rank": log["rank"], "limit_bytes": limit, **self.first}
+        while True:
+            part = self.api.read_range(follow.logs_path(self.task_id), query)
+            yield part
+            offset = part.offset + len(part.data)
+            if not part.data or offset >= part.size:
+                return
+            query = {**query, "since": None, "tail": None, "offset": offset}
+
+    def lines(self, log: Dict[str, Any], limit: int) -> Iterator[List[follow.Line]]:
+        """The lines of each range."""
+        lines = follow.Lines()
+        for part in self.ranges(log, limit):
+            piece = {**log, "offset": part.offset, "timestamps": part.timestamps}
+            yield lines.add({**piece, "approximate": part.approximate}, part.data)
+        yield lines.rest()
+
+
+def _show(kept: Kept, wanted: List[Dict[str, Any]], shown: Shown) -> None:
+    """Kept output, one attempt after the other: rank by rank, with times merged by these."""
+    if shown.printer.times:
+        for _, logs in groupby(wanted, key=lambda log: log["attempt"]):
+            _show_merged(kept, list(logs), shown)
+        return
+    # A file or a program gets every byte; a terminal would mix the states of a line that is
+    # rewritten.
+    exact = shown.is_plain and not render.is_terminal(sys.stdout)
+    for log in wanted:
+        if exact:
+            for part in kept.ranges(log, RANGE_BYTES):
+                render.raw(part.data)
         else:
-            piece = {**log, "offset": part.offset}
-            _show_lines(lines.add(piece, part.data), wanted, several)
-        offset = part.offset + len(part.data)
-        if not part.data or offset >= part.size:
-            break
-    _show_lines(lines.rest(), wanted, several)
+            for lines in kept.lines(log, RANGE_BYTES):
+                shown.show(lines)
 
 
-def _follow(
-    api: Api,
-    task_id: str,
-    query: Dict[str, Any],
-    wanted: "Optional[re.Pattern[bytes]]",
-    several: bool,
-) -> None:
+def _show_merged(kept: Kept, logs: List[Dict[str, Any]], shown: Shown) -> None:
+    """The output of several ranks in the order in which it was written."""
+    limit = max(RANGE_BYTES_MIN, RANGE_BYTES // len(logs))
+    ranks = [chain.from_iterable(kept.lines(log, limit)) for log in logs]
+    merged = merge(*ranks, key=lambda line: parse.at(line.at) or _UNKNOWN) if logs[1:] else ranks[0]
+    while True:
+        lines = list(islice(merged, LINES_AT_ONCE))
+        if not lines:
+            return
+        shown.show(lines)
+
+
+def _follow(api: Api, task_id: str, query: Dict[str, Any], shown: Shown) -> None:
     # A file or a program gets every byte; on a terminal lines that are rewritten are drawn.
-    plain = wanted is None and not several and not render.wants_json()
-    exact = plain and not render.is_terminal(sys.stdout)
+    exact = shown.is_plain and not render.is_terminal(sys.stdout)
     with render.Progress() as progress:
-        screen = follow.Screen(
-            progress, prefix=several, wanted=wanted.search if wanted else None, exact=exact
-        )
+        screen = follow.Screen(progress, shown.printer, wanted=shown.wanted, exact=exact)
         for piece in follow.output(api, task_id, query):
             screen.take(piece)
         screen.end()
-
-
-def _show_lines(
-    lines: List[follow.Line], wanted: "Optional[re.Pattern[bytes]]", several: bool
-) -> None:
-    kept = [line for line in lines if wanted is None or wanted.search(line.text)]
-    follow.show_lines(kept, prefix=several)

@@ -118,12 +118,16 @@ def is_terminal(stream: IO[str]) -> bool:
     return bool(getattr(stream, "isatty", lambda: False)())
 
 
+# Further lines of a text that is broken are indented: none of them can pass for a line of ours.
+_HANG = 4
+
+
 # --- plain output ---------------------------------------------------------------------------
 
 
-def line(text: str) -> None:
-    """One line of the result."""
-    block(one_line(text))
+def line(text: str, *, hang: int = _HANG) -> None:
+    """One line of the result. On a terminal, a long one is broken between words."""
+    block("\n".join(_wrapped(one_line(text), sys.stdout, hang)))
 
 
 def block(text: str) -> None:
@@ -189,8 +193,9 @@ def failure(failed: Failure) -> None:
 
 
 def _say(text: str, mark: str = "") -> None:
-    # Further lines are indented: none of them can pass for a line of ours.
-    shown = _UNINDENTED.sub("\n    ", safe(text))
+    lines = _UNINDENTED.sub("\n" + " " * _HANG, mark + safe(text)).split("\n")
+    shown = "\n".join(piece for each in lines for piece in _wrapped(each, sys.stderr, _HANG))
+    shown = shown[len(mark) :]
     with Progress.cleared():
         sys.stderr.write((_styled(mark, "bold red") if mark else "") + shown + "\n")
         sys.stderr.flush()
@@ -217,6 +222,8 @@ class Column:
     drop: int = 0
     # Its cells are cut to no fewer than so many characters. 0: never.
     least: int = 0
+    # Instead of being cut, its cells go on in further lines. For the last column only.
+    wrap: bool = False
 
 
 @dataclass(frozen=True)
@@ -288,7 +295,15 @@ def fitted(
         text = _cut(text, widths[n])
         return text if n == last else set_cell_size(text, widths[n]) + _GAP
 
-    return [[cut(row[n], n) for n in kept] for row in texts]
+    shown: list[list[str]] = []
+    for row in texts:
+        ends = wrapped(row[last], widths[last]) if columns[last].wrap else [cut(row[last], last)]
+        before = [cut(row[n], n) for n in kept[:-1]]
+        shown += [
+            [*(before if number == 0 else (" " * cell_len(each) for each in before)), end]
+            for number, end in enumerate(ends)
+        ]
+    return shown
 
 
 def _least(column: Column, natural: int) -> int:
@@ -343,10 +358,53 @@ def facts(pairs: Iterable[tuple[str, str]]) -> None:
     coloured = is_terminal(sys.stdout)
     for name, value in kept:
         label = name.ljust(width)
+        first, *rest = _wrapped(f"{label}  {value}", sys.stdout, width + len(_GAP))
         # Our own codes; the value is safe already.
-        shown = f"\x1b[1m{label}\x1b[0m" if coloured else label
-        sys.stdout.write(f"{shown}  {value}\n")
+        shown = f"\x1b[1m{label}\x1b[0m{first[width:]}" if coloured else first
+        sys.stdout.write("\n".join([shown, *rest]) + "\n")
     sys.stdout.flush()
+
+
+# A word, or a command in backticks: one that is copied must not be broken.
+_WORDS = re.compile(r"\S*`[^`\n]*`\S*|\S+")
+# The text beside an indent has at least so many columns.
+_TEXT_MIN = 20
+
+
+def wrapped(text: str, width: int, hang: int = 0) -> list[str]:
+    """The text in lines of at most ``width`` columns, broken between words; all but the first are
+    indented by ``hang``. A word that is longer than a line stands alone, unbroken."""
+    from rich.cells import cell_len  # noqa: PLC0415 - only a terminal pays for rich
+
+    if cell_len(text) <= width:
+        return [text]
+    hang = min(hang, max(0, width - _TEXT_MIN))
+    words: list[tuple[int, int]] = []
+    for found in _WORDS.finditer(text):
+        begin, _ = found.span()
+        # Of a command that is longer than a line each word may begin one.
+        whole = cell_len(found.group()) <= width - hang
+        parts = [found.group()] if whole else found.group().split()
+        for part in parts:
+            begin = text.index(part, begin)
+            words.append((begin, begin + len(part)))
+            begin += len(part)
+    lines: list[str] = []
+    begin, end, room = 0, 0, width
+    for first, last in words:
+        if end > begin and cell_len(text[begin:last]) > room:
+            lines.append(text[begin:end])
+            begin, room = first, width - hang
+        end = last
+    lines.append(text[begin:end])
+    return [lines[0], *(" " * hang + line for line in lines[1:])]
+
+
+def _wrapped(text: str, stream: IO[str], hang: int) -> list[str]:
+    """A text as it is shown: broken where a person looks at it, unless all is to be on one line."""
+    if _Mode.wide or not is_terminal(stream):
+        return [text]
+    return wrapped(text, shutil.get_terminal_size().columns, hang)
 
 
 # --- words ----------------------------------------------------------------------------------

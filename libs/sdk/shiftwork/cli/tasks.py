@@ -257,8 +257,7 @@ def _reported(task: Dict[str, Any]) -> str:
     said = parse.fields(task.get("progress"))
     if not said:
         return ""
-    earlier = "" if said["attempt"] == task["attempt"] else f", attempt {said['attempt']}"
-    return f"{_figures(said['values'])} ({render.ago(said['at'])}{earlier})"
+    return f"{_figures(said['values'])} ({render.ago(said['at'])}{_earlier(said, task)})"
 
 
 def _figures(values: Dict[str, Any]) -> str:
@@ -320,8 +319,8 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
             ("directory", found.get("working_directory") or ""),
             ("attempt", str(found["attempt"] or "")),
             ("progress", _reported(found)),
-            ("checkpoint", _checkpoint(checkpoint)),
-            ("exit", _exit(ended)),
+            ("checkpoint", _checkpoint(checkpoint, found)),
+            ("exit", _exit(ended, found)),
             ("submitted", render.moment(found.get("submitted_at"))),
             ("started", render.moment(found.get("started_at"))),
             ("finished", render.moment(found.get("finished_at"))),
@@ -383,19 +382,25 @@ def _commands(task: Dict[str, Any]) -> str:
     return "; ".join(f"{r['name']} x{r['replicas']}: {' '.join(r['command'])}" for r in roles)
 
 
-def _checkpoint(saved: Optional[Dict[str, Any]]) -> str:
+def _checkpoint(saved: Optional[Dict[str, Any]], task: Dict[str, Any]) -> str:
     if not saved:
         return ""
-    when = render.ago(saved.get("saved_at"))
+    when = render.ago(saved.get("saved_at")) + _earlier(saved, task)
     return f"no {saved['no']}, step {saved['step']}, {when}: {saved['uri']}"
 
 
-def _exit(ended: Optional[Dict[str, Any]]) -> str:
+def _exit(ended: Optional[Dict[str, Any]], task: Dict[str, Any]) -> str:
     if not ended:
         return ""
     code = "" if ended.get("code") is None else f" (code {ended['code']})"
     text = f": {ended['text']}" if ended.get("text") else ""
-    return f"{ended['kind']}{code}{text}"
+    return f"{ended['kind']}{code}{_earlier(ended, task)}{text}"
+
+
+def _earlier(fact: Dict[str, Any], task: Dict[str, Any]) -> str:
+    """``, attempt 1``, where a fact is of an attempt before the present one."""
+    attempt = fact.get("attempt", task["attempt"])
+    return f", attempt {attempt}" if attempt < task["attempt"] else ""
 
 
 def _run(run: Dict[str, Any]) -> List["str | render.Cell"]:

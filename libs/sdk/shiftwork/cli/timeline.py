@@ -45,6 +45,17 @@ def _checkpoint(data: Data) -> str:
     return f"checkpoint saved: step {saved.get('step')}, {saved.get('uri')}"
 
 
+def _asked(data: Data) -> str:
+    """Until when it has to leave: a program that cannot hear it is not waited for that long."""
+    silent = render.clock(data.get("silent_deadline_at"))
+    if silent:
+        return (
+            f"asked to leave{_reason(data)}; its program never asked whether to leave, and is ended"
+            f" by force at {silent} unless it asks by then"
+        )
+    return f"asked to leave by {render.clock(data.get('deadline_at'))}{_reason(data)}"
+
+
 # How a run ended, by the kind of its exit.
 _ENDS = {
     "ok": "the program ended successfully",
@@ -145,9 +156,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     ),
     "run.started": lambda d: f"started on {_nodes(d)}",
     "run.listened": lambda _: "asks from now on whether to leave",
-    "run.preemption_requested": lambda d: (
-        f"asked to leave by {render.clock(d.get('deadline_at'))}{_reason(d)}"
-    ),
+    "run.preemption_requested": _asked,
     "run.kill_requested": lambda d: f"the platform ends it by force{_reason(d)}",
     "run.checkpoint_saved": _checkpoint,
     "run.exited": _exited,
@@ -210,6 +219,45 @@ def ordered(events: Sequence[Data]) -> list[Data]:
     # Equal moments: what belongs to no attempt comes first, as a submission does.
     timed.sort(key=lambda pair: (pair[0], bool(pair[1].get("attempt"))))
     return [event for _, event in timed]
+
+
+# States that begin with an event of the run, which says the same and more.
+_SAID_BY: Mapping[str, Sequence[str]] = {
+    "starting": ("run.assigned", "run.resumed"),
+    "preempting": ("run.preemption_requested",),
+    "killing": ("run.kill_requested",),
+}
+
+
+class Repeats:
+    """Finds events that say again what an event before them said."""
+
+    def __init__(self) -> None:
+        # What an event of each kind about each run gave as its reason.
+        self._said: dict[tuple[object, object, str], str] = {}
+        # The last state of each task: attempt, state and reason.
+        self._state: dict[object, tuple[object, ...]] = {}
+
+    def is_repeat(self, event: Data) -> bool:
+        """True if nothing is missing without this event. Asked once about each, in their order."""
+        kind, data = str(event.get("type")), parse.fields(event.get("data"))
+        task, attempt = event.get("task"), event.get("attempt")
+        if kind != "task.state_changed":
+            self._said[task, attempt, kind] = _reason(data)
+            return False
+        code = parse.fields(data.get("reason")).get("code")
+        reason = "" if code in _SAYS_ITSELF else _reason(data)
+        state = (attempt, data.get("state"), reason)
+        before = self._state.get(task)
+        self._state[task] = state
+        if state == before:
+            # Something else about the task changed, which has an event of its own.
+            return True
+        said = [
+            self._said.get((task, attempt, each))
+            for each in _SAID_BY.get(str(data.get("state")), ())
+        ]
+        return any(each is not None and reason in ("", each) for each in said)
 
 
 def line(event: Data, *, of_task: bool) -> str:

@@ -254,18 +254,18 @@ def _why_chosen(place: _Place, task: Task) -> str:
     pool, entry = place.pool, place.own
     if task.reason.code is ReasonCode.TURN_OF:
         return (
-            f"comes after it in the order of level {level_name(task.level)}, is neither held nor"
-            " protected, and without it the gang would not fit"
+            f"it comes later in the order of level {level_name(task.level)}, its protected time is"
+            " over, and without its nodes this task would not fit"
         )
     if task.reason.code is ReasonCode.RECLAIMED_BY:
         of = pool.clusters.of(task)
         whose = f"virtual cluster {of}" if of else "any virtual cluster"
-        return f"held nodes beyond the guarantee of {whose}, and losing it costs least"
+        return f"it held nodes beyond the guarantee of {whose}, and stopping it loses least"
     if task.reason.code is ReasonCode.MOVED_FOR:
-        return "it lies where the guarantee needs room, and there is a place for it elsewhere"
+        return "it runs where guaranteed nodes are needed, and there is a place for it elsewhere"
     if task.level is entry.level:
-        return "its end was asked for, and it holds what the task is promised"
+        return "it is being ended anyway, and holds nodes that this task is promised"
     return (
-        f"level {level_name(task.level)} is below {level_name(entry.level)}; of the lowest level"
-        " losing it costs least, and without it the gang would not fit"
+        f"level {level_name(task.level)} is below {level_name(entry.level)}; of the runs of the"
+        " lowest level stopping it loses least, and without its nodes this task would not fit"
     )

@@ -214,14 +214,14 @@ class Remedies:
         text = (
             f"its turn comes at {moment(at)}: {number(len(turns), 'run')} of level"
             f" {level_name(self._entry.level)} after it in the order ({runs}) would be asked to go,"
-            f" for {duration(cost)} of one node ({cost:.0f} node-seconds)"
+            f" which loses about {duration(cost)} of one node's time"
         )
         if pool.discipline.pays:
             book = pool.book
             tokens = counted(turn_budget(pool), book.tokens, book.tokens_at, round_).tokens
-            has = f"holds {tokens:.0f}" if tokens >= 0 else f"owes {-tokens:.0f}"
-            text += f"; the pool's budget {has} now" + (
-                " and is enough then" if tokens < cost else ""
+            has = f"holds {duration(tokens)}" if tokens >= 0 else f"owes {duration(-tokens)}"
+            text += f"; the budget for such losses {has} of one node's time now" + (
+                ", and enough by then" if tokens < cost else ""
             )
         return text
 

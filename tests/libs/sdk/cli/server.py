@@ -10,12 +10,19 @@ import json
 import threading
 import time
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 TOKEN = "swt_a-very-secret-token"
 NOW = "2026-11-21T10:00:00.123456Z"
+
+
+def at(seconds: float) -> str:
+    """So many seconds after ten o'clock."""
+    moment = datetime(2026, 11, 21, 10, tzinfo=UTC) + timedelta(seconds=seconds)
+    return moment.isoformat().replace("+00:00", "Z")
 
 
 def a_task(task_id: str, **fields: Any) -> dict[str, Any]:
@@ -78,6 +85,9 @@ class CliServer:
     explanation: dict[str, Any] = field(default_factory=dict)
     decisions: list[dict[str, Any]] = field(default_factory=list)
     output: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    # When it was written: seconds after ten o'clock, by offset; and up to where approximately.
+    written: dict[tuple[int, int], dict[int, float]] = field(default_factory=dict)
+    exact_from: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     # Answers to give before the right ones, for each method and path.
@@ -297,6 +307,13 @@ class CliServer:
             begin = len(data) - len(b"".join(last))
         # Smaller pieces than asked for, so that readers must go on.
         piece = data[begin : begin + min(int(query["limit_bytes"]), 50_000)]
+        if query.get("timestamps"):
+            old = begin < self.exact_from
+            piece = piece[: self.exact_from - begin] if old else piece
+            key = int(query["attempt"]), int(query["rank"])
+            told = {**self.piece(*key, begin, piece), "size": len(data), "complete": ended}
+            _send(request, 200, {**told, **({"approximate": True} if old else {})})
+            return
         request.send_response(200)
         for name, value in (
             ("content-type", "text/plain"),
@@ -308,6 +325,21 @@ class CliServer:
             request.send_header(name, value)
         request.end_headers()
         request.wfile.write(piece)
+
+    def piece(self, attempt: int, rank: int, begin: int, data: bytes) -> dict[str, Any]:
+        """A piece of output with its time stamps."""
+        stamps: dict[int, str] = {}
+        for offset, seconds in sorted(self.written.get((attempt, rank), {}).items()):
+            if offset <= begin:
+                stamps = {begin: at(seconds)}
+            elif offset < begin + len(data):
+                stamps[offset] = at(seconds)
+        try:
+            text = {"text": data.decode()}
+        except UnicodeDecodeError:
+            text = {"data_base64": base64.b64encode(data).decode()}
+        place = {"attempt": attempt, "rank": rank, "role": "worker", "offset": begin}
+        return {**place, **text, "timestamps": list(stamps.items())}
 
     def _stream_events(self, request: BaseHTTPRequestHandler, query: dict[str, str]) -> None:
         after, sent = max(0, int(query.get("from") or 0)), 0
@@ -349,11 +381,9 @@ class CliServer:
                 if not piece:
                     continue
                 sent[attempt, rank] = begin + len(piece)
-                told = {"attempt": attempt, "rank": rank, "role": "worker", "offset": begin}
-                try:
-                    told["text"] = piece.decode()
-                except UnicodeDecodeError:
-                    told["data_base64"] = base64.b64encode(piece).decode()
+                told = self.piece(attempt, rank, begin, piece)
+                if not query.get("timestamps"):
+                    del told["timestamps"]
                 _frame(request, json.dumps(told))
                 pieces += 1
                 whole = sent[attempt, rank] == len(data)

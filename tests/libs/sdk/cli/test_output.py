@@ -96,7 +96,7 @@ def test_off_a_terminal_a_bar_is_noted_now_and_then(
     moment = [0.0]
     monkeypatch.setattr(follow.time, "monotonic", lambda: moment[0])
     render.configure(json=False, quiet=False, verbose=False)
-    screen = follow.Screen(render.Progress(), prefix=False)
+    screen = follow.Screen(render.Progress(), follow.Printer())
     screen.take(pieces({"offset": 0, "text": "load"})[0])
     assert capfdbinary.readouterr().out == b"load"
     screen.take(pieces({"offset": 4, "text": "ing\n"})[0])
@@ -121,7 +121,7 @@ def test_on_a_terminal_bars_are_drawn_and_commands_in_them_are_not_obeyed(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     render.configure(json=False, quiet=False, verbose=False)
     with render.Progress() as progress:
-        screen = follow.Screen(progress, prefix=True)
+        screen = follow.Screen(progress, follow.Printer(ranks=True))
         screen.take(pieces({"offset": 0, "line": "\r\x1b[32m10%\x1b[0m\x1b]0;pwned\x07\x9b2J"})[0])
         screen.take(pieces({"rank": 1, "offset": 0, "text": "prompt> "})[0])
         assert progress.drawn == ["[0] 10%\\x1b]0;pwned\\x07\\x9b2J", "[1] prompt> "]
@@ -138,6 +138,116 @@ def test_on_a_terminal_bars_are_drawn_and_commands_in_them_are_not_obeyed(
 def test_following_filters(shiftwork: Shiftwork, written: CliServer) -> None:
     del written
     assert shiftwork("logs", "ta", "-f", "--search", "^t").out == "two\nthree\n"
+
+
+def at(seconds: float) -> str:
+    """As the command prints it."""
+    return f"2026-11-21T10:00:{seconds:06.3f}Z"
+
+
+@pytest.fixture
+def dated(written: CliServer) -> CliServer:
+    """Two attempts; the last line of the first is written in two parts."""
+    written.output = {(1, 0): b"one\ntwo\nlo" + b"ng\n", (2, 0): b"three\n\r 10%\r 20%\nfour"}
+    written.written = {
+        (1, 0): {0: 0, 4: 0.1234567, 8: 1, 10: 7},
+        (2, 0): {0: 20, 6: 21, 11: 22, 16: 25},
+    }
+    return written
+
+
+LINES = [
+    f"{at(0)} one",
+    f"{at(0.123)} two",
+    f"{at(1)} long",
+    f"{at(20)} three",
+    f"{at(22)}  20%",
+    f"{at(25)} four",
+]
+
+
+@pytest.mark.parametrize("option", ["-t", "--timestamps"])
+@pytest.mark.parametrize("follow", [(), ("-f",)])
+def test_each_line_says_when_it_was_written(
+    shiftwork: Shiftwork, dated: CliServer, option: str, follow: tuple[str, ...]
+) -> None:
+    """That is when its first byte was; of a line that was rewritten, that of its last state."""
+    del dated
+    assert shiftwork("logs", "ta", option, *follow).out.splitlines() == LINES
+
+
+def test_times_go_with_the_other_options(shiftwork: Shiftwork, dated: CliServer) -> None:
+    assert shiftwork("logs", "ta", "-t", "--tail", "1").out == f"{at(25)} four\n"
+    assert shiftwork("logs", "ta", "-t", "--attempt", "1").out.splitlines() == LINES[:3]
+    assert shiftwork("logs", "ta", "-t", "--search", "o$").out == f"{at(0.123)} two\n"
+    assert shiftwork("logs", "ta", "-t", "--rank", "0").out.splitlines() == LINES
+    shiftwork("logs", "ta", "-t", "--since", "2026-11-21T12:00:00+02:00", "--attempt", "1")
+    assert dated.seen[-1].query["since"] == "2026-11-21T10:00:00Z"
+    # What is not asked for costs nothing.
+    shiftwork("logs", "ta")
+    assert "timestamps" not in dated.seen[-1].query
+
+
+@pytest.mark.parametrize("follow", [(), ("-f",)])
+def test_times_in_json(shiftwork: Shiftwork, dated: CliServer, follow: tuple[str, ...]) -> None:
+    del dated
+    lines = shiftwork("logs", "ta", "-t", "--json", *follow).out.splitlines()
+    assert json.loads(lines[1]) == {
+        "attempt": 1,
+        "rank": 0,
+        "role": "worker",
+        "at": "2026-11-21T10:00:00.123457Z",
+        "text": "two",
+    }
+
+
+def test_with_times_ranks_are_merged_by_these(shiftwork: Shiftwork, written: CliServer) -> None:
+    written.tasks["ta"]["nodes"] = 2
+    written.output = {(1, 0): b"a\nc\n", (1, 1): b"b\nd\n", (2, 0): b"e\n"}
+    written.written = {(1, 0): {0: 1, 2: 3.5}, (1, 1): {0: 2, 2: 4}, (2, 0): {0: 0}}
+    assert shiftwork("logs", "ta", "-t").out.splitlines() == [
+        f"{at(1)} [0] a",
+        f"{at(2)} [1] b",
+        f"{at(3.5)} [0] c",
+        f"{at(4)} [1] d",
+        f"{at(0)} [0] e",
+    ]
+
+
+def test_times_of_long_output_are_read_in_ranges(shiftwork: Shiftwork, written: CliServer) -> None:
+    text = "".join(f"line {number:05d}\n" for number in range(20_000))
+    written.output = {(1, 0): text.encode()}
+    written.written = {(1, 0): {11 * number: number / 1000 for number in range(0, 20_000, 10)}}
+    found = shiftwork("logs", "ta", "-t").out.splitlines()
+    assert found == [f"{at(n // 10 / 100)} line {n:05d}" for n in range(20_000)]
+
+
+def test_approximate_and_unknown_times_are_marked(shiftwork: Shiftwork, written: CliServer) -> None:
+    written.output = {(1, 0): b"old\nold\nnew\n", (2, 0): b"nothing known\n"}
+    written.written = {(1, 0): {0: 1, 8: 9}}
+    written.exact_from = 8
+    done = shiftwork("logs", "ta", "-t", "--attempt", "1")
+    assert done.out.splitlines() == [f"~{at(1)} old", f"~{at(1)} old", f"{at(9)} new"]
+    assert "times with ~ are approximate" in done.err
+    lines = shiftwork("logs", "ta", "-t", "--json", "--attempt", "1").out.splitlines()
+    assert [json.loads(line).get("approximate") for line in lines] == [True, True, None]
+    assert shiftwork("logs", "ta", "-t", "--attempt", "2").out == "- nothing known\n"
+
+
+def test_the_beginning_of_a_line_is_written_behind_its_time(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    render.configure(json=False, quiet=False, verbose=False)
+    screen = follow.Screen(render.Progress(), follow.Printer(times=True))
+
+    def take(offset: int, text: str, seconds: float) -> bytes:
+        stamps = [[offset, f"2026-11-21T10:00:{seconds:09.6f}Z"]]
+        screen.take(pieces({"offset": offset, "text": text, "timestamps": stamps})[0])
+        return capfdbinary.readouterr().out
+
+    assert take(0, "load", 1) == b"2026-11-21T10:00:01.000Z load"
+    assert take(4, "ing", 2) == b"ing"
+    assert take(7, "\nnext\n", 3) == b"\n2026-11-21T10:00:03.000Z next\n"
 
 
 def test_no_output_is_said(shiftwork: Shiftwork, server: CliServer) -> None:

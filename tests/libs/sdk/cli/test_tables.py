@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,46 @@ def test_rows_are_lines_that_fit_and_align(rows: list[tuple[str, str, str]], wid
         assert "\n" not in "".join(row)
 
 
+def test_the_last_column_may_go_on_in_further_lines() -> None:
+    columns = (render.Column("ID"), render.Column("EVENT", least=10, wrap=True))
+    rows = [["1", "running"], ["22", "asked to leave: its owner paused it"], ["3", "x" * 40]]
+    lines = ["".join(row).rstrip() for row in render.fitted(columns, rows, 24)]
+    assert lines == [
+        "ID  EVENT",
+        "1   running",
+        "22  asked to leave: its",
+        "    owner paused it",
+        "3   " + "x" * 40,
+    ]
+    assert len(render.fitted(columns, rows, None)) == 4
+
+
+words = st.lists(st.text("ab`(:é字\U0001f680", min_size=1, max_size=30))
+
+
+@given(words, st.integers(20, 100), st.integers(0, 30))
+def test_text_is_broken_between_words_and_keeps_all_of_them(
+    parts: list[str], width: int, hang: int
+) -> None:
+    text = "  label  " + " ".join(parts)
+    lines = render.wrapped(text, width, hang)
+    assert " ".join(lines).split() == text.split()
+    assert lines[0].startswith("  label")
+    for line in lines:
+        # Only a word that is too long by itself is longer than a line.
+        assert cell_len(line) <= width or len(line.split()) == 1
+    assert all(line.startswith(" " * min(hang, width - 20)) for line in lines[1:])
+
+
+def test_a_command_in_backticks_is_not_broken() -> None:
+    text = "raise its priority to above_normal (`shiftwork priority ylbnvu high`): it would start"
+    assert render.wrapped(text, 50, 2) == [
+        "raise its priority to above_normal",
+        "  (`shiftwork priority ylbnvu high`): it would",
+        "  start",
+    ]
+
+
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render, "is_terminal", lambda stream: stream is sys.stdout)
@@ -120,6 +161,24 @@ def test_ls_fits_eighty_columns_and_names_tasks(
         assert REASON in shiftwork("ls", *wide).out
     assert shiftwork("ls", "-o", "json").json == shiftwork("ls", "--json").json
     assert shiftwork("ls", "-o", "yaml").code == 2
+
+
+@pytest.mark.server
+@pytest.mark.usefixtures("terminal")
+def test_facts_events_and_sentences_fit_eighty_columns(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    server.tasks["ta"] = a_task("ta", reason={"code": "x", "text": REASON})
+    server.happen("ta", "run.preemption_requested", reason={"text": REASON}, deadline_at=None)
+    server.explanation = {"remedies": [f"raise its priority: {REASON}"]}
+    for command in ("explain", "events", "show"):
+        lines = shiftwork(command, "ta").out.splitlines()
+        told = re.sub(r"\x1b\[\d*m", "", "\n".join(lines))
+        assert max(map(cell_len, told.splitlines())) <= 80, command
+        assert REASON in " ".join(told.split()), command
+        # Nothing but a name of a fact or of a column stands in front.
+        assert REASON not in told
+        assert REASON in shiftwork(command, "ta", "--wide").out.replace("\x1b[0m", "")
 
 
 @pytest.mark.server

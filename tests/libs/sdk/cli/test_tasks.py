@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.libs.sdk.cli.server import CliServer, a_task, an_exit, problem
+from tests.libs.sdk.cli.server import NOW, CliServer, a_task, an_exit, problem
 
 if TYPE_CHECKING:
     from tests.libs.sdk.cli.conftest import Shiftwork
@@ -84,6 +84,18 @@ def test_show_tells_the_task_and_its_runs(shiftwork: Shiftwork, server: CliServe
     assert "2026-11-21 10:00:00Z (" in done.out
     assert "local-0,local-1" in done.out
     assert "3 attempts in a row" in done.err
+
+
+def test_show_says_what_is_of_an_earlier_attempt(shiftwork: Shiftwork, server: CliServer) -> None:
+    saved = {"no": 1, "step": 7, "uri": "file:///c", "saved_at": NOW, "attempt": 1}
+    ended = an_exit("preempted", 75)
+    fields = {"exit": ended, "checkpoint": saved}
+    server.tasks["ta"] = a_task("ta", state="running", attempt=2, **fields)
+    told = shiftwork("show", "ta").out
+    assert "exit        preempted (code 75), attempt 1: rank 0 exited" in told
+    assert "ago, attempt 1: file:///c" in told
+    server.tasks["ta"] = a_task("ta", state="paused", attempt=1, **fields)
+    assert "exit        preempted (code 75): rank 0 exited" in shiftwork("show", "ta").out
 
 
 @pytest.mark.parametrize("failed_rank", [1, None])
@@ -283,13 +295,19 @@ def test_explain_shows_the_order_the_victims_and_the_forecast(
     lines = shiftwork("explain", "ta").out.splitlines()
     told = [" ".join(line.split()) for line in lines]
     assert (
-        "1 before it by a higher level or a guarantee, 1 before it at level high (timeshare)"
-        in told
+        "1 task comes before it by a higher level or a guarantee, 1 by the order of level high"
+        " (policy timeshare)" in told
     )
-    assert any("+ 1m for what its owner submitted before, + 1h" in line for line in told)
+    (order,) = [line for line in told if "the earliest comes first" in line]
+    assert order.endswith(
+        ", and counts as 1m later for what its owner submitted before and 1h later for its size and"
+        " how long it may run"
+    )
     assert any("within its guarantee of 4 nodes, of which it holds 1.5" in line for line in told)
     (asked,) = [line for line in told if line.startswith("asked to leave")]
-    assert asked.startswith("asked to leave tb (low, 2 nodes, costs 4m of one node, until 2026-")
+    assert asked.startswith(
+        "asked to leave tb (low, 2 nodes, loses about 4m of one node's time, until 2026-"
+    )
     assert asked.endswith("): level low is below high")
     assert "kept for it n0, still held by tb" in told
     assert "kept for it n1, free" in told

@@ -217,3 +217,18 @@ def test_logs_on_a_terminal_show_every_line(terminal: Terminal, server: CliServe
     playing(server, 1, play)
     terminal("submit", "-f", "--", "true")
     assert split(terminal("logs", ID, "-f"))[0] == ["bar 100%|####", "VAL"]
+
+
+def test_kept_states_of_a_line_are_not_mixed_on_a_terminal(
+    terminal: Terminal, server: CliServer
+) -> None:
+    """A terminal would leave the end of the longer state behind the shorter one."""
+
+    def play(task_id: str) -> None:
+        server.write(1, 0, b"Error\r10%\nouter\ninner\x1b[A\nlast\r1")
+        server.move(task_id, "succeeded")
+
+    playing(server, 1, play)
+    terminal("submit", "-f", "--", "true")
+    for options in ((), ("-f",)):
+        assert split(terminal("logs", ID, *options))[0] == ["10%", "outer", "inner", "1"]

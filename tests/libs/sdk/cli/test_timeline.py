@@ -83,6 +83,24 @@ NODE = {"ready": True, "schedulable": True, "draining": False}
             {"goal": "stop", "now": True, "changed_by": "ann"},
             "stopped at once by ann",
         ),
+        (
+            "run.preemption_requested",
+            {"deadline_at": "2026-01-01T00:01:00Z", "reason": {"text": "its owner paused it"}},
+            "asked to leave by 00:01:00.000: its owner paused it",
+        ),
+        (
+            # It would have a minute, and is not waited for that long.
+            "run.preemption_requested",
+            {
+                "deadline_at": "2026-01-01T00:01:00Z",
+                "silent_deadline_at": "2026-01-01T00:00:05Z",
+                "reason": {"text": "its owner paused it"},
+            },
+            (
+                "asked to leave: its owner paused it; its program never asked whether to leave, and"
+                " is ended by force at 00:00:05.000 unless it asks by then"
+            ),
+        ),
         ("something.new", {}, "something new"),
     ],
 )
@@ -90,13 +108,47 @@ def test_sentences(kind: str, data: dict[str, Any], expected: str) -> None:
     assert sentence(kind, data) == expected
 
 
+REASON = {"code": "goal_pause", "text": "its owner paused it"}
+OTHER = {"code": "goal_stop", "text": "its owner stopped it"}
+
+
+def shown(events: list[Any]) -> list[int]:
+    repeats = timeline.Repeats()
+    return [each["position"] for each in events if not repeats.is_repeat(each)]
+
+
+def test_a_state_that_begins_with_an_event_is_not_said_again() -> None:
+    events = [
+        state(1, "queued", 0, None),
+        an_event(2, "run.assigned", 1, 1),
+        state(3, "starting", 1, 1, code="placed", text="starts on 1 node"),
+        state(4, "running", 2, 1),
+        an_event(5, "run.preemption_requested", 3, 1, reason=REASON),
+        state(6, "preempting", 3, 1, **REASON),
+        an_event(7, "run.preemption_requested", 4, 1, reason=OTHER),
+        # Another reason is news.
+        state(8, "preempting", 4, 1, code="turn_of", text="it is another task's turn"),
+        state(9, "preempting", 4, 1, **OTHER),
+        an_event(10, "run.kill_requested", 5, 1, reason=OTHER),
+        state(11, "killing", 5, 1, **OTHER),
+        # Another attempt, of which nothing was said before.
+        state(12, "starting", 6, 2, code="placed", text="starts on 1 node"),
+        an_event(13, "run.resumed", 6, 2),
+        # The task is told of again because its goal changed.
+        state(14, "running", 7, 2),
+        an_event(15, "task.goal_changed", 8, None, goal="pause"),
+        state(16, "running", 8, 2),
+    ]
+    assert shown(events) == [1, 2, 4, 5, 7, 8, 10, 12, 13, 14, 15]
+
+
 def an_event(position: int, kind: str, second: float, attempt: int | None, **data: Any) -> Any:
     at = f"2026-01-01T00:00:{second:09.6f}Z"
     return {"position": position, "type": kind, "at": at, "attempt": attempt, "data": data}
 
 
-def state(position: int, word: str, second: float, attempt: int | None) -> Any:
-    return an_event(position, "task.state_changed", second, attempt, state=word)
+def state(position: int, word: str, second: float, attempt: int | None, **reason: str) -> Any:
+    return an_event(position, "task.state_changed", second, attempt, state=word, reason=reason)
 
 
 def test_a_tasks_history_is_in_the_order_in_which_it_came_about() -> None:

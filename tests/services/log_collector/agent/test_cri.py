@@ -4,14 +4,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.log_collector.agent.cri import HEADER_BYTES_MAX, Inside, decode, stamp
+from services.log_collector.agent.cri import (
+    HEADER_BYTES_MAX,
+    STAMP_MICROS,
+    Inside,
+    Stamp,
+    decode,
+    decode_stamped,
+    stamp,
+)
 from services.log_collector.domain import fold
 
 AT = b"2026-01-01T00:00:00.123456789Z"
+MICROS = 1_767_225_600_123_456
 
 
-def entry(tag: bytes, text: bytes, stream: bytes = b"stdout") -> bytes:
-    return AT + b" " + stream + b" " + tag + b" " + text + b"\n"
+def entry(tag: bytes, text: bytes, stream: bytes = b"stdout", at: bytes = AT) -> bytes:
+    return at + b" " + stream + b" " + tag + b" " + text + b"\n"
 
 
 @pytest.mark.parametrize(
@@ -105,3 +114,76 @@ def test_the_stamp_is_the_first_entrys_time() -> None:
     assert stamp(entry(b"F", b"x")) == AT.decode()
     assert stamp(AT) == ""
     assert stamp(b"") == ""
+
+
+def after(millis: int) -> bytes:
+    return b"2026-01-01T00:%02d:%02d.%03dZ" % (millis // 60_000, millis // 1000 % 60, millis % 1000)
+
+
+def micros(millis: int) -> int:
+    return 1_767_225_600_000_000 + millis * 1000
+
+
+def test_entries_have_their_times() -> None:
+    raw = entry(b"F", b"one") + entry(b"P", b"tw", at=after(130)) + entry(b"F", b"o", at=after(200))
+    found = decode_stamped(raw + entry(b"F", b"three", at=after(500))[:-3], Inside.NOTHING)
+    assert found.data == b"one\ntwo\nthr"
+    # The second entry is within 50 ms of the first.
+    assert found.stamps == (Stamp(0, MICROS), Stamp(6, micros(200)), Stamp(8, micros(500)))
+    rest = decode_stamped(b"ee\n" + entry(b"F", b"four", at=after(600)), found.inside)
+    assert (rest.data, rest.stamps) == (b"ee\nfour\n", (Stamp(3, micros(600)),))
+
+
+@pytest.mark.parametrize(
+    "at",
+    [b"2026-01-01T00:00:00.5Z", b"2026-01-01T01:00:00.500000000+01:00", b"2026-01-01T00:00:00.50Z"],
+)
+def test_times_are_read_as_runtimes_write_them(at: bytes) -> None:
+    assert decode_stamped(entry(b"F", b"x", at=at), Inside.NOTHING).stamps == (
+        Stamp(0, micros(500)),
+    )
+
+
+@pytest.mark.parametrize("at", [b"2026-13-01T00:00:00Z", b"2026-01-01T00:00:00", b"2026-01-01Tx"])
+def test_a_time_that_is_none_is_left_out(at: bytes) -> None:
+    found = decode_stamped(entry(b"F", b"x", at=at) + entry(b"F", b"y"), Inside.NOTHING)
+    assert found.data == b"x\ny\n"
+    assert found.stamps == (Stamp(2, MICROS),)
+
+
+@given(entries, st.integers(0, 4000))
+def test_times_change_nothing_else(raw: bytes, cut: int) -> None:
+    inside = Inside.NOTHING
+    for piece in (raw[:cut], raw[cut:]):
+        plain, found = decode(piece, inside), decode_stamped(piece, inside)
+        assert (found.data, found.used, found.inside, found.bad) == (
+            plain.data,
+            plain.used,
+            plain.inside,
+            plain.bad,
+        )
+        if plain.used < len(piece):
+            break
+        inside = plain.inside
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 300)), min_size=1, max_size=60))
+def test_no_line_is_50_ms_later_than_its_time(gaps: list[tuple[int, int]]) -> None:
+    raw, at, lines = b"", 0, list[tuple[int, int]]()
+    size = 0
+    for gap, length in gaps:
+        at += gap
+        lines.append((size, micros(at)))
+        raw += entry(b"F", b"x" * length, at=after(at))
+        size += length + 1
+    stamps = decode_stamped(raw, Inside.NOTHING).stamps
+    assert list(stamps) == sorted(stamps)
+    for offset, written in lines:
+        told = [each.micros for each in stamps if each.offset <= offset][-1]
+        assert 0 <= written - told < STAMP_MICROS
+
+
+def test_few_times_are_read_of_much_that_is_written_at_once() -> None:
+    raw = b"".join(entry(b"F", b"x" * 80) for _ in range(3000))
+    found = decode_stamped(raw, Inside.NOTHING)
+    assert found.stamps == (Stamp(0, MICROS),)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import tempfile
@@ -11,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.log_collector.agent.output import CHUNK_BYTES_MAX, STAMPS_MAX
 from services.log_collector.agent.segments import FILLER
 from services.log_collector.agent.spool import Limits, Spool
 from services.log_collector.agent.wire import PodAnswer, PodAsk, PodKept
 from tests.services.log_collector.kubelet import NAMESPACE, Container, Kubelet
-from tests.services.log_collector.world import Hands
+from tests.services.log_collector.world import START, Hands
 
 MIB = 1 << 20
 LIMITS = Limits(bytes_max=1 << 30, keep_seconds=3600.0, settle_seconds=1.0, days_per_hour=0.25)
@@ -122,6 +124,45 @@ def test_an_ask_looks_by_itself(node: Node) -> None:
     assert answer.unsure
     node.wait(1.1)
     assert node.ask(offset=4) == PodAnswer(b"two\n")
+
+
+def test_each_answer_has_the_times_of_its_lines(node: Node) -> None:
+    """Wherever it begins, and however far away that is from the last one."""
+    container = node.kubelet.create("t-1-0")
+    node.spool.scan()
+    lines = [b"line %d\n" % number for number in range(8)]
+    for number, line in enumerate(lines):
+        container.clock = itertools.count(number * 10**9)
+        container.write(line)
+        if number == 4:
+            assert node.ask().data == b"".join(lines[:5])
+            container.rotate()
+
+    assert node.drain() == b"".join(lines)
+
+    def seconds(offset: int, bytes_max: int) -> list[tuple[int, int]]:
+        found = node.ask(offset=offset, size=bytes_max).stamps
+        return [(each.offset, int(each.micros / 10**6 - START.timestamp())) for each in found]
+
+    assert seconds(0, 35) == [(0, 0), (7, 1), (14, 2), (21, 3), (28, 4)]
+    assert seconds(35, 100) == [(0, 5), (7, 6), (14, 7)]
+    assert seconds(10, 9) == [(0, 1), (4, 2)]
+    assert seconds(0, 3) == [(0, 0)]
+
+
+def test_an_answer_has_so_many_times_at_most(node: Node) -> None:
+    container = node.kubelet.create("t-1-0")
+    for number in range(STAMPS_MAX + 500):
+        container.clock = itertools.count(number * 10**8)
+        container.write(b"x" * 100 + b"\n")
+    node.spool.scan()
+    data, stamps = b"", 0
+    while len(data) < 101 * (STAMPS_MAX + 500):
+        answer = node.ask(offset=len(data))
+        assert answer.data
+        assert len(answer.stamps) <= STAMPS_MAX + CHUNK_BYTES_MAX // 100
+        data, stamps = data + answer.data, stamps + len(answer.stamps)
+    assert STAMPS_MAX + 500 <= stamps <= STAMPS_MAX + 502
 
 
 def test_what_comes_late_into_a_rotated_file_keeps_its_place(node: Node) -> None:

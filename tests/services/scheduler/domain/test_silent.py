@@ -93,6 +93,26 @@ def test_who_never_asked_is_not_waited_for(
     assert low(stage).reason.code is code
 
 
+@pytest.mark.parametrize("mode", [PreemptMode.SDK, PreemptMode.SIGNAL])
+@pytest.mark.parametrize("listens", [False, True])
+def test_the_request_says_when_the_run_really_ends(mode: PreemptMode, *, listens: bool) -> None:
+    stage = a_stage(mode, listens=listens)
+    stage.submit(a_task("high", priority=Priority.HIGH))
+    (decision,) = [each for each in stage.plan().decisions if isinstance(each, Preempt)]
+    request, _ = applied(low(stage), decision, stage.now).messages
+    assert isinstance(request, PreemptionRequested)
+    silent = mode is PreemptMode.SDK and not listens
+    assert request.silent_deadline_at == (at(10 + SILENT) if silent else None)
+    assert request.deadline_at == at(10 + WHOLE)
+    # A stop of a run that was asked already says it again.
+    after = replace(low(preempted(stage)), listens=listens)
+    stop = GoalChanged(task_id="low", goal=Goal.STOP, revision=7, changed_at=at(12))
+    change = facts.on_goal_changed(after, stop, at(12), stage.settings)
+    assert not isinstance(change, Drop)
+    again = [each for each in change.messages if isinstance(each, PreemptionRequested)]
+    assert [each.silent_deadline_at for each in again] == [at(10 + SILENT) if silent else None]
+
+
 def test_what_the_program_is_told_is_the_time_that_it_has_once_it_listens() -> None:
     stage = a_stage()
     stage.submit(a_task("high", priority=Priority.HIGH))

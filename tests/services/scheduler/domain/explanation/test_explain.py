@@ -307,4 +307,6 @@ def test_a_turn_that_cannot_be_paid_says_when_it_can() -> None:
     (turn,) = [each for each in reply.remedies if each.startswith("its turn")]
     # A full account of 4 restarts of 60 s pays for everything; 200 are missing, a tenth a second.
     assert turn.startswith(f"its turn comes at {at(11 + 1999):%Y-%m-%d %H:%M:%SZ}: 1 run of level")
-    assert turn.endswith("the pool's budget holds 40 now and is enough then")
+    assert turn.endswith(
+        "; the budget for such losses holds 40 s of one node's time now, and enough by then"
+    )
