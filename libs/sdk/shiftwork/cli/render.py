@@ -352,6 +352,11 @@ def facts(pairs: Iterable[tuple[str, str]]) -> None:
 # --- words ----------------------------------------------------------------------------------
 
 
+def counted(number: float, noun: str) -> str:
+    """A number with its noun: ``1 task``, ``3 tasks``."""
+    return f"{round(number, 3):g} {noun}{'' if number == 1 else 's'}"
+
+
 def now() -> datetime:
     """The present, in UTC."""
     return datetime.now(timezone.utc)

@@ -1,17 +1,15 @@
 """``shiftwork submit``: a file and options to a task, and with ``-f`` its whole life."""
 
-import json
 import os
 import re
 import secrets
-import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import typer
 
-from shiftwork.cli import complete, environments, follow, here, parse, render, session
-from shiftwork.cli.failures import told_as_typed, usage
+from shiftwork.cli import complete, environments, files, follow, here, parse, render, session
+from shiftwork.cli.failures import naming, usage
 
 _PREEMPT = re.compile(r"sdk|kill|signal(:[A-Za-z0-9]+)?")
 FILE_BYTES_MAX = 1_048_576
@@ -129,25 +127,18 @@ def submit(
         "CMD": command,
     }
     given = {option: value for option, value in given.items() if value not in (None, "", [])}
-    target = now.target()
-    body = _overridden(read_file(file) if file is not None else {}, given, file)
-    source = str(file) if file is not None else ""
+    source = files.name_of(str(file)) if file is not None else ""
     # With a file, a field is the file's unless an option was given for it.
-    flags = {
+    fields = {
         field: option for option, (field, _) in FIELDS.items() if option in given or not source
     }
-    flags["wait_for_nodes"] = "--force"
+    fields["wait_for_nodes"] = "--force"
     if not source or "CMD" in given:
-        flags.update({"roles": "CMD", "command": "CMD"})
-    # Pods have a file system of their own, however near the server seems.
-    environments.add(body, target, venv)
-    if target.is_local and "pod" not in body:
-        body.setdefault("working_directory", str(Path.cwd()))
-        if not force:
-            places = (flags.get(name, name) for name in ("working_directory", "command"))
-            here.check(body, directory=next(places), command=next(places))
-    api = now.api()
-    with told_as_typed(flags, source):
+        fields.update({"roles": "CMD", "command": "CMD"})
+    with naming(fields, file=source):
+        body = _overridden(read_file(file) if file is not None else {}, given, source)
+        _add_surroundings(body, fields, venv, force=force)
+        api = now.api()
         if dry_run:
             _show_dry_run(api.create("/v1/tasks:dry-run", body))
             return
@@ -164,6 +155,21 @@ def submit(
     render.detail(
         f"follow it: shiftwork logs {task['id']} -f; why it waits: shiftwork explain {task['id']}"
     )
+
+
+def _add_surroundings(
+    body: Dict[str, Any], fields: Mapping[str, str], venv: Optional[Path], *, force: bool
+) -> None:
+    """What a task takes from where it is submitted, if it runs there: environment and directory.
+    Raises Failure for what is not there."""
+    target = session.current().target()
+    environments.add(body, target, venv)
+    # Pods have a file system of their own, however near the server seems.
+    if target.is_local and "pod" not in body:
+        body.setdefault("working_directory", str(Path.cwd()))
+        if not force:
+            places = (fields.get(name, name) for name in ("working_directory", "command"))
+            here.check(body, directory=next(places), command=next(places))
 
 
 def _show_dry_run(told: Dict[str, Any]) -> None:
@@ -185,7 +191,7 @@ def _show_dry_run(told: Dict[str, Any]) -> None:
             ("owner", task["owner"]),
             ("priority", task["priority"]),
             ("group", task["group"]),
-            ("size", f"{nodes} x " + ("whole nodes" if gpus is None else f"{gpus} GPUs")),
+            ("size", _size(nodes, gpus)),
             ("labels", render.labels(task["labels"])),
             ("on nodes with", render.labels(task["node_selector"])),
             ("command", command),
@@ -197,15 +203,19 @@ def _show_dry_run(told: Dict[str, Any]) -> None:
     render.note("nothing is submitted")
 
 
-def _overridden(
-    body: Dict[str, Any], given: Mapping[str, Any], file: Optional[Path]
-) -> Dict[str, Any]:
+def _size(nodes: int, gpus: Optional[int]) -> str:
+    if gpus is None:
+        return render.counted(nodes, "whole node")
+    return f"{nodes} x {render.counted(gpus, 'GPU')}"
+
+
+def _overridden(body: Dict[str, Any], given: Mapping[str, Any], source: str) -> Dict[str, Any]:
     """The API's new task: the file's fields, and over them what the options say. What neither
     gives the platform fills in."""
     if "CMD" in given and body.get("roles"):
         raise usage(
             "the roles of the file have commands of their own",
-            where=str(file),
+            where=source,
             fix="leave out what follows --, or the roles",
         )
     if "--preempt" in given:
@@ -218,7 +228,7 @@ def _overridden(
     if not (body.get("command") or body.get("roles")):
         raise usage(
             "there is no command to run",
-            where=str(file) if file is not None else "",
+            where=source,
             fix="write: shiftwork submit [options] -- CMD ..., or give --file",
         )
     return body
@@ -295,44 +305,11 @@ WHOLE = frozenset({"--pod-template"})
 
 def read_file(path: Path, what: str = "task", such_as: str = "command: [...]") -> Dict[str, Any]:
     """A task from a file, in the API's own fields. JSON always, YAML where PyYAML is."""
-    try:
-        if str(path) == "-":
-            data = sys.stdin.buffer.read(FILE_BYTES_MAX + 1)
-        else:
-            with path.open("rb") as opened:
-                data = opened.read(FILE_BYTES_MAX + 1)
-        text = data.decode()
-    except OSError as error:
-        raise usage(f"the file cannot be read: {error.strerror}", where=str(path)) from error
-    except UnicodeDecodeError:
-        raise usage("the file is not UTF-8", where=str(path)) from None
-    if len(data) > FILE_BYTES_MAX:
-        raise usage(f"the file is larger than {FILE_BYTES_MAX} bytes", where=str(path))
-    found: Any
-    try:
-        found = json.loads(text)
-    except ValueError as not_json:
-        found = _yaml(path, text, not_json)
-    body = parse.fields(found)
+    body = parse.fields(files.values(str(path), FILE_BYTES_MAX))
     if not body:
         raise usage(
             f"the file holds no {what}",
-            where=str(path),
+            where=files.name_of(str(path)),
             fix=f"write its fields, such as {such_as}",
         )
     return body
-
-
-def _yaml(path: Path, text: str, not_json: ValueError) -> Any:  # noqa: ANN401 - any document
-    try:
-        import yaml  # noqa: PLC0415 - optional: the extra needs Typer and rich alone
-    except ImportError:
-        raise usage(
-            f"the file is not JSON ({not_json}) and YAML cannot be read here",
-            where=str(path),
-            fix="write JSON, or install PyYAML",
-        ) from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise usage(f"the file is not YAML: {error}", where=str(path)) from None
