@@ -6,7 +6,8 @@ say. A field that is not known is refused, so that a misspelt one is noticed.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -68,6 +69,23 @@ class Body(BaseModel):
             for name in sorted(unknown)[UNKNOWN_NAMED_MAX:]:
                 given.pop(name)
         return cast("object", value)
+
+
+def fields_beside(body: object, place: Sequence[str | int]) -> Collection[str]:
+    """The fields of that part of a body in which ``place`` is one; none if they cannot be told."""
+    part = _body_in(body)
+    for name in place[:-1]:
+        if isinstance(name, str):
+            known = part.model_fields if part is not None else {}
+            part = _body_in(known[name].annotation) if name in known else None
+    return part.model_fields.keys() if part is not None else ()
+
+
+def _body_in(kind: object) -> type[BaseModel] | None:
+    """The body that a type consists of, such as the items of a list."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return kind
+    return next(filter(None, map(_body_in, get_args(kind))), None)
 
 
 class RoleBody(Body):

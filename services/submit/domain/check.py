@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from libs.contracts.ids import (
     LABEL_KEY_RULE,
     LABEL_VALUE_RULE,
+    NAME_RULE,
     RETRY_OF,
     is_label_key,
     is_label_value,
@@ -26,7 +27,15 @@ TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 ROLE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
 SIGNALS = frozenset({"USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM"})
 
+# What a limit's name begins with as an environment variable of this service.
+SETTING = "SHIFTWORK_SUBMIT_"
+
 Errors = Iterator[FieldError]
+
+
+def _set_by(limit: str) -> str:
+    """Who sets a limit, and how: the end of a fix."""
+    return f"; an administrator sets the limit: {SETTING}{limit.upper()}"
 
 
 def check_fields(spec: TaskSpec, limits: Limits) -> Errors:
@@ -38,9 +47,7 @@ def check_fields(spec: TaskSpec, limits: Limits) -> Errors:
 def check_person(field: str, value: str) -> Errors:
     """A user's or team's name."""
     if not is_name(value):
-        yield problem(
-            field, value, "is not a name", "use 1 to 63 of a-z, 0-9 and -, no - at the ends"
-        )
+        yield problem(field, value, "is not a name", f"use {NAME_RULE}")
 
 
 def _names(spec: TaskSpec, _limits: Limits) -> Errors:
@@ -56,7 +63,7 @@ def _names(spec: TaskSpec, _limits: Limits) -> Errors:
             "group",
             spec.group,
             "is not a group name",
-            "use 1 to 63 of a-z, 0-9 and -, no - at the ends",
+            f"use {NAME_RULE}",
         )
 
 
@@ -66,7 +73,7 @@ def _roles(spec: TaskSpec, limits: Limits) -> Errors:
             "roles",
             len(spec.roles),
             f"a task has 1 to {limits.roles_max} roles",
-            "give a command, or at least one role",
+            "give a command, or at least one role" + (_set_by("roles_max") if spec.roles else ""),
         )
     seen: set[str] = set()
     for index, role in enumerate(spec.roles[: limits.roles_max]):
@@ -103,7 +110,7 @@ def _command(at: str, command: tuple[str, ...], limits: Limits) -> Errors:
             at,
             f"{len(command)} arguments",
             f"has more than {limits.command_arguments_max} arguments",
-            "put them in a file that the program reads",
+            f"put them in a file that the program reads{_set_by('command_arguments_max')}",
         )
     size = sum(len(word.encode()) for word in command)
     if size > limits.command_bytes_max:
@@ -111,7 +118,7 @@ def _command(at: str, command: tuple[str, ...], limits: Limits) -> Errors:
             at,
             f"{size} bytes",
             f"is longer than {limits.command_bytes_max} bytes",
-            "put the script in a file and run that",
+            f"put the script in a file and run that{_set_by('command_bytes_max')}",
         )
     for index, word in enumerate(command):
         if "\0" in word:
@@ -128,7 +135,7 @@ def _environment(at: str, env: Mapping[str, str], limits: Limits) -> Errors:
             at,
             f"{len(env)} variables",
             f"has more than {limits.env_entries_max} variables",
-            "put the values in a file that the program reads",
+            f"put the values in a file that the program reads{_set_by('env_entries_max')}",
         )
     size = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in env.items())
     if size > limits.env_bytes_max:
@@ -136,7 +143,7 @@ def _environment(at: str, env: Mapping[str, str], limits: Limits) -> Errors:
             at,
             f"{size} bytes",
             f"is larger than {limits.env_bytes_max} bytes",
-            "put large values in a file that the program reads",
+            f"put large values in a file that the program reads{_set_by('env_bytes_max')}",
         )
     for name, value in env.items():
         yield from _variable(at, name, value)
@@ -171,7 +178,7 @@ def _labels(spec: TaskSpec, limits: Limits) -> Errors:
             "labels",
             f"{count} labels",
             f"a task has at most {limits.labels_max} labels",
-            "remove some",
+            f"remove some{_set_by('labels_max')}",
         )
     for key, value in spec.labels.items():
         longest = max(len(key), len(value))
@@ -192,7 +199,7 @@ def _nodes_wanted(spec: TaskSpec, limits: Limits) -> Errors:
             "node_selector",
             f"{len(spec.node_selector)} labels",
             f"a task selects at most {limits.selector_max} labels",
-            "remove some",
+            f"remove some{_set_by('selector_max')}",
         )
     for key, value in spec.node_selector.items():
         if not is_label_key(key):
@@ -205,7 +212,7 @@ def _nodes_wanted(spec: TaskSpec, limits: Limits) -> Errors:
             "tolerations",
             f"{len(spec.tolerations)} taints",
             f"a task tolerates at most {limits.tolerations_max} taints",
-            "remove some; a key alone tolerates all of its values",
+            "remove some; a key alone tolerates all of its values" + _set_by("tolerations_max"),
         )
     for index, taint in enumerate(spec.tolerations):
         if not is_taint(taint):
@@ -240,7 +247,7 @@ def _sizes(spec: TaskSpec, limits: Limits) -> Errors:
             "nodes",
             total,
             f"a task has at most {limits.nodes_max} nodes",
-            "split it into several tasks",
+            f"split it into several tasks{_set_by('nodes_max')}",
         )
     gpus = spec.gpus_per_node
     if gpus is not None and not 0 <= gpus <= limits.gpus_per_node_max:
@@ -248,7 +255,8 @@ def _sizes(spec: TaskSpec, limits: Limits) -> Errors:
             "gpus_per_node",
             gpus,
             f"is not between 0 and {limits.gpus_per_node_max}",
-            "leave it out for whole nodes, or give 0 for CPU only",
+            "leave it out for whole nodes, or give 0 for CPU only"
+            + (_set_by("gpus_per_node_max") if gpus > 0 else ""),
         )
     yield from _within("cpus", spec.cpus, 0.0, limits.cpus_max, "cores")
     yield from _within("memory_bytes", spec.memory_bytes, 0.0, limits.memory_bytes_max, "bytes")
@@ -262,7 +270,7 @@ def _times(spec: TaskSpec, limits: Limits) -> Errors:
         yield problem(
             "fence_after_seconds",
             fence,
-            f"is not between {low:g} and {high:g} s",
+            f"is not between {low:.0f} s and {high:.0f} s",
             "leave it out, or choose a time in that range",
         )
 
@@ -272,7 +280,7 @@ def _within(field: str, value: float | None, above: float, most: float, unit: st
         yield problem(
             field,
             value,
-            f"is not more than {above:g} and at most {most:g} {unit}",
+            f"is not more than {above:.0f} {unit} and at most {most:.0f} {unit}",
             "leave it out for no limit, or choose a value in that range",
         )
 
@@ -284,7 +292,7 @@ def _retry(spec: TaskSpec, limits: Limits) -> Errors:
             "retry.max_retries",
             retries,
             f"is not between 0 and {limits.retries_max}",
-            "choose a number in that range",
+            "choose a number in that range" + (_set_by("retries_max") if retries > 0 else ""),
         )
 
 
@@ -292,11 +300,12 @@ def _preemption(spec: TaskSpec, limits: Limits) -> Errors:
     policy = spec.preemption
     low, high = limits.ack_deadline_seconds_min, limits.ack_deadline_seconds_max
     if not low <= policy.ack_deadline_seconds <= high:
+        end = "min" if policy.ack_deadline_seconds < low else "max"
         yield problem(
             "preemption.ack_deadline_seconds",
             policy.ack_deadline_seconds,
-            f"is not between {low:g} and {high:g} s",
-            "choose a time in that range; an administrator sets it",
+            f"is not between {low:g} s and {high:g} s",
+            f"choose a time in that range{_set_by(f'ack_deadline_seconds_{end}')}",
         )
     if policy.mode is PreemptMode.SIGNAL and policy.signal not in SIGNALS:
         yield problem(
@@ -321,7 +330,7 @@ def _total(spec: TaskSpec, limits: Limits) -> Errors:
             "spec",
             f"{size} bytes",
             f"is larger than {limits.spec_bytes_max} bytes",
-            "put large values in files that the program reads",
+            f"put large values in files that the program reads{_set_by('spec_bytes_max')}",
         )
 
 

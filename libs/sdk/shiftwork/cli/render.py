@@ -354,7 +354,8 @@ def facts(pairs: Iterable[tuple[str, str]]) -> None:
 
 def counted(number: float, noun: str) -> str:
     """A number with its noun: ``1 task``, ``3 tasks``."""
-    return f"{round(number, 3):g} {noun}{'' if number == 1 else 's'}"
+    shown = str(number) if isinstance(number, int) else f"{round(number, 3):g}"
+    return f"{shown} {noun if number == 1 else noun + 's'}"
 
 
 def now() -> datetime:

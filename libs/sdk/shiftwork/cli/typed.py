@@ -210,21 +210,12 @@ class _Terms:
 
     def text(self, text: str) -> str:
         """A sentence with commands, options as they were typed, and the task's name."""
-        for route, command in _COMMANDS:
-            text = route.sub(lambda found, command=command: self._command(found, command), text)  # type: ignore[misc]
+        text = in_commands(text, self.task)
         for name, option in self._spelt():
             text = re.sub(rf"(?<![\w./-]){re.escape(name)}(?![\w-])", option, text)
         if self.task and text.startswith(_THE_TASK):
             text = self.task + text[len(_THE_TASK) - 1 :]
         return text
-
-    def _command(self, found: re.Match[str], command: str) -> str:
-        words = found.groupdict()
-        before = words.pop("before")
-        if self.task and "id" in words:
-            words["id"] = self.task
-        command = command.format_map(words)
-        return f"{before}{command}" if before else f"`{command}`"
 
     def _spelt(self) -> Iterator[tuple[str, str]]:
         """Names to replace in sentences: fields that cannot be words, and options' other names."""
@@ -269,7 +260,24 @@ class _Terms:
         return _Error(name, found.where, "", self.line.values.get(where, ""), found.what, found.fix)
 
 
-_THE_TASK = "the task "
+# How messages speak of the task that the request is about.
+_THE_TASK, _THIS = "the task ", "ID"
+
+
+def in_commands(text: str, task: str = "") -> str:
+    """A sentence with commands in place of routes. ``task``: the one that it is about."""
+    for route, command in _COMMANDS:
+
+        def shown(found: re.Match[str], command: str = command) -> str:
+            words = found.groupdict()
+            before = words.pop("before")
+            if task and words.get("id") == _THIS:
+                words["id"] = task
+            line = command.format_map(words)
+            return f"{before}{line}" if before else f"`{line}`"
+
+        text = route.sub(shown, text)
+    return text
 
 
 def _span(found: re.Match[str]) -> str:

@@ -34,7 +34,7 @@ ENDED = field(
     "goal",
     "stop",
     "the task has already succeeded",
-    "run it again with: POST /v1/tasks/t9/retry",
+    "run it again with: POST /v1/tasks/ID/retry",
 )
 
 
@@ -76,7 +76,7 @@ def test_retry_of_a_live_task_says_what_to_do(shiftwork: Shiftwork, server: CliS
         "task_id",
         "ta",
         "the task is still running",
-        "wait for its end, or end it first with: PUT /v1/tasks/ta/goal",
+        "wait for its end, or end it first with: PUT /v1/tasks/ID/goal",
     )
     server.first["POST", "/v1/tasks/ta/retry"] = [refusal(409, live)]
     done = shiftwork("retry", "demo")
@@ -168,7 +168,7 @@ def test_a_refusal_without_a_field_names_the_server_and_no_route(
 
 def test_values_are_shown_as_they_were_typed(shiftwork: Shiftwork, server: CliServer) -> None:
     name = "preemption.ack_deadline_seconds"
-    fix = "choose a time in that range; SHIFTWORK_SUBMIT_ACK_DEADLINE_SECONDS_MAX raises it"
+    fix = "choose a time in that range; a limit: SHIFTWORK_SUBMIT_ACK_DEADLINE_SECONDS_MAX"
     deadline = field(name, "32400.0", "is not between 1 s and 3600 s", fix)
     server.first["POST", "/v1/tasks"] = [refusal(422, deadline)] * 3
     done = shiftwork("submit", "--ack-deadline", "9h", "--", "true")
@@ -305,7 +305,14 @@ def test_one_task_is_not_several(shiftwork: Shiftwork, server: CliServer) -> Non
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(0, "0 tasks"), (1, "1 task"), (2, "2 tasks"), (1.5, "1.5 tasks")]
+    ("number", "said"),
+    [
+        (0, "0 tasks"),
+        (1, "1 task"),
+        (1.0, "1 task"),
+        (1.5, "1.5 tasks"),
+        (1_234_567, "1234567 tasks"),
+    ],
 )
 def test_counted_nouns(number: float, said: str) -> None:
     assert render.counted(number, "task") == wording.counted(number, "task") == said
