@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
-from shiftwork.cli.failures import Failure
+from shiftwork.cli.failures import USAGE, Failure
 
 from libs.contracts.wording import counted
 from services.allinone.embedded import nats, postgres
@@ -291,7 +291,8 @@ def users(place: Place, options: Options) -> Iterator[Finding]:
         yield Finding("ok", f"PostgreSQL and NATS run as {account.name if account else 'root'}")
         check_task_user(place, options)
     except LookupError as problem:
-        yield Finding("bad", str(problem), "name a user of this machine", "--service-user")
+        what, _, fix = str(problem).partition("; ")
+        yield Finding("bad", what, fix, "--service-user", USAGE)
         return
     except Failure as problem:
         yield finding_of(problem)
