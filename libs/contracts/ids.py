@@ -36,10 +36,11 @@ def name_ending(task_id: str) -> str:
 
 
 def is_name(text: str) -> bool:
-    """True if ``text`` can name a user, team or group: DNS-safe, lower case, at most 63."""
+    """True if ``text`` can name a user, team or group: ``NAME_RULE``."""
     return _NAME.fullmatch(text) is not None
 
 
+NAME_RULE = "1 to 63 of a-z, 0-9 and -, no - at the ends"
 LABEL_KEY_RULE = "1 to 253 of letters, digits, - _ . and /, a letter or digit at both ends"
 LABEL_VALUE_RULE = "at most 63 of letters, digits, - _ and ., a letter or digit at both ends"
 _LABEL_KEY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_./]{0,251}[A-Za-z0-9])?")

@@ -713,6 +713,7 @@ class SetPolicyReply(Message):
     warnings: tuple[FieldError, ...] = ()
     users: Mapping[str, str] = pydantic.Field(default_factory=dict)
     teams: Mapping[str, str] = pydantic.Field(default_factory=dict)
+    groups: Mapping[str, str] = pydantic.Field(default_factory=dict)
 
 
 class ListPolicies(Message):

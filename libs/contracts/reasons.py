@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from math import isfinite
 
 from libs.contracts.messages import Priority, Reason, ReasonCode
+from libs.contracts.wording import counted
 
 Sentence = Callable[["Said"], str]
 
@@ -89,7 +90,7 @@ class Said:
         """A gang: ``2 nodes with 4 GPUs each``, ``1 whole node``, ``3 nodes``."""
         nodes = self.numbers["nodes"]
         if "gpus" not in self.numbers:
-            return f"{figure(nodes)} whole node{'' if nodes == 1 else 's'}"
+            return counted(nodes, "whole node")
         if not self.numbers["gpus"]:
             return f"{self.count('nodes', 'node')} (CPU only)"
         each = " each" if nodes != 1 else ""

@@ -21,8 +21,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
-from shiftwork.cli.failures import Failure
+from shiftwork.cli.failures import USAGE, Failure
 
+from libs.contracts.wording import counted
 from services.allinone.embedded import nats, postgres
 from services.allinone.embedded.accounts import Account, can_run, service_account
 from services.allinone.findings import Finding, finding_of
@@ -189,12 +190,13 @@ def gpus(place: Place, options: Options) -> Iterator[Finding]:
     found = find_gpus()
     if found.gpus:
         models = ", ".join(sorted({gpu.model for gpu in found.gpus}))
-        yield Finding("ok", f"{len(found.gpus)} GPUs ({models}), driver {found.driver}")
+        yield Finding("ok", f"{counted(len(found.gpus), 'GPU')} ({models}), driver {found.driver}")
         if found.problem:
             yield Finding("warn", found.problem)
     elif options.nodes is not None or options.slots is not None:
         nodes, slots = options.nodes or 1, 1 if options.slots is None else options.slots
-        yield Finding("ok", f"no GPU ({found.problem}); {nodes} virtual nodes x {slots} slots")
+        size = f"{counted(nodes, 'virtual node')} x {counted(slots, 'slot')}"
+        yield Finding("ok", f"no GPU ({found.problem}); {size}")
     else:
         fix = "or declare slots: shiftwork up --nodes N --slots G"
         yield Finding("warn", f"no GPU ({found.problem}): this machine is one CPU-only node", fix)
@@ -289,7 +291,8 @@ def users(place: Place, options: Options) -> Iterator[Finding]:
         yield Finding("ok", f"PostgreSQL and NATS run as {account.name if account else 'root'}")
         check_task_user(place, options)
     except LookupError as problem:
-        yield Finding("bad", str(problem), "name a user of this machine", "--service-user")
+        what, _, fix = str(problem).partition("; ")
+        yield Finding("bad", what, fix, "--service-user", USAGE)
         return
     except Failure as problem:
         yield finding_of(problem)

@@ -279,12 +279,19 @@ def down(
         # The folder is free; the process itself is gone in a moment, too.
         time.sleep(LOOK_SECONDS / 10)
     render.note("stopped")
+    if session.current().json:
+        render.document(_outcome(place, keeper))
     if it.context:
         from services.allinone.chosen import running  # noqa: PLC0415 - small
 
         # Commands still go to the platform that is gone.
         for name, folder in running().items():
             render.note(f"{folder} runs: shiftwork context use {shlex.quote(name)}")
+
+
+def _outcome(place: Place, ended: Keeper | None) -> dict[str, Any]:
+    url = None if ended is None else ended.url
+    return {"data": str(place.data), "url": url, "stopped": ended is not None}
 
 
 def _keeper_to_end(place: Place) -> Keeper | None:
@@ -311,6 +318,8 @@ def _nothing_runs(place: Place) -> None:
     if problem is not None and problem.level == "bad":
         raise problem.failure()
     render.note(f"nothing runs on {place.data} (another folder: --data DIR)")
+    if session.current().json:
+        render.document(_outcome(place, None))
     with contextlib.suppress(Failure):
         for name, folder in running().items():
             render.note(f"{folder} runs: shiftwork down --context {shlex.quote(name)}")

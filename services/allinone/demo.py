@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 import uvloop
 
+from libs.contracts.wording import counted
 from libs.service import observability
 from libs.service.loop import pause
 from services.allinone.client import admin_client, items
@@ -124,7 +125,7 @@ async def _nodes(client: httpx.AsyncClient) -> list[Any]:
     """The nodes, once the launcher has told them."""
     while not (nodes := await items(client, "/v1/nodes")):
         await pause(0.05)
-    told = ", ".join(f"{node['id']} ({node['gpus']} slots)" for node in nodes)
+    told = ", ".join(f"{node['id']} ({counted(node['gpus'], 'slot')})" for node in nodes)
     say(f"Nodes: {told}")
     return nodes
 

@@ -16,6 +16,7 @@ from shiftwork.cli.client import Api
 from shiftwork.cli.dead_letters import SERVICES
 from shiftwork.cli.failures import USAGE, Failure
 
+from libs.contracts.wording import counted
 from services.allinone import checks
 from services.allinone.findings import Finding, finding_of
 from services.allinone.place import Options, Place
@@ -118,8 +119,9 @@ def _letters(place: Place) -> Iterator[Finding]:
         if not letter["replaying"]
     ]
     if found:
-        more = "or more " if len(found) >= LETTERS_MAX else ""
-        text = f"{len(found)} {more}dead letters wait: events that a service could not handle"
+        least = "at least " if len(found) >= LETTERS_MAX else ""
+        count = f"{least}{counted(len(found), 'dead letter')}"
+        text = f"{count} to look at: events that a service could not handle"
         yield Finding("warn", text, "shiftwork dead-letters ls, then replay or discard them")
 
 
@@ -127,7 +129,7 @@ def _parts(place: Place) -> Iterator[Finding]:
     if not place.is_kept() or not place.status.exists():
         return
     for name, part in json.loads(place.status.read_text()).items():
-        restarts = f", {part['restarts']} restarts" if part["restarts"] else ""
+        restarts = f", {counted(part['restarts'], 'restart')}" if part["restarts"] else ""
         text = f"{name}: {part['state']} since {part['since']}{restarts}"
         if part["state"] == "up" and not part["problem"]:
             yield Finding("warn" if part["restarts"] else "ok", text)

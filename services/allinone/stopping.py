@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import httpx
 
+from libs.contracts.wording import counted
 from libs.service.loop import pause
 from services.allinone.client import admin_client
 from services.allinone.embedded.credentials import write_private
@@ -59,7 +60,7 @@ async def drain_nodes(
         return
     nodes = [node["id"] for node in seen["nodes"] if node["schedulable"]]
     remember(nodes)
-    tell(f"asking {len(running)} running tasks to save and leave")
+    tell(f"asking {counted(len(running), 'running task')} to save and leave")
     for node in nodes:
         try:
             await _insist(partial(_close, client, node), PATIENCE_SECONDS)

@@ -35,13 +35,15 @@ def check_task_user(place: Place, options: Options) -> None:
     try:
         found = task_users(choice, place.machine)
     except ValueError as problem:
+        what, _, fix = _as_typed(str(problem)).partition("; ")
         where = "--task-users" if choice.users else "--task-user"
-        raise Failure(_as_typed(str(problem)), where=where, code=USAGE) from problem
+        raise Failure(what, where=where, fix=fix, code=USAGE) from problem
     for server, data in (("PostgreSQL", "postgres/data"), ("NATS", "nats")):
         try:
             account = service_account(place.data / data, options.service_user)
         except LookupError as problem:
-            raise Failure(str(problem), where="--service-user", code=USAGE) from problem
+            what, _, fix = str(problem).partition("; ")
+            raise Failure(what, where="--service-user", fix=fix, code=USAGE) from problem
         if found is not None and account is not None and account.uid in found.uids:
             raise Failure(
                 f"{server} runs as {account.name}, so tasks of that user could reach its data",

@@ -86,6 +86,9 @@ def bearer_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
     return ""
 
 
+ANOTHER = "ask an administrator for another (POST /v1/tokens)"
+
+
 def unauthenticated(detail: str) -> ProblemError:
     """401, saying how to show who one is."""
     return ProblemError(UNAUTHENTICATED, detail, headers=CHALLENGE)
@@ -148,7 +151,7 @@ class Authenticator:
             async with self._lookups.of(line):
                 identity = self._remembered(digest) or await self._find(digest)
         if identity.expires_at is not None and identity.expires_at <= self._clock.now():
-            raise unauthenticated("this token has expired; ask an administrator for another")
+            raise unauthenticated(f"this token has expired; {ANOTHER}")
         return identity
 
     def _remembered(self, digest: str) -> Identity | None:
@@ -193,11 +196,13 @@ class Authenticator:
             row = await tx.get(TokenRow, digest)
             user = await tx.get(UserRow, row.user) if row is not None else None
         if row is None or user is None:
-            raise unauthenticated("this token is not known; see `shiftwork token`")
+            raise unauthenticated("this token is not known")
         if row.revoked_at is not None:
-            raise unauthenticated("this token was revoked; ask an administrator for another")
+            raise unauthenticated(f"this token was revoked; {ANOTHER}")
         if user.disabled:
-            raise unauthenticated(f"user {user.name} is disabled; ask an administrator")
+            raise unauthenticated(
+                f"user {user.name} is disabled; ask an administrator (PATCH /v1/users/{user.name})"
+            )
         return Identity(user.name, user.role, user.team, row.id, row.name, row.expires_at, digest)
 
     @contextlib.contextmanager

@@ -6,9 +6,10 @@ say. A field that is not known is refused, so that a misspelt one is noticed.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Collection, Sequence
+from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, FailFast, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, FailFast, Field
 
 from libs.contracts.limits import CHECKPOINT_URI_BYTES_MAX
 from services.gateway.body_types import (
@@ -27,6 +28,23 @@ from services.gateway.body_types import (
 from services.gateway.spec_bodies import PriorityWord, TaskSpecBody
 from services.gateway.strict import Moment
 from services.gateway.words import GoalWord, UnitWord
+
+
+def fields_beside(body: object, place: Sequence[str | int]) -> Collection[str]:
+    """The fields of that part of a body in which ``place`` is one; none if they cannot be told."""
+    part = _body_in(body)
+    for name in place[:-1]:
+        if isinstance(name, str):
+            known = part.model_fields if part is not None else {}
+            part = _body_in(known[name].annotation) if name in known else None
+    return part.model_fields.keys() if part is not None else ()
+
+
+def _body_in(kind: object) -> type[BaseModel] | None:
+    """The body that a type consists of, such as the items of a list."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return kind
+    return next(filter(None, map(_body_in, get_args(kind))), None)
 
 
 class TaskBody(TaskSpecBody):

@@ -6,60 +6,70 @@ refused, unless the caller says that the person, team or group is to come.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from difflib import get_close_matches
+from collections.abc import Collection, Mapping
 
 from libs.contracts.messages import FieldError
-from libs.store.port import Op, Order, Tx, Where
-from services.gateway.problems import INVALID, ProblemError, shown
+from libs.contracts.wording import no_such
+from libs.store.port import Op, Tx, Where
+from services.gateway.problems import INVALID, ProblemError
 from services.gateway.rows import NodeRow, TeamRow, UserRow
 
 # So many names are compared with a misspelt one.
 COMPARED_MAX = 10_000
 ERRORS_MAX = 50
+NOBODY: Mapping[str, str] = {}
 
 
-async def require_known(tx: Tx, users: Mapping[str, str], teams: Mapping[str, str]) -> None:
-    """A problem that names each user and team that is not there. ``users`` and ``teams``: the
-    field that names someone, and the name."""
+async def require_known(
+    tx: Tx,
+    *,
+    users: Mapping[str, str] = NOBODY,
+    teams: Mapping[str, str] = NOBODY,
+    groups: Mapping[str, str] = NOBODY,
+) -> None:
+    """A problem that names each user, team and group that is not there.
+
+    Each mapping has names by the fields that name them. A group is there if a node is, or was
+    lately, in it; while no node is known, every group may be one that is to come.
+    """
     errors: list[FieldError] = []
-    for kind, word, asked in ((UserRow, "user", users), (TeamRow, "team", teams)):
-        names = sorted({*asked.values()})
-        rows = await tx.select(kind, Where("name", Op.IN, names)) if names else []
-        unknown = {*names} - {row.name for row in rows}
-        if unknown:
-            every = await tx.select(kind, order_by=(Order("name"),), limit=COMPARED_MAX)
-            there = [row.name for row in every]
-            errors += [
-                FieldError(
-                    field=field,
-                    value=shown(name),
-                    message=f"there is no {word} {shown(name)}",
-                    fix=f"{_meant(name, there, word)}; force accepts a {word} that is to come",
-                )
-                for field, name in asked.items()
-                if name in unknown
-            ]
+    for kind, word, asked in (
+        (UserRow, "user", users),
+        (TeamRow, "team", teams),
+        (NodeRow, "group", groups),
+    ):
+        unknown = {*asked.values()} - await _there(tx, kind, {*asked.values()})
+        there = await names_of(tx, kind) if unknown else []
+        if not there:
+            continue
+        for field, name in asked.items():
+            if name in unknown:
+                error = no_such(field, word, name, there)
+                fix = f"{error.fix}; force accepts a {word} that is to come"
+                errors.append(error.model_copy(update={"fix": fix}))
     if errors:
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         detail = f"{errors[0].field}: {errors[0].message}{more}"
         raise ProblemError(INVALID, detail, errors[:ERRORS_MAX])
 
 
-async def require_group(tx: Tx, field: str, group: str) -> None:
-    """A problem if no node is, or was lately, in the group. While none is known, all may come."""
-    if await tx.select(NodeRow, Where("group", Op.EQ, group), limit=1):
-        return
-    nodes = await tx.select(NodeRow, order_by=(Order("node_id"),), limit=COMPARED_MAX)
-    there = sorted({row.group for row in nodes})
-    if not there:
-        return
-    message = f"there is no group {shown(group)}"
-    fix = f"{_meant(group, there, 'group')}; force accepts a group that is to come"
-    error = FieldError(field=field, value=shown(group), message=message, fix=fix)
-    raise ProblemError(INVALID, f"{field}: {message}", [error])
+Named = type[UserRow] | type[TeamRow] | type[NodeRow]
 
 
-def _meant(name: str, there: list[str], word: str) -> str:
-    near = get_close_matches(name, there, n=1, cutoff=0.6)
-    return f"did you mean {near[0]}?" if near else f"`shiftwork {word} ls` lists those there are"
+async def _there(tx: Tx, kind: Named, names: Collection[str]) -> set[str]:
+    """Which of these names there are."""
+    if kind is NodeRow:
+        # A group may have thousands of nodes; one will do.
+        found = [await tx.select(NodeRow, Where("group", Op.EQ, name), limit=1) for name in names]
+        return {row.group for rows in found for row in rows}
+    rows = await tx.select(kind, Where("name", Op.IN, sorted(names))) if names else []
+    return {_name(row) for row in rows}
+
+
+async def names_of(tx: Tx, kind: Named) -> list[str]:
+    """The names of all users, teams or groups, as far as a misspelt one is compared with them."""
+    return sorted({_name(row) for row in await tx.select(kind, limit=COMPARED_MAX)})
+
+
+def _name(row: UserRow | TeamRow | NodeRow) -> str:
+    return row.group if isinstance(row, NodeRow) else row.name

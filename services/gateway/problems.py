@@ -6,12 +6,18 @@ an answer. ``type`` is one word that programs can compare; ``errors`` name field
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from libs.contracts.ids import NAME_RULE
 from libs.contracts.messages import FieldError, Refusal, RefusalCode
+from libs.contracts.wording import meant, not_found
+from services.gateway.bodies import NAME, fields_beside
 
 VALUE_CHARACTERS_MAX = 80
 ERRORS_MAX = 50
@@ -68,36 +74,45 @@ BY_STATUS: Mapping[int, Kind] = {
         UNAVAILABLE,
     )
 }
-# What to do about a field, by pydantic's kind of complaint; its own words fill the rest.
-FIXES: Mapping[str, str] = {
-    "missing": "give this field",
-    "extra_forbidden": "leave this field out, or correct its name: /docs lists the fields",
-    "json_invalid": "send one JSON value, in UTF-8",
-    "literal_error": "give one of {expected}",
-    "greater_than_equal": "give {ge} or more",
-    "greater_than": "give more than {gt}",
-    "less_than_equal": "give {le} or less",
-    "less_than": "give less than {lt}",
-    "string_too_long": "shorten it to {max_length} characters",
-    "string_too_short": "give at least {min_length} characters",
-    "too_long": "give at most {max_length}",
-    "too_short": "give at least {min_length}",
-    "string_pattern_mismatch": "write it in the form {pattern}",
-    "int_parsing": "give a whole number",
-    "int_type": "give a whole number",
-    "int_from_float": "give a whole number",
-    "float_type": "give a number",
-    "float_parsing": "give a number",
-    "bool_type": "give true or false",
-    "bool_parsing": "give true or false",
-    "string_type": "give a text",
-    "list_type": "give a list",
-    "dict_type": "give an object",
-    "model_type": "give an object",
-    "model_attributes_type": "give an object with content type application/json",
-    "finite_number": "give a finite number",
-    "value_error": "correct this field: /docs describes it",
+# What is wrong with a field and what to do about it, by pydantic's kind of error. Its numbers are
+# filled in; where the first is empty, its own message stands.
+_WHOLE = ("is not a whole number", "give a whole number")
+_NUMBER = ("is not a number", "give a number")
+_FLAG = ("is neither true nor false", "give true or false")
+_OBJECT = ("is not an object", "give an object")
+WORDS: Mapping[str, tuple[str, str]] = {
+    "missing": ("is missing", "give this field"),
+    "extra_forbidden": (
+        "there is no such field",
+        "leave this field out, or correct its name: /docs lists the fields",
+    ),
+    "json_invalid": ("", "send one JSON value, in UTF-8"),
+    "literal_error": ("is not known here", "give one of {expected}"),
+    "greater_than_equal": ("is less than {ge}", "give {ge} or more"),
+    "greater_than": ("is not more than {gt}", "give more than {gt}"),
+    "less_than_equal": ("is more than {le}", "give {le} or less"),
+    "less_than": ("is not less than {lt}", "give less than {lt}"),
+    "string_too_long": ("is too long", "shorten it to {max_length} characters"),
+    "string_too_short": ("is too short", "give at least {min_length} characters"),
+    "too_long": ("has too many entries", "give at most {max_length}"),
+    "too_short": ("has too few entries", "give at least {min_length}"),
+    "string_pattern_mismatch": ("has another form", "write it in the form {pattern}"),
+    "int_parsing": _WHOLE,
+    "int_type": _WHOLE,
+    "int_from_float": _WHOLE,
+    "float_type": _NUMBER,
+    "float_parsing": _NUMBER,
+    "bool_type": _FLAG,
+    "bool_parsing": _FLAG,
+    "string_type": ("is not a text", "give a text, in quotation marks"),
+    "list_type": ("is not a list", "give a list"),
+    "dict_type": _OBJECT,
+    "model_type": _OBJECT,
+    "model_attributes_type": ("", "give an object with content type application/json"),
+    "finite_number": ("is not finite", "give a finite number"),
 }
+_DESCRIBED = ("", "correct this field: /docs describes it")
+_NAME = ("is not a name", f"use {NAME_RULE}")
 
 
 class ProblemError(Exception):
@@ -142,9 +157,26 @@ def refused(refusal: Refusal, retry_after_seconds: int) -> ProblemError:
     return ProblemError(kind, refusal.detail or kind.title, refusal.errors, headers)
 
 
-def of_validation(details: Sequence[ErrorDetails]) -> ProblemError:
-    """What pydantic found wrong with a request, in our words and without its secrets."""
-    errors = [_field_error(detail) for detail in details[:ERRORS_MAX]]
+def absent(field: str, kind: str, name: str, known: Iterable[str] = ()) -> ProblemError:
+    """404: nothing of this kind has the name."""
+    return refused(not_found(field, kind, name, known), 0)
+
+
+def taken(field: str, kind: str, name: str, fix: str) -> ProblemError:
+    """409: there is one of this kind and name."""
+    message = f"there is a {kind} {name} already"
+    error = FieldError(field=field, value=shown(name), message=message, fix=fix)
+    return ProblemError(CONFLICT, message, [error])
+
+
+def of_validation(
+    details: Sequence[ErrorDetails], body: type[BaseModel] | None = None
+) -> ProblemError:
+    """What pydantic found wrong with a request, in our words and without its secrets.
+
+    ``body`` is what the route takes.
+    """
+    errors = [_field_error(detail, body) for detail in details[:ERRORS_MAX]]
     for detail in details[:1]:
         if detail["type"] == "json_invalid":
             why = (detail.get("ctx") or {}).get("error", "it is not JSON")
@@ -162,17 +194,34 @@ def shown(value: object) -> str:
     return text if len(text) <= VALUE_CHARACTERS_MAX else text[: VALUE_CHARACTERS_MAX - 1] + "…"
 
 
-def _field_error(detail: ErrorDetails) -> FieldError:
+def _field_error(detail: ErrorDetails, body: type[BaseModel] | None) -> FieldError:
     place = detail["loc"][1:] if len(detail["loc"]) > 1 else detail["loc"]
     secret = bool({"env", "template"} & set(place)) or detail["type"] in {"missing", "json_invalid"}
-    context = {name: str(value) for name, value in (detail.get("ctx") or {}).items()}
-    fix = FIXES.get(detail["type"], "correct this field: /docs describes it")
+    context = _Known({name: str(value) for name, value in (detail.get("ctx") or {}).items()})
+    words = WORDS.get(detail["type"], _DESCRIBED)
+    message, fix = (text.format_map(context) for text in words)
+    if context["pattern"].endswith(NAME):
+        message, fix = _NAME
+    if detail["type"] == "extra_forbidden":
+        fix = f"{meant(field_path(place[-1:]), fields_beside(body, place))} {fix}".strip()
+    if detail["type"] == "list_type" and not secret:
+        fix += _as_list(detail["input"])
     return FieldError(
         field=field_path(place),
         value="" if secret else shown(detail["input"]),
-        message=_begun_small(detail["msg"]),
-        fix=fix.format_map(_Known(context)),
+        message=message or _begun_small(detail["msg"]),
+        fix=fix,
     )
+
+
+def _as_list(value: object) -> str:
+    """A command line that was given as one text, as the list that it has to be."""
+    if not isinstance(value, str) or not 0 < len(value) <= VALUE_CHARACTERS_MAX:
+        return ""
+    try:
+        return f": {json.dumps(shlex.split(value))}"
+    except ValueError:
+        return ""
 
 
 def _begun_small(text: str) -> str:

@@ -17,7 +17,6 @@ from libs.contracts.messages import (
     AckCheckpointReply,
     Checkpoint,
     CheckpointSaved,
-    FieldError,
     InventoryListed,
     KillRequested,
     PreemptionRequested,
@@ -26,7 +25,6 @@ from libs.contracts.messages import (
     Reemit,
     ReemitReply,
     Refusal,
-    RefusalCode,
     RunAssigned,
     RunExited,
     RunResumed,
@@ -36,6 +34,7 @@ from libs.contracts.messages import (
     SetSchedulable,
     SetSchedulableReply,
 )
+from libs.contracts.wording import not_found
 from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.launcher import store
@@ -156,7 +155,7 @@ async def set_schedulable(tx: Tx, command: SetSchedulable) -> SetSchedulableRepl
     """Cordon or uncordon a node: no new run comes to a cordoned one, and a drained one is left."""
     row = await tx.get(NodeRow, command.node_id)
     if row is None or row.removed:
-        return SetSchedulableReply(refusal=_no_node(command.node_id))
+        return SetSchedulableReply(refusal=await _no_node(tx, command.node_id))
     after = inventory.cordon(row, command.schedulable, tx.now, drain=command.drain)
     if after != row:
         tx.put(after)
@@ -168,7 +167,7 @@ async def set_node_marks(tx: Tx, command: SetNodeMarks) -> SetNodeMarksReply:
     """Change the labels and taints that operators gave a node; what runs there goes on."""
     row = await tx.get(NodeRow, command.node_id)
     if row is None or row.removed:
-        return SetNodeMarksReply(refusal=_no_node(command.node_id))
+        return SetNodeMarksReply(refusal=await _no_node(tx, command.node_id))
     after = marks.marked(row, command, tx.now)
     if isinstance(after, Refusal):
         return SetNodeMarksReply(refusal=after)
@@ -178,15 +177,9 @@ async def set_node_marks(tx: Tx, command: SetNodeMarks) -> SetNodeMarksReply:
     return SetNodeMarksReply(labels=after.node.labels, taints=after.node.taints)
 
 
-def _no_node(node_id: str) -> Refusal:
-    error = FieldError(
-        field="node_id",
-        value=node_id,
-        message="is no node of the inventory",
-        fix="see `shiftwork nodes`",
-    )
-    detail = f"there is no node {node_id}"
-    return Refusal(code=RefusalCode.NOT_FOUND, detail=detail, errors=(error,))
+async def _no_node(tx: Tx, node_id: str) -> Refusal:
+    known = [row.node_id for row in await tx.select(NodeRow) if not row.removed]
+    return not_found("node_id", "node", node_id, known)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from libs.contracts.wording import meant
+
 # Below are the system's own users; above, numbers that some programs take for "none".
 UID_MIN, UID_MAX = 1000, 4_000_000_000
 EXAMPLE = "300000-309999"
@@ -227,12 +229,14 @@ def uids_of(text: str) -> range:
     """The user numbers of ``FIRST-LAST``. ValueError if they are not for us to give away."""
     found = RANGE.fullmatch(text)
     if found is None:
-        raise ValueError(f"task_users {text!r} is no range of user numbers such as {EXAMPLE}")
+        raise ValueError(
+            f"task_users {text!r} is no range of user numbers such as {EXAMPLE}; write FIRST-LAST"
+        )
     first, last = int(found[1]), int(found[2])
     if not UID_MIN <= first <= last <= UID_MAX:
         raise ValueError(
-            f"task_users {text} must go up and lie between {UID_MIN} and {UID_MAX}, for example"
-            f" {EXAMPLE}"
+            f"task_users {text} must go up and lie between {UID_MIN} and {UID_MAX}; give numbers"
+            f" such as {EXAMPLE}"
         )
     uids = range(first, last + 1)
     for taken, holder in _taken():
@@ -254,7 +258,15 @@ def _account(name: str) -> pwd.struct_passwd:
     try:
         return pwd.getpwnam(name)
     except KeyError:
-        raise ValueError(f"task_user {name!r} is no user of this machine") from None
+        raise ValueError(
+            f"task_user {name!r} is no user of this machine; {user_advice(name)}"
+        ) from None
+
+
+def user_advice(name: str) -> str:
+    """What to do about a user that this machine does not have."""
+    users = [user.pw_name for user in pwd.getpwall() if user.pw_uid != 0]
+    return f"{meant(name, users)} `getent passwd` lists them".strip()
 
 
 def _taken() -> Iterator[tuple[range, str]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from libs.contracts.messages import FieldError
+from libs.contracts.wording import meant
 from services.scheduler import policy_fields as f
 from services.scheduler.domain.model import WEIGHTS
 from services.scheduler.domain.policy import (
@@ -137,7 +138,7 @@ def validate(
         if name is None:
             continue
         if capacity is not None and name not in capacity:
-            fix = "correct the name, or add the nodes; `shiftwork group ls` lists those known"
+            fix = f"{meant(name, capacity)} GET /v1/groups lists those with nodes".strip()
             faults.warn(path, name, "is a group without known nodes", fix)
         if value is None:
             gone.append(name)

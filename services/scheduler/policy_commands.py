@@ -35,6 +35,7 @@ from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.dry_run import DryRun, diff
 from services.scheduler.policies import Parsed, document_of, named, overcommitted, parse
+from services.scheduler.policy_fields import at
 
 # A page of policies stays below what the bus carries, whatever its limit.
 PAGE_CHARACTERS_MAX = 400_000
@@ -122,13 +123,20 @@ class PolicyCommands:
 
     async def set_policy(self, tx: Tx, command: SetPolicy) -> SetPolicyReply:
         """Set the policies of a document, all or none. Setting the same again changes nothing.
-        With ``check_only`` nothing is set: the answer says whom the document names."""
+        With ``check_only`` nothing is set: the answer says whom and which groups the document
+        names."""
         found = await self._parse(tx, command)
         if found.errors:
             return SetPolicyReply(refusal=refusal(found))
         if command.check_only:
             users, teams = named(found.policies)
-            return SetPolicyReply(warnings=found.warnings, users=users, teams=teams)
+            groups = [*(policy.group for policy in found.policies), *found.taken_away]
+            return SetPolicyReply(
+                warnings=found.warnings,
+                users=users,
+                teams=teams,
+                groups={at("groups", group): group for group in groups},
+            )
         wanted = [*found.policies, *(self._without(group) for group in found.taken_away)]
         versions: dict[str, int] = {}
         changes: list[str] = []

@@ -10,11 +10,11 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, cast
 
 from libs.contracts.ids import is_name
 from libs.contracts.messages import FieldError, Priority
+from libs.contracts.wording import meant
 
 FAULTS_MAX = 100
 VALUE_SHOWN_MAX = 80
@@ -80,9 +80,9 @@ def nth(path: str, index: int) -> str:
 
 def closest(word: object, known: Collection[str]) -> str:
     """The fix for a word that is not known."""
-    near = get_close_matches(str(word).lower(), known, n=1, cutoff=0.6)
+    near = meant(str(word).lower(), known)
     if near:
-        return f"did you mean {near[0]}?"
+        return near
     names = sorted(known)
     more = f" and {len(names) - KNOWN_SHOWN_MAX} more" if len(names) > KNOWN_SHOWN_MAX else ""
     return "known here: " + (", ".join(names[:KNOWN_SHOWN_MAX]) or "none") + more

@@ -34,6 +34,7 @@ from libs.contracts.messages import (
     TaskStateChanged,
     TaskSubmitted,
 )
+from libs.contracts.wording import not_found
 from libs.pods.pod_policy import PodPolicy
 from libs.pods.request_validation import check_pod
 from libs.pods.requester import Requester
@@ -42,7 +43,7 @@ from libs.store.port import Tx
 from services.submit import store
 from services.submit.domain.fill import fill_in
 from services.submit.domain.fit import check_quota
-from services.submit.domain.goals import Change, judge_goal, judge_priority, unknown
+from services.submit.domain.goals import Change, judge_goal, judge_priority
 from services.submit.domain.model import TERMINAL_STATES, Rules, problem
 from services.submit.domain.validate import (
     check_asker,
@@ -175,7 +176,7 @@ async def set_goal(tx: Tx, command: SetGoal) -> SetGoalReply:
     """Note what the owner wants of the task; wanting the same again changes nothing."""
     row = await tx.get(TaskRow, command.task_id)
     if row is None:
-        return SetGoalReply(refusal=unknown(command.task_id))
+        return SetGoalReply(refusal=not_found("task_id", "task", command.task_id))
     verdict = judge_goal(
         command.goal,
         current=row.goal,
@@ -204,7 +205,7 @@ async def set_priority(tx: Tx, command: SetPriority) -> SetPriorityReply:
     """Note another level; one at which the quota can never admit the task is refused."""
     row = await tx.get(TaskRow, command.task_id)
     if row is None:
-        return SetPriorityReply(refusal=unknown(command.task_id))
+        return SetPriorityReply(refusal=not_found("task_id", "task", command.task_id))
     verdict = judge_priority(command.priority, current=row.priority, state=row.state)
     if verdict is Change.APPLY:
         facts = await store.facts_for(tx, owner=row.owner, team=row.team, group=row.spec.group)

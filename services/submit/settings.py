@@ -8,13 +8,14 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import BaseServiceSettings
+from services.submit.domain.check import SETTING
 from services.submit.domain.model import Rules
 
 
 class SubmitSettings(Rules, BaseServiceSettings):
     """Environment variables ``SHIFTWORK_SUBMIT_…``; among them the rules for specs."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="ignore", env_prefix="SHIFTWORK_SUBMIT_")
+    model_config = SettingsConfigDict(frozen=True, extra="ignore", env_prefix=SETTING)
 
     # Nothing waits for what is noted here: many events, one transaction.
     batch_gap_seconds: float = Field(default=0.05, ge=0, le=1)

@@ -33,7 +33,11 @@ def test_down_lets_tasks_save_and_up_resumes_them(own: Shiftwork) -> None:
     own.good("down", *data)
     assert own("ls").code == 3
     # Ending what has ended is no mistake.
-    own.good("down", *data)
+    assert own.good("down", *data, "--json").json == {
+        "data": str(own.data),
+        "url": None,
+        "stopped": False,
+    }
 
     own.bring_up()
     own.wait(task, "running")

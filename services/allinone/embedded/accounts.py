@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.launcher.task_users import user_advice
+
 # The first of these that exists; tasks must run as somebody else, or they could reach the data.
 SERVICE_USERS = ("shiftwork", "postgres", "daemon", "nobody")
 
@@ -47,9 +49,10 @@ def service_account(data: Path, wanted: str | None) -> Account | None:
             continue
         if entry.pw_uid != 0:
             return Account(entry.pw_uid, entry.pw_gid, name)
+    names = wanted or ", ".join(SERVICE_USERS)
+    fix = user_advice(wanted) if wanted else "name one with --service-user"
     raise LookupError(
-        f"no unprivileged user to run PostgreSQL as: {wanted or ', '.join(SERVICE_USERS)} "
-        "does not exist (or is root); name one with --service-user"
+        f"no unprivileged user to run the servers as: {names} does not exist (or is root); {fix}"
     )
 
 

@@ -80,7 +80,7 @@ def dryrun(target: Target, wanted: Wanted, choices: Choices) -> None:
     refused = [each for each in changes if each.kind == "refused"]
     if refused:
         raise Failure(
-            f"the cluster refuses {len(refused)} objects: {refused[0].detail}",
+            f"the cluster refuses {render.counted(len(refused), 'object')}: {refused[0].detail}",
             where=f"{refused[0].object} {refused[0].name}",
             fix="correct the values, or get the rights that are named",
         )

@@ -14,6 +14,7 @@ from time import monotonic, sleep
 import httpx
 from shiftwork.cli.failures import UNREACHABLE, Failure
 
+from libs.contracts.wording import counted
 from services.allinone.kubernetes import reach, standing
 from services.allinone.kubernetes.kubectl import Kubectl
 from services.allinone.stopping import open_nodes
@@ -131,7 +132,7 @@ def reopen(kubectl: Kubectl, it: reach.Installed, tell: Tell) -> None:
     if kept is None:
         return
     nodes: list[str] = json.loads(kept["data"]["nodes"])
-    tell(f"opening the {len(nodes)} nodes that `down` had closed")
+    tell(f"opening {counted(len(nodes), 'node')} that `down` had closed")
     with reach.front_door(kubectl, it) as (url, token):
         try:
             asyncio.run(_open(url, token, nodes))

@@ -15,6 +15,7 @@ from typing import Any
 from shiftwork.cli.failures import REFUSED, UNREACHABLE, Failure
 from shiftwork.cli.parse import fields, listed
 
+from libs.contracts.wording import counted
 from services.allinone.findings import Finding
 from services.allinone.kubernetes import programs, reach, rights, standing
 from services.allinone.kubernetes.choices import VOLUMES
@@ -190,7 +191,7 @@ def _nodes(kubectl: Kubectl, wants: Wants) -> Iterator[Finding]:
     with_gpus = [name for name, count in offered.items() if count]
     if with_gpus:
         total = sum(offered.values())
-        text = f"{total} {wants.gpu_resource} on {len(with_gpus)} nodes"
+        text = f"{total} {wants.gpu_resource} on {counted(len(with_gpus), 'node')}"
         yield Finding("ok", text)
         return
     others = sorted({name for node in ready for name in _gpu_like(node)})

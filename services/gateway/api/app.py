@@ -110,8 +110,9 @@ async def _on_problem(request: Request, error: Any) -> Response:  # noqa: ANN401
 
 
 async def _on_validation(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it
-    del request
-    return _problem(of_validation(error.errors()))
+    body = getattr(request.scope.get("route"), "body_field", None)
+    kind = body.field_info.annotation if body is not None else None
+    return _problem(of_validation(error.errors(), kind))
 
 
 async def _on_http(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it

@@ -28,7 +28,7 @@ from services.gateway.capacity import Capacity
 from services.gateway.commands import Commands
 from services.gateway.listeners import Listeners
 from services.gateway.live import Gate, Live
-from services.gateway.problems import INTERNAL, NOT_FOUND, ProblemError, invalid
+from services.gateway.problems import INTERNAL, ProblemError, absent, invalid
 from services.gateway.refusals import Refusals, Refused
 from services.gateway.rows import AcceptedRow, TaskRow
 from services.gateway.settings import GatewaySettings
@@ -230,7 +230,7 @@ async def paging(
 
 
 Wanted = Annotated[Paging, Depends(paging)]
-Force = Annotated[bool, Query(description="accept users and teams that are to come")]
+Force = Annotated[bool, Query(description="accept users, teams and groups that are to come")]
 
 
 UNREADABLE = Counter("shiftwork_gateway_unreadable_rows_total", "Rows set apart from a list")
@@ -289,9 +289,7 @@ async def task_or_404(tx: Tx, task_id: str) -> TaskRow:
     """A task, or the problem that there is none."""
     row = await rows_of.task(tx, task_id)
     if row is None:
-        raise ProblemError(
-            NOT_FOUND, f"there is no task {task_id[:60]!r}; GET /v1/tasks lists those that are"
-        )
+        raise absent("task_id", "task", task_id)
     return row
 
 

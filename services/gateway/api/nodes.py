@@ -23,7 +23,7 @@ from services.gateway.api.deps import (
 )
 from services.gateway.auth import Identity, require_admin
 from services.gateway.bodies import LabelsBody, SchedulableBody, TaintsBody
-from services.gateway.problems import NOT_FOUND, ProblemError, invalid
+from services.gateway.problems import absent, invalid
 from services.gateway.rows import NodeRow, TaskRow
 from services.gateway.store import Sort
 from services.gateway.words import HOLDING
@@ -93,8 +93,9 @@ async def show_node(node_id: str, caller: Caller, parts: Parts) -> Response:
     async with parts.store.transaction() as tx:
         row = await tx.get(NodeRow, node_id)
         held = await rows_of.held(tx, LIVE_RUNS_MAX)
+        known = [each.node_id for each in await rows_of.nodes(tx)] if row is None else []
     if row is None or row.removed:
-        raise ProblemError(NOT_FOUND, f"there is no node {node_id[:60]!r}; see GET /v1/nodes")
+        raise absent("node_id", "node", node_id, known)
     return answer(_view(row, held.get(node_id, {})))
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from starlette.responses import Response
 
+from libs.contracts.messages import FieldError
+from libs.contracts.wording import no_such
 from libs.store.port import Op, Order, Tx, Where
 from services.gateway import store as rows_of
 from services.gateway import views
@@ -15,7 +17,8 @@ from services.gateway.api import shapes
 from services.gateway.api.deps import Caller, Parts, Wanted, answer, answer_page, router_of
 from services.gateway.auth import FIRST_ADMIN, audit, require_admin, team_exists, token_hash
 from services.gateway.bodies import TeamBody, TokenBody, UserBody, UserChangeBody
-from services.gateway.problems import CONFLICT, NOT_FOUND, ProblemError, invalid
+from services.gateway.people import names_of
+from services.gateway.problems import CONFLICT, ProblemError, absent, invalid, taken
 from services.gateway.rows import AuditRow, TeamRow, TokenRow, UserRow
 from services.gateway.store import Sort
 from services.gateway.words import moment
@@ -57,7 +60,8 @@ async def add_user(body: UserBody, caller: Caller, parts: Parts) -> Response:
     require_admin(caller, "add users")
     async with parts.store.transaction() as tx:
         if await tx.get(UserRow, body.name) is not None:
-            raise ProblemError(CONFLICT, f"there is a user {body.name} already")
+            fix = f"change it with PATCH /v1/users/{body.name}, or choose another name"
+            raise taken("name", "user", body.name, fix)
         most = parts.settings.users_max
         if await tx.select(UserRow, order_by=(Order("name"),), offset=most - 1, limit=1):
             raise ProblemError(
@@ -102,16 +106,18 @@ async def change_user(name: str, body: UserChangeBody, caller: Caller, parts: Pa
     return answer(views.user(row))
 
 
-async def _user(tx: Tx, name: str) -> UserRow:
+async def _user(tx: Tx, name: str, field: str = "name") -> UserRow:
     row = await tx.get(UserRow, name)
     if row is None:
-        raise ProblemError(NOT_FOUND, f"there is no user {name[:63]!r}; see GET /v1/users")
+        raise absent(field, "user", name, await names_of(tx, UserRow))
     return row
 
 
 async def _check_team(tx: Tx, team: str) -> None:
     if not await team_exists(tx, team):
-        raise invalid("team", team, "is not known", "POST /v1/teams first, or leave it out")
+        error = no_such("team", "team", team, await names_of(tx, TeamRow))
+        fix = f"{error.fix}; add it with POST /v1/teams, or leave it out"
+        raise invalid("team", team, error.message, fix)
 
 
 @router.get("/teams", response_model=shapes.Page)
@@ -133,7 +139,7 @@ async def add_team(body: TeamBody, caller: Caller, parts: Parts) -> Response:
     require_admin(caller, "add teams")
     async with parts.store.transaction() as tx:
         if await tx.get(TeamRow, body.name) is not None:
-            raise ProblemError(CONFLICT, f"there is a team {body.name} already")
+            raise taken("name", "team", body.name, "choose another name")
         tx.put(TeamRow(body.name, tx.now))
         audit(tx, parts.mint, caller, action="team.add", target=body.name, detail="")
         created = moment(tx.now)
@@ -146,11 +152,14 @@ async def remove_team(name: str, caller: Caller, parts: Parts) -> Response:
     require_admin(caller, "remove teams")
     async with parts.store.transaction() as tx:
         if await tx.get(TeamRow, name) is None:
-            raise ProblemError(NOT_FOUND, f"there is no team {name[:63]!r}; see GET /v1/teams")
+            raise absent("name", "team", name, await names_of(tx, TeamRow))
         members = await tx.select(UserRow, Where("team", Op.EQ, name), limit=1)
         if members:
-            detail = f"{members[0].name} and perhaps others are in {name}; move them first"
-            raise ProblemError(CONFLICT, detail)
+            user = members[0].name
+            message = f"{user} and perhaps others are in {name}"
+            fix = f"move them first: PATCH /v1/users/{user}"
+            error = FieldError(field="name", value=name, message=message, fix=fix)
+            raise ProblemError(CONFLICT, f"{message}; {fix}", [error])
         tx.delete(TeamRow, name)
         audit(tx, parts.mint, caller, action="team.remove", target=name, detail="")
     return Response(status_code=204)
@@ -171,7 +180,7 @@ async def add_token(body: TokenBody, caller: Caller, parts: Parts) -> Response:
     require_admin(caller, "make tokens")
     secret = parts.mint.secret()
     async with parts.store.transaction() as tx:
-        user = await _user(tx, body.user)
+        user = await _user(tx, body.user, "user")
         most = parts.settings.tokens_per_user_max
         of_user = Where("user", Op.EQ, user.name), Where("revoked_at", Op.IS_NULL)
         if len(await tx.select(TokenRow, *of_user, limit=most)) >= most:
@@ -200,8 +209,7 @@ async def revoke_token(token_id: str, caller: Caller, parts: Parts) -> Response:
     async with parts.store.transaction() as tx:
         row = await rows_of.token_by_id(tx, token_id)
         if row is None or (row.user != caller.user and not caller.is_admin):
-            detail = f"you have no token {token_id[:60]!r}; see GET /v1/tokens"
-            raise ProblemError(NOT_FOUND, detail)
+            raise absent("token_id", "token", token_id)
         if row.revoked_at is None:
             tx.put(replace(row, revoked_at=tx.now))
             audit(

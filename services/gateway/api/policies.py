@@ -128,7 +128,7 @@ async def _set(
         require_admin(caller, "set policies")
         command = m.SetPolicy(document=document, group=group, asked_by=caller.user)
         if not force:
-            await _check_people(command, parts)
+            await _check_names(command, parts)
         reply = await parts.commands.ask(command, m.SetPolicyReply)
         change.detail = "changed: " + (", ".join(reply.changed)[:200] or "nothing")
     return answer(
@@ -140,12 +140,13 @@ async def _set(
     )
 
 
-async def _check_people(command: m.SetPolicy, parts: Context) -> None:
-    """The scheduler reads documents, and the gateway knows people: it asks whom this one names."""
+async def _check_names(command: m.SetPolicy, parts: Context) -> None:
+    """The scheduler reads documents, and the gateway knows people and all nodes: it asks whom and
+    which groups this one names."""
     check = command.model_copy(update={"check_only": True})
     named = await parts.commands.ask(check, m.SetPolicyReply)
     async with parts.store.transaction() as tx:
-        await require_known(tx, named.users, named.teams)
+        await require_known(tx, users=named.users, teams=named.teams, groups=named.groups)
 
 
 @router.post("/policies:dry-run", response_model=shapes.PolicyDryRun, openapi_extra=BODY)
@@ -161,7 +162,7 @@ async def dry_run(
     """What would be decided at this moment under these policies. Nothing is changed."""
     require_admin(caller, "try policies")
     if not force:
-        await _check_people(m.SetPolicy(document=document, group=group), parts)
+        await _check_names(m.SetPolicy(document=document, group=group), parts)
     command = m.DryRunPolicy(document=document, group=group, limit=limit or 0)
     reply = await parts.commands.ask(command, m.DryRunPolicyReply)
     return answer(

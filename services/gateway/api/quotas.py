@@ -16,7 +16,7 @@ from services.gateway.api.deps import Caller, Force, Parts, Wanted, answer, answ
 from services.gateway.auth import require_admin
 from services.gateway.bodies import QuotaBody
 from services.gateway.commands import set_quota
-from services.gateway.people import require_group, require_known
+from services.gateway.people import require_known
 from services.gateway.problems import invalid
 from services.gateway.rows import QuotaRow
 from services.gateway.store import Sort
@@ -69,9 +69,8 @@ async def put_quota(
             users = {"user": body.user} if body.user else {}
             teams = {"team": body.team} if body.team else {}
             async with parts.store.transaction() as tx:
-                await require_known(tx, users, teams)
-                if body.group:
-                    await require_group(tx, "group", body.group)
+                groups = {"group": body.group} if body.group else {}
+                await require_known(tx, users=users, teams=teams, groups=groups)
         change.detail = "unlimited" if body.unlimited else f"{body.limit} {body.unit or 'gpus'}"
         reply = await parts.commands.ask(set_quota(body, caller), m.SetQuotaReply)
     return answer({"version": reply.version})

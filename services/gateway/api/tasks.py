@@ -44,6 +44,7 @@ SORTS = {
     "priority": Sort("priority_order", False, "task_id", False),
     "-priority": Sort("priority_order", True, "task_id", False),
     "state": Sort("state", False, "task_id", True),
+    "-state": Sort("state", True, "task_id", True),
 }
 KEY_CHARACTERS_MAX = 200
 # An id's last ten characters are random, and begin to tell tasks apart from here on.
@@ -106,6 +107,11 @@ async def retry(task_id: str, caller: Caller, parts: Parts, key: Key = None) -> 
         owner = await tx.get(UserRow, row.owner)
     async with parts.changing(caller, "task.retry", task_id) as change:
         require_owner(caller, row, "submit a copy")
+        if row.state in LIVE:
+            message = f"the task is still {row.state}"
+            fix = "wait for its end, or end it first with: PUT /v1/tasks/ID/goal"
+            error = m.FieldError(field="task_id", value=task_id, message=message, fix=fix)
+            raise ProblemError(CONFLICT, f"task_id: {message}; {fix}", [error])
         if row.spec is None:
             raise ProblemError(CONFLICT, f"what {task_id} was submitted with is not known")
         team = _present_team(task_id, row.owner, owner)

@@ -28,6 +28,7 @@ from typing import Any, cast
 
 from libs.contracts.ids import NODE_ID_FORM
 from libs.contracts.messages import Priority, Unit
+from libs.contracts.wording import counted
 from services.scheduler import policies
 from services.scheduler.domain.model import Limit
 from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
@@ -73,7 +74,7 @@ def parse(text: str, where: str, nodes: int | None = None, gpus_per_node: int = 
     _once(places, told.path)
     if nodes is not None and nodes != sum(map(len, places.values())):
         raise LabError(
-            f"it has {sum(map(len, places.values()))} nodes: --nodes is {nodes}",
+            f"it has {counted(sum(map(len, places.values())), 'node')}: --nodes is {nodes}",
             where=where,
             fix="leave out --nodes, or the nodes of the file",
         )

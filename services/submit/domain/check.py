@@ -13,6 +13,7 @@ from libs.contracts.base import Message
 from libs.contracts.ids import (
     LABEL_KEY_RULE,
     LABEL_VALUE_RULE,
+    NAME_RULE,
     RETRY_OF,
     is_label_key,
     is_label_value,
@@ -29,7 +30,15 @@ ROLE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
 PATH_CHARACTERS_MAX = 4096
 SIGNALS = frozenset({"USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM"})
 
+# What a limit's name begins with as an environment variable of this service.
+SETTING = "SHIFTWORK_SUBMIT_"
+
 Errors = Iterator[FieldError]
+
+
+def _set_by(limit: str) -> str:
+    """Who sets a limit, and how: the end of a fix."""
+    return f"; an administrator sets the limit: {SETTING}{limit.upper()}"
 
 
 def check_fields(spec: TaskSpec, limits: Limits) -> Errors:
@@ -41,9 +50,7 @@ def check_fields(spec: TaskSpec, limits: Limits) -> Errors:
 def check_person(field: str, value: str) -> Errors:
     """A user's or team's name."""
     if not is_name(value):
-        yield problem(
-            field, value, "is not a name", "use 1 to 63 of a-z, 0-9 and -, no - at the ends"
-        )
+        yield problem(field, value, "is not a name", f"use {NAME_RULE}")
 
 
 def _names(spec: TaskSpec, _limits: Limits) -> Errors:
@@ -59,7 +66,7 @@ def _names(spec: TaskSpec, _limits: Limits) -> Errors:
             "group",
             spec.group,
             "is not a group name",
-            "use 1 to 63 of a-z, 0-9 and -, no - at the ends",
+            f"use {NAME_RULE}",
         )
 
 
@@ -69,7 +76,7 @@ def _roles(spec: TaskSpec, limits: Limits) -> Errors:
             "roles",
             len(spec.roles),
             f"a task has 1 to {limits.roles_max} roles",
-            "give a command, or at least one role",
+            "give a command, or at least one role" + (_set_by("roles_max") if spec.roles else ""),
         )
     seen: set[str] = set()
     for index, role in enumerate(spec.roles[: limits.roles_max]):
@@ -106,7 +113,7 @@ def _command(at: str, command: tuple[str, ...], limits: Limits) -> Errors:
             at,
             f"{len(command)} arguments",
             f"has more than {limits.command_arguments_max} arguments",
-            "put them in a file that the program reads",
+            f"put them in a file that the program reads{_set_by('command_arguments_max')}",
         )
     size = sum(len(word.encode()) for word in command)
     if size > limits.command_bytes_max:
@@ -114,7 +121,7 @@ def _command(at: str, command: tuple[str, ...], limits: Limits) -> Errors:
             at,
             f"{size} bytes",
             f"is longer than {limits.command_bytes_max} bytes",
-            "put the script in a file and run that",
+            f"put the script in a file and run that{_set_by('command_bytes_max')}",
         )
     for index, word in enumerate(command):
         if "\0" in word:
@@ -131,7 +138,7 @@ def _environment(at: str, env: Mapping[str, str], limits: Limits) -> Errors:
             at,
             f"{len(env)} variables",
             f"has more than {limits.env_entries_max} variables",
-            "put the values in a file that the program reads",
+            f"put the values in a file that the program reads{_set_by('env_entries_max')}",
         )
     size = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in env.items())
     if size > limits.env_bytes_max:
@@ -139,7 +146,7 @@ def _environment(at: str, env: Mapping[str, str], limits: Limits) -> Errors:
             at,
             f"{size} bytes",
             f"is larger than {limits.env_bytes_max} bytes",
-            "put large values in a file that the program reads",
+            f"put large values in a file that the program reads{_set_by('env_bytes_max')}",
         )
     for name, value in env.items():
         yield from _variable(at, name, value)
@@ -174,7 +181,7 @@ def _labels(spec: TaskSpec, limits: Limits) -> Errors:
             "labels",
             f"{count} labels",
             f"a task has at most {limits.labels_max} labels",
-            "remove some",
+            f"remove some{_set_by('labels_max')}",
         )
     for key, value in spec.labels.items():
         longest = max(len(key), len(value))
@@ -195,7 +202,7 @@ def _nodes_wanted(spec: TaskSpec, limits: Limits) -> Errors:
             "node_selector",
             f"{len(spec.node_selector)} labels",
             f"a task selects at most {limits.selector_max} labels",
-            "remove some",
+            f"remove some{_set_by('selector_max')}",
         )
     for key, value in spec.node_selector.items():
         if not is_label_key(key):
@@ -208,7 +215,7 @@ def _nodes_wanted(spec: TaskSpec, limits: Limits) -> Errors:
             "tolerations",
             f"{len(spec.tolerations)} taints",
             f"a task tolerates at most {limits.tolerations_max} taints",
-            "remove some; a key alone tolerates all of its values",
+            "remove some; a key alone tolerates all of its values" + _set_by("tolerations_max"),
         )
     for index, taint in enumerate(spec.tolerations):
         if not is_taint(taint):
@@ -258,13 +265,17 @@ def _outside(message: Message, above: str, limits: Limits) -> Errors:
         if (low < value if exact else low <= value) and value <= high:
             continue
         unit = f" {field.shown.unit}" if field.shown.unit else ""
+        lowest, highest = f"{low:.15g}{unit}", f"{high:.15g}{unit}"
+        setting = bound_setting(name, "max" if value > high else "min")
         yield problem(
             above + name,
             value,
-            f"is not more than {low:g} and at most {high:.15g}{unit}"
+            f"is not more than {lowest} and at most {highest}"
             if exact
-            else f"is not between {low:g} and {high:.15g}{unit}",
-            ("leave it out, or " if field.optional else "") + "choose a value in that range",
+            else f"is not between {lowest} and {highest}",
+            ("leave it out, or " if field.optional else "")
+            + "choose a value in that range"
+            + (_set_by(setting) if hasattr(limits, setting) else ""),
         )
 
 
@@ -293,7 +304,7 @@ def _total(spec: TaskSpec, limits: Limits) -> Errors:
             "spec",
             f"{size} bytes",
             f"is larger than {limits.spec_bytes_max} bytes",
-            "put large values in files that the program reads",
+            f"put large values in files that the program reads{_set_by('spec_bytes_max')}",
         )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from libs.contracts.messages import FieldError, Priority, Quota, TaskSpec, Unit
 from libs.contracts.whole_nodes import Nodes, kinds_for
+from libs.contracts.wording import counted
 from services.submit.domain.model import Facts, Shape, problem
 
 LEVELS = tuple(level for level in Priority if level not in {Priority.UNSPECIFIED, Priority.AUTO})
@@ -40,11 +41,11 @@ def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
     usable = _usable_count(spec, group, suitable)
     if not (unmatched or too_large) and spec.nodes > usable:
         # All nodes of a gang of whole nodes have one number of GPUs.
-        nodes = _plural(usable) + (" of one kind" if spec.gpus_per_node is None else "")
+        nodes = counted(usable, "node") + (" of one kind" if spec.gpus_per_node is None else "")
         yield problem(
             "nodes",
             spec.nodes,
-            f"{_where(spec)} has {usable} {nodes} that one of its replicas fits on",
+            f"{_where(spec)} has {nodes} that one of its replicas fits on",
             f"ask for at most {usable}, or use another group",
         )
 
@@ -83,10 +84,10 @@ def check_quota(spec: TaskSpec, owner: str, team: str, facts: Facts) -> Iterator
         yield problem(
             "nodes" if row.unit is Unit.NODES or not spec.gpus_per_node else "gpus_per_node",
             spec.nodes if row.unit is Unit.NODES else needed,
-            f"the task needs {_count(needed, unit)}, and the quota of {_holder(row)} is "
-            f"{row.limit}",
-            f"ask for at most {_count(row.limit, unit)}, choose another priority or group, "
-            "or ask an administrator for more",
+            f"the task needs {counted(needed, unit)}, "
+            f"and the quota of {_holder(row)} is {row.limit}",
+            f"ask for at most {counted(row.limit, unit)}, choose another priority or group, "
+            "or ask an administrator for more (PUT /v1/quotas)",
         )
 
 
@@ -207,12 +208,3 @@ def _holder(row: Quota) -> str:
     level = row.priority.removeprefix("PRIORITY_").lower()
     at = "" if row.priority is Priority.UNSPECIFIED else f" at priority {level}"
     return f"{name}{at} in {'group ' + row.group if row.group else 'every group'}"
-
-
-def _plural(count: int) -> str:
-    return "node" if count == 1 else "nodes"
-
-
-def _count(number: int, unit: str) -> str:
-    """``1 GPU``, ``2 GPUs``."""
-    return f"{number} {unit}" + ("" if number == 1 else "s")

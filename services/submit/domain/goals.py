@@ -63,14 +63,9 @@ def judge_priority(wanted: Priority, *, current: Priority, state: TaskState) -> 
     return Change.NOTHING if wanted is current else Change.APPLY
 
 
-def unknown(task_id: str) -> Refusal:
-    """There is no such task."""
-    fault = problem("task_id", task_id, "there is no such task", "list tasks with: shiftwork ls")
-    return refusal(RefusalCode.NOT_FOUND, fault)
-
-
 def _ended(field: str, value: str, state: TaskState) -> FieldError:
-    return problem(field, value, f"the task has {_END[state]}", "submit it again as a new task")
+    fix = "run it again with: POST /v1/tasks/ID/retry"
+    return problem(field, value, f"the task has already {_END[state]}", fix)
 
 
 _END = {

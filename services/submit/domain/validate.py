@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from libs.contracts.messages import CreateTask, FieldError, Refusal, RefusalCode, TaskSpec
-from services.submit.domain.check import check_fields, check_person
+from services.submit.domain.check import SETTING, check_fields, check_person
 from services.submit.domain.fit import check_inventory, check_quota
 from services.submit.domain.model import Facts, Limits, problem, sentence
 
@@ -62,7 +62,7 @@ def too_many_live(owner: str, most: int) -> Refusal:
         "owner",
         owner,
         f"has {most} tasks that have not ended, the most of one user",
-        "stop some, wait until some end, or have SHIFTWORK_SUBMIT_LIVE_TASKS_PER_USER_MAX raised",
+        f"stop some, wait until some end, or have {SETTING}LIVE_TASKS_PER_USER_MAX raised",
     )
     return refusal(RefusalCode.FORBIDDEN, fault)
 
@@ -96,5 +96,5 @@ def refusal(code: RefusalCode, *faults: FieldError) -> Refusal:
 def _clash(name: str, taken_by: str) -> list[FieldError]:
     if not taken_by:
         return []
-    fix = f"stop {taken_by} first, or choose another name"
+    fix = f"end it first with PUT /v1/tasks/{taken_by}/goal, or choose another name"
     return [problem("name", name, f"your task {taken_by} has this name and has not ended", fix)]

@@ -145,8 +145,16 @@ def test_an_address_that_is_not_this_machines_is_refused(
 def test_errors_name_the_flags_as_they_are_typed(tmp_path: Path) -> None:
     failed = refused_usage(tmp_path / "data", Options(port=0, task_user="nobdoy"))
     assert failed.what == "--task-user 'nobdoy' is no user of this machine"
+    assert failed.fix.startswith("did you mean nobody?")
     failed = refused_usage(tmp_path / "data", Options(port=0, task_users="9-1"))
     assert failed.what.startswith("--task-users 9-1 must go up")
+    assert "300000-309999" in failed.fix
+    failed = refused_usage(tmp_path / "data", Options(port=0, task_users="some"))
+    assert failed.fix == "write FIRST-LAST"
+    options = Options(port=0, tasks_as_root=True, service_user="nobdoy")
+    failed = refused_usage(tmp_path / "data", options)
+    assert failed.where == "--service-user"
+    assert failed.fix.startswith("did you mean nobody?")
 
 
 def refused_usage(data: Path, options: Options) -> Failure:

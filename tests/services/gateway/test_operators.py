@@ -151,7 +151,7 @@ async def test_a_quota_of_nobody_is_refused_unless_they_are_to_come(
     assert await listed(admin, 0) == []
     body = {"user": "someone-new", "unit": "gpus", "limit": 1}
     told = await admin.put("/v1/quotas", json=body)
-    assert "`shiftwork user ls`" in told.json()["errors"][0]["fix"]
+    assert "GET /v1/users lists them" in told.json()["errors"][0]["fix"]
     assert (await admin.put("/v1/quotas?force=true", json=body)).status_code == 200
     await listed(admin, 1)
     # A limit for somebody who has gone can be taken away.

@@ -293,6 +293,10 @@ async def test_cordon(desk: Desk) -> None:
     assert missing.refusal is not None
     assert missing.refusal.code is RefusalCode.NOT_FOUND
     assert missing.refusal.errors[0].field == "node_id"
+    near: SetSchedulableReply = await desk.ask(SetSchedulable(node_id="locl-0", schedulable=True))
+    assert near.refusal is not None
+    assert near.refusal.detail == 'there is no node "locl-0"; did you mean local-0?'
+    assert near.refusal.errors[0].fix == "did you mean local-0? GET /v1/nodes lists them"
 
 
 async def test_drain(desk: Desk) -> None:

@@ -334,6 +334,9 @@ async def test_a_document_is_checked_for_whom_it_names_and_nothing_is_set(world:
         "groups.default.shares.teams.red": "red",
         "groups.default.virtual_clusters[0].teams[0]": "blue",
     }
+    assert reply.groups == {"groups.default": "default"}
     assert (reply.versions, await world.said()) == ({}, [])
+    gone = await world.set("groups: {default: {}, old: null}", check_only=True)
+    assert gone.groups == {"groups.default": "default", "groups.old": "old"}
     wrong = await world.set("groups: {default: {policy: x}}", check_only=True)
     assert wrong.refusal is not None

@@ -21,6 +21,7 @@ from services.submit.domain.check import check_fields
 from services.submit.domain.fill import fill_in
 from services.submit.domain.model import Defaults, Facts, Limits
 from services.submit.domain.validate import ERRORS_SHOWN_MAX, check_asker, validate
+from services.submit.settings import SubmitSettings
 from tests.services.submit.specs import TASK_ID, asked, valid_specs
 
 LIMITS = Limits()
@@ -142,6 +143,37 @@ def test_a_fault_is_named_with_field_value_and_fix(
     named = {(error.field, error.value) for error in refused.errors}
     assert (field, value) in named
     assert all(error.message and error.fix for error in refused.errors)
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        ({"preemption": policy(ack_deadline_seconds=32_400.0)}, "ACK_DEADLINE_SECONDS_MAX"),
+        ({"preemption": policy(ack_deadline_seconds=0.5)}, "ACK_DEADLINE_SECONDS_MIN"),
+        ({"retry": RetryPolicy(max_retries=101)}, "RETRIES_MAX"),
+        ({"roles": role(replicas=8193)}, "NODES_MAX"),
+        ({"gpus_per_node": 1025}, "GPUS_PER_NODE_MAX"),
+        ({"labels": TOO_MANY_LABELS}, "LABELS_MAX"),
+        ({"env": TOO_MANY_VARIABLES}, "ENV_ENTRIES_MAX"),
+    ],
+)
+def test_a_limit_that_can_be_set_is_named_with_its_setting(
+    changes: dict[str, Any], setting: str
+) -> None:
+    refused = judged(asked(**changes))
+    assert isinstance(refused, Refusal)
+    said = f"an administrator sets the limit: SHIFTWORK_SUBMIT_{setting}"
+    assert any(error.fix.endswith(said) for error in refused.errors), refused.errors
+    assert setting.lower() in SubmitSettings.model_fields
+
+
+def test_times_are_said_in_seconds_each() -> None:
+    refused = judged(asked(preemption=policy(ack_deadline_seconds=32_400.0)))
+    assert isinstance(refused, Refusal)
+    assert refused.errors[0].message == "is not between 1 s and 3600 s"
+    refused = judged(asked(max_run_seconds=-1.0))
+    assert isinstance(refused, Refusal)
+    assert refused.errors[0].message == "is not more than 0 s and at most 316224000 s"
 
 
 def changed(rows: list[int]) -> tuple[TaskSpec, set[str]]:

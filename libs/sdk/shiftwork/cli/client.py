@@ -167,7 +167,11 @@ class Api:
             body = response.read(EVENT_BYTES_MAX)
             self._client.close()
             told = Answer(response.status, body, {}).fields()
-            raise refused(told, response.status, where, response.headers.get("retry-after"))
+            after = response.headers.get("retry-after")
+            request = f"GET {where}"
+            raise refused(
+                told, response.status, server=self.url, request=request, retry_after=after
+            )
         try:
             yield from _events(response)
         finally:
@@ -216,9 +220,13 @@ class Api:
                 if answer.status < 400:  # noqa: PLR2004 - no refusal
                     return answer
                 if answer.status not in (429, 503) or not tries_left:
-                    asked = f"{method} {self.url}{path}"
-                    after = answer.headers.get("retry-after")
-                    raise refused(answer.fields(), answer.status, asked, after)
+                    raise refused(
+                        answer.fields(),
+                        answer.status,
+                        server=self.url,
+                        request=f"{method} {path}",
+                        retry_after=answer.headers.get("retry-after"),
+                    )
             time.sleep(wait)
             wait *= 2
         raise AssertionError("the loop returns or raises")

@@ -6,7 +6,7 @@ Tables, and the functions that apply them. Called by ``session.Root`` and ``main
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 # The groups of the main help, the first steps first. A command that is in none is among the last.
 PANELS: Mapping[str, tuple[str, ...]] = {
@@ -147,8 +147,13 @@ def expanded(words: Sequence[str]) -> list[str]:
 
 def suggestion(option: str, known: Sequence[str]) -> str:
     """What somebody who typed an unknown option may have meant; empty if nothing is near."""
-    meant = [each for each in SYNONYMS.get(option, ()) if each in known]
-    if meant:
-        return f"did you mean {meant[0]}?"
-    near = get_close_matches(option, [each for each in known if each.startswith("--")], 1, 0.6)
+    ours = [each for each in SYNONYMS.get(option, ()) if each in known]
+    if ours:
+        return f"did you mean {ours[0]}?"
+    return meant(option, [each for each in known if each.startswith("--")])
+
+
+def meant(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """``did you mean NAME?`` for the known name that is nearest; empty if none is near."""
+    near = get_close_matches(word, list(known), 1, cutoff)
     return f"did you mean {near[0]}?" if near else ""

@@ -10,11 +10,10 @@ import os
 import shlex
 import shutil
 import sys
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
-from shiftwork.cli import parse
+from shiftwork.cli import files, guide, parse
 from shiftwork.cli.failures import Failure
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -63,21 +62,10 @@ def _directory(at: str, where: str) -> None:
     except (OSError, ValueError):
         return
     if not there:
-        parent = Path(at).parent
-        near = get_close_matches(Path(at).name, _entries(parent), 1) if parent.is_dir() else []
-        fix = (
-            f"did you mean {parent / near[0]}? " if near else f"make it: mkdir -p {shlex.quote(at)}"
-        )
-        raise Failure(f"{where} {at}: there is no such directory", where=where, fix=fix.strip())
+        fix = files.near(Path(at)) or f"make it: mkdir -p {shlex.quote(at)}"
+        raise Failure(f"{where} {at}: there is no such directory", where=where, fix=fix)
     fix = "give the directory that it lies in"
     raise Failure(f"{where} {at}: this is a file, no directory", where=where, fix=fix)
-
-
-def _entries(directory: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(directory))  # noqa: PTH208 - names alone
-    except OSError:
-        return []
 
 
 def _program(words: Sequence[Any], path: str, directory: str, where: str) -> None:
@@ -118,8 +106,8 @@ def _advice(program: str, words: Sequence[Any], folder: Path, path: str) -> tupl
     if "/" not in program:
         for each in path.split(os.pathsep):
             if each:
-                names.update(_entries(Path(each)))
-    near = get_close_matches(program, sorted(names), 1, 0.75)
-    if near:
-        return said, f"did you mean {near[0]}?"
+                names.update(files.entries(Path(each)))
+    meant = guide.meant(program, sorted(names), 0.75)
+    if meant:
+        return said, meant
     return said, "give its path, or install it; with --env PATH=... another PATH is searched"

@@ -15,8 +15,8 @@ from shiftwork.cli import (
     context_commands,
     dead_letters,
     events,
-    guide,
     logs,
+    misunderstood,
     nodes,
     people,
     policy,
@@ -27,7 +27,7 @@ from shiftwork.cli import (
     submit,
     tasks,
 )
-from shiftwork.cli.failures import INTERRUPTED, USAGE, Failure
+from shiftwork.cli.failures import INTERRUPTED, USAGE, usage
 
 app = session.App(
     name="shiftwork",
@@ -75,7 +75,8 @@ def options(
     """
     del version
     if output and output not in session.OUTPUTS:
-        raise typer.BadParameter(f"{output!r} is not one of: {', '.join(session.OUTPUTS)}")
+        choices = f"choose of {', '.join(session.OUTPUTS)}"
+        raise usage(f"--output {output}: there is no such form", where="--output", fix=choices)
     session.begin(
         session.Session(
             url=url,
@@ -106,23 +107,9 @@ def run(arguments: Optional[List[str]] = None) -> int:
         if not message():
             # No command was given; the help was printed in place of a message.
             return USAGE
-        render.failure(_usage(error))
+        render.failure(misunderstood.failure_of(error, session.words()))
         return USAGE
     return ended if isinstance(ended, int) else 0
-
-
-def _usage(error: Any) -> Failure:  # noqa: ANN401 - Typer's own
-    """A command line that Typer does not understand, and what may have been meant."""
-    option, ctx = getattr(error, "option_name", None), getattr(error, "ctx", None)
-    what = str(error.format_message())
-    path = ctx.command_path if ctx is not None else "shiftwork"
-    fix = f"`{path} --help` shows what is understood"
-    if option and hasattr(error, "possibilities") and ctx is not None:
-        what = f"no such option: {option}"
-        known = [opt for each in ctx.command.get_params(ctx) for opt in each.opts]
-        meant = guide.suggestion(option, known)
-        fix = f"{meant} {fix}" if meant else fix
-    return Failure(what, fix=fix, code=USAGE)
 
 
 def main() -> None:

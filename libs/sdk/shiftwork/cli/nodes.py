@@ -164,8 +164,10 @@ def _until_empty(api: Api, node: str, seconds: Optional[float]) -> Dict[str, Any
                     render.note(left)
                 said = len(tasks)
                 if until is not None and time.monotonic() >= until:
+                    count = render.counted(len(tasks), "task")
+                    verb = "is" if len(tasks) == 1 else "are"
                     raise Failure(
-                        f"{len(tasks)} tasks are still on {node}: {' '.join(tasks)}",
+                        f"{count} {verb} still on {node}: {' '.join(tasks)}",
                         where="--timeout",
                         fix="wait longer, or stop them: the node stays cordoned",
                     )
@@ -184,7 +186,7 @@ def _schedulable(node: str, body: Dict[str, bool], text: str) -> None:
 def label(
     node: str = _NODE,
     labels: List[str] = typer.Argument(
-        ..., metavar="K=V ... | K ...", help="Labels to set; with --remove, their keys."
+        ..., metavar="KEY=VALUE ...", help="Labels to set; with --remove, their keys."
     ),
     remove: bool = typer.Option(False, "--remove", help="Take these labels away."),
 ) -> None:
@@ -192,7 +194,7 @@ def label(
     body: Dict[str, Any] = (
         {"remove": [text.partition("=")[0] for text in labels]}
         if remove
-        else {"set": parse.pairs(labels, "K=V")}
+        else {"set": parse.pairs(labels, "KEY=VALUE")}
     )
     _mark(node, "labels", body)
 

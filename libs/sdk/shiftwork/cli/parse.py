@@ -70,7 +70,8 @@ def pairs(texts: list[str], option: str) -> dict[str, str]:
     for text in texts:
         name, sign, value = text.partition("=")
         if not sign or not name:
-            raise usage(f"{text!r} is not KEY=VALUE", where=option, fix=f"write {option} KEY=VALUE")
+            example = f"{option} KEY=VALUE" if option.startswith("-") else f"{text or 'KEY'}=VALUE"
+            raise usage(f"{text!r} is not KEY=VALUE", where=option, fix=f"write {example}")
         found[name] = value
     return found
 
@@ -80,7 +81,8 @@ def taints(texts: list[str], option: str) -> list[str]:
     for text in texts:
         key, sign, value = text.partition("=")
         if not key or (sign and not value):
-            fix = f"write {option} KEY or {option} KEY=VALUE"
+            again = f"{option} " if option.startswith("-") else ""
+            fix = f"write {again}KEY or {again}KEY=VALUE"
             raise usage(f"{text!r} is not KEY or KEY=VALUE", where=option, fix=fix)
     return list(texts)
 

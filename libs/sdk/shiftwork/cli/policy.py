@@ -2,15 +2,13 @@
 
 import json
 import re
-import sys
-from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 
 import typer
 
-from shiftwork.cli import ids, parse, render, session
+from shiftwork.cli import files, ids, parse, render, session
 from shiftwork.cli.client import part
-from shiftwork.cli.failures import told_as_typed, usage
+from shiftwork.cli.failures import naming
 
 FILE_BYTES_MAX = 262_144
 CONTENT_TYPE = "application/yaml"
@@ -83,15 +81,15 @@ def _show_one(now: session.Session, policy: Dict[str, Any]) -> None:
 
 
 # The fields are the file's own paths; beside them, what may be forced.
-_FLAGS = {"force": "--force"}
-_FORCE = typer.Option(False, "--force", help="Accept users and teams that are to come.")
+_FIELDS = {"force": "--force"}
+_FORCE = typer.Option(False, "--force", help="Accept users, teams and groups that are to come.")
 
 
 def set_file(file: str = _FILE, force: bool = _FORCE) -> None:
     """Set the policies of a file: all of it or nothing. Groups that it does not name stay."""
     now = session.current()
-    data = _read(file)
-    with told_as_typed(_FLAGS, file):
+    data = files.read(file, FILE_BYTES_MAX)
+    with naming(_FIELDS, file=files.name_of(file)):
         path = "/v1/policies" + ("?force=true" if force else "")
         told = now.api().send_file("PUT", path, data, CONTENT_TYPE)
     _told(now, told)
@@ -122,10 +120,10 @@ def dry_run(
 ) -> None:
     """Show what would be decided at this moment under the policies of a file."""
     now = session.current()
-    data = _read(file)
+    data = files.read(file, FILE_BYTES_MAX)
     query = ([f"limit={limit}"] if limit else []) + (["force=true"] if force else [])
     path = "/v1/policies:dry-run" + ("?" + "&".join(query) if query else "")
-    with told_as_typed(_FLAGS, file):
+    with naming(_FIELDS, file=files.name_of(file)):
         told = now.api().send_file("POST", path, data, CONTENT_TYPE)
     _warn(told)
     if now.json:
@@ -147,7 +145,7 @@ def dry_run(
         "nothing would be decided otherwise at this moment",
     )
     if told["more"]:
-        render.note(f"and {told['more']} tasks more; --limit N names them")
+        render.note(f"and {render.counted(told['more'], 'task')} more; --limit N names them")
     changed = [each for each in told["outlooks"] if each["now"] != each["then"]]
     if changed:
         render.line("")
@@ -203,24 +201,6 @@ def _verdict(verdict: Optional[Dict[str, Any]]) -> str:
 def _warn(told: Dict[str, Any]) -> None:
     for each in told["warnings"]:
         render.warning(f"{each['field']}: {each['message']}; {each['fix']}")
-
-
-def _read(file: str) -> bytes:
-    try:
-        if file == "-":
-            data = sys.stdin.buffer.read(FILE_BYTES_MAX + 1)
-        else:
-            with Path(file).open("rb") as opened:
-                data = opened.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise usage(f"the file cannot be read: {error.strerror}", where=file) from error
-    if len(data) > FILE_BYTES_MAX:
-        raise usage(
-            f"the file is larger than {FILE_BYTES_MAX} bytes",
-            where=file,
-            fix="set a few groups at a time",
-        )
-    return data
 
 
 def yaml_lines(value: object, indent: str = "") -> Iterator[str]:

@@ -5,7 +5,7 @@ from typing import Any, Dict, List, Optional
 import typer
 
 from shiftwork.cli import complete, parse, render, session, timeline
-from shiftwork.cli.failures import told_as_typed, usage
+from shiftwork.cli.failures import naming, usage
 
 
 def register(app: session.App) -> None:
@@ -68,7 +68,9 @@ def set_limit(
     gpus: Optional[int] = typer.Option(None, "--gpus", min=0),
     nodes: Optional[int] = typer.Option(None, "--nodes", min=0),
     unlimited: bool = typer.Option(False, "--unlimited", help="Take the limit away."),
-    force: bool = typer.Option(False, "--force", help="Accept a user or team that is to come."),
+    force: bool = typer.Option(
+        False, "--force", help="Accept a user, team or group that is to come."
+    ),
 ) -> None:
     """Set a limit, or take it away. What runs already goes on."""
     chosen = [gpus is not None, nodes is not None, unlimited]
@@ -90,8 +92,7 @@ def set_limit(
         body["unit"] = "gpus" if gpus is not None else "nodes"
         body["limit"] = gpus if gpus is not None else nodes
     now = session.current()
-    flags = {name: f"--{name}" for name in ("user", "team", "priority", "group", "force")}
-    with told_as_typed({**flags, "limit": f"--{body.get('unit', 'unlimited')}"}):
+    with naming({"limit": f"--{body.get('unit', 'unlimited')}"}):
         told = now.api().put("/v1/quotas?force=true" if force else "/v1/quotas", body)
     if now.json:
         render.document(told)

@@ -410,6 +410,12 @@ def _wrapped(text: str, stream: IO[str], hang: int) -> list[str]:
 # --- words ----------------------------------------------------------------------------------
 
 
+def counted(number: float, noun: str) -> str:
+    """A number with its noun: ``1 task``, ``3 tasks``."""
+    shown = str(number) if isinstance(number, int) else f"{round(number, 3):g}"
+    return f"{shown} {noun if number == 1 else noun + 's'}"
+
+
 def now() -> datetime:
     """The present, in UTC."""
     return datetime.now(timezone.utc)

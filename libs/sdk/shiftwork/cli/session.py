@@ -1,8 +1,8 @@
 """The options that every command takes, and the guard around every command.
 
 ``--url --token --context --json --wide -o -q -v`` may stand before or after the command: ``Root``
-moves them to the front before anything is parsed. ``App`` wraps each command so that a ``Failure``
-ends as a message and an exit code. Commands of plug-ins get both by registering on an ``App``.
+moves them to the front before anything is parsed, and turns a ``Failure`` into a message and an
+exit code. Commands of plug-ins get both by registering on an ``App``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from importlib import metadata
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from shiftwork.cli import contexts, guide, render
+from shiftwork.cli import contexts, guide, render, typed
 from shiftwork.cli.client import Api
 from shiftwork.cli.failures import INTERRUPTED, Failure
 
@@ -60,11 +60,28 @@ class Session:
 
 _current = Session()
 _open: List[Api] = []
+# What was typed before ``--``, and the command of it that runs.
+_words: List[str] = []
+_line = typed.Line({}, {}, {})
 
 
 def current() -> Session:
     """The session of the command that runs."""
     return _current
+
+
+def words() -> List[str]:
+    """What was typed before ``--``."""
+    return _words
+
+
+def report(failure: Failure, of: str = "") -> None:
+    """Print a failure in the terms of the command line that was typed. ``of``: one of several tasks
+    of the line, which the message names."""
+    found = typed.translated(failure, _line)
+    if of and of not in found.what:
+        found.what = f"{of}: {found.what}"
+    render.failure(found)
 
 
 def begin(session: Session) -> None:
@@ -98,18 +115,12 @@ def hoist(arguments: Sequence[str]) -> Tuple[List[str], bool]:
 
 
 class App(typer.Typer):
-    """A Typer application whose commands end as the command line promises."""
+    """A Typer application whose commands are ``Command``s."""
 
     def command(self, name: Optional[str] = None, **options: Any) -> Callable[..., Any]:  # noqa: ANN401 - Typer's own options
-        """Register a command; as Typer's, with the guard around it."""
+        """Register a command, as Typer does."""
         options.setdefault("epilog", EPILOG)
-        register = super().command(name, **options)
-
-        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            register(guarded(function))
-            return function
-
-        return decorate
+        return super().command(name, cls=Command, **options)
 
 
 EPILOG = (
@@ -118,15 +129,31 @@ EPILOG = (
 )
 
 
-def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, its failures told and turned into exit codes."""
+class Command(TyperCommand):
+    """A command whose options are known to those who report its failures."""
 
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any command
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - Typer's
+        """Run it."""
+        _set_line(ctx)
+        return super().invoke(ctx)
+
+
+def _set_line(ctx: Any) -> None:  # noqa: ANN401 - Typer's
+    global _line  # noqa: PLW0603 - one command line per process
+    _line = typed.line_of(ctx, _words)
+
+
+class Root(TyperGroup):
+    """The top level: global options anywhere, plug-ins' commands loaded when asked for, failures as
+    messages and exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - Typer's
+        """Run the command."""
+        _set_line(ctx)
         try:
-            return function(*args, **kwargs)
+            return super().invoke(ctx)
         except Failure as failure:
-            render.failure(failure)
+            report(failure)
             raise typer.Exit(failure.code) from None
         except KeyboardInterrupt:
             render.note("interrupted")
@@ -135,16 +162,12 @@ def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
             while _open:
                 _open.pop().close()
 
-    return call
-
-
-class Root(TyperGroup):
-    """The top level: global options anywhere, and plug-ins' commands loaded when asked for."""
-
     def parse_args(self, ctx: Any, args: List[str]) -> List[str]:  # noqa: ANN401 - Typer's
         """Parse with the global options in front."""
-        global _current  # noqa: PLW0603 - one command line per process
+        global _current, _words  # noqa: PLW0603 - one command line per process
         hoisted, separated = hoist(args)
+        # A copy: the parser empties its list.
+        _words = hoisted[: hoisted.index("--") if separated else len(hoisted)]
         _current = Session(separated=separated, json="--json" in hoisted)
         render.configure(json=_current.json, quiet=False, verbose=False)
         return super().parse_args(ctx, hoisted)

@@ -6,8 +6,8 @@ from typing import Any, Dict, List, Mapping, Optional
 
 import typer
 
-from shiftwork.cli import documents, environments, follow, here, parse, render, session
-from shiftwork.cli.failures import told_as_typed, usage
+from shiftwork.cli import environments, files, follow, here, parse, render, session
+from shiftwork.cli.failures import naming, usage
 from shiftwork.cli.task_fields import set_field, with_task_options
 from shiftwork.cli.task_options import TASK_OPTIONS
 
@@ -61,27 +61,20 @@ def submit(
         **({"CMD": command} if command else {}),
         **({"--force": True} if force else {}),
     }
-    target = now.target()
-    body = _overridden(documents.read_file(file) if file is not None else {}, given, file)
-    source = str(file) if file is not None else ""
+    source = files.name_of(str(file)) if file is not None else ""
     # With a file, a field is the file's unless an option was given for it.
-    flags = {
+    fields = {
         option.field: option.flags[0]
         for option in TASK_OPTIONS
         if option.flags[0] in given or not source
     }
-    flags["wait_for_nodes"] = "--force"
+    fields["wait_for_nodes"] = "--force"
     if not source or "CMD" in given:
-        flags.update({"roles": "CMD", "command": "CMD"})
-    # Pods have a file system of their own, however near the server seems.
-    environments.add(body, target, venv)
-    if target.is_local and "pod" not in body:
-        body.setdefault("working_directory", str(Path.cwd()))
-        if not force:
-            places = (flags.get(name, name) for name in ("working_directory", "command"))
-            here.check(body, directory=next(places), command=next(places))
-    api = now.api()
-    with told_as_typed(flags, source):
+        fields.update({"roles": "CMD", "command": "CMD"})
+    with naming(fields, file=source):
+        body = _overridden(files.document(file) if file is not None else {}, given, source)
+        _add_surroundings(body, fields, venv, force=force)
+        api = now.api()
         if dry_run:
             _show_dry_run(api.create("/v1/tasks:dry-run", body))
             return
@@ -98,6 +91,21 @@ def submit(
     render.detail(
         f"follow it: shiftwork logs {task['id']} -f; why it waits: shiftwork explain {task['id']}"
     )
+
+
+def _add_surroundings(
+    body: Dict[str, Any], fields: Mapping[str, str], venv: Optional[Path], *, force: bool
+) -> None:
+    """What a task takes from where it is submitted, if it runs there: environment and directory.
+    Raises Failure for what is not there."""
+    target = session.current().target()
+    environments.add(body, target, venv)
+    # Pods have a file system of their own, however near the server seems.
+    if target.is_local and "pod" not in body:
+        body.setdefault("working_directory", str(Path.cwd()))
+        if not force:
+            places = (fields.get(name, name) for name in ("working_directory", "command"))
+            here.check(body, directory=next(places), command=next(places))
 
 
 def _show_dry_run(told: Dict[str, Any]) -> None:
@@ -119,7 +127,7 @@ def _show_dry_run(told: Dict[str, Any]) -> None:
             ("owner", task["owner"]),
             ("priority", task["priority"]),
             ("group", task["group"]),
-            ("size", f"{nodes} x " + ("whole nodes" if gpus is None else f"{gpus} GPUs")),
+            ("size", _size(nodes, gpus)),
             ("labels", render.labels(task["labels"])),
             ("on nodes with", render.labels(task["node_selector"])),
             ("command", command),
@@ -131,15 +139,19 @@ def _show_dry_run(told: Dict[str, Any]) -> None:
     render.note("nothing is submitted")
 
 
-def _overridden(
-    body: Dict[str, Any], given: Mapping[str, Any], file: Optional[Path]
-) -> Dict[str, Any]:
+def _size(nodes: int, gpus: Optional[int]) -> str:
+    if gpus is None:
+        return render.counted(nodes, "whole node")
+    return f"{nodes} x {render.counted(gpus, 'GPU')}"
+
+
+def _overridden(body: Dict[str, Any], given: Mapping[str, Any], source: str) -> Dict[str, Any]:
     """The API's new task: the file's fields, and over them what the options say. What neither
     gives the platform fills in."""
     if "CMD" in given and body.get("roles"):
         raise usage(
             "the roles of the file have commands of their own",
-            where=str(file),
+            where=source,
             fix="leave out what follows --, or the roles",
         )
     if "--preempt" in given:
@@ -156,7 +168,7 @@ def _overridden(
     if not (body.get("command") or body.get("roles")):
         raise usage(
             "there is no command to run",
-            where=str(file) if file is not None else "",
+            where=source,
             fix="write: shiftwork submit [options] -- CMD ..., or give --file",
         )
     return body

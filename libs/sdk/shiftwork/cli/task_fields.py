@@ -13,7 +13,7 @@ from typing import Any, Callable, List, Optional
 
 import typer
 
-from shiftwork.cli import complete, documents, parse
+from shiftwork.cli import complete, files, parse
 from shiftwork.cli.failures import usage
 from shiftwork.cli.task_options import TASK_OPTIONS, TaskOption
 
@@ -104,7 +104,7 @@ def _mode(value: str, option: str) -> dict[str, str]:
 def _document(path: Path, option: str) -> dict[str, Any]:
     del option
     # A whole Pod is fine, too: what kind of object it is need not be said.
-    found = documents.read_file(path, "pod template", "spec: {...}")
+    found = files.document(path, "pod template", "spec: {...}")
     return {name: part for name, part in found.items() if name not in ("apiVersion", "kind")}
 
 

@@ -13,6 +13,7 @@ from shiftwork.cli import (
     ending,
     explanation,
     follow,
+    guide,
     ids,
     listening,
     parse,
@@ -20,7 +21,7 @@ from shiftwork.cli import (
     session,
 )
 from shiftwork.cli.client import Api, part
-from shiftwork.cli.failures import REFUSED, UNREACHABLE, Failure, told_as_typed, usage
+from shiftwork.cli.failures import REFUSED, UNREACHABLE, Failure, naming, usage
 
 ENDED, LIVE = parse.ENDED, parse.LIVE
 MATCHES_MAX = 100
@@ -42,7 +43,16 @@ _SOME = typer.Argument(
 )
 _NOW = typer.Option(False, "--now", help="Kill the run at once: nothing is saved.")
 _LABEL = typer.Option(None, "--label", "-l", metavar="K=V", help="With this label; repeatable.")
-SORTED_BY = ("submitted_at", "name", "priority", "state")
+# What a list is sorted by, and the API's field for it. Ids sort by time.
+ORDERS = {
+    "submitted": "submitted_at",
+    "name": "name",
+    "priority": "priority",
+    "state": "state",
+    "submitted_at": "submitted_at",
+    "id": "submitted_at",
+}
+SORTED_BY = tuple(ORDERS)[:4]
 
 
 def register(app: session.App) -> None:
@@ -67,11 +77,12 @@ def each(tasks: Sequence[str], act: Callable[[Api, str], Dict[str, Any]]) -> Lis
     failed = 0
     for task in dict.fromkeys(tasks):
         try:
-            done.append(act(api, task))
+            with naming({"task_id": "TASK", "goal": "TASK"}, task=task):
+                done.append(act(api, task))
         except Failure as failure:  # noqa: PERF203 - the others go on
             if len(tasks) == 1 or failure.code == UNREACHABLE:
                 raise
-            render.failure(failure)
+            session.report(failure, of=task)
             failed += 1
     if now.json:
         render.document(done[0] if len(tasks) == 1 else {"items": done})
@@ -104,9 +115,10 @@ def find(api: Api, text: str) -> Dict[str, Any]:
         return next(iter(matches.values()))
     if matches:
         raise _ambiguous(f"{text!r} fits {_count(len(matches))} tasks", list(matches.values()))
-    raise Failure(
-        f"there is no task {text!r}", where="TASK", fix="`shiftwork ls --all` lists the tasks"
-    )
+    newest = api.get("/v1/tasks", {"limit": MATCHES_MAX})["items"]
+    meant = guide.meant(text, [task["name"] for task in newest])
+    fix = f"{meant} `shiftwork ls --all` lists the tasks".strip()
+    raise Failure(f"there is no task {text!r}", where="TASK", fix=fix)
 
 
 def _count(number: int) -> str:
@@ -170,11 +182,14 @@ def ls(
         )
     if not states and not everything:
         states = list(LIVE)
-    query: Dict[str, Any] = {"state": ",".join(states), "label": _labels(label), "sort": sort}
+    query: Dict[str, Any] = {
+        "state": ",".join(states),
+        "label": _labels(label),
+        "sort": _order(sort),
+    }
     if mine:
         query["owner"] = api.get("/v1/whoami")["user"]
-    with told_as_typed({"sort": "--sort", "label": "--label"}):
-        found = api.items("/v1/tasks", query, limit)
+    found = api.items("/v1/tasks", query, limit)
     if now.json:
         render.document(found)
         return
@@ -187,6 +202,18 @@ def ls(
     )
     if found.get("next_cursor"):
         render.note(f"more than {limit}: raise --limit")
+
+
+def _order(text: str) -> str:
+    """The API's order for a heading of the table."""
+    falling, word = ("-", text[1:]) if text.startswith("-") else ("", text)
+    if not word or word.lower() in ORDERS:
+        return falling + ORDERS.get(word.lower(), "")
+    fix = f"choose of {', '.join(SORTED_BY)}; with - in front falling"
+    meant = guide.meant(word.lower(), ORDERS)
+    raise usage(
+        f"--sort {text}: tasks are not sorted by this", where="--sort", fix=f"{meant} {fix}".strip()
+    )
 
 
 def _labels(given: Optional[List[str]]) -> List[str]:
@@ -539,18 +566,18 @@ def _all_of(labels: List[str], *, everybody: bool, yes: bool) -> List[str]:
         query["owner"] = api.get("/v1/whoami")["user"]
     found = api.items("/v1/tasks", query, STOPPED_MAX)["items"]
     if not found:
-        render.note("there is no such task")
+        with_labels = f" with label {' '.join(labels)}" if labels else ""
+        render.note(f"there is nothing to stop{with_labels}")
         if now.json:
             render.document({"items": []})
         return []
     if not yes:
         names = ", ".join(render.one_line(task["name"]) for task in found[:NAMED_MAX])
         more = f" and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
+        count = render.counted(len(found), "task")
         if not (render.is_terminal(sys.stdin) and render.is_terminal(sys.stderr)):
-            raise usage(
-                f"this would stop {len(found)} tasks: {names}{more}", where="--all", fix="add --yes"
-            )
-        typer.confirm(f"Stop {len(found)} tasks: {names}{more}?", abort=True, err=True)
+            raise usage(f"this would stop {count}: {names}{more}", where="--all", fix="add --yes")
+        typer.confirm(f"Stop {count}: {names}{more}?", abort=True, err=True)
     return [task["id"] for task in found]
 
 
@@ -560,10 +587,23 @@ def _goals(tasks: Sequence[str], goal: str, *, now: bool = False) -> None:
     def act(api: Api, task: str) -> Dict[str, Any]:
         found = find(api, task)
         told = api.put(f"/v1/tasks/{part(found['id'])}/goal", body)
-        render.note(f"goal of {found['name']} ({found['id']}) is now {goal}")
+        changed = told["revision"] != found["revision"]
+        render.note(f"{found['name']} ({found['id']}) is {_standing(goal, found, changed=changed)}")
         return {"id": found["id"], **told}
 
     each(tasks, act)
+
+
+def _standing(goal: str, found: Dict[str, Any], *, changed: bool) -> str:
+    """Where a task stands that has been given a goal, or had it already."""
+    reached, on_its_way = {
+        "run": ("", "resumed"),
+        "pause": ("paused", "being paused"),
+        "stop": ("stopped", "being stopped"),
+    }[goal]
+    if changed:
+        return on_its_way
+    return f"already {found['state'] if found['state'] == reached or not reached else on_its_way}"
 
 
 def priority(
@@ -595,7 +635,8 @@ def retry(tasks: List[str] = _TASKS) -> None:
     def act(api: Api, task: str) -> Dict[str, Any]:
         found = find(api, task)
         path = f"/v1/tasks/{part(found['id'])}/retry"
-        again: Dict[str, Any] = api.post(path, None, secrets.token_hex(16))
+        with naming({"name": "TASK"}):
+            again: Dict[str, Any] = api.post(path, None, secrets.token_hex(16))
         if not session.current().json:
             render.line(again["id"])
         return again

@@ -11,8 +11,9 @@ from datetime import timedelta
 
 from libs.contracts.messages import Forecast, ReasonCode
 from libs.contracts.reasons import duration
+from libs.contracts.wording import counted
 from services.scheduler.domain.explanation.play import Pace, Play, Stopped, Worlds
-from services.scheduler.domain.explanation.words import counted, named
+from services.scheduler.domain.explanation.words import named
 from services.scheduler.domain.lifecycle import QUEUED
 
 HORIZON_SECONDS = 30 * 86_400.0

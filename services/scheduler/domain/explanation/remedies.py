@@ -16,11 +16,11 @@ from typing import Any
 from libs.contracts.ids import NodeId
 from libs.contracts.messages import ExitKind, Priority, PriorityChanged, ReasonCode, Unit
 from libs.contracts.reasons import duration, level_name
+from libs.contracts.wording import counted as number
 from services.scheduler.domain import facts
 from services.scheduler.domain.accounts import counted, turn_budget
 from services.scheduler.domain.apply import Change as Changed
 from services.scheduler.domain.explanation.play import Bounds, Play, Worlds, expected_left
-from services.scheduler.domain.explanation.words import counted as number
 from services.scheduler.domain.explanation.words import moment, named
 from services.scheduler.domain.index import Index
 from services.scheduler.domain.lifecycle import PREEMPTING

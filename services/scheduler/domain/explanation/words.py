@@ -18,8 +18,3 @@ def named(names: Iterable[str]) -> str:
     found = sorted(names)
     more = f" and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
     return ", ".join(found[:NAMED_MAX]) + more
-
-
-def counted(number: float, noun: str) -> str:
-    """A number with its noun: ``1 run``, ``3 runs``."""
-    return f"{round(number, 3):g} {noun}{'' if number == 1 else 's'}"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from libs.contracts.wording import counted
 from services.scheduler.lab.record import RunRecord, Timeline
 from services.scheduler.lab.results import (
     Numbers,
@@ -79,7 +80,7 @@ def curves(
 def size_label(low: int, high: int) -> str:
     """``1 node``, ``3-4 nodes``."""
     if low == high:
-        return f"{low} node" + ("s" if low > 1 else "")
+        return counted(low, "node")
     return f"{low}\u2013{high} nodes"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from libs.contracts.wording import plural
 from services.scheduler.lab.options import Options
 from services.scheduler.lab.report import plot, style
 from services.scheduler.lab.report.curves import Curves, Points
@@ -236,7 +237,7 @@ def _sizes(
         ]
         series = [Series(n, policy, points(size)) for n, policy, size in found]
         jobs = max(size.jobs for _, _, size in found)
-        title = f"{name} ({jobs:,} job{'s' if jobs > 1 else ''})"
+        title = f"{name} ({jobs:,} {plural(jobs, 'job')})"
         figures.append(_figure(title, plot.lines(heading, name, axis, share, series)))
     return (
         f'<h2>{heading}</h2><p class="soft">Part of the jobs that are done within a time; '

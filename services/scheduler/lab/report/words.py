@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from libs.contracts.wording import counted, plural
 from services.scheduler.lab.options import Options
 from services.scheduler.lab.report.plot import span
 from services.scheduler.lab.workload import Workload
@@ -29,9 +30,9 @@ DEFINITIONS = (
 
 def run_in_words(workload: Workload, options: Options) -> str:
     """One paragraph: cluster, jobs and options."""
-    gpus = workload.gpus_per_node
+    jobs, nodes, each = len(workload.jobs), workload.nodes, counted(workload.gpus_per_node, "GPU")
     parts = [
-        f"{len(workload.jobs):,} jobs on {workload.nodes:,} nodes with {gpus} GPUs each",
+        f"{jobs:,} {plural(jobs, 'job')} on {nodes:,} {plural(nodes, 'node')} with {each} each",
         f"every restart costs {span(options.restart_cost_s)}",
         "checkpoints on request"
         if not options.checkpoint_interval_s
@@ -41,5 +42,6 @@ def run_in_words(workload: Workload, options: Options) -> str:
     if options.node_mtbf_s:
         parts.append(f"each node fails every {span(options.node_mtbf_s)} on average")
     if workload.skipped:
-        parts.append(f"{workload.skipped:,} lines of the trace were left out")
+        lines = plural(workload.skipped, "line")
+        parts.append(f"without {workload.skipped:,} {lines} of the trace")
     return "; ".join(parts) + "."

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 
 from libs.contracts.messages import Priority
+from libs.contracts.wording import are, counted
 from services.scheduler.domain.policy import VirtualCluster
 from services.scheduler.lab.errors import LabError
 from services.scheduler.lab.traces.levels import level_table
@@ -122,15 +123,17 @@ def fit(name: str, parsed: Parsed, request: Request, tally: Tally) -> Workload:
         notes.append(f"{tally.bad} of {tally.lines} lines are bad and left out:")
         notes += tally.sentences()
     if tally.meant:
-        notes.append(f"{tally.meant} lines are no ended jobs and left out")
+        lines = counted(tally.meant, "line")
+        notes.append(f"{lines} without an ended job {are(tally.meant)} left out")
     if unsorted and not _expanded(parsed):
-        notes.append(f"{unsorted} lines are out of order: sorted by submission")
+        lines = f"{counted(unsorted, 'line')} {are(unsorted)}"
+        notes.append(f"{lines} out of order: sorted by submission")
     if rounded:
-        notes.append(f"{rounded} jobs used a part of a GPU: counted as a whole one")
+        notes.append(f"{counted(rounded, 'job')} used a part of a GPU: counted as a whole one")
     left_out = len(rows) - request.limit if request.limit else 0
     jobs = _jobs(rows[: request.limit] if request.limit else rows, notes)
     if left_out > 0:
-        notes.append(f"only the first {len(jobs)} jobs: {left_out} later ones are left out")
+        notes.append(f"only the first {counted(len(jobs), 'job')}, without {left_out} later")
     return Workload(name, jobs, cluster, skipped=tally.bad + tally.meant, notes=tuple(notes))
 
 
@@ -190,8 +193,9 @@ class Sizes:
         nodes, gpus = _shape(row, group.gpus_per_node)
         offered = fitting_nodes(group.nodes, gpus)
         if nodes > offered:
-            kind = "whole nodes" if gpus is None else f"nodes with {gpus} GPUs"
-            return f"a gang of {nodes} {kind}: group {group.name} has {offered}"
+            gang = counted(nodes, "whole node" if gpus is None else "node")
+            gang += "" if gpus is None else f" with {counted(gpus, 'GPU')}"
+            return f"a gang of {gang}: group {group.name} has {offered}"
         return replace(row, nodes=nodes, gpus_per_node=gpus, group=group.name)
 
 

@@ -15,6 +15,7 @@ from datetime import datetime
 from itertools import chain
 from typing import Any, cast
 
+from libs.contracts.wording import counted
 from services.scheduler.lab.errors import LabError
 from services.scheduler.lab.traces import row as rows
 from services.scheduler.lab.traces.row import BadRowError, Left, Parsed, Row
@@ -105,8 +106,8 @@ def _rows(tasks: Iterable[tuple[int, Any]], notes: list[str]) -> Iterator[Row | 
         yield row
     if stretched:
         notes.append(
-            f"{stretched} tasks were interrupted: their work is counted from first start to end, "
-            "with the time they waited in between (add run_seconds to count it exactly)"
+            f"the work of {counted(stretched, 'interrupted task')} is counted from first start to"
+            " end, with the time of waiting in between (add run_seconds to count it exactly)"
         )
 
 

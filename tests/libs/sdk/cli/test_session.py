@@ -128,7 +128,7 @@ def test_a_server_that_is_down_is_3_and_one_problem_object(
     assert done.code == 3
     told = json.loads(done.err)
     assert told["type"] == "unreachable"
-    assert server.url in told["errors"][0]["field"]
+    assert server.url in told["where"]
 
 
 def test_an_address_that_is_none_is_wrong_usage(elsewhere: Shiftwork) -> None:

@@ -106,7 +106,13 @@ def test_a_refusal_names_field_value_and_fix(shiftwork: Shiftwork, server: CliSe
     assert "error: --nodes 99: more than there are" in done.err
     assert "fix:   --nodes: give 2" in done.err
     done = shiftwork("submit", "--nodes", "99", "--json", "--", "true")
-    assert json.loads(done.err) == told[1]
+    (error,) = told[1]["errors"]
+    assert json.loads(done.err) == {
+        **told[1],
+        "detail": "--nodes 99: more than there are",
+        "where": "--nodes",
+        "errors": [{**error, "option": "--nodes"}],
+    }
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_optional_columns(tmp_path: Path) -> None:
     workload = read(tmp_path, text)
     assert workload.jobs[0] == Job(0, 0.0, 60.0, 1, 1, "", "v", Priority.HIGH, 120.0)
     assert workload.jobs[1] == Job(1, 1.0, 61.0, 1, 1, "eve", "w", Priority.NORMAL, None)
-    assert workload.notes == ("1 jobs used a part of a GPU: counted as a whole one",)
+    assert workload.notes == ("1 job used a part of a GPU: counted as a whole one",)
 
 
 def test_gzip_whatever_its_name(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_work_of_interrupted_tasks(tmp_path: Path) -> None:
     ]
     workload = read(tmp_path, "\n".join(lines), "week.jsonl")
     assert [job.duration_s for job in workload.jobs] == [3600.0, 42.0, 900.0]
-    assert workload.notes[0].startswith("1 tasks were interrupted")
+    assert workload.notes[0].startswith("the work of 1 interrupted task is")
 
 
 @pytest.mark.parametrize(

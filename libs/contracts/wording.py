@@ -1,0 +1,55 @@
+"""Parts of messages for people: counted nouns, suggestions, and names that nothing has. Pure.
+
+Messages name routes of the API; the command line shows its commands in their places.
+
+The command line, which is installed without this library, has the same in ``shiftwork.cli``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from libs.contracts.messages import FieldError, Refusal, RefusalCode
+
+# Names that are longer are no typing errors, and comparing takes time.
+COMPARED_CHARACTERS_MAX = 80
+
+
+def counted(number: float, noun: str) -> str:
+    """A number with its noun: ``1 run``, ``3 runs``."""
+    shown = str(number) if isinstance(number, int) else f"{round(number, 3):g}"
+    return f"{shown} {plural(number, noun)}"
+
+
+def plural(number: float, noun: str) -> str:
+    """The noun that goes with a number: ``run`` or ``runs``."""
+    return noun if number == 1 else f"{noun}s"
+
+
+def are(number: float) -> str:
+    """The verb that goes with so many."""
+    return "is" if number == 1 else "are"
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """``did you mean NAME?`` for the known name that is nearest; empty if none is near."""
+    if len(word) > COMPARED_CHARACTERS_MAX:
+        return ""
+    near = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def no_such(field: str, kind: str, name: str, known: Iterable[str] = ()) -> FieldError:
+    """The error of a name that no ``kind`` has: ``user``, ``team``, ``node`` and so on."""
+    name = name if len(name) <= COMPARED_CHARACTERS_MAX else name[:COMPARED_CHARACTERS_MAX] + "…"
+    fix = f"{meant(name, known)} GET /v1/{kind}s lists them".strip()
+    return FieldError(field=field, value=name, message=f'there is no {kind} "{name}"', fix=fix)
+
+
+def not_found(field: str, kind: str, name: str, known: Iterable[str] = ()) -> Refusal:
+    """The same as a refusal."""
+    error = no_such(field, kind, name, known)
+    near, question, _ = error.fix.partition("?")
+    detail = f"{error.message}; {near}?" if question else error.message
+    return Refusal(code=RefusalCode.NOT_FOUND, detail=detail, errors=(error,))

@@ -1,0 +1,131 @@
+"""Files that people name on the command line: read whole, and advice where one is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from shiftwork.cli import parse
+from shiftwork.cli.failures import usage
+
+DOCUMENT_BYTES_MAX = 1_048_576
+STANDARD_INPUT = "standard input"
+
+
+def name_of(path: str) -> str:
+    """What errors call a file; ``-`` is standard input."""
+    return STANDARD_INPUT if path == "-" else path
+
+
+def read(path: str, bytes_max: int) -> bytes:
+    """The whole file, or standard input for ``-``. Raises Failure if it cannot be read, or has
+    more bytes."""
+    where = name_of(path)
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read(bytes_max + 1)
+        else:
+            with Path(path).open("rb") as opened:
+                data = opened.read(bytes_max + 1)
+    except OSError as error:
+        what = f"the file cannot be read: {error.strerror}"
+        raise usage(what, where=where, fix=advice(path)) from error
+    if len(data) > bytes_max:
+        what = f"the file is larger than {bytes_max} bytes"
+        raise usage(what, where=where, fix="split it into several")
+    return data
+
+
+def advice(path: str) -> str:
+    """What to do about a file that cannot be read."""
+    there = Path(path)
+    if there.is_dir():
+        return "give a file, not a directory"
+    if there.exists():
+        return f"let this user read it: chmod u+r {there}"
+    return near(there) or "give the path of a file that is there"
+
+
+def near(path: Path) -> str:
+    """``did you mean PATH?`` for what lies in the same directory under a similar name; or empty."""
+    close = get_close_matches(path.name, entries(path.parent), 1)
+    return f"did you mean {path.parent / close[0]}?" if close else ""
+
+
+def entries(directory: Path) -> list[str]:
+    """The names in a directory; none if it cannot be read."""
+    try:
+        return sorted(os.listdir(directory))  # noqa: PTH208 - names alone
+    except OSError:
+        return []
+
+
+def values(path: str, bytes_max: int) -> Any:  # noqa: ANN401 - any document
+    """What a file holds: JSON always, YAML where PyYAML is. Raises Failure, with the line, if it
+    is neither."""
+    where = name_of(path)
+    try:
+        text = read(path, bytes_max).decode()
+    except UnicodeDecodeError:
+        raise usage("the file is not UTF-8", where=where, fix="save it as UTF-8") from None
+    try:
+        return _parsed(path, where, text)
+    except RecursionError:
+        raise usage("the file nests too deep", where=where, fix="write it flatter") from None
+
+
+def document(path: Path, what: str = "task", such_as: str = "command: [...]") -> dict[str, Any]:
+    """A document of fields from a file, in the API's own names. Raises Failure if it holds none."""
+    body = parse.fields(values(str(path), DOCUMENT_BYTES_MAX))
+    if not body:
+        raise usage(
+            f"the file holds no {what}",
+            where=name_of(str(path)),
+            fix=f"write its fields, such as {such_as}",
+        )
+    return body
+
+
+def _parsed(path: str, where: str, text: str) -> Any:  # noqa: ANN401 - any document
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        if not path.endswith(".json"):
+            return _yaml(where, text, error)
+        line = getattr(error, "lineno", 0)
+        what = f"the file is not JSON: {getattr(error, 'msg', error)}"
+        raise usage(what, where=f"{where}, line {line}", fix="correct that line") from None
+
+
+def _yaml(where: str, text: str, not_json: ValueError) -> Any:  # noqa: ANN401 - any document
+    try:
+        import yaml  # noqa: PLC0415 - optional: the extra needs Typer and rich alone
+    except ImportError:
+        raise usage(
+            f"the file is not JSON ({not_json}) and YAML cannot be read here",
+            where=where,
+            fix="write JSON, or install PyYAML",
+        ) from None
+
+    class Loader(yaml.SafeLoader):
+        """Dates stay the texts that they are: no field of the API is one."""
+
+        yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's name and form
+            first: [(tag, form) for tag, form in known if not tag.endswith(":timestamp")]
+            for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    try:
+        return yaml.load(text, Loader)  # noqa: S506 - a safe loader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{where}, line {mark.line + 1}" if mark else where
+        what = f"the file is not YAML: {getattr(error, 'problem', None) or error}"
+        raise usage(what, where=place, fix="correct that line") from None
+    except ValueError as error:
+        what = f"the file is not YAML: {error}"
+        raise usage(what, where=where, fix="put that value in quotation marks") from None

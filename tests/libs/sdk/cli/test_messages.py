@@ -1,0 +1,422 @@
+"""Errors in the terms of the command line that was typed: options, values, names and commands."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from shiftwork.cli import render, typed
+
+from libs.contracts import wording
+from tests.libs.sdk.cli.server import CliServer, a_task, problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.libs.sdk.cli.conftest import Shiftwork
+
+pytestmark = pytest.mark.server
+
+
+def field(name: str, value: str, message: str, fix: str) -> dict[str, str]:
+    return {"field": name, "value": value, "message": message, "fix": fix}
+
+
+def refusal(status: int, *errors: dict[str, str]) -> tuple[int, Any]:
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return problem(status, "no", f"{errors[0]['field']}: {errors[0]['message']}{more}", *errors)
+
+
+ENDED = field(
+    "goal",
+    "stop",
+    "the task has already succeeded",
+    "run it again with: POST /v1/tasks/ID/retry",
+)
+
+
+def test_an_ended_task_is_named_with_the_command_that_runs_it_again(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    server.tasks = {"ta": a_task("ta", name="one"), "tb": a_task("tb", name="two")}
+    for task in ("ta", "tb"):
+        server.first["PUT", f"/v1/tasks/{task}/goal"] = [refusal(409, ENDED)] * 2
+    done = shiftwork("stop", "one")
+    assert done.code == 1
+    assert done.err == (
+        "error: one has already succeeded\n"
+        "  where: TASK\n  fix:   run it again with: shiftwork retry one\n"
+    )
+    done = shiftwork("stop", "one", "tb")
+    assert "error: one has already succeeded\n" in done.err
+    assert "error: tb has already succeeded\n" in done.err
+    assert "shiftwork retry tb\n" in done.err
+
+
+def test_with_several_tasks_each_error_names_its_task(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    server.tasks = {"ta": a_task("ta", name="one"), "tb": a_task("tb", name="two")}
+    detail = "bob may not change the goal; ask an administrator"
+    for task in ("ta", "tb"):
+        server.first["PUT", f"/v1/tasks/{task}/goal"] = [problem(403, "forbidden", detail)]
+    done = shiftwork("pause", "one", "two", "three")
+    assert f"error: one: {detail}" in done.err
+    assert f"error: two: {detail}" in done.err
+    assert "error: there is no task 'three'" in done.err
+    assert "PUT" not in done.err
+
+
+def test_retry_of_a_live_task_says_what_to_do(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.tasks["ta"] = a_task("ta", name="demo", state="running")
+    live = field(
+        "task_id",
+        "ta",
+        "the task is still running",
+        "wait for its end, or end it first with: PUT /v1/tasks/ID/goal",
+    )
+    server.first["POST", "/v1/tasks/ta/retry"] = [refusal(409, live)]
+    done = shiftwork("retry", "demo")
+    assert done.err == (
+        "error: demo is still running\n  where: TASK\n"
+        "  fix:   wait for its end, or end it first with: shiftwork stop demo\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("verb", "goal", "state", "said"),
+    [
+        ("resume", "run", "running", "demo (ta) is already running"),
+        ("resume", "run", "queued", "demo (ta) is already queued"),
+        ("pause", "pause", "paused", "demo (ta) is already paused"),
+        ("pause", "pause", "preempting", "demo (ta) is already being paused"),
+        ("stop", "stop", "preempting", "demo (ta) is already being stopped"),
+    ],
+)
+def test_a_goal_that_a_task_has_already(  # noqa: PLR0917 - one row of the table
+    shiftwork: Shiftwork, server: CliServer, verb: str, goal: str, state: str, said: str
+) -> None:
+    server.tasks["ta"] = a_task("ta", name="demo", state=state, goal=goal)
+    server.first["PUT", "/v1/tasks/ta/goal"] = [(202, {"task": "ta", "revision": 1})]
+    done = shiftwork(verb, "demo")
+    assert (done.code, done.err) == (0, f"{said}\n")
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [
+        ("resume", "demo (ta) is resumed"),
+        ("pause", "demo (ta) is being paused"),
+        ("stop", "demo (ta) is being stopped"),
+    ],
+)
+def test_a_new_goal(shiftwork: Shiftwork, server: CliServer, verb: str, said: str) -> None:
+    server.tasks["ta"] = a_task("ta", name="demo", state="paused")
+    assert shiftwork(verb, "demo").err == f"{said}\n"
+
+
+def test_an_argument_stands_for_the_field_of_the_route(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    there = field(
+        "node_id",
+        "locl-0",
+        'there is no node "locl-0"',
+        "did you mean local-0? GET /v1/nodes lists them",
+    )
+    told = problem(404, "not-found", 'there is no node "locl-0"; did you mean local-0?', there)
+    server.first["PUT", "/v1/nodes/locl-0/schedulable"] = [told, told]
+    done = shiftwork("node", "drain", "locl-0")
+    assert done.err == (
+        'error: there is no node "locl-0"; did you mean local-0?\n  where: NODE\n'
+        "  fix:   did you mean local-0? `shiftwork nodes` lists them\n"
+    )
+    found = json.loads(shiftwork("node", "drain", "locl-0", "--json").err)
+    (error,) = found["errors"]
+    assert (error["field"], error["option"], error["value"]) == ("node_id", "NODE", "locl-0")
+
+
+def test_routes_in_an_advice_become_commands(shiftwork: Shiftwork, server: CliServer) -> None:
+    team = field(
+        "team", "typo", "there is no team typo", "add it with POST /v1/teams, or leave it out"
+    )
+    server.first["POST", "/v1/users"] = [refusal(422, team)]
+    done = shiftwork("user", "add", "bob", "--team", "typo")
+    assert "error: --team typo: there is no team typo" in done.err
+    assert "add it with `shiftwork team add NAME`, or leave it out" in done.err
+    assert "/v1" not in done.err
+    user = field(
+        "user", "typo", "there is no user typo", "did you mean tyco? GET /v1/users lists them"
+    )
+    server.first["POST", "/v1/tokens"] = [refusal(404, user)]
+    done = shiftwork("token", "create", "--user", "typo")
+    assert "error: --user typo: there is no user typo" in done.err
+    assert "did you mean tyco? `shiftwork user ls` lists them" in done.err
+    assert "/v1" not in done.err
+
+
+def test_a_refusal_without_a_field_names_the_server_and_no_route(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    server.first["DELETE", "/v1/teams/lab"] = [problem(409, "conflict", "ann is in lab")]
+    done = shiftwork("team", "rm", "lab")
+    assert done.err == f"error: ann is in lab\n  where: {server.url}\n"
+
+
+def test_values_are_shown_as_they_were_typed(shiftwork: Shiftwork, server: CliServer) -> None:
+    name = "preemption.ack_deadline_seconds"
+    fix = "choose a time in that range; a limit: SHIFTWORK_SUBMIT_ACK_DEADLINE_SECONDS_MAX"
+    deadline = field(name, "32400.0", "is not between 1 s and 3600 s", fix)
+    server.first["POST", "/v1/tasks"] = [refusal(422, deadline)] * 3
+    done = shiftwork("submit", "--ack-deadline", "9h", "--", "true")
+    assert "error: --ack-deadline 9h: is not between 1s and 1h\n" in done.err
+    done = shiftwork("submit", "--ack-deadline=9h", "--", "true", "--ack-deadline", "8h")
+    assert "error: --ack-deadline 9h: " in done.err
+    found = json.loads(shiftwork("submit", "--ack-deadline", "9h", "--json", "--", "true").err)
+    assert found["errors"] == [
+        {
+            "field": name,
+            "option": "--ack-deadline",
+            "value": "9h",
+            "message": "is not between 1s and 1h",
+            "fix": fix,
+        }
+    ]
+    variable = field("env.RANK", "(not shown)", "is set by the platform", "remove it")
+    many = field("env", "600 variables", "has more than 512 variables", "use a file")
+    server.first["POST", "/v1/tasks"] = [refusal(422, many), refusal(422, variable)]
+    done = shiftwork("submit", "--env", "KEY=secret", "--", "true")
+    assert "error: --env 600 variables: has more than 512 variables" in done.err
+    assert "secret" not in done.err
+    done = shiftwork("submit", "--env", "RANK=3", "--", "true")
+    assert "error: --env RANK: is set by the platform" in done.err
+
+
+@pytest.mark.parametrize("option", ["--gpus", "--gpus-per-node"])
+def test_an_option_is_named_as_it_was_typed(
+    shiftwork: Shiftwork, server: CliServer, option: str
+) -> None:
+    large = field(
+        "gpus_per_node", "9", "the largest node has 2", "gpus_per_node 0 asks for CPUs only"
+    )
+    server.first["POST", "/v1/tasks"] = [refusal(422, large)] * 2
+    for line in ((option, "9"), (f"{option}=9",)):
+        done = shiftwork("submit", *line, "--", "true")
+        assert f"error: {option} 9: the largest node has 2\n  where: {option}\n" in done.err
+        assert f"fix:   {option}: {option} 0 asks for CPUs only" in done.err
+
+
+@pytest.mark.parametrize("option", ["-l", "--label"])
+def test_what_is_wrong_before_anything_is_sent_names_the_option_too(
+    shiftwork: Shiftwork, option: str
+) -> None:
+    done = shiftwork("submit", option, "x", "--", "true")
+    assert done.code == 2
+    assert f"  where: {option}\n  fix:   write {option} KEY=VALUE\n" in done.err
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "fix"),
+    [
+        (
+            "events --from 8x",
+            "--from 8x: is not a whole number",
+            "give a whole number",
+        ),
+        (
+            "submit --nodes 0 -- true",
+            "--nodes 0: is not a whole number of 1 or more",
+            "give a whole number of 1 or more",
+        ),
+        (
+            "quota set --gpus four",
+            "--gpus four: is not a whole number of 0 or more",
+            "give a whole number of 0 or more",
+        ),
+        (
+            "ls --limit=0",
+            "--limit 0: is not a whole number from 1 to 100000",
+            "give a whole number from 1 to 100000",
+        ),
+        ("node drain", "NODE is missing", "write: shiftwork node drain [OPTIONS] NODE"),
+        (
+            "priority one",
+            "TASK... is missing",
+            "write: shiftwork priority [OPTIONS] TASK... PRIORITY",
+        ),
+        ("ls one", "one: this argument is too much", "write: shiftwork ls [OPTIONS]"),
+        ("ls --context", "--context: the value is missing", "write: --context VALUE"),
+        ("ls --jsn", "no such option: --jsn", "did you mean --json?"),
+        ("stpo one", "there is no command 'stpo'", "did you mean stop?"),
+        ("node drian n0", "there is no command 'drian'", "did you mean drain?"),
+        ("user rm bob", "there is no command 'rm'", "choose of add, set, ls"),
+        ("ls -o yaml", "-o yaml: there is no such form", "choose of wide, json"),
+    ],
+)
+def test_a_line_that_is_not_understood(
+    shiftwork: Shiftwork, line: str, what: str, fix: str
+) -> None:
+    done = shiftwork(*line.split())
+    assert done.code == 2
+    assert f"error: {what}\n" in done.err
+    assert f"fix:   {fix}" in done.err
+
+
+def test_wrong_usage_in_json_has_the_field_the_option_and_the_value(shiftwork: Shiftwork) -> None:
+    for line, name, option, value in (
+        ("submit --gpus four -- true", "gpus_per_node", "--gpus", "four"),
+        (
+            "submit --ack-deadline x -- true",
+            "preemption.ack_deadline_seconds",
+            "--ack-deadline",
+            "x",
+        ),
+        ("ls --state dreaming", "state", "--state", "dreaming"),
+        ("node label n0 disk", "key=value", "KEY=VALUE", ""),
+    ):
+        done = shiftwork("--json", *line.split())
+        (error,) = json.loads(done.err)["errors"]
+        assert (error["field"], error["option"], error["value"]) == (name, option, value)
+        assert set(error) == {"field", "option", "value", "message", "fix"}
+
+
+def test_a_label_without_a_value_gets_the_form(shiftwork: Shiftwork) -> None:
+    done = shiftwork("node", "label", "local-0", "disk")
+    assert done.code == 2
+    assert done.err == (
+        "error: 'disk' is not KEY=VALUE\n  where: KEY=VALUE\n  fix:   write disk=VALUE\n"
+    )
+
+
+def test_nothing_to_stop(shiftwork: Shiftwork) -> None:
+    done = shiftwork("stop", "--all")
+    assert (done.code, done.err) == (0, "there is nothing to stop\n")
+    done = shiftwork("stop", "--all", "-l", "a=b")
+    assert (done.code, done.err) == (0, "there is nothing to stop with label a=b\n")
+    assert shiftwork("stop", "--all", "--json").json == {"items": []}
+
+
+def test_one_task_is_not_several(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.tasks["ta"] = a_task("ta", name="demo")
+    assert "this would stop 1 task: demo" in shiftwork("stop", "--all").err
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (0, "0 tasks"),
+        (1, "1 task"),
+        (1.0, "1 task"),
+        (1.5, "1.5 tasks"),
+        (1_234_567, "1234567 tasks"),
+    ],
+)
+def test_counted_nouns(number: float, said: str) -> None:
+    assert render.counted(number, "task") == wording.counted(number, "task") == said
+
+
+@pytest.mark.parametrize(
+    ("text", "sent"),
+    [
+        ("submitted", "submitted_at"),
+        ("-SUBMITTED", "-submitted_at"),
+        ("id", "submitted_at"),
+        ("NAME", "name"),
+        ("-priority", "-priority"),
+        ("submitted_at", "submitted_at"),
+        ("-state", "-state"),
+    ],
+)
+def test_lists_are_sorted_by_the_headings_of_the_table(
+    shiftwork: Shiftwork, server: CliServer, text: str, sent: str
+) -> None:
+    assert shiftwork("ls", "--sort", text).code == 0
+    assert server.asked("GET", "/v1/tasks").query["sort"] == sent
+
+
+def test_an_order_that_is_none_lists_the_choices(shiftwork: Shiftwork, server: CliServer) -> None:
+    for text in ("owner", "submited"):
+        done = shiftwork("ls", "--sort", text)
+        assert done.code == 2
+        assert f"error: --sort {text}: " in done.err
+        assert "submitted, name, priority, state" in done.err
+    assert "did you mean submitted?" in done.err
+    assert not server.seen
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line", "problem_", "fix"),
+    [
+        ("task.yaml", "command: [true\nnodes: 1\n", 2, "expected ',' or ']'", "correct that line"),
+        ("task.yaml", "a: b: c\n", 1, "mapping values are not allowed", "correct that line"),
+        ("task.json", '{"command": ["x"]\n "nodes": 1}', 2, "Expecting ','", "correct that line"),
+        ("task.yaml", "nodes: !!int x\n", 0, "invalid literal", "quotation marks"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_line(  # noqa: PLR0917 - one row of the table
+    shiftwork: Shiftwork, tmp_path: Path, name: str, text: str, line: int, problem_: str, fix: str
+) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    done = shiftwork("submit", "--file", str(file))
+    assert done.code == 2
+    assert problem_ in done.err
+    assert fix in done.err
+    assert f"  where: {file}{f', line {line}' if line else ''}\n" in done.err
+    assert "unicode string" not in done.err
+
+
+def test_dates_in_a_file_are_texts(shiftwork: Shiftwork, server: CliServer, tmp_path: Path) -> None:
+    file = tmp_path / "task.yaml"
+    file.write_text("command: ['true']\nlabels: {day: 2026-01-02, at: 2026-01-02T03:04:05Z}\n")
+    assert shiftwork("submit", "--file", str(file)).code == 0
+    assert server.asked("POST", "/v1/tasks").body["labels"] == {
+        "day": "2026-01-02",
+        "at": "2026-01-02T03:04:05Z",
+    }
+
+
+@pytest.mark.parametrize(
+    "line", [("submit", "--file"), ("policy", "set"), ("policy", "dry-run")], ids=" ".join
+)
+def test_a_file_that_is_not_there_gets_a_fix(
+    shiftwork: Shiftwork, tmp_path: Path, line: tuple[str, ...]
+) -> None:
+    (tmp_path / "task.yaml").touch()
+    done = shiftwork(*line, str(tmp_path / "tsk.yaml"))
+    assert done.code == 2
+    assert (
+        f"error: the file cannot be read: No such file or directory\n  where: {tmp_path}"
+        in done.err
+    )
+    assert f"fix:   did you mean {tmp_path}/task.yaml?" in done.err
+    done = shiftwork(*line, str(tmp_path / "nothing-like-it"))
+    assert "fix:   give the path of a file that is there" in done.err
+    assert "fix:   give a file, not a directory" in shiftwork(*line, str(tmp_path)).err
+
+
+def test_a_misspelt_task_gets_a_suggestion(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.tasks = {"ta": a_task("ta", name="resnet"), "tb": a_task("tb", name="bert")}
+    done = shiftwork("show", "resent")
+    assert "error: there is no task 'resent'" in done.err
+    assert "fix:   did you mean resnet? `shiftwork ls --all` lists the tasks" in done.err
+
+
+def test_every_command_in_place_of_a_route_is_one(shiftwork: Shiftwork) -> None:
+    """``--help`` of each of them is understood, so the command is there."""
+    for command in typed.COMMANDS.values():
+        words = [word for word in command.split()[1:] if not re.search("[A-Z{]", word)]
+        assert shiftwork(*words, "--help").code == 0, command
+
+
+def test_a_policy_from_standard_input_that_is_broken(
+    shiftwork: Shiftwork, server: CliServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = field("line 1", "", "is not YAML: expected ']'", "correct that line")
+    server.first["PUT", "/v1/policies"] = [refusal(422, broken)]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"groups: [")))
+    done = shiftwork("policy", "set", "-")
+    assert "  where: standard input\n" in done.err

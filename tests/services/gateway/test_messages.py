@@ -1,0 +1,185 @@
+"""Refusals as people read them: the field, the value, what may have been meant, and the route that
+helps."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from shiftwork.cli import typed
+
+from libs.contracts import messages as m
+from services.gateway.api.app import templates
+from tests.services.gateway.world import World, a_node, assigned, state
+
+ROOT = Path(__file__).parents[3]
+
+
+def only(refused: httpx.Response, status: int) -> dict[str, str]:
+    assert refused.status_code == status, refused.text
+    (error,) = refused.json()["errors"]
+    return error
+
+
+async def test_a_team_that_is_not_there(admin: httpx.AsyncClient) -> None:
+    await admin.post("/v1/teams", json={"name": "vision"})
+    await admin.post("/v1/users", json={"name": "zoe"})
+    for refused in (
+        await admin.post("/v1/users", json={"name": "eve", "team": "vison"}),
+        await admin.patch("/v1/users/zoe", json={"team": "vison"}),
+    ):
+        error = only(refused, 422)
+        assert (error["field"], error["value"]) == ("team", "vison")
+        assert error["message"] == 'there is no team "vison"'
+        assert error["fix"].startswith("did you mean vision? ")
+        assert "POST /v1/teams" in error["fix"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "field", "kind"),
+    [
+        ("POST", "/v1/tokens", {"user": "amdin"}, "user", "user"),
+        ("GET", "/v1/users/amdin", None, "name", "user"),
+        ("PATCH", "/v1/users/amdin", {"disabled": True}, "name", "user"),
+        ("DELETE", "/v1/teams/amdin", None, "name", "team"),
+        ("GET", "/v1/nodes/amdin", None, "node_id", "node"),
+        ("GET", "/v1/tasks/amdin", None, "task_id", "task"),
+        ("DELETE", "/v1/tokens/amdin", None, "token_id", "token"),
+    ],
+)
+async def test_what_is_not_there_is_a_field_with_a_fix(  # noqa: PLR0917 - one row of the table
+    world: World, admin: httpx.AsyncClient, method: str, path: str, body: Any, field: str, kind: str
+) -> None:
+    await admin.post("/v1/teams", json={"name": "admins"})
+    await world.heard(a_node("admin-0"))
+    refused = await admin.request(method, path, json=body)
+    error = only(refused, 404)
+    assert (error["field"], error["value"]) == (field, "amdin")
+    assert error["message"] == f'there is no {kind} "amdin"'
+    assert refused.json()["detail"].startswith(error["message"])
+    assert f"GET /v1/{kind}s lists them" in error["fix"]
+    near = {"user": "admin", "team": "admins", "node": "admin-0"}.get(kind)
+    assert near is None or f"did you mean {near}?" in error["fix"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/users", {"name": "admin"}), ("/v1/teams", {"name": "lab"})]
+)
+async def test_what_is_there_already_is_a_field(
+    admin: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    await admin.post("/v1/teams", json={"name": "lab"})
+    error = only(await admin.post(path, json=body), 409)
+    assert (error["field"], error["value"]) == ("name", body["name"])
+    assert error["fix"]
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "message", "fix"),
+    [
+        ({"nodez": 1}, "nodez", "there is no such field", "did you mean nodes?"),
+        (
+            {"preemption": {"ack_deadline": 5}},
+            "preemption.ack_deadline",
+            "",
+            "ack_deadline_seconds",
+        ),
+        ({"roles": [{"comand": ["x"]}]}, "roles[0].comand", "", "did you mean command?"),
+        ({"pod": {"imgae": "x"}}, "pod.imgae", "", "did you mean image?"),
+        ({"zzzzz": 1}, "zzzzz", "there is no such field", "leave this field out"),
+        ({"command": "python x"}, "command", "is not a list", '["python", "x"]'),
+        ({"command": 'say "it'}, "command", "is not a list", "give a list"),
+        ({"command": ["x", True]}, "command[1]", "is not a text", "quotation marks"),
+        ({"env": {"A": 1}}, "env.A", "is not a text", "quotation marks"),
+    ],
+)
+async def test_a_wrong_field_says_what_may_have_been_meant(
+    ann: httpx.AsyncClient, body: dict[str, Any], field: str, message: str, fix: str
+) -> None:
+    refused = await ann.post("/v1/tasks", json={"command": ["true"], **body})
+    assert refused.status_code == 422
+    error = next(each for each in refused.json()["errors"] if each["field"] == field)
+    assert error["message"].startswith(message)
+    assert fix in error["fix"]
+    batch = await ann.post("/v1/tasks:batch", json={"tasks": [{"command": ["true"], **body}]})
+    error = next(e for e in batch.json()["errors"] if e["field"] == f"tasks[0].{field}")
+    assert fix in error["fix"]
+
+
+async def test_a_name_is_asked_for_in_words(admin: httpx.AsyncClient) -> None:
+    for path in ("/v1/users", "/v1/teams"):
+        error = only(await admin.post(path, json={"name": "Bob B"}), 422)
+        assert error["message"] == "is not a name"
+        assert error["fix"] == "use 1 to 63 of a-z, 0-9 and -, no - at the ends"
+
+
+async def test_retry_of_a_live_task_is_refused_as_such(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    task = (await world.submitted(ann, name="demo"))["id"]
+    for change, said in (
+        ((), "queued"),
+        ((assigned(task), state(task, m.TaskState.RUNNING, 2)), "running"),
+    ):
+        await world.heard(*change)
+        error = only(await ann.post(f"/v1/tasks/{task}/retry"), 409)
+        assert (error["field"], error["value"]) == ("task_id", task)
+        assert error["message"] == f"the task is still {said}"
+        assert "PUT /v1/tasks/ID/goal" in error["fix"]
+
+
+async def test_a_policy_for_a_group_that_is_not_there_is_refused(
+    world: World, admin: httpx.AsyncClient
+) -> None:
+    world.others.policy_set = m.SetPolicyReply(groups={"groups.trainig": "trainig"})
+    text = "groups: {trainig: {policy: fifo}}"
+    routes = (("PUT", "/v1/policies"), ("POST", "/v1/policies:dry-run"))
+    for method, path in routes:
+        # While no node is known, each group may be one that is to come.
+        assert (await admin.request(method, path, content=text)).status_code == 200
+    await world.heard(a_node("n0", group="training"))
+    for method, path in routes:
+        error = only(await admin.request(method, path, content=text), 422)
+        assert (error["field"], error["value"]) == ("groups.trainig", "trainig")
+        assert error["message"] == 'there is no group "trainig"'
+        assert error["fix"].startswith("did you mean training?")
+        forced = await admin.request(method, f"{path}?force=true", content=text)
+        assert forced.status_code == 200
+    assert (await admin.delete("/v1/policies/trainig")).status_code == 200
+
+
+async def test_a_list_is_sorted_by_state_in_both_directions(
+    world: World, ann: httpx.AsyncClient
+) -> None:
+    first = (await world.submitted(ann, name="a"))["id"]
+    second = (await world.submitted(ann, name="b"))["id"]
+    await world.heard(assigned(second), state(second, m.TaskState.RUNNING, 2))
+    for order, found in (("state", [first, second]), ("-state", [second, first])):
+        listed = (await ann.get(f"/v1/tasks?sort={order}")).json()["items"]
+        assert [each["id"] for each in listed] == found
+
+
+def test_each_route_that_a_message_names_is_one_and_has_a_command() -> None:
+    """Messages of services name routes; the command line shows its command instead."""
+    # The kinds of things that messages say to be absent, each with the route that lists them.
+    found = {f"GET /v1/{kind}s" for kind in ("task", "node", "group", "user", "team", "token")}
+    for folder in ("services", "libs/contracts", "libs/pods"):
+        for file in (ROOT / folder).rglob("*.py"):
+            text = re.sub(r'"""(.|\n)*?"""', "", file.read_text())
+            found |= {
+                f"{method} {path}"
+                for method, path in re.findall(
+                    r'["\'][^"\'\n]*\b(GET|PUT|POST|PATCH|DELETE) (/v1/[\w/{}.:\[\]-]+)', text
+                )
+            }
+    found.discard("GET /v1/{kind}s")
+    assert len(found) > 10
+    for each in found:
+        method, path = each.split()
+        path = re.sub(r"\{[^}]*\}|\b[A-Z]+\b", "x", path).rstrip(".")
+        assert templates().of(path) != "none", each
+        command = typed.in_commands(f"{method} {path}")
+        assert command.startswith("`shiftwork "), each
