@@ -41,9 +41,11 @@ def chosen(data: Path | None) -> Chosen:
     if data is not None:
         return Chosen(Place(data), "--data")
     now = session.current()
-    choice = contexts.choose(
-        url=now.url, context=now.context, environ=os.environ, path=contexts.default_path()
-    )
+    try:
+        choice = contexts.choose(url=now.url, context=now.context, environ=os.environ)
+    except Failure as problem:
+        problem.fix += "; --data DIR names a platform of this machine"
+        raise
     if choice is None:
         return Chosen(Place(default_data()), "the default data folder")
     folder = _folder_of(choice.named) if choice.named else None

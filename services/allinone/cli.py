@@ -44,7 +44,10 @@ LOG_SHOWN = ("part", "problem", "where", "fix")
 def _folder(text: str) -> Path:
     if not text:
         raise typer.BadParameter("it is empty; leave the option out for the default folder")
-    return Path(text)
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as problem:
+        raise typer.BadParameter(f"{text}: {problem}") from None
 
 
 Data = Annotated[

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from shiftwork.cli import homes
 from shiftwork.cli.failures import Failure
 
 from services.allinone.embedded.credentials import Credentials, private_folder, write_private
@@ -23,17 +24,23 @@ from services.allinone.embedded.credentials import Credentials, private_folder, 
 DEFAULT_PORT = 8642
 # The record in the lock file is always as long, so that it can be changed on a full disk, too.
 RECORD_BYTES, PROBLEM_CHARACTERS_MAX = 2048, 300
+ANOTHER_FOLDER = "name another folder: --data DIR"
 TAKE_TRIES, TAKE_SECONDS = 10, 0.02
 # The name under which the command line knows this machine's platform.
 CONTEXT = "local"
 
 
 def default_data() -> Path:
-    """``/var/lib/shiftwork`` for root, ``~/.local/share/shiftwork`` for everybody else."""
+    """``/var/lib/shiftwork`` for root, ``~/.local/share/shiftwork`` for everybody else. Raises
+    Failure if there is no home."""
     if os.geteuid() == 0:
         return Path("/var/lib/shiftwork")
-    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(base) / "shiftwork"
+    return own_data().path / "shiftwork"
+
+
+def own_data() -> homes.Base:
+    """Where the user's data lies."""
+    return homes.base("XDG_DATA_HOME", ".local/share", ANOTHER_FOLDER)
 
 
 @dataclass(frozen=True, slots=True)

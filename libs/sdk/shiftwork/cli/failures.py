@@ -9,6 +9,8 @@ import re
 from contextlib import contextmanager
 from typing import Any, Generator, Mapping, cast
 
+from shiftwork.cli import installed
+
 REFUSED = 1
 USAGE = 2
 UNREACHABLE = 3
@@ -86,8 +88,8 @@ def refused(
         if error.get("fix"):
             field = error.get("field")
             fixes.append(f"{field}: {error['fix']}" if field else str(error["fix"]))
-    if not fixes and status in _FIXES:
-        fixes.append(_FIXES[status])
+    if not fixes and (fix := _fix(status)):
+        fixes.append(fix)
     if not fixes and status == 404 and "/v1/tasks" in where:  # noqa: PLR2004 - Not Found
         fixes.append("`shiftwork ls --all` lists the tasks there are")
     told.setdefault("status", status)
@@ -161,8 +163,11 @@ def _objects(value: object) -> list[dict[str, Any]]:
     return [cast("dict[str, Any]", each) for each in items if isinstance(each, dict)]
 
 
-_FIXES = {
-    401: "give a valid token with --token, SHIFTWORK_TOKEN or a context",
-    403: "ask an administrator, or use another token",
-    503: "a part of the platform does not answer now: try again, or run `shiftwork doctor`",
-}
+def _fix(status: int) -> str:
+    """What to do about an answer of this status that does not say it itself."""
+    return {
+        401: "give a valid token with --token, SHIFTWORK_TOKEN or a context",
+        403: "ask an administrator, or use another token",
+        503: "a part of the platform does not answer now: try again, or run "
+        + installed.platform("doctor"),
+    }.get(status, "")
