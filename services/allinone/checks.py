@@ -27,7 +27,7 @@ from services.allinone.embedded import nats, postgres
 from services.allinone.embedded.accounts import Account, can_run, service_account
 from services.allinone.findings import Finding, finding_of
 from services.allinone.place import ANOTHER_FOLDER, DEFAULT_PORT, Options, Place, own_data
-from services.allinone.task_user import check_task_user
+from services.allinone.task_user import check_service_user, check_task_user
 from services.launcher.gpus import find_gpus
 
 Check = Callable[[Place, Options], Iterator[Finding]]
@@ -295,24 +295,18 @@ def _listener(port: int) -> tuple[str, str]:
 
 def users(place: Place, options: Options) -> Iterator[Finding]:
     """As whom servers and tasks run."""
-    if os.geteuid() != 0:
-        try:
-            check_task_user(place, options)
-        except Failure as problem:
-            yield finding_of(problem)
-            return
-        own = _name_of(os.geteuid())
-        yield Finding("ok", f"tasks run as {own}, and share the trust of whoever runs `up`")
-        return
     try:
-        account = service_account(place.data / "postgres" / "data", options.service_user)
-        yield Finding("ok", f"PostgreSQL and NATS run as {account.name if account else 'root'}")
+        check_service_user(place, options)
+        if os.geteuid() == 0:
+            account = service_account(place.data / "postgres" / "data", options.service_user)
+            yield Finding("ok", f"PostgreSQL and NATS run as {account.name if account else 'root'}")
         check_task_user(place, options)
-    except LookupError as problem:
-        yield Finding("bad", str(problem), "name a user of this machine", "--service-user")
-        return
     except Failure as problem:
         yield finding_of(problem)
+        return
+    if os.geteuid() != 0:
+        own = _name_of(os.geteuid())
+        yield Finding("ok", f"tasks run as {own}, and share the trust of whoever runs `up`")
         return
     if options.tasks_as_root:
         fix = "give them users of their own: shiftwork up --task-users FIRST-LAST"

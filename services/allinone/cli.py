@@ -23,6 +23,7 @@ from shiftwork.cli import render, session
 from shiftwork.cli.failures import USAGE, Failure
 
 from services.allinone.place import (
+    PORT_MAX,
     Keeper,
     Options,
     Place,
@@ -54,7 +55,7 @@ Data = Annotated[
     Path | None,
     typer.Option("--data", help="Data folder.", metavar="DIR", parser=_folder, show_default=False),
 ]
-Port = Annotated[int | None, typer.Option(min=0, max=65535, help="HTTP port (0: a free one).")]
+Port = Annotated[int | None, typer.Option(min=0, max=PORT_MAX, help="HTTP port (0: a free one).")]
 TaskUser = Annotated[str | None, typer.Option(help="Root: run all tasks as this user.")]
 TaskUsers = Annotated[
     str | None,

@@ -30,7 +30,7 @@ from libs.service.run import collect_rarely
 from services.allinone.checks import check_start
 from services.allinone.chosen import announce
 from services.allinone.embedded.processes import ServerError
-from services.allinone.place import KeptByAnotherError, Options, Place
+from services.allinone.place import KeptByAnotherError, Options, Place, options_of
 from services.allinone.platform import Platform
 from services.launcher.runtimes.ending import end_supervisors
 
@@ -181,7 +181,7 @@ async def _keep(place: Place, platform: Kept, voice: Voice) -> int:
             if place.drained.exists():
                 from services.allinone.stopping import reopen  # noqa: PLC0415 - slow to import
 
-                await reopen(place, platform.url)
+                await reopen(place, platform.url, voice.warn)
             await _first(running, asked)
             if not running.done():
                 await _leave(place, platform, now, voice.note)
@@ -253,7 +253,7 @@ def main() -> int:
     try:
         place = Place(Path(sys.argv[1]))
         given = sys.argv[2:]
-        options = Options(**json.loads(given[0])) if given else place.options() or Options()
+        options = options_of(json.loads(given[0])) if given else place.options() or Options()
         return keep_here(place, options, verbose=True, bytes_max=LOG_BYTES_MAX, voice=LOG)
     except Failure as failure:
         _log.error(failure.what, where=failure.where, fix=failure.fix)

@@ -32,15 +32,22 @@ class Account:
 def service_account(data: Path, wanted: str | None) -> Account | None:
     """The account for the server of ``data``; None: our own, which is not root.
 
-    Data that exists stays with its owner. LookupError names a user that does not exist.
+    Data that exists stays with its owner. LookupError names a user that does not exist, also where
+    the data has an owner already.
     """
     if os.geteuid() != 0:
         return None
+    new = _unprivileged((wanted,)) if wanted else None
     if data.exists():
         uid = data.stat().st_uid
         if uid != 0:
             return Account(uid, data.stat().st_gid, _name_of(uid))
-    for name in (wanted,) if wanted else SERVICE_USERS:
+    return new or _unprivileged(SERVICE_USERS)
+
+
+def _unprivileged(names: Sequence[str]) -> Account:
+    """The first of these users that exists and is not root."""
+    for name in names:
         try:
             entry = pwd.getpwnam(name)
         except KeyError:
@@ -48,8 +55,8 @@ def service_account(data: Path, wanted: str | None) -> Account | None:
         if entry.pw_uid != 0:
             return Account(entry.pw_uid, entry.pw_gid, name)
     raise LookupError(
-        f"no unprivileged user to run PostgreSQL as: {wanted or ', '.join(SERVICE_USERS)} "
-        "does not exist (or is root); name one with --service-user"
+        f"no unprivileged user to run PostgreSQL and NATS as: {', '.join(names)} "
+        "does not exist (or is root)"
     )
 
 

@@ -232,7 +232,13 @@ def test_options_that_differ_from_the_live_platform_are_refused(
     assert f"shiftwork down --data {live.data}" in failed.value.fix
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"nodse": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{", "[]", '{"nodse": 1}', '{"port": "8642"}', '{"port": 99999}', '{"nodes": true}'),
+        *('{"host": null}', '{"tasks_as_root": 1}', "[" * 100_000),
+    ],
+)
 def test_options_that_were_broken_by_hand_are_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "options.json").write_text(text)
     with pytest.raises(Failure) as failed:

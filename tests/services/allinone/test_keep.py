@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.allinone import cli, keep
+from services.allinone import cli, keep, stopping
 from services.allinone.place import Options, Place
 
 # A platform of two tasks: one that must be cancelled as often as it says, and one that is ready or
@@ -136,6 +136,17 @@ def test_a_process_in_the_background_that_cannot_start_says_so_in_json(tmp_path:
         told = [json.loads(line) for line in done.stderr.splitlines()]
         assert told[-1]["level"] == "error"
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "null", '"local-0"'])
+async def test_a_broken_list_of_drained_nodes_ends_no_platform_and_stays(
+    tmp_path: Path, text: str
+) -> None:
+    place, told = Place(tmp_path), list[str]()
+    place.drained.write_text(text)
+    await stopping.reopen(place, "http://127.0.0.1:1", told.append)
+    assert "shiftwork node uncordon NODE" in told[0]
+    assert place.drained.read_text() == text
 
 
 @pytest.mark.parametrize(
