@@ -24,7 +24,7 @@ import psutil
 from shiftwork.cli.failures import Failure
 
 from services.allinone.embedded import nats, postgres
-from services.allinone.embedded.accounts import Account, can_run, service_account
+from services.allinone.embedded.accounts import Account, can_run, name_of, service_account
 from services.allinone.findings import Finding, finding_of
 from services.allinone.place import ANOTHER_FOLDER, DEFAULT_PORT, Options, Place, own_data
 from services.allinone.task_user import check_service_user, check_task_user
@@ -338,10 +338,8 @@ def _account(name: str) -> Account:
 
 
 def _name_of(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
+    name = name_of(uid)
+    return f"user {name}" if name.isdecimal() else name
 
 
 def memory(place: Place, options: Options) -> Iterator[Finding]:

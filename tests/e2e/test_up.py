@@ -93,6 +93,13 @@ def test_each_owner_is_a_user_of_their_own_also_after_a_restart(own: Shiftwork) 
         # Through the log-collector, which reads what other users' tasks printed.
         return own.good("logs", task).out.split()
 
+    closed = own.home / "closed"
+    closed.mkdir(mode=0o700)
+    line = ("--workdir", str(closed), "--", "/bin/true")
+    refused = own("submit", *line)
+    assert (refused.code, "(390000-390009) here, to whom" in refused.err) == (1, True), refused
+    assert own("submit", "--force", "-f", *line).code == 126
+
     first, folder = play("id -u; pwd; echo saved > checkpoint")
     other = play(f"id -u; cat {folder}/checkpoint || echo refused", "--token", token)
     assert {first, other[0]} == {"390000", "390001"}

@@ -41,7 +41,7 @@ def service_account(data: Path, wanted: str | None) -> Account | None:
     if data.exists():
         uid = data.stat().st_uid
         if uid != 0:
-            return Account(uid, data.stat().st_gid, _name_of(uid))
+            return Account(uid, data.stat().st_gid, name_of(uid))
     return new or _unprivileged(SERVICE_USERS)
 
 
@@ -60,7 +60,8 @@ def _unprivileged(names: Sequence[str]) -> Account:
     )
 
 
-def _name_of(uid: int) -> str:
+def name_of(uid: int) -> str:
+    """A user's name; the number of one without an account."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -139,14 +139,22 @@ def submit(
     flags["wait_for_nodes"] = "--force"
     if not source or "CMD" in given:
         flags.update({"roles": "CMD", "command": "CMD"})
+    api = now.api()
     # Pods have a file system of their own, however near the server seems.
     environments.add(body, target, venv)
     if target.is_local and "pod" not in body:
         body.setdefault("working_directory", str(Path.cwd()))
         if not force:
-            places = (flags.get(name, name) for name in ("working_directory", "command"))
-            here.check(body, directory=next(places), command=next(places))
-    api = now.api()
+            directory, command_place = (
+                flags.get(name, name) for name in ("working_directory", "command")
+            )
+            here.check(body, directory=directory, command=command_place)
+            here.check_rights(
+                body,
+                lambda: str(api.get("/v1/whoami").get("tasks_run_as") or ""),
+                directory=directory,
+                command=command_place,
+            )
     with told_as_typed(flags, source):
         if dry_run:
             _show_dry_run(api.create("/v1/tasks:dry-run", body))
