@@ -188,23 +188,24 @@ async def open_client(
 
     try:
         async with asyncio.timeout(config.connect_timeout_s):
-            await client.connect(
-                list(config.urls),
-                name=config.service,
-                user=config.credentials.user,
-                password=config.credentials.password,
-                inbox_prefix=inbox_prefix(config.service),
-                tls=trust(config.ca_file) if tls else None,
-                error_cb=error,
-                disconnected_cb=lost,
-                reconnected_cb=back,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=config.reconnect_wait_s,  # pyright: ignore[reportArgumentType] - it is slept
-                ping_interval=config.ping_interval_s,  # pyright: ignore[reportArgumentType] - it is slept
-            )
-    except (TimeoutError, BusDeniedError) as problem:
+            with _propagating_cancellation():
+                await client.connect(
+                    list(config.urls),
+                    name=config.service,
+                    user=config.credentials.user,
+                    password=config.credentials.password,
+                    inbox_prefix=inbox_prefix(config.service),
+                    tls=trust(config.ca_file) if tls else None,
+                    error_cb=error,
+                    disconnected_cb=lost,
+                    reconnected_cb=back,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=config.reconnect_wait_s,  # pyright: ignore[reportArgumentType] - it is slept
+                    ping_interval=config.ping_interval_s,  # pyright: ignore[reportArgumentType] - it is slept
+                )
+    except (TimeoutError, BusDeniedError, asyncio.CancelledError) as problem:
         await client.close()
-        if isinstance(problem, BusDeniedError):
+        if not isinstance(problem, TimeoutError):
             raise
         where = f"{', '.join(config.urls)} within {config.connect_timeout_s:g} s"
         raise BusUnavailableError(f"no bus server at {where}: {client.last_error}") from None

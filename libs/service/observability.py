@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import sys
+import threading
 from typing import Literal, TextIO, cast
 
 import structlog
@@ -210,6 +211,24 @@ def _forward_standard_logs(
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.captureWarnings(True)
+
+
+def log_stray_errors() -> None:
+    """What Python would print on standard error becomes lines of the log: errors that end a
+    thread, and those that nobody could be given. Called by processes whose standard error is a
+    log."""
+
+    def in_thread(told: threading.ExceptHookArgs) -> None:
+        name = told.thread.name if told.thread else ""
+        problem = told.exc_value or told.exc_type()
+        structlog.get_logger().error("a thread ended", thread=name, exc_info=problem)
+
+    def ignored(told: sys.UnraisableHookArgs) -> None:
+        where = f"{told.err_msg or 'exception ignored in'} {told.object!r}"
+        problem = told.exc_value or told.exc_type()
+        structlog.get_logger().error("an error was ignored", where=where, exc_info=problem)
+
+    threading.excepthook, sys.unraisablehook = in_thread, ignored
 
 
 def log(service: str) -> structlog.typing.FilteringBoundLogger:

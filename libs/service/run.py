@@ -88,6 +88,7 @@ def main(wiring: Wiring) -> NoReturn:
     """
     settings = load_settings(wiring)
     observability.set_up_logs(settings.log_format, settings.log_level)
+    observability.log_stray_errors()
     raise_descriptor_limit()
     raise SystemExit(uvloop.run(_main(wiring, settings)))
 

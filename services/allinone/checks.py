@@ -21,14 +21,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
-from shiftwork.cli.failures import USAGE, Failure
+from shiftwork.cli.failures import Failure
 
 from libs.contracts.wording import counted
 from services.allinone.embedded import nats, postgres
-from services.allinone.embedded.accounts import Account, can_run, service_account
+from services.allinone.embedded.accounts import Account, can_run, name_of, service_account
 from services.allinone.findings import Finding, finding_of
-from services.allinone.place import DEFAULT_PORT, Options, Place
-from services.allinone.task_user import check_task_user
+from services.allinone.place import ANOTHER_FOLDER, DEFAULT_PORT, Options, Place, own_data
+from services.allinone.task_user import check_service_user, check_task_user
 from services.launcher.gpus import find_gpus
 
 Check = Callable[[Place, Options], Iterator[Finding]]
@@ -41,7 +41,6 @@ FREE_PROCESSES_MIN = 200
 CLOCK_YEAR_MIN = 2026
 # What PostgreSQL makes of it with its own file names has 1024 bytes at most.
 FOLDER_BYTES_MAX = 900
-ANOTHER_FOLDER = "name another folder: --data DIR"
 # A folder with one of these is a platform's; `lost+found` is the file system's own.
 MARKS = frozenset({"up.lock", "admin-token", "options.json", "up.log"})
 NOT_FOREIGN = frozenset({"lost+found"})
@@ -108,15 +107,10 @@ def folder(place: Place, options: Options) -> Iterator[Finding]:
 
 
 def _folder(data: Path) -> Iterator[Finding]:
-    if len(os.fsencode(data)) > FOLDER_BYTES_MAX:
-        text = f"the path of the data folder has more than {FOLDER_BYTES_MAX} bytes"
-        yield Finding("bad", text, ANOTHER_FOLDER, "--data")
+    if (problem := _path_problem(data)) is not None:
+        yield problem
         return
     existing = next(path for path in (data, *data.parents) if path.exists())
-    if not existing.is_dir():
-        text = f"{existing} is a file, so {data} cannot be the data folder"
-        yield Finding("bad", text, ANOTHER_FOLDER, "--data")
-        return
     kind = _file_system(existing)
     level, why = _FILE_SYSTEMS.get(kind, ("ok", ""))
     if level == "bad":
@@ -146,6 +140,32 @@ def _folder(data: Path) -> Iterator[Finding]:
     if data.exists() and data.stat().st_mode & 0o066:
         mode = oct(data.stat().st_mode & 0o777)
         yield Finding("warn", f"{data} is open to others ({mode})", f"chmod 700 {data}")
+
+
+def _path_problem(data: Path) -> Finding | None:
+    """Why there can be no folder at that path."""
+    if len(os.fsencode(data)) > FOLDER_BYTES_MAX:
+        text = f"the path of the data folder has more than {FOLDER_BYTES_MAX} bytes"
+        return Finding("bad", text, ANOTHER_FOLDER, "--data")
+    if (missing := _missing_home(data)) is not None:
+        return finding_of(missing)
+    existing = next(path for path in (data, *data.parents) if os.path.lexists(path))
+    if existing.is_symlink() and not existing.exists():
+        text = f"{existing} is a symbolic link to {existing.readlink()}, which does not exist"
+        return Finding("bad", text, f"correct the link, or {ANOTHER_FOLDER}", "--data")
+    if not existing.is_dir():
+        text = f"{existing} is a file, so {data} cannot be the data folder"
+        return Finding("bad", text, ANOTHER_FOLDER, "--data")
+    return None
+
+
+def _missing_home(data: Path) -> Failure | None:
+    """Why nothing is to be created below the user's own folders, if the data lies there."""
+    try:
+        own = own_data()
+    except Failure:
+        return None
+    return own.missing() if own.anchor in data.parents else None
 
 
 def owner_problem(data: Path) -> Finding | None:
@@ -277,25 +297,18 @@ def _listener(port: int) -> tuple[str, str]:
 
 def users(place: Place, options: Options) -> Iterator[Finding]:
     """As whom servers and tasks run."""
-    if os.geteuid() != 0:
-        try:
-            check_task_user(place, options)
-        except Failure as problem:
-            yield finding_of(problem)
-            return
-        own = _name_of(os.geteuid())
-        yield Finding("ok", f"tasks run as {own}, and share the trust of whoever runs `up`")
-        return
     try:
-        account = service_account(place.data / "postgres" / "data", options.service_user)
-        yield Finding("ok", f"PostgreSQL and NATS run as {account.name if account else 'root'}")
+        check_service_user(place, options)
+        if os.geteuid() == 0:
+            account = service_account(place.data / "postgres" / "data", options.service_user)
+            yield Finding("ok", f"PostgreSQL and NATS run as {account.name if account else 'root'}")
         check_task_user(place, options)
-    except LookupError as problem:
-        what, _, fix = str(problem).partition("; ")
-        yield Finding("bad", what, fix, "--service-user", USAGE)
-        return
     except Failure as problem:
         yield finding_of(problem)
+        return
+    if os.geteuid() != 0:
+        own = _name_of(os.geteuid())
+        yield Finding("ok", f"tasks run as {own}, and share the trust of whoever runs `up`")
         return
     if options.tasks_as_root:
         fix = "give them users of their own: shiftwork up --task-users FIRST-LAST"
@@ -327,10 +340,8 @@ def _account(name: str) -> Account:
 
 
 def _name_of(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
+    name = name_of(uid)
+    return f"user {name}" if name.isdecimal() else name
 
 
 def memory(place: Place, options: Options) -> Iterator[Finding]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shiftwork.cli import contexts, session
+from shiftwork.cli import contexts, render, session
 from shiftwork.cli.contexts import Named
 from shiftwork.cli.failures import Failure
 
@@ -41,9 +41,11 @@ def chosen(data: Path | None) -> Chosen:
     if data is not None:
         return Chosen(Place(data), "--data")
     now = session.current()
-    choice = contexts.choose(
-        url=now.url, context=now.context, environ=os.environ, path=contexts.default_path()
-    )
+    try:
+        choice = contexts.choose(url=now.url, context=now.context, environ=os.environ)
+    except Failure as problem:
+        problem.fix += "; --data DIR names a platform of this machine"
+        raise
     if choice is None:
         return Chosen(Place(default_data()), "the default data folder")
     folder = _folder_of(choice.named) if choice.named else None
@@ -95,3 +97,21 @@ def make_current(place: Place, url: str) -> str:
     else:
         return ""
     return f"no context: {why}; commands need --url {url}, and --token or SHIFTWORK_TOKEN"
+
+
+def announce(
+    place: Place, url: str, pid: int, say: Callable[[str], None], warn: Callable[[str], None]
+) -> None:
+    """Say where a platform that is ready answers, and make it the current context: that may have
+    been another's meanwhile."""
+    problem = make_current(place, url)
+    token_file = str(place.credentials.admin_token_file)
+    if render.wants_json():
+        render.document(
+            {"url": url, "pid": pid, "data": str(place.data), "admin_token_file": token_file}
+        )
+    else:
+        say(f"Shiftwork is ready at {url}")
+        say(f"Administrator's token: {token_file}")
+    if problem:
+        warn(problem)

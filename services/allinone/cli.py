@@ -23,6 +23,7 @@ from shiftwork.cli import render, session
 from shiftwork.cli.failures import USAGE, Failure
 
 from services.allinone.place import (
+    PORT_MAX,
     Keeper,
     Options,
     Place,
@@ -36,20 +37,25 @@ if TYPE_CHECKING:
 DETACH_SECONDS_MAX = 120.0
 DOWN_SECONDS_MAX = 4 * 3600.0
 LOOK_SECONDS = 0.1
+# Of a log's end: so much is read, so much is shown, and these values of a line.
 LOG_TAIL_BYTES, LOG_TAIL_LINES = 4096, 8
+LOG_SHOWN = ("part", "problem", "where", "fix")
 
 
 def _folder(text: str) -> Path:
     if not text:
         raise typer.BadParameter("it is empty; leave the option out for the default folder")
-    return Path(text)
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as problem:
+        raise typer.BadParameter(f"{text}: {problem}") from None
 
 
 Data = Annotated[
     Path | None,
     typer.Option("--data", help="Data folder.", metavar="DIR", parser=_folder, show_default=False),
 ]
-Port = Annotated[int | None, typer.Option(min=0, max=65535, help="HTTP port (0: a free one).")]
+Port = Annotated[int | None, typer.Option(min=0, max=PORT_MAX, help="HTTP port (0: a free one).")]
 TaskUser = Annotated[str | None, typer.Option(help="Root: run all tasks as this user.")]
 TaskUsers = Annotated[
     str | None,
@@ -208,11 +214,26 @@ def _ended(place: Place, status: int, log_begin: int) -> Failure:
     with place.log.open("rb") as log:
         log.seek(max(log_begin, place.log.stat().st_size - LOG_TAIL_BYTES))
         lines = log.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+    told = [_readable(line) for line in lines] or ["(none)"]
     return Failure(
-        "\n".join([f"the platform {how}; its last lines:", *(lines or ["(none)"])]),
+        "\n".join([f"the platform {how}; its last lines:", *told]),
         where=str(place.log),
         fix="read the rest of that log, or run `shiftwork up` in the foreground",
     )
+
+
+def _readable(line: str) -> str:
+    """A line of the log for people: what happened, and the values that say why."""
+    try:
+        found: Any = json.loads(line)
+        said = [
+            found.pop("event"),
+            *(f"{name}: {found[name]}" for name in LOG_SHOWN if found.get(name)),
+        ]
+        said += [f"{each['exc_type']}: {each['exc_value']}" for each in found.get("exception", ())]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return line
+    return "; ".join(map(str, said))
 
 
 def _serves(keeper: Keeper) -> bool:
@@ -227,19 +248,9 @@ def _serves(keeper: Keeper) -> bool:
 
 
 def _report(place: Place, keeper: Keeper) -> None:
-    """Say where it is, and make it the current context: that may have been another's meanwhile."""
-    from services.allinone.chosen import make_current  # noqa: PLC0415 - small
+    from services.allinone.chosen import announce  # noqa: PLC0415 - small
 
-    problem = make_current(place, keeper.url)
-    found = {"url": keeper.url, "pid": keeper.pid, "data": str(place.data)}
-    found["admin_token_file"] = str(place.credentials.admin_token_file)
-    if session.current().json:
-        render.document(found)
-    else:
-        render.line(f"Shiftwork is ready at {keeper.url}")
-        render.line(f"Administrator's token: {found['admin_token_file']}")
-    if problem:
-        render.warning(problem)
+    announce(place, keeper.url, keeper.pid, render.line, render.warning)
 
 
 def down(

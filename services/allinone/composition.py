@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from libs.service.settings import BaseServiceSettings
 from libs.service.wiring import Wiring
+from services.allinone.embedded.accounts import name_of
 from services.allinone.machine import Machine
 from services.gateway.main import WIRING as GATEWAY
 from services.launcher.main import WIRING as LAUNCHER
@@ -62,11 +64,13 @@ def _log_collector(machine: Machine) -> dict[str, str]:
 
 
 def _gateway(machine: Machine) -> dict[str, str]:
+    options = machine.options
     return {
-        "http_host": machine.options.host,
-        "http_port": str(machine.options.port),
+        "http_host": options.host,
+        "http_port": str(options.port),
         "admin_token_file": str(machine.place.credentials.admin_token_file),
         "run_token_key_file": str(machine.place.credentials.run_key_file),
+        "tasks_run_as": options.task_user or options.task_users or name_of(os.geteuid()),
     }
 
 

@@ -2,7 +2,8 @@
 
 ``shiftwork up`` calls it in the foreground, ``python -m services.allinone DIR`` in the background,
 ``dev`` with a platform whose services are processes.
-SIGTERM and the first Ctrl-C let running tasks save; SIGQUIT and the second Ctrl-C do not wait.
+SIGTERM, the end of the terminal and the first Ctrl-C let running tasks save; SIGQUIT and the second
+Ctrl-C do not wait.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 import uvloop
 from shiftwork.cli import render
-from shiftwork.cli.failures import Failure
-from shiftwork.cli.render import safe
+from shiftwork.cli.failures import INTERRUPTED, Failure
 
 from libs.service import observability
 from libs.service.connections import raise_descriptor_limit
 from libs.service.run import collect_rarely
 from services.allinone.checks import check_start
-from services.allinone.chosen import make_current
+from services.allinone.chosen import announce
 from services.allinone.embedded.processes import ServerError
-from services.allinone.place import KeptByAnotherError, Options, Place
+from services.allinone.place import KeptByAnotherError, Options, Place, options_of
 from services.allinone.platform import Platform
 from services.launcher.runtimes.ending import end_supervisors
 
@@ -48,17 +49,51 @@ class Kept(Protocol):
         ...
 
 
-def say(text: str) -> None:
-    """A line for the person at the terminal, if there still is one."""
-    with contextlib.suppress(OSError):
-        sys.stdout.write(f"{safe(text)}\n")
-        sys.stdout.flush()
+# After so long without an end, a stop cancels again what is left.
+STOP_AGAIN_SECONDS = 10.0
+
+_log = observability.log("up")
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """Where this process reports results, what happens meanwhile, and what is doubtful."""
+
+    say: Callable[[str], None]
+    note: Callable[[str], None]
+    warn: Callable[[str], None]
+
+
+def _while_there(write: Callable[[str], None]) -> Callable[[str], None]:
+    """Write for a person, if the terminal is still there: its end must not end the platform."""
+
+    def writing(text: str) -> None:
+        with contextlib.suppress(OSError):
+            write(text)
+
+    return writing
+
+
+PERSON = Voice(*(_while_there(each) for each in (render.line, render.note, render.warning)))
+
+
+def _as_line(level: str) -> Callable[[str], None]:
+    """Write a line of the log, as it is set up by then."""
+
+    def writing(text: str) -> None:
+        getattr(_log, level)(text)
+
+    return writing
+
+
+# Of a process in the background.
+LOG = Voice(*(_as_line(level) for level in ("info", "info", "warning")))
 
 
 def show_step(step: str) -> None:
     """What is started now, for a person who waits."""
     if render.is_terminal(sys.stderr):
-        render.note(f"starting {step}")
+        PERSON.note(f"starting {step}")
 
 
 def keep_here(
@@ -67,12 +102,16 @@ def keep_here(
     *,
     verbose: bool = False,
     form: Literal["json", "console"] = "json",
+    bytes_max: int = 0,
     make: Callable[[Place, Options, int], Kept] = Platform,
-    warn: Callable[[str], None] = render.warning,
+    voice: Voice = PERSON,
 ) -> int:
-    """Run until told to end; the exit status. ``make(place, options, pid)`` builds the platform,
-    and ``warn`` gets what is doubtful about a start."""
-    check_start(place, options, warn)
+    """Run until told to end; the exit status. ``make(place, options, pid)`` builds the platform.
+
+    ``verbose``: the log goes to standard error, which is a file of at most ``bytes_max`` (0: not
+    ours to cut), instead of to the folder's.
+    """
+    check_start(place, options, voice.warn)
     try:
         place.take()
     except KeptByAnotherError as error:
@@ -89,10 +128,13 @@ def keep_here(
         with place.log.open("a", encoding="utf-8") as log:
             raise_descriptor_limit()
             if verbose:
-                observability.set_up_logs(form, "info", sys.stderr)
+                observability.set_up_logs(form, "info", sys.stderr, bytes_max=bytes_max)
             else:
                 observability.set_up_logs(form, "info", log, bytes_max=LOG_BYTES_MAX)
-            return uvloop.run(_keep(place, make(place, options, os.getpid())))
+            return uvloop.run(_keep(place, make(place, options, os.getpid()), voice))
+    except KeyboardInterrupt:
+        # Before the loop listened to signals.
+        raise
     except (ServerError, OSError) as error:
         problem = str(error)
         raise Failure(problem, where=str(place.data), fix="run `shiftwork doctor`") from error
@@ -110,10 +152,11 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-async def _keep(place: Place, platform: Kept) -> int:
-    asked, now = asyncio.Event(), asyncio.Event()
+async def _keep(place: Place, platform: Kept, voice: Voice) -> int:
+    asked, now, ctrl_c = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def interrupted() -> None:
+        ctrl_c.set()
         (now if asked.is_set() else asked).set()
 
     def at_once() -> None:
@@ -124,42 +167,39 @@ async def _keep(place: Place, platform: Kept) -> int:
     loop.add_signal_handler(signal.SIGINT, interrupted)
     loop.add_signal_handler(signal.SIGTERM, asked.set)
     loop.add_signal_handler(signal.SIGQUIT, at_once)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        loop.add_signal_handler(signal.SIGHUP, asked.set)
     # What a start makes stays; looking for garbage in it only makes the start longer.
     gc.disable()
     running = asyncio.ensure_future(platform.run())
-    ended = False
+    ended, code = False, 0
     try:
         await _first(running, platform.ready, asked)
         collect_rarely()
         if platform.ready.is_set():
-            _announce(place, platform)
+            announce(place, platform.url, os.getpid(), voice.say, voice.warn)
             if place.drained.exists():
                 from services.allinone.stopping import reopen  # noqa: PLC0415 - slow to import
 
-                await reopen(place, platform.url)
+                await reopen(place, platform.url, voice.warn)
             await _first(running, asked)
             if not running.done():
-                await _leave(place, platform, now)
+                await _leave(place, platform, now, voice.note)
         else:
-            say("stopped before it was ready")
+            voice.note("stopped before it was ready")
+            code = INTERRUPTED if ctrl_c.is_set() else 0
         ended = True
     finally:
         await _end(running)
         # A platform that could not start, or crashed, ends no task: the next one takes them over.
         if ended:
             await asyncio.to_thread(end_supervisors, place.machine)
-    return 0
+    return code
 
 
-def _announce(place: Place, platform: Kept) -> None:
-    problem = make_current(place, platform.url)
-    say(f"Shiftwork is ready at {platform.url}")
-    say(f"Administrator's token: {place.credentials.admin_token_file}")
-    if problem:
-        render.warning(problem)
-
-
-async def _leave(place: Place, platform: Kept, now: asyncio.Event) -> None:
+async def _leave(
+    place: Place, platform: Kept, now: asyncio.Event, note: Callable[[str], None]
+) -> None:
     """Let running tasks save, unless told not to wait."""
     if now.is_set():
         return
@@ -167,8 +207,8 @@ async def _leave(place: Place, platform: Kept, now: asyncio.Event) -> None:
 
     from services.allinone.stopping import drain  # noqa: PLC0415
 
-    say("stopping (Ctrl-C again: do not wait for running tasks)")
-    saving = asyncio.ensure_future(drain(place, platform.url, say))
+    note("stopping (Ctrl-C again: do not wait for running tasks)")
+    saving = asyncio.ensure_future(drain(place, platform.url, note))
     hurried = asyncio.ensure_future(now.wait())
     await asyncio.wait((saving, hurried), return_when=asyncio.FIRST_COMPLETED)
     hurried.cancel()
@@ -176,7 +216,7 @@ async def _leave(place: Place, platform: Kept, now: asyncio.Event) -> None:
         saving.cancel()
     for problem in await asyncio.gather(saving, return_exceptions=True):
         if isinstance(problem, httpx.HTTPError | TimeoutError):
-            say(f"not every task could save: {problem}")
+            note(f"not every task could save: {problem}")
         elif isinstance(problem, Exception):
             raise problem
 
@@ -192,7 +232,14 @@ async def _first(running: asyncio.Future[None], *events: asyncio.Event) -> None:
 
 
 async def _end(running: asyncio.Future[None]) -> None:
+    """Cancel the platform and wait for its end. Libraries swallow a cancellation now and then; what
+    is left is cancelled again, but not the platform itself, which may be ending its servers."""
     running.cancel()
+    while not (await asyncio.wait((running,), timeout=STOP_AGAIN_SECONDS))[0]:
+        left = asyncio.all_tasks() - {running, asyncio.current_task()}
+        _log.warning("the stop takes long", waits_for=sorted(each.get_name() for each in left))
+        for task in left:
+            task.cancel()
     for problem in await asyncio.gather(running, return_exceptions=True):
         if isinstance(problem, Exception):
             raise problem
@@ -200,13 +247,20 @@ async def _end(running: asyncio.Future[None]) -> None:
 
 def main() -> int:
     """``python -m services.allinone DIR [OPTIONS]``: keep the folder's platform with these options
-    (JSON), or with its kept ones."""
-    place = Place(Path(sys.argv[1]))
+    (JSON), or with its kept ones. Every line on standard error is JSON: it is the log."""
+    observability.set_up_logs("json", "info", sys.stderr)
+    observability.log_stray_errors()
     try:
+        place = Place(Path(sys.argv[1]))
         given = sys.argv[2:]
-        options = Options(**json.loads(given[0])) if given else place.options() or Options()
-        # Whoever started this process has been told what is doubtful; its log is for machines.
-        return keep_here(place, options, warn=lambda _: None)
+        options = options_of(json.loads(given[0])) if given else place.options() or Options()
+        return keep_here(place, options, verbose=True, bytes_max=LOG_BYTES_MAX, voice=LOG)
     except Failure as failure:
-        sys.stderr.write(f"{failure.what} ({failure.where}): {failure.fix}\n")
+        _log.error(failure.what, where=failure.where, fix=failure.fix)
         return failure.code
+    except KeyboardInterrupt:
+        _log.info("interrupted")
+        return INTERRUPTED
+    except (Exception, BaseExceptionGroup):  # noqa: BLE001 - its log has it
+        _log.exception("the platform crashed")
+        return 1

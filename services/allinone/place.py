@@ -14,26 +14,33 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+from shiftwork.cli import homes
 from shiftwork.cli.failures import Failure
 
 from services.allinone.embedded.credentials import Credentials, private_folder, write_private
 
-DEFAULT_PORT = 8642
+DEFAULT_PORT, PORT_MAX = 8642, 65_535
 # The record in the lock file is always as long, so that it can be changed on a full disk, too.
 RECORD_BYTES, PROBLEM_CHARACTERS_MAX = 2048, 300
+ANOTHER_FOLDER = "name another folder: --data DIR"
 TAKE_TRIES, TAKE_SECONDS = 10, 0.02
 # The name under which the command line knows this machine's platform.
 CONTEXT = "local"
 
 
 def default_data() -> Path:
-    """``/var/lib/shiftwork`` for root, ``~/.local/share/shiftwork`` for everybody else."""
+    """``/var/lib/shiftwork`` for root, ``~/.local/share/shiftwork`` for everybody else. Raises
+    Failure if there is no home."""
     if os.geteuid() == 0:
         return Path("/var/lib/shiftwork")
-    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(base) / "shiftwork"
+    return own_data().path / "shiftwork"
+
+
+def own_data() -> homes.Base:
+    """Where the user's data lies."""
+    return homes.base("XDG_DATA_HOME", ".local/share", ANOTHER_FOLDER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,19 @@ class Options:
     tasks_as_root: bool = False
     # As whom root runs PostgreSQL and NATS (a user's name).
     service_user: str | None = None
+
+
+def options_of(found: Mapping[str, Any]) -> Options:
+    """The options in a document that somebody may have changed by hand. TypeError or ValueError
+    names what is wrong."""
+    options = Options(**found)
+    for name, kind in get_type_hints(Options).items():
+        value = getattr(options, name)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise TypeError(f"{name} is {value!r}")
+    if not 0 <= options.port <= PORT_MAX:
+        raise ValueError(f"port is {options.port}")
+    return options
 
 
 def with_task_user(
@@ -148,10 +168,10 @@ class Place:
         """What the last ``up`` was told; None on a new folder. Failure if it cannot be read."""
         file = self.data / "options.json"
         try:
-            return Options(**json.loads(file.read_text()))
+            return options_of(json.loads(file.read_text()))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError, TypeError) as problem:
+        except (OSError, ValueError, TypeError, RecursionError) as problem:
             raise Failure(
                 f"the options of the last `up` cannot be read: {problem}",
                 where=str(file),

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
 import httpx
@@ -114,18 +114,34 @@ async def _until_empty(
         await pause(LOOK_SECONDS)
 
 
-async def reopen(place: Place, url: str) -> None:
-    """Open the nodes that the last stop drained."""
-    if not place.drained.exists():
+async def reopen(place: Place, url: str, warn: Callable[[str], None]) -> None:
+    """Open the nodes that the last stop drained. A list that is not understood stays as it is."""
+    try:
+        nodes = _drained(place)
+    except FileNotFoundError:
+        return
+    except (ValueError, TypeError, RecursionError) as problem:
+        warn(
+            f"{place.drained} is not understood ({problem}): nodes that the last stop drained stay"
+            " closed (fix: `shiftwork node uncordon NODE` for each, then remove the file)"
+        )
         return
     async with admin_client(place, url) as client:
-        await open_nodes(client, json.loads(place.drained.read_text()))
+        await open_nodes(client, nodes)
     place.drained.unlink()
+
+
+def _drained(place: Place) -> Sequence[str]:
+    found: Any = json.loads(place.drained.read_text())
+    if not isinstance(found, list):
+        raise TypeError(f"it is no list, but {found!r:.40}")
+    return [str(node) for node in cast("list[Any]", found)]
 
 
 async def open_nodes(client: httpx.AsyncClient, nodes: Sequence[str]) -> None:
     """Let these nodes take runs again; those that are gone meanwhile are passed over."""
     for node in nodes:
-        answer = await client.put(f"/v1/nodes/{node}/schedulable", json={"schedulable": True})
+        path = f"/v1/nodes/{quote(node, safe='')}/schedulable"
+        answer = await client.put(path, json={"schedulable": True})
         if answer.status_code != HTTPStatus.NOT_FOUND:
             answer.raise_for_status()

@@ -5,7 +5,9 @@ and refuse one that would give tasks the databases.
 from __future__ import annotations
 
 import os
+import pwd
 import re
+import shlex
 
 from shiftwork.cli.failures import USAGE, Failure
 
@@ -19,12 +21,44 @@ CHOICES = (
     " has root's rights)"
 )
 
+# Each server, and its folder in the data folder.
+SERVERS = (("PostgreSQL", "postgres/data"), ("NATS", "nats"))
+
 
 def _as_typed(text: str) -> str:
     """The launcher's settings as the options of `up` that they come from."""
     return re.sub(
         r"\b(task_users?|tasks_as_root)\b", lambda found: f"--{found[0].replace('_', '-')}", text
     )
+
+
+def _no_service_user(problem: str) -> Failure:
+    what, _, fix = problem.partition("; ")
+    return Failure(what, where="--service-user", fix=fix, code=USAGE)
+
+
+def check_service_user(place: Place, options: Options) -> None:
+    """Raises Failure, with the fix, if the servers cannot run as chosen: a choice that has no
+    effect would pass for one that has."""
+    wanted = options.service_user
+    if os.geteuid() != 0:
+        if not wanted:
+            return
+        text = "only root can run PostgreSQL and NATS as another user"
+        raise Failure(text, where="--service-user", fix="leave --service-user out", code=USAGE)
+    for server, folder in SERVERS:
+        data = place.data / folder
+        try:
+            account = service_account(data, wanted)
+        except LookupError as problem:
+            raise _no_service_user(str(problem)) from problem
+        if wanted and account is not None and account.uid != pwd.getpwnam(wanted).pw_uid:
+            raise Failure(
+                f"{server} runs as {account.name}, to whom its data belongs, not as {wanted}",
+                where="--service-user",
+                fix=f"--service-user {account.name}, or give the data away while the platform is"
+                f" down: chown -R {wanted}: {shlex.quote(str(data))}",
+            )
 
 
 def check_task_user(place: Place, options: Options) -> None:
@@ -38,12 +72,11 @@ def check_task_user(place: Place, options: Options) -> None:
         what, _, fix = _as_typed(str(problem)).partition("; ")
         where = "--task-users" if choice.users else "--task-user"
         raise Failure(what, where=where, fix=fix, code=USAGE) from problem
-    for server, data in (("PostgreSQL", "postgres/data"), ("NATS", "nats")):
+    for server, data in SERVERS:
         try:
             account = service_account(place.data / data, options.service_user)
         except LookupError as problem:
-            what, _, fix = str(problem).partition("; ")
-            raise Failure(what, where="--service-user", fix=fix, code=USAGE) from problem
+            raise _no_service_user(str(problem)) from problem
         if found is not None and account is not None and account.uid in found.uids:
             raise Failure(
                 f"{server} runs as {account.name}, so tasks of that user could reach its data",

@@ -21,6 +21,10 @@ class GatewaySettings(BaseServiceSettings):
     # The key that run tokens are signed with; the launcher reads the same file.
     run_token_key_file: Path | None = None
 
+    # As whom tasks run on this machine: a user's name or number, or a range of numbers. Submitters
+    # on the same machine are told what is closed to that user.
+    tasks_run_as: str = ""
+
     # What comes within so short a time is projected in one transaction.
     batch_gap_seconds: float = Field(default=0.01, ge=0, le=1)
 

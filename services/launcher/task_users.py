@@ -160,7 +160,11 @@ class OwnerUsers:
         except ValueError as problem:
             raise ValueError(f"{self._file} is damaged ({problem}); restore it") from None
         numbers = cast("dict[str, int]", found)
-        if not isinstance(found, dict) or len(set(numbers.values())) != len(numbers):
+        if (
+            not isinstance(found, dict)
+            or not all(type(number) is int for number in numbers.values())
+            or len(set(numbers.values())) != len(numbers)
+        ):
             raise ValueError(f"{self._file} is damaged: it names no number for each; restore it")
         return numbers
 

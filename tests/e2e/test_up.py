@@ -48,6 +48,8 @@ def test_down_lets_tasks_save_and_up_resumes_them(own: Shiftwork) -> None:
     assert all(node["schedulable"] and not node["draining"] for node in nodes)
     assert f"from step {resumed['checkpoint']['step']}" in own.good("events", task).out
     assert json.loads(contexts.read_text())["current"] == "local"
+    said = [json.loads(line)["event"] for line in (own.data / "up.log").read_text().splitlines()]
+    assert {before.out.splitlines()[0], "asking 1 running tasks to save and leave"} <= set(said)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run tasks as another user")
@@ -94,6 +96,13 @@ def test_each_owner_is_a_user_of_their_own_also_after_a_restart(own: Shiftwork) 
         own.wait(task, "succeeded,failed")
         # Through the log-collector, which reads what other users' tasks printed.
         return own.good("logs", task).out.split()
+
+    closed = own.home / "closed"
+    closed.mkdir(mode=0o700)
+    line = ("--workdir", str(closed), "--", "/bin/true")
+    refused = own("submit", *line)
+    assert (refused.code, "(390000-390009) here, to whom" in refused.err) == (1, True), refused
+    assert own("submit", "--force", "-f", *line).code == 126
 
     first, folder = play("id -u; pwd; echo saved > checkpoint")
     other = play(f"id -u; cat {folder}/checkpoint || echo refused", "--token", token)

@@ -4,12 +4,15 @@ that says how to install it. The training API alone needs nothing of it."""
 import sys
 
 _LIBRARIES = ("typer", "click", "rich")
+_INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command line."""
     try:
         from shiftwork.cli import main as program  # noqa: PLC0415 - its libraries are an extra
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
     except ModuleNotFoundError as missing:
         if str(missing.name).partition(".")[0] not in _LIBRARIES:
             raise

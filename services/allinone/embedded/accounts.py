@@ -34,29 +34,37 @@ class Account:
 def service_account(data: Path, wanted: str | None) -> Account | None:
     """The account for the server of ``data``; None: our own, which is not root.
 
-    Data that exists stays with its owner. LookupError names a user that does not exist.
+    Data that exists stays with its owner. LookupError names a user that does not exist, also where
+    the data has an owner already.
     """
     if os.geteuid() != 0:
         return None
+    new = _unprivileged((wanted,)) if wanted else None
     if data.exists():
         uid = data.stat().st_uid
         if uid != 0:
-            return Account(uid, data.stat().st_gid, _name_of(uid))
-    for name in (wanted,) if wanted else SERVICE_USERS:
+            return Account(uid, data.stat().st_gid, name_of(uid))
+    return new or _unprivileged(SERVICE_USERS)
+
+
+def _unprivileged(names: Sequence[str]) -> Account:
+    """The first of these users that exists and is not root."""
+    for name in names:
         try:
             entry = pwd.getpwnam(name)
         except KeyError:
             continue
         if entry.pw_uid != 0:
             return Account(entry.pw_uid, entry.pw_gid, name)
-    names = wanted or ", ".join(SERVICE_USERS)
-    fix = user_advice(wanted) if wanted else "name one with --service-user"
+    fix = user_advice(names[0]) if len(names) == 1 else "name one with --service-user"
     raise LookupError(
-        f"no unprivileged user to run the servers as: {names} does not exist (or is root); {fix}"
+        f"no unprivileged user to run PostgreSQL and NATS as: {', '.join(names)} "
+        f"does not exist (or is root); {fix}"
     )
 
 
-def _name_of(uid: int) -> str:
+def name_of(uid: int) -> str:
+    """A user's name; the number of one without an account."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

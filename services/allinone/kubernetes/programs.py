@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+from shiftwork.cli import homes
 from shiftwork.cli.failures import Failure
 
 # Name -> how to get it.
@@ -34,8 +35,10 @@ def find(name: str) -> str:
 def _cache() -> Path:
     """Where ``make cluster`` keeps what it built."""
     given = os.environ.get("SHIFTWORK_CLUSTER_CACHE")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(given) if given else base / "shiftwork" / "cluster"
+    if given:
+        return Path(given)
+    instead = "set SHIFTWORK_CLUSTER_CACHE"
+    return homes.base("XDG_CACHE_HOME", ".cache", instead).path / "shiftwork" / "cluster"
 
 
 def _age(program: Path) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from shiftwork.cli import contexts
+from shiftwork.cli import contexts, homes
 from shiftwork.cli.failures import Failure
 from shiftwork.cli.parse import fields
 
@@ -113,8 +113,7 @@ def client(url: str, token: str) -> httpx.AsyncClient:
 
 def keep_context(it: Installed, token: str) -> Path:
     """Make it the command line's current platform; the file that holds the token (0600)."""
-    folder = contexts.default_path().parent
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = homes.config().make(contexts.FOLDER)
     file = folder / f"{it.context}-admin"
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:

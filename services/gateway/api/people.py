@@ -29,8 +29,9 @@ NEWEST = Sort("id", True, "id", True)
 
 
 @router.get("/whoami", response_model=shapes.WhoAmI)
-async def whoami(caller: Caller) -> Response:
-    """Whose token this is."""
+async def whoami(caller: Caller, parts: Parts) -> Response:
+    """Whose token this is, and as which user of the gateway's machine tasks run (null: they run in
+    pods, with users of their own)."""
     return answer(
         {
             "user": caller.user,
@@ -41,6 +42,7 @@ async def whoami(caller: Caller) -> Response:
                 "name": caller.token_name,
                 "expires_at": moment(caller.expires_at),
             },
+            "tasks_run_as": parts.settings.tasks_run_as or None,
         }
     )
 

@@ -403,9 +403,10 @@ class Letters(TypedDict):
 
 
 class WhoAmI(TypedDict):
-    """Whose token this is."""
+    """Whose token this is, and as whom tasks run on the gateway's machine."""
 
     user: str
     role: str
     team: str | None
     token: dict[str, Any]
+    tasks_run_as: str | None

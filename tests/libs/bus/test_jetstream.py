@@ -418,6 +418,30 @@ async def test_a_cancellation_that_the_library_swallows_is_not_lost(
     assert flushing.cancelled()
 
 
+async def test_a_cancellation_that_comes_together_with_the_connection_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The service would run on, and a platform that is stopped while it starts would never end."""
+    closed: list[bool] = []
+
+    async def swallowing(_client: Client, *_args: object, **_options: object) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(10)
+
+    async def close(_client: Client) -> None:
+        closed.append(True)
+
+    monkeypatch.setattr(Client, "connect", swallowing)
+    monkeypatch.setattr(Client, "close", close)
+    config = BusConfig(("nats://127.0.0.1:1",), "quota", Credentials("quota", "password"))
+    connecting = asyncio.ensure_future(open_client(config))
+    await asyncio.sleep(0)
+    connecting.cancel()
+    await asyncio.wait([connecting], timeout=2)
+    assert connecting.cancelled()
+    assert closed
+
+
 async def test_closing_gives_back_what_was_never_fetched(world: World) -> None:
     submit, first = await world.bus("submit"), await world.bus("quota")
     given_up = asyncio.ensure_future(first.consumer().fetch(10, 30.0))

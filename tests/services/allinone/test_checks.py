@@ -49,6 +49,32 @@ def test_a_file_is_no_data_folder(tmp_path: Path, below: str) -> None:
     assert (failed.what.split(",")[0], failed.where) == (f"{tmp_path / 'file'} is a file", "--data")
 
 
+@pytest.mark.parametrize("below", ["link", "link/below/it"])
+def test_a_link_to_nowhere_is_no_data_folder(tmp_path: Path, below: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    failed = refused(tmp_path / below)
+    assert failed.what.startswith(f"{tmp_path / 'link'} is a symbolic link to {tmp_path}/nowhere")
+    assert failed.where == "--data"
+
+
+def test_a_home_that_is_not_there_is_not_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "ann"))
+    failed = refused(tmp_path / "ann" / "data")
+    assert (failed.what, failed.where) == (
+        f"the home folder {tmp_path}/ann does not exist",
+        "HOME",
+    )
+    # Named by itself, a folder is created with those above it.
+    checks.check_start(Place(tmp_path / "new" / "data"), PLAIN, lambda _: None)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "none" / "share"))
+    assert refused(tmp_path / "none" / "share" / "shiftwork").where == "XDG_DATA_HOME"
+    told = chosen.make_current(Place(tmp_path / "data"), "http://127.0.0.1:1")
+    assert told.startswith(f"no context: the home folder {tmp_path}/ann does not exist (HOME)")
+    assert not (tmp_path / "ann").exists()
+
+
 @pytest.mark.parametrize(
     ("data", "what"),
     [
@@ -214,7 +240,13 @@ def test_options_that_differ_from_the_live_platform_are_refused(
     assert f"shiftwork down --data {live.data}" in failed.value.fix
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"nodse": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{", "[]", '{"nodse": 1}', '{"port": "8642"}', '{"port": 99999}', '{"nodes": true}'),
+        *('{"host": null}', '{"tasks_as_root": 1}', "[" * 100_000),
+    ],
+)
 def test_options_that_were_broken_by_hand_are_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "options.json").write_text(text)
     with pytest.raises(Failure) as failed:
@@ -333,7 +365,7 @@ def test_contexts_that_cannot_be_written_end_no_platform(home: Path) -> None:
     contexts.default_path().parent.mkdir(parents=True)
     contexts.default_path().write_text("{")
     told = chosen.make_current(place, "http://127.0.0.1:1")
-    assert "cannot be read" in told
+    assert "not understood: it is not JSON" in told
     assert "--url http://127.0.0.1:1" in told
     # What somebody wrote by hand is left as it is.
     assert contexts.default_path().read_text() == "{"

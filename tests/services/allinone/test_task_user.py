@@ -10,9 +10,10 @@ import pytest
 from shiftwork.cli.failures import Failure
 
 from services.allinone import doctor, keep
+from services.allinone.checks import check_start
 from services.allinone.embedded.accounts import service_account
 from services.allinone.place import Options, Place, with_task_user
-from services.allinone.task_user import check_task_user
+from services.allinone.task_user import check_service_user, check_task_user
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root chooses the user of tasks")
 
@@ -49,6 +50,48 @@ def test_the_user_of_a_server_is_refused(tmp_path: Path, folder: str) -> None:
     os.chown(place.data / folder, 390_005, 390_005)
     with pytest.raises(Failure, match="runs as 390005"):
         check_task_user(place, Options(task_users="390000-390009"))
+
+
+@needs_root
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("name", ["postgers", "root"])
+def test_a_service_user_that_is_none_is_refused_also_on_an_old_folder(
+    tmp_path: Path, name: str, exists: bool
+) -> None:
+    place = Place(tmp_path / "data")
+    if exists:
+        (place.data / "postgres" / "data").mkdir(parents=True)
+        os.chown(place.data / "postgres" / "data", 1, 1)
+        place.keep_options(Options(port=0))
+    with pytest.raises(Failure, match=f"{name} does not exist") as refused:
+        check_start(place, Options(port=0, tasks_as_root=True, service_user=name), lambda _: None)
+    assert (refused.value.where, refused.value.code) == ("--service-user", 2)
+    assert "name a user of this machine" in refused.value.fix
+
+
+@needs_root
+@pytest.mark.parametrize(("folder", "server"), [("postgres/data", "PostgreSQL"), ("nats", "NATS")])
+def test_a_service_user_that_would_have_no_effect_is_refused(
+    tmp_path: Path, folder: str, server: str
+) -> None:
+    place = Place(tmp_path / "data")
+    games = pwd.getpwnam("games")
+    (place.data / folder).mkdir(parents=True)
+    os.chown(place.data / folder, games.pw_uid, games.pw_gid)
+    check_service_user(place, Options(service_user="games"))
+    with pytest.raises(Failure, match=f"{server} runs as games, to whom its data") as refused:
+        check_service_user(place, Options(service_user="nobody"))
+    assert "--service-user games" in refused.value.fix
+    assert f"chown -R nobody: {place.data / folder}" in refused.value.fix
+
+
+def test_an_ordinary_user_can_choose_no_service_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+    with pytest.raises(Failure, match="only root can run PostgreSQL") as refused:
+        check_service_user(Place(tmp_path), Options(service_user="nobody"))
+    assert refused.value.fix == "leave --service-user out"
 
 
 @needs_root

@@ -178,6 +178,7 @@ async def test_a_token_is_shown_once_and_only_its_hash_is_kept(
     async with world.client(secret) as ann:
         me = (await ann.get("/v1/whoami")).json()
     assert (me["user"], me["role"], me["team"]) == ("ann", "member", None)
+    assert me["tasks_run_as"] is None
     assert me["token"]["id"] == made["id"]
 
 

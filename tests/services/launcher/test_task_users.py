@@ -142,6 +142,7 @@ def test_no_number_is_given_when_none_is_left_or_known(tmp_path: Path) -> None:
     (tmp_path / "owners.json").write_text("{")
     with pytest.raises(ValueError, match=r"owners\.json is damaged"):
         OwnerUsers(tmp_path, UIDS).of("ann")
-    (tmp_path / "owners.json").write_text(json.dumps({"ann": 390_000, "ben": 390_000}))
-    with pytest.raises(ValueError, match=r"owners\.json is damaged"):
-        OwnerUsers(tmp_path, UIDS).of("ann")
+    for damaged in ({"ann": 390_000, "ben": 390_000}, {"ann": "390000"}, {"ann": True}, ["ann"]):
+        (tmp_path / "owners.json").write_text(json.dumps(damaged))
+        with pytest.raises(ValueError, match=r"owners\.json is damaged"):
+            OwnerUsers(tmp_path, UIDS).of("ann")

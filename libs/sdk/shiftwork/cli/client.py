@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Iterator, Mapping, Sequence, cast
 from urllib.parse import quote, urlencode
 
-from shiftwork.cli import render
+from shiftwork.cli import installed, parse, render
 from shiftwork.cli.failures import UNREACHABLE, Failure, refused, usage
 from shiftwork.transport import Answer, Client, Unreachable
 
@@ -235,9 +235,17 @@ class Api:
         return Failure(
             f"cannot reach the server: {error}",
             where=self.url,
-            fix="is it running? `shiftwork up` starts one here, `shiftwork doctor` looks closer",
+            fix=_reach(self.url),
             code=UNREACHABLE,
         )
+
+
+def _reach(url: str) -> str:
+    """What to do about a server that does not answer."""
+    if parse.is_loopback(url):
+        up, doctor = installed.platform("up"), installed.platform("doctor")
+        return f"is it running? {up} starts one here, {doctor} looks closer"
+    return "is the address right, and does this machine reach it? Ask who runs the server"
 
 
 def _query(query: Query | None) -> str:

@@ -29,7 +29,6 @@ def _items(ctx: typer.Context, path: str) -> list[Any]:
             token=str(given.get("token") or ""),
             context=str(given.get("context") or ""),
             environ=os.environ,
-            path=contexts.default_path(),
         )
         client = Client(target.url, target.token)
         try:

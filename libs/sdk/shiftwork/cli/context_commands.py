@@ -7,8 +7,8 @@ from typing import Any
 
 import typer
 
-from shiftwork.cli import contexts, render, session
-from shiftwork.cli.failures import UNREACHABLE, Failure
+from shiftwork.cli import contexts, installed, render, session
+from shiftwork.cli.failures import Failure
 
 
 def register(app: session.App) -> None:
@@ -33,7 +33,8 @@ def ls() -> None:
         ["*" if name == current else "", name, known[name].url, _where(known[name])]
         for name in sorted(known)
     ]
-    render.table(("CURRENT", "NAME", "URL", "WHERE"), rows, "no contexts: `shiftwork up` makes one")
+    none = f"no contexts: {installed.platform('up')} makes one"
+    render.table(("CURRENT", "NAME", "URL", "WHERE"), rows, none)
 
 
 def use(name: str = typer.Argument(..., metavar="NAME", help="As `ls` shows it.")) -> None:
@@ -59,12 +60,7 @@ def show(
         url=now.url, context=name or now.context, environ=os.environ, path=path
     )
     if choice is None:
-        raise Failure(
-            "no server is known",
-            where=str(path),
-            fix="start one with `shiftwork up`, or give --url (SHIFTWORK_URL)",
-            code=UNREACHABLE,
-        )
+        raise contexts.unknown(path)
     current, _ = contexts.load(path)
     named = choice.named or contexts.Named(choice.url, "")
     if now.json:

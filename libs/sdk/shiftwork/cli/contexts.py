@@ -11,9 +11,10 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Generator, Mapping, cast
+from typing import Any, Callable, Generator, Mapping, TypeVar
 from urllib.parse import urlsplit
 
+from shiftwork.cli import homes, installed, parse
 from shiftwork.cli.failures import UNREACHABLE, Failure, usage
 
 try:
@@ -21,8 +22,11 @@ try:
 except ImportError:  # Windows: nothing there starts two platforms at once
     fcntl = None  # type: ignore[assignment]
 
+FOLDER = "shiftwork"
+# Of a value that is not understood.
+SHOWN_MAX = 40
+T = TypeVar("T")
 _PORTS = {"http": 80, "https": 443}
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Target:
     @property
     def is_local(self) -> bool:
         """True if the server is on this machine, so that paths mean the same to both."""
-        return not self.remote and urlsplit(self.url).hostname in _LOOPBACK
+        return not self.remote and parse.is_loopback(self.url)
 
 
 @dataclass(frozen=True)
@@ -63,78 +67,125 @@ class Choice:
 
 
 def default_path() -> Path:
-    """Where the contexts lie."""
-    base = os.environ.get("XDG_CONFIG_HOME", "")
-    try:
-        # A path that is not absolute is to be ignored, says the specification.
-        folder = Path(base) if Path(base).is_absolute() else Path.home() / ".config"
-    except RuntimeError as error:
-        raise Failure(
-            f"the contexts have no place: {error}",
-            where="HOME",
-            fix="set HOME or XDG_CONFIG_HOME, or give --url and --token",
-        ) from error
-    return folder / "shiftwork" / "contexts.json"
+    """Where the contexts lie. Raises Failure if there is no such place."""
+    return homes.config().path / FOLDER / "contexts.json"
 
 
 def load(path: Path) -> tuple[str, dict[str, Named]]:
-    """The current context's name (perhaps empty) and all contexts; none if there is no file."""
+    """The current context's name (perhaps empty) and all contexts; none if there is no file.
+
+    Raises Failure for a file that is not understood: commands would go to another server.
+    """
+    document = _read(path)
+    contexts = {name: _named(fields) for name, fields in document["contexts"].items()}
+    return document["current"], contexts
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The file's document, with values of the right types. Fields that are not known stay."""
+    problem: object
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
+        _check(document)
     except FileNotFoundError:
-        return "", {}
-    except (OSError, ValueError) as error:
-        raise Failure(
-            f"the contexts cannot be read: {error}",
-            where=str(path),
-            fix="correct or remove the file, or give --url and --token",
-        ) from error
-    whole = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-    contexts: dict[str, Named] = {}
-    listed: Any = whole.get("contexts")
-    for name, told in cast("dict[str, Any]", listed if isinstance(listed, dict) else {}).items():
-        if isinstance(told, dict):
-            fields = cast("dict[str, Any]", told)
-            contexts[name] = Named(
-                str(fields.get("url", "")),
-                str(fields.get("token_file", "")),
-                fields.get("remote") is True,
-                str(fields.get("data") or ""),
-            )
-    return str(whole.get("current") or ""), contexts
+        return {"current": "", "contexts": {}}
+    except OSError as error:
+        problem = f"it cannot be read: {error.strerror}"
+    except UnicodeDecodeError:
+        problem = "it is not UTF-8"
+    except (json.JSONDecodeError, RecursionError) as error:
+        problem = f"it is not JSON: {error}"
+    except ValueError as error:
+        problem = error
+    else:
+        return {**document, "current": document.get("current") or ""}
+    raise Failure(
+        f"the contexts are not understood: {problem}",
+        where=str(path),
+        fix=f"correct the file, or move it away ({installed.platform('up')} writes another);"
+        " --url together with --token does without it",
+    )
+
+
+def _check(document: Any) -> None:  # noqa: ANN401 - whatever the file holds
+    """Raises ValueError, with the place and what belongs there."""
+    _expect(document, "the file", dict, {"current": "local", "contexts": {}})
+    _expect(document.setdefault("contexts", {}), "contexts", dict, {})
+    _expect(document.get("current"), "current", str, "local")
+    for name, fields in document["contexts"].items():
+        place = f"contexts.{name}"
+        _expect(fields, place, dict, {"url": "http://127.0.0.1:8642"})
+        if not fields.get("url"):
+            raise ValueError(f"{place} has no url")
+        for field, kind, example in _FIELDS:
+            _expect(fields.get(field), f"{place}.{field}", kind, example)
+
+
+# Of a context: each field's type, and an example.
+_FIELDS: tuple[tuple[str, type, object], ...] = (
+    ("url", str, "http://127.0.0.1:8642"),
+    ("token_file", str, "/home/ann/token"),
+    ("remote", bool, True),
+    ("data", str, "/var/lib/shiftwork"),
+)
+
+
+def _expect(found: object, place: str, kind: type, example: object) -> None:
+    """Of nothing at all each place has its default."""
+    if (found is None and kind is not dict) or isinstance(found, kind):
+        return
+    shown = json.dumps(found)
+    cut = shown if len(shown) <= SHOWN_MAX else shown[: SHOWN_MAX - 1] + "…"
+    raise ValueError(f"{place} is {cut}, which is not of the form {json.dumps(example)}")
+
+
+def _named(fields: Mapping[str, Any]) -> Named:
+    return Named(
+        fields["url"],
+        fields.get("token_file") or "",
+        bool(fields.get("remote")),
+        fields.get("data") or "",
+    )
 
 
 def save(path: Path, name_for: Callable[[Mapping[str, Named]], str], context: Named) -> None:
     """Add or replace a context and make it the current one; ``name_for`` gives its name, from the
-    contexts that are there. Written 0600, in one step."""
-    with _changing(path) as contexts:
-        name = name_for(contexts)
-        contexts[name] = context
-        _write(path, name, contexts)
+    contexts that are there. Written 0600, in one step. Raises Failure, and writes nothing, if the
+    file is not understood."""
+    with _changing(path) as document:
+        name = name_for({each: _named(fields) for each, fields in document["contexts"].items()})
+        fields: dict[str, object] = {"url": context.url, "token_file": context.token_file}
+        more = {"remote": context.remote, "data": context.data}
+        fields.update({field: value for field, value in more.items() if value})
+        document["contexts"][name] = fields
+        document["current"] = name
 
 
 def use(path: Path, name: str) -> None:
     """Make a context the current one. Raises Failure if it is not there."""
-    with _changing(path) as contexts:
-        known(path, contexts, name)
-        _write(path, name, contexts)
+    with _changing(path) as document:
+        known(path, document["contexts"], name)
+        document["current"] = name
 
 
 @contextlib.contextmanager
-def _changing(path: Path) -> Generator[dict[str, Named], None, None]:
-    """All contexts, which no other process changes meanwhile. The lock is the process's: it ends
-    with it, and its file stays."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+def _changing(path: Path) -> Generator[dict[str, Any], None, None]:
+    """The file's document, which no other process changes meanwhile; written at the end. The lock
+    is the process's: it ends with it, and its file stays."""
+    if path == default_path():
+        homes.config().make(FOLDER)
     lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if fcntl is not None:
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield load(path)[1]
+        document = _read(path)
+        yield document
+        _write(path, document)
     finally:
         os.close(lock)
 
 
-def known(path: Path, contexts: Mapping[str, Named], name: str) -> Named:
+def known(path: Path, contexts: Mapping[str, T], name: str) -> T:
     """The context of this name. Raises Failure, with those that are there, if there is none."""
     if name not in contexts:
         names = ", ".join(sorted(contexts)) or "none"
@@ -144,19 +195,7 @@ def known(path: Path, contexts: Mapping[str, Named], name: str) -> Named:
     return contexts[name]
 
 
-def _write(path: Path, current: str, contexts: Mapping[str, Named]) -> None:
-    document = {
-        "current": current,
-        "contexts": {
-            key: {
-                "url": one.url,
-                "token_file": one.token_file,
-                **({"remote": True} if one.remote else {}),
-                **({"data": one.data} if one.data else {}),
-            }
-            for key, one in contexts.items()
-        },
-    }
+def _write(path: Path, document: Mapping[str, Any]) -> None:
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
@@ -165,42 +204,64 @@ def _write(path: Path, current: str, contexts: Mapping[str, Named]) -> None:
     fresh.replace(path)
 
 
-def choose(*, url: str, context: str, environ: Mapping[str, str], path: Path) -> Choice | None:
+def choose(
+    *, url: str, context: str, environ: Mapping[str, str], path: Path | None = None
+) -> Choice | None:
     """Which server is meant: option, then environment, then the current context; None if nothing
     says so. A server given by its URL has the context of that URL, if there is one.
 
     A named context (``--context``) stands in for the option: it wins over the environment.
     """
+    path = path or default_path()
     current, contexts = load(path)
     if context:
         named = known(path, contexts, context)
         return Choice(url or named.url, "--context", context, named)
-    for chosen, because in ((url, "--url"), (environ.get("SHIFTWORK_URL", ""), "SHIFTWORK_URL")):
-        if chosen:
-            for name in sorted(contexts, key=lambda each: each != current):
-                if _same(contexts[name].url, chosen):
-                    return Choice(chosen, because, name, contexts[name])
-            return Choice(chosen, because)
+    chosen, because = _address(url, environ)
+    if chosen:
+        for name in sorted(contexts, key=lambda each: each != current):
+            if _same(contexts[name].url, chosen):
+                return Choice(chosen, because, name, contexts[name])
+        return Choice(chosen, because)
     if current in contexts:
         return Choice(contexts[current].url, "the current context", current, contexts[current])
     return None
 
 
-def target(*, url: str, token: str, context: str, environ: Mapping[str, str], path: Path) -> Target:
+def _address(url: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    """The server that is given by its address, and what gives it; empty if nothing does."""
+    return (url, "--url") if url else (environ.get("SHIFTWORK_URL", ""), "SHIFTWORK_URL")
+
+
+def target(
+    *, url: str, token: str, context: str, environ: Mapping[str, str], path: Path | None = None
+) -> Target:
     """Where to go, as ``choose`` says, and with which token: option, environment, the context's."""
-    choice = choose(url=url, context=context, environ=environ, path=path)
-    if choice is None:
-        raise Failure(
-            "no server is known",
-            where=str(path),
-            fix="start one with `shiftwork up`, or give --url (SHIFTWORK_URL)",
-            code=UNREACHABLE,
-        )
     # The environment's token is for the environment's server, not for a context that was named.
     held = token or ("" if context else environ.get("SHIFTWORK_TOKEN", ""))
+    try:
+        choice = choose(url=url, context=context, environ=environ, path=path)
+    except Failure:
+        # Contexts that cannot be had do not matter to who gives an address and a token.
+        given, _ = _address(url, environ)
+        if context or not (given and held):
+            raise
+        return Target(given, held)
+    if choice is None:
+        raise unknown(path or default_path())
     if choice.named is None:
         return Target(choice.url, held)
     return Target(choice.url, held or _token(choice.named), choice.named.remote)
+
+
+def unknown(path: Path) -> Failure:
+    """Nothing says which server is meant."""
+    return Failure(
+        "no server is known",
+        where=str(path),
+        fix=f"start one with {installed.platform('up')}, or give --url (SHIFTWORK_URL)",
+        code=UNREACHABLE,
+    )
 
 
 def _token(named: Named) -> str:
@@ -208,11 +269,12 @@ def _token(named: Named) -> str:
         return ""
     try:
         return Path(named.token_file).read_text(encoding="utf-8").strip()
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        why = "it is not UTF-8" if isinstance(error, ValueError) else error.strerror
         raise Failure(
-            f"the token cannot be read: {error.strerror}",
+            f"the token cannot be read: {why}",
             where=named.token_file,
-            fix="give --token or SHIFTWORK_TOKEN, or start `shiftwork up` again",
+            fix=f"give --token or SHIFTWORK_TOKEN, or start {installed.platform('up')} again",
         ) from error
 
 
@@ -229,7 +291,7 @@ def _key(url: str) -> tuple[str, str, int | None, str]:
         return (url, "", None, "")
     return (
         parts.scheme,
-        "127.0.0.1" if host in _LOOPBACK else host,
+        "127.0.0.1" if parse.is_loopback(url) else host,
         port,
         parts.path.rstrip("/"),
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # What activating an environment sets. Nothing else of the submitter's variables travels.
 ACTIVATED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")
 # The folder of an environment is marked by what lies in it: which variable then names it.
-_MARKS = {"pyvenv.cfg": "VIRTUAL_ENV", "conda-meta": "CONDA_PREFIX"}
+MARKS = {"pyvenv.cfg": "VIRTUAL_ENV", "conda-meta": "CONDA_PREFIX"}
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 
 
@@ -78,7 +78,7 @@ def named(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
             where=f"--venv {folder}",
             fix=f"give the folder of one, or make it: python3 -m venv {shlex.quote(str(folder))}",
         )
-    variable = next((its for mark, its in _MARKS.items() if (whole / mark).exists()), "VIRTUAL_ENV")
+    variable = next((its for mark, its in MARKS.items() if (whole / mark).exists()), "VIRTUAL_ENV")
     path = environ.get("PATH") or os.defpath
     return {"PATH": f"{python.parent}{os.pathsep}{path}", variable: str(whole)}
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import Any, Generator, Mapping, cast
 
+from shiftwork.cli import installed
+
 REFUSED = 1
 USAGE = 2
 UNREACHABLE = 3
@@ -102,8 +104,8 @@ def refused(
         for error in objects(found.get("errors"))
         if error.get("fix")
     ]
-    if not fixes and status in _FIXES:
-        fixes.append(_FIXES[status])
+    if not fixes and (fix := _fix(status)):
+        fixes.append(fix)
     if not fixes and status == 404 and "/v1/tasks" in request:  # noqa: PLR2004 - Not Found
         fixes.append("`shiftwork ls --all` lists the tasks")
     found.setdefault("status", status)
@@ -142,8 +144,11 @@ def objects(value: object) -> list[dict[str, Any]]:
     return [cast("dict[str, Any]", each) for each in items if isinstance(each, dict)]
 
 
-_FIXES = {
-    401: "give a valid token with --token, SHIFTWORK_TOKEN or a context",
-    403: "ask an administrator, or use another token",
-    503: "a part of the platform does not answer now: try again, or run `shiftwork doctor`",
-}
+def _fix(status: int) -> str:
+    """What to do about an answer of this status that does not say it itself."""
+    return {
+        401: "give a valid token with --token, SHIFTWORK_TOKEN or a context",
+        403: "ask an administrator, or use another token",
+        503: "a part of the platform does not answer now: try again, or run "
+        + installed.platform("doctor"),
+    }.get(status, "")

@@ -1,4 +1,5 @@
-"""Whether a task could start where it is submitted: its working directory and its programs.
+"""Whether a task could start where it is submitted: its working directory and its programs, and
+whether they are open to the user as whom it runs.
 
 Called by ``submit`` where the server is on this machine, so that paths mean the same to both.
 Elsewhere nobody but the task's nodes could say.
@@ -10,15 +11,25 @@ import os
 import shlex
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
-from shiftwork.cli import files, guide, parse
+from shiftwork.cli import environments, files, guide, parse, rights
 from shiftwork.cli.failures import Failure
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _RUNNERS = {".py": "python", ".sh": "bash", ".R": "Rscript", ".jl": "julia"}
 FORCE = "--force submits it nevertheless"
+
+
+@dataclass(frozen=True)
+class _Program:
+    """A command of a task. ``place`` is what people typed to give it."""
+
+    place: str
+    words: Sequence[Any]
+    env: Mapping[str, Any]
 
 
 def check(body: Mapping[str, Any], *, directory: str, command: str) -> None:
@@ -32,18 +43,85 @@ def check(body: Mapping[str, Any], *, directory: str, command: str) -> None:
     at = str(body.get("working_directory") or "")
     if at:
         _directory(at, directory)
-    programs: list[tuple[str, Sequence[Any], Mapping[str, Any]]] = []
+    for each in _programs(body, command):
+        _program(each.words, search_path(each.env), at, each.place)
+
+
+def check_rights(
+    body: Mapping[str, Any], runs_as: Callable[[], str], *, directory: str, command: str
+) -> None:
+    """Raises Failure if the directory or a program is closed to the user as whom tasks run.
+
+    ``runs_as`` says who that is; it is asked only if something is not open to everybody.
+    """
+    programs = list(_programs(body, command))
+    at = str(body.get("working_directory") or "")
+    if not any(_closed(at, directory, programs, rights.ANYBODY)):
+        return
+    text = runs_as()
+    if not text:
+        return
+    user = rights.user_of(text)
+    if user.uid == os.geteuid():
+        return
+    for where, wanted, part in _closed(at, directory, programs, user):
+        fix = (
+            f"put it where every user can read it, such as below /opt or /srv, or open that way:"
+            f" chmod o+x {shlex.quote(part)}; {FORCE}"
+        )
+        what = f"{where} {wanted}: tasks run as {user.name} here, to whom {part} is closed"
+        raise Failure(what, where=where, fix=fix)
+
+
+def _programs(body: Mapping[str, Any], command: str) -> Iterator[_Program]:
     env = parse.fields(body.get("env"))
     if body.get("command"):
-        programs.append((command, parse.listed(body["command"]), env))
+        yield _Program(command, parse.listed(body["command"]), env)
     for index, each in enumerate(parse.listed(body.get("roles"))):
         role = parse.fields(each)
-        place = f"roles[{index}].command"
         own = {**env, **parse.fields(role.get("env"))}
-        programs.append((place, parse.listed(role.get("command")), own))
-    for where, words, variables in programs:
-        if words and isinstance(words[0], str):
-            _program(words, search_path(variables), at, where)
+        yield _Program(f"roles[{index}].command", parse.listed(role.get("command")), own)
+
+
+def _closed(
+    at: str, directory: str, programs: Sequence[_Program], user: rights.User
+) -> Iterator[tuple[str, str, str]]:
+    """What the user cannot use: where it was given, what it is, and what is closed."""
+    if at and (part := rights.closed_part(Path(at), user)):
+        yield directory, at, part
+    for each in programs:
+        if not each.words or not isinstance(each.words[0], str):
+            continue
+        found = list(_candidates(each.words[0], search_path(each.env), at))
+        if not found:
+            continue
+        needed = _environments_python(found[0], each.env)
+        for program in [found[0], *needed]:
+            part = rights.closed_part(program, user)
+            # The next one on the PATH runs instead, but never another environment's.
+            if part and (needed or all(rights.closed_part(other, user) for other in found)):
+                yield each.place, str(program), part
+                break
+
+
+def _candidates(name: str, path: str, directory: str) -> Iterator[Path]:
+    """The files that a command may be, in the order of the PATH."""
+    if "/" in name:
+        places = [Path(directory or os.curdir) / name]
+    else:
+        places = [Path(folder or os.curdir) / name for folder in path.split(os.pathsep)]
+    for each in places:
+        if each.is_file() and os.access(each, os.X_OK):
+            yield each
+
+
+def _environments_python(program: Path, env: Mapping[str, Any]) -> list[Path]:
+    """The Python of the task's activated environment, if the program is one of its own: it runs in
+    that Python or not at all."""
+    folders = [
+        Path(str(env[name])) / "bin" for name in environments.MARKS.values() if env.get(name)
+    ]
+    return [folder / "python" for folder in folders if program.parent == folder]
 
 
 def search_path(env: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ from shiftwork.cli import (
     submit,
     tasks,
 )
-from shiftwork.cli.failures import INTERRUPTED, USAGE, usage
+from shiftwork.cli.failures import INTERRUPTED, USAGE, Failure, usage
 
 app = session.App(
     name="shiftwork",
@@ -96,6 +96,9 @@ def run(arguments: Optional[List[str]] = None) -> int:
         ended: Any = app(arguments, standalone_mode=False, prog_name="shiftwork")
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    except Failure as failure:
+        render.failure(failure)
+        return failure.code
     except BrokenPipeError:
         # The reader has gone: leave quietly, and let nothing be flushed into the void.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta, timezone
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from shiftwork.cli.failures import usage
 
@@ -29,9 +30,19 @@ PRIORITIES = (
     "auto",
 )
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
 LIVE = ("queued", "starting", "running", "preempting", "killing", "paused")
 ENDED = ("succeeded", "failed", "stopped", "rejected")
 STATES = LIVE + ENDED
+
+
+def is_loopback(url: str) -> bool:
+    """True if an address is this machine's own."""
+    try:
+        return urlsplit(url).hostname in LOOPBACK
+    except ValueError:
+        return False
 
 
 def duration(text: str, option: str) -> float:

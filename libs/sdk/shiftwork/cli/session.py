@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from dataclasses import dataclass, replace
-from importlib import metadata
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from shiftwork.cli import contexts, guide, render, typed
+from shiftwork.cli import contexts, guide, installed, render, typed
 from shiftwork.cli.client import Api
-from shiftwork.cli.failures import INTERRUPTED, Failure
+from shiftwork.cli.failures import INTERRUPTED, Failure, usage
 
-PLUGINS = "shiftwork.commands"
 _FLAGS = frozenset({"--json", "--wide", "-q", "--quiet", "-v", "--verbose"})
 _VALUED = ("--url", "--token", "--context", "-o", "--output")
 OUTPUTS = ("wide", "json")
@@ -47,7 +46,6 @@ class Session:
             token=self.token,
             context=self.context,
             environ=os.environ,
-            path=contexts.default_path(),
         )
 
     def api(self) -> Api:
@@ -184,6 +182,13 @@ class Root(TyperGroup):
     def resolve_command(self, ctx: Any, args: List[str]) -> Any:  # noqa: ANN401 - Typer's
         """A command by its name, or by one that people know from elsewhere."""
         known = self.get_command(ctx, args[0]) is not None
+        if not known and args[0] in installed.PLATFORM and not installed.has_platform():
+            raise usage(
+                f"`shiftwork {args[0]}` belongs to the platform, which is not installed here",
+                where=sys.prefix,
+                fix="activate the platform's environment (`source .venv/bin/activate` in its"
+                f" clone), or call it by its path: .venv/bin/shiftwork {args[0]}",
+            )
         return super().resolve_command(ctx, args if known else guide.expanded(args))
 
 
@@ -192,7 +197,7 @@ def plugins() -> Dict[str, Any]:
     """The commands that installed packages add: ``{name: command}``."""
     app = App(name="plugins")
     app.callback()(_nothing)
-    for entry in _entry_points():
+    for entry in installed.entry_points():
         try:
             entry.load()(app)
         except Exception as error:  # noqa: BLE001, PERF203 - one broken plug-in must not end all
@@ -203,10 +208,3 @@ def plugins() -> Dict[str, Any]:
 
 def _nothing() -> None:
     """Hold the plug-ins' commands."""
-
-
-def _entry_points() -> Sequence[metadata.EntryPoint]:
-    found: Any = metadata.entry_points()
-    if hasattr(found, "select"):
-        return list(found.select(group=PLUGINS))
-    return list(found.get(PLUGINS, ()))

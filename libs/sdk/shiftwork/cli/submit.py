@@ -104,8 +104,16 @@ def _add_surroundings(
     if target.is_local and "pod" not in body:
         body.setdefault("working_directory", str(Path.cwd()))
         if not force:
-            places = (fields.get(name, name) for name in ("working_directory", "command"))
-            here.check(body, directory=next(places), command=next(places))
+            named = {
+                "directory": fields.get("working_directory", "working_directory"),
+                "command": fields.get("command", "command"),
+            }
+            here.check(body, **named)
+            here.check_rights(body, _tasks_run_as, **named)
+
+
+def _tasks_run_as() -> str:
+    return str(session.current().api().get("/v1/whoami").get("tasks_run_as") or "")
 
 
 def _show_dry_run(told: Dict[str, Any]) -> None:

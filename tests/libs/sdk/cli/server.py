@@ -95,6 +95,7 @@ class CliServer:
     # Cut each stream after so many events, this many times.
     cuts: int = 0
     keys: dict[str, str] = field(default_factory=dict)
+    tasks_run_as: str | None = None
     on_submit: Any = None
 
     def __post_init__(self) -> None:
@@ -221,7 +222,8 @@ class CliServer:
         self, method: str, words: list[str], body: Any
     ) -> tuple[int, Any]:
         if words == ["whoami"]:
-            return 200, {"user": "ada", "role": "admin", "team": None}
+            me = {"user": "ada", "role": "admin", "team": None}
+            return 200, {**me, "tasks_run_as": self.tasks_run_as}
         if (method, words[0]) == ("PUT", "nodes"):
             marks = {"labels": {}, "taints": [], words[-1]: body.get("set", {})}
             return 200, {"id": words[1], **(body if words[-1] == "schedulable" else marks)}

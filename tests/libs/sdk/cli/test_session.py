@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 import pytest
-from shiftwork.cli import contexts, session
+from shiftwork.cli import contexts, installed, session
 from shiftwork.cli.contexts import Named, Target
 from shiftwork.cli.failures import Failure
 from shiftwork.cli.main import app
@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from tests.libs.sdk.cli.server import TOKEN, CliServer, a_task
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.libs.sdk.cli.conftest import Shiftwork
@@ -101,14 +102,121 @@ def test_a_missing_token_file_says_where(home: Path) -> None:
     assert failed.value.where == str(home / "local-token")
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"contexts": {"a": 1}}'])
-def test_broken_contexts_are_told_or_taken_as_none(home: Path, text: str) -> None:
+BROKEN = {
+    b"": "it is not JSON",
+    b'{"current": "local", "cont': "it is not JSON",
+    b"[" * 100_000: "it is not JSON",
+    b'{"current": "\xff"}': "it is not UTF-8",
+    b"null": "the file is null",
+    b"[]": "the file is []",
+    b'{"current": 7}': "current is 7",
+    b'{"contexts": ["a"]}': 'contexts is ["a"]',
+    b'{"contexts": {"a": 1}}': "contexts.a is 1",
+    b'{"contexts": {"a": {"token_file": "/t"}}}': "contexts.a has no url",
+    b'{"contexts": {"a": {"url": 1}}}': "contexts.a.url is 1",
+    b'{"contexts": {"a": {"url": "http://h:1", "token_file": {}}}}': "contexts.a.token_file is {}",
+    b'{"contexts": {"a": {"url": "http://h:1", "remote": "yes"}}}': 'contexts.a.remote is "yes"',
+}
+
+
+@pytest.mark.parametrize("data", BROKEN, ids=BROKEN.values())
+def test_contexts_that_are_not_understood_are_named_and_never_written_over(
+    home: Path, data: bytes, shiftwork: Shiftwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = home / ".config" / "shiftwork" / "contexts.json"
     path.parent.mkdir(parents=True)
-    path.write_text(text)
+    path.write_bytes(data)
     with pytest.raises(Failure) as failed:
         target(home)
     assert failed.value.where == str(path)
+    assert BROKEN[data] in failed.value.what
+    assert "correct the file" in failed.value.fix
+    with pytest.raises(Failure, match="not understood"):
+        a_context(home, "local", "http://127.0.0.1:8642")
+    assert path.read_bytes() == data
+    # Who gives the address and the token needs no contexts: here by the environment.
+    assert shiftwork("ls").code == 0
+    monkeypatch.delenv("SHIFTWORK_TOKEN")
+    done = shiftwork("ls")
+    assert (done.code, "not understood" in done.err) == (1, True)
+
+
+def test_what_a_later_version_wrote_into_the_contexts_stays(home: Path) -> None:
+    a_context(home, "local", "http://127.0.0.1:8642")
+    path = contexts.default_path()
+    written = json.loads(path.read_text())
+    written["contexts"]["local"]["color"] = written["style"] = "new"
+    path.write_text(json.dumps(written))
+    a_context(home, "other", "http://other:1")
+    found = json.loads(path.read_text())
+    assert (found["style"], found["contexts"]["local"]["color"]) == ("new", "new")
+    assert found["current"] == "other"
+
+
+def test_a_token_that_is_no_text_is_named(home: Path) -> None:
+    a_context(home, "local", "http://127.0.0.1:8642")
+    (home / "local-token").write_bytes(b"\xff\xfe")
+    with pytest.raises(Failure, match="it is not UTF-8") as failed:
+        target(home)
+    assert failed.value.where == str(home / "local-token")
+
+
+def test_a_home_that_is_not_there_is_not_created(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(home / "ann"))
+    with pytest.raises(Failure) as failed:
+        contexts.save(contexts.default_path(), lambda _: "a", Named("http://127.0.0.1:1", ""))
+    assert (failed.value.where, f"{home}/ann does not exist" in failed.value.what) == ("HOME", True)
+    # Of the folder that XDG_CONFIG_HOME names the last part is created, as the specification says.
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "etc" / "config"))
+    with pytest.raises(Failure) as failed:
+        contexts.save(contexts.default_path(), lambda _: "a", Named("http://127.0.0.1:1", ""))
+    assert failed.value.where == "XDG_CONFIG_HOME"
+    assert not (home / "etc").exists()
+    (home / "etc").mkdir()
+    contexts.save(contexts.default_path(), lambda _: "a", Named("http://127.0.0.1:1", ""))
+    assert stat.S_IMODE((home / "etc" / "config").stat().st_mode) == 0o700
+    assert not (home / "ann").exists()
+
+
+@pytest.fixture
+def without_platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An environment with the SDK alone."""
+    monkeypatch.setattr(installed, "entry_points", list)
+    for cache in (installed.has_platform, session.plugins):
+        cache.cache_clear()
+    yield
+    for cache in (installed.has_platform, session.plugins):
+        cache.cache_clear()
+
+
+@pytest.mark.usefixtures("without_platform")
+def test_an_environment_without_the_platform_is_told_where_its_commands_are(
+    elsewhere: Shiftwork, server: CliServer
+) -> None:
+    done = elsewhere("doctor")
+    assert done.code == 2
+    assert "`shiftwork doctor` belongs to the platform, which is not installed here" in done.err
+    assert f"where: {sys.prefix}" in done.err
+    assert ".venv/bin/shiftwork doctor" in done.err
+    assert json.loads(elsewhere("--json", "up").err)["type"] == "usage"
+    assert "No such command 'levitate'" in elsewhere("levitate").err
+    assert "`shiftwork up` in the platform's environment" in elsewhere("ls").err
+    assert "`shiftwork up` in the platform's environment" in elsewhere("context", "ls").err
+    down = elsewhere("ls", "--url", "http://127.0.0.1:1")
+    assert "`shiftwork doctor` in the platform's environment looks closer" in down.err
+    server.first["GET", "/v1/nodes"] = [(503, {})] * 9
+    unwell = elsewhere("nodes", "--url", server.url, "--token", TOKEN)
+    assert "`shiftwork doctor` in the platform's environment" in unwell.err
+
+
+def test_a_server_elsewhere_that_does_not_answer_is_not_ours_to_start(
+    elsewhere: Shiftwork,
+) -> None:
+    done = elsewhere("ls", "--url", "http://nowhere.invalid:1")
+    assert (done.code, "Ask who runs the server" in done.err) == (3, True)
+    assert "shiftwork up" not in done.err
 
 
 def test_without_any_server_the_code_is_3(elsewhere: Shiftwork) -> None:
@@ -204,7 +312,7 @@ def test_packages_add_commands_and_a_broken_one_ends_nothing(
 
     class Entry:
         def __init__(self, value: str, found: object) -> None:
-            self.value = value
+            self.value = self.name = value
             self._found = found
 
         def load(self) -> object:

@@ -1,0 +1,68 @@
+"""Folders of the user's own: below HOME, or where the XDG variables say.
+
+They are created when they are needed, but the home itself is not: a HOME that does not exist is a
+mistake, and whoever corrects it would not find again what was written there. Of the folder that an
+XDG variable names, only the last part is created, for the same reason.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from shiftwork.cli.failures import Failure
+
+
+@dataclass(frozen=True)
+class Base:
+    """Where a kind of the user's files lies. ``anchor`` must be there already, ``named`` is the
+    variable that says so, and ``instead`` does without."""
+
+    path: Path
+    anchor: Path
+    named: str
+    instead: str
+
+    def missing(self) -> Failure | None:
+        """Why nothing can be created below it; None if it can."""
+        if self.anchor.is_dir():
+            return None
+        what = f"the folder {self.anchor} does not exist"
+        if self.named == "HOME":
+            what = f"the home folder {self.anchor} does not exist"
+        fix = f"create it, correct {self.named}, or {self.instead}"
+        return Failure(what, where=self.named, fix=fix)
+
+    def make(self, *below: str) -> Path:
+        """A folder below it, 0700, with those above that are not there yet. Raises Failure, or
+        OSError."""
+        if problem := self.missing():
+            raise problem
+        folder = self.path.joinpath(*below)
+        for each in reversed((folder, *folder.parents)):
+            if self.anchor in each.parents:
+                each.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+
+def base(variable: str, below: str, instead: str) -> Base:
+    """Where ``variable`` says, else ``~/below``. Raises Failure if nothing names a home."""
+    given = os.environ.get(variable, "")
+    # A path that is not absolute is to be ignored, says the specification.
+    if Path(given).is_absolute():
+        return Base(Path(given), Path(given).parent, variable, instead)
+    try:
+        home = Path.home()
+    except RuntimeError as error:
+        raise Failure(
+            "nothing says where this user's files lie",
+            where="HOME",
+            fix=f"set HOME or {variable}, or {instead}",
+        ) from error
+    return Base(home / below, home, "HOME", instead)
+
+
+def config() -> Base:
+    """Of what the user has configured."""
+    return base("XDG_CONFIG_HOME", ".config", "give --url and --token with each command")

@@ -1,0 +1,162 @@
+"""How a kept platform ends: signals at each moment of a start, and what is left then."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.allinone import cli, keep, stopping
+from services.allinone.place import Options, Place
+
+# A platform of two tasks: one that must be cancelled as often as it says, and one that is ready or
+# never is.
+KEPT = """
+import asyncio, os, signal, sys
+from contextlib import suppress
+from pathlib import Path
+from services.allinone import keep
+from services.allinone.place import Options, Place
+
+folder, ready, swallows, voice = sys.argv[1:]
+
+class Fake:
+    url = "http://127.0.0.1:1"
+    def __init__(self, *_):
+        self.ready = asyncio.Event()
+    async def run(self):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.part())
+            if ready == "ready":
+                self.ready.set()
+            await asyncio.sleep(0)
+            asyncio.get_running_loop().call_later(0.3, os.write, 1, b"begun\\n")
+            await asyncio.Event().wait()
+    async def part(self):
+        for _ in range(int(swallows)):
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+keep.STOP_AGAIN_SECONDS = 0.2
+keep.end_supervisors = lambda _: None
+place = Place(Path(folder))
+options = Options(port=0, tasks_as_root=True)
+log = voice == "LOG"
+sys.exit(keep.keep_here(place, options, verbose=log, make=Fake, voice=getattr(keep, voice)))
+"""
+
+
+def start(
+    tmp_path: Path, *, ready: str = "", swallows: int = 0, voice: str = "PERSON", before: str = ""
+) -> subprocess.Popen[str]:
+    """A process that keeps such a platform, once its signals are listened to."""
+    words = [sys.executable, "-c", before + KEPT, tmp_path / "data", ready, swallows, voice]
+    process = subprocess.Popen(
+        [str(word) for word in words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line == "begun\n":
+            break
+    return process
+
+
+def end(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str]:
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert "Traceback" not in err
+    return process.returncode, err
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGQUIT, 0)],
+)
+def test_a_start_that_is_ended_leaves_nothing_and_was_not_a_crash(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    process = start(tmp_path)
+    ended, err = end(process, number)
+    assert (ended, "stopped before it was ready" in err) == (code, True)
+    assert Place(tmp_path / "data").ended() is None
+
+
+def test_a_start_that_is_interrupted_before_it_listens_to_signals_was_not_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(keep, "_keep", interrupted)
+    place = Place(tmp_path / "data")
+    with pytest.raises(KeyboardInterrupt):
+        keep.keep_here(place, Options(port=0, tasks_as_root=True))
+    assert place.ended() is None
+
+
+def test_who_ignores_the_end_of_the_terminal_goes_on(tmp_path: Path) -> None:
+    """As under nohup."""
+    before = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    process = start(tmp_path, before=before)
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=0.5)
+    assert end(process, signal.SIGINT)[0] == 130
+
+
+def test_a_part_that_swallows_its_cancellation_is_cancelled_again(tmp_path: Path) -> None:
+    assert end(start(tmp_path, swallows=2), signal.SIGINT)[0] == 130
+
+
+def test_in_the_background_every_line_is_json(tmp_path: Path) -> None:
+    process = start(tmp_path, ready="ready", voice="LOG")
+    code, err = end(process, signal.SIGQUIT)
+    said = [json.loads(line)["event"] for line in err.splitlines()]
+    assert code == 0
+    assert "Shiftwork is ready at http://127.0.0.1:1" in said
+    assert f"Administrator's token: {tmp_path}/data/admin-token" in said
+
+
+def test_a_process_in_the_background_that_cannot_start_says_so_in_json(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir(mode=0o700)
+    (tmp_path / "data" / "thesis").touch()
+    words = [sys.executable, "-m", "services.allinone", str(tmp_path / "data")]
+    for given in ('{"port": 0, "tasks_as_root": true}', "{", '{"prot": 0}'):
+        done = subprocess.run([*words, given], capture_output=True, text=True, check=False)
+        assert done.returncode != 0
+        told = [json.loads(line) for line in done.stderr.splitlines()]
+        assert told[-1]["level"] == "error"
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "null", '"local-0"'])
+async def test_a_broken_list_of_drained_nodes_ends_no_platform_and_stays(
+    tmp_path: Path, text: str
+) -> None:
+    place, told = Place(tmp_path), list[str]()
+    place.drained.write_text(text)
+    await stopping.reopen(place, "http://127.0.0.1:1", told.append)
+    assert "shiftwork node uncordon NODE" in told[0]
+    assert place.drained.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ('{"event": "e", "service": "s", "problem": "p", "where": ""}', "e; problem: p"),
+        ('{"event": "e", "exception": [{"exc_type": "T", "exc_value": "v"}]}', "e; T: v"),
+        ("[1]", "[1]"),
+        ('{"event": "cut', '{"event": "cut'),
+    ],
+)
+def test_the_end_of_the_log_is_shown_for_people(line: str, shown: str) -> None:
+    assert cli._readable(line) == shown
