@@ -10,6 +10,10 @@ N ?= 1000
 SECONDS ?= 120
 # One more than a small machine has cores: tests wait for the servers that they start.
 WORKERS ?= 3
+# A file's tests share servers; those that take longest begin first (tests/conftest.py).
+TOGETHER := --dist loadfile --no-loadscope-reorder
+# Hundreds of short programs import the same modules; each would compile them anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## List the targets
@@ -83,7 +87,7 @@ charts: $(STAMP) ## The Helm charts as archives in dist/charts
 	@HELM=$$($(BIN)/python -m tools.cluster programs helm) deploy/k8s/package
 
 test-charts: $(STAMP) ## Charts: lint, a matrix of values, schemas, alerts, rights, and a release's life
-	@SHIFTWORK_KUBERNETES=required $(BIN)/python -m pytest tests/charts
+	@SHIFTWORK_KUBERNETES=required $(BIN)/python -m pytest -n 2 $(TOGETHER) tests/charts
 
 .PHONY: gen
 gen: $(STAMP) ## Generate code and documentation from proto/ and the tables
@@ -107,12 +111,13 @@ check: $(STAMP) ## Lint, types, import contracts, proto lint and compatibility, 
 
 .PHONY: test
 test: $(STAMP) ## The whole default suite, with real servers
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	@$(BIN)/python -m pytest -n $(WORKERS) $(TOGETHER) \
 	  -m "not slow and not containers and not kubernetes and not frameworks"
 
 .PHONY: test-slow
 test-slow: $(STAMP) ## The slow tests: real processes, outages, the command line end to end
-	@$(BIN)/python -m pytest -m "slow and not containers and not kubernetes and not frameworks" --timeout 600
+	@$(BIN)/python -m pytest -n $(WORKERS) $(TOGETHER) --timeout 600 \
+	  -m "slow and not containers and not kubernetes and not frameworks"
 
 # The training frameworks, in an environment of their own: they take gigabytes, and nothing of the
 # platform needs them.
@@ -128,7 +133,7 @@ $(FRAMEWORKS_STAMP): $(STAMP) requirements/frameworks.txt libs/sdk/pyproject.tom
 .PHONY: test-frameworks
 test-frameworks: $(FRAMEWORKS_STAMP) ## The adapters for PyTorch, Lightning, Hugging Face and JAX, with the real libraries
 	@$(BIN)/basedpyright --project tests/frameworks/pyrightconfig.json --pythonpath $(FRAMEWORKS)/bin/python
-	@$(BIN)/python -m pytest -m frameworks tests/frameworks
+	@$(BIN)/python -m pytest -n 2 $(TOGETHER) -m frameworks tests/frameworks
 
 .PHONY: test-containers
 test-containers: images ## The images themselves, and bus and store on servers in containers
@@ -143,7 +148,7 @@ ON_PLANES := tests/contract tests/services tests/kubernetes tests/tools/test_clu
 test-kubernetes: test-charts test-kubernetes-planes test-containers test-kubernetes-nodes ## All of Kubernetes: charts, API servers, images, two real nodes (root)
 
 test-kubernetes-planes: $(STAMP) ## Only on API servers with simulated nodes
-	@SHIFTWORK_KUBERNETES=required $(BIN)/python -m pytest -n 2 --dist loadfile -m kubernetes $(ON_PLANES) \
+	@SHIFTWORK_KUBERNETES=required $(BIN)/python -m pytest -n 2 $(TOGETHER) -m kubernetes $(ON_PLANES) \
 	  --ignore=tests/kubernetes/nodes --durations=10
 
 test-kubernetes-nodes: images ## Only on the two real nodes

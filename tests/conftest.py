@@ -43,6 +43,8 @@ LONGEST = (
     "tests/integration/",
     "tests/services/allinone/",
     "tests/contract/test_bus",
+    "tests/kubernetes/test_large",
+    "tests/e2e/test_every_route",
 )
 
 

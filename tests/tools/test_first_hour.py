@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +29,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 def follow(folder: Path, terminal: Terminal, text: str) -> list[str]:
     (folder / "page.md").write_text(text)
     told: list[str] = []
-    walk(folder, ["page.md"], terminal, time.monotonic() + 30, told.append)
+    walk(folder, ["page.md"], terminal, told.append)
     return told
 
 

@@ -15,9 +15,13 @@ HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 INSTALLED = re.compile(r"COPY requirements/(\S+) ")
 
 
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return sbom.write(tmp_path_factory.mktemp("sbom"))
+
+
 @pytest.mark.slow
-def test_each_locked_package_of_each_image_is_in_it(tmp_path: Path) -> None:
-    files = sbom.write(tmp_path / "sbom")
+def test_each_locked_package_of_each_image_is_in_it(files: list[Path]) -> None:
     assert [file.name for file in files] == [f"{image}.cdx.json" for image in sbom.LOCKS]
     for file, lock in zip(files, sbom.LOCKS.values(), strict=True):
         text = (sbom.ROOT / "requirements" / lock).read_text()
@@ -38,9 +42,9 @@ def test_each_locked_package_of_each_image_is_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_runs_write_the_same_bytes(tmp_path: Path) -> None:
-    once, again = sbom.write(tmp_path / "once"), sbom.write(tmp_path / "again")
-    assert [file.read_bytes() for file in once] == [file.read_bytes() for file in again]
+def test_two_runs_write_the_same_bytes(files: list[Path], tmp_path: Path) -> None:
+    again = sbom.write(tmp_path / "again")
+    assert [file.read_bytes() for file in files] == [file.read_bytes() for file in again]
 
 
 def test_each_lock_that_an_image_installs_has_its_sbom() -> None:
