@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import socket
-from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from collections.abc import Awaitable, Callable, Generator, MutableMapping, Sequence
 from typing import Any
 
 import uvicorn
@@ -29,21 +30,43 @@ WEBSOCKET_MESSAGES_MAX = 4
 _TURNS_TO_CONNECT = 2
 
 
-class Probes:
-    """/healthz, /readyz and /metrics; everything else goes to the service's own app."""
+METRICS = "/metrics"
 
-    def __init__(self, app: Asgi | None, ready: Callable[[], tuple[bool, str]]) -> None:
+
+class Probes:
+    """/healthz, /readyz and /metrics; everything else goes to the service's own app.
+
+    ``metrics_token``: who asks for /metrics must show it, as Prometheus does with a bearer token.
+    """
+
+    def __init__(
+        self,
+        app: Asgi | None,
+        ready: Callable[[], tuple[bool, str]],
+        metrics_token: str | None = None,
+    ) -> None:
         self._app = app
         self._ready = ready
+        self._shown = None if metrics_token is None else f"bearer {metrics_token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request (ASGI)."""
-        if scope["type"] == "http" and scope["path"] in _PROBES:
+        if scope["type"] == "http" and scope["path"] == METRICS and not self._may_read(scope):
+            challenge = [(b"www-authenticate", b"Bearer")]
+            await _answer(send, 401, b"metrics need their token\n", "text/plain", challenge)
+        elif scope["type"] == "http" and scope["path"] in _PROBES:
             await _answer(send, *_PROBES[scope["path"]](self._ready))
         elif self._app is not None:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             await _answer(send, 404, b"not found\n", "text/plain")
+
+    def _may_read(self, scope: Scope) -> bool:
+        if self._shown is None:
+            return True
+        said: list[bytes] = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, token = said[0].partition(b" ") if len(said) == 1 else (b"", b"", b"")
+        return hmac.compare_digest(scheme.lower() + b" " + token.strip(), self._shown)
 
 
 def _readiness(ready: Callable[[], tuple[bool, str]]) -> tuple[int, bytes, str]:
@@ -54,14 +77,21 @@ def _readiness(ready: Callable[[], tuple[bool, str]]) -> tuple[int, bytes, str]:
 _PROBES: dict[str, Callable[[Callable[[], tuple[bool, str]]], tuple[int, bytes, str]]] = {
     "/healthz": lambda _: (200, b"ok\n", "text/plain"),
     "/readyz": _readiness,
-    "/metrics": lambda _: (200, generate_latest(), CONTENT_TYPE_LATEST),
+    METRICS: lambda _: (200, generate_latest(), CONTENT_TYPE_LATEST),
 }
 
 
-async def _answer(send: Send, status: int, body: bytes, content_type: str) -> None:
+async def _answer(
+    send: Send,
+    status: int,
+    body: bytes,
+    content_type: str,
+    more: Sequence[tuple[bytes, bytes]] = (),
+) -> None:
     headers = [
         (b"content-type", content_type.encode()),
         (b"content-length", str(len(body)).encode()),
+        *more,
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
@@ -106,6 +136,7 @@ async def serve_http(
     ready: Callable[[], tuple[bool, str]],
     on_bound: Callable[[int], None] | None = None,
     limits: HttpLimits | None = None,
+    metrics_token: str | None = None,
 ) -> None:
     """Serve until cancelled. ``on_bound`` gets the actual port (for port 0).
 
@@ -113,7 +144,7 @@ async def serve_http(
     """
     connections = Connections(limits or HttpLimits())
     config = uvicorn.Config(
-        Probes(app, ready),
+        Probes(app, ready, metrics_token),
         host=host,
         port=port,
         lifespan="off",

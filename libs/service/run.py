@@ -64,6 +64,7 @@ async def run_with_http(runner: Runner) -> None:
                     port=runner.settings.http_port,
                     ready=lambda: runner.ready,
                     limits=runner.settings.http_limits(),
+                    metrics_token=runner.settings.metrics_token(),
                 ),
                 name=f"{runner.service.name}:http",
             )
@@ -74,11 +75,21 @@ def load_settings(wiring: Wiring) -> BaseServiceSettings:
     try:
         return wiring.settings()  # pyright: ignore[reportCallIssue] - fields come from the environment
     except ValidationError as error:
-        prefix = wiring.settings.model_config.get("env_prefix", "")
-        for problem in error.errors():
-            name = prefix + "_".join(str(part) for part in problem["loc"]).upper()
-            sys.stderr.write(f"{name}: {problem['msg']}. Set it in the environment.\n")
+        for name, problem in setting_problems(wiring, error):
+            sys.stderr.write(f"{name}: {problem}. Set it in the environment.\n")
         raise SystemExit(2) from None
+
+
+def setting_problems(wiring: Wiring, error: ValidationError) -> list[tuple[str, str]]:
+    """What is wrong with a service's settings: the environment's variables, and why."""
+    prefix = wiring.settings.model_config.get("env_prefix", "")
+    return [
+        (
+            prefix + "_".join(str(part) for part in problem["loc"]).upper(),
+            problem["msg"].removeprefix("Value error, "),
+        )
+        for problem in error.errors()
+    ]
 
 
 def main(wiring: Wiring) -> NoReturn:

@@ -23,6 +23,16 @@ def _addresses(text: str) -> str:
     return text
 
 
+def _token_file(path: Path | None) -> Path | None:
+    """A file with a token. ValueError if there is none in it, which would let everybody in."""
+    try:
+        if path is not None and not _secret(path):
+            raise ValueError(f"{path} is empty")
+    except OSError as problem:
+        raise ValueError(f"{path} cannot be read: {problem.strerror}") from None
+    return path
+
+
 class BaseServiceSettings(BaseSettings):
     """The settings that every service has."""
 
@@ -41,6 +51,8 @@ class BaseServiceSettings(BaseSettings):
     # Where /healthz, /readyz and /metrics are served; no port, no HTTP (the gateway must have one).
     http_host: str = "127.0.0.1"
     http_port: int | None = Field(default=None, ge=0, le=65535)
+    # A file with a token that /metrics asks for, as a bearer's; without: everybody may read it.
+    http_metrics_token_file: Annotated[Path | None, AfterValidator(_token_file)] = None
     # Connections at once, in all (0: as many as the limit of open files leaves room for) and of one
     # address (0: three quarters of them; everybody behind a proxy has the proxy's address).
     http_connections_max: int = Field(default=0, ge=0)
@@ -101,6 +113,10 @@ class BaseServiceSettings(BaseSettings):
             address_max=self.http_connections_per_address_max,
             head_seconds=self.http_head_seconds,
         )
+
+    def metrics_token(self) -> str | None:
+        """What /metrics asks for, read now; None if it asks for nothing."""
+        return _secret(self.http_metrics_token_file)
 
     def nats_password(self) -> str | None:
         """The password, read now; None if the server wants none."""

@@ -21,11 +21,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
-from shiftwork.cli.failures import Failure
+from shiftwork.cli.failures import USAGE, Failure
 
 from libs.contracts.wording import counted
 from services.allinone.embedded import nats, postgres
 from services.allinone.embedded.accounts import Account, can_run, name_of, service_account
+from services.allinone.embedded.credentials import SERVICES
 from services.allinone.findings import Finding, finding_of
 from services.allinone.place import ANOTHER_FOLDER, DEFAULT_PORT, Options, Place, own_data
 from services.allinone.task_user import check_service_user, check_task_user
@@ -44,6 +45,7 @@ FOLDER_BYTES_MAX = 900
 # A folder with one of these is a platform's; `lost+found` is the file system's own.
 MARKS = frozenset({"up.lock", "admin-token", "options.json", "up.log"})
 NOT_FOREIGN = frozenset({"lost+found"})
+SETTINGS = tuple(f"SHIFTWORK_{name.upper()}_" for name in SERVICES)
 # What is known of file systems: nobody stores there, no rights, not for a database, not for long.
 _FILE_SYSTEMS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(
@@ -344,6 +346,18 @@ def _name_of(uid: int) -> str:
     return f"user {name}" if name.isdecimal() else name
 
 
+def settings(place: Place, options: Options) -> Iterator[Finding]:
+    """Whether the services can be given what the environment says."""
+    if not any(name.upper().startswith(SETTINGS) for name in os.environ):
+        return
+    from services.allinone.composition import doubtful_settings  # noqa: PLC0415 - slow to import
+
+    for name, problem, stops in doubtful_settings(place, options):
+        shown = f"{name}={os.environ.get(name, '')!r}: {problem}"
+        fix = f"correct or unset {name} (docs/generated/settings.md lists all)"
+        yield Finding("bad" if stops else "warn", shown, fix, name, USAGE)
+
+
 def memory(place: Place, options: Options) -> Iterator[Finding]:
     """Whether there is memory for the servers and services."""
     del options
@@ -424,6 +438,7 @@ BEFORE_START: tuple[Check, ...] = (
     address,
     users,
     interpreter,
+    settings,
     gpus,
     memory,
     processes,

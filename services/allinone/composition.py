@@ -6,12 +6,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 
+from pydantic import ValidationError
+
+from libs.service.run import setting_problems
 from libs.service.settings import BaseServiceSettings
 from libs.service.wiring import Wiring
 from services.allinone.embedded.accounts import name_of
 from services.allinone.machine import Machine
+from services.allinone.place import Options, Place
 from services.gateway.main import WIRING as GATEWAY
 from services.launcher.main import WIRING as LAUNCHER
 from services.log_collector.main import WIRING as LOG_COLLECTOR
@@ -92,3 +97,31 @@ def environment_of(wiring: Wiring, machine: Machine) -> dict[str, str]:
     """A service's settings as environment variables, for running it as a process."""
     prefix = str(wiring.settings.model_config.get("env_prefix", ""))
     return {prefix + name.upper(): value for name, value in values_of(wiring, machine).items()}
+
+
+def doubtful_settings(place: Place, options: Options) -> Iterator[tuple[str, str, bool]]:
+    """What the environment says of the services that cannot be, or has no effect: the variable, the
+    problem, and whether a service could not start with it. Nothing needs to run."""
+    machine = Machine(
+        place=place,
+        options=options,
+        nats_url="nats://127.0.0.1",
+        database_urls={wiring.name: "postgresql://" for wiring in WIRINGS},
+        url="http://127.0.0.1",
+    )
+    for wiring in WIRINGS:
+        prefix = str(wiring.settings.model_config.get("env_prefix", ""))
+        known = {prefix + field.upper() for field in wiring.settings.model_fields}
+        own = environment_of(wiring, machine)
+        for name in sorted(each for each in os.environ if each.upper().startswith(prefix)):
+            if name.upper() not in known:
+                near = get_close_matches(name.upper(), known, 1)
+                meant = f"; did you mean {near[0]}?" if near else ""
+                yield name, f"there is no such setting{meant}", False
+            elif name.upper() in own:
+                yield name, "it has no effect here: `up` sets it, some by its options", False
+        try:
+            settings_of(wiring, machine)
+        except ValidationError as error:
+            for name, problem in setting_problems(wiring, error):
+                yield name, problem, True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from libs.service.http import Receive, Scope, Send, serve_http
@@ -74,15 +74,17 @@ class Platform:
             board = Board(self.place.status)
             group.create_task(servers.keep(board), name="servers")
             gateway = next(each for each in wirings if each.name == "gateway")
-            group.create_task(self._serve(gateway), name="http")
-            await self._bound.wait()
             machine = Machine(
                 place=self.place,
                 options=self.options,
                 nats_url=servers.nats.url,
                 database_urls=servers.database_urls(),
-                url=self.url,
+                # Known once the port is bound.
+                url="",
             )
+            group.create_task(self._serve(gateway, machine), name="http")
+            await self._bound.wait()
+            machine = replace(machine, url=self.url)
             names = ", ".join(wiring.name for wiring in wirings)
             self.place.tell(Keeper(self.pid, self.url, step=f"services and nodes: {names}"))
             for wiring in wirings:
@@ -99,8 +101,11 @@ class Platform:
         ):
             await pause(READY_LOOK_SECONDS)
 
-    async def _serve(self, gateway: Wiring) -> None:
+    async def _serve(self, gateway: Wiring, machine: Machine) -> None:
         """The gateway's HTTP, owned here, so that a port stays bound while a service restarts."""
+        from services.allinone.composition import settings_of  # noqa: PLC0415 - already imported
+
+        settings = settings_of(gateway, machine)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             runner = self._runners.get(gateway.name)
@@ -120,6 +125,8 @@ class Platform:
             port=self.options.port,
             ready=self._readiness,
             on_bound=bound,
+            limits=settings.http_limits(),
+            metrics_token=settings.metrics_token(),
         )
 
     def _readiness(self) -> tuple[bool, str]:

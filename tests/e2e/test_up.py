@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -14,7 +16,15 @@ pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 def test_down_lets_tasks_save_and_up_resumes_them(own: Shiftwork) -> None:
+    token_file = own.home / "metrics-token"
+    token_file.write_text("secret\n")
+    own.environ["SHIFTWORK_GATEWAY_HTTP_METRICS_TOKEN_FILE"] = str(token_file)
     before = own.bring_up()
+    metrics = Request(f"{own.good('context', 'show', '--json').json['url']}/metrics")
+    with pytest.raises(HTTPError, match="401"):
+        urlopen(metrics)
+    metrics.add_header("Authorization", "Bearer secret")
+    assert b"shiftwork_nodes" in urlopen(metrics).read()
     assert "Shiftwork is ready at http://127.0.0.1:" in before.out
     data = ("--data", str(own.data))
     # On a live folder: nothing to do, and the same address.

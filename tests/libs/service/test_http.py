@@ -8,13 +8,16 @@ import gc
 import resource
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from websockets.asyncio.client import connect
 
 from libs.service import connections
 from libs.service.connections import HttpLimits, raise_descriptor_limit
 from libs.service.http import Asgi, Receive, Scope, Send, serve_http
+from libs.service.settings import BaseServiceSettings
 
 
 @pytest.mark.parametrize("turns", range(6))
@@ -43,7 +46,9 @@ HEAD = b"GET /healthz HTTP/1.1\r\nhost: x\r\n"
 
 
 @contextlib.asynccontextmanager
-async def serving(limits: HttpLimits, app: Asgi | None = None) -> AsyncIterator[int]:
+async def serving(
+    limits: HttpLimits, app: Asgi | None = None, metrics_token: str | None = None
+) -> AsyncIterator[int]:
     bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     running = asyncio.ensure_future(
         serve_http(
@@ -53,6 +58,7 @@ async def serving(limits: HttpLimits, app: Asgi | None = None) -> AsyncIterator[
             ready=lambda: (True, ""),
             on_bound=bound.set_result,
             limits=limits,
+            metrics_token=metrics_token,
         )
     )
     try:
@@ -62,13 +68,47 @@ async def serving(limits: HttpLimits, app: Asgi | None = None) -> AsyncIterator[
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def status(port: int) -> bytes:
+async def status(port: int, head: bytes = HEAD) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        writer.write(HEAD + b"connection: close\r\n\r\n")
+        writer.write(head + b"connection: close\r\n\r\n")
         return (await reader.readline()).split(b" ")[1]
     finally:
         writer.close()
+
+
+@pytest.mark.parametrize(
+    ("shown", "code"),
+    [
+        (b"", b"401"),
+        (b"authorization: Bearer wrong\r\n", b"401"),
+        (b"authorization: Basic secret\r\n", b"401"),
+        (b"authorization: Bearer \xff\r\n", b"401"),
+        (b"authorization: Bearer secret\r\nauthorization: Bearer wrong\r\n", b"401"),
+        (b"authorization: bearer secret\r\n", b"200"),
+        (b"Authorization: Bearer secret\r\n", b"200"),
+    ],
+)
+async def test_metrics_may_ask_for_a_token_and_the_probes_never_do(
+    shown: bytes, code: bytes
+) -> None:
+    async with serving(HttpLimits(), metrics_token="secret") as port:
+        assert await status(port) == b"200"
+        assert await status(port, b"GET /metrics HTTP/1.1\r\nhost: x\r\n" + shown) == code
+
+
+def test_a_token_file_for_metrics_that_is_empty_or_not_there_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    servers = {"database_url": "postgresql://", "nats_url": "nats://127.0.0.1"}
+    with pytest.raises(ValidationError, match="cannot be read: No such file"):
+        BaseServiceSettings(**servers, http_metrics_token_file=file)
+    file.write_text("\n")
+    with pytest.raises(ValidationError, match="is empty"):
+        BaseServiceSettings(**servers, http_metrics_token_file=file)
+    file.write_text("secret\n")
+    settings = BaseServiceSettings(**servers, http_metrics_token_file=file)
+    assert settings.metrics_token() == "secret"
+    assert BaseServiceSettings(**servers).metrics_token() is None
 
 
 async def closed(reader: asyncio.StreamReader, seconds_max: float) -> bool:

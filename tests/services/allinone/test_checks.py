@@ -204,6 +204,34 @@ def test_up_warns_of_an_interpreter_that_tasks_cannot_run(
     assert checks.interpreter in checks.BEFORE_START
 
 
+def test_settings_of_the_environment_that_cannot_be_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the service dies again and again, and the platform is never ready."""
+    name = "SHIFTWORK_SCHEDULER_PROTECTED_SECONDS"
+    monkeypatch.setenv(name, "one minute")
+    failed = refused_usage(tmp_path / "data", PLAIN)
+    assert failed.what.startswith(f"{name}='one minute': Input should be a valid number")
+    assert failed.where == name
+    monkeypatch.setenv(name, "60")
+    checks.check_start(Place(tmp_path / "data"), PLAIN, lambda _: None)
+
+
+def test_settings_of_the_environment_without_effect_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHIFTWORK_SCHEDULER_PROTECED_SECONDS", "60")
+    monkeypatch.setenv("SHIFTWORK_GATEWAY_HTTP_PORT", "9000")
+    monkeypatch.setenv("SHIFTWORK_GATEWAY_HTTP_HEAD_SECONDS", "20")
+    told = {each.where: each.what for each in checks.settings(Place(tmp_path / "data"), PLAIN)}
+    assert told.keys() == {"SHIFTWORK_SCHEDULER_PROTECED_SECONDS", "SHIFTWORK_GATEWAY_HTTP_PORT"}
+    assert told["SHIFTWORK_SCHEDULER_PROTECED_SECONDS"].endswith(
+        "='60': there is no such setting; did you mean SHIFTWORK_SCHEDULER_PROTECTED_SECONDS?"
+    )
+    fixed = told["SHIFTWORK_GATEWAY_HTTP_PORT"]
+    assert fixed.endswith("='9000': it has no effect here: `up` sets it, some by its options")
+
+
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[Place]:
     place = Place(tmp_path / "live")
