@@ -36,9 +36,9 @@ def check_storage(names: Sequence[str], asker: Asker, policy: PodPolicy) -> Iter
     for index, name in enumerate(names):
         field = f"pod.storage[{index}]"
         if name not in mine:
-            known = ", ".join(sorted(mine)) or "none"
+            fix = f"use of: {', '.join(sorted(mine))}" if mine else "leave it out: there is none"
             # The same answer for grants of others: their names are nobody's business.
-            yield fault(field, name, "is no storage that this task may mount", f"use of: {known}")
+            yield fault(field, name, "is no storage that this task may mount", fix)
             continue
         path = asker.filled(mine[name].mount_path) or ""
         if at.setdefault(path, name) != name:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Generator, Mapping, cast
 from urllib.parse import urlsplit
 
+from shiftwork.cli import guide
 from shiftwork.cli.failures import UNREACHABLE, Failure, usage
 
 try:
@@ -139,7 +140,9 @@ def known(path: Path, contexts: Mapping[str, Named], name: str) -> Named:
     if name not in contexts:
         names = ", ".join(sorted(contexts)) or "none"
         raise usage(
-            f"there is no context {name!r}", where=str(path), fix=f"known contexts: {names}"
+            f"there is no context {name!r}",
+            where=str(path),
+            fix=f"{guide.meant(name, contexts)} known contexts: {names}".strip(),
         )
     return contexts[name]
 

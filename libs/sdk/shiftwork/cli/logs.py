@@ -11,6 +11,10 @@ from shiftwork.cli.client import RANGE_BYTES, Api
 from shiftwork.cli.failures import usage
 from shiftwork.cli.tasks import TASK_HELP, find
 
+# So many are named where none is meant; of attempts the last ones.
+ATTEMPTS_NAMED_MAX = 5
+RANKS_NAMED_MAX = 8
+
 
 def register(app: session.App) -> None:
     """Add the command."""
@@ -58,9 +62,29 @@ def logs(
         last = max((log["attempt"] for log in chosen), default=0)
         chosen = [log for log in chosen if log["attempt"] == last]
     if not chosen:
-        render.note("there is no output" if not kept else "no output matches the options")
+        render.note(_nothing(kept))
     for log in chosen if tail != 0 else []:
         _show(api, task_id, log, {"since": moment, "tail": tail}, wanted, several)
+
+
+def _nothing(kept: List[Dict[str, Any]]) -> str:
+    """That there is no output, or else which attempts and ranks have some."""
+    if not kept:
+        return "there is no output"
+    ranks: Dict[int, List[int]] = {}
+    for log in kept:
+        ranks.setdefault(log["attempt"], []).append(log["rank"])
+    parts = [
+        f"attempt {number} with rank{'' if len(them) == 1 else 's'} {_first(them)}"
+        for number, them in sorted(ranks.items())
+    ]
+    there = "; ".join(parts[-ATTEMPTS_NAMED_MAX:])
+    return f"no output matches the options: there is {there}"
+
+
+def _first(ranks: List[int]) -> str:
+    more = ", ..." if len(ranks) > RANKS_NAMED_MAX else ""
+    return ", ".join(map(str, sorted(ranks)[:RANKS_NAMED_MAX])) + more
 
 
 def _pattern(search: str) -> "Optional[re.Pattern[bytes]]":
