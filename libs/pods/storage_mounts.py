@@ -38,11 +38,9 @@ def check_storage(
     for index, name in enumerate(names):
         field = f"pod.storage[{index}]"
         if name not in mine:
-            known = ", ".join(sorted(mine)) or "none"
+            fix = f"use of: {', '.join(sorted(mine))}" if mine else "leave it out: there is none"
             # The same error for grants of others, so that their names do not leak.
-            yield field_error(
-                field, name, "is no storage that this task may mount", f"use of: {known}"
-            )
+            yield field_error(field, name, "is no storage that this task may mount", fix)
             continue
         path = requester.filled(mine[name].mount_path) or ""
         if at.setdefault(path, name) != name:

@@ -84,7 +84,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "missing": ("is missing", "give this field"),
     "extra_forbidden": (
         "there is no such field",
-        "leave this field out, or correct its name: /docs lists the fields",
+        "leave this field out: /docs lists the fields",
     ),
     "json_invalid": ("", "send one JSON value, in UTF-8"),
     "literal_error": ("is not known here", "give one of {expected}"),
@@ -203,7 +203,8 @@ def _field_error(detail: ErrorDetails, body: type[BaseModel] | None) -> FieldErr
     if context["pattern"].endswith(NAME):
         message, fix = _NAME
     if detail["type"] == "extra_forbidden":
-        fix = f"{meant(field_path(place[-1:]), fields_beside(body, place))} {fix}".strip()
+        near = meant(field_path(place[-1:]), fields_beside(body, place))
+        fix = f"{near} Else {fix}" if near else fix
     if detail["type"] == "list_type" and not secret:
         fix += _as_list(detail["input"])
     return FieldError(

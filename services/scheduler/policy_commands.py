@@ -26,6 +26,7 @@ from libs.contracts.messages import (
     SetPolicy,
     SetPolicyReply,
 )
+from libs.contracts.wording import not_found
 from libs.service import observability
 from libs.service.definition import CommandHandler, QueryHandler
 from libs.store.port import Store, Tx
@@ -153,8 +154,8 @@ class PolicyCommands:
         groups = sorted(named | set(await store.nodes_of_groups(tx)))
         if command.group:
             if command.group not in groups:
-                detail = f"no node group {command.group[:80]!r} is known"
-                return ListPoliciesReply(refusal=Refusal(code=RefusalCode.NOT_FOUND, detail=detail))
+                refused = not_found("group", "group", command.group, groups)
+                return ListPoliciesReply(refusal=refused)
             groups = [command.group]
         groups = [name for name in groups if name > command.after]
         limit = max(1, min(command.limit or self.page_max, self.page_max))

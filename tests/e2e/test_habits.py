@@ -37,7 +37,7 @@ def test_labels_that_no_node_has_are_refused_and_forced_tasks_wait(shiftwork: Sh
 def test_names_of_nobody_are_refused_unless_forced(shiftwork: Shiftwork) -> None:
     refused = shiftwork("quota", "set", "--user", "amdin", "--gpus", "1")
     assert refused.code == 1
-    assert "--user amdin: there is no user amdin" in refused.err
+    assert '--user amdin: there is no user "amdin"' in refused.err
     assert "did you mean admin?" in refused.err
     shiftwork.good("quota", "set", "--user", "amdin", "--gpus", "1", "--force")
     shiftwork.good("quota", "set", "--user", "amdin", "--unlimited")
@@ -51,8 +51,40 @@ def test_names_of_nobody_are_refused_unless_forced(shiftwork: Shiftwork) -> None
         assert str(file) in refused.err
         assert "groups.lab.virtual_clusters[0].users[0]" in refused.err
         assert "did you mean admin?" in refused.err
+        assert 'there is no group "lab"' in refused.err
     shiftwork.good("policy", "set", str(file), "--force")
     shiftwork.good("policy", "unset", "lab")
+
+
+def test_what_is_refused_speaks_of_what_was_typed(shiftwork: Shiftwork) -> None:
+    done = shiftwork.submit("--name", "over", "--", "true")
+    assert shiftwork("wait", done).code == 0
+    assert shiftwork("stop", "over").err == (
+        "error: over has already succeeded\n  where: TASK\n"
+        "  fix:   run it again with: shiftwork retry over\n"
+    )
+    live = shiftwork.submit("--name", "live", *LONG)
+    shiftwork.wait(live, "running")
+    assert "error: live is still running\n" in shiftwork("retry", "live").err
+    assert shiftwork.good("resume", "live").err == f"live ({live}) is already running\n"
+    refused = shiftwork("submit", "--ack-deadline", "9h", "--", "true").err
+    assert "error: --ack-deadline 9h: is not between 1s and 1h\n" in refused
+    assert "SHIFTWORK_SUBMIT_ACK_DEADLINE_SECONDS_MAX" in refused
+    assert "error: --gpus 9: " in shiftwork("submit", "--gpus", "9", "--", "true").err
+    refused = shiftwork("node", "drain", "locl-0").err
+    assert 'there is no node "locl-0"; did you mean local-0?' in refused
+    assert "`shiftwork nodes`" in refused
+    for line in (("user", "add", "tim", "--team", "x"), ("token", "create", "--user", "tim")):
+        refused = shiftwork(*line).err
+        assert line[-2] in refused
+        assert "/v1" not in refused
+    file = shiftwork.home / "task.yaml"
+    file.write_text("command: python x\ngpus_per_nodes: 1\n")
+    refused = shiftwork("submit", "--file", str(file)).err
+    assert '["python", "x"]' in refused
+    assert "did you mean gpus_per_node?" in refused
+    error = shiftwork("submit", "--gpus", "9", "--json", "--", "true").problem["errors"][0]
+    assert (error["field"], error["option"], error["value"]) == ("gpus_per_node", "--gpus", "9")
 
 
 def test_a_dry_run_submits_nothing(shiftwork: Shiftwork) -> None:

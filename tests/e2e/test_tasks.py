@@ -112,7 +112,7 @@ def test_how_commands_fail(shiftwork: Shiftwork) -> None:
     problem = shiftwork("--json", "submit", "--nodes", "9", "--", "true").problem
     assert (problem["status"], problem["errors"][0]["field"]) == (422, "nodes")
     assert set(problem) >= {"type", "title", "status", "detail", "errors"}
-    assert set(problem["errors"][0]) == {"field", "value", "message", "fix"}
+    assert set(problem["errors"][0]) == {"field", "option", "value", "message", "fix"}
     problem = shiftwork("--json", "--url", "http://127.0.0.1:1", "ls").problem
     assert problem["type"] == "unreachable"
 
@@ -258,7 +258,7 @@ def test_now_ends_a_run_that_would_be_waited_for(shiftwork: Shiftwork) -> None:
     assert "paused at once by admin" in said
     assert "never asked" not in said
     refused = shiftwork("stop", "--now", task)
-    assert (refused.code, "has been stopped" in refused.err) == (1, True)
+    assert (refused.code, "has already been stopped" in refused.err) == (1, True)
 
 
 def until(holds: Callable[[], bool]) -> None:

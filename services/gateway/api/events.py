@@ -12,6 +12,8 @@ from fastapi import Header, Query, Request, WebSocket
 from starlette.responses import Response
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
+from libs.contracts.messages import FieldError
+from libs.contracts.wording import meant
 from libs.store.port import StoreUnavailableError
 from services.gateway import store as rows_of
 from services.gateway import views
@@ -67,9 +69,16 @@ def topic_of(task: str | None, types: str | None) -> Topic:
             continue
         found = {name for name in TYPES if word in (name, *name.split("."))}
         if not found:
-            raise invalid("type", word, "is no type of event", f"give some of {', '.join(TYPES)}")
+            fix = f"{meant(word, TYPES)} give some of {', '.join(TYPES)}".strip()
+            raise invalid("type", word, "is no type of event", fix)
         wanted |= found
     return Topic(task or "", frozenset(wanted))
+
+
+def _gone(begin: int, why: str, oldest: int) -> ProblemError:
+    """410: the log has no such position."""
+    error = FieldError(field="from", value=str(begin), message=why, fix=f"start from {oldest}")
+    return ProblemError(GONE, f"{why}; start from {oldest}", [error])
 
 
 async def start_of(parts: Context, begin: str | None, last_event_id: str | None) -> int:
@@ -92,13 +101,10 @@ async def start_of(parts: Context, begin: str | None, last_event_id: str | None)
             return max(ends.oldest - 1, ends.position + number)
         after = number
     if after < ends.oldest - 1:
-        raise ProblemError(
-            GONE, f"events before {ends.oldest} are not kept; start from {ends.oldest}"
-        )
+        raise _gone(after, f"events before {ends.oldest} are not kept", ends.oldest)
     if after > ends.position:
-        raise ProblemError(
-            GONE, f"the log ends at {ends.position}: it was rebuilt; start from {ends.oldest}"
-        )
+        why = f"the log ends at {ends.position}, and was perhaps rebuilt"
+        raise _gone(after, why, ends.oldest)
     return after
 
 

@@ -92,8 +92,10 @@ async def change_user(name: str, body: UserChangeBody, caller: Caller, parts: Pa
     async with parts.store.transaction() as tx:
         row = await _user(tx, name)
         if name == FIRST_ADMIN and (body.disabled or body.role == "member"):
-            detail = f"{FIRST_ADMIN} stays an administrator: the admin token's file speaks for it"
-            raise ProblemError(CONFLICT, detail)
+            field = "disabled" if body.disabled else "role"
+            message = f"{FIRST_ADMIN} stays an administrator: the admin token's file speaks for it"
+            error = FieldError(field=field, value="", message=message, fix="choose another user")
+            raise ProblemError(CONFLICT, message, [error])
         await _check_team(tx, body.team or "")
         row = replace(
             row,

@@ -8,6 +8,7 @@ from fastapi import Header, Query
 from starlette.responses import Response
 
 from libs.contracts import messages as m
+from libs.contracts.wording import meant
 from libs.store.port import Op, Where
 from services.gateway import store as rows_of
 from services.gateway import views
@@ -229,8 +230,10 @@ def _several(field: str, text: str, known: set[str]) -> list[str]:
     words = [word for word in text.split(",") if word]
     unknown = [word for word in words if word not in known or word == "unspecified"]
     if unknown or not words:
-        listed = ", ".join(sorted(known - {"unspecified"}))
-        raise invalid(field, ",".join(unknown), "is not known", f"give some of {listed}")
+        choices = sorted(known - {"unspecified"})
+        near = meant(unknown[0], choices) if unknown else ""
+        fix = f"{near} give some of {', '.join(choices)}".strip()
+        raise invalid(field, ",".join(unknown), "is not known", fix)
     return words
 
 

@@ -26,6 +26,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
+from shiftwork.cli.files import advice
+
 from libs.contracts.ids import NODE_ID_FORM
 from libs.contracts.messages import Priority, Unit
 from libs.contracts.wording import counted
@@ -96,7 +98,9 @@ def _text(path: Path) -> str:
         return data.decode()
     except (OSError, UnicodeDecodeError) as problem:
         reason = getattr(problem, "strerror", None) or str(problem)
-        raise LabError(f"it cannot be read: {reason}", where=str(path), fix="give a file") from None
+        raise LabError(
+            f"it cannot be read: {reason}", where=str(path), fix=advice(str(path))
+        ) from None
 
 
 def _nodes(group: str, tree: Tree) -> Iterator[LabNode]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from libs.contracts.messages import FieldError, Priority, Quota, TaskSpec, Unit
 from libs.contracts.whole_nodes import Nodes, kinds_for
-from libs.contracts.wording import counted
+from libs.contracts.wording import counted, meant
 from services.submit.domain.model import Facts, Shape, problem
 
 LEVELS = tuple(level for level in Priority if level not in {Priority.UNSPECIFIED, Priority.AUTO})
@@ -30,7 +30,9 @@ def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
             "group",
             spec.group,
             "no node belongs to this group",
-            f"use one of: {', '.join(known)}" if known else "add nodes first",
+            f"{meant(spec.group, known)} use one of: {', '.join(known)}".strip()
+            if known
+            else "add nodes first",
         )
         return
     unmatched = list(_unmatched(spec, facts, group))

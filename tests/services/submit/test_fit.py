@@ -64,7 +64,7 @@ def test_the_unknown_group_error_names_the_known_ones() -> None:
     found = validate(filled, owner="ann", team="", facts=KNOWN, limits=Limits())
     assert isinstance(found, Refusal)
     assert found.errors[0].value == "gpu"
-    assert found.errors[0].fix == "use one of: cpu, default"
+    assert found.errors[0].fix == "did you mean cpu? use one of: cpu, default"
 
 
 def limit(number: int, *, unit: Unit = Unit.GPUS, **changes: Any) -> Quota:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Generator, Mapping, TypeVar
 from urllib.parse import urlsplit
 
-from shiftwork.cli import homes, installed, parse
+from shiftwork.cli import guide, homes, installed, parse
 from shiftwork.cli.failures import UNREACHABLE, Failure, usage
 
 try:
@@ -190,7 +190,9 @@ def known(path: Path, contexts: Mapping[str, T], name: str) -> T:
     if name not in contexts:
         names = ", ".join(sorted(contexts)) or "none"
         raise usage(
-            f"there is no context {name!r}", where=str(path), fix=f"known contexts: {names}"
+            f"there is no context {name!r}",
+            where=str(path),
+            fix=f"{guide.meant(name, contexts)} known contexts: {names}".strip(),
         )
     return contexts[name]
 

@@ -4,7 +4,7 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
-from shiftwork.cli import render, session
+from shiftwork.cli import parse, render, session
 from shiftwork.cli.failures import usage
 
 SERVICES = ("submit", "scheduler", "launcher", "log_collector", "quota", "gateway")
@@ -22,13 +22,7 @@ def register(app: session.App) -> None:
 
 
 def _services(given: Optional[str]) -> List[str]:
-    if given is not None and given not in SERVICES:
-        raise usage(
-            f"there is no service {given!r}",
-            where="--service",
-            fix="give one of: " + ", ".join(SERVICES),
-        )
-    return [given] if given else list(SERVICES)
+    return [parse.choice(given, SERVICES, "service", "--service")] if given else list(SERVICES)
 
 
 _IDS = typer.Argument(None, metavar="ID...", help="As `ls` shows them.")

@@ -52,8 +52,10 @@ def advice(path: str) -> str:
 
 def near(path: Path) -> str:
     """``did you mean PATH?`` for what lies in the same directory under a similar name; or empty."""
-    close = get_close_matches(path.name, entries(path.parent), 1)
-    return f"did you mean {path.parent / close[0]}?" if close else ""
+    # Without what names end in, which may be all that they have in common.
+    stems = {Path(name).stem: name for name in entries(path.parent)}
+    close = get_close_matches(path.stem, list(stems), 1)
+    return f"did you mean {path.parent / stems[close[0]]}?" if close else ""
 
 
 def entries(directory: Path) -> list[str]:

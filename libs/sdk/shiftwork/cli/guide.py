@@ -150,7 +150,10 @@ def suggestion(option: str, known: Sequence[str]) -> str:
     ours = [each for each in SYNONYMS.get(option, ()) if each in known]
     if ours:
         return f"did you mean {ours[0]}?"
-    return meant(option, [each for each in known if each.startswith("--")])
+    # Without the dashes, which make all options alike.
+    names = {each[2:]: each for each in known if each.startswith("--")}
+    near = get_close_matches(option.lstrip("-"), list(names), 1)
+    return f"did you mean {names[near[0]]}?" if near else ""
 
 
 def meant(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -18,6 +18,9 @@ from shiftwork.cli.tasks import TASK_HELP, find
 RANGE_BYTES_MIN = 16_384
 LINES_AT_ONCE = 1000
 _UNKNOWN = datetime.min.replace(tzinfo=timezone.utc)
+# So many are named where none is meant; of attempts the last ones.
+ATTEMPTS_NAMED_MAX = 5
+RANKS_NAMED_MAX = 8
 
 
 def register(app: session.App) -> None:
@@ -72,7 +75,7 @@ def logs(
         last = max((log["attempt"] for log in wanted), default=0)
         wanted = [log for log in wanted if log["attempt"] == last]
     if not wanted:
-        render.note("there is no output" if not kept else "no output matches the options")
+        render.note(_nothing(kept))
     if tail != 0:
         _show(Kept(api, task_id, {**asked, "tail": tail}), wanted, shown)
 
@@ -94,6 +97,26 @@ class Shown(NamedTuple):
         """Print those that are wanted."""
         wanted = self.wanted
         self.printer.show([line for line in lines if wanted is None or wanted(line.text)])
+
+
+def _nothing(kept: List[Dict[str, Any]]) -> str:
+    """That there is no output, or else which attempts and ranks have some."""
+    if not kept:
+        return "there is no output"
+    ranks: Dict[int, List[int]] = {}
+    for log in kept:
+        ranks.setdefault(log["attempt"], []).append(log["rank"])
+    parts = [
+        f"attempt {number} with rank{'' if len(them) == 1 else 's'} {_first(them)}"
+        for number, them in sorted(ranks.items())
+    ]
+    there = "; ".join(parts[-ATTEMPTS_NAMED_MAX:])
+    return f"no output matches the options: there is {there}"
+
+
+def _first(ranks: List[int]) -> str:
+    more = ", ..." if len(ranks) > RANKS_NAMED_MAX else ""
+    return ", ".join(map(str, sorted(ranks)[:RANKS_NAMED_MAX])) + more
 
 
 def _pattern(search: str) -> "Optional[re.Pattern[bytes]]":

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta, timezone
-from typing import Any, cast
+from typing import Any, Sequence, cast
 from urllib.parse import urlsplit
 
+from shiftwork.cli import guide
 from shiftwork.cli.failures import usage
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
-_SIZE = re.compile(r"(\d{1,15})([KMGT]i?)?")
+_SIZE = re.compile(r"(\d{1,15})(?:([KMGT]i?)B?)?")
 _BYTES = {
     None: 1,
     **{f"{sign}i": 1024 ** (n + 1) for n, sign in enumerate("KMGT")},
@@ -54,7 +55,7 @@ def duration(text: str, option: str) -> float:
 
 
 def size(text: str, option: str) -> int:
-    """Bytes of ``1048576``, ``512Mi``, ``8Gi`` or ``8G``."""
+    """Bytes of ``1048576``, ``512Mi``, ``8GiB`` or ``8G``."""
     found = _SIZE.fullmatch(text.strip())
     if found is None or not int(found[1]):
         raise usage(f"{text!r} is not a size", where=option, fix="write 512Mi, 8Gi or bytes")
@@ -98,14 +99,24 @@ def taints(texts: list[str], option: str) -> list[str]:
     return list(texts)
 
 
+def choice(word: str, choices: Sequence[str], kind: str, option: str) -> str:
+    """The word, if it is one of these. Raises Failure with what may have been meant, else."""
+    if word not in choices:
+        fix = f"{guide.meant(word, choices)} choose of {', '.join(choices)}".strip()
+        raise usage(f"{word!r} is not a {kind}", where=option, fix=fix)
+    return word
+
+
+def states(text: str, option: str) -> list[str]:
+    """The states of ``queued,running``."""
+    words = [word.strip().lower() for word in text.split(",")]
+    return [choice(word, STATES, "state", option) for word in words if word]
+
+
 def priority(text: str, option: str) -> str:
     """A level in the API's spelling; ``very-high`` and ``VERY_HIGH`` are understood."""
     word = text.strip().lower().replace("-", "_")
-    if word not in PRIORITIES:
-        raise usage(
-            f"{text!r} is not a priority", where=option, fix="choose " + ", ".join(PRIORITIES)
-        )
-    return word
+    return choice(word, PRIORITIES, "priority", option)
 
 
 def fields(value: object) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import typer
 
 from shiftwork.cli import complete, parse, render, session
 from shiftwork.cli.client import part
-from shiftwork.cli.failures import usage
+from shiftwork.cli.failures import naming, usage
 
 
 def register(app: session.App) -> None:
@@ -67,7 +67,8 @@ def user_set(
     if not body:
         raise usage("there is nothing to change", fix="give --team, --admin, --disable or another")
     now = session.current()
-    told = now.api().patch(f"/v1/users/{part(name)}", body)
+    with naming({"role": "--member"}):
+        told = now.api().patch(f"/v1/users/{part(name)}", body)
     if now.json:
         render.document(told)
     else:

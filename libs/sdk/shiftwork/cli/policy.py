@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 import typer
 
-from shiftwork.cli import files, ids, parse, render, session
+from shiftwork.cli import files, ids, parse, render, session, typed
 from shiftwork.cli.client import part
 from shiftwork.cli.failures import naming
 
@@ -108,7 +108,7 @@ def _told(now: session.Session, told: Dict[str, Any]) -> None:
         return
     for group, version in sorted(told["versions"].items()):
         news = "" if group in told["changed"] else ", unchanged"
-        render.note(f"{group}: version {version}{news}")
+        render.note(f"{group}: version {version}{news}" if version else f"{group}: nothing was set")
 
 
 def dry_run(
@@ -200,7 +200,7 @@ def _verdict(verdict: Optional[Dict[str, Any]]) -> str:
 
 def _warn(told: Dict[str, Any]) -> None:
     for each in told["warnings"]:
-        render.warning(f"{each['field']}: {each['message']}; {each['fix']}")
+        render.warning(typed.in_commands(f"{each['field']}: {each['message']}; {each['fix']}"))
 
 
 def yaml_lines(value: object, indent: str = "") -> Iterator[str]:

@@ -10,8 +10,8 @@ from typing import Any, Dict
 import typer
 
 from shiftwork import __version__
-from shiftwork.cli import render, session
-from shiftwork.cli.failures import Failure, usage
+from shiftwork.cli import parse, render, session
+from shiftwork.cli.failures import Failure
 
 SHELLS = ("bash", "zsh", "fish", "powershell")
 
@@ -24,10 +24,7 @@ def register(app: session.App) -> None:
 
 def completion(shell: str = typer.Argument(..., metavar="SHELL", help=", ".join(SHELLS))) -> None:
     """Print the completion script of a shell: source it from the shell's start file."""
-    if shell not in SHELLS:
-        raise usage(
-            f"{shell!r} is no known shell", where="SHELL", fix="choose " + ", ".join(SHELLS)
-        )
+    parse.choice(shell, SHELLS, "known shell", "SHELL")
     # Typer writes the script when this variable is set; the script sets it when it completes.
     done = subprocess.run(
         [sys.executable, "-c", "from shiftwork.cli.main import app; app(prog_name='shiftwork')"],

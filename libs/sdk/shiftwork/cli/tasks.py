@@ -172,14 +172,7 @@ def ls(
     if history:
         render.document(_history(api, since))
         return
-    states = [word.strip().lower() for word in state.split(",") if word.strip()]
-    unknown = [word for word in states if word not in LIVE + ENDED]
-    if unknown:
-        raise usage(
-            f"{unknown[0]!r} is not a state",
-            where="--state",
-            fix="choose of " + ", ".join(LIVE + ENDED),
-        )
+    states = parse.states(state, "--state")
     if not states and not everything:
         states = list(LIVE)
     query: Dict[str, Any] = {
@@ -481,14 +474,7 @@ def wait(
 ) -> None:
     """Wait for a task's end and take its exit code, or wait for a state. Of several tasks, wait for
     each: the exit code is 1 if any failed."""
-    wanted = [word.strip().lower() for word in state.split(",") if word.strip()]
-    for word in wanted:
-        if word not in LIVE + ENDED:
-            raise usage(
-                f"{word!r} is not a state",
-                where="--for",
-                fix="choose of " + ", ".join(LIVE + ENDED),
-            )
+    wanted = parse.states(state, "--for")
     until = time.monotonic() + parse.duration(timeout, "--timeout") if timeout else None
     codes: List[int] = []
 
@@ -507,7 +493,7 @@ def wait(
                 if found["state"] in ENDED
                 else f"{found['name']} is still {found['state']} after {timeout}"
             )
-            raise Failure(why, where="wait", fix=f"`shiftwork explain {found['id']}` says why")
+            raise Failure(why, where="TASK", fix=f"`shiftwork explain {found['id']}` says why")
         codes.append(0 if wanted else follow.exit_code(found))
         return found
 

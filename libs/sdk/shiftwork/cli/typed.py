@@ -233,8 +233,8 @@ class _Terms:
         if option and name.endswith("_seconds"):
             message, fix = (_SECONDS.sub(_span, each) for each in (message, fix))
         below = rest[1:] if rest.startswith(".") else ""
-        if not rest:
-            value = self.line.values.get(option, value)
+        if option in self.line.values and not rest.startswith("["):
+            value, below = self.line.values[option], ""
         return _Error(
             field=name,
             option=self.spell(option),

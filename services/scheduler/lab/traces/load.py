@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
+from shiftwork.cli.files import advice
+
 from services.scheduler.lab.errors import LabError
 from services.scheduler.lab.traces import history, kueue, swf, table
 from services.scheduler.lab.traces.fit import Request, Tally, fit
@@ -41,7 +43,9 @@ def load(path: Path, request: Request) -> Workload:
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise LabError(
-            f"it cannot be read: {reason}", where=where, fix="give a trace file that is whole"
+            f"it cannot be read: {reason}",
+            where=where,
+            fix="give a trace file that is whole" if path.is_file() else advice(str(path)),
         ) from None
 
 

@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from shiftwork.cli import render, typed
+from shiftwork.cli import contexts, render, typed
 
 from libs.contracts import wording
 from tests.libs.sdk.cli.server import CliServer, a_task, problem
@@ -420,3 +420,72 @@ def test_a_policy_from_standard_input_that_is_broken(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"groups: [")))
     done = shiftwork("policy", "set", "-")
     assert "  where: standard input\n" in done.err
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("wait ta --for runing", "did you mean running? choose of queued, "),
+        ("ls --state faild", "did you mean failed? choose of queued, "),
+        ("submit --priority hgh -- true", "did you mean high? choose of extreme_high, "),
+        ("priority ta hgh", "did you mean high? choose of extreme_high, "),
+        ("completion zhs", "did you mean zsh? choose of bash, "),
+        ("dead-letters ls --service schedular", "did you mean scheduler? choose of submit, "),
+        ("pause ta --all", "`shiftwork pause --help`"),
+        ("ls --nodess 2", "`shiftwork ls --help`"),
+    ],
+)
+def test_a_word_of_a_few_gets_a_suggestion(
+    shiftwork: Shiftwork, server: CliServer, line: str, fix: str
+) -> None:
+    server.tasks["ta"] = a_task("ta")
+    done = shiftwork(*line.split())
+    assert done.code == 2
+    assert f"  fix:   {fix}" in done.err
+
+
+def test_a_context_that_is_misspelt_gets_a_suggestion(elsewhere: Shiftwork, home: Path) -> None:
+    (home / "token").write_text("t")
+    named = contexts.Named("http://127.0.0.1:1", str(home / "token"))
+    contexts.save(contexts.default_path(), lambda _: "local", named)
+    done = elsewhere("context", "use", "locl")
+    assert "fix:   did you mean local? known contexts: local" in done.err
+
+
+def test_output_that_is_not_there_is_compared_with_what_is(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    server.tasks["ta"] = a_task("ta")
+    server.output = {(1, 0): b"x", (1, 1): b"x", (2, 0): b"x"}
+    done = shiftwork("logs", "ta", "--rank", "7")
+    there = "attempt 1 with ranks 0, 1; attempt 2 with rank 0"
+    assert (done.code, done.err) == (0, f"no output matches the options: there is {there}\n")
+
+
+def test_a_value_below_an_option_is_shown_as_it_was_typed(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    signal = field("preemption.signal", "KILL", "is not a signal", "use one of TERM, USR1")
+    label = field("node_selector.disk", "a b", "is not a label's value", "use letters")
+    server.first["POST", "/v1/tasks"] = [refusal(422, signal), refusal(422, label)]
+    done = shiftwork("submit", "--preempt", "signal:KILL", "--", "true")
+    assert "error: --preempt signal:KILL: is not a signal\n" in done.err
+    done = shiftwork("submit", "--node-selector", "disk=a b", "--", "true")
+    assert "error: --node-selector disk=a b: is not a label's value\n" in done.err
+
+
+@pytest.mark.parametrize("text", ["8Gi", "8GiB"])
+def test_sizes_may_end_in_bytes(shiftwork: Shiftwork, server: CliServer, text: str) -> None:
+    assert shiftwork("submit", "--shm", text, "--image", "x", "--", "true").code == 0
+    assert server.asked("POST", "/v1/tasks").body["pod"]["shm_bytes"] == 8 << 30
+
+
+def test_warnings_of_a_policy_speak_of_commands(shiftwork: Shiftwork, server: CliServer) -> None:
+    strange = field("groups.x", "x", "is a group without known nodes", "GET /v1/groups lists them")
+    told = {"versions": {"x": 0}, "changed": [], "warnings": [strange]}
+    server.first["DELETE", "/v1/policies/x"] = [(200, told)]
+    done = shiftwork("policy", "unset", "x")
+    assert done.err == (
+        "warning: groups.x: is a group without known nodes; `shiftwork group ls` lists them\n"
+        "x: nothing was set\n"
+    )
