@@ -201,7 +201,7 @@ def test_an_environment_without_the_platform_is_told_where_its_commands_are(
     assert f"where: {sys.prefix}" in done.err
     assert ".venv/bin/shiftwork doctor" in done.err
     assert json.loads(elsewhere("--json", "up").err)["type"] == "usage"
-    assert "No such command 'levitate'" in elsewhere("levitate").err
+    assert "there is no command 'levitate'" in elsewhere("levitate").err
     assert "`shiftwork up` in the platform's environment" in elsewhere("ls").err
     assert "`shiftwork up` in the platform's environment" in elsewhere("context", "ls").err
     down = elsewhere("ls", "--url", "http://127.0.0.1:1")
