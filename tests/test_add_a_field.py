@@ -58,7 +58,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sources with one more field, after what ``make gen`` does."""
     there = tmp_path_factory.mktemp("copy")
     without = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "node_modules")
-    for folder in ("proto", "libs", "services", "tools", "deploy", "docker", "docs"):
+    for folder in ("proto", "libs", "services", "tools", "benchmarks", "deploy", "docker", "docs"):
         shutil.copytree(ROOT / folder, there / folder, ignore=without)
     spec = there / SPEC
     head, mark, rest = spec.read_text().partition("message TaskSpec {\n")

@@ -189,7 +189,7 @@ async def test_everything_works_under_its_own_credentials(
                 data=b"two\n",
                 collected_at=at(1),
             )
-            await platform.voices["log_collector"].tell(
+            await platform.voices["log_collector"].send_telemetry(
                 Envelope("c1", "log_collector", at(1), chunk)
             )
             assert (await anext(lines)).data["text"] == "two\n"

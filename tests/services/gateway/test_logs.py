@@ -147,7 +147,7 @@ class Writer:
         )
         self.number += 1
         envelope = Envelope(f"c{self.number}", "log_collector", at(1), chunk)
-        await self.world.voice("log_collector").tell(envelope)
+        await self.world.voice("log_collector").send_telemetry(envelope)
 
 
 async def end(world: World, task: str, ranks: Sequence[tuple[int, int]]) -> None:
@@ -356,7 +356,9 @@ async def test_a_stream_says_when_it_was_written_if_asked(
             collected_at=at(9),
             timestamps=(stamp(5, 2), stamp(12, 3)),
         )
-        await world.voice("log_collector").tell(Envelope("c9", "log_collector", at(9), chunk))
+        await world.voice("log_collector").send_telemetry(
+            Envelope("c9", "log_collector", at(9), chunk)
+        )
         told = (await anext(stream)).data
         assert (told["offset"], told["text"]) == (10, "é\n")
         assert told["timestamps"] == [written(10, 2), written(12, 3)]

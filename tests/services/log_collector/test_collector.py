@@ -126,7 +126,7 @@ async def test_a_bus_that_is_down_does_not_stop_the_copying(
     async def down(_envelope: Envelope) -> None:
         raise BusUnavailableError("down")
 
-    monkeypatch.setattr(world.bus, "tell", down)
+    monkeypatch.setattr(world.bus, "send_telemetry", down)
     await world.tell(started())
     source.append(key_of(), b"kept all the same")
     await world.settle()

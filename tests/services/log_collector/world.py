@@ -168,10 +168,10 @@ class Listening(MemoryBus):
         super().__init__(MemoryBroker(Random(1)), "log_collector")
         self.told: list[LogChunk] = []
 
-    async def tell(self, envelope: Envelope) -> None:
+    async def send_telemetry(self, envelope: Envelope) -> None:
         assert isinstance(envelope.message, LogChunk)
         self.told.append(envelope.message)
-        await super().tell(envelope)
+        await super().send_telemetry(envelope)
 
 
 @dataclass
