@@ -551,7 +551,7 @@ def inbox_apart() -> contextlib.AbstractContextManager[None]:
 def mark_before_publishing() -> contextlib.AbstractContextManager[None]:
     """The relay marks what it is about to publish."""
 
-    async def once(self: Relay, *, look: bool = True) -> int:
+    async def once(self: Relay, *, query: bool = True) -> int:
         ports = self.service.ports
         await ports.store.meet_bus_server(ports.bus.server_id, 10)
         rows = await ports.store.outgoing(self.settings.relay_rows_max)
