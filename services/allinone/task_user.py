@@ -34,7 +34,7 @@ def _as_typed(text: str) -> str:
 
 def _no_service_user(problem: str) -> Failure:
     what, _, fix = problem.partition("; ")
-    fix = f"name a user of this machine ({fix}), or leave --service-user out"
+    fix = f"{fix}; name a user of this machine, or leave --service-user out"
     return Failure(what, where="--service-user", fix=fix, code=USAGE)
 
 

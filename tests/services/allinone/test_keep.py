@@ -62,6 +62,8 @@ def start(
         stderr=subprocess.PIPE,
         text=True,
         env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        # The tests themselves may run under nohup, which its children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509
     )
     assert process.stdout is not None
     for line in process.stdout:
