@@ -59,7 +59,7 @@ def test_down_lets_tasks_save_and_up_resumes_them(own: Shiftwork) -> None:
     assert f"from step {resumed['checkpoint']['step']}" in own.good("events", task).out
     assert json.loads(contexts.read_text())["current"] == "local"
     said = [json.loads(line)["event"] for line in (own.data / "up.log").read_text().splitlines()]
-    assert {before.out.splitlines()[0], "asking 1 running tasks to save and leave"} <= set(said)
+    assert {before.out.splitlines()[0], "asking 1 running task to save and leave"} <= set(said)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run tasks as another user")

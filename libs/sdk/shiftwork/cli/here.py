@@ -44,7 +44,9 @@ def check(body: Mapping[str, Any], *, directory: str, command: str) -> None:
     if at:
         _directory(at, directory)
     for each in _programs(body, command):
-        _program(each.words, search_path(each.env), at, each.place)
+        # What is no list of texts the server refuses.
+        if each.words and isinstance(each.words[0], str):
+            _program(each.words, search_path(each.env), at, each.place)
 
 
 def check_rights(
