@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import nats
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 
-from benchmarks.harness import now_s, written_times
+from benchmarks.harness import connected, now_s, written_times
 from services.allinone.embedded.credentials import NATS_ADMIN, Credentials, ensure_credentials
 from services.allinone.embedded.nats import Nats
 from services.allinone.embedded.postgres import DATABASE, Postgres
@@ -122,31 +121,29 @@ async def open_chain() -> AsyncGenerator[Chain]:
         await postgres.start()
         await postgres.prepare()
         await bus.start()
-        connect: Any = getattr(asyncpg, "connect")  # noqa: B009 - its signature is not typed
-        database: Any = await connect(
-            postgres.url("postgres", DATABASE), password=postgres.admin_password
-        )
-        password = credentials.nats_password(NATS_ADMIN)
-        client = await nats.connect(bus.url, user=NATS_ADMIN, password=password)
-        try:
+        async with connected(
+            postgres.url("postgres", DATABASE), postgres.admin_password
+        ) as database:
             await database.execute("CREATE TABLE chain (id bigserial PRIMARY KEY, body bytea)")
-            jetstream = client.jetstream()
-            await jetstream.add_stream(StreamConfig(name="CHAIN", subjects=["chain.event"]))
-            pull = await jetstream.pull_subscribe(
-                "chain.event",
-                durable="chain",
-                config=ConsumerConfig(ack_policy=AckPolicy.EXPLICIT),
-            )
+            password = credentials.nats_password(NATS_ADMIN)
+            client = await nats.connect(bus.url, user=NATS_ADMIN, password=password)
+            try:
+                jetstream = client.jetstream()
+                await jetstream.add_stream(StreamConfig(name="CHAIN", subjects=["chain.event"]))
+                pull = await jetstream.pull_subscribe(
+                    "chain.event",
+                    durable="chain",
+                    config=ConsumerConfig(ack_policy=AckPolicy.EXPLICIT),
+                )
 
-            async def reply(message: Any) -> None:  # noqa: ANN401 - the client's message
-                await message.respond(b"{}")
+                async def reply(message: Any) -> None:  # noqa: ANN401 - the client's message
+                    await message.respond(b"{}")
 
-            await client.subscribe("chain.ask", cb=reply)
-            (folder / "out").mkdir()
-            yield Chain(folder / "out", database, jetstream, pull, client)
-        finally:
-            await client.close()
-            await database.close()
+                await client.subscribe("chain.ask", cb=reply)
+                (folder / "out").mkdir()
+                yield Chain(folder / "out", database, jetstream, pull, client)
+            finally:
+                await client.close()
     finally:
         await bus.stop()
         await postgres.stop()

@@ -211,11 +211,18 @@ def platform(command: Sequence[str]) -> Generator[Platform]:
 async def database_of(up: Platform) -> AsyncGenerator[Any]:
     """A connection to the platform's database, as its administrator."""
     (socket,) = up.data.rglob(SOCKET_NAME)
-    connect: Any = getattr(asyncpg, "connect")  # noqa: B009 - its signature is not typed
-    database: Any = await connect(
-        f"postgresql://{POSTGRES_SUPERUSER}@/{DATABASE}?host={socket.parent}",
-        password=Postgres(up.data, Credentials(up.data)).admin_password,
-    )
+    url = f"postgresql://{POSTGRES_SUPERUSER}@/{DATABASE}?host={socket.parent}"
+    password = Postgres(up.data, Credentials(up.data)).admin_password
+    async with connected(url, password) as database:
+        yield database
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str, password: str) -> AsyncGenerator[Any]:
+    """A connection to a database, for as long as the context is open."""
+    # Its signature is not typed.
+    connect: Any = vars(asyncpg)["connect"]
+    database: Any = await connect(url, password=password)
     try:
         yield database
     finally:
