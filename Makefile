@@ -12,7 +12,7 @@ SECONDS ?= 120
 WORKERS ?= 3
 # A file's tests share servers; those that take longest begin first (tests/conftest.py).
 TOGETHER := --dist loadfile --no-loadscope-reorder
-# Hundreds of short programs import the same modules; each would compile them anew.
+# Hundreds of short programs import the same modules; each would compile them again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
@@ -92,6 +92,7 @@ test-charts: $(STAMP) ## Charts: lint, a matrix of values, schemas, alerts, righ
 .PHONY: gen
 gen: $(STAMP) ## Generate code and documentation from proto/ and the tables
 	@cd proto && ../$(BIN)/buf generate
+	@$(BIN)/python -m tools.task_forms
 	@$(BIN)/python -m tools.generate_docs
 
 .PHONY: gen-check

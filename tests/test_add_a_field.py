@@ -67,7 +67,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     generator = there / "proto" / "buf.gen.yaml"
     generator.write_text(generator.read_text().replace("../.venv/bin/python", sys.executable))
     run([str(Path(sys.executable).with_name("buf")), "generate"], there / "proto")
-    run([sys.executable, "-m", "tools.generate_docs"], there)
+    for tool in ("task_forms", "generate_docs"):
+        run([sys.executable, "-m", f"tools.{tool}"], there)
     return there
 
 

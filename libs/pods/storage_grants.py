@@ -10,20 +10,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from libs.contracts.enum_words import PriorityWord
 from libs.pods.formats import is_dns_label, is_object_name, under
 from libs.pods.requester import Requester
 
-PRIORITY = Literal[
-    "extreme_high",
-    "very_high",
-    "high",
-    "above_normal",
-    "normal",
-    "below_normal",
-    "low",
-    "idle",
-    "auto",
-]
 # A mount path must not be one of these or below one: the platform or the system uses them.
 TAKEN_PATHS = (
     "/shiftwork",
@@ -57,7 +47,7 @@ class When(Part):
     task_names: tuple[str, ...] = ()
     # Label, and a pattern for its value.
     task_labels: dict[str, str] = Field(default_factory=dict[str, str])
-    priorities: tuple[PRIORITY, ...] = ()
+    priorities: tuple[PriorityWord, ...] = ()
     nodes_min: int = Field(default=0, ge=0)
     # A task that requests whole nodes always meets it.
     gpus_per_node_min: int = Field(default=0, ge=0)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, FailFast, Field
 
+from libs.contracts.enum_words import GoalWord, PriorityWord, UnitWord
 from libs.contracts.limits import CHECKPOINT_URI_BYTES_MAX
 from services.gateway.body_types import (
     ENTRIES_MAX,
@@ -25,9 +26,8 @@ from services.gateway.body_types import (
     Texts,
     few,
 )
-from services.gateway.spec_bodies import PriorityWord, TaskSpecBody
+from services.gateway.spec_bodies import TaskSpecBody
 from services.gateway.strict import Moment
-from services.gateway.words import GoalWord, UnitWord
 
 
 def fields_beside(body: object, place: Sequence[str | int]) -> Collection[str]:

@@ -21,8 +21,8 @@ class GatewaySettings(BaseServiceSettings):
     # The key that run tokens are signed with; the launcher reads the same file.
     run_token_key_file: Path | None = None
 
-    # As whom tasks run on this machine: a user's name or number, or a range of numbers. Submitters
-    # on the same machine are told what is closed to that user.
+    # The user that tasks run as on this machine: a name, a number or a range of numbers. `submit`
+    # on the same machine refuses files that this user cannot read.
     tasks_run_as: str = ""
 
     # What comes within so short a time is projected in one transaction.

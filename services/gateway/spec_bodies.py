@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field
 
+from libs.contracts.enum_words import PreemptModeWord, PriorityWord
 from services.gateway.body_types import (
     ENTRIES_MAX,
     Amount,
@@ -19,19 +20,6 @@ from services.gateway.body_types import (
     TextMap,
     Texts,
 )
-
-PreemptModeWord = Literal["sdk", "signal", "kill"]
-PriorityWord = Literal[
-    "auto",
-    "idle",
-    "low",
-    "below_normal",
-    "normal",
-    "above_normal",
-    "high",
-    "very_high",
-    "extreme_high",
-]
 
 
 class RoleBody(Body):

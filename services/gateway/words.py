@@ -6,12 +6,8 @@ import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Literal
 
 from libs.contracts.messages import Goal, PreemptMode, Priority, TaskState, Unit
-
-GoalWord = Literal["run", "pause", "stop"]
-UnitWord = Literal["gpus", "nodes"]
 
 PRIORITIES: Mapping[str, Priority] = {level.name.lower(): level for level in Priority}
 GOALS: Mapping[str, Goal] = {goal.name.lower(): goal for goal in Goal}

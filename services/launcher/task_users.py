@@ -1,5 +1,4 @@
-"""As whom tasks run on this machine: as the launcher, all as one user, or each owner's as a user of
-its own.
+"""The user that tasks run as on this machine: the launcher's own, one for all, or one per owner.
 
 ``main.py`` validates the choice at the start, ``runtimes/process.py`` asks for a user at each
 launch, and ``up`` validates the same choice before it starts anything.

@@ -11,7 +11,7 @@ from typing import Any, Callable, List, Sequence, Tuple
 
 import typer
 
-from shiftwork.cli import contexts, parse
+from shiftwork.cli import contexts, parse, task_options
 from shiftwork.transport import Client
 
 ANSWER_SECONDS = 0.8
@@ -82,7 +82,7 @@ def _words(words: Sequence[str]) -> Callable[[str], Found]:
     return complete
 
 
-priorities = _words(parse.PRIORITIES)
+priorities = _words(task_options.PRIORITIES)
 states = _words(parse.STATES)
 
 

@@ -88,7 +88,7 @@ def refused(
     request: str,
     retry_after: str | None = None,
 ) -> Failure:
-    """The server said no, with a problem document or without.
+    """The server refused, with a problem document or without.
 
     Args:
         problem: the answer.

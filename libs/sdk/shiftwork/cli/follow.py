@@ -129,7 +129,7 @@ class Times:
         """What a piece says of its bytes; nothing, if that was not asked for."""
         approximate = bool(piece.get("approximate"))
         for offset, at in piece.get("timestamps") or ():
-            # Of a line that is being rewritten each state says anew when it is from.
+            # Each state of a line that is being rewritten has a moment of its own.
             while self._found and self._found[-1][0] >= offset:
                 self._found.pop()
             self._found.append((offset, at, approximate))

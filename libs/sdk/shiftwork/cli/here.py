@@ -1,5 +1,5 @@
 """Whether a task could start where it is submitted: its working directory and its programs, and
-whether they are open to the user as whom it runs.
+whether the user that the task runs as can use them.
 
 Called by ``submit`` where the server is on this machine, so that paths mean the same to both.
 Elsewhere nobody but the task's nodes could say.
@@ -52,7 +52,7 @@ def check(body: Mapping[str, Any], *, directory: str, command: str) -> None:
 def check_rights(
     body: Mapping[str, Any], runs_as: Callable[[], str], *, directory: str, command: str
 ) -> None:
-    """Raises Failure if the directory or a program is closed to the user as whom tasks run.
+    """Raises Failure if the user that tasks run as cannot use the directory or a program.
 
     ``runs_as`` says who that is; it is asked only if something is not open to everybody.
     """
@@ -162,8 +162,8 @@ def _program(words: Sequence[Any], path: str, directory: str, where: str) -> Non
             return
     elif shutil.which(program, path=path):
         return
-    said, fix = _advice(program, words, folder, path)
-    raise Failure(f"{where} {program!r}: {said}", where=where, fix=f"{fix}; {FORCE}")
+    problem, fix = _advice(program, words, folder, path)
+    raise Failure(f"{where} {program!r}: {problem}", where=where, fix=f"{fix}; {FORCE}")
 
 
 def _advice(program: str, words: Sequence[Any], folder: Path, path: str) -> tuple[str, str]:
@@ -180,8 +180,8 @@ def _advice(program: str, words: Sequence[Any], folder: Path, path: str) -> tupl
         return f"this file of {folder} is no command on the PATH", f"write: -- {line}"
     if " " in program.strip() and not rest:
         return "this is a whole command line in one word", f"write it without quotes: -- {program}"
-    said = "there is no such file" if "/" in program else "no such command is on the PATH"
-    said += f" (in {folder})" if "/" in program else ""
+    problem = "there is no such file" if "/" in program else "no such command is on the PATH"
+    problem += f" (in {folder})" if "/" in program else ""
     names: set[str] = set()
     if "/" not in program:
         for each in path.split(os.pathsep):
@@ -189,5 +189,5 @@ def _advice(program: str, words: Sequence[Any], folder: Path, path: str) -> tupl
                 names.update(files.entries(Path(each)))
     meant = guide.meant(program, sorted(names), 0.75)
     if meant:
-        return said, meant
-    return said, "give its path, or install it; with --env PATH=... another PATH is searched"
+        return problem, meant
+    return problem, "give its path, or install it; with --env PATH=... another PATH is searched"

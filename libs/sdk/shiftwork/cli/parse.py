@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from shiftwork.cli import guide
 from shiftwork.cli.failures import usage
+from shiftwork.cli.task_options import PRIORITIES
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
 _SIZE = re.compile(r"(\d{1,15})(?:([KMGT]i?)B?)?")
@@ -18,18 +19,6 @@ _BYTES = {
     **{sign: 1000 ** (n + 1) for n, sign in enumerate("KMGT")},
 }
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-
-PRIORITIES = (
-    "extreme_high",
-    "very_high",
-    "high",
-    "above_normal",
-    "normal",
-    "below_normal",
-    "low",
-    "idle",
-    "auto",
-)
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

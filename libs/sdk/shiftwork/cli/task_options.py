@@ -154,3 +154,15 @@ TASK_OPTIONS: tuple[TaskOption, ...] = (
         "Part of a pod, merged over the platform's as far as the site allows.",
     ),
 )
+# Highest first.
+PRIORITIES = (
+    "extreme_high",
+    "very_high",
+    "high",
+    "above_normal",
+    "normal",
+    "below_normal",
+    "low",
+    "idle",
+    "auto",
+)

@@ -1,0 +1,20 @@
+"""What people write for the members of enums. GENERATED from proto/ by `make gen`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+PriorityWord = Literal[
+    "auto",
+    "idle",
+    "low",
+    "below_normal",
+    "normal",
+    "above_normal",
+    "high",
+    "very_high",
+    "extreme_high",
+]
+PreemptModeWord = Literal["sdk", "signal", "kill"]
+GoalWord = Literal["run", "pause", "stop"]
+UnitWord = Literal["gpus", "nodes"]
