@@ -57,7 +57,8 @@ class Gang:
     def __exit__(self, *_: object) -> None:
         for process in self._running:
             process.kill()
-            process.communicate()
+            with process:  # which waits for it, and closes the pipe
+                pass
         for server in self.servers:
             server.stop()
 
