@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from services.allinone import cli, keep, stopping
 from services.allinone.place import Options, Place
 
+Start = Callable[..., subprocess.Popen[str]]
 # A platform of two tasks: one that must be cancelled as often as it says, and one that is ready or
 # never is.
 KEPT = """
@@ -51,25 +53,35 @@ sys.exit(keep.keep_here(place, options, verbose=log, make=Fake, voice=getattr(ke
 """
 
 
-def start(
-    tmp_path: Path, *, ready: str = "", swallows: int = 0, voice: str = "PERSON", before: str = ""
-) -> subprocess.Popen[str]:
-    """A process that keeps such a platform, once its signals are listened to."""
-    words = [sys.executable, "-c", before + KEPT, tmp_path / "data", ready, swallows, voice]
-    process = subprocess.Popen(
-        [str(word) for word in words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
-        # The tests themselves may run under nohup, which its children inherit.
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line == "begun\n":
-            break
-    return process
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a process that keeps such a platform; returns once its signals are listened to."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(
+        *, ready: str = "", swallows: int = 0, voice: str = "PERSON", before: str = ""
+    ) -> subprocess.Popen[str]:
+        words = [sys.executable, "-c", before + KEPT, tmp_path / "data", ready, swallows, voice]
+        process = subprocess.Popen(
+            [str(word) for word in words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+            # The tests themselves may run under nohup, which its children inherit.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509
+        )
+        started.append(process)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line == "begun\n":
+                break
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 def end(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str]:
@@ -84,9 +96,9 @@ def end(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, st
     [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGQUIT, 0)],
 )
 def test_a_start_that_is_ended_leaves_nothing_and_was_not_a_crash(
-    tmp_path: Path, number: signal.Signals, code: int
+    tmp_path: Path, start: Start, number: signal.Signals, code: int
 ) -> None:
-    process = start(tmp_path)
+    process = start()
     ended, err = end(process, number)
     assert (ended, "stopped before it was ready" in err) == (code, True)
     assert Place(tmp_path / "data").ended() is None
@@ -105,22 +117,22 @@ def test_a_start_that_is_interrupted_before_it_listens_to_signals_was_not_a_cras
     assert place.ended() is None
 
 
-def test_who_ignores_the_end_of_the_terminal_goes_on(tmp_path: Path) -> None:
+def test_who_ignores_the_end_of_the_terminal_goes_on(start: Start) -> None:
     """As under nohup."""
     before = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-    process = start(tmp_path, before=before)
+    process = start(before=before)
     process.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(timeout=0.5)
     assert end(process, signal.SIGINT)[0] == 130
 
 
-def test_a_part_that_swallows_its_cancellation_is_cancelled_again(tmp_path: Path) -> None:
-    assert end(start(tmp_path, swallows=2), signal.SIGINT)[0] == 130
+def test_a_part_that_swallows_its_cancellation_is_cancelled_again(start: Start) -> None:
+    assert end(start(swallows=2), signal.SIGINT)[0] == 130
 
 
-def test_in_the_background_every_line_is_json(tmp_path: Path) -> None:
-    process = start(tmp_path, ready="ready", voice="LOG")
+def test_in_the_background_every_line_is_json(tmp_path: Path, start: Start) -> None:
+    process = start(ready="ready", voice="LOG")
     code, err = end(process, signal.SIGQUIT)
     said = [json.loads(line)["event"] for line in err.splitlines()]
     assert code == 0
