@@ -256,14 +256,17 @@ class Round:
         if promised:
             self.served.add(task.id)
         marks = None if task.id in self._remarked else self.marks.get(task.id)
-        kept = () if task.id in self.released else None
+        released = task.id in self.released
+        kept = () if released else None
         if promised is not None:
             kept = placements_of(promised, task.spec, self.index.nodes) if promised else ()
         news = (
             not same(task.reason, why)
             or (accepted and not task.accepted)
             or marks is not None
-            or (kept is not None and kept != task.promised)
+            # Nodes promised anew are said again even if they are the same: what is preempted for
+            # them in this plan is preempted for a promise of this plan.
+            or (kept is not None and (released or kept != task.promised))
         )
         if news:
             hold = Hold(task.id, why, accepted or task.accepted, marks, kept, level)

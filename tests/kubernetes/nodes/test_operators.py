@@ -95,7 +95,7 @@ async def test_a_stop_lets_tasks_save_and_the_next_start_opens_what_it_closed(
     await stage.until_logged(task, "resumes from None")
     said: list[str] = []
     await asyncio.to_thread(removing.save_first, kubectl, it, said.append)
-    assert "asking 1 running tasks to save and leave" in said
+    assert "asking 1 running task to save and leave" in said
     saved = await stage.task(task)
     assert (saved["state"], saved["checkpoint"]["step"]) == ("queued", 7)
     # The list of nodes is a copy, a moment behind.

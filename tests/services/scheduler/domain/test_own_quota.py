@@ -347,3 +347,22 @@ def test_a_run_of_another_group_stays_if_the_decision_that_it_would_go_for_is_re
     sifted = sound_plan(Snapshot.view(stage.index), plan.decided_at, decide, refuse)
     assert [each.task_id for each in sifted.plan.decisions] == ["bobs"]
     assert set(sifted.refused) == {here}
+
+
+def test_a_promise_that_is_given_again_under_a_lowered_limit_says_so() -> None:
+    """It is the same nodes; one's own run goes for them in the same plan."""
+    limit = a_limit(2, user="ann", unit=Unit.NODES)
+    stage = a_stage(limit)
+    arrives(stage, "own", LOW)
+    arrives(stage, "bobs", LOW, owner="bob")
+    stage.until(100.0)
+    arrives(stage, "high", HIGH)
+    assert state(stage, "own") is TaskState.RUNNING
+    promised = stage.tasks["high"].promised
+    assert [each.node_id for each in promised]
+    stage.put(replace(limit, limit=1, version=2))
+    stage.rounds()
+    assert state(stage, "own") is TaskState.PREEMPTING
+    leaves(stage, "own")
+    leaves(stage, "bobs")
+    assert state(stage, "high") is TaskState.STARTING
