@@ -349,20 +349,19 @@ def test_a_run_of_another_group_stays_if_the_decision_that_it_would_go_for_is_re
     assert set(sifted.refused) == {here}
 
 
-def test_a_promise_that_is_given_again_under_a_lowered_limit_says_so() -> None:
-    """It is the same nodes; one's own run goes for them in the same plan."""
+def test_a_promise_that_is_given_again_under_a_lowered_limit_stands_in_the_plan() -> None:
+    """The nodes are the same, but a further run of the owner goes for them in that plan."""
     limit = a_limit(2, user="ann", unit=Unit.NODES)
-    stage = a_stage(limit)
-    arrives(stage, "own", LOW)
-    arrives(stage, "bobs", LOW, owner="bob")
-    stage.until(100.0)
+    stage = a_stage(limit, nodes=3)
+    for owner, name in (("ann", "first"), ("bob", "bobs"), ("ann", "second")):
+        arrives(stage, name, LOW, owner=owner)
     arrives(stage, "high", HIGH)
-    assert state(stage, "own") is TaskState.RUNNING
-    promised = stage.tasks["high"].promised
-    assert [each.node_id for each in promised]
+    assert state(stage, "first") is TaskState.PREEMPTING
+    assert state(stage, "second") is TaskState.RUNNING
     stage.put(replace(limit, limit=1, version=2))
     stage.rounds()
-    assert state(stage, "own") is TaskState.PREEMPTING
-    leaves(stage, "own")
-    leaves(stage, "bobs")
+    assert state(stage, "second") is TaskState.PREEMPTING
+    leaves(stage, "first")
+    assert state(stage, "high") is TaskState.QUEUED
+    leaves(stage, "second")
     assert state(stage, "high") is TaskState.STARTING
