@@ -112,6 +112,9 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "simulate": ("simulate synthetic:2000 --nodes 32 --out try",),
 }
 
+# A backspace alone in its line keeps the lines of the paragraph from being joined.
+_LINES = "\b\nExamples:"
+
 _PLACE = {name: place for place, name in enumerate(n for names in PANELS.values() for n in names)}
 _PANEL = {name: panel for panel, names in PANELS.items() for name in names}
 
@@ -121,15 +124,20 @@ def ordered(names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: _PLACE.get(name, len(_PLACE)))
 
 
+def panels(names: Iterable[str]) -> dict[str, list[str]]:
+    """The commands by group, both in the order of the main help."""
+    found: dict[str, list[str]] = {}
+    for name in ordered(list(names)):
+        found.setdefault(_PANEL.get(name, OTHERS), []).append(name)
+    return found
+
+
 def dress(command: Any, *path: str) -> Any:  # noqa: ANN401 - Typer's own command
-    """The command with its group and its examples, and so everything below it."""
-    if len(path) == 1:
-        command.rich_help_panel = _PANEL.get(path[0], OTHERS)
+    """The command with its examples, and so everything below it."""
     shown = EXAMPLES.get(" ".join(path), ())
-    if shown and not (command.epilog or "").startswith("Examples:"):
-        lines = ["Examples:", *(f"  shiftwork {line}" for line in shown), command.epilog or ""]
-        # Typer takes an empty line for the end of a line.
-        command.epilog = "\n\n".join(line for line in lines if line)
+    if shown and not (command.epilog or "").startswith(_LINES):
+        lines = "\n".join([_LINES, *(f"  shiftwork {line}" for line in shown)])
+        command.epilog = f"{lines}\n\n{command.epilog or ''}"
     below: dict[str, Any] = getattr(command, "commands", {})
     for name, each in below.items():
         dress(each, *path, name)

@@ -34,8 +34,12 @@ app = session.App(
     cls=session.Root,
     no_args_is_help=True,
     help="Time-sharing for deep-learning training.",
+    epilog="Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 cannot reach the server,"
+    " 130 interrupted; wait and submit -f end with the task's own code.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
+    # Typer's own drawing of help imports most of rich and pygments: half of a start.
+    rich_markup_mode=None,
 )
 
 NOUNS = (
@@ -68,11 +72,7 @@ def options(
         False, "--version", callback=_version, is_eager=True, help="Print the version."
     ),
 ) -> None:
-    """Time-sharing for deep-learning training.
-
-    Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 cannot reach the server,
-    130 interrupted; wait and submit -f end with the task's own code.
-    """
+    """Take the options of every command."""
     del version
     if output and output not in session.OUTPUTS:
         choices = f"choose of {', '.join(session.OUTPUTS)}"

@@ -23,6 +23,8 @@ from shiftwork.cli.failures import INTERRUPTED, Failure, usage
 _FLAGS = frozenset({"--json", "--wide", "-q", "--quiet", "-v", "--verbose"})
 _VALUED = ("--url", "--token", "--context", "-o", "--output")
 OUTPUTS = ("wide", "json")
+# Characters of a command's line in the main help.
+HELP_MAX = 200
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,15 @@ class Root(TyperGroup):
         """One of our own, else a plug-in's: the platform is imported only when it is needed."""
         found = super().get_command(ctx, cmd_name) or plugins().get(cmd_name)
         return found and guide.dress(found, cmd_name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - Typer's
+        """Write the commands into the help, group by group, each with its whole first sentence."""
+        known = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        shown = [name for name, command in known.items() if not command.hidden]
+        for panel, names in guide.panels(shown).items():
+            with formatter.section(panel):
+                rows = [(name, known[name].get_short_help_str(limit=HELP_MAX)) for name in names]
+                formatter.write_dl(rows)
 
     def resolve_command(self, ctx: Any, args: List[str]) -> Any:  # noqa: ANN401 - Typer's
         """A command by its name, or by one that people know from elsewhere."""
