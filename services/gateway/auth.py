@@ -1,4 +1,4 @@
-"""Who is asking, and what they may do. Called by ``api/guard.py`` before every route.
+"""Authentication and authorization. ``api/guard.py`` calls it before every route.
 
 Two kinds of bearer tokens: people's (only their SHA-256 is stored) and run tokens (derived by the
 launcher, good for the SDK's routes alone). Neither is ever logged.
@@ -31,15 +31,15 @@ from libs.store.port import (
     Tx,
     UnreadableRowError,
 )
+from services.gateway.concurrency import ConcurrencyLimit
 from services.gateway.problems import FORBIDDEN, TOO_MANY, UNAUTHENTICATED, ProblemError
 from services.gateway.rows import AuditRow, TaskRow, TeamRow, TokenRow, UserRow
-from services.gateway.turns import Turns
 
 R = TypeVar("R")
 ADMIN = "admin"
 MEMBER = "member"
 FIRST_ADMIN = "admin"
-# How often a process looks whether the tokens of open streams still hold.
+# Seconds between checks that the tokens of open streams are still valid.
 WATCH_SECONDS = 1.0
 _log = structlog.stdlib.get_logger(__name__)
 CHALLENGE = {"www-authenticate": 'Bearer realm="shiftwork"'}
@@ -90,12 +90,12 @@ ANOTHER = "ask an administrator for another (POST /v1/tokens)"
 
 
 def unauthenticated(detail: str) -> ProblemError:
-    """401, saying how to show who one is."""
+    """A 401 with the challenge that names the scheme."""
     return ProblemError(UNAUTHENTICATED, detail, headers=CHALLENGE)
 
 
 def forbidden(detail: str) -> ProblemError:
-    """403; the detail says who may."""
+    """A 403; the detail names the users that may."""
     return ProblemError(FORBIDDEN, detail)
 
 
@@ -111,7 +111,7 @@ class Authenticator:
         run_token_key: bytes | None,
         cache_seconds: float,
         cache_max: int,
-        lookups: Turns,
+        lookups: ConcurrencyLimit,
         lookups_waiting_max: int,
     ) -> None:
         self._store = store
@@ -123,17 +123,17 @@ class Authenticator:
         self._lookups = lookups
         self._waiting_max = lookups_waiting_max
         self._known: dict[str, tuple[datetime, Identity]] = {}
-        # Tokens that were right when they were last looked up; those used last come last.
-        self._were_right: OrderedDict[str, None] = OrderedDict()
+        # Tokens that were valid at their last lookup, the most recently used last.
+        self._valid_before: OrderedDict[str, None] = OrderedDict()
         # Streams that are open now, by the tokens that opened them.
-        self._lasting: dict[str, set[Lasting]] = {}
+        self._lasting: dict[str, set[StreamAuthorization]] = {}
         self._changed = Wake()
         store.observe(self._on_commit)
 
     async def person(self, token: str, address: str) -> Identity:
         """The user behind a token; raises 401, or 403 for a genuine run token."""
         if token.startswith(RUN_PREFIX):
-            self._genuine(token)
+            self._verified_run(token)
             raise forbidden("a run token is good for /v1/run alone; use a user's token here")
         return await self._person(token_hash(token), address)
 
@@ -143,8 +143,8 @@ class Authenticator:
             return Identity(FIRST_ADMIN, ADMIN, "", "admin-token-file", name, digest=digest)
         identity = self._remembered(digest)
         if identity is None:
-            # Tokens that were right once do not wait for what else their address shows.
-            line = digest if digest in self._were_right else address
+            # A token that was valid before does not queue behind other tokens of its address.
+            line = digest if digest in self._valid_before else address
             if self._lookups.count(line) >= self._waiting_max:
                 detail = "too many tokens of one address are being looked up; try again"
                 raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
@@ -163,13 +163,13 @@ class Authenticator:
         try:
             identity = await self._look_up(digest)
         except ProblemError:
-            # Only an answer says that it is wrong now; without one it keeps a line of its own.
-            self._were_right.pop(digest, None)
+            # Only a definite answer makes it invalid; after a failed lookup it keeps its own queue.
+            self._valid_before.pop(digest, None)
             raise
-        self._were_right[digest] = None
-        self._were_right.move_to_end(digest)
-        if len(self._were_right) > self._cache_max:
-            self._were_right.popitem(last=False)
+        self._valid_before[digest] = None
+        self._valid_before.move_to_end(digest)
+        if len(self._valid_before) > self._cache_max:
+            self._valid_before.popitem(last=False)
         if len(self._known) >= self._cache_max:
             self._known.clear()
         self._known[digest] = (now + self._cache_for, identity)
@@ -182,9 +182,9 @@ class Authenticator:
         if not token.startswith(RUN_PREFIX):
             await self.person(token, address)
             raise forbidden("only a run's own token (SHIFTWORK_RUN_TOKEN) is good for /v1/run")
-        return self._genuine(token)
+        return self._verified_run(token)
 
-    def _genuine(self, token: str) -> RunId:
+    def _verified_run(self, token: str) -> RunId:
         key = self._run_token_key
         run_id = verify_run_token(key, token) if key else None
         if run_id is None:
@@ -206,9 +206,9 @@ class Authenticator:
         return Identity(user.name, user.role, user.team, row.id, row.name, row.expires_at, digest)
 
     @contextlib.contextmanager
-    def lasting(self, identity: Identity) -> Generator[Lasting]:
+    def lasting(self, identity: Identity) -> Generator[StreamAuthorization]:
         """For a stream: ``over`` is set once the identity that opened it does not hold any more."""
-        lasting = Lasting(identity)
+        lasting = StreamAuthorization(identity)
         self._lasting.setdefault(identity.digest, set()).add(lasting)
         try:
             yield lasting
@@ -227,14 +227,14 @@ class Authenticator:
         while True:
             # The database's absence ends no stream: what was allowed stays so until it is known.
             try:
-                await self._look_after_lasting()
+                await self._end_unauthorized_streams()
             except StoreUnavailableError:
                 pass
             except DatabaseFaultError as problem:
                 _log.warning("the tokens of open streams cannot be checked", problem=str(problem))
             await self._changed.wait(WATCH_SECONDS)
 
-    async def _look_after_lasting(self) -> None:
+    async def _end_unauthorized_streams(self) -> None:
         digests = [digest for digest in self._lasting if digest != self._admin_hash]
         if not digests:
             return
@@ -247,7 +247,7 @@ class Authenticator:
                 continue
             user = users[row.user] if row is not None else None
             for lasting in tuple(self._lasting.get(digest, ())):
-                why = _ended(lasting.identity, row, user, self._clock.now())
+                why = _why_over(lasting.identity, row, user, self._clock.now())
                 if why:
                     lasting.end(why)
 
@@ -257,14 +257,14 @@ class Authenticator:
             self.forget()
 
     def forget(self) -> None:
-        """Look everybody up again."""
+        """Drop all cached identities, so that the next request looks them up."""
         self._known.clear()
         if self._lasting:
             self._changed.set()
 
 
 @dataclass(eq=False)
-class Lasting:
+class StreamAuthorization:
     """An identity for as long as a stream of its lasts."""
 
     identity: Identity
@@ -284,7 +284,7 @@ class Lasting:
 
 async def _readable(tx: Tx, kind: type[R], keys: Sequence[str]) -> dict[str, R | None]:
     """Rows by their keys. Those that cannot be read are left out: like the database's absence they
-    say nothing about what was allowed."""
+    do not prove that a token is invalid."""
     await tx.load(kind, *((key,) for key in keys))
     found: dict[str, R | None] = {}
     for key in keys:
@@ -293,7 +293,9 @@ async def _readable(tx: Tx, kind: type[R], keys: Sequence[str]) -> dict[str, R |
     return found
 
 
-def _ended(identity: Identity, token: TokenRow | None, user: UserRow | None, now: datetime) -> str:
+def _why_over(
+    identity: Identity, token: TokenRow | None, user: UserRow | None, now: datetime
+) -> str:
     """Why an identity does not hold any more; empty if it does."""
     if token is None or token.revoked_at is not None:
         return "this token was revoked; the stream ends"
@@ -327,11 +329,11 @@ def may_change(identity: Identity, row: TaskRow) -> bool:
 
 
 async def ensure_first_admin(tx: Tx) -> None:
-    """The user whom the admin token's file speaks for is there like any other."""
+    """Create the user of the admin token's file, if it does not exist."""
     try:
         row = await tx.get(UserRow, FIRST_ADMIN)
     except UnreadableRowError as problem:
-        # The token's file needs no row; whoever leads must not fail on it.
+        # The admin token works without the row, so a bad row must not stop the leader.
         _log.warning("the first administrator's row cannot be read", problem=str(problem))
         return
     if row is None or row.role != ADMIN or row.disabled:

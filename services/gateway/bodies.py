@@ -27,11 +27,11 @@ from services.gateway.body_types import (
     few,
 )
 from services.gateway.spec_bodies import TaskSpecBody
-from services.gateway.strict import Moment
+from services.gateway.strict_input import Moment
 
 
 def fields_beside(body: object, place: Sequence[str | int]) -> Collection[str]:
-    """The fields of that part of a body in which ``place`` is one; none if they cannot be told."""
+    """The fields of the part of a body that has ``place``; none if the part is ambiguous."""
     part = _body_in(body)
     for name in place[:-1]:
         if isinstance(name, str):

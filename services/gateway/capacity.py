@@ -1,6 +1,6 @@
-"""How much of the cluster is free and how long its queues are: what dry runs tell.
+"""A summary of free capacity and queue lengths, for dry runs.
 
-Made by ``main.py``; dry runs ask it. One summary serves all of them for a while, so that a request
+One summary serves all dry runs for a while, so that a request
 costs the number of different nodes of its group, and not the number of nodes, runs and waiting
 tasks.
 """
@@ -21,7 +21,7 @@ from services.gateway.rows import NodeRow, RunRow, TaskRow
 from services.gateway.store import After, Sort, keyset
 
 R = TypeVar("R", NodeRow, RunRow, TaskRow)
-# Rows that are decoded before other requests get their turn.
+# Rows that are decoded before control returns to other requests.
 PAGE_ROWS = 100
 # Of more nodes, live runs or waiting tasks nothing is counted.
 ROWS_MAX = 20_000
@@ -32,7 +32,7 @@ KEEP_TIMES = 20
 
 @dataclass(frozen=True, slots=True)
 class NodeClass:
-    """What is to be known of a node to say whether a task fits on it now."""
+    """The facts about a node that decide whether a task fits on it now."""
 
     gpus: int
     free_gpus: int
@@ -46,8 +46,8 @@ class NodeClass:
 class Summary:
     """The cluster at one moment. None: there is too much to count."""
 
-    # How many nodes of each class new runs may be placed on, by group and whether the class tells
-    # of labels: each node may have labels of its own, and most tasks select none.
+    # How many nodes of each class new runs may be placed on, by group and whether the class
+    # includes labels: each node may have labels of its own, and most tasks select none.
     nodes: Mapping[tuple[str, bool], Counter[NodeClass]] | None
     # How many tasks wait, by group and order of priority.
     waiting: Counter[tuple[str, int]] | None
@@ -83,7 +83,7 @@ class Summary:
 
 
 class Capacity:
-    """The summary that is shared. Who asks first after it is old computes it for all."""
+    """The shared summary. The first caller after it has expired computes it for all."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -151,7 +151,7 @@ class Capacity:
         return found
 
     async def _pages(self, kind: type[R], sort: Sort, *where: Where) -> AsyncIterator[Sequence[R]]:
-        """Rows by their keys, a page in each transaction. Between them others get their turn."""
+        """Rows by their keys, one page in each transaction; other requests run in between."""
         after: After | None = None
         while True:
             async with self._store.transaction() as tx:

@@ -12,9 +12,9 @@ from services.gateway.auth import Identity
 from services.gateway.bodies import GoalBody, QuotaBody, TaskBody
 from services.gateway.conversion import to_message
 from services.gateway.handlers import with_submission
+from services.gateway.json_values import GOALS, LIVE, PRIORITIES, UNITS
 from services.gateway.problems import UNAVAILABLE, ProblemError, invalid, refused
 from services.gateway.rows import AcceptedRow, TaskRow
-from services.gateway.words import GOALS, LIVE, PRIORITIES, UNITS
 
 R = TypeVar("R", bound=Message)
 

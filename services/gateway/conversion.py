@@ -13,7 +13,7 @@ from libs.contracts.base import Message
 from libs.contracts.kinds import Kind, kinds
 from libs.contracts.shown import Read
 from services.gateway.body_types import Body
-from services.gateway.words import word_or_empty
+from services.gateway.json_values import enum_name_or_empty
 
 M = TypeVar("M", bound=Message)
 Json = dict[str, Any]
@@ -67,7 +67,7 @@ def _one(field: Kind, value: Any, *, secrets: bool) -> Any:  # noqa: ANN401 - an
     if field.message:
         return to_json(value, secrets=secrets)
     if field.enum:
-        return word_or_empty(value)
+        return enum_name_or_empty(value)
     if field.shown.read is Read.DOCUMENT:
         return json.loads(value) if value else None
     return value

@@ -1,7 +1,7 @@
 """The event log: which facts enter it, under which name, and at which position.
 
 Called by the handlers, inside the projector's transaction. The projector is the only writer, so
-positions have no gaps; a fact that is said again (an owner was asked to) enters once.
+positions have no gaps. A fact that its owner publishes again enters once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FACTS: Mapping[type[Message], Fact] = {
 }
 
 
-# Kept by the event log alone.
+# Facts that only the event log keeps.
 NEVER_NEWS = frozenset({m.UsageRecorded, m.PolicyChanged})
 
 
@@ -77,7 +77,7 @@ def _key(message: Message) -> str:
 
 
 async def read_ahead(tx: Tx, messages: Sequence[Message]) -> None:
-    """Look once which of a batch's facts that tell the read model nothing were here before."""
+    """Read in one query which facts of a batch are in the log already."""
     keys = sorted({_key(message) for message in messages if type(message) in NEVER_NEWS})
     if keys:
         rows = await tx.select(EventRow, Where("fact", Op.IN, keys))
@@ -85,7 +85,7 @@ async def read_ahead(tx: Tx, messages: Sequence[Message]) -> None:
 
 
 async def _was_here(tx: Tx, key: str) -> bool:
-    """True if the fact is in the log."""
+    """True if the log has the fact."""
     found = tx.memo.setdefault(_KNOWN, {}).get(key)
     if found is None:
         return bool(await tx.select(EventRow, Where("fact", Op.EQ, key), limit=1))
@@ -93,7 +93,7 @@ async def _was_here(tx: Tx, key: str) -> bool:
 
 
 async def append(tx: Tx, message: Message, *, is_news: bool) -> None:
-    """Enter a fact. What told the read model nothing new may have been here before: look."""
+    """Enter a fact. One that changed nothing in the read model may be a repetition."""
     kind = type(message)
     fact, name, key = FACTS[kind], _NAMES[kind], _key(message)
     if not is_news and await _was_here(tx, key):

@@ -14,9 +14,9 @@ from libs.contracts.messages import (
     RunDelayed,
     TaskState,
 )
+from services.gateway.json_values import enum_name, rfc3339
 from services.gateway.rows import TaskRow
 from services.gateway.views import Json, delay, reason
-from services.gateway.words import moment, word
 
 # So many of the other tasks that an answer is about are named in it.
 NAMED_MAX = 100
@@ -41,13 +41,13 @@ def explanation(
     """
     return {
         "task": task_id,
-        "state": word(reply.state),
+        "state": enum_name(reply.state),
         "reason": reason(reply.reason),
         "position": reply.position,
         "queue_length": reply.queue_length,
         "victims": list(reply.victims),
         "remedies": list(reply.remedies),
-        "explained_at": moment(reply.explained_at),
+        "explained_at": rfc3339(reply.explained_at),
         "order": _order(reply.order),
         "promised": [
             {"node": each.node_id, "gpus": list(each.gpus), "held_by": list(each.held_by)}
@@ -63,49 +63,49 @@ def explanation(
     }
 
 
-def _order(told: OrderPlace | None) -> Json | None:
+def _order(message: OrderPlace | None) -> Json | None:
     """A waiting task's place, and what put it there."""
-    if told is None:
+    if message is None:
         return None
     return {
-        "level": word(told.level),
-        "policy": told.policy,
-        "above": told.above,
-        "before": told.before,
-        "key": told.key,
-        "submitted_at": moment(told.submitted_at),
-        "tag_seconds": told.tag_seconds,
-        "delay_seconds": told.delay_seconds,
-        "load_scale": told.load_scale,
-        "granted": told.granted,
-        "virtual_cluster": told.virtual_cluster or None,
-        "guaranteed_nodes": told.guaranteed_nodes,
-        "held_nodes": told.held_nodes,
-        "covered": told.covered,
+        "level": enum_name(message.level),
+        "policy": message.policy,
+        "above": message.above,
+        "before": message.before,
+        "key": message.key,
+        "submitted_at": rfc3339(message.submitted_at),
+        "tag_seconds": message.tag_seconds,
+        "delay_seconds": message.delay_seconds,
+        "load_scale": message.load_scale,
+        "granted": message.granted,
+        "virtual_cluster": message.virtual_cluster or None,
+        "guaranteed_nodes": message.guaranteed_nodes,
+        "held_nodes": message.held_nodes,
+        "covered": message.covered,
     }
 
 
-def _chosen(told: ChosenVictim) -> Json:
+def _chosen(message: ChosenVictim) -> Json:
     """A run that was asked to make room, and why this one."""
     return {
-        "task": told.task_id,
-        "level": word(told.level),
-        "reason": reason(told.reason),
-        "nodes": told.nodes,
-        "cost_node_seconds": told.cost_node_seconds,
-        "deadline_at": moment(told.deadline_at),
-        "why": told.why,
+        "task": message.task_id,
+        "level": enum_name(message.level),
+        "reason": reason(message.reason),
+        "nodes": message.nodes,
+        "cost_node_seconds": message.cost_node_seconds,
+        "deadline_at": rfc3339(message.deadline_at),
+        "why": message.why,
     }
 
 
-def _holder(told: Holder) -> Json:
+def _holder(message: Holder) -> Json:
     """A run that holds what the task waits for."""
     return {
-        "task": told.task_id,
-        "nodes": told.nodes,
-        "ends_at": moment(told.ends_at),
-        "slice_ends_at": moment(told.slice_ends_at),
-        "leaving": told.leaving,
+        "task": message.task_id,
+        "nodes": message.nodes,
+        "ends_at": rfc3339(message.ends_at),
+        "slice_ends_at": rfc3339(message.slice_ends_at),
+        "leaving": message.leaving,
     }
 
 
@@ -114,14 +114,14 @@ def _called(row: TaskRow) -> Json:
     return {"name": row.name, "owner": row.owner, "state": row.state}
 
 
-def _forecast(told: Forecast | None) -> Json | None:
-    """When the task will start, or why nobody can say."""
-    if told is None:
+def _forecast(message: Forecast | None) -> Json | None:
+    """When the task is forecast to start, or why there is no forecast."""
+    if message is None:
         return None
     return {
-        "starts_at": moment(told.starts_at),
-        "earliest_at": moment(told.earliest_at),
-        "latest_at": moment(told.latest_at),
-        "unknown": told.unknown or None,
-        "assumptions": list(told.assumptions),
+        "starts_at": rfc3339(message.starts_at),
+        "earliest_at": rfc3339(message.earliest_at),
+        "latest_at": rfc3339(message.latest_at),
+        "unknown": message.unknown or None,
+        "assumptions": list(message.assumptions),
     }

@@ -16,15 +16,15 @@ from libs.contracts.base import Message
 from libs.service.definition import Handler, Reads
 from libs.store.port import Tx
 from services.gateway import eventlog
+from services.gateway.json_values import PRIORITY_ORDER, enum_name, enum_name_or_empty
 from services.gateway.rows import AcceptedRow, NodeRow, QuotaRow, RunRow, TaskRow
-from services.gateway.words import PRIORITY_ORDER, word, word_or_empty
 
 E = TypeVar("E", bound=Message)
 T = TypeVar("T", bound=TaskRow)
 
 
 def with_submission(row: T, event: m.TaskSubmitted) -> T:
-    """A task's row with what its submission says; later goals and priorities stay."""
+    """A task's row with the content of its submission; later goals and priorities stay."""
     spec = event.spec
     row = replace(
         row,
@@ -45,25 +45,25 @@ def _with_priority(row: T, level: m.Priority, revision: int) -> T:
         return row
     return replace(
         row,
-        priority=word(level),
+        priority=enum_name(level),
         priority_order=PRIORITY_ORDER[level],
         priority_revision=revision,
         revision=max(row.revision, revision),
     )
 
 
-def _newer(have: m.Checkpoint | None, told: m.Checkpoint | None) -> m.Checkpoint | None:
+def _newer(known: m.Checkpoint | None, reported: m.Checkpoint | None) -> m.Checkpoint | None:
     """The checkpoint with the higher number: the launcher counts them per task."""
-    if have is None or told is None:
-        return have or told
-    return told if told.no > have.no else have
+    if known is None or reported is None:
+        return known or reported
+    return reported if reported.no > known.no else known
 
 
-def _later(have: m.RunExit | None, told: m.RunExit | None) -> m.RunExit | None:
+def _later(known: m.RunExit | None, reported: m.RunExit | None) -> m.RunExit | None:
     """The exit of the later attempt."""
-    if have is None or told is None:
-        return have or told
-    return told if told.attempt > have.attempt else have
+    if known is None or reported is None:
+        return known or reported
+    return reported if reported.attempt > known.attempt else known
 
 
 async def _task(tx: Tx, task_id: str) -> TaskRow:
@@ -92,7 +92,7 @@ async def on_goal_changed(tx: Tx, event: m.GoalChanged) -> bool:
     tx.put(
         replace(
             row,
-            goal=word(event.goal),
+            goal=enum_name(event.goal),
             goal_revision=event.revision,
             revision=max(row.revision, event.revision),
         )
@@ -117,7 +117,7 @@ async def on_task_state_changed(tx: Tx, event: m.TaskStateChanged) -> bool:
     tx.put(
         replace(
             row,
-            state=word(event.state),
+            state=enum_name(event.state),
             state_version=event.version,
             reason=event.reason,
             attempt=max(row.attempt, event.attempt),
@@ -188,7 +188,7 @@ async def on_kill_requested(tx: Tx, event: m.KillRequested) -> bool:
 
 
 async def on_run_delayed(tx: Tx, event: m.RunDelayed) -> bool:
-    """The newest word wins, until every process exists or none will."""
+    """The newest report wins, until every process exists or none will."""
     run = await _run(tx, event.task_id, event.attempt)
     if run.started_at is not None or run.exit is not None:
         return False
@@ -279,7 +279,13 @@ async def on_node_changed(tx: Tx, event: m.NodeChanged) -> bool:
 async def on_quota_changed(tx: Tx, event: m.QuotaChanged) -> bool:
     """The highest version wins; a removed limit keeps its version."""
     limit = event.quota
-    key = (limit.group, limit.user, limit.team, word_or_empty(limit.priority), word(limit.unit))
+    key = (
+        limit.group,
+        limit.user,
+        limit.team,
+        enum_name_or_empty(limit.priority),
+        enum_name(limit.unit),
+    )
     row = await tx.get(QuotaRow, *key)
     if row is not None and event.version <= row.version:
         return False
@@ -297,7 +303,7 @@ async def on_quota_changed(tx: Tx, event: m.QuotaChanged) -> bool:
 
 
 async def on_policy_changed(tx: Tx, event: m.PolicyChanged) -> bool:
-    """Only the event log keeps it: who asks for policies is answered by the scheduler."""
+    """Only the event log keeps it: the scheduler answers queries for policies."""
     del tx, event
     return False
 

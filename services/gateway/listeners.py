@@ -1,4 +1,4 @@
-"""Which runs have asked whether they should leave: reported once, when a run asks first.
+"""Reports the first time that a run polls for preemption requests.
 
 The fact is the gateway's: ``RunListened`` is stored in the outbox before the run gets its answer,
 so that a process that dies in between is asked again by the run. Called by ``GET /v1/run``. A run
@@ -18,14 +18,14 @@ REPORTED_MAX = 10_000
 
 
 class Listeners:
-    """Reports each run once, as far as this process knows."""
+    """Reports each run once from this process."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._reported: OrderedDict[RunId, None] = OrderedDict()
 
     async def report(self, run: RunId) -> None:
-        """Store that the run listens, unless that was done here before."""
+        """Store that the run polls, unless this process has stored it before."""
         if run in self._reported:
             return
         # Its other ranks ask at the same time.

@@ -17,19 +17,19 @@ from services.gateway import eventlog
 from services.gateway.api.app import create_app
 from services.gateway.api.deps import Context
 from services.gateway.auth import Authenticator, Mint, ensure_first_admin
-from services.gateway.buckets import Buckets
 from services.gateway.capacity import Capacity
 from services.gateway.commands import Commands
+from services.gateway.concurrency import ConcurrencyLimit
+from services.gateway.event_stream import LiveEvents, StreamLimit
 from services.gateway.handlers import HANDLERS, READS
 from services.gateway.listeners import Listeners
-from services.gateway.live import Gate, Live
-from services.gateway.loop import Housekeeping, Rebuild
-from services.gateway.refusals import Refusals
+from services.gateway.maintenance import HistoryPruning, ReadModelRebuild
+from services.gateway.rate_limits import RateLimits
+from services.gateway.rejected_requests import RejectionAudit
 from services.gateway.rows import EventHeadRow
 from services.gateway.settings import GatewaySettings
 from services.gateway.store import prune_rules
 from services.gateway.tables import TABLES
-from services.gateway.turns import Turns
 
 TOKEN_PREFIX = "swt_"  # noqa: S105 - what a token begins with is no secret
 TOKEN_BYTES = 32
@@ -62,12 +62,12 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
     )
     authenticator = _authenticator(settings, ports)
     made = mint or minting(ports.clock)
-    entries = Buckets(
+    entries = RateLimits(
         ports.clock,
         burst=settings.refusal_entries_burst,
         per_second=settings.refusal_entries_per_second,
     )
-    refusals = Refusals(ports.store, made.id, entries, settings.refusals_seconds)
+    rejections = RejectionAudit(ports.store, made.id, entries, settings.refusals_seconds)
     parts = Context(
         settings=settings,
         store=ports.store,
@@ -76,31 +76,31 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         commands=commands,
         authenticator=authenticator,
         live=live,
-        streams=Gate(
+        streams=StreamLimit(
             settings.streams_max, settings.streams_per_user_max, settings.streams_reserved
         ),
-        waits=Gate(settings.waits_max, settings.waits_per_task_max),
+        waits=StreamLimit(settings.waits_max, settings.waits_per_task_max),
         mint=made,
-        wrong_tokens=Buckets(
+        wrong_tokens=RateLimits(
             ports.clock,
             burst=settings.wrong_tokens_burst,
             per_second=settings.wrong_tokens_per_second,
         ),
-        checkpoints=Buckets(
+        checkpoints=RateLimits(
             ports.clock,
             burst=settings.checkpoints_burst,
             per_second=settings.checkpoints_per_second,
         ),
         dry_runs=_dry_runs(settings, ports),
         capacity=Capacity(ports.store, ports.clock),
-        refusals=refusals,
+        rejections=rejections,
         listeners=Listeners(ports.store),
     )
 
     async def on_lead(epoch: int) -> None:
         """The event log's end is read at every event: keep it in memory. What followed the commits
         of an earlier term is not trusted: that term may have ended because it could not follow."""
-        live.read_again()
+        live.reread_tables()
         authenticator.forget()
         await ports.store.make_resident(EventHeadRow)
         async with ports.store.transaction(epoch=epoch) as tx:
@@ -119,22 +119,22 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         warning=lambda: watch.warning,
         on_lead=on_lead,
         app=create_app(parts),
-        tasks=(live.run, authenticator.watch, refusals.run),
+        tasks=(live.run, authenticator.watch, rejections.run),
     )
 
 
-def _dry_runs(settings: GatewaySettings, ports: Ports) -> Buckets:
-    return Buckets(
+def _dry_runs(settings: GatewaySettings, ports: Ports) -> RateLimits:
+    return RateLimits(
         ports.clock, burst=settings.dry_runs_burst, per_second=settings.dry_runs_per_second
     )
 
 
-def _live(settings: GatewaySettings, ports: Ports) -> Live:
-    return Live(
+def _live(settings: GatewaySettings, ports: Ports) -> LiveEvents:
+    return LiveEvents(
         ports.store,
         pending_max=settings.stream_pending_max,
         page=settings.stream_page,
-        catching_up=Turns(settings.catch_ups_max, settings.catch_ups_per_user_max),
+        catching_up=ConcurrencyLimit(settings.catch_ups_max, settings.catch_ups_per_user_max),
         poll_seconds=settings.poll_seconds,
         poll_leading_seconds=settings.poll_leading_seconds,
     )
@@ -148,7 +148,7 @@ def _authenticator(settings: GatewaySettings, ports: Ports) -> Authenticator:
         run_token_key=settings.run_token_key(),
         cache_seconds=settings.auth_cache_seconds,
         cache_max=settings.auth_cache_max,
-        lookups=Turns(settings.lookups_max, settings.lookups_per_address_max),
+        lookups=ConcurrencyLimit(settings.lookups_max, settings.lookups_per_address_max),
         lookups_waiting_max=settings.lookups_waiting_max,
     )
 
@@ -157,11 +157,11 @@ def _loops(
     settings: GatewaySettings, ports: Ports, commands: Commands, watch: StreamWatch
 ) -> tuple[Loop, ...]:
     """What the leader does again and again beside projecting."""
-    rebuild = Rebuild(ports.store, commands, settings.rebuild_tick_seconds)
+    rebuild = ReadModelRebuild(ports.store, commands, settings.rebuild_tick_seconds)
     return (
         Loop(
             "housekeeping",
-            Housekeeping(ports.store, settings).step,
+            HistoryPruning(ports.store, settings).step,
             tick_seconds=settings.prune_tick_seconds,
             exclusive=True,
             wake_on_commit=False,

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 
 from libs.contracts.messages import PolicyEffect, PolicyOutlook, PolicyRecord, Verdict
+from services.gateway.json_values import enum_name, rfc3339
 from services.gateway.views import Json, plain, reason
-from services.gateway.words import moment, word
 
 
-def policy(told: PolicyRecord) -> Json:
+def policy(message: PolicyRecord) -> Json:
     """How a node group is shared."""
     return {
-        "group": told.group,
-        "policy": told.policy,
-        "document": json.loads(told.document),
-        "version": told.version,
-        "source": word(told.source),
-        "changed_by": told.changed_by or None,
-        "changed_at": moment(told.changed_at),
+        "group": message.group,
+        "policy": message.policy,
+        "document": json.loads(message.document),
+        "version": message.version,
+        "source": enum_name(message.source),
+        "changed_by": message.changed_by or None,
+        "changed_at": rfc3339(message.changed_at),
     }
 
 
@@ -29,7 +29,7 @@ def policy_effect(effect: PolicyEffect) -> Json:
         "name": effect.name,
         "owner": effect.owner,
         "group": effect.group,
-        "state": word(effect.state),
+        "state": enum_name(effect.state),
         "nodes": effect.nodes,
         "now": _verdict(effect.now),
         "then": _verdict(effect.then),

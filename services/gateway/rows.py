@@ -22,17 +22,17 @@ from libs.contracts.messages import (
     RunExit,
     TaskSpec,
 )
-from services.gateway.words import figure
+from services.gateway.json_values import json_number
 
 # JSONB cannot hold NaN or infinity, and writes 1e20 as a whole number; read as floats, both come
 # back as what they were.
-Figure = Annotated[float, PlainSerializer(figure, when_used="json")]
+Figure = Annotated[float, PlainSerializer(json_number, when_used="json")]
 Figures = dict[str, Figure]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A task as far as it was heard of. ``submitted_at`` is None until its submission was."""
+    """A task in the read model. ``submitted_at`` is None until its submission is projected."""
 
     task_id: str
     # Submit's facts.
@@ -70,8 +70,8 @@ class TaskRow:
 class AcceptedRow(TaskRow):
     """A task that submit has stored and whose event is not projected yet.
 
-    Written by whoever answered the POST, removed by the projector: two tables, so that neither
-    can overwrite what the other knows.
+    Written by the process that answers the POST, removed by the projector: two tables, so that
+    neither can overwrite what the other knows.
     """
 
 
@@ -97,13 +97,13 @@ class RunRow:
     kill_reason: Reason | None = None
     checkpoint: Checkpoint | None = None
     exit: RunExit | None = None
-    # Placed and not seen to have ended.
+    # Placed, and no end is observed.
     live: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A node as the launcher told of it last."""
+    """A node as the launcher reported it last."""
 
     node_id: str
     version: int
@@ -136,7 +136,7 @@ class EventRow:
     position: int
     # Aggregate and fact: ``task.submitted``, ``run.exited``, ``node.changed``.
     type: str
-    # The fact's natural key: the same fact said again has the same one.
+    # The fact's natural key; a repetition of the fact has the same one.
     fact: str
     task_id: str
     attempt: int
@@ -159,7 +159,7 @@ class EventHeadRow:
 
 @dataclass(frozen=True, slots=True)
 class RebuildRow:
-    """A service that was asked to say its facts again when this read model was new."""
+    """A service that published its facts again for this read model."""
 
     service: str
     asked_at: datetime
@@ -203,7 +203,7 @@ class MetricTailRow:
 
 @dataclass(frozen=True, slots=True)
 class ProgressRow:
-    """Where a task's rank 0 said last that it is, in few values: what lists of tasks show. Written
+    """The progress that a task's rank 0 reported last, in few values, for lists of tasks. Written
     with its history; the task's own row is the projector's."""
 
     task_id: str
@@ -247,7 +247,7 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
-    """Who asked for which change, and what became of it."""
+    """A requested change, the user that requested it, and the outcome."""
 
     id: str
     at: datetime

@@ -1,4 +1,4 @@
-"""What the gateway is told: its address, its two secrets' files, and every limit."""
+"""The gateway's settings: its address, the files of its two secrets, and every limit."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class GatewaySettings(BaseServiceSettings):
     stream_page: int = Field(default=500, ge=1, le=1000)
     stream_send_seconds_max: float = Field(default=30.0, gt=0)
     heartbeat_seconds: float = Field(default=15.0, gt=0)
-    # How often a process that does not project itself looks for new events.
+    # Seconds between polls for new events, in a process that does not project.
     poll_seconds: float = Field(default=0.25, gt=0, le=10)
     poll_leading_seconds: float = Field(default=2.0, gt=0, le=60)
 
@@ -92,7 +92,7 @@ class GatewaySettings(BaseServiceSettings):
     # After its end a task is listed so long, with its runs and metrics.
     tasks_keep_seconds: float = Field(default=365 * 86_400.0, gt=0)
     accepted_keep_seconds: float = Field(default=600.0, gt=0)
-    # How often to look how full the stream of events is.
+    # Seconds between checks of how full the event stream is.
     stream_watch_seconds: float = Field(default=30.0, gt=0, le=3600)
     rebuild_tick_seconds: float = Field(default=2.0, gt=0)
     metric_points_max: int = Field(default=240, ge=10, le=10_000)
@@ -105,7 +105,7 @@ class GatewaySettings(BaseServiceSettings):
     # People.
     auth_cache_seconds: float = Field(default=5.0, ge=0, le=300)
     auth_cache_max: int = Field(default=10_000, ge=1)
-    # How many tokens are looked up in the database at a time, in all and for one address.
+    # Concurrent token lookups in the database, in all and for one address.
     lookups_max: int = Field(default=3, ge=1)
     lookups_per_address_max: int = Field(default=2, ge=1)
     # How many of one address wait for theirs; further ones are to try again.

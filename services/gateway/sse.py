@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from libs.store.port import StoreUnavailableError
-from services.gateway.auth import Lasting
+from services.gateway.auth import StreamAuthorization
 from services.gateway.problems import ProblemError
 
 HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -62,7 +62,7 @@ class EventStream(Response):
         begin: Begin,
         *,
         admission: AbstractContextManager[None],
-        lasting: AbstractContextManager[Lasting],
+        lasting: AbstractContextManager[StreamAuthorization],
         heartbeat_seconds: float,
         send_seconds_max: float,
     ) -> None:
@@ -100,7 +100,7 @@ class EventStream(Response):
         source: Coroutine[Any, Any, None],
         write: Write,
         receive: Receive,
-        lasting: Lasting,
+        lasting: StreamAuthorization,
     ) -> None:
         """The source, the reader, the heart or the right to read: whichever ends first ends the
         others."""
@@ -118,10 +118,10 @@ class EventStream(Response):
         except* TimeoutError:
             _log.info("a stream's reader does not read; closed")
         except* StoreUnavailableError as group:
-            # Whoever reads comes back and goes on where it was.
+            # The reader reconnects and continues where it was.
             _log.warning("a stream ended: database not reached", problem=str(group.exceptions[0]))
         except* ProblemError as group:
-            # The answer has begun: the reason is the last thing it says.
+            # The response has begun, so the reason is its last event.
             problem = group.exceptions[0]
             _log.warning("a stream ended early", problem=str(problem))
 

@@ -198,7 +198,7 @@ async def runs(tx: Tx, task_id: str, after_attempt: int, limit: int) -> list[Run
 
 
 async def run_seconds(tx: Tx, task_ids: Sequence[str]) -> dict[str, float | None]:
-    """How long each task's attempts have run that ended; None: too many attempts to say."""
+    """The run time of each task's ended attempts; None if there are too many attempts."""
     found: dict[str, float | None] = {}
     for first in range(0, len(task_ids), TASKS_SUMMED_MAX):
         ids = list(task_ids[first : first + TASKS_SUMMED_MAX])
@@ -249,7 +249,7 @@ async def report(
 
 
 async def progress_of(tx: Tx, task_ids: Sequence[str]) -> dict[str, ProgressRow]:
-    """Where the tasks said last that they are, by id: one question for a page of them."""
+    """The progress that tasks reported last, by id: one query for a page of tasks."""
     if not task_ids:
         return {}
     rows = await tx.select(ProgressRow, Where("task_id", Op.IN, list(task_ids)))

@@ -27,6 +27,7 @@ from libs.contracts.messages import (
 )
 from libs.contracts.reasons import render
 from services.gateway.conversion import to_json
+from services.gateway.json_values import EXACT_INTEGER_MAX, enum_name, json_numbers, rfc3339
 from services.gateway.reports import progress_order
 from services.gateway.rows import (
     AuditRow,
@@ -40,23 +41,23 @@ from services.gateway.rows import (
     TokenRow,
     UserRow,
 )
-from services.gateway.words import EXACT, moment, numbers, word
 
 Json = dict[str, Any]
 SIGNALLED = 128
-_WORDS = {each.value: word(each) for kind in (Unit, Priority) for each in kind}
+_WORDS = {each.value: enum_name(each) for kind in (Unit, Priority) for each in kind}
 
 
-def reason(told: Reason | None) -> Json | None:
+def reason(message: Reason | None) -> Json | None:
     """``{code, text, …}``: the numbers and names stand beside the sentence made of them."""
-    if told is None:
+    if message is None:
         return None
     # Enums travel by their full names; only HTTP has the short lower-case ones.
-    names = {key: _WORDS.get(value, value) for key, value in told.names.items()}
+    names = {key: _WORDS.get(value, value) for key, value in message.names.items()}
     figures = {
-        key: int(n) if n.is_integer() and abs(n) < EXACT else n for key, n in told.numbers.items()
+        key: int(n) if n.is_integer() and abs(n) < EXACT_INTEGER_MAX else n
+        for key, n in message.numbers.items()
     }
-    return {**names, **figures, "code": word(told.code), "text": render(told)}
+    return {**names, **figures, "code": enum_name(message.code), "text": render(message)}
 
 
 def checkpoint(saved: Checkpoint | None) -> Json | None:
@@ -69,7 +70,7 @@ def checkpoint(saved: Checkpoint | None) -> Json | None:
         "step": saved.step,
         "uri": saved.uri,
         "digest": saved.digest,
-        "saved_at": moment(saved.saved_at),
+        "saved_at": rfc3339(saved.saved_at),
     }
 
 
@@ -92,11 +93,11 @@ def run_exit(ended: RunExit | None) -> Json | None:
     if ended is None:
         return None
     return {
-        "kind": word(ended.kind),
+        "kind": enum_name(ended.kind),
         "code": exit_code(ended),
         "text": ended.detail,
         "attempt": ended.attempt,
-        "exited_at": moment(ended.exited_at),
+        "exited_at": rfc3339(ended.exited_at),
         "ranks": [{"rank": r.rank, "code": r.code, "signal": r.signal} for r in ended.ranks],
         "failed_rank": ended.failed_rank,
     }
@@ -118,9 +119,9 @@ def task(row: TaskRow, *, secrets: bool, said: ProgressRow | None = None) -> Jso
         "state": row.state,
         "reason": reason(row.reason),
         "attempt": row.attempt,
-        "submitted_at": moment(row.submitted_at),
-        "started_at": moment(row.started_at),
-        "finished_at": moment(row.finished_at),
+        "submitted_at": rfc3339(row.submitted_at),
+        "started_at": rfc3339(row.started_at),
+        "finished_at": rfc3339(row.finished_at),
         "checkpoint": checkpoint(row.checkpoint),
         "progress": progress(said),
         "exit": run_exit(row.exit),
@@ -147,11 +148,11 @@ def placement(placed: Placement) -> Json:
     }
 
 
-def delay(told: RunDelayed | None) -> Json | None:
+def delay(message: RunDelayed | None) -> Json | None:
     """Why a run that was launched has ranks without a process; None if it has none."""
-    if told is None or not told.ranks:
+    if message is None or not message.ranks:
         return None
-    return {"detail": told.detail, "ranks": told.ranks, "noted_at": moment(told.noted_at)}
+    return {"detail": message.detail, "ranks": message.ranks, "noted_at": rfc3339(message.noted_at)}
 
 
 def run(row: RunRow) -> Json:
@@ -161,28 +162,28 @@ def run(row: RunRow) -> Json:
         "task": row.task_id,
         "attempt": row.attempt,
         "live": row.live,
-        "assigned_at": moment(row.assigned_at),
-        "start_deadline_at": moment(row.start_deadline_at),
+        "assigned_at": rfc3339(row.assigned_at),
+        "start_deadline_at": rfc3339(row.start_deadline_at),
         "delayed": delay(row.delayed),
-        "started_at": moment(row.started_at),
-        "listening_at": moment(row.listening_at),
+        "started_at": rfc3339(row.started_at),
+        "listening_at": rfc3339(row.listening_at),
         "resume_from": checkpoint(row.resume_from),
         "preemption": None
         if row.preempt_requested_at is None
         else {
-            "requested_at": moment(row.preempt_requested_at),
-            "deadline_at": moment(row.preempt_deadline_at),
+            "requested_at": rfc3339(row.preempt_requested_at),
+            "deadline_at": rfc3339(row.preempt_deadline_at),
             "reason": reason(row.preempt_reason),
         },
         "kill": None
         if row.kill_requested_at is None
         else {
-            "requested_at": moment(row.kill_requested_at),
+            "requested_at": rfc3339(row.kill_requested_at),
             "reason": reason(row.kill_reason),
         },
         "checkpoint": checkpoint(row.checkpoint),
         "exit": run_exit(row.exit),
-        "finished_at": None if row.exit is None else moment(row.exit.exited_at),
+        "finished_at": None if row.exit is None else rfc3339(row.exit.exited_at),
         "placements": [placement(placed) for placed in row.placements],
     }
 
@@ -191,7 +192,7 @@ def decision(record: DecisionRecord) -> Json:
     """One decision of the scheduler about one task."""
     return {
         "no": record.no,
-        "decided_at": moment(record.decided_at),
+        "decided_at": rfc3339(record.decided_at),
         "task": record.task_id,
         "attempt": record.attempt,
         "kind": record.kind,
@@ -212,27 +213,27 @@ def log_info(info: LogInfo) -> Json:
 
 
 def node(row: NodeRow, held: Mapping[int, str], tasks: Sequence[str]) -> Json:
-    """A node with who holds which of its GPUs (``{index: task}``)."""
-    told = row.node
-    free = [n for n in range(told.gpus) if n not in held and n not in told.unusable_gpus]
+    """A node with the tasks that hold its GPUs (``{index: task}``)."""
+    message = row.node
+    free = [n for n in range(message.gpus) if n not in held and n not in message.unusable_gpus]
     return {
         "id": row.node_id,
-        "group": told.group,
-        "gpus": told.gpus,
-        "gpu_model": told.gpu_model,
+        "group": message.group,
+        "gpus": message.gpus,
+        "gpu_model": message.gpu_model,
         "free_gpus": len(free),
-        "unusable_gpus": list(told.unusable_gpus),
+        "unusable_gpus": list(message.unusable_gpus),
         "held": {str(index): holder for index, holder in sorted(held.items())},
         "tasks": list(tasks),
-        "cpus": told.cpus,
-        "memory_bytes": told.memory_bytes,
-        "labels": dict(told.labels),
-        "taints": list(told.taints),
-        "schedulable": told.schedulable,
-        "draining": told.draining,
-        "quarantined": told.quarantined,
-        "ready": told.ready,
-        "changed_at": moment(row.changed_at),
+        "cpus": message.cpus,
+        "memory_bytes": message.memory_bytes,
+        "labels": dict(message.labels),
+        "taints": list(message.taints),
+        "schedulable": message.schedulable,
+        "draining": message.draining,
+        "quarantined": message.quarantined,
+        "ready": message.ready,
+        "changed_at": rfc3339(row.changed_at),
     }
 
 
@@ -247,7 +248,7 @@ def quota(row: QuotaRow) -> Json:
         "limit": row.limit,
         "version": row.version,
         "changed_by": row.changed_by,
-        "changed_at": moment(row.changed_at),
+        "changed_at": rfc3339(row.changed_at),
     }
 
 
@@ -258,18 +259,20 @@ def event(row: EventRow) -> Json:
         "type": row.type,
         "task": row.task_id or None,
         "attempt": row.attempt or None,
-        "at": moment(row.at),
+        "at": rfc3339(row.at),
         "data": row.data,
     }
 
 
 def progress(row: ProgressRow | None) -> Json | None:
-    """Where a task said last that it is."""
+    """The progress that a task reported last."""
     if row is None:
         return None
     # JSONB has an order of its own.
-    values = numbers({name: row.latest[name] for name in sorted(row.latest, key=progress_order)})
-    return {"attempt": row.attempt, "at": moment(row.at), "values": values}
+    values = json_numbers(
+        {name: row.latest[name] for name in sorted(row.latest, key=progress_order)}
+    )
+    return {"attempt": row.attempt, "at": rfc3339(row.at), "values": values}
 
 
 def metrics(row: MetricsRow) -> Json:
@@ -277,9 +280,11 @@ def metrics(row: MetricsRow) -> Json:
     return {
         "rank": row.rank,
         "attempt": row.attempt,
-        "at": moment(row.at),
-        "latest": numbers(row.latest),
-        "points": [{"attempt": a, "at_seconds": t, "values": numbers(v)} for a, t, v in row.points],
+        "at": rfc3339(row.at),
+        "latest": json_numbers(row.latest),
+        "points": [
+            {"attempt": a, "at_seconds": t, "values": json_numbers(v)} for a, t, v in row.points
+        ],
     }
 
 
@@ -290,7 +295,7 @@ def user(row: UserRow) -> Json:
         "role": row.role,
         "team": row.team or None,
         "disabled": row.disabled,
-        "created_at": moment(row.created_at),
+        "created_at": rfc3339(row.created_at),
     }
 
 
@@ -301,9 +306,9 @@ def token(row: TokenRow) -> Json:
         "user": row.user,
         "name": row.name,
         "created_by": row.created_by,
-        "created_at": moment(row.created_at),
-        "expires_at": moment(row.expires_at),
-        "revoked_at": moment(row.revoked_at),
+        "created_at": rfc3339(row.created_at),
+        "expires_at": rfc3339(row.expires_at),
+        "revoked_at": rfc3339(row.revoked_at),
     }
 
 
@@ -311,7 +316,7 @@ def audit(row: AuditRow) -> Json:
     """One entry of the audit trail."""
     return {
         "id": row.id,
-        "at": moment(row.at),
+        "at": rfc3339(row.at),
         "who": row.who,
         "action": row.action,
         "target": row.target,
@@ -360,8 +365,8 @@ def _list(value: Iterable[object]) -> list[Any]:
 
 _WAYS: Mapping[type, Callable[[Any], Any]] = {
     Reason: reason,
-    Enum: word,
-    datetime: moment,
+    Enum: enum_name,
+    datetime: rfc3339,
     Mapping: _map,
     tuple: _list,
     list: _list,

@@ -146,8 +146,8 @@ async def _on_unreadable(request: Request, error: Any) -> Response:  # noqa: ANN
 
 async def _on_failure(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it
     # As text: the values of variables, which may be secrets, stay out of the log.
-    told = "".join(traceback.format_exception(error))
-    _log.error("a route failed", path=request.url.path, traceback=told)
+    trace = "".join(traceback.format_exception(error))
+    _log.error("a route failed", path=request.url.path, traceback=trace)
     return _problem(ProblemError(INTERNAL, "this is a defect of the gateway; its log has more"))
 
 

@@ -12,11 +12,11 @@ from starlette.responses import Response
 
 from libs.contracts import messages as m
 from services.gateway.api import shapes
-from services.gateway.api.deps import Caller, Parts, Wanted, answer, router_of
+from services.gateway.api.deps import Caller, OutputFilter, Parts, answer, router_of
 from services.gateway.auth import require_admin
 from services.gateway.bodies import LettersBody, ServiceWord
+from services.gateway.json_values import rfc3339
 from services.gateway.store import After, Sort
-from services.gateway.words import moment
 
 router = router_of("dead letters")
 BY_ID = Sort("id", False, "id", False)
@@ -38,7 +38,7 @@ DISCARD = _Verb("discard", m.DiscardDeadLetters, m.DiscardDeadLettersReply)
 async def list_dead_letters(
     caller: Caller,
     parts: Parts,
-    paging: Wanted,
+    paging: OutputFilter,
     *,
     service: Annotated[ServiceWord, Query(description="the service that set them apart")],
 ) -> Response:
@@ -95,7 +95,7 @@ def _shown(service: str, letter: m.DeadLetter) -> dict[str, object]:
         "event_id": letter.event_id,
         "reason": letter.reason,
         "bytes": letter.size,
-        "set_apart_at": moment(letter.set_apart_at),
+        "set_apart_at": rfc3339(letter.set_apart_at),
         "replays": letter.replays,
         "replaying": letter.replaying,
     }

@@ -1,4 +1,4 @@
-"""What every route gets: the gateway's parts, and who is asking. Called by FastAPI."""
+"""The dependencies of every route: the gateway's parts and the authenticated caller."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from libs.service.clock import Clock
 from libs.store.port import ConflictError, Store, Tx, UnreadableRow
 from services.gateway import store as rows_of
 from services.gateway.auth import Authenticator, Identity, Mint, audit
-from services.gateway.buckets import Buckets
 from services.gateway.capacity import Capacity
 from services.gateway.commands import Commands
+from services.gateway.event_stream import LiveEvents, StreamLimit
 from services.gateway.listeners import Listeners
-from services.gateway.live import Gate, Live
 from services.gateway.problems import INTERNAL, ProblemError, absent, invalid
-from services.gateway.refusals import Refusals, Refused
+from services.gateway.rate_limits import RateLimits
+from services.gateway.rejected_requests import RejectedRequest, RejectionAudit
 from services.gateway.rows import AcceptedRow, TaskRow
 from services.gateway.settings import GatewaySettings
 from services.gateway.store import Paging
-from services.gateway.strict import NotStrictError, json_of
+from services.gateway.strict_input import InvalidInputError, json_of
 
-# Where the guard notes in a request's scope who asks: an Identity, or a RunId.
+# The key of a request's scope under which the guard stores the caller: an Identity or a RunId.
 CALLER = "shiftwork.caller"
 # And the gateway that was asked: the application itself knows none.
 PARTS = "shiftwork.gateway"
@@ -77,17 +77,17 @@ class Context:
     clock: Clock
     commands: Commands
     authenticator: Authenticator
-    live: Live
-    streams: Gate
-    waits: Gate
+    live: LiveEvents
+    streams: StreamLimit
+    waits: StreamLimit
     mint: Mint
     bus: Bus
-    wrong_tokens: Buckets
-    checkpoints: Buckets
-    dry_runs: Buckets
+    wrong_tokens: RateLimits
+    checkpoints: RateLimits
+    dry_runs: RateLimits
     capacity: Capacity
     listeners: Listeners
-    refusals: Refusals
+    rejections: RejectionAudit
 
     @asynccontextmanager
     async def changing(
@@ -101,8 +101,8 @@ class Context:
         except ProblemError as problem:
             kind, detail = problem.kind.type, problem.detail
             problem.audited = True
-            if not self.refusals.entries.take(identity.user):
-                self.refusals.note(Refused(identity.user, "", action, kind))
+            if not self.rejections.entries.take(identity.user):
+                self.rejections.note(RejectedRequest(identity.user, "", action, kind))
                 raise
             await self._audit(identity, action, change, outcome=kind, detail=detail)
             raise
@@ -165,7 +165,7 @@ Parts = Annotated[Context, Depends(context)]
 
 
 async def person(request: Request, credentials: Credentials) -> Identity:
-    """Who is asking, as the guard found out before this route was called."""
+    """The caller, which the guard authenticated before this route was called."""
     del credentials  # for the description
     caller: Identity = request.scope[CALLER]
     return caller
@@ -188,7 +188,7 @@ class _StrictRequest(Request):
         most = settings.batch_values_max if is_batch else settings.body_values_max
         try:
             return json_of(await self.body(), most)
-        except NotStrictError as problem:
+        except InvalidInputError as problem:
             # FastAPI answers this one error with the reason in it.
             raise json.JSONDecodeError(str(problem), "", 0) from None
 
@@ -229,7 +229,7 @@ async def paging(
     return Paging(limit or parts.settings.page_default, cursor or None)
 
 
-Wanted = Annotated[Paging, Depends(paging)]
+OutputFilter = Annotated[Paging, Depends(paging)]
 Force = Annotated[bool, Query(description="accept users, teams and groups that are to come")]
 
 
@@ -269,7 +269,7 @@ def answer_page(
 
 
 def unreadable(name: str, problem: Exception) -> str:
-    """Count and log a row that cannot be shown; what to tell about it."""
+    """Count and log a row that cannot be shown; returns the warning for the response."""
     UNREADABLE.inc()
     # Its type alone: the text may repeat what a task keeps to itself.
     kind = type(problem).__name__

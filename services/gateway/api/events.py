@@ -22,16 +22,16 @@ from services.gateway.api.deps import (
     CALLER,
     Caller,
     Context,
+    OutputFilter,
     Parts,
-    Wanted,
     answer_page,
     context,
     router_of,
 )
 from services.gateway.api.guard import enter, note_refusal
 from services.gateway.auth import Identity
+from services.gateway.event_stream import Encoded, EventFilter
 from services.gateway.eventlog import TYPES
-from services.gateway.live import Encoded, Topic
 from services.gateway.problems import GONE, ProblemError, invalid
 from services.gateway.sse import EventStream, Produce, Write, frame, write_all
 
@@ -61,7 +61,7 @@ POLICY_VIOLATION, TRY_LATER = 1008, 1013
 _log = structlog.stdlib.get_logger(__name__)
 
 
-def topic_of(task: str | None, types: str | None) -> Topic:
+def topic_of(task: str | None, types: str | None) -> EventFilter:
     """The filter that the query asks for."""
     wanted: set[str] = set()
     for word in (types or "").split(","):
@@ -72,7 +72,7 @@ def topic_of(task: str | None, types: str | None) -> Topic:
             fix = f"{meant(word, TYPES)} give some of {', '.join(TYPES)}".strip()
             raise invalid("type", word, "is no type of event", fix)
         wanted |= found
-    return Topic(task or "", frozenset(wanted))
+    return EventFilter(task or "", frozenset(wanted))
 
 
 def _gone(begin: int, why: str, oldest: int) -> ProblemError:
@@ -117,7 +117,7 @@ async def events(
     request: Request,
     caller: Caller,
     parts: Parts,
-    paging: Wanted,
+    paging: OutputFilter,
     *,
     task: Annotated[str | None, Query(max_length=26)] = None,
     types: Types = None,
@@ -126,12 +126,12 @@ async def events(
     last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", max_length=20)] = None,
 ) -> Response:
     """Facts in the order in which they were recorded, each with its position."""
-    topic = topic_of(task, types)
+    wanted = topic_of(task, types)
     if follow is None:
         follow = STREAM in request.headers.get("accept", "")
     if not follow:
         after = await start_of(parts, paging.cursor or begin, None)
-        return await _page(parts, topic, after, paging.limit)
+        return await _page(parts, wanted, after, paging.limit)
 
     async def start() -> Produce:
         after = await start_of(parts, begin, last_event_id)
@@ -141,7 +141,7 @@ async def events(
                 frames = (frame(document, position=position) for position, document in events)
                 await write_all(write, frames)
 
-            with parts.live.reader(caller.user, topic) as reader:
+            with parts.live.reader(caller.user, wanted) as reader:
                 await parts.live.follow(reader, after, emit)
 
         return produce
@@ -156,11 +156,11 @@ async def events(
     )
 
 
-async def _page(parts: Context, topic: Topic, after: int, limit: int) -> Response:
+async def _page(parts: Context, wanted: EventFilter, after: int, limit: int) -> Response:
     async with parts.store.transaction() as tx:
         ends = await rows_of.head(tx)
         rows = await rows_of.events(
-            tx, *topic.where(), after=after, limit=limit, until=ends.position
+            tx, *wanted.where(), after=after, limit=limit, until=ends.position
         )
     full = len(rows) == limit
     return answer_page(
@@ -183,11 +183,11 @@ async def events_socket(socket: WebSocket) -> None:
         token, protocol = _token_of(socket)
         caller: Any = await enter(parts, socket.scope, token, is_run=False)
         socket.scope[CALLER] = caller
-        topic = topic_of(query.get("task"), query.get("type"))
+        wanted = topic_of(query.get("task"), query.get("type"))
         with parts.streams.admit(caller.user, is_admin=caller.is_admin):
             after = await start_of(parts, query.get("from"), None)
             await socket.accept(subprotocol=protocol)
-            await _converse(parts, socket, caller, topic, after)
+            await _converse(parts, socket, caller, wanted, after)
     except ProblemError as problem:
         note_refusal(parts, socket.scope, problem)
         code = TRY_LATER if problem.headers.get("retry-after") else POLICY_VIOLATION
@@ -207,13 +207,13 @@ def _token_of(socket: WebSocket) -> tuple[str, str | None]:
 
 
 async def _converse(
-    parts: Context, socket: WebSocket, caller: Identity, topic: Topic, after: int
+    parts: Context, socket: WebSocket, caller: Identity, wanted: EventFilter, after: int
 ) -> None:
-    """Send events until the reader goes or the process stops; what it says is not heard."""
+    """Send events until the reader goes or the process stops; what the reader sends is ignored."""
 
     async def send() -> None:
         emit = partial(_send_texts, socket, parts.settings.stream_send_seconds_max)
-        with parts.live.reader(caller.user, topic) as reader:
+        with parts.live.reader(caller.user, wanted) as reader:
             await parts.live.follow(reader, after, emit)
 
     async def listen() -> None:
@@ -229,7 +229,7 @@ async def _converse(
                 for part in running:
                     part.cancel()
         except* (WebSocketDisconnect, TimeoutError, RuntimeError) as group:
-            # The reader is gone, or does not read: nobody is there to be told.
+            # The reader is gone, or does not read: no response can reach it.
             _log.info("a socket ended", problem=str(group.exceptions[0]))
     if socket.application_state is not WebSocketState.CONNECTED:
         return

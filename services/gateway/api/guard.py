@@ -31,8 +31,8 @@ from services.gateway.problems import (
     UNAVAILABLE,
     ProblemError,
 )
-from services.gateway.refusals import Refused
-from services.gateway.strict import NotStrictError, text_of
+from services.gateway.rejected_requests import RejectedRequest
+from services.gateway.strict_input import InvalidInputError, text_of
 
 REQUESTS = Counter(
     "shiftwork_http_requests_total", "HTTP requests answered", ["method", "route", "status"]
@@ -92,7 +92,7 @@ class Guard:
             await self._app(scope, bounded, counted)
 
     async def _authenticate(self, scope: Scope) -> None:
-        """Note who asks in the scope; raises the problem if nobody who may."""
+        """Authenticate the caller and store it in the scope. Raises a ProblemError otherwise."""
         path = scope["path"]
         if not path.startswith(API) or path in PUBLIC:
             return
@@ -156,7 +156,7 @@ def note_refusal(parts: Context, scope: Scope, problem: ProblemError) -> None:
     method = method if method in {*METHODS, "WEBSOCKET"} else "OTHER"
     # Without ids, which would make each refusal a kind of its own.
     target = f"{method} {scope[TEMPLATES].of(scope['path'])}"
-    parts.refusals.note(Refused(str(who), address_of(scope), target, problem.kind.type))
+    parts.rejections.note(RejectedRequest(str(who), address_of(scope), target, problem.kind.type))
 
 
 def _check_target(scope: Scope) -> None:
@@ -164,13 +164,13 @@ def _check_target(scope: Scope) -> None:
     for what, encoded in (("path", scope.get("raw_path")), ("query", scope["query_string"])):
         try:
             text_of(encoded or b"")
-        except NotStrictError as problem:
+        except InvalidInputError as problem:
             detail = f"the {what} {problem}; send UTF-8 without NUL, percent-encoded"
             raise ProblemError(MALFORMED, detail) from None
 
 
 def _check_length(scope: Scope, most: int) -> None:
-    """413 for a body that says itself that it is too long."""
+    """413 for a body whose declared length is too long."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value[:20]) > most:
             raise ProblemError(TOO_LARGE, _detail(most), headers=CLOSE)

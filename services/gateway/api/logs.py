@@ -14,12 +14,12 @@ from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api.deps import Caller, Context, Parts, answer, router_of, task_or_404
 from services.gateway.auth import Identity
-from services.gateway.follow import Following, read_range
-from services.gateway.follow import Wanted as WantedOutput
+from services.gateway.json_values import ENDED
+from services.gateway.output_stream import OutputFilter as WantedOutput
+from services.gateway.output_stream import OutputFollower, read_range
 from services.gateway.problems import NOT_FOUND, ProblemError, invalid
 from services.gateway.sse import EventStream, Produce, Write, frame
-from services.gateway.strict import parse_moment
-from services.gateway.words import ENDED
+from services.gateway.strict_input import parse_moment
 
 router = router_of("logs")
 STREAM = "text/event-stream"
@@ -145,7 +145,7 @@ def _stream(parts: Context, who: Identity, wanted: WantedOutput) -> Response:
         async def send(document: bytes) -> None:
             await write(frame(document))
 
-        await Following(
+        await OutputFollower(
             wanted=wanted,
             commands=parts.commands,
             bus=parts.bus,

@@ -1,4 +1,4 @@
-"""Nodes and their groups, as the launcher told of them."""
+"""Routes for nodes and node groups, which the launcher reports."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from services.gateway.api import shapes
 from services.gateway.api.deps import (
     Caller,
     Context,
+    OutputFilter,
     Parts,
-    Wanted,
     answer,
     answer_page,
     router_of,
 )
 from services.gateway.auth import Identity, require_admin
 from services.gateway.bodies import LabelsBody, SchedulableBody, TaintsBody
+from services.gateway.json_values import HOLDING
 from services.gateway.problems import absent, invalid
 from services.gateway.rows import NodeRow, TaskRow
 from services.gateway.store import Sort
-from services.gateway.words import HOLDING
 
 router = router_of("nodes")
 BY_ID = Sort("node_id", False, "node_id", False)
@@ -37,10 +37,10 @@ LIVE_RUNS_MAX = 100_000
 async def list_nodes(
     caller: Caller,
     parts: Parts,
-    paging: Wanted,
+    paging: OutputFilter,
     group: Annotated[str | None, Query(max_length=63)] = None,
 ) -> Response:
-    """The inventory, and who holds what."""
+    """The inventory of nodes, with the tasks that hold them."""
     del caller
     where = [Where("removed", Op.EQ, False)]
     if group is not None:

@@ -14,14 +14,14 @@ from libs.store.port import Op, Order, Tx, Where
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import shapes
-from services.gateway.api.deps import Caller, Parts, Wanted, answer, answer_page, router_of
+from services.gateway.api.deps import Caller, OutputFilter, Parts, answer, answer_page, router_of
 from services.gateway.auth import FIRST_ADMIN, audit, require_admin, team_exists, token_hash
 from services.gateway.bodies import TeamBody, TokenBody, UserBody, UserChangeBody
-from services.gateway.people import names_of
+from services.gateway.json_values import rfc3339
+from services.gateway.known_names import names_of
 from services.gateway.problems import CONFLICT, ProblemError, absent, invalid, taken
 from services.gateway.rows import AuditRow, TeamRow, TokenRow, UserRow
 from services.gateway.store import Sort
-from services.gateway.words import moment
 
 router = router_of("people")
 BY_NAME = Sort("name", False, "name", False)
@@ -40,7 +40,7 @@ async def whoami(caller: Caller, parts: Parts) -> Response:
             "token": {
                 "id": caller.token_id,
                 "name": caller.token_name,
-                "expires_at": moment(caller.expires_at),
+                "expires_at": rfc3339(caller.expires_at),
             },
             "tasks_run_as": parts.settings.tasks_run_as or None,
         }
@@ -48,7 +48,7 @@ async def whoami(caller: Caller, parts: Parts) -> Response:
 
 
 @router.get("/users", response_model=shapes.Page)
-async def list_users(caller: Caller, parts: Parts, paging: Wanted) -> Response:
+async def list_users(caller: Caller, parts: Parts, paging: OutputFilter) -> Response:
     """Users; members see themselves."""
     where = [] if caller.is_admin else [Where("name", Op.EQ, caller.user)]
     async with parts.store.transaction() as tx:
@@ -125,7 +125,7 @@ async def _check_team(tx: Tx, team: str) -> None:
 
 
 @router.get("/teams", response_model=shapes.Page)
-async def list_teams(caller: Caller, parts: Parts, paging: Wanted) -> Response:
+async def list_teams(caller: Caller, parts: Parts, paging: OutputFilter) -> Response:
     """Teams."""
     del caller
     async with parts.store.transaction() as tx:
@@ -134,7 +134,7 @@ async def list_teams(caller: Caller, parts: Parts, paging: Wanted) -> Response:
 
 
 def _team(row: TeamRow) -> dict[str, Any]:
-    return {"name": row.name, "created_at": moment(row.created_at)}
+    return {"name": row.name, "created_at": rfc3339(row.created_at)}
 
 
 @router.post("/teams", status_code=201, response_model=dict[str, Any])
@@ -146,7 +146,7 @@ async def add_team(body: TeamBody, caller: Caller, parts: Parts) -> Response:
             raise taken("name", "team", body.name, "choose another name")
         tx.put(TeamRow(body.name, tx.now))
         audit(tx, parts.mint, caller, action="team.add", target=body.name, detail="")
-        created = moment(tx.now)
+        created = rfc3339(tx.now)
     return answer({"name": body.name, "created_at": created}, 201)
 
 
@@ -170,7 +170,7 @@ async def remove_team(name: str, caller: Caller, parts: Parts) -> Response:
 
 
 @router.get("/tokens", response_model=shapes.Page)
-async def list_tokens(caller: Caller, parts: Parts, paging: Wanted) -> Response:
+async def list_tokens(caller: Caller, parts: Parts, paging: OutputFilter) -> Response:
     """Tokens without their secrets; members see their own."""
     where = [] if caller.is_admin else [Where("user", Op.EQ, caller.user)]
     async with parts.store.transaction() as tx:
@@ -228,8 +228,8 @@ async def revoke_token(token_id: str, caller: Caller, parts: Parts) -> Response:
 
 
 @router.get("/audit", response_model=shapes.Page)
-async def audit_trail(caller: Caller, parts: Parts, paging: Wanted) -> Response:
-    """Who asked for which change, newest first."""
+async def audit_trail(caller: Caller, parts: Parts, paging: OutputFilter) -> Response:
+    """The audit trail: each change with the user that requested it, newest first."""
     require_admin(caller, "read the audit trail")
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, AuditRow, (), NEWEST, paging)

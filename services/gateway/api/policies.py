@@ -21,17 +21,17 @@ from services.gateway.api.deps import (
     Caller,
     Context,
     Force,
+    OutputFilter,
     Parts,
-    Wanted,
     answer,
     answer_page,
     router_of,
 )
 from services.gateway.auth import require_admin
-from services.gateway.people import require_known
+from services.gateway.json_values import rfc3339
+from services.gateway.known_names import require_known
 from services.gateway.problems import MALFORMED, ProblemError, invalid
 from services.gateway.store import After, Sort
-from services.gateway.words import moment
 
 router = router_of("policies")
 BY_GROUP = Sort("group", False, "group", False)
@@ -71,7 +71,7 @@ Document = Annotated[str, Depends(policy_text)]
 
 
 @router.get("/policies", response_model=shapes.PolicyPage)
-async def list_policies(caller: Caller, parts: Parts, paging: Wanted) -> Response:
+async def list_policies(caller: Caller, parts: Parts, paging: OutputFilter) -> Response:
     """How each node group is shared, those without a policy of their own included."""
     del caller
     after = str(After.read(paging.cursor, BY_GROUP).key) if paging.cursor else ""
@@ -171,6 +171,6 @@ async def dry_run(
             "more": reply.more,
             "outlooks": [views.policy_outlook(each) for each in reply.outlooks],
             "warnings": [each.model_dump() for each in reply.warnings],
-            "decided_at": moment(reply.decided_at),
+            "decided_at": rfc3339(reply.decided_at),
         }
     )

@@ -12,11 +12,19 @@ from libs.store.port import Op, Where
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import shapes
-from services.gateway.api.deps import Caller, Force, Parts, Wanted, answer, answer_page, router_of
+from services.gateway.api.deps import (
+    Caller,
+    Force,
+    OutputFilter,
+    Parts,
+    answer,
+    answer_page,
+    router_of,
+)
 from services.gateway.auth import require_admin
 from services.gateway.bodies import QuotaBody
 from services.gateway.commands import set_quota
-from services.gateway.people import require_known
+from services.gateway.known_names import require_known
 from services.gateway.problems import invalid
 from services.gateway.rows import QuotaRow
 from services.gateway.store import Sort
@@ -30,7 +38,7 @@ BY_VERSION = Sort("version", False, "version", False)
 async def list_quotas(
     caller: Caller,
     parts: Parts,
-    paging: Wanted,
+    paging: OutputFilter,
     *,
     group: Annotated[str | None, Query(max_length=63)] = None,
     user: Annotated[str | None, Query(max_length=63)] = None,

@@ -20,8 +20,8 @@ from services.gateway.api.deps import (
     Caller,
     CallingRun,
     Context,
+    OutputFilter,
     Parts,
-    Wanted,
     answer,
     answer_page,
     retried,
@@ -30,9 +30,9 @@ from services.gateway.api.deps import (
 )
 from services.gateway.api.tasks import number_cursor
 from services.gateway.bodies import CheckpointBody, MetricsBody
+from services.gateway.json_values import rfc3339
 from services.gateway.problems import SUPERSEDED, TOO_MANY, UNAVAILABLE, ProblemError, invalid
 from services.gateway.rows import RunRow
-from services.gateway.words import moment
 
 router = router_of("training")
 
@@ -67,7 +67,7 @@ async def standing(tx: Tx, run: RunId) -> Standing:
         revision += preempt + (row.kill_requested_at is not None)
     # More than the others can add: nothing comes after it.
     revision += 8 * superseded
-    return Standing(run.attempt, revision, preempt, moment(deadline), superseded, listens)
+    return Standing(run.attempt, revision, preempt, rfc3339(deadline), superseded, listens)
 
 
 @router.get("/run", response_model=shapes.RunState)
@@ -77,7 +77,7 @@ async def run_state(
     wait_seconds: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0,
     seen: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> Response:
-    """What the platform wants of this run: as soon as ``revision`` is above ``seen``, at the
+    """What the platform requests of this run, as soon as ``revision`` is above ``seen``, at the
     latest after ``wait_seconds``. A run that asks is one that can be asked to leave: from the first
     request on it is given the time to save.
 
@@ -91,7 +91,7 @@ async def run_state(
         admitted = wait_seconds == 0 or parts.waits.try_admit(run.task_id, held)
         # The waiter is registered before the first read: a change after the read sets the event.
         changed = held.enter_context(parts.live.waiter(run.task_id))
-        found = await _look(parts, run)
+        found = await _signal_of(parts, run)
         if found.superseded:
             raise _is_over(run)
         if not found.listens:
@@ -102,7 +102,7 @@ async def run_state(
                 async with asyncio.timeout_at(until):
                     await changed.wait()
                 changed.clear()
-                found = await _look(parts, run)
+                found = await _signal_of(parts, run)
     document: dict[str, object] = {
         "attempt": found.attempt,
         "revision": found.revision,
@@ -120,7 +120,7 @@ def _is_over(run: RunId) -> ProblemError:
     return ProblemError(SUPERSEDED, f"attempt {run.attempt} of {run.task_id} is over; stop")
 
 
-async def _look(parts: Context, run: RunId) -> Standing:
+async def _signal_of(parts: Context, run: RunId) -> Standing:
     async with parts.store.transaction() as tx:
         return await standing(tx, run)
 
@@ -129,9 +129,9 @@ async def _look(parts: Context, run: RunId) -> Standing:
 async def save_checkpoint(body: CheckpointBody, run: CallingRun, parts: Parts) -> Response:
     """A checkpoint is durable. 201: the platform has stored that; 409: this attempt is over; 429:
     the task saves more often than is stored, send it again after ``Retry-After``."""
-    # What this run may have been told: the launcher may hear of it later than the run does.
-    told = await _look(parts, run)
-    if told.superseded:
+    # The run may know of a preemption request before the launcher's event reaches this process.
+    signal = await _signal_of(parts, run)
+    if signal.superseded:
         raise _is_over(run)
     # An attempt that is over takes nothing of the live one's rate.
     if not parts.checkpoints.take(run.task_id):
@@ -144,7 +144,7 @@ async def save_checkpoint(body: CheckpointBody, run: CallingRun, parts: Parts) -
         step=body.step,
         uri=body.uri,
         digest=body.digest,
-        preempt_requested=told.preempt,
+        preempt_requested=signal.preempt,
     )
     reply = await parts.commands.ask(command, m.AckCheckpointReply)
     return answer(views.checkpoint(reply.checkpoint), 201)
@@ -217,7 +217,7 @@ async def _check_rank(tx: Tx, run: RunId, rank: int, processes_max: int) -> None
 
 
 @router.get("/tasks/{task_id}/metrics", response_model=shapes.Page, tags=["tasks"])
-async def metrics(task_id: str, caller: Caller, parts: Parts, paging: Wanted) -> Response:
+async def metrics(task_id: str, caller: Caller, parts: Parts, paging: OutputFilter) -> Response:
     """What the task's ranks reported, rank by rank: the latest values and a thinned history."""
     del caller
     after = number_cursor(paging.cursor)

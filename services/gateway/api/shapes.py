@@ -1,4 +1,4 @@
-"""Answers as types, for /v1/openapi.json and those who generate clients from it.
+"""Response types for /v1/openapi.json and for clients generated from it.
 
 The routes answer with what ``views.py`` makes; a test holds those documents to these types.
 """
@@ -64,7 +64,7 @@ class Exit(TypedDict):
 
 
 class Progress(TypedDict):
-    """Where a task said last that it is. What is no number is a text: ``NaN``, ``Infinity``."""
+    """The progress that a task reported last. NaN and infinities are texts."""
 
     attempt: int
     at: str
@@ -132,7 +132,7 @@ class DryRun(TypedDict):
 
 
 class Revision(TypedDict):
-    """A change is stored; a task's ``observed_revision`` tells when it is applied."""
+    """A change is stored; a task's ``observed_revision`` shows when it is applied."""
 
     task: str
     revision: int
@@ -206,7 +206,7 @@ class OrderPlace(TypedDict):
 
 
 class PromisedNode(TypedDict):
-    """A node that is kept for a waiting task, and who still has some of it."""
+    """A node that is promised to a waiting task, and the tasks that still hold part of it."""
 
     node: str
     gpus: list[int]
@@ -226,10 +226,10 @@ class ChosenVictim(TypedDict):
 
 
 class Forecast(TypedDict):
-    """When a waiting task will start, or why nobody can say."""
+    """When a waiting task is forecast to start, or why there is no forecast."""
 
     starts_at: str | None
-    # Between which moments it lies, where it is not certain by what is taken for granted.
+    # The range of the forecast, where the assumptions do not make it certain.
     earliest_at: str | None
     latest_at: str | None
     unknown: str | None
@@ -282,7 +282,7 @@ class Explanation(TypedDict):
 
 
 class Node(TypedDict):
-    """A node and who holds it."""
+    """A node and the tasks that hold it."""
 
     id: str
     group: str
@@ -403,7 +403,7 @@ class Letters(TypedDict):
 
 
 class WhoAmI(TypedDict):
-    """Whose token this is, and as whom tasks run on the gateway's machine."""
+    """The user of this token, and the account that runs tasks on the gateway's machine."""
 
     user: str
     role: str

@@ -17,8 +17,8 @@ from services.gateway.api.deps import (
     Caller,
     Change,
     Context,
+    OutputFilter,
     Parts,
-    Wanted,
     answer,
     answer_one,
     answer_page,
@@ -29,10 +29,10 @@ from services.gateway.auth import Identity, may_change, require_owner
 from services.gateway.bodies import BatchBody, GoalBody, PriorityBody, TaskBody
 from services.gateway.commands import accepted, create_task, retry_task, set_goal, set_priority
 from services.gateway.explanations import NAMED_MAX, explanation, ids_in
+from services.gateway.json_values import LIVE, PRIORITIES, STATES
 from services.gateway.problems import CONFLICT, TOO_MANY, ProblemError, invalid
 from services.gateway.rows import RunRow, TaskRow, UserRow
 from services.gateway.store import Sort
-from services.gateway.words import LIVE, PRIORITIES, STATES
 
 router = router_of("tasks")
 
@@ -48,7 +48,7 @@ SORTS = {
     "-state": Sort("state", True, "task_id", True),
 }
 KEY_CHARACTERS_MAX = 200
-# An id's last ten characters are random, and begin to tell tasks apart from here on.
+# The last ten characters of an id are random; a suffix of this length identifies a task.
 ID_SUFFIX_MIN = 6
 Key = Annotated[
     str | None,
@@ -164,7 +164,7 @@ async def _create(parts: Context, command: m.CreateTask, change: Change) -> tupl
 async def list_tasks(
     caller: Caller,
     parts: Parts,
-    paging: Wanted,
+    paging: OutputFilter,
     *,
     state: Annotated[str | None, Query(description="states, separated by commas")] = None,
     owner: str | None = None,
@@ -252,7 +252,9 @@ def _sort(text: str) -> Sort:
 
 
 @router.get("/queue", response_model=shapes.TaskPage, tags=["scheduling"])
-async def queue(caller: Caller, parts: Parts, paging: Wanted, group: str | None = None) -> Response:
+async def queue(
+    caller: Caller, parts: Parts, paging: OutputFilter, group: str | None = None
+) -> Response:
     """Waiting tasks: the highest level first, then by submission."""
     where = [Where("state", Op.EQ, "queued")]
     if group is not None:
@@ -315,7 +317,7 @@ async def explain(task_id: str, caller: Caller, parts: Parts) -> Response:
     except ProblemError as problem:
         if problem.kind.status != 404:  # noqa: PLR2004 - not found
             raise
-        # Submitted, and not with the scheduler yet: what is known says so.
+        # The task is submitted and has not reached the scheduler yet.
         reply = m.ExplainReply(
             state=STATES[row.state], reason=row.reason, explained_at=parts.clock.now()
         )
@@ -329,7 +331,7 @@ async def explain(task_id: str, caller: Caller, parts: Parts) -> Response:
 
 
 @router.get("/tasks/{task_id}/decisions", response_model=shapes.Page)
-async def decisions(task_id: str, caller: Caller, parts: Parts, paging: Wanted) -> Response:
+async def decisions(task_id: str, caller: Caller, parts: Parts, paging: OutputFilter) -> Response:
     """The scheduler's decisions about the task, oldest first."""
     del caller
     async with parts.store.transaction() as tx:
@@ -353,7 +355,7 @@ def number_cursor(cursor: str | None) -> int:
 
 
 @router.get("/tasks/{task_id}/runs", response_model=shapes.RunPage)
-async def runs(task_id: str, caller: Caller, parts: Parts, paging: Wanted) -> Response:
+async def runs(task_id: str, caller: Caller, parts: Parts, paging: OutputFilter) -> Response:
     """The task's attempts, oldest first."""
     del caller
     after = number_cursor(paging.cursor)

@@ -110,16 +110,16 @@ async def test_every_role_on_every_route(
     found: list[int] = []
     for shown in tokens:
         async with world.client(shown) as client:
-            told = await client.request(
+            reply = await client.request(
                 method, path.format(task=task["id"], token=token["id"]), json=body
             )
-        found.append(told.status_code)
-        if told.status_code >= 400:
-            assert told.headers["content-type"] == "application/problem+json"
-            assert told.json()["detail"]
-            assert told.json()["status"] == told.status_code
-        if told.status_code == 401:
-            assert told.headers["www-authenticate"].startswith("Bearer")
+        found.append(reply.status_code)
+        if reply.status_code >= 400:
+            assert reply.headers["content-type"] == "application/problem+json"
+            assert reply.json()["detail"]
+            assert reply.json()["status"] == reply.status_code
+        if reply.status_code == 401:
+            assert reply.headers["www-authenticate"].startswith("Bearer")
     # A revoked token of one's own is no token any more: the administrator comes last.
     assert tuple(found) == statuses
 
@@ -188,9 +188,9 @@ async def test_a_token_expires(world: World, admin: httpx.AsyncClient) -> None:
     async with world.client(made.json()["token"]) as ann:
         assert (await ann.get("/v1/whoami")).status_code == 200
         world.clock.advance(61)
-        told = await ann.get("/v1/whoami")
-    assert told.status_code == 401
-    assert "expired" in told.json()["detail"]
+        reply = await ann.get("/v1/whoami")
+    assert reply.status_code == 401
+    assert "expired" in reply.json()["detail"]
 
 
 async def test_revoked_and_disabled_count_at_once(
@@ -198,14 +198,14 @@ async def test_revoked_and_disabled_count_at_once(
 ) -> None:
     assert (await ann.get("/v1/whoami")).status_code == 200
     await admin.patch("/v1/users/ann", json={"disabled": True})
-    told = await ann.get("/v1/whoami")
-    assert (told.status_code, "disabled" in told.json()["detail"]) == (401, True)
+    reply = await ann.get("/v1/whoami")
+    assert (reply.status_code, "disabled" in reply.json()["detail"]) == (401, True)
     await admin.patch("/v1/users/ann", json={"disabled": False})
     assert (await ann.get("/v1/whoami")).status_code == 200
     (token,) = (await ann.get("/v1/tokens")).json()["items"]
     await admin.delete(f"/v1/tokens/{token['id']}")
-    told = await ann.get("/v1/whoami")
-    assert (told.status_code, "revoked" in told.json()["detail"]) == (401, True)
+    reply = await ann.get("/v1/whoami")
+    assert (reply.status_code, "revoked" in reply.json()["detail"]) == (401, True)
 
 
 async def test_another_process_forgets_a_revoked_token_in_seconds(
@@ -277,8 +277,8 @@ async def test_every_change_and_every_refusal_is_in_the_audit_trail(
     await ann.put(f"/v1/tasks/{task['id']}/goal", json={"goal": "stop"})
     await ann.put("/v1/quotas", json={"limit": 1})
     trail = (await admin.get("/v1/audit?limit=5")).json()["items"]
-    told = [(each["who"], each["action"], each["outcome"]) for each in reversed(trail)]
-    assert told == [
+    reply = [(each["who"], each["action"], each["outcome"]) for each in reversed(trail)]
+    assert reply == [
         ("ann", "task.submit", "done"),
         ("ann", "task.submit", "invalid"),
         ("bob", "task.goal.stop", "forbidden"),

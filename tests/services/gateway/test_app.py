@@ -37,11 +37,11 @@ from tests.services.gateway.world import (
 async def test_what_the_framework_refuses_is_a_problem_too(
     admin: httpx.AsyncClient, method: str, path: str, status: int, kind: str
 ) -> None:
-    told = await admin.request(method, path)
-    assert told.status_code == status
-    assert told.headers["content-type"] == "application/problem+json"
-    assert (told.json()["type"], told.json()["status"]) == (kind, status)
-    assert "see /docs" in told.json()["detail"]
+    reply = await admin.request(method, path)
+    assert reply.status_code == status
+    assert reply.headers["content-type"] == "application/problem+json"
+    assert (reply.json()["type"], reply.json()["status"]) == (kind, status)
+    assert "see /docs" in reply.json()["detail"]
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,10 @@ async def test_bodies_are_bounded(admin: httpx.AsyncClient) -> None:
         ("/v1/tasks:batch", {"tasks": [body]}, 200),
         ("/v1/tasks:batch", {"tasks": [body, body]}, 413),
     ):
-        told = await admin.post(path, json=sent)
-        assert told.status_code == status
-    assert told.headers["content-type"] == "application/problem+json"
-    assert told.json()["type"] == "too-large"
+        reply = await admin.post(path, json=sent)
+        assert reply.status_code == status
+    assert reply.headers["content-type"] == "application/problem+json"
+    assert reply.json()["type"] == "too-large"
 
 
 @pytest.mark.parametrize("world", [{"body_bytes_max": 2000}], indirect=True)
@@ -67,16 +67,16 @@ async def test_a_body_without_a_length_is_bounded_too(admin: httpx.AsyncClient) 
         for _ in range(100):
             yield b"x" * 100
 
-    told = await admin.post(
+    reply = await admin.post(
         "/v1/tasks", content=endless(), headers={"content-type": "application/json"}
     )
-    assert told.status_code == 413
+    assert reply.status_code == 413
 
 
 async def test_a_body_of_another_type_is_refused(admin: httpx.AsyncClient) -> None:
-    told = await admin.post("/v1/tasks", content=b"name=x", headers={"content-type": "text/plain"})
-    assert told.status_code == 422
-    assert "application/json" in told.json()["errors"][0]["fix"]
+    reply = await admin.post("/v1/tasks", content=b"name=x", headers={"content-type": "text/plain"})
+    assert reply.status_code == 422
+    assert "application/json" in reply.json()["errors"][0]["fix"]
 
 
 async def test_answers_may_not_be_framed_or_sniffed(admin: httpx.AsyncClient) -> None:
@@ -97,16 +97,16 @@ async def test_a_defect_is_a_problem_without_its_details(world: World) -> None:
 
         world.gateway.app._app = broken  # pyright: ignore[reportAttributeAccessIssue]
         headers = {"authorization": f"Bearer {ADMIN_TOKEN}"}
-        told = await client.get("/v1/tasks", headers=headers)
-    assert told.status_code == 500
-    assert told.json()["type"] == "internal"
-    assert "NoneType" not in told.text
+        reply = await client.get("/v1/tasks", headers=headers)
+    assert reply.status_code == 500
+    assert reply.json()["type"] == "internal"
+    assert "NoneType" not in reply.text
 
 
 async def test_the_description_names_every_error_and_every_route(admin: httpx.AsyncClient) -> None:
-    told = (await admin.get("/v1/openapi.json")).json()
-    assert told["info"]["title"] == "Shiftwork"
-    for path, methods in told["paths"].items():
+    reply = (await admin.get("/v1/openapi.json")).json()
+    assert reply["info"]["title"] == "Shiftwork"
+    for path, methods in reply["paths"].items():
         for method, operation in methods.items():
             assert operation["description"], f"{method} {path} says nothing"
             assert "4XX" in operation["responses"]
@@ -114,7 +114,7 @@ async def test_the_description_names_every_error_and_every_route(admin: httpx.As
     page = await admin.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
     assert "<script" not in page.text
-    for path in told["paths"]:
+    for path in reply["paths"]:
         assert path in page.text
     assert "Idempotency-Key" in page.text
 
@@ -147,18 +147,18 @@ async def test_answers_are_what_the_description_says(
         ("/v1/whoami", shapes.WhoAmI),
     ]
     for path, shape in documented:
-        told = (await admin.get(path)).json()
-        check(shape, told, path)
+        reply = (await admin.get(path)).json()
+        check(shape, reply, path)
     check(shapes.Task, task, "POST /v1/tasks")
     refused = (await admin.get("/v1/tasks/nobody")).json()
     check(shapes.Problem, refused, "a problem")
 
 
-def check(shape: Any, told: Any, path: str) -> None:
+def check(shape: Any, reply: Any, path: str) -> None:
     """Exactly the shape: TypedDicts forbid what they do not name."""
     adapter = TypeAdapter(shape)
-    parsed = adapter.validate_python(told, strict=True)
-    assert parsed == told, path  # what a shape does not name would be dropped
+    parsed = adapter.validate_python(reply, strict=True)
+    assert parsed == reply, path  # what a shape does not name would be dropped
 
 
 def test_shapes_drop_what_they_do_not_name() -> None:

@@ -73,17 +73,17 @@ async def test_what_is_free_and_who_waits_is_counted_over_all_pages(
         task = await world.submitted(ann, priority="high" if number else "low")
         await world.heard(state(task["id"], m.TaskState.QUEUED, 1))
 
-    async def told(**fields: Any) -> tuple[int, int]:
+    async def reply(**fields: Any) -> tuple[int, int]:
         found = (await ann.post(DRY_RUN, json={"command": ["true"], **fields})).json()
         return found["free_nodes"], found["ahead"]
 
-    assert await told(gpus_per_node=2) == (5, 2)
-    assert await told(gpus_per_node=3, priority="low") == (1, 3)
-    assert await told(gpus_per_node=2, node_selector=gpu) == (4, 2)
-    assert await told(gpus_per_node=4, tolerations=["a/b"]) == (2, 2)
-    assert await told(gpus_per_node=4, tolerations=["a", "b"], priority="very_high") == (2, 0)
-    assert (await told())[0] == 1
-    assert (await told(tolerations=["a/b", "a", "b=c"]))[0] == 2
+    assert await reply(gpus_per_node=2) == (5, 2)
+    assert await reply(gpus_per_node=3, priority="low") == (1, 3)
+    assert await reply(gpus_per_node=2, node_selector=gpu) == (4, 2)
+    assert await reply(gpus_per_node=4, tolerations=["a/b"]) == (2, 2)
+    assert await reply(gpus_per_node=4, tolerations=["a", "b"], priority="very_high") == (2, 0)
+    assert (await reply())[0] == 1
+    assert (await reply(tolerations=["a/b", "a", "b=c"]))[0] == 2
 
 
 async def test_a_cluster_that_is_too_large_is_not_counted(

@@ -195,8 +195,8 @@ async def test_everything_works_under_its_own_credentials(
             assert (await anext(lines)).data["text"] == "two\n"
 
         async def heard() -> bool:
-            told = await admin.get("/v1/events")
-            return len(told.json()["items"]) >= 6
+            reply = await admin.get("/v1/events")
+            return len(reply.json()["items"]) >= 6
 
         await until_async(heard)
 

@@ -34,11 +34,11 @@ async def streaming(
     known = {"authorization": f"Bearer {ADMIN_TOKEN}", "accept": "text/event-stream"}
     async with (
         httpx.AsyncClient(timeout=10) as client,
-        client.stream("GET", f"{url}/v1/events{query}", headers=known | (headers or {})) as told,
+        client.stream("GET", f"{url}/v1/events{query}", headers=known | (headers or {})) as reply,
     ):
-        assert told.status_code == 200, await told.aread()
-        assert told.headers["content-type"].startswith("text/event-stream")
-        yield sse(told)
+        assert reply.status_code == 200, await reply.aread()
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        yield sse(reply)
 
 
 async def take(stream: AsyncIterator[Sent], number: int) -> list[Sent]:
@@ -72,19 +72,19 @@ async def test_filters_by_task_and_type(world: World, admin: httpx.AsyncClient) 
     await world.heard(assigned(one), assigned(two), exited(one), a_node("n0"))
 
     async def types(query: str) -> list[str]:
-        told = await admin.get(f"/v1/events?{query}")
-        return [event["type"] for event in told.json()["items"]]
+        reply = await admin.get(f"/v1/events?{query}")
+        return [event["type"] for event in reply.json()["items"]]
 
     assert await types(f"task={one}") == ["task.submitted", "run.assigned", "run.exited"]
     assert await types("type=run.exited") == ["run.exited"]
     assert await types("type=run") == ["run.assigned", "run.assigned", "run.exited"]
     assert await types("type=exited,node.changed") == ["run.exited", "node.changed"]
     assert await types(f"task={two}&type=run") == ["run.assigned"]
-    told = await admin.get("/v1/events?type=run.vanished")
-    assert told.status_code == 422
-    assert told.json()["errors"][0]["field"] == "type"
-    told = await admin.get("/v1/events?from=soon")
-    assert told.json()["errors"][0]["field"] == "from"
+    reply = await admin.get("/v1/events?type=run.vanished")
+    assert reply.status_code == 422
+    assert reply.json()["errors"][0]["field"] == "type"
+    reply = await admin.get("/v1/events?from=soon")
+    assert reply.json()["errors"][0]["field"] == "from"
 
 
 async def test_a_stream_replays_and_goes_on(world: World) -> None:
@@ -170,11 +170,11 @@ async def test_a_position_that_is_not_kept_is_gone(world: World, admin: httpx.As
     async with world.gateway.ports.store.transaction(epoch=1) as tx:
         assert await store.drop_old_events(tx, kept_max=1, bytes_max=2**40, rows_max=10) == 2
     for query in ("?from=1", "?from=1&follow=1"):
-        told = await admin.get(f"/v1/events{query}")
-        assert told.status_code == 410
-        assert "start from 3" in told.json()["detail"]
-    told = await admin.get("/v1/events?from=99")
-    assert (told.status_code, "rebuilt" in told.json()["detail"]) == (410, True)
+        reply = await admin.get(f"/v1/events{query}")
+        assert reply.status_code == 410
+        assert "start from 3" in reply.json()["detail"]
+    reply = await admin.get("/v1/events?from=99")
+    assert (reply.status_code, "rebuilt" in reply.json()["detail"]) == (410, True)
     assert [e["position"] for e in (await admin.get("/v1/events")).json()["items"]] == [3]
 
 
@@ -203,13 +203,13 @@ async def test_streams_are_bounded(world: World) -> None:
             await take(one, 1)
             await take(two, 1)
             async with httpx.AsyncClient() as client:
-                told = await client.get(
+                reply = await client.get(
                     f"{url}/v1/events?follow=1",
                     headers={"authorization": f"Bearer {ADMIN_TOKEN}"},
                 )
-            assert told.status_code == 429
-            assert told.json()["type"] == "too-many"
-            assert told.headers["retry-after"]
+            assert reply.status_code == 429
+            assert reply.json()["type"] == "too-many"
+            assert reply.headers["retry-after"]
         # Those that left make room.
         async with asyncio.timeout(5):
             while True:
@@ -225,9 +225,9 @@ async def test_streams_are_bounded(world: World) -> None:
 async def test_a_silent_stream_shows_that_it_lives(world: World) -> None:
     async with served(world) as url, httpx.AsyncClient(timeout=5) as client:
         headers = {"authorization": f"Bearer {ADMIN_TOKEN}", "accept": "text/event-stream"}
-        async with client.stream("GET", f"{url}/v1/events", headers=headers) as told:
+        async with client.stream("GET", f"{url}/v1/events", headers=headers) as reply:
             seen = 0
-            async for line in told.aiter_lines():
+            async for line in reply.aiter_lines():
                 seen += line == ":"
                 if seen == 3:
                     break

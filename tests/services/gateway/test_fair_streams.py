@@ -11,10 +11,10 @@ import pytest
 
 from libs.store.memory_database import Point
 from libs.store.port import StoreUnavailableError
-from services.gateway import live, views
+from services.gateway import event_stream, views
+from services.gateway.concurrency import ConcurrencyLimit
 from services.gateway.rows import EventRow
 from services.gateway.settings import GatewaySettings
-from services.gateway.turns import Turns
 from tests.services.gateway.test_events import streaming, take
 from tests.services.gateway.world import ADMIN_TOKEN, World, a_node, served, until
 
@@ -42,8 +42,8 @@ async def test_administrators_have_streams_that_members_cannot_take(world: World
         for stream in opened:
             await take(stream, 1)
         async with httpx.AsyncClient() as client:
-            told = await client.get(f"{url}/v1/events?follow=1", headers=authorized[2])
-        assert (told.status_code, told.json()["type"]) == (429, "too-many")
+            reply = await client.get(f"{url}/v1/events?follow=1", headers=authorized[2])
+        assert (reply.status_code, reply.json()["type"]) == (429, "too-many")
         await take(await stack.enter_async_context(streaming(url)), 1)
 
 
@@ -62,7 +62,7 @@ async def test_streams_of_the_same_events_read_and_encode_them_once(
         encoded += 1
         return event(row)
 
-    monkeypatch.setattr(live.views, "event", counted)
+    monkeypatch.setattr(event_stream.views, "event", counted)
     async with served(world) as url:
 
         async def read(begin: int) -> None:
@@ -77,7 +77,7 @@ async def test_streams_of_the_same_events_read_and_encode_them_once(
 
 
 async def test_one_waits_for_its_own_turns_and_not_for_those_of_others() -> None:
-    turns = Turns(total_max=3, each_max=2)
+    turns = ConcurrencyLimit(total_max=3, each_max=2)
     inside: list[str] = []
     most = 0
     release = asyncio.Event()
@@ -112,20 +112,20 @@ async def test_a_stream_goes_on_after_the_database_was_away(
         if away and schema == "gateway" and point is Point.BEGIN:
             raise StoreUnavailableError("every connection is busy")
 
-    monkeypatch.setattr(live, "RETRY_SECONDS", 0.01, raising=False)
+    monkeypatch.setattr(event_stream, "RETRY_SECONDS", 0.01, raising=False)
     async with served(world) as url, streaming(url, "?from=1") as stream:
         assert [each.id for each in await take(stream, 1)] == ["2"]
         world.database.fault = fault
         app: Any = world.gateway.app
-        app._parts.live.read_again()
+        app._parts.live.reread_tables()
         await asyncio.sleep(0.1)
         away = False
         await world.say(a_node("n2"))
         assert [each.id for each in await take(stream, 1)] == ["3"]
         away = True
         async with httpx.AsyncClient() as client:
-            told = await client.get(
+            reply = await client.get(
                 f"{url}/v1/events?follow=1", headers={"authorization": f"Bearer {ADMIN_TOKEN}"}
             )
-        assert (told.status_code, told.json()["type"]) == (503, "unavailable")
+        assert (reply.status_code, reply.json()["type"]) == (503, "unavailable")
     assert "a route failed" not in capsys.readouterr().err

@@ -19,9 +19,9 @@ from libs.store.memory_database import Point, no_fault
 from libs.store.port import DatabaseFaultError, StoreUnavailableError
 from services.allinone.stopping import drain_nodes
 from services.gateway.auth import Authenticator, token_hash
+from services.gateway.concurrency import ConcurrencyLimit
 from services.gateway.rows import AuditRow, TokenRow, UserRow
 from services.gateway.tables import TABLES
-from services.gateway.turns import Turns
 from tests.services.gateway.world import (
     ADMIN_TOKEN,
     World,
@@ -49,8 +49,8 @@ async def test_nobodys_body_is_not_read(world: World) -> None:
     assert world.gateway.app is not None
     for token in (None, "swt_false", "srt_false"):
         async with world.client(token) as client:
-            told = await client.post("/v1/tasks:batch", content=body())
-        assert told.status_code == 401
+            reply = await client.post("/v1/tasks:batch", content=body())
+        assert reply.status_code == 401
     assert read == 0
 
 
@@ -62,8 +62,8 @@ async def test_a_body_that_does_not_come_is_not_waited_for(world: World) -> None
 
     async with world.client() as client:
         headers = {"content-type": "application/json"}
-        told = await client.post("/v1/tasks", content=body(), headers=headers)
-    assert (told.status_code, told.json()["type"]) == (408, "timeout")
+        reply = await client.post("/v1/tasks", content=body(), headers=headers)
+    assert (reply.status_code, reply.json()["type"]) == (408, "timeout")
 
 
 @pytest.mark.parametrize("world", [{"wrong_tokens_burst": 3}], indirect=True)
@@ -277,18 +277,18 @@ async def test_a_drain_does_not_depend_on_what_tasks_say_about_themselves(world:
         assigned("zz"),
         state("zz", m.TaskState.RUNNING, 2, attempt=1),
     )
-    told: list[str] = []
+    reply: list[str] = []
     remembered: list[str] = []
     async with world.client() as client:
-        drain = asyncio.ensure_future(drain_nodes(client, remembered.extend, told.append))
+        drain = asyncio.ensure_future(drain_nodes(client, remembered.extend, reply.append))
         await until(lambda: any(isinstance(each, m.SetSchedulable) for each in world.others.asked))
-        await until(lambda: any("waiting" in each for each in told))
+        await until(lambda: any("waiting" in each for each in reply))
         assert not drain.done()
         await world.heard(state("zz", m.TaskState.PAUSED, 3, attempt=1))
         await drain
     assert remembered == ["n0", "n1"]
-    assert "n1 cannot be drained" in "".join(told)
-    assert ADMIN_TOKEN not in "".join(told)
+    assert "n1 cannot be drained" in "".join(reply)
+    assert ADMIN_TOKEN not in "".join(reply)
 
 
 @pytest.mark.parametrize("world", [{"lookups_waiting_max": 5}], indirect=True)
@@ -364,7 +364,7 @@ async def test_an_unreadable_token_or_user_ends_no_stream_and_no_watch(world: Wo
         run_token_key=None,
         cache_seconds=5,
         cache_max=10,
-        lookups=Turns(3, 2),
+        lookups=ConcurrencyLimit(3, 2),
         lookups_waiting_max=10,
     )
     people = [await authenticator.person(token, "here") for token in tokens]
@@ -375,8 +375,8 @@ async def test_an_unreadable_token_or_user_ends_no_stream_and_no_watch(world: Wo
         open_now = [stack.enter_context(authenticator.lasting(each)) for each in people]
         watch = asyncio.create_task(authenticator.watch())
         async with world.client() as admin:
-            told = await admin.patch("/v1/users/cem", json={"disabled": True})
-            assert told.status_code == 200
+            reply = await admin.patch("/v1/users/cem", json={"disabled": True})
+            assert reply.status_code == 200
         await until(open_now[2].over.is_set)
         assert [each.over.is_set() for each in open_now] == [False, False, True]
         assert not watch.done()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from libs.contracts import messages as m
 from libs.contracts.envelope import Envelope
-from services.gateway.follow import whole_characters
+from services.gateway.output_stream import whole_characters
 from tests.services.gateway.world import (
     ADMIN_TOKEN,
     Sent,
@@ -54,18 +54,20 @@ async def test_what_is_kept_is_listed_and_read_by_range(
         ]
     }
     # Without an attempt the last one; longer than one piece of the bus.
-    told = await ann.get(f"{path}?rank=0")
-    assert told.content == kept
-    assert told.headers["content-type"].startswith("text/plain")
-    headers = {name: told.headers[f"x-shiftwork-{name}"] for name in ("offset", "size", "complete")}
+    reply = await ann.get(f"{path}?rank=0")
+    assert reply.content == kept
+    assert reply.headers["content-type"].startswith("text/plain")
+    headers = {
+        name: reply.headers[f"x-shiftwork-{name}"] for name in ("offset", "size", "complete")
+    }
     assert headers == {"offset": "0", "size": str(len(kept)), "complete": "false"}
-    told = await ann.get(f"{path}?rank=0&offset=100&limit_bytes=2000")
-    assert (told.content, told.headers["x-shiftwork-offset"]) == (kept[100:2100], "100")
-    told = await ann.get(f"{path}?rank=0&offset=-10")
-    assert (told.content, told.headers["x-shiftwork-offset"]) == (kept[-10:], str(len(kept) - 10))
-    told = await ann.get(f"{path}?rank=1&tail=2")
-    assert (told.content, told.headers["x-shiftwork-offset"]) == (b"b\nc\n", "2")
-    assert told.headers["x-shiftwork-complete"] == "true"
+    reply = await ann.get(f"{path}?rank=0&offset=100&limit_bytes=2000")
+    assert (reply.content, reply.headers["x-shiftwork-offset"]) == (kept[100:2100], "100")
+    reply = await ann.get(f"{path}?rank=0&offset=-10")
+    assert (reply.content, reply.headers["x-shiftwork-offset"]) == (kept[-10:], str(len(kept) - 10))
+    reply = await ann.get(f"{path}?rank=1&tail=2")
+    assert (reply.content, reply.headers["x-shiftwork-offset"]) == (b"b\nc\n", "2")
+    assert reply.headers["x-shiftwork-complete"] == "true"
     assert (await ann.get(f"{path}?rank=0&attempt=1")).content == b"old"
     assert (await ann.get(f"{path}?rank=7&attempt=1")).status_code == 404
 
@@ -84,9 +86,9 @@ async def test_wrong_queries_name_the_field(
     world: World, ann: httpx.AsyncClient, query: str, field: str
 ) -> None:
     task = await world.submitted(ann)
-    told = await ann.get(f"/v1/tasks/{task['id']}/logs?{query}")
-    assert told.status_code == 422
-    assert told.json()["errors"][0]["field"] == field
+    reply = await ann.get(f"/v1/tasks/{task['id']}/logs?{query}")
+    assert reply.status_code == 422
+    assert reply.json()["errors"][0]["field"] == field
 
 
 @asynccontextmanager
@@ -96,10 +98,10 @@ async def following(url: str, task: str, query: str = "") -> AsyncIterator[Async
         httpx.AsyncClient(timeout=10) as client,
         client.stream(
             "GET", f"{url}/v1/tasks/{task}/logs?follow=1{query}", headers=headers
-        ) as told,
+        ) as reply,
     ):
-        assert told.status_code == 200, await told.aread()
-        yield sse(told)
+        assert reply.status_code == 200, await reply.aread()
+        yield sse(reply)
 
 
 async def collected(stream: AsyncIterator[Sent]) -> Ranks:
@@ -108,10 +110,10 @@ async def collected(stream: AsyncIterator[Sent]) -> Ranks:
     async for sent in stream:
         if sent.event == "end":
             return found
-        told = sent.data
-        key = (told["attempt"], told["rank"])
-        data = told["text"].encode() if "text" in told else base64.b64decode(told["data_base64"])
-        assert told["offset"] == len(found.get(key, b"")), "a gap or a doubled byte"
+        reply = sent.data
+        key = (reply["attempt"], reply["rank"])
+        data = reply["text"].encode() if "text" in reply else base64.b64decode(reply["data_base64"])
+        assert reply["offset"] == len(found.get(key, b"")), "a gap or a doubled byte"
         found[key] = found.get(key, b"") + data
     raise AssertionError("the stream was cut off")
 
@@ -199,9 +201,9 @@ async def test_how_a_line_looks_is_passed_on_and_is_no_output(
             assert (await anext(stream)).data["text"] == "first\n"
             await writer.tell(1, 0, 0, b"", b"of a line that has ended")
             await writer.tell(1, 0, 6, b"", "\r 10% é".encode() + b"\xe6\x9d")
-            told = (await anext(stream)).data
-            assert (told["offset"], told["line"]) == (6, "\r 10% é")
-            assert "text" not in told
+            reply = (await anext(stream)).data
+            assert (reply["offset"], reply["line"]) == (6, "\r 10% é")
+            assert "text" not in reply
             await writer.write(1, 0, b"\r100%\n")
             assert (await anext(stream)).data["text"] == "\r100%\n"
 
@@ -289,9 +291,9 @@ async def test_a_range_says_when_it_was_written_if_asked(
     path = f"/v1/tasks/{(await world.submitted(ann))['id']}/logs?attempt=1&rank=0"
     world.others.outputs = {(1, 0): b"a\n" * 2000}
     world.others.written = {(1, 0): [stamp(0, 1), stamp(1000, 1.5), stamp(3000, 2.25)]}
-    told = await ann.get(f"{path}&timestamps=1&offset=500")
-    assert told.headers["content-type"] == "application/json"
-    assert told.json() == {
+    reply = await ann.get(f"{path}&timestamps=1&offset=500")
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.json() == {
         "attempt": 1,
         "rank": 0,
         "offset": 500,
@@ -306,8 +308,8 @@ async def test_a_range_says_when_it_was_written_if_asked(
     asked = [each for each in world.others.asked if isinstance(each, m.ReadLog)]
     assert [each.timestamps for each in asked] == [True] * 4 + [False] * 4
     world.others.outputs = {(1, 0): b"\xff\n"}
-    told = await ann.get(f"{path}&timestamps=1")
-    assert base64.b64decode(told.json()["data_base64"]) == b"\xff\n"
+    reply = await ann.get(f"{path}&timestamps=1")
+    assert base64.b64decode(reply.json()["data_base64"]) == b"\xff\n"
 
 
 @pytest.mark.parametrize("world", [{"log_piece_bytes": 1024}], indirect=True)
@@ -341,8 +343,11 @@ async def test_a_stream_says_when_it_was_written_if_asked(
         following(url, task) as plain,
         asyncio.timeout(5),
     ):
-        told = (await anext(stream)).data
-        assert (told["text"], told["timestamps"]) == ("kept\nhalf ", [written(0, 1), written(5, 2)])
+        reply = (await anext(stream)).data
+        assert (reply["text"], reply["timestamps"]) == (
+            "kept\nhalf ",
+            [written(0, 1), written(5, 2)],
+        )
         assert "timestamps" not in (await anext(plain)).data
         end_of_letter = "é".encode()[-1:]
         world.others.outputs[1, 0] += end_of_letter + b"\n"
@@ -359,12 +364,12 @@ async def test_a_stream_says_when_it_was_written_if_asked(
         await world.voice("log_collector").send_telemetry(
             Envelope("c9", "log_collector", at(9), chunk)
         )
-        told = (await anext(stream)).data
-        assert (told["offset"], told["text"]) == (10, "é\n")
-        assert told["timestamps"] == [written(10, 2), written(12, 3)]
+        reply = (await anext(stream)).data
+        assert (reply["offset"], reply["text"]) == (10, "é\n")
+        assert reply["timestamps"] == [written(10, 2), written(12, 3)]
         await writer.tell(1, 0, 13, b"", b"\r 10%")
-        told = (await anext(stream)).data
-        assert (told["line"], told["timestamps"]) == ("\r 10%", [written(13, 1)])
+        reply = (await anext(stream)).data
+        assert (reply["line"], reply["timestamps"]) == ("\r 10%", [written(13, 1)])
 
 
 @given(st.text(max_size=20), st.integers(0, 80))

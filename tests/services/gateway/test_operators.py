@@ -55,35 +55,35 @@ async def test_nodes_come_in_pages(world: World, ann: httpx.AsyncClient) -> None
 
 async def test_cordon(world: World, admin: httpx.AsyncClient) -> None:
     world.others.nodes = {"n0"}
-    told = await admin.put("/v1/nodes/n0/schedulable", json={"schedulable": False})
-    assert told.status_code == 200
-    assert told.json() == {"id": "n0", "schedulable": False, "draining": False}
+    reply = await admin.put("/v1/nodes/n0/schedulable", json={"schedulable": False})
+    assert reply.status_code == 200
+    assert reply.json() == {"id": "n0", "schedulable": False, "draining": False}
     asked = world.others.asked[-1]
     assert isinstance(asked, m.SetSchedulable)
     assert (asked.node_id, asked.schedulable, asked.asked_by) == ("n0", False, "admin")
     assert not asked.drain
-    told = await admin.put("/v1/nodes/n9/schedulable", json={"schedulable": True})
-    assert told.status_code == 404
-    assert told.json()["errors"][0] == {
+    reply = await admin.put("/v1/nodes/n9/schedulable", json={"schedulable": True})
+    assert reply.status_code == 404
+    assert reply.json()["errors"][0] == {
         "field": "node_id",
         "value": "n9",
         "message": "is not known",
         "fix": "see nodes",
     }
-    told = await admin.put("/v1/nodes/n0/schedulable", json={"schedulable": "perhaps"})
-    assert told.json()["errors"][0]["fix"] == "give true or false"
+    reply = await admin.put("/v1/nodes/n0/schedulable", json={"schedulable": "perhaps"})
+    assert reply.json()["errors"][0]["fix"] == "give true or false"
 
 
 async def test_drain(world: World, admin: httpx.AsyncClient) -> None:
     world.others.nodes = {"n0"}
     drain = {"schedulable": False, "drain": True}
-    told = await admin.put("/v1/nodes/n0/schedulable", json=drain)
-    assert told.json() == {"id": "n0", "schedulable": False, "draining": True}
+    reply = await admin.put("/v1/nodes/n0/schedulable", json=drain)
+    assert reply.json() == {"id": "n0", "schedulable": False, "draining": True}
     asked = world.others.asked[-1]
     assert isinstance(asked, m.SetSchedulable)
     assert (asked.schedulable, asked.drain) == (False, True)
-    told = await admin.put("/v1/nodes/n0/schedulable", json={"schedulable": True, "drain": True})
-    assert (told.status_code, told.json()["errors"][0]["field"]) == (422, "drain")
+    reply = await admin.put("/v1/nodes/n0/schedulable", json={"schedulable": True, "drain": True})
+    assert (reply.status_code, reply.json()["errors"][0]["field"]) == (422, "drain")
     assert world.others.asked[-1] is asked
 
 
@@ -91,15 +91,15 @@ async def test_labels_and_taints(
     world: World, admin: httpx.AsyncClient, ann: httpx.AsyncClient
 ) -> None:
     body: dict[str, Any] = {"set": {"zone": "a"}, "remove": ["disk"]}
-    told = await admin.put("/v1/nodes/n0/labels", json=body)
-    assert told.json() == {"id": "n0", "labels": {"zone": "a"}, "taints": []}
+    reply = await admin.put("/v1/nodes/n0/labels", json=body)
+    assert reply.json() == {"id": "n0", "labels": {"zone": "a"}, "taints": []}
     asked = world.others.asked[-1]
     assert asked == m.SetNodeMarks(
         node_id="n0", labels={"zone": "a"}, unlabel=("disk",), asked_by="admin"
     )
     body = {"set": ["reserved=vision"], "remove": ["flaky"]}
-    told = await admin.put("/v1/nodes/n0/taints", json=body)
-    assert told.json()["taints"] == ["reserved=vision"]
+    reply = await admin.put("/v1/nodes/n0/taints", json=body)
+    assert reply.json()["taints"] == ["reserved=vision"]
     asked = world.others.asked[-1]
     assert asked == m.SetNodeMarks(
         node_id="n0", taints=("reserved=vision",), untaint=("flaky",), asked_by="admin"
@@ -121,8 +121,8 @@ async def test_a_task_says_on_which_nodes_it_may_run(world: World, ann: httpx.As
 async def test_a_quota_is_set_listed_and_taken_away(world: World, admin: httpx.AsyncClient) -> None:
     await world.member("ann")
     body: dict[str, Any] = {"group": "default", "user": "ann", "unit": "gpus", "limit": 8}
-    told = await admin.put("/v1/quotas", json=body)
-    assert told.status_code == 200, told.text
+    reply = await admin.put("/v1/quotas", json=body)
+    assert reply.status_code == 200, reply.text
     (quota,) = await listed(admin, 1)
     assert body.items() <= quota.items()
     assert (quota["team"], quota["priority"], quota["changed_by"]) == (None, None, "admin")
@@ -142,16 +142,16 @@ async def test_a_quota_of_nobody_is_refused_unless_they_are_to_come(
 ) -> None:
     await world.member("anna")
     await admin.post("/v1/teams", json={"name": "vision"})
-    told = await admin.put("/v1/quotas", json={"user": "ana", "team": "vison", "limit": 1})
-    assert told.status_code == 422
-    user, team = told.json()["errors"]
+    reply = await admin.put("/v1/quotas", json={"user": "ana", "team": "vison", "limit": 1})
+    assert reply.status_code == 422
+    user, team = reply.json()["errors"]
     assert (user["field"], user["value"], team["field"]) == ("user", "ana", "team")
     assert user["fix"].startswith("did you mean anna?")
     assert team["fix"].startswith("did you mean vision?")
     assert await listed(admin, 0) == []
     body = {"user": "someone-new", "unit": "gpus", "limit": 1}
-    told = await admin.put("/v1/quotas", json=body)
-    assert "GET /v1/users lists them" in told.json()["errors"][0]["fix"]
+    reply = await admin.put("/v1/quotas", json=body)
+    assert "GET /v1/users lists them" in reply.json()["errors"][0]["fix"]
     assert (await admin.put("/v1/quotas?force=true", json=body)).status_code == 200
     await listed(admin, 1)
     # A limit for somebody who has gone can be taken away.
@@ -164,9 +164,9 @@ async def test_a_quota_of_a_misspelt_group_is_refused_once_nodes_are_known(
 ) -> None:
     body = {"group": "defualt", "unit": "gpus", "limit": 1}
     await world.heard(a_node("n0"))
-    told = await admin.put("/v1/quotas", json=body)
-    assert told.status_code == 422
-    (error,) = told.json()["errors"]
+    reply = await admin.put("/v1/quotas", json=body)
+    assert reply.status_code == 422
+    (error,) = reply.json()["errors"]
     assert (error["field"], error["value"]) == ("group", "defualt")
     assert error["fix"].startswith("did you mean default?")
     assert (await admin.put("/v1/quotas?force=true", json=body)).status_code == 200
@@ -196,9 +196,9 @@ async def listed(client: httpx.AsyncClient, length: int) -> list[dict[str, Any]]
 async def test_a_wrong_quota_names_the_field(
     admin: httpx.AsyncClient, body: dict[str, Any]
 ) -> None:
-    told = await admin.put("/v1/quotas", json=body)
-    assert told.status_code == 422
-    assert told.json()["errors"][0]["field"] in {"limit", "unit"}
+    reply = await admin.put("/v1/quotas", json=body)
+    assert reply.status_code == 422
+    assert reply.json()["errors"][0]["field"] in {"limit", "unit"}
 
 
 async def set_apart(world: World, *ids: str) -> None:
@@ -226,8 +226,8 @@ async def test_dead_letters_are_listed_in_pages_and_without_their_bodies(
     assert found[0]["reason"] == "a does not fit"
     assert (found[0]["service"], found[0]["direction"]) == ("quota", "received")
     assert (found[0]["bytes"], found[0]["replays"], found[0]["replaying"]) == (14, 0, False)
-    told = await admin.get("/v1/dead-letters?service=nobody")
-    assert told.status_code == 422
+    reply = await admin.get("/v1/dead-letters?service=nobody")
+    assert reply.status_code == 422
 
 
 async def test_a_replay_of_all_names_each_of_many_letters(
@@ -235,16 +235,16 @@ async def test_a_replay_of_all_names_each_of_many_letters(
 ) -> None:
     ids = [f"{number:03}" for number in range(450)]
     await set_apart(world, *ids)
-    told = await admin.post("/v1/dead-letters:replay", json={"service": "quota"})
-    assert told.status_code == 202
-    assert told.json()["ids"] == [f"received-{each}" for each in ids]
+    reply = await admin.post("/v1/dead-letters:replay", json={"service": "quota"})
+    assert reply.status_code == 202
+    assert reply.json()["ids"] == [f"received-{each}" for each in ids]
 
 
 async def test_a_replay_is_carried_out_and_audited(world: World, admin: httpx.AsyncClient) -> None:
     await set_apart(world, "a", "b")
     body = {"service": "quota", "ids": ["received-a"]}
-    told = await admin.post("/v1/dead-letters:replay", json=body)
-    assert (told.status_code, told.json()) == (202, body)
+    reply = await admin.post("/v1/dead-letters:replay", json=body)
+    assert (reply.status_code, reply.json()) == (202, body)
 
     async def tried() -> bool:
         items = (await admin.get("/v1/dead-letters?service=quota")).json()["items"]
@@ -268,15 +268,15 @@ async def test_discarded_letters_are_gone_and_audited(
     ids = [f"{number:03}" for number in range(250)]
     await set_apart(world, *ids)
     body = {"service": "quota", "ids": ["received-007"]}
-    told = await admin.post("/v1/dead-letters:discard", json=body)
-    assert (told.status_code, told.json()) == (200, body)
+    reply = await admin.post("/v1/dead-letters:discard", json=body)
+    assert (reply.status_code, reply.json()) == (200, body)
     # What is gone cannot be named again, and then nothing else is dropped.
     wrong = {"service": "quota", "ids": ["received-001", "received-007"]}
     refused = await admin.post("/v1/dead-letters:discard", json=wrong)
     assert refused.status_code == 404
     assert "received-007" in refused.text
-    told = await admin.post("/v1/dead-letters:discard", json={"service": "quota"})
-    assert len(told.json()["ids"]) == 249
+    reply = await admin.post("/v1/dead-letters:discard", json={"service": "quota"})
+    assert len(reply.json()["ids"]) == 249
     left = (await admin.get("/v1/dead-letters?service=quota")).json()["items"]
     assert left == []
     bodies = world.database.rows(QUOTA_TABLES, DeadLetterBody)

@@ -68,9 +68,9 @@ async def test_a_file_goes_to_the_scheduler_as_it_is(
         versions={"training": 4}, changed=("training",), warnings=(strange,)
     )
     kind = {"content-type": "application/yaml"}
-    told = await admin.put("/v1/policies", content=FILE, headers=kind)
-    assert told.status_code == 200, told.text
-    assert told.json() == {
+    reply = await admin.put("/v1/policies", content=FILE, headers=kind)
+    assert reply.status_code == 200, reply.text
+    assert reply.json() == {
         "versions": {"training": 4},
         "changed": ["training"],
         "warnings": [strange.model_dump()],
@@ -91,9 +91,9 @@ async def test_a_policy_for_nobody_is_refused_unless_they_are_to_come(
     await world.member("anna")
     place = "groups.training.virtual_clusters[0].users[1]"
     world.others.policy_set = m.SetPolicyReply(users={"a": "anna", place: "ana"}, teams={})
-    told = await admin.request(method, path, content=FILE)
-    assert told.status_code == 422
-    (error,) = told.json()["errors"]
+    reply = await admin.request(method, path, content=FILE)
+    assert reply.status_code == 422
+    (error,) = reply.json()["errors"]
     assert (error["field"], error["value"]) == (place, "ana")
     assert error["fix"].startswith("did you mean anna?")
     asked = world.others.asked[-1]
@@ -106,8 +106,8 @@ async def test_a_policy_for_nobody_is_refused_unless_they_are_to_come(
 
 
 async def test_one_group_is_set_and_taken_away(world: World, admin: httpx.AsyncClient) -> None:
-    told = await admin.put("/v1/policies/training", json={"policy": "fifo"})
-    assert told.status_code == 200, told.text
+    reply = await admin.put("/v1/policies/training", json={"policy": "fifo"})
+    assert reply.status_code == 200, reply.text
     asked = world.others.asked[-1]
     assert isinstance(asked, m.SetPolicy)
     assert (json.loads(asked.document), asked.group) == ({"policy": "fifo"}, "training")
@@ -125,13 +125,13 @@ async def test_the_schedulers_errors_come_with_their_paths(
     refusal = m.Refusal(code=m.RefusalCode.INVALID, detail="is none", errors=(error,))
     world.others.policy_set = m.SetPolicyReply(refusal=refusal)
     world.others.policy_dry_run = m.DryRunPolicyReply(refusal=refusal)
-    for told in (
+    for reply in (
         await admin.put("/v1/policies", content=FILE),
         await admin.post("/v1/policies:dry-run", content=FILE),
     ):
-        assert told.status_code == 422
-        assert told.headers["content-type"] == "application/problem+json"
-        assert told.json()["errors"] == [error.model_dump()]
+        assert reply.status_code == 422
+        assert reply.headers["content-type"] == "application/problem+json"
+        assert reply.json()["errors"] == [error.model_dump()]
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ async def test_the_schedulers_errors_come_with_their_paths(
 async def test_only_administrators_change_or_try_policies(
     world: World, ann: httpx.AsyncClient, method: str, path: str
 ) -> None:
-    told = await ann.request(method, path, content=None if method == "DELETE" else FILE)
-    assert (told.status_code, told.json()["type"]) == (403, "forbidden")
+    reply = await ann.request(method, path, content=None if method == "DELETE" else FILE)
+    assert (reply.status_code, reply.json()["type"]) == (403, "forbidden")
     assert not any(isinstance(each, m.SetPolicy | m.DryRunPolicy) for each in world.others.asked)
 
 
@@ -187,12 +187,12 @@ async def test_a_dry_run_tells_what_differs(world: World, admin: httpx.AsyncClie
     world.others.policy_dry_run = m.DryRunPolicyReply(
         effects=(effect, second), more=7, outlooks=(outlook,), decided_at=at(1)
     )
-    told = await admin.post("/v1/policies:dry-run?group=training&limit=2", json={"policy": "fifo"})
-    assert told.status_code == 200, told.text
+    reply = await admin.post("/v1/policies:dry-run?group=training&limit=2", json={"policy": "fifo"})
+    assert reply.status_code == 200, reply.text
     asked = world.others.asked[-1]
     assert isinstance(asked, m.DryRunPolicy)
     assert (asked.group, asked.limit) == ("training", 2)
-    found = told.json()
+    found = reply.json()
     assert (found["more"], found["warnings"], found["decided_at"]) == (
         7,
         [],

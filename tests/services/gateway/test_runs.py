@@ -43,16 +43,16 @@ async def test_a_delayed_start_is_explained_until_the_run_has_started(
 ) -> None:
     task = await world.submitted(ann)
     tid, why = task["id"], "rank 0 on n0: image a/b cannot be pulled: not found"
-    told = m.RunDelayed(task_id=tid, attempt=1, ranks=1, detail=why, noted_at=at(12))
+    reply = m.RunDelayed(task_id=tid, attempt=1, ranks=1, detail=why, noted_at=at(12))
     starting = state(tid, m.TaskState.STARTING, 2, attempt=1)
-    await world.heard(assigned(tid), starting, told)
+    await world.heard(assigned(tid), starting, reply)
     shown = {"detail": why, "ranks": 1, "noted_at": "2026-01-01T00:00:12Z"}
     assert await _delayed(ann, tid) == (shown, shown)
     # Nothing is missing any more, though the start is not announced yet.
-    await world.heard(told.model_copy(update={"ranks": 0, "detail": "", "noted_at": at(14)}))
+    await world.heard(reply.model_copy(update={"ranks": 0, "detail": "", "noted_at": at(14)}))
     assert await _delayed(ann, tid) == (None, None)
     await world.heard(
-        told.model_copy(update={"noted_at": at(16)}),
+        reply.model_copy(update={"noted_at": at(16)}),
         m.RunStarted(task_id=tid, attempt=1, started_at=at(20)),
     )
     assert await _delayed(ann, tid) == (None, None)
@@ -70,10 +70,10 @@ async def test_a_run_that_nobody_wants_back(world: World) -> None:
     async with world.client(run_token("tt")) as run:
         early = (await run.get("/v1/run")).json()
         await world.heard(assigned("tt"))
-        told = (await run.get("/v1/run")).json()
+        reply = (await run.get("/v1/run")).json()
     # The process may be there before its assignment is projected.
-    assert early == told
-    assert told == {
+    assert early == reply
+    assert reply == {
         "attempt": 1,
         "revision": 1,
         "preempt": False,
@@ -143,9 +143,9 @@ async def test_a_report_that_was_not_stored_is_made_at_the_next_poll() -> None:
 async def test_the_long_poll_waits_no_longer_than_asked(world: World) -> None:
     async with world.client(run_token("tt")) as run:
         began = time.monotonic()
-        told = await run.get("/v1/run?wait_seconds=0.1&seen=1")
+        reply = await run.get("/v1/run?wait_seconds=0.1&seen=1")
         waited = time.monotonic() - began
-    assert told.json()["revision"] == 1
+    assert reply.json()["revision"] == 1
     # Released by nothing but the time: nothing happens.
     assert waited > 0.09
 
@@ -157,9 +157,9 @@ async def test_a_preemption_releases_the_long_poll_in_milliseconds(world: World)
         released: list[float] = []
 
         async def rank(seen: int = 1) -> dict[str, Any]:
-            told = await client.get(f"{url}/v1/run?wait_seconds=10&seen={seen}", headers=headers)
+            reply = await client.get(f"{url}/v1/run?wait_seconds=10&seen={seen}", headers=headers)
             released.append(time.monotonic())
-            return told.json()
+            return reply.json()
 
         # What eight answers take that wait for nothing, on this machine as busy as it is.
         began = time.monotonic()
@@ -200,23 +200,23 @@ async def test_an_older_attempt_is_superseded(world: World) -> None:
         await asyncio.sleep(0.05)
         await world.heard(exited("tt", 1, m.ExitKind.LOST), assigned("tt", 2))
         assert (await waiting).json()["superseded"] is True
-        told = await old.get("/v1/run")
-        assert (told.status_code, told.json()["type"]) == (409, "superseded")
+        reply = await old.get("/v1/run")
+        assert (reply.status_code, reply.json()["type"]) == (409, "superseded")
         assert (await new.get("/v1/run")).json()["superseded"] is False
-        told = await old.post("/v1/run/metrics", json={"samples": [{"values": {"a": 1}}]})
-        assert (told.status_code, told.json()["type"]) == (409, "superseded")
+        reply = await old.post("/v1/run/metrics", json={"samples": [{"values": {"a": 1}}]})
+        assert (reply.status_code, reply.json()["type"]) == (409, "superseded")
 
 
 async def test_a_runs_token_ends_with_the_run(world: World) -> None:
     await world.heard(assigned("tt"), exited("tt"))
     metrics = {"samples": [{"values": {"a": 1}}]}
     async with world.client(run_token("tt")) as run:
-        for told in (
+        for reply in (
             await run.get("/v1/run?wait_seconds=10"),
             await run.post("/v1/run/metrics", json=metrics),
             await run.post("/v1/run/checkpoints", json={"step": 1, "uri": "/c"}),
         ):
-            assert (told.status_code, told.json()["type"]) == (409, "superseded")
+            assert (reply.status_code, reply.json()["type"]) == (409, "superseded")
 
 
 async def test_a_preemption_of_another_attempt_is_not_ours(world: World) -> None:
@@ -228,18 +228,18 @@ async def test_a_preemption_of_another_attempt_is_not_ours(world: World) -> None
 @pytest.mark.parametrize("query", ["wait_seconds=61", "wait_seconds=-1", "seen=x"])
 async def test_waits_are_bounded(world: World, query: str) -> None:
     async with world.client(run_token("tt")) as run:
-        told = await run.get(f"/v1/run?{query}")
-    assert told.status_code == 422
-    assert told.json()["errors"][0]["field"] == query.partition("=")[0]
+        reply = await run.get(f"/v1/run?{query}")
+    assert reply.status_code == 422
+    assert reply.json()["errors"][0]["field"] == query.partition("=")[0]
 
 
 async def test_a_checkpoint_is_acknowledged_by_the_launcher(world: World) -> None:
     world.others.live_attempts = {"tt": 2}
     body = {"step": 100, "uri": "/c/100", "digest": "sha256:1"}
     async with world.client(run_token("tt", 2)) as run:
-        told = await run.post("/v1/run/checkpoints", json=body)
-    assert told.status_code == 201
-    assert {"no": 1, "attempt": 2, **body}.items() <= told.json().items()
+        reply = await run.post("/v1/run/checkpoints", json=body)
+    assert reply.status_code == 201
+    assert {"no": 1, "attempt": 2, **body}.items() <= reply.json().items()
     asked = world.others.asked[-1]
     assert asked == m.AckCheckpoint(
         task_id="tt", attempt=2, step=100, uri="/c/100", digest="sha256:1"
@@ -264,9 +264,9 @@ async def test_a_wrong_checkpoint_names_the_field(
     world: World, body: dict[str, Any], field: str
 ) -> None:
     async with world.client(run_token("tt")) as run:
-        told = await run.post("/v1/run/checkpoints", json=body)
-    assert told.status_code == 422
-    assert told.json()["errors"][0]["field"] == field
+        reply = await run.post("/v1/run/checkpoints", json=body)
+    assert reply.status_code == 422
+    assert reply.json()["errors"][0]["field"] == field
 
 
 async def test_the_sdk_refuses_the_places_that_the_platform_refuses() -> None:
@@ -279,8 +279,8 @@ async def test_a_task_that_saves_each_second_is_not_held_up(world: World) -> Non
     world.others.live_attempts = {"tt": 1}
     async with world.client(run_token("tt")) as run:
         for step in range(200):
-            told = await run.post("/v1/run/checkpoints", json={"step": step, "uri": "/c"})
-            assert told.status_code == 201
+            reply = await run.post("/v1/run/checkpoints", json={"step": step, "uri": "/c"})
+            assert reply.status_code == 201
             world.clock.advance(1)
 
 
@@ -289,9 +289,9 @@ async def test_a_task_that_saves_without_end_is_told_to_wait(world: World) -> No
     world.others.live_attempts = {"tt": 1, "t2": 1}
     body = {"step": 1, "uri": "/c"}
     async with world.client(run_token("tt")) as run, world.client(run_token("t2")) as other:
-        told = [await run.post("/v1/run/checkpoints", json=body) for _ in range(20)]
-        assert [each.status_code for each in told] == [201] * 5 + [429] * 15
-        assert (told[-1].json()["type"], told[-1].headers["retry-after"]) == ("too-many", "1")
+        reply = [await run.post("/v1/run/checkpoints", json=body) for _ in range(20)]
+        assert [each.status_code for each in reply] == [201] * 5 + [429] * 15
+        assert (reply[-1].json()["type"], reply[-1].headers["retry-after"]) == ("too-many", "1")
         assert (await other.post("/v1/run/checkpoints", json=body)).status_code == 201
         world.clock.advance(1)
         assert (await run.post("/v1/run/checkpoints", json=body)).status_code == 201
@@ -340,8 +340,8 @@ async def test_reported_numbers_are_on_the_tasks_page(world: World, ann: httpx.A
                 for step in range(3)
             ]
             body = {"rank": rank, "samples": samples}
-            told = await run.post("/v1/run/metrics", json=body)
-            assert told.status_code == 202, told.text
+            reply = await run.post("/v1/run/metrics", json=body)
+            assert reply.status_code == 202, reply.text
             await run.post("/v1/run/metrics", json=body)  # the answer was lost
     page = (await ann.get(f"/v1/tasks/{task['id']}/metrics?limit=1")).json()
     assert page["next_cursor"] == "1"
@@ -362,8 +362,8 @@ async def test_what_rank_0_reported_last_is_the_tasks_progress(
 
         async def report(rank: int, second: int, **values: object) -> None:
             samples = [{"at": at(second).isoformat(), "values": values}]
-            told = await run.post("/v1/run/metrics", json={"rank": rank, "samples": samples})
-            assert told.status_code == 202, told.text
+            reply = await run.post("/v1/run/metrics", json={"rank": rank, "samples": samples})
+            assert reply.status_code == 202, reply.text
 
         await report(1, 1, step=9, loss=9.0)
         await report(0, 2, zeta=1, alpha=2, loss="NaN", **{f"m{n}": n for n in range(8)})
@@ -395,9 +395,9 @@ async def test_what_rank_0_reported_last_is_the_tasks_progress(
 )
 async def test_wrong_metrics_name_the_field(world: World, body: dict[str, Any], field: str) -> None:
     async with world.client(run_token("tt")) as run:
-        told = await run.post("/v1/run/metrics", json=body)
-    assert told.status_code == 422
-    assert told.json()["errors"][0]["field"] == field
+        reply = await run.post("/v1/run/metrics", json=body)
+    assert reply.status_code == 422
+    assert reply.json()["errors"][0]["field"] == field
 
 
 def test_a_long_history_is_thinned_and_keeps_its_span() -> None:
@@ -431,9 +431,9 @@ async def test_a_rank_that_the_run_does_not_have_reports_nothing(
         for heard in ((), (assigned(task["id"], nodes=("n0", "n1")),)):
             await world.heard(*heard)
             for rank, status in ((0, 202), (3, 202), (4, 422), (2**31 - 1, 422)):
-                told = await run.post("/v1/run/metrics", json={**body, "rank": rank})
-                assert told.status_code == status, told.text
-        assert told.json()["errors"][0]["field"] == "rank"
+                reply = await run.post("/v1/run/metrics", json={**body, "rank": rank})
+                assert reply.status_code == status, reply.text
+        assert reply.json()["errors"][0]["field"] == "rank"
     async with world.client(run_token("unknown")) as run:
         assert (await run.post("/v1/run/metrics", json=body)).status_code == 503
     kept = (await ann.get(f"/v1/tasks/{task['id']}/metrics")).json()["items"]
@@ -464,8 +464,8 @@ async def test_processes_that_report_at_the_same_time_never_conflict(
             return [await run.post("/v1/run/metrics", json=body) for _ in range(10)]
 
         answers = await asyncio.gather(*(process(number) for number in range(4)))
-    told = [each for process in answers for each in process]
-    assert {each.status_code for each in told} == {202}, [each.text for each in told]
+    reply = [each for process in answers for each in process]
+    assert {each.status_code for each in reply} == {202}, [each.text for each in reply]
 
 
 @pytest.mark.parametrize(
@@ -477,11 +477,11 @@ async def test_a_task_with_too_many_waiting_processes_is_answered_at_once(world:
     async with world.client(run_token("tt")) as run, world.client(run_token("other")) as other:
         waiting = [asyncio.ensure_future(run.get(path)) for _ in range(2)]
         await asyncio.sleep(0.1)
-        told = await run.get(path)
+        reply = await run.get(path)
         # It came later, and is answered while those that wait still do.
         assert not any(each.done() for each in waiting)
-        assert told.status_code == 200
-        assert told.json()["ask_again_seconds"] == 7.0
+        assert reply.status_code == 200
+        assert reply.json()["ask_again_seconds"] == 7.0
         # The bound of one task leaves the others their waits.
         theirs = asyncio.ensure_future(other.get(path))
         await asyncio.sleep(0.1)
@@ -496,9 +496,9 @@ async def test_a_report_has_a_bounded_number_of_names(world: World) -> None:
     await world.heard(assigned("tt"))
     samples = [{"values": {f"name-{number}": 1.0}} for number in range(65)]
     async with world.client(run_token("tt")) as run:
-        told = await run.post("/v1/run/metrics", json={"samples": samples})
-    assert told.status_code == 422
-    assert "64 names" in told.json()["detail"]
+        reply = await run.post("/v1/run/metrics", json={"samples": samples})
+    assert reply.status_code == 422
+    assert "64 names" in reply.json()["detail"]
 
 
 def test_a_row_is_bounded_in_names_points_and_values() -> None:
@@ -536,6 +536,6 @@ async def test_an_attempt_that_is_over_takes_nothing_of_the_live_ones_rate(world
     await world.heard(assigned("tt"), exited("tt"), assigned("tt", 2))
     body = {"step": 1, "uri": "/c"}
     async with world.client(run_token("tt")) as old, world.client(run_token("tt", 2)) as live:
-        told = [await old.post("/v1/run/checkpoints", json=body) for _ in range(5)]
-        assert [each.status_code for each in told] == [409] * 5
+        reply = [await old.post("/v1/run/checkpoints", json=body) for _ in range(5)]
+        assert [each.status_code for each in reply] == [409] * 5
         assert (await live.post("/v1/run/checkpoints", json=body)).status_code == 201

@@ -122,9 +122,9 @@ async def test_a_dry_run_says_what_would_be_and_stores_nothing(
 ) -> None:
     await world.heard(a_node("n0"), a_node("n1"))
     audited = (await admin.get("/v1/audit")).json()["items"]
-    told = await ann.post("/v1/tasks:dry-run", json={**NEW, "gpus_per_node": 1})
-    assert told.status_code == 200, told.text
-    found = told.json()
+    reply = await ann.post("/v1/tasks:dry-run", json={**NEW, "gpus_per_node": 1})
+    assert reply.status_code == 200, reply.text
+    found = reply.json()
     assert (found["task"]["id"], found["task"]["priority"]) == ("", "normal")
     assert (found["free_nodes"], found["ahead"]) == (2, 0)
     refused = await ann.post("/v1/tasks:dry-run", json={**NEW, "name": "Not A Name!"})
@@ -297,9 +297,9 @@ async def test_batch_accepts_and_refuses_one_by_one(ann: httpx.AsyncClient) -> N
         {"command": ["a"], "name": "bad name"},
         {"command": ["c"], "name": "c"},
     ]
-    told = await ann.post("/v1/tasks:batch", json={"tasks": tasks})
-    assert told.status_code == 200
-    items = told.json()["items"]
+    reply = await ann.post("/v1/tasks:batch", json={"tasks": tasks})
+    assert reply.status_code == 200
+    items = reply.json()["items"]
     assert [item["status"] for item in items] == [201, 422, 201]
     assert items[0]["task"]["name"] == "a"
     assert items[1]["problem"]["errors"][0]["field"] == "name"
@@ -309,9 +309,9 @@ async def test_batch_accepts_and_refuses_one_by_one(ann: httpx.AsyncClient) -> N
 
 @pytest.mark.parametrize("world", [{"batch_tasks_max": 2}], indirect=True)
 async def test_a_batch_has_a_most(ann: httpx.AsyncClient) -> None:
-    told = await ann.post("/v1/tasks:batch", json={"tasks": [{"command": ["a"]}] * 3})
-    assert told.status_code == 422
-    assert told.json()["errors"][0]["field"] == "tasks"
+    reply = await ann.post("/v1/tasks:batch", json={"tasks": [{"command": ["a"]}] * 3})
+    assert reply.status_code == 422
+    assert reply.json()["errors"][0]["field"] == "tasks"
 
 
 async def test_filters(world: World, ann: httpx.AsyncClient, bob: httpx.AsyncClient) -> None:
@@ -322,9 +322,9 @@ async def test_filters(world: World, ann: httpx.AsyncClient, bob: httpx.AsyncCli
     await world.heard(state(three["id"], m.TaskState.SUCCEEDED, 2, attempt=1))
 
     async def names(query: str) -> list[str]:
-        told = await ann.get(f"/v1/tasks?{query}")
-        assert told.status_code == 200, told.text
-        return [task["name"] for task in told.json()["items"]]
+        reply = await ann.get(f"/v1/tasks?{query}")
+        assert reply.status_code == 200, reply.text
+        return [task["name"] for task in reply.json()["items"]]
 
     assert await names("") == ["three", "two", "one"]
     assert await names("sort=submitted_at") == ["one", "two", "three"]
@@ -407,10 +407,10 @@ async def test_goal_and_priority_are_stored_and_shown_when_applied(
     task = await world.submitted(ann)
     path = f"/v1/tasks/{task['id']}"
     before = await world.position()
-    told = await ann.put(f"{path}/goal", json={"goal": "pause"})
-    assert (told.status_code, told.json()) == (202, {"task": task["id"], "revision": 2})
-    told = await ann.put(f"{path}/priority", json={"priority": "low"})
-    assert (told.status_code, told.json()["revision"]) == (202, 3)
+    reply = await ann.put(f"{path}/goal", json={"goal": "pause"})
+    assert (reply.status_code, reply.json()) == (202, {"task": task["id"], "revision": 2})
+    reply = await ann.put(f"{path}/priority", json={"priority": "low"})
+    assert (reply.status_code, reply.json()["revision"]) == (202, 3)
     await until_async(lambda: world.reached(before + 2))
     shown = (await ann.get(path)).json()
     assert (shown["goal"], shown["priority"]) == ("pause", "low")
@@ -426,8 +426,8 @@ async def test_a_goal_of_an_ended_task_is_a_conflict(world: World, ann: httpx.As
 
     async def refused() -> bool:
         """Once submit has heard of the end, too."""
-        told = await ann.put(f"/v1/tasks/{task['id']}/goal", json={"goal": "pause"})
-        return (told.status_code, told.json().get("type")) == (409, "conflict")
+        reply = await ann.put(f"/v1/tasks/{task['id']}/goal", json={"goal": "pause"})
+        return (reply.status_code, reply.json().get("type")) == (409, "conflict")
 
     await until_async(refused)
 
@@ -437,12 +437,12 @@ async def test_a_goal_of_an_ended_task_is_a_conflict(world: World, ann: httpx.As
 )
 async def test_an_unknown_task_is_not_found(ann: httpx.AsyncClient, path: str) -> None:
     if path == "/goal":
-        told = await ann.put("/v1/tasks/nobody/goal", json={"goal": "run"})
+        reply = await ann.put("/v1/tasks/nobody/goal", json={"goal": "run"})
     else:
-        told = await ann.get(f"/v1/tasks/nobody{path}")
-    assert told.status_code == 404
-    assert told.json()["type"] == "not-found"
-    assert "nobody" in told.json()["detail"]
+        reply = await ann.get(f"/v1/tasks/nobody{path}")
+    assert reply.status_code == 404
+    assert reply.json()["type"] == "not-found"
+    assert "nobody" in reply.json()["detail"]
 
 
 async def test_only_owner_and_admin_see_the_environment(
@@ -571,16 +571,16 @@ async def test_running_times_are_summed_where_asked_for(
         m.RunStarted(task_id=ids[1], attempt=1, started_at=at(20)),
     )
 
-    async def told() -> list[float | None]:
+    async def reply() -> list[float | None]:
         query = {"run_seconds": "true", "sort": "submitted_at"}
         items = (await ann.get("/v1/tasks", params=query)).json()["items"]
         return [item["run_seconds"] for item in items]
 
     # Both attempts ended at 60 s; one that runs and one that never ran have nothing to show.
-    assert await told() == [45.0 + 10.0, 0.0, 0.0]
+    assert await reply() == [45.0 + 10.0, 0.0, 0.0]
     assert "run_seconds" not in (await ann.get("/v1/tasks")).json()["items"][0]
     monkeypatch.setattr(rows_of, "RUNS_SUMMED_MAX", 2)
-    assert (await told())[0] is None
+    assert (await reply())[0] is None
 
 
 async def test_explain_of_a_task_whose_row_the_scheduler_cannot_read_shows_the_known_state(
@@ -591,9 +591,9 @@ async def test_explain_of_a_task_whose_row_the_scheduler_cannot_read_shows_the_k
         reason=m.Reason(code=m.ReasonCode.ROW_SET_APART, names={"row": "Task t"}),
         explained_at=at(3),
     )
-    told = (await ann.get(f"/v1/tasks/{task['id']}/explain")).json()
-    assert told["state"] == "queued"
-    assert told["reason"]["code"] == "row_set_apart"
+    reply = (await ann.get(f"/v1/tasks/{task['id']}/explain")).json()
+    assert reply["state"] == "queued"
+    assert reply["reason"]["code"] == "row_set_apart"
 
 
 async def test_explain_is_the_schedulers_answer(world: World, ann: httpx.AsyncClient) -> None:
@@ -628,21 +628,21 @@ async def test_explain_is_the_schedulers_answer(world: World, ann: httpx.AsyncCl
         ),
         forecast=m.Forecast(starts_at=at(9), assumptions=("nothing fails",)),
     )
-    told = (await ann.get(path)).json()
-    assert told["reason"]["code"] == "waits_for_capacity"
-    assert told["reason"]["free_gpus"] == 2.0
-    assert told["reason"]["text"]
-    assert (told["position"], told["queue_length"]) == (2, 5)
-    assert (told["victims"], told["remedies"]) == (["v1"], ["wait"])
-    order = told["order"]
+    reply = (await ann.get(path)).json()
+    assert reply["reason"]["code"] == "waits_for_capacity"
+    assert reply["reason"]["free_gpus"] == 2.0
+    assert reply["reason"]["text"]
+    assert (reply["position"], reply["queue_length"]) == (2, 5)
+    assert (reply["victims"], reply["remedies"]) == (["v1"], ["wait"])
+    order = reply["order"]
     assert (order["level"], order["policy"], order["above"]) == ("high", "timeshare", 1)
     assert order["submitted_at"].endswith("Z")
-    assert told["promised"] == [{"node": "n0", "gpus": [0, 1], "held_by": ["v1"]}]
-    (chosen,) = told["chosen"]
+    assert reply["promised"] == [{"node": "n0", "gpus": [0, 1], "held_by": ["v1"]}]
+    (chosen,) = reply["chosen"]
     assert (chosen["task"], chosen["level"], chosen["why"]) == ("v1", "low", "it costs least")
     assert chosen["reason"]["code"] == "preempted_by"
-    assert told["forecast"]["assumptions"] == ["nothing fails"]
-    assert told["beneficiary"] is None
+    assert reply["forecast"]["assumptions"] == ["nothing fails"]
+    assert reply["beneficiary"] is None
 
 
 async def test_decisions_come_in_pages(world: World, ann: httpx.AsyncClient) -> None:
@@ -672,13 +672,13 @@ async def test_a_service_that_does_not_answer_is_a_503(
 ) -> None:
     task = await world.submitted(ann)
     world.broker.partition("submit")
-    for told in (
+    for reply in (
         await ann.post("/v1/tasks", json={"command": ["x"]}),
         await ann.put(f"/v1/tasks/{task['id']}/goal", json={"goal": "stop"}),
     ):
-        assert told.status_code == 503
-        assert told.json()["type"] == "unavailable"
-        assert int(told.headers["retry-after"]) >= 1
+        assert reply.status_code == 503
+        assert reply.json()["type"] == "unavailable"
+        assert int(reply.headers["retry-after"]) >= 1
     world.broker.heal()
 
 
@@ -694,8 +694,8 @@ async def test_a_database_that_does_not_answer_is_a_503(
 ) -> None:
     assert (await ann.get("/v1/tasks")).status_code == 200
     world.database.stop()
-    told = await ann.request(method, path, json=body)
+    reply = await ann.request(method, path, json=body)
     world.database.start()
-    assert told.status_code == 503
-    assert told.headers["retry-after"]
-    assert told.json()["type"] == "unavailable"
+    assert reply.status_code == 503
+    assert reply.headers["retry-after"]
+    assert reply.json()["type"] == "unavailable"

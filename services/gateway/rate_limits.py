@@ -11,9 +11,9 @@ from libs.service.token_bucket import TokenBucket
 KEYS_MAX = 10_000
 
 
-class Buckets:
-    """``burst`` at once for each key, then ``per_second``. The keys not seen for longest are
-    forgotten, which fills their buckets."""
+class RateLimits:
+    """``burst`` at once for each key, then ``per_second``. The least recently used keys are
+    dropped, which refills their buckets."""
 
     def __init__(self, clock: Clock, *, burst: int, per_second: float) -> None:
         self._clock = clock

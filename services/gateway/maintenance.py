@@ -1,7 +1,7 @@
-"""The gateway's loops, on the leading process: forgetting what is old, and asking for what is lost.
+"""The loops of the leading process: pruning old rows, and rebuilding a new or wiped read model.
 
-``Rebuild`` matters when the read model is new or was wiped: the owners say their facts again, and
-the projection is whole although the bus no longer has the old events.
+``ReadModelRebuild`` asks the owners to publish their facts again, so that the projection is
+complete although the bus no longer has the old events.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OWNERS = ("submit", "scheduler", "launcher", "quota")
 _log = structlog.stdlib.get_logger(__name__)
 
 
-class Housekeeping:
+class HistoryPruning:
     """Keeps the tables bounded."""
 
     def __init__(self, store: Store, settings: GatewaySettings) -> None:
@@ -49,8 +49,8 @@ class Housekeeping:
         return 0.0 if max(dropped) >= most else None
 
 
-class Rebuild:
-    """Asks each owner once to say its facts again."""
+class ReadModelRebuild:
+    """Asks each owner once to publish its facts again."""
 
     def __init__(self, store: Store, commands: Commands, tick_seconds: float) -> None:
         self._store = store
@@ -59,7 +59,7 @@ class Rebuild:
         self._asked: set[str] = set()
 
     async def step(self, epoch: int) -> float | None:
-        """Ask who was not asked yet; done for good once all have answered."""
+        """Ask the owners that have not answered yet; return None once all have."""
         async with self._store.transaction() as tx:
             for owner in OWNERS:
                 # If its row cannot be read, an owner is asked again: that is harmless.

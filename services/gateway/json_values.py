@@ -21,7 +21,7 @@ HOLDING = ("starting", "running", "preempting", "killing")
 LIVE = ("queued", "starting", "running", "preempting", "killing", "paused")
 
 # The queue's order of levels, lowest first; the weights behind them are the scheduler's.
-_RISING = (
+_PRIORITIES_ASCENDING = (
     Priority.AUTO,
     Priority.IDLE,
     Priority.LOW,
@@ -33,37 +33,37 @@ _RISING = (
     Priority.EXTREME_HIGH,
 )
 PRIORITY_ORDER: Mapping[Priority, int] = {
-    Priority.UNSPECIFIED: _RISING.index(Priority.NORMAL),
-    **{level: place for place, level in enumerate(_RISING)},
+    Priority.UNSPECIFIED: _PRIORITIES_ASCENDING.index(Priority.NORMAL),
+    **{level: place for place, level in enumerate(_PRIORITIES_ASCENDING)},
 }
 
 
-def word(member: Enum) -> str:
+def enum_name(member: Enum) -> str:
     """The short lower-case word of an enum's member."""
     return member.name.lower()
 
 
-def word_or_empty(member: Enum) -> str:
+def enum_name_or_empty(member: Enum) -> str:
     """The same; empty for UNSPECIFIED."""
     return "" if member.name == "UNSPECIFIED" else member.name.lower()
 
 
 # Below it every whole float is exactly that whole number, and JSON readers agree on it.
-EXACT = 2.0**53
+EXACT_INTEGER_MAX = 2.0**53
 
 
-def numbers(values: Mapping[str, float]) -> dict[str, float | str]:
-    """JSON has no word for what is no number: it is a text, as in protobuf's JSON."""
-    return {name: figure(value) for name, value in values.items()}
+def json_numbers(values: Mapping[str, float]) -> dict[str, float | str]:
+    """JSON cannot write NaN and infinities as numbers; they become texts, as in protobuf's JSON."""
+    return {name: json_number(value) for name, value in values.items()}
 
 
-def figure(value: float) -> float | str:
+def json_number(value: float) -> float | str:
     """The number, or ``NaN``, ``Infinity`` or ``-Infinity``."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def moment(at: datetime | None) -> str | None:
+def rfc3339(at: datetime | None) -> str | None:
     """RFC 3339 in UTC, ending in Z."""
     return None if at is None else at.astimezone(UTC).isoformat().replace("+00:00", "Z")

@@ -1,5 +1,5 @@
-"""Refused requests in the audit trail, summed up: whoever is refused a million times a minute costs
-a few rows, and hides nobody else's. Called by ``api/guard.py`` and ``api/deps.py``.
+"""Rejected requests in the audit trail, aggregated: a caller with a million rejections a
+minute costs a few rows and hides no other caller's. Called by ``api/guard.py`` and ``api/deps.py``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import structlog
 
 from libs.service.loop import Wake, pause
 from libs.store.port import ConflictError, DatabaseFaultError, Store, StoreUnavailableError
-from services.gateway.buckets import Buckets
+from services.gateway.rate_limits import RateLimits
 from services.gateway.rows import AuditRow
 
-# Of each user so many kinds of refusals are told apart in a round, and of so many users.
+# Kinds of rejections that a round counts separately for each user, and users in a round.
 KINDS_MAX = 16
 USERS_MAX = 1_000
 ACTION = "request"
@@ -24,8 +24,8 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """One kind of refusal: who or where from, what was asked, and how it ended."""
+class RejectedRequest:
+    """One kind of rejection: the user or address, the target, and the outcome."""
 
     who: str
     address: str
@@ -34,24 +34,24 @@ class Refused:
 
 
 @dataclass
-class Refusals:
-    """Refusals that the audit trail does not have yet, counted by user and kind."""
+class RejectionAudit:
+    """Counts rejections by user and kind until the audit trail has them."""
 
     store: Store
     new_id: Callable[[], str]
-    # Of each user, and of nobody: so many entries at once, then so many in a time.
-    entries: Buckets
-    # Rounds of entries are so far apart; the first refusal after a quiet time is entered at once.
+    # Limits the entries of each user, and of unauthenticated callers together.
+    entries: RateLimits
+    # Seconds between rounds; the first rejection after a quiet time is entered at once.
     seconds: float
 
     def __post_init__(self) -> None:
-        self._counts: dict[str, dict[Refused, int]] = {}
-        # What has no entry of its own, by user.
+        self._counts: dict[str, dict[RejectedRequest, int]] = {}
+        # Rejections without an entry of their own, by user.
         self._others: dict[str, int] = {}
         self._wake = Wake()
 
-    def note(self, refused: Refused) -> None:
-        """A request was refused. Costs no wait and a bounded amount of memory."""
+    def note(self, refused: RejectedRequest) -> None:
+        """Count a rejected request. Never waits, and takes bounded memory."""
         if refused.who not in self._counts and len(self._counts) >= USERS_MAX:
             self._others[NOBODY] = self._others.get(NOBODY, 0) + 1
             return
@@ -63,8 +63,8 @@ class Refusals:
         self._wake.set()
 
     async def run(self) -> None:
-        """Enter them until cancelled. What a process that dies here has not entered is lost: the
-        entries are about requests that changed nothing."""
+        """Write the counts until cancelled. A process that dies loses the counts that it has not
+        written; those requests changed nothing."""
         while True:
             if not self._counts and not self._others:
                 await self._wake.wait(self.seconds)
@@ -74,17 +74,17 @@ class Refusals:
 
     async def _enter(self) -> None:
         counts, self._counts = self._counts, {}
-        found: list[tuple[Refused, int]] = []
+        found: list[tuple[RejectedRequest, int]] = []
         for who, kinds in counts.items():
             for refused, count in kinds.items():
                 if self.entries.take(who):
                     found.append((refused, count))
                 else:
                     self._others[who] = self._others.get(who, 0) + count
-        # What has no room among the entries now is entered, as one, when there is.
+        # Rejections over the limit become one entry as soon as the limit allows one.
         ready = [who for who in self._others if self.entries.take(who)]
         others = {who: self._others.pop(who) for who in ready}
-        found += [(Refused(who, "", "", "refused"), count) for who, count in others.items()]
+        found += [(RejectedRequest(who, "", "", "refused"), count) for who, count in others.items()]
         if not found:
             return
         try:
@@ -97,7 +97,7 @@ class Refusals:
             for refused, count in found:
                 self._others[refused.who] = self._others.get(refused.who, 0) + count
 
-    def _row(self, now: datetime, refused: Refused, count: int) -> AuditRow:
+    def _row(self, now: datetime, refused: RejectedRequest, count: int) -> AuditRow:
         times = "once" if count == 1 else f"{count} times"
         place = f" from {refused.address}" if refused.address else ", summed up"
         return AuditRow(

@@ -1,8 +1,8 @@
-"""Following the output of a task: telemetry for speed, ranges for truth.
+"""Live output of a task: chunks from the bus, completed by ranges from the log-collector.
 
-Called by the logs' routes. A chunk that passes by on the bus is passed on only if it continues
-exactly what this reader has; whatever is missing is read from the log-collector. So no byte is
-lost and none comes twice, however many chunks are.
+Called by the routes for logs. A chunk from the bus is sent only if it continues exactly what this
+reader has; the rest is read from the log-collector. So no byte is lost and none comes twice,
+however many chunks are lost.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import orjson
 from libs.bus.port import Bus, BusError
 from libs.contracts import messages as m
 from services.gateway.commands import Commands
+from services.gateway.json_values import rfc3339
 from services.gateway.problems import NOT_FOUND, UNAVAILABLE, ProblemError
-from services.gateway.words import moment
 
 Send = Callable[[bytes], Awaitable[None]]
 UTF8_BYTES_MAX = 4
@@ -30,8 +30,8 @@ CHUNKS_PENDING_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which output, and from where on."""
+class OutputFilter:
+    """The output that a reader asked for, and its start."""
 
     task_id: str
     attempt: int | None = None
@@ -67,10 +67,10 @@ class Tail:
 
 
 @dataclass
-class Following:
+class OutputFollower:
     """One reader of one task's output."""
 
-    wanted: Wanted
+    wanted: OutputFilter
     commands: Commands
     bus: Bus
     # None while the task is live; then the (attempt, rank) pairs that ever ran.
@@ -78,7 +78,7 @@ class Following:
     closed: Callable[[], bool]
     piece_bytes: int
     list_seconds: float
-    # How often to look again for ranks that ran and are not listed (too old, or not yet).
+    # Seconds between checks for ranks that ran and are not listed (too old, or not yet).
     missing_rounds_max: int
     send: Send
     tails: dict[tuple[int, int], Tail] = field(default_factory=dict)
@@ -133,11 +133,11 @@ class Following:
             line = chunk.line[: whole_characters(chunk.line)].decode(errors="replace")
             document = {**_place(tail), "line": line}
             if self.wanted.timestamps:
-                document["timestamps"] = [[tail.offset, moment(chunk.collected_at)]]
+                document["timestamps"] = [[tail.offset, rfc3339(chunk.collected_at)]]
             await self.send(orjson.dumps(document))
 
     async def _catch_up(self) -> bool:
-        """List what is kept and read what is missing; True if every rank's output is complete."""
+        """Read the stored output that is missing. True if every rank's output is complete."""
         try:
             command = m.ListLogs(task_id=self.wanted.task_id)
             reply = await self.commands.ask(command, m.ListLogsReply)
@@ -169,7 +169,7 @@ class Following:
         return tail
 
     async def _read(self, tail: Tail) -> None:
-        """Read from where this rank stands to the end of what is kept."""
+        """Read this rank's stored output from its current offset to the end."""
         while True:
             first = not tail.begun
             reply = await self.commands.ask(
@@ -229,7 +229,7 @@ class Piece:
             fields = {"data_base64": base64.b64encode(self.data).decode()}
         if dated:
             fields["timestamps"] = [
-                [each.offset, moment(each.at)] for each in self._changes(offset)
+                [each.offset, rfc3339(each.at)] for each in self._changes(offset)
             ]
             if self.approximate:
                 fields["approximate"] = True
@@ -279,7 +279,7 @@ class Range:
 
 
 async def read_range(
-    commands: Commands, wanted: Wanted, *, limit_bytes: int, piece_bytes: int
+    commands: Commands, wanted: OutputFilter, *, limit_bytes: int, piece_bytes: int
 ) -> Range:
     """One rank's output from an offset on. With time stamps it ends where these begin, or cease,
     to be approximate."""

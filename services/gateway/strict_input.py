@@ -1,4 +1,4 @@
-"""Reading what a request carries so strictly that whatever is accepted can be stored and shown.
+"""Strict parsing of requests: every accepted value can be stored and shown.
 
 JSON allows half a surrogate pair and NUL in texts; PostgreSQL, UTF-8 and most readers do not. A
 text with either would be accepted once and then fail in every list that shows it. Called by the
@@ -22,7 +22,7 @@ LATEST = datetime(2261, 12, 31)  # noqa: DTZ001 - the last whole year of 64-bit 
 _NUL = "\0"
 
 
-class NotStrictError(ValueError):
+class InvalidInputError(ValueError):
     """A text, a number or a document that cannot be stored; the message says why."""
 
 
@@ -31,9 +31,9 @@ def text_of(encoded: bytes) -> str:
     try:
         text = unquote_to_bytes(encoded.replace(b"+", b" ")).decode()
     except UnicodeDecodeError:
-        raise NotStrictError("is not UTF-8") from None
+        raise InvalidInputError("is not UTF-8") from None
     if _NUL in text:
-        raise NotStrictError("has a NUL character")
+        raise InvalidInputError("has a NUL character")
     return text
 
 
@@ -57,19 +57,19 @@ def json_of(body: bytes, values_max: int) -> Any:  # noqa: ANN401 - any JSON
 
 def _check_names(body: bytes) -> None:
     """Raises NotStrictError for an object that names a field twice: of two values, readers of JSON
-    take different ones, and whoever checked the body may have seen the other."""
+    take different ones, and a check may have read the other."""
     try:
         # Nothing is built, and no number is converted.
         json.loads(body, object_pairs_hook=_once, parse_int=str, parse_float=str)
     except RecursionError:
-        raise NotStrictError("is nested too deeply") from None
+        raise InvalidInputError("is nested too deeply") from None
 
 
 def _once(pairs: list[tuple[str, object]]) -> None:
     if len({name for name, _ in pairs}) < len(pairs):
         counted = Counter(name for name, _ in pairs)
         twice = next(name for name, count in counted.items() if count > 1)
-        raise NotStrictError(f"{twice[:80]!r} stands twice in one object")
+        raise InvalidInputError(f"{twice[:80]!r} stands twice in one object")
 
 
 def _walk(document: object, values_max: int) -> None:
@@ -84,10 +84,10 @@ def _walk(document: object, values_max: int) -> None:
         elif isinstance(value, list):
             parts = cast("list[object]", value)
         elif isinstance(value, str) and _NUL in value:
-            raise NotStrictError("a text has a NUL character")
+            raise InvalidInputError("a text has a NUL character")
         seen += len(parts)
         if seen > values_max:
-            raise NotStrictError(f"there are more than {values_max} keys and values")
+            raise InvalidInputError(f"there are more than {values_max} keys and values")
         waiting += parts
 
 

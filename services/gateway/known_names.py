@@ -1,7 +1,7 @@
-"""Whether the users, teams and groups that a quota or a policy names are there.
+"""Checks that the users, teams and groups that a quota or a policy names exist.
 
 Called by the routes. A limit for a misspelt name limits nobody, and nobody notices: such names are
-refused, unless the caller says that the person, team or group is to come.
+rejected, unless the caller sets ``force`` because the person, team or group will exist later.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ async def require_known(
     teams: Mapping[str, str] = NOBODY,
     groups: Mapping[str, str] = NOBODY,
 ) -> None:
-    """A problem that names each user, team and group that is not there.
+    """Raise a problem that names each user, team and group that does not exist.
 
-    Each mapping has names by the fields that name them. A group is there if a node is, or was
-    lately, in it; while no node is known, every group may be one that is to come.
+    Each mapping has the names by the fields that hold them. A group exists if a node is, or was
+    lately, in it; while no node is known, every group is accepted.
     """
     errors: list[FieldError] = []
     for kind, word, asked in (
@@ -57,7 +57,7 @@ Named = type[UserRow] | type[TeamRow] | type[NodeRow]
 
 
 async def _there(tx: Tx, kind: Named, names: Collection[str]) -> set[str]:
-    """Which of these names there are."""
+    """The names that exist."""
     if kind is NodeRow:
         # A group may have thousands of nodes; one will do.
         found = [await tx.select(NodeRow, Where("group", Op.EQ, name), limit=1) for name in names]

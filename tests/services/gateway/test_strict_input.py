@@ -92,10 +92,10 @@ async def test_text_that_cannot_be_stored_is_refused_in_every_body(world: World)
         for method, path, body in (*every_route, *PLACES):
             for text in (SURROGATE, NUL):
                 client = run if path.startswith("/v1/run") else admin
-                told = await client.request(method, path, content=body % text, headers=headers)
-                assert told.status_code == 400, (path, body, text, told.text)
-                assert told.json()["type"] == "malformed"
-                assert told.json()["errors"][0]["fix"]
+                reply = await client.request(method, path, content=body % text, headers=headers)
+                assert reply.status_code == 400, (path, body, text, reply.text)
+                assert reply.json()["type"] == "malformed"
+                assert reply.json()["errors"][0]["fix"]
 
 
 TARGETS = [
@@ -127,8 +127,8 @@ async def test_text_that_cannot_be_stored_is_refused_in_every_path_and_query(
     async with world.client() as admin:
         for target in TARGETS:
             for text in ("%00", "a%00b", "%ff", "%ed%a0%80"):
-                told = await admin.get(target.format(text))
-                assert told.status_code == 400, (target, text, told.text)
+                reply = await admin.get(target.format(text))
+                assert reply.status_code == 400, (target, text, reply.text)
 
 
 LISTS = [
@@ -152,12 +152,12 @@ async def test_a_cursor_of_another_type_is_refused(world: World) -> None:
             raws = [json.dumps([name, *pair]).encode() for pair in pairs]
             for raw in (*raws, b"[" * 1400, b"\xff", b"{}", b'"x"', b"[1,2]"):
                 cursor = base64.urlsafe_b64encode(raw).decode()
-                told = await admin.get(path, params={"cursor": cursor})
+                reply = await admin.get(path, params={"cursor": cursor})
                 fits = raw in (b'["version", 5, 5]', b'["-priority_order", 5, "tt"]')
-                assert told.status_code == (200 if fits else 422), (path, raw[:80], told.text)
+                assert reply.status_code == (200 if fits else 422), (path, raw[:80], reply.text)
             cursor = base64.urlsafe_b64encode(json.dumps([name, good, good_key]).encode())
-            told = await admin.get(path, params={"cursor": cursor.decode()})
-            assert told.status_code == 200, (path, told.text)
+            reply = await admin.get(path, params={"cursor": cursor.decode()})
+            assert reply.status_code == 200, (path, reply.text)
 
 
 def test_a_cursor_that_was_written_is_read() -> None:
@@ -187,13 +187,13 @@ FAR = [
 async def test_numbers_and_dates_beyond_every_bound_are_not_5xx(world: World) -> None:
     async with world.client(run_token("tt")) as run, world.client() as admin:
         for target in FAR:
-            told = await admin.get(target)
-            assert told.status_code < 500, (target, told.text)
+            reply = await admin.get(target)
+            assert reply.status_code < 500, (target, reply.text)
         for moment in ("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", 1e300, -1):
             body = {"samples": [{"at": moment, "values": {"a": 1}}]}
-            told = await run.post("/v1/run/metrics", json=body)
-            assert told.status_code == 422, told.text
-            assert told.json()["errors"][0]["field"] == "samples[0].at"
+            reply = await run.post("/v1/run/metrics", json=body)
+            assert reply.status_code == 422, reply.text
+            assert reply.json()["errors"][0]["field"] == "samples[0].at"
 
 
 async def test_every_float_that_is_reported_reads_back(world: World) -> None:
@@ -205,12 +205,12 @@ async def test_every_float_that_is_reported_reads_back(world: World) -> None:
     async with world.client(run_token("tt")) as run:
         for second in (1, 2):
             body = {"samples": [{"at": at(second).isoformat(), "values": values}]}
-            told = await run.post("/v1/run/metrics", json=body)
-            assert told.status_code == 202, told.text
+            reply = await run.post("/v1/run/metrics", json=body)
+            assert reply.status_code == 202, reply.text
     async with world.client() as admin:
-        told = await admin.get("/v1/tasks/tt/metrics")
-    assert told.status_code == 200, told.text
-    (row,) = told.json()["items"]
+        reply = await admin.get("/v1/tasks/tt/metrics")
+    assert reply.status_code == 200, reply.text
+    (row,) = reply.json()["items"]
     assert row["latest"] == values
     assert [point["values"] for point in row["points"]] == [values, values]
 
@@ -283,9 +283,9 @@ async def whole_list(client: httpx.AsyncClient, path: str) -> Listed:
     listed, cursor = Listed(), None
     while True:
         more = f"{'&' if '?' in path else '?'}cursor={cursor}" if cursor else ""
-        told = await client.get(path + more)
-        assert told.status_code == 200, told.text
-        page = told.json()
+        reply = await client.get(path + more)
+        assert reply.status_code == 200, reply.text
+        page = reply.json()
         listed.items += page["items"]
         listed.unreadable |= {each["id"] for each in page.get("unreadable", [])}
         cursor = page["next_cursor"]
@@ -307,9 +307,9 @@ async def test_a_list_survives_a_row_that_cannot_be_shown(world: World) -> None:
             unreadable: list[Any] = []
             cursor: str | None = ""
             while cursor is not None:
-                told = await admin.get(path, params={"cursor": cursor} if cursor else None)
-                assert told.status_code == 200, told.text
-                page = told.json()
+                reply = await admin.get(path, params={"cursor": cursor} if cursor else None)
+                assert reply.status_code == 200, reply.text
+                page = reply.json()
                 items += [each["id"] for each in page["items"]]
                 unreadable += page.get("unreadable", [])
                 cursor = page["next_cursor"]
@@ -318,9 +318,9 @@ async def test_a_list_survives_a_row_that_cannot_be_shown(world: World) -> None:
             assert items == [good["id"]]
             assert [each["id"] for each in unreadable] == ["zz"]
             assert unreadable[0]["problem"]
-        told = await admin.get("/v1/tasks/zz")
-        assert (told.status_code, told.json()["type"]) == (500, "internal")
-        assert "zz" in told.json()["detail"]
+        reply = await admin.get("/v1/tasks/zz")
+        assert (reply.status_code, reply.json()["type"]) == (500, "internal")
+        assert "zz" in reply.json()["detail"]
         counted = await admin.get("/v1/events?task=zz")
         assert counted.status_code == 200
 
@@ -343,22 +343,22 @@ async def test_what_is_no_json_is_refused_with_its_reason(world: World) -> None:
         for body in NO_JSON:
             for path in ("/v1/tasks", "/v1/tasks:batch", "/v1/run/metrics"):
                 client = run if path.startswith("/v1/run") else admin
-                told = await client.post(path, content=body, headers=headers)
-                assert told.status_code in (400, 422), (path, body[:60], told.text)
+                reply = await client.post(path, content=body, headers=headers)
+                assert reply.status_code in (400, 422), (path, body[:60], reply.text)
 
 
 async def test_an_error_names_a_bounded_number_of_fields(world: World) -> None:
     """A body of unknown keys costs about what a good body costs, and so does its answer."""
     body = {"command": ["x"], **{f"k{number}": 1 for number in range(15_000)}}
     async with world.client() as admin:
-        told = await admin.post("/v1/tasks", json=body)
-        assert told.status_code == 422
-        assert len(told.json()["errors"]) <= 50
-        assert "14950 more" in told.json()["detail"] or "more" in told.json()["detail"]
+        reply = await admin.post("/v1/tasks", json=body)
+        assert reply.status_code == 422
+        assert len(reply.json()["errors"]) <= 50
+        assert "14950 more" in reply.json()["detail"] or "more" in reply.json()["detail"]
         many = {"command": ["x"], "env": {f"k{number}": "1" for number in range(30_000)}}
-        told = await admin.post("/v1/tasks", json=many)
-        assert told.status_code in (400, 422)
-        assert len(told.text) < 20_000
+        reply = await admin.post("/v1/tasks", json=many)
+        assert reply.status_code in (400, 422)
+        assert len(reply.text) < 20_000
 
 
 async def test_quoted_text_is_not_a_problem(world: World) -> None:
@@ -386,14 +386,14 @@ async def test_a_name_that_stands_twice_is_refused(world: World, body: bytes) ->
     """Of the two values readers of JSON take different ones."""
     async with world.client() as client:
         headers = {"content-type": "application/json"}
-        told = await client.post("/v1/tasks", content=body, headers=headers)
-    assert (told.status_code, told.json()["type"]) == (400, "malformed"), told.text
-    assert "stands twice in one object" in told.json()["detail"]
+        reply = await client.post("/v1/tasks", content=body, headers=headers)
+    assert (reply.status_code, reply.json()["type"]) == (400, "malformed"), reply.text
+    assert "stands twice in one object" in reply.json()["detail"]
 
 
 async def test_the_same_name_in_several_objects_is_no_fault(world: World) -> None:
     body = b'{"command":["x"],"env":{"name":"1"},"labels":{"name":"1"},"name":"n"}'
     async with world.client() as client:
         headers = {"content-type": "application/json"}
-        told = await client.post("/v1/tasks", content=body, headers=headers)
-    assert told.status_code == 201, told.text
+        reply = await client.post("/v1/tasks", content=body, headers=headers)
+    assert reply.status_code == 201, reply.text

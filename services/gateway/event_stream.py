@@ -1,8 +1,8 @@
 """Live readers: server-sent events, WebSockets and long-polls, woken by commits of the read model.
 
-On the process that projects, the store's observer feeds readers in the moment of the commit;
-other processes look for new events every so often. Both feed the same way, by position, so that a
-reader notices a gap and reads it from the table: nothing is lost, nothing comes twice.
+On the process that projects, the store's observer feeds readers at each commit; other processes
+poll for new events. Both feed by position, so that a reader notices a gap and reads it from the
+table: no event is lost, and none comes twice.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from libs.store.port import (
 )
 from services.gateway import store as rows_of
 from services.gateway import views
+from services.gateway.concurrency import ConcurrencyLimit
 from services.gateway.problems import TOO_MANY, ProblemError
 from services.gateway.rows import EventRow, RunRow, TaskRow
-from services.gateway.turns import Turns
 
 # An event as it is sent: its position, and itself as JSON.
 Encoded = tuple[int, bytes]
@@ -44,7 +44,7 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class EventFilter:
     """Which events a reader wants; empty means every one."""
 
     task_id: str = ""
@@ -68,33 +68,33 @@ class Topic:
 
 @dataclass(eq=False)
 class Reader:
-    """One live reader's place: what is pending for it, and whether it has to read the table."""
+    """One live reader: its pending events, and whether it has to read the table."""
 
     user: str
-    topic: Topic
+    wanted: EventFilter
     pending_max: int
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     pending: deque[Encoded] = field(default_factory=deque)
     behind: bool = True
 
     def give(self, position: int, document: bytes) -> None:
-        """Hand over an event; one that has no room is read from the table later."""
+        """Queue an event. A reader whose queue is full reads the table later instead."""
         if len(self.pending) >= self.pending_max:
-            self.lose()
+            self.reset()
         elif not self.behind:
             self.pending.append((position, document))
         self.wake.set()
 
-    def lose(self) -> None:
-        """Forget what is pending: the table has it."""
+    def reset(self) -> None:
+        """Drop the pending events and read them from the table instead."""
         self.pending.clear()
         self.behind = True
         self.wake.set()
 
 
-class Gate:
-    """Bounds how many readers are open, in all and for each user. So many beyond all are reserved
-    for administrators."""
+class StreamLimit:
+    """Bounds the number of open readers, in all and for each user. ``reserved`` further places
+    are for administrators."""
 
     def __init__(self, total_max: int, each_max: int, reserved: int = 0) -> None:
         self._total_max = total_max
@@ -137,47 +137,47 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Events of one topic behind a position, encoded once for all who read them."""
+    """The events of one filter after a position, encoded once for all readers."""
 
     events: tuple[Encoded, ...]
-    # Nothing of the topic comes after it up to this position; None: the page is full, and more may.
+    # No matching event follows up to this position. None: the page is full and more may follow.
     until: int | None
     size: int
 
 
-class Pages:
-    """Pages of the event log. Few are read at a time, of each user fewer; those read last are kept.
+class EventPages:
+    """Cached pages of the event log. Reads are limited in all and by user; recent pages are kept.
 
     The log only grows, so a full page stays as it is; one that is not full is good as long as the
     log ends where it ended then.
     """
 
-    def __init__(self, store: Store, events_max: int, turns: Turns) -> None:
+    def __init__(self, store: Store, events_max: int, concurrency: ConcurrencyLimit) -> None:
         self._store = store
         self._events_max = events_max
-        self._turns = turns
-        self._kept: OrderedDict[tuple[Topic, int], Page] = OrderedDict()
+        self._turns = concurrency
+        self._kept: OrderedDict[tuple[EventFilter, int], Page] = OrderedDict()
         self._bytes = 0
 
     async def read(
-        self, user: str, topic: Topic, after: int, end: Callable[[], int | None]
+        self, user: str, wanted: EventFilter, after: int, end: Callable[[], int | None]
     ) -> Page:
         """The page behind a position; ``end`` is the last position that was fed to readers."""
         async with self._turns.of(user):
-            # Looked for in its turn: whoever was before may have read the same page.
-            found = self._kept.get((topic, after))
+            # Checked after the wait: the previous caller may have read the same page.
+            found = self._kept.get((wanted, after))
             known_end = end()
             if found is not None and (
                 found.until is None or (known_end is not None and found.until >= known_end)
             ):
-                self._kept.move_to_end((topic, after))
+                self._kept.move_to_end((wanted, after))
                 return found
-            page = await self._read(topic, after, known_end)
-        self._keep(topic, after, page)
+            page = await self._read(wanted, after, known_end)
+        self._keep(wanted, after, page)
         return page
 
-    async def _read(self, topic: Topic, after: int, known_end: int | None) -> Page:
-        where = topic.where()
+    async def _read(self, wanted: EventFilter, after: int, known_end: int | None) -> Page:
+        where = wanted.where()
         # Positions have no gaps: wherever readers of all events begin, their pages soon coincide.
         limit = self._events_max if where else self._events_max - after % self._events_max
         async with self._store.transaction() as tx:
@@ -186,17 +186,17 @@ class Pages:
         size = PAGE_OVERHEAD_BYTES + sum(len(document) for _, document in events)
         return Page(events, None if len(rows) == limit else known_end or 0, size)
 
-    def _keep(self, topic: Topic, after: int, page: Page) -> None:
-        before = self._kept.pop((topic, after), None)
-        self._kept[(topic, after)] = page
+    def _keep(self, wanted: EventFilter, after: int, page: Page) -> None:
+        before = self._kept.pop((wanted, after), None)
+        self._kept[(wanted, after)] = page
         self._bytes += page.size - (before.size if before else 0)
         while self._bytes > PAGES_BYTES_MAX:
             _, oldest = self._kept.popitem(last=False)
             self._bytes -= oldest.size
 
 
-class Live:
-    """Everybody who waits for something to happen, in this process."""
+class LiveEvents:
+    """The readers and long-polls of this process that wait for events."""
 
     def __init__(
         self,
@@ -204,14 +204,14 @@ class Live:
         *,
         pending_max: int,
         page: int,
-        catching_up: Turns,
+        catching_up: ConcurrencyLimit,
         poll_seconds: float,
         poll_leading_seconds: float,
     ) -> None:
         self._store = store
         self._pending_max = pending_max
         self._page = page
-        self._pages = Pages(store, page, catching_up)
+        self._pages = EventPages(store, page, catching_up)
         self._poll_seconds = poll_seconds
         self._poll_leading_seconds = poll_leading_seconds
         self._readers: set[Reader] = set()
@@ -231,13 +231,13 @@ class Live:
             if isinstance(row, RunRow | TaskRow):
                 self._wake_task(row.task_id)
 
-    def read_again(self) -> None:
-        """Every reader reads the table from where it is: what was fed may be incomplete."""
+    def reread_tables(self) -> None:
+        """Make every reader continue from the table: the events fed to it may be incomplete."""
         for reader in self._readers:
-            reader.lose()
+            reader.reset()
 
     async def run(self) -> None:
-        """Look for events that other processes projected, until cancelled."""
+        """Poll for events that other processes projected, until cancelled."""
         clockwork = Wake()
         try:
             while True:
@@ -262,9 +262,9 @@ class Live:
             self._wake_task(task_id)
 
     @contextlib.contextmanager
-    def reader(self, user: str, topic: Topic) -> Generator[Reader]:
+    def reader(self, user: str, wanted: EventFilter) -> Generator[Reader]:
         """A reader of events, fed while the context is open. It begins with the table."""
-        reader = Reader(user, topic, self._pending_max)
+        reader = Reader(user, wanted, self._pending_max)
         self._readers.add(reader)
         try:
             yield reader
@@ -305,16 +305,16 @@ class Live:
         """Read the table to its end; from then on the reader is fed. While the database is away,
         what was read so far stands."""
         while True:
-            # Fed from before the reading on: what commits meanwhile is read, fed, or both.
+            # Feeding begins before the read: an event committed meanwhile is read, fed, or both.
             reader.behind = False
             try:
-                page = await self._pages.read(reader.user, reader.topic, after, lambda: self._last)
+                page = await self._pages.read(reader.user, reader.wanted, after, lambda: self._last)
             except StoreUnavailableError:
-                reader.lose()
+                reader.reset()
                 await pause(RETRY_SECONDS)
                 return after
             if page.until is None:
-                reader.lose()
+                reader.reset()
             if page.events:
                 after = page.events[-1][0]
                 await emit(page.events)
@@ -342,11 +342,11 @@ class Live:
     def _restart(self, position: int) -> None:
         self._last = max(position, self._last or 0)
         for reader in self._readers:
-            reader.lose()
+            reader.reset()
 
     def _feed(self, rows: list[EventRow]) -> None:
         if self._last is None or rows[0].position > self._last + 1:
-            # Something passed unseen here: everybody reads it from the table.
+            # This process missed an event, so every reader reads the table.
             self._restart(rows[-1].position)
             return
         for row in rows:
@@ -357,7 +357,7 @@ class Live:
     def _deliver(self, row: EventRow, readers: Iterable[Reader]) -> None:
         document: bytes | None = None
         for reader in readers:
-            if reader.topic.takes(row):
+            if reader.wanted.takes(row):
                 document = document or document_of(row)
                 reader.give(row.position, document)
 
@@ -368,7 +368,7 @@ class Live:
 
 def document_of(row: EventRow) -> bytes:
     """The event as JSON; made once for all readers. One that cannot be shown does not end the
-    streams of everybody who would see it: it comes without its data.
+    streams of all readers: it is sent without its data.
     """
     try:
         return orjson.dumps(views.event(row))

@@ -12,8 +12,8 @@ from prometheus_client import REGISTRY
 from libs.bus.memory_broker import Faults
 from libs.contracts import messages as m
 from libs.service.prune import Pruning
-from services.gateway.loop import OWNERS, Housekeeping
 from services.gateway.main import WIRING as GATEWAY
+from services.gateway.maintenance import OWNERS, HistoryPruning
 from services.gateway.rows import (
     AcceptedRow,
     AuditRow,
@@ -55,7 +55,7 @@ async def test_old_events_go_a_page_at_a_time(world: World) -> None:
     table.update({n: replace(first, position=n, fact=str(n)) for n in range(2, 1501)})
     async with store.transaction(epoch=1) as tx:
         tx.put(EventHeadRow("log", 1500, 1))
-    step = Housekeeping(store, world.settings).step
+    step = HistoryPruning(store, world.settings).step
     again = [await step(1) for _ in range(3)]
     assert again == [0.0, None, None]
     kept = sorted(world.database.rows(TABLES, EventRow))
@@ -72,7 +72,7 @@ async def test_the_event_log_is_bounded_in_bytes(world: World) -> None:
     store = world.gateway.ports.store
     long = "x" * 40_000
     await world.heard(*(a_node(f"n{number}", gpu_model=long) for number in range(100)))
-    step = Housekeeping(store, world.settings).step
+    step = HistoryPruning(store, world.settings).step
     for _ in range(4):
         await step(1)
     kept = sorted(world.database.rows(TABLES, EventRow))
@@ -100,7 +100,7 @@ async def test_old_audit_and_settled_rows_go(
         tx.put(replace(row, task_id=task["id"]))
     assert len((await ann.get("/v1/tasks")).json()["items"]) == 2
     world.clock.advance(world.settings.accepted_keep_seconds + 60)
-    await Housekeeping(store, world.settings).step(1)
+    await HistoryPruning(store, world.settings).step(1)
     # What is projected needs no stand-in; what is not stays, however old.
     assert set(world.database.rows(TABLES, AcceptedRow)) == {waiting["id"]}
     assert world.database.rows(TABLES, AuditRow)
