@@ -22,11 +22,11 @@ def hears(service: str) -> set[type[Message]]:
 
 
 def test_every_event_has_an_owner_and_a_hearer() -> None:
-    heard = set[type[Message]]().union(*(hears(service) for service in SERVICES))
+    consumed = set[type[Message]]().union(*(hears(service) for service in SERVICES))
     events = set(types_of(Kind.EVENT))
     assert {event.__name__ for event in events if ROUTES[event].owner not in SERVICES} == set()
-    assert {event.__name__ for event in events - heard} == set()
-    assert {kind.__name__ for kind in heard if ROUTES[kind].kind is not Kind.EVENT} == set()
+    assert {event.__name__ for event in events - consumed} == set()
+    assert {kind.__name__ for kind in consumed if ROUTES[kind].kind is not Kind.EVENT} == set()
 
 
 def test_every_command_names_its_reply() -> None:
@@ -85,19 +85,19 @@ def test_subjects_and_owners_are_as_published() -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_the_readme_hears_and_says_what_the_code_does(service: str) -> None:
+def test_the_readme_names_the_consumed_and_published_messages(service: str) -> None:
     text = (ROOT / "services" / service / "README.md").read_text()
     lines = {
         word: next(line for line in text.splitlines() if line.startswith(f"**{word}"))
-        for word in ("Hears", "Says")
+        for word in ("Consumes", "Publishes")
     }
-    heard = set(re.findall(r"`([A-Z]\w+)`", lines["Hears"]))
+    consumed = set(re.findall(r"`([A-Z]\w+)`", lines["Consumes"]))
     commands = {kind.__name__ for kind in types_of(Kind.COMMAND)}
-    assert heard - commands == {kind.__name__ for kind in hears(service)}
-    said = set(re.findall(r"`([A-Z]\w+)`", lines["Says"]))
+    assert consumed - commands == {kind.__name__ for kind in hears(service)}
+    published = set(re.findall(r"`([A-Z]\w+)`", lines["Publishes"]))
     owned = {
         message.__name__
         for message, route in ROUTES.items()
         if route.owner == service and route.kind in {Kind.EVENT, Kind.TELEMETRY}
     }
-    assert said - commands == owned
+    assert published - commands == owned
