@@ -1,6 +1,6 @@
 """Concurrency limits by key: a key with much work waits for its own work and delays no other key.
 
-Called by ``event_stream.py`` (reading the event log for streams) and ``auth.py`` (looking tokens up).
+``event_stream.py`` limits reads of the event log with it, and ``auth.py`` token lookups.
 """
 
 from __future__ import annotations

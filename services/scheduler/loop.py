@@ -33,7 +33,7 @@ from services.scheduler import set_apart, store
 from services.scheduler.cluster_metrics import METRICS, ClusterMetrics
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.index import Index
-from services.scheduler.domain.model import Assign, Hold, Plan, PolicySettings, Task
+from services.scheduler.domain.model import Assign, Hold, Node, Plan, PolicySettings, Task
 from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.proof.isolate import (
@@ -67,6 +67,8 @@ PASSING = (StoreUnavailableError, DatabaseFaultError, TermOverError)
 CONFLICT_PAUSE_SECONDS = 0.05
 # From so many plans in a row on that the tables refused, each group is committed separately.
 CONFLICTS_TOGETHER_MAX = 2
+# Nodes that keep coming hold decisions up for so many times the settling time at most.
+SETTLE_TIMES_MAX = 4
 # How many are named in one line of the log.
 NAMED_MAX = 20
 # Under which name a round that failed as a whole is noted.
@@ -87,6 +89,7 @@ class Brain:
         refusals_max: int = 5,
         refusal_backoff_seconds_max: float = 30.0,
         too_large_retry_seconds: float = 600.0,
+        node_settle_seconds: float = 0.0,
         policy_function: Decide = decide,
         metrics: ClusterMetrics = METRICS,
     ) -> None:
@@ -97,6 +100,9 @@ class Brain:
         self._dumps = dumps
         self._dumps_max = dumps_max
         self._too_large_retry = timedelta(seconds=too_large_retry_seconds)
+        self._node_settle = timedelta(seconds=node_settle_seconds)
+        # When the first and the last of the nodes that the next round has not seen were opened.
+        self._nodes_opened: tuple[datetime, datetime] | None = None
         self._decide = policy_function
         self._index = Index(policy)
         # Rows that the index is without.
@@ -131,8 +137,34 @@ class Brain:
             # Its end does not wait.
             self._reload = self._reload or len(deleted) < len(delta.deleted)
         self._metrics.committed(self._index, put, deleted)
+        if self._node_settle and any(self._is_opened(row) for row in put):
+            now = self._ports.clock.now()
+            self._nodes_opened = (self._nodes_opened[0] if self._nodes_opened else now, now)
         if self._index.apply(put, deleted):
             self._version += 1
+
+    def _is_opened(self, row: object) -> bool:
+        """True for a node that takes new runs from now on."""
+        if not isinstance(row, Node) or not row.offered:
+            return False
+        before = self._index.nodes.get(row.id)
+        return before is None or not before.offered
+
+    def _settling(self, now: datetime) -> timedelta | None:
+        """How long to wait for further nodes; None: decide now.
+
+        Nodes come back in a burst when the platform or a rack starts again, each with a commit of
+        its own. A decision on the first few of them places runs that the next decision preempts.
+        """
+        if self._nodes_opened is None:
+            return None
+        first, last = self._nodes_opened
+        left = min(last + self._node_settle, first + SETTLE_TIMES_MAX * self._node_settle) - now
+        # A clock that was set back must not hold decisions up.
+        if timedelta(0) < left <= SETTLE_TIMES_MAX * self._node_settle:
+            return left
+        self._nodes_opened = None
+        return None
 
     def _is_apart(self, row: object) -> bool:
         """True for a new version of a row that is set apart: it is to be tried, but a load costs
@@ -252,6 +284,8 @@ class Brain:
         idle: bool = self._version == self._decided_version
         if idle and (self._due_at is None or now < self._due_at):
             return self._until_due(now)
+        if (left := self._settling(now)) is not None:
+            return left.total_seconds()
         # What this plan is decided on; what changes while it is committed is for the next.
         version = self._version
         snapshot = replace(

@@ -32,6 +32,7 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
         refusals_max=settings.refusals_max,
         refusal_backoff_seconds_max=settings.refusal_backoff_seconds_max,
         too_large_retry_seconds=settings.too_large_retry_seconds,
+        node_settle_seconds=settings.node_settle_seconds,
     )
     commands = Commands(
         decisions_page_max=settings.decisions_page_max,

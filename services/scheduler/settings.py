@@ -53,6 +53,9 @@ class SchedulerSettings(BaseServiceSettings):
 
     # How often a round is made when nothing woke the loop.
     tick_seconds: float = Field(default=1.0, gt=0, le=60)
+    # After a node was opened for new runs, decisions wait so long for further nodes (four times as
+    # long at most while nodes keep coming); 0: they do not wait.
+    node_settle_seconds: float = Field(default=0.5, ge=0, le=10)
     # Where snapshots of refused plans are written, at most so many; none: not written.
     dumps: Path | None = None
     dumps_max: int = Field(default=20, ge=1)

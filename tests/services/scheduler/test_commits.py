@@ -181,7 +181,7 @@ async def test_a_lock_on_one_table_delays_a_start_and_does_not_lose_it(database:
     store = SqlStore(
         address, TABLES, clock=clock, source="scheduler", new_id=lambda: f"e{next(numbers)}"
     )
-    settings = SchedulerSettings(database_url="-", nats_url="-")
+    settings = SchedulerSettings(database_url="-", nats_url="-", node_settle_seconds=0)
     bus = MemoryBus(MemoryBroker(Random(1), Faults()), "scheduler")
     service = build(settings, Ports(store, bus, clock))
     epoch = (await store.lead()).epoch

@@ -343,3 +343,46 @@ def test_a_full_or_broken_dump_folder_stops_nothing(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert replay.write_dump(blocked, snapshot, at(0), files_max=5) is None
+
+
+async def test_nodes_that_come_back_in_a_burst_are_decided_on_together() -> None:
+    """Else a run starts on the first of them and is preempted as soon as the next is there."""
+    world = await World(node_settle_seconds=0.5).start()
+    some = some_nodes(3)
+    await world.hear(node_changed(some[0]), inventory_of(*some))
+    await world.hear(submitted_event(a_task("low", priority=Priority.LOW)))
+    await world.hear(submitted_event(a_task("gang", priority=Priority.HIGH, nodes=3)))
+    assert await world.step() == pytest.approx(0.5)
+    world.clock.to(0.3)
+    await world.hear(node_changed(some[1]))
+    world.clock.to(0.6)
+    await world.hear(node_changed(some[2]))
+    await world.settle()
+    assert (await world.task("low")).state is TaskState.QUEUED
+    world.clock.to(1.2)
+    await world.settle()
+    states = {task.id: task.state for task in (await world.tasks()).values()}
+    assert states == {"low": TaskState.QUEUED, "gang": TaskState.STARTING}
+
+
+async def test_nodes_that_keep_coming_do_not_hold_decisions_up_for_ever() -> None:
+    world = await World(node_settle_seconds=0.5).start()
+    some = some_nodes(9)
+    await world.hear(submitted_event(a_task("low", priority=Priority.LOW)))
+    for number, node in enumerate(some):
+        world.clock.to(number * 0.4)
+        await world.hear(node_changed(node), inventory_of(*some))
+        await world.settle()
+        waits = (await world.task("low")).state is TaskState.QUEUED
+        assert waits is (number * 0.4 < 2.0), number
+
+
+async def test_a_node_that_changes_while_it_is_open_holds_nothing_up() -> None:
+    world = await World(node_settle_seconds=0.5).start()
+    (node,) = some_nodes(1)
+    await world.hear(node_changed(node), inventory_of(node))
+    world.clock.to(5)
+    await world.hear(submitted_event(a_task("one")))
+    await world.hear(node_changed(replace(node, version=node.version + 1, labels=(("a", "b"),))))
+    await world.settle()
+    assert (await world.task("one")).state is TaskState.STARTING

@@ -69,6 +69,8 @@ class World:
     def __init__(self, dumps: Path | None = None, **settings: object) -> None:
         self.clock = Hands()
         self.database = MemoryDatabase()
+        # The clock stands, so decisions wait for further nodes only where a test asks for it.
+        settings = {"node_settle_seconds": 0.0, **settings}
         self.settings = SchedulerSettings(database_url="-", nats_url="-", dumps=dumps, **settings)
         self._ids = itertools.count(1)
         self._read = 0
