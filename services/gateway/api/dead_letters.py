@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from libs.contracts import messages as m
 from services.gateway.api import shapes
-from services.gateway.api.deps import Caller, OutputFilter, Parts, answer, router_of
+from services.gateway.api.deps import Caller, PageQuery, Parts, answer, router_of
 from services.gateway.auth import require_admin
 from services.gateway.bodies import LettersBody, ServiceWord
 from services.gateway.json_values import rfc3339
@@ -38,7 +38,7 @@ DISCARD = _Verb("discard", m.DiscardDeadLetters, m.DiscardDeadLettersReply)
 async def list_dead_letters(
     caller: Caller,
     parts: Parts,
-    paging: OutputFilter,
+    paging: PageQuery,
     *,
     service: Annotated[ServiceWord, Query(description="the service that set them apart")],
 ) -> Response:

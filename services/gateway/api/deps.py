@@ -229,7 +229,7 @@ async def paging(
     return Paging(limit or parts.settings.page_default, cursor or None)
 
 
-OutputFilter = Annotated[Paging, Depends(paging)]
+PageQuery = Annotated[Paging, Depends(paging)]
 Force = Annotated[bool, Query(description="accept users, teams and groups that are to come")]
 
 

@@ -15,8 +15,7 @@ from services.gateway import views
 from services.gateway.api.deps import Caller, Context, Parts, answer, router_of, task_or_404
 from services.gateway.auth import Identity
 from services.gateway.json_values import ENDED
-from services.gateway.output_stream import OutputFilter as WantedOutput
-from services.gateway.output_stream import OutputFollower, read_range
+from services.gateway.output_stream import OutputFilter, OutputFollower, read_range
 from services.gateway.problems import NOT_FOUND, ProblemError, invalid
 from services.gateway.sse import EventStream, Produce, Write, frame
 from services.gateway.strict_input import parse_moment
@@ -61,7 +60,7 @@ async def logs(
     async with parts.store.transaction() as tx:
         await task_or_404(tx, task_id)
     _check(parts, limit_bytes, tail)
-    wanted = WantedOutput(
+    wanted = OutputFilter(
         task_id, attempt, rank, role, offset or 0, tail, _since(since), timestamps=timestamps
     )
     if follow:
@@ -112,7 +111,7 @@ def _since(text: str | None) -> datetime | None:
         raise invalid("since", text, "is not a time with a zone", fix) from None
 
 
-async def _kept(parts: Context, wanted: WantedOutput) -> list[m.LogInfo]:
+async def _kept(parts: Context, wanted: OutputFilter) -> list[m.LogInfo]:
     """What is kept of the wanted output; nothing, if nothing was ever written."""
     try:
         reply = await parts.commands.ask(m.ListLogs(task_id=wanted.task_id), m.ListLogsReply)
@@ -123,7 +122,7 @@ async def _kept(parts: Context, wanted: WantedOutput) -> list[m.LogInfo]:
     return [info for info in reply.logs if wanted.takes(info.attempt, info.rank, info.role)]
 
 
-def _stream(parts: Context, who: Identity, wanted: WantedOutput) -> Response:
+def _stream(parts: Context, who: Identity, wanted: OutputFilter) -> Response:
     settings = parts.settings
 
     async def ended() -> set[tuple[int, int]] | None:

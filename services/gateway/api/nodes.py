@@ -15,7 +15,7 @@ from services.gateway.api import shapes
 from services.gateway.api.deps import (
     Caller,
     Context,
-    OutputFilter,
+    PageQuery,
     Parts,
     answer,
     answer_page,
@@ -37,7 +37,7 @@ LIVE_RUNS_MAX = 100_000
 async def list_nodes(
     caller: Caller,
     parts: Parts,
-    paging: OutputFilter,
+    paging: PageQuery,
     group: Annotated[str | None, Query(max_length=63)] = None,
 ) -> Response:
     """The inventory of nodes, with the tasks that hold them."""

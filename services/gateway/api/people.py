@@ -14,7 +14,7 @@ from libs.store.port import Op, Order, Tx, Where
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import shapes
-from services.gateway.api.deps import Caller, OutputFilter, Parts, answer, answer_page, router_of
+from services.gateway.api.deps import Caller, PageQuery, Parts, answer, answer_page, router_of
 from services.gateway.auth import FIRST_ADMIN, audit, require_admin, team_exists, token_hash
 from services.gateway.bodies import TeamBody, TokenBody, UserBody, UserChangeBody
 from services.gateway.json_values import rfc3339
@@ -48,7 +48,7 @@ async def whoami(caller: Caller, parts: Parts) -> Response:
 
 
 @router.get("/users", response_model=shapes.Page)
-async def list_users(caller: Caller, parts: Parts, paging: OutputFilter) -> Response:
+async def list_users(caller: Caller, parts: Parts, paging: PageQuery) -> Response:
     """Users; members see themselves."""
     where = [] if caller.is_admin else [Where("name", Op.EQ, caller.user)]
     async with parts.store.transaction() as tx:
@@ -125,7 +125,7 @@ async def _check_team(tx: Tx, team: str) -> None:
 
 
 @router.get("/teams", response_model=shapes.Page)
-async def list_teams(caller: Caller, parts: Parts, paging: OutputFilter) -> Response:
+async def list_teams(caller: Caller, parts: Parts, paging: PageQuery) -> Response:
     """Teams."""
     del caller
     async with parts.store.transaction() as tx:
@@ -170,7 +170,7 @@ async def remove_team(name: str, caller: Caller, parts: Parts) -> Response:
 
 
 @router.get("/tokens", response_model=shapes.Page)
-async def list_tokens(caller: Caller, parts: Parts, paging: OutputFilter) -> Response:
+async def list_tokens(caller: Caller, parts: Parts, paging: PageQuery) -> Response:
     """Tokens without their secrets; members see their own."""
     where = [] if caller.is_admin else [Where("user", Op.EQ, caller.user)]
     async with parts.store.transaction() as tx:
@@ -228,7 +228,7 @@ async def revoke_token(token_id: str, caller: Caller, parts: Parts) -> Response:
 
 
 @router.get("/audit", response_model=shapes.Page)
-async def audit_trail(caller: Caller, parts: Parts, paging: OutputFilter) -> Response:
+async def audit_trail(caller: Caller, parts: Parts, paging: PageQuery) -> Response:
     """The audit trail: each change with the user that requested it, newest first."""
     require_admin(caller, "read the audit trail")
     async with parts.store.transaction() as tx:

@@ -21,7 +21,7 @@ from services.gateway.api.deps import (
     Caller,
     Context,
     Force,
-    OutputFilter,
+    PageQuery,
     Parts,
     answer,
     answer_page,
@@ -71,7 +71,7 @@ Document = Annotated[str, Depends(policy_text)]
 
 
 @router.get("/policies", response_model=shapes.PolicyPage)
-async def list_policies(caller: Caller, parts: Parts, paging: OutputFilter) -> Response:
+async def list_policies(caller: Caller, parts: Parts, paging: PageQuery) -> Response:
     """How each node group is shared, those without a policy of their own included."""
     del caller
     after = str(After.read(paging.cursor, BY_GROUP).key) if paging.cursor else ""

@@ -8,14 +8,14 @@ from fastapi import Query
 from starlette.responses import Response
 
 from libs.contracts import messages as m
-from libs.store.port import Op, Where
+from libs.store.port import Op, Tx, Where
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import shapes
 from services.gateway.api.deps import (
     Caller,
     Force,
-    OutputFilter,
+    PageQuery,
     Parts,
     answer,
     answer_page,
@@ -38,7 +38,7 @@ BY_VERSION = Sort("version", False, "version", False)
 async def list_quotas(
     caller: Caller,
     parts: Parts,
-    paging: OutputFilter,
+    paging: PageQuery,
     *,
     group: Annotated[str | None, Query(max_length=63)] = None,
     user: Annotated[str | None, Query(max_length=63)] = None,
@@ -73,12 +73,21 @@ async def put_quota(
     who = f"user={body.user or '*'} team={body.team or '*'} priority={body.priority or '*'}"
     async with parts.changing(caller, "quota.set", f"group={body.group or '*'} {who}") as change:
         require_admin(caller, "set quotas")
-        if not (force or body.unlimited):
-            users = {"user": body.user} if body.user else {}
-            teams = {"team": body.team} if body.team else {}
+        if not force:
             async with parts.store.transaction() as tx:
-                groups = {"group": body.group} if body.group else {}
-                await require_known(tx, users=users, teams=teams, groups=groups)
+                # A limit of somebody who has gone can be taken away.
+                if not (body.unlimited and await _is_limited(tx, body)):
+                    users = {"user": body.user} if body.user else {}
+                    teams = {"team": body.team} if body.team else {}
+                    groups = {"group": body.group} if body.group else {}
+                    await require_known(tx, users=users, teams=teams, groups=groups)
         change.detail = "unlimited" if body.unlimited else f"{body.limit} {body.unit or 'gpus'}"
         reply = await parts.commands.ask(set_quota(body, caller), m.SetQuotaReply)
     return answer({"version": reply.version})
+
+
+async def _is_limited(tx: Tx, body: QuotaBody) -> bool:
+    """True if a limit is set for exactly the names of the body."""
+    names = {"group": body.group, "user": body.user, "team": body.team}
+    where = [Where(column, Op.EQ, name or "") for column, name in names.items()]
+    return bool(await tx.select(QuotaRow, Where("removed", Op.EQ, False), *where, limit=1))

@@ -20,7 +20,7 @@ from services.gateway.api.deps import (
     Caller,
     CallingRun,
     Context,
-    OutputFilter,
+    PageQuery,
     Parts,
     answer,
     answer_page,
@@ -217,7 +217,7 @@ async def _check_rank(tx: Tx, run: RunId, rank: int, processes_max: int) -> None
 
 
 @router.get("/tasks/{task_id}/metrics", response_model=shapes.Page, tags=["tasks"])
-async def metrics(task_id: str, caller: Caller, parts: Parts, paging: OutputFilter) -> Response:
+async def metrics(task_id: str, caller: Caller, parts: Parts, paging: PageQuery) -> Response:
     """What the task's ranks reported, rank by rank: the latest values and a thinned history."""
     del caller
     after = number_cursor(paging.cursor)

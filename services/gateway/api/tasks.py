@@ -17,7 +17,7 @@ from services.gateway.api.deps import (
     Caller,
     Change,
     Context,
-    OutputFilter,
+    PageQuery,
     Parts,
     answer,
     answer_one,
@@ -164,7 +164,7 @@ async def _create(parts: Context, command: m.CreateTask, change: Change) -> tupl
 async def list_tasks(
     caller: Caller,
     parts: Parts,
-    paging: OutputFilter,
+    paging: PageQuery,
     *,
     state: Annotated[str | None, Query(description="states, separated by commas")] = None,
     owner: str | None = None,
@@ -253,7 +253,7 @@ def _sort(text: str) -> Sort:
 
 @router.get("/queue", response_model=shapes.TaskPage, tags=["scheduling"])
 async def queue(
-    caller: Caller, parts: Parts, paging: OutputFilter, group: str | None = None
+    caller: Caller, parts: Parts, paging: PageQuery, group: str | None = None
 ) -> Response:
     """Waiting tasks: the highest level first, then by submission."""
     where = [Where("state", Op.EQ, "queued")]
@@ -331,7 +331,7 @@ async def explain(task_id: str, caller: Caller, parts: Parts) -> Response:
 
 
 @router.get("/tasks/{task_id}/decisions", response_model=shapes.Page)
-async def decisions(task_id: str, caller: Caller, parts: Parts, paging: OutputFilter) -> Response:
+async def decisions(task_id: str, caller: Caller, parts: Parts, paging: PageQuery) -> Response:
     """The scheduler's decisions about the task, oldest first."""
     del caller
     async with parts.store.transaction() as tx:
@@ -355,7 +355,7 @@ def number_cursor(cursor: str | None) -> int:
 
 
 @router.get("/tasks/{task_id}/runs", response_model=shapes.RunPage)
-async def runs(task_id: str, caller: Caller, parts: Parts, paging: OutputFilter) -> Response:
+async def runs(task_id: str, caller: Caller, parts: Parts, paging: PageQuery) -> Response:
     """The task's attempts, oldest first."""
     del caller
     after = number_cursor(paging.cursor)

@@ -197,7 +197,7 @@ async def test_how_a_line_looks_is_passed_on_and_is_no_output(
     writer = Writer(world, task)
     await writer.write(1, 0, b"first\n")
     async with served(world) as url, following(url, task) as stream:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert (await anext(stream)).data["text"] == "first\n"
             await writer.tell(1, 0, 0, b"", b"of a line that has ended")
             await writer.tell(1, 0, 6, b"", "\r 10% é".encode() + b"\xe6\x9d")
@@ -214,13 +214,13 @@ async def test_a_chunk_is_passed_on_at_once(world: World, ann: httpx.AsyncClient
     writer = Writer(world, task)
     await writer.write(1, 0, b"first\n")
     async with served(world) as url, following(url, task) as stream:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert (await anext(stream)).data["text"] == "first\n"
         await asyncio.sleep(0.05)
         began = asyncio.get_running_loop().time()
         for number in range(3):
             await writer.write(1, 0, b"line %d\n" % number)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 assert (await anext(stream)).data["text"] == f"line {number}\n"
         assert asyncio.get_running_loop().time() - began < 0.8
 
@@ -259,7 +259,7 @@ async def test_output_that_is_no_longer_kept_does_not_hold_the_reader(
     started = m.RunStarted(task_id=task, attempt=1, started_at=at(15))
     await world.heard(assigned(task), started)
     await end(world, task, [])
-    async with served(world) as url, following(url, task) as stream, asyncio.timeout(5):
+    async with served(world) as url, following(url, task) as stream, asyncio.timeout(30):
         assert await collected(stream) == {}
 
 
@@ -341,7 +341,7 @@ async def test_a_stream_says_when_it_was_written_if_asked(
         served(world) as url,
         following(url, task, "&timestamps=1") as stream,
         following(url, task) as plain,
-        asyncio.timeout(5),
+        asyncio.timeout(30),
     ):
         reply = (await anext(stream)).data
         assert (reply["text"], reply["timestamps"]) == (

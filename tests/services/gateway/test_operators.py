@@ -159,6 +159,23 @@ async def test_a_quota_of_nobody_is_refused_unless_they_are_to_come(
     assert (await admin.put("/v1/quotas", json=gone)).status_code == 200
 
 
+async def test_taking_a_limit_of_a_misspelt_user_away_is_refused(
+    world: World, admin: httpx.AsyncClient
+) -> None:
+    """It would take nothing away, and nobody would notice."""
+    await world.member("dana")
+    body = {"user": "dana", "unit": "gpus", "limit": 3}
+    assert (await admin.put("/v1/quotas", json=body)).status_code == 200
+    await listed(admin, 1)
+    reply = await admin.put("/v1/quotas", json={"user": "dna", "unlimited": True})
+    assert reply.status_code == 422
+    assert reply.json()["errors"][0]["fix"].startswith("did you mean dana?")
+    # Without a limit it is no mistake to say so of somebody who is there.
+    gone = {"user": "dana", "unit": "gpus", "unlimited": True}
+    for _ in range(2):
+        assert (await admin.put("/v1/quotas", json=gone)).status_code == 200
+
+
 async def test_a_quota_of_a_misspelt_group_is_refused_once_nodes_are_known(
     world: World, admin: httpx.AsyncClient
 ) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Callable, Generator, Mapping, TypeVar
 from urllib.parse import urlsplit
 
 from shiftwork.cli import guide, homes, installed, parse
-from shiftwork.cli.failures import UNREACHABLE, Failure, usage
+from shiftwork.cli.failures import UNREACHABLE, USAGE, Failure, usage
 
 try:
     import fcntl
@@ -239,8 +239,10 @@ def target(
     *, url: str, token: str, context: str, environ: Mapping[str, str], path: Path | None = None
 ) -> Target:
     """Where to go, as ``choose`` says, and with which token: option, environment, the context's."""
-    # The environment's token is for the environment's server, not for a context that was named.
-    held = token or ("" if context else environ.get("SHIFTWORK_TOKEN", ""))
+    held = _checked(token, "--token")
+    if not (held or context):
+        # The environment's token is for the environment's server, not for a context's.
+        held = _checked(environ.get("SHIFTWORK_TOKEN", ""), "SHIFTWORK_TOKEN")
     try:
         choice = choose(url=url, context=context, environ=environ, path=path)
     except Failure:
@@ -270,7 +272,7 @@ def _token(named: Named) -> str:
     if not named.token_file:
         return ""
     try:
-        return Path(named.token_file).read_text(encoding="utf-8").strip()
+        text = Path(named.token_file).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         why = "it is not UTF-8" if isinstance(error, ValueError) else error.strerror
         raise Failure(
@@ -278,6 +280,22 @@ def _token(named: Named) -> str:
             where=named.token_file,
             fix=f"give --token or SHIFTWORK_TOKEN, or start {installed.platform('up')} again",
         ) from error
+    return _checked(text, named.token_file)
+
+
+def _checked(token: str, where: str) -> str:
+    """The token without what editors and shells leave around it. A header can carry no other
+    characters than printable ASCII; the message must not repeat the token."""
+    found = token.strip().lstrip("\ufeff").strip()
+    wrong = next((each for each in found if not "!" <= each <= "~"), None)
+    if wrong is not None:
+        raise Failure(
+            f"the token has a character that no token has: {wrong!a}",
+            where=where,
+            fix="copy it again, as `shiftwork token create` printed it",
+            code=USAGE,
+        )
+    return found
 
 
 def _same(one: str, other: str) -> bool:

@@ -102,6 +102,31 @@ def test_a_missing_token_file_says_where(home: Path) -> None:
     assert failed.value.where == str(home / "local-token")
 
 
+@pytest.mark.parametrize("left", ["\n", "\r\n", " "])
+def test_what_editors_leave_around_a_token_is_no_part_of_it(home: Path, left: str) -> None:
+    a_context(home, "local", "http://127.0.0.1:8642")
+    (home / "local-token").write_bytes(f"\ufeffswt_abc{left}".encode())
+    assert target(home).token == "swt_abc"
+    environ = {"SHIFTWORK_TOKEN": f"swt_abc{left}"}
+    assert target(home, environ, url="http://x:1").token == "swt_abc"
+    assert target(home, url="http://x:1", token=f"{left}swt_abc").token == "swt_abc"
+
+
+@pytest.mark.parametrize("wrong", ["\n", "é", "\0", "\x1b", "\udce9", "…"])
+def test_a_token_that_no_header_can_carry_is_refused_and_not_repeated(
+    home: Path, wrong: str
+) -> None:
+    token = f"swt_se{wrong}cret"
+    for where, environ, given in (
+        ("--token", {}, token),
+        ("SHIFTWORK_TOKEN", {"SHIFTWORK_TOKEN": token}, ""),
+    ):
+        with pytest.raises(Failure, match="no token has") as failed:
+            target(home, environ, url="http://x:1", token=given)
+        assert (failed.value.where, failed.value.code) == (where, 2)
+        assert "cret" not in f"{failed.value.what} {failed.value.fix}"
+
+
 BROKEN = {
     b"": "it is not JSON",
     b'{"current": "local", "cont': "it is not JSON",
