@@ -4,7 +4,6 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 the server cannot be r
 interrupted; ``wait`` and ``submit -f`` end with the task's own code.
 """
 
-import os
 import sys
 from typing import Any, List, Optional
 
@@ -24,10 +23,11 @@ from shiftwork.cli import (
     render,
     session,
     shell,
+    streams,
     submit,
     tasks,
 )
-from shiftwork.cli.failures import INTERRUPTED, USAGE, Failure, usage
+from shiftwork.cli.failures import INTERRUPTED, REFUSED, USAGE, Failure, usage
 
 app = session.App(
     name="shiftwork",
@@ -99,10 +99,8 @@ def run(arguments: Optional[List[str]] = None) -> int:
     except Failure as failure:
         render.failure(failure)
         return failure.code
-    except BrokenPipeError:
-        # The reader has gone: leave quietly, and let nothing be flushed into the void.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except OSError as error:
+        return _ended_by(error)
     except Exception as error:
         message: Any = getattr(error, "format_message", None)
         if message is None:
@@ -115,6 +113,21 @@ def run(arguments: Optional[List[str]] = None) -> int:
     return ended if isinstance(ended, int) else 0
 
 
+def _ended_by(error: OSError) -> int:
+    """The exit code of a command that its surroundings have ended; raises every other error."""
+    if isinstance(error, BrokenPipeError):
+        # The reader has gone: leave quietly.
+        return REFUSED
+    found = streams.failure_of(error)
+    if found is None:
+        raise error
+    render.failure(found)
+    return found.code
+
+
 def main() -> None:
     """The console script."""
-    sys.exit(run())
+    streams.open_all()
+    code = run()
+    streams.close_all()
+    sys.exit(code)

@@ -158,8 +158,10 @@ def record(value: object) -> None:
 
 
 def _json(value: object, **form: Any) -> str:  # noqa: ANN401 - as json.dumps takes it
-    """JSON that shows letters as they are and, as JSON's own escapes, what a terminal obeys."""
-    text = json.dumps(value, ensure_ascii=False, **form)
+    """JSON that shows letters as they are if the output's encoding has them and, as JSON's own
+    escapes, what a terminal obeys."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    text = json.dumps(value, ensure_ascii=not encoding.lower().startswith("utf"), **form)
     return _UNSAFE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 

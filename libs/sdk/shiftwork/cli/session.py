@@ -20,7 +20,7 @@ from shiftwork.cli import contexts, guide, installed, render, typed
 from shiftwork.cli.client import Api
 from shiftwork.cli.failures import INTERRUPTED, Failure, usage
 
-_FLAGS = frozenset({"--json", "--wide", "-q", "--quiet", "-v", "--verbose"})
+_FLAGS = frozenset({"--json", "--wide", "-q", "--quiet", "-v", "--verbose", "--version"})
 _VALUED = ("--url", "--token", "--context", "-o", "--output")
 OUTPUTS = ("wide", "json")
 # Characters of a command's line in the main help.

@@ -102,7 +102,8 @@ def _add_surroundings(
     environments.add(body, target, venv)
     # Pods have a file system of their own, however near the server seems.
     if target.is_local and "pod" not in body:
-        body.setdefault("working_directory", str(Path.cwd()))
+        if "working_directory" not in body:
+            body["working_directory"] = str(Path.cwd())
         if not force:
             named = {
                 "directory": fields.get("working_directory", "working_directory"),
