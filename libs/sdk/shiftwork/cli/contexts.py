@@ -49,11 +49,13 @@ class Target:
     url: str
     token: str
     remote: bool = False
+    # A platform that `up` runs on this machine, at whatever address.
+    here: bool = False
 
     @property
     def is_local(self) -> bool:
         """True if the server is on this machine, so that paths mean the same to both."""
-        return not self.remote and parse.is_loopback(self.url)
+        return not self.remote and (self.here or parse.is_loopback(self.url))
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,8 @@ def target(
         raise unknown(path or default_path())
     if choice.named is None:
         return Target(choice.url, held)
-    return Target(choice.url, held or _token(choice.named), choice.named.remote)
+    named = choice.named
+    return Target(choice.url, held or _token(named), named.remote, bool(named.data))
 
 
 def unknown(path: Path) -> Failure:

@@ -60,6 +60,15 @@ def test_a_tunnels_end_on_this_machine_is_not_this_machine(home: Path) -> None:
     assert target(home, context="local").is_local
 
 
+def test_a_platform_of_this_machine_is_local_at_whatever_address(home: Path) -> None:
+    """`up --host 192.168.1.5`: tasks are to run in the directory they are submitted from."""
+    (home / "token").write_text("t")
+    named = Named("http://192.168.1.5:8642", str(home / "token"), data=str(home / "data"))
+    contexts.save(contexts.default_path(), lambda _: "local", named)
+    assert target(home).is_local
+    assert not target(home, url="http://192.168.1.6:8642").is_local
+
+
 def test_contexts_are_their_owners_alone(home: Path) -> None:
     a_context(home, "local", "http://127.0.0.1:8642")
     path = contexts.default_path()
