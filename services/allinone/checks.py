@@ -28,7 +28,14 @@ from services.allinone.embedded import nats, postgres
 from services.allinone.embedded.accounts import Account, can_run, name_of, service_account
 from services.allinone.embedded.credentials import SERVICES
 from services.allinone.findings import Finding, finding_of
-from services.allinone.place import ANOTHER_FOLDER, DEFAULT_PORT, Options, Place, own_data
+from services.allinone.place import (
+    ANOTHER_FOLDER,
+    DEFAULT_PORT,
+    Options,
+    Place,
+    listening,
+    own_data,
+)
 from services.allinone.task_user import check_service_user, check_task_user
 from services.launcher.gpus import find_gpus
 
@@ -171,12 +178,16 @@ def _missing_home(data: Path) -> Failure | None:
 
 
 def owner_problem(data: Path) -> Finding | None:
-    """Whose the folder is, if not ours. Root may take over anybody's, and is told so."""
+    """Whose the folder is, if not ours; ``bad`` if we cannot even look into it. Root may take over
+    anybody's, and is told so."""
     try:
         if data.stat().st_uid == os.geteuid():
             return None
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except PermissionError:
+        text = f"you have no right to look into the data folder {data}"
+        return Finding("bad", text, ANOTHER_FOLDER, "--data")
     owner = _name_of(data.stat().st_uid)
     if os.geteuid() == 0:
         text = f"the data folder {data} belongs to {owner}, who cannot use what root writes there"
@@ -234,10 +245,8 @@ def address(place: Place, options: Options) -> Iterator[Finding]:
         yield Finding("bad", "the address is empty", f"give one of {_addresses()}", "--host")
         return
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
-            # As the server does it: a port that was closed a moment ago is free.
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tried.bind((host, port))
+        with listening(host, port):
+            pass
     except socket.gaierror as problem:
         text = f"{host!r} is no address of this machine: {problem.strerror}"
         yield Finding("bad", text, f"give one of {_addresses()}", "--host")

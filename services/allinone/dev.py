@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from shiftwork.cli.failures import Failure
+from shiftwork.cli import render
+from shiftwork.cli.failures import INTERRUPTED, Failure
 
 from services.allinone.cli import Port, TasksAsRoot, TaskUser, TaskUsers
 from services.allinone.composition import WIRINGS
@@ -22,7 +23,7 @@ from services.allinone.embedded.credentials import ensure_credentials
 from services.allinone.keep import keep_here
 from services.allinone.keeper import Board
 from services.allinone.machine import Machine
-from services.allinone.place import Keeper, Options, Place, default_data, with_task_user
+from services.allinone.place import Keeper, Options, Place, default_data, url_at, with_task_user
 from services.allinone.servers import Servers
 from services.allinone.service_processes import ServiceProcesses, Tell, free_port
 from services.launcher.gpus import find_gpus
@@ -78,8 +79,8 @@ class Dev:
         await self.servers.start_nats(WIRINGS)
         self.place.tell_step("the database's schemas")
         await self.servers.migrate()
-        options = replace(self.options, port=self.options.port or free_port())
-        self.url = f"http://{options.host}:{options.port}"
+        options = replace(self.options, port=self.place.port_for(self.options) or free_port())
+        self.url = url_at(options.host, options.port)
         machine = Machine(
             place=self.place,
             options=options,
@@ -113,22 +114,24 @@ def main(  # noqa: PLR0917 - a command: every parameter is an option by name
     tasks_as_root: TasksAsRoot = False,
 ) -> None:
     """Every service as a process of its own, on embedded NATS and PostgreSQL, until Ctrl-C."""
-    place = Place(data or default_data().with_name("shiftwork-dev"))
-    known = place.options() or Options()
-    if nodes is None and slots is None and known.nodes is None and not find_gpus().gpus:
-        nodes, slots = VIRTUAL_NODES, SLOTS_PER_NODE
-    options = replace(
-        known,
-        port=known.port if port is None else port,
-        nodes=known.nodes if nodes is None else nodes,
-        slots=known.slots if slots is None else slots,
-    )
-    options = with_task_user(options, task_user, task_users, tasks_as_root)
     try:
+        place = Place(data or default_data().with_name("shiftwork-dev"))
+        known = place.options() or Options()
+        if nodes is None and slots is None and known.nodes is None and not find_gpus().gpus:
+            nodes, slots = VIRTUAL_NODES, SLOTS_PER_NODE
+        options = replace(
+            known,
+            port=known.port if port is None else port,
+            nodes=known.nodes if nodes is None else nodes,
+            slots=known.slots if slots is None else slots,
+        )
+        options = with_task_user(options, task_user, task_users, tasks_as_root)
         code = keep_here(place, options, verbose=True, form="console", make=Dev)
     except Failure as failure:
-        sys.stderr.write(f"{failure.what} ({failure.where}): {failure.fix}\n")
+        render.failure(failure)
         code = failure.code
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     raise typer.Exit(code)
 
 

@@ -29,7 +29,8 @@ LETTERS_MAX = 200
 def examine(place: Place) -> list[Finding]:
     """Every finding, in the order of the checks. Never raises for what it is there to find."""
     findings: list[Finding] = []
-    for check in CHECKS:
+    # Of a platform that we may not look into nothing more is known, not even whether it runs.
+    for check in CHECKS if _is_ours(place) else (before_start, _limits):
         try:
             findings += check(place)
         except Exception as problem:  # noqa: BLE001 - one check that cannot look must not hide the others
@@ -47,13 +48,19 @@ def before_start(place: Place) -> Iterator[Finding]:
     try:
         kept = place.options()
     except Failure as problem:
-        yield finding_of(problem)
         kept = None
+        if _is_ours(place):
+            yield finding_of(problem)
     for check in checks.BEFORE_START:
         for finding in check(place, kept or Options()):
             # Before the first `up` nothing is chosen yet: it is only to be told then.
             unsaid = kept is None and finding.code == USAGE
             yield replace(finding, level="warn") if unsaid else finding
+
+
+def _is_ours(place: Place) -> bool:
+    problem = checks.owner_problem(place.data)
+    return problem is None or problem.level != "bad"
 
 
 def _limits(place: Place) -> Iterator[Finding]:

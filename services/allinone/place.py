@@ -10,11 +10,13 @@ import contextlib
 import fcntl
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
+from urllib.parse import urlsplit
 
 from shiftwork.cli import homes
 from shiftwork.cli.failures import Failure
@@ -86,6 +88,22 @@ def with_task_user(
     return replace(options, task_user=task_user, task_users=task_users, tasks_as_root=tasks_as_root)
 
 
+def url_at(host: str, port: int) -> str:
+    """How this machine reaches what listens there: an address for all is none to connect to."""
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - only compared
+    return f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Generator[socket.socket]:
+    """A socket that has the address, as a server takes it: a port that was closed a moment ago is
+    free. OSError if it cannot be had."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((host, port))
+        yield taken
+
+
 @dataclass(frozen=True, slots=True)
 class Keeper:
     """Who keeps a data folder now, as written in its lock file."""
@@ -123,6 +141,8 @@ class Place:
         # Called with each step of a start, for the person at the terminal.
         self.on_step: Callable[[str], None] | None = None
         self._lock: int | None = None
+        # What the keeper before us wrote last: nothing, unless it was killed.
+        self._former: Mapping[str, Any] = {}
 
     @property
     def credentials(self) -> Credentials:
@@ -207,7 +227,20 @@ class Place:
                     raise KeptByAnotherError(self.keeper()) from None
                 time.sleep(TAKE_SECONDS)
         self._lock = descriptor
+        self._former = _document(descriptor)
         self._record({"pid": os.getpid()})
+
+    def port_for(self, options: Options) -> int:
+        """Where to answer, of options that leave it open: as the keeper before us if that was
+        killed, because its tasks still ask there; else 0, for any free port."""
+        former = urlsplit(str(self._former.get("url", ""))).port or 0
+        if options.port or not former:
+            return options.port
+        try:
+            with listening(options.host, former):
+                return former
+        except OSError:
+            return 0
 
     def tell(self, keeper: Keeper) -> None:
         """Write down who keeps the folder and where it answers."""
@@ -260,34 +293,65 @@ class Place:
         record = self._kept_record()
         return Keeper(**record) if "url" in record else None
 
+    def listens(self) -> int | None:
+        """The process that keeps the folder, once it listens to signals; None before that, and if
+        there is none."""
+        record = self._kept_record()
+        return record.get("pid") if "step" in record or "url" in record else None
+
+    def left_over(self) -> bool:
+        """True if servers or nodes of a keeper that was killed still run."""
+        servers = (self.data / "postgres" / "lock", self.data / "nats" / "lock")
+        return self.nodes_live() or any(map(_is_held, servers))
+
+    def nodes_live(self) -> bool:
+        """True if supervisors of nodes run, and perhaps tasks under them; False also if we may not
+        look."""
+        try:
+            return any(map(_is_held, self.runs.glob("*/lock")))
+        except OSError:
+            return False
+
     def is_kept(self) -> bool:
         """True while some process keeps the folder; also if it has written nothing yet."""
-        with self._locked() as lock:
-            return lock is not None
+        return _is_held(self.data / "up.lock")
 
     def _kept_record(self) -> dict[str, Any]:
         """What the keeper of the folder has written; nothing if nobody keeps it."""
         with self._locked() as lock:
-            try:
-                return json.loads(os.pread(lock, RECORD_BYTES, 0)) if lock is not None else {}
-            except ValueError:
-                return {}
+            return _document(lock) if lock is not None else {}
 
-    @contextlib.contextmanager
-    def _locked(self) -> Generator[int | None]:
-        """The lock file while another process holds the lock; None if nobody does, or if we may
-        not look."""
+    def _locked(self) -> contextlib.AbstractContextManager[int | None]:
+        return _held(self.data / "up.lock")
+
+
+def _document(lock: int) -> dict[str, Any]:
+    try:
+        return json.loads(os.pread(lock, RECORD_BYTES, 0))
+    except ValueError:
+        return {}
+
+
+def _is_held(lock: Path) -> bool:
+    with _held(lock) as descriptor:
+        return descriptor is not None
+
+
+@contextlib.contextmanager
+def _held(lock: Path) -> Generator[int | None]:
+    """The lock file while another process holds the lock; None if nobody does, or if we may not
+    look."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield None
+        return
+    try:
         try:
-            descriptor = os.open(self.data / "up.lock", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            yield None
-            return
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                held = False
-            except BlockingIOError:
-                held = True
-            yield descriptor if held else None
-        finally:
-            os.close(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            held = False
+        except BlockingIOError:
+            held = True
+        yield descriptor if held else None
+    finally:
+        os.close(descriptor)

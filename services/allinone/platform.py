@@ -18,7 +18,7 @@ from libs.service.wiring import Wiring, connect
 from services.allinone.embedded.credentials import ensure_credentials
 from services.allinone.keeper import Board, keep_running
 from services.allinone.machine import Machine
-from services.allinone.place import Keeper, Options, Place
+from services.allinone.place import Keeper, Options, Place, url_at
 from services.allinone.servers import Servers
 
 READY_LOOK_SECONDS = 0.005
@@ -41,7 +41,6 @@ class Platform:
     def __post_init__(self) -> None:
         self._runners: dict[str, Runner] = {}
         self._bound = asyncio.Event()
-        self._port = self.options.port
 
     async def run(self) -> None:
         """Start everything and keep it up. Raises ServerError or OSError if it cannot start.
@@ -115,14 +114,14 @@ class Platform:
                 await runner.service.app(scope, receive, send)
 
         def bound(port: int) -> None:
-            self.url = f"http://{self.options.host}:{port}"
+            self.url = url_at(self.options.host, port)
             self.place.tell(Keeper(self.pid, self.url))
             self._bound.set()
 
         await serve_http(
             app,
             host=self.options.host,
-            port=self.options.port,
+            port=self.place.port_for(self.options),
             ready=self._readiness,
             on_bound=bound,
             limits=settings.http_limits(),

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -165,6 +166,44 @@ def test_an_address_that_is_not_this_machines_is_refused(
     failed = refused(tmp_path / "data", Options(host=host, port=0, tasks_as_root=True))
     assert failed.what.startswith(what)
     assert (failed.where, "127.0.0.1" in failed.fix) == ("--host", True)
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that everybody may look into; those of tests are closed."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def somebody() -> Iterator[None]:
+    """The test runs as an ordinary user."""
+    os.seteuid(12_345)
+    yield
+    os.seteuid(0)
+
+
+@needs_root
+@pytest.mark.parametrize("closed_above", [False, True])
+def test_of_a_platform_of_another_user_nothing_is_claimed(
+    home: Path, public: Path, request: pytest.FixtureRequest, closed_above: bool
+) -> None:
+    data = (home if closed_above else public) / "data"
+    place = Place(data)
+    place.take()
+    place.keep_options(PLAIN)
+    place.runs.mkdir(parents=True)
+    home.chmod(0o700)
+    request.getfixturevalue("somebody")
+    assert not place.left_over()
+    problem = checks.owner_problem(data)
+    assert problem is not None
+    assert problem.level == "bad"
+    findings = doctor.examine(place)
+    assert not [each for each in findings if each.what.startswith("not running")]
+    (bad,) = [each for each in findings if each.level == "bad" and str(data) in each.what]
+    assert bad.where == "--data"
 
 
 @needs_root

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from shiftwork.cli.failures import Failure
 
 from services.allinone import doctor, keep
-from services.allinone.place import Ended, Keeper, Options, Place
+from services.allinone.place import Ended, Keeper, Options, Place, url_at
 
 KILLED = """
 import os, signal, sys
@@ -80,3 +81,38 @@ def test_who_was_killed_is_missed(tmp_path: Path) -> None:
     ((level, text),) = running(place)
     assert level == "bad"
     assert f"process {child.pid} was killed" in text
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8642"),
+        ("0.0.0.0", "http://127.0.0.1:8642"),
+        ("::", "http://[::1]:8642"),
+        ("::1", "http://[::1]:8642"),
+        ("gpu-server", "http://gpu-server:8642"),
+    ],
+)
+def test_the_url_of_a_platform_is_one_that_this_machine_reaches(host: str, url: str) -> None:
+    assert url_at(host, 8642) == url
+
+
+def test_a_free_port_is_the_one_that_a_killed_keeper_had(tmp_path: Path) -> None:
+    """Its tasks still ask there, for example whether to leave."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        place = Place(tmp_path / "data")
+        place.take()
+        assert place.port_for(Options(port=0)) == 0
+        place.tell(Keeper(7, f"http://127.0.0.1:{port}", ready=True))
+        lock = (place.data / "up.lock").read_bytes()
+        place.release()
+        (place.data / "up.lock").write_bytes(lock)
+        place.take()
+        assert place.port_for(Options(port=0)) == 0
+    assert place.port_for(Options(port=0)) == port
+    assert place.port_for(Options(port=8642)) == 8642
+    place.release()
+    place.take()
+    assert place.port_for(Options(port=0)) == 0
+    place.release()
