@@ -175,8 +175,10 @@ def _detached(place: Place, options: Options) -> Keeper:
     try:
         return _wait_ready(place, process, begin)
     except KeyboardInterrupt:
-        quoted = shlex.quote(str(place.data))
-        render.note(f"it goes on starting; `shiftwork down --data {quoted}` ends it")
+        # Before it listens to signals it has started nothing.
+        process.terminate()
+        render.note("ending what was started")
+        process.wait()
         raise
 
 
@@ -210,6 +212,9 @@ def _wait_ready(
 
 def _ended(place: Place, status: int, log_begin: int) -> Failure:
     """How the process that was to run the platform ended, with the last lines that it wrote."""
+    if status == 0:
+        text = "the platform was ended before it was ready"
+        return Failure(text, where=str(place.data), fix="run `shiftwork up` again")
     how = f"ended with status {status}" if status >= 0 else f"was ended by signal {-status}"
     with place.log.open("rb") as log:
         log.seek(max(log_begin, place.log.stat().st_size - LOG_TAIL_BYTES))
@@ -274,24 +279,11 @@ def down(
             fix="name the one to end: --data DIR or --context NAME (`shiftwork context ls`)",
         )
     if not place.is_kept():
-        _nothing_runs(place)
-        return
-    ends_at = time.monotonic() + DOWN_SECONDS_MAX
-    keeper = _keeper_to_end(place)
-    if keeper is not None:
-        render.note(f"stopping the platform of {place.data} ({keeper.url})")
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(keeper.pid, signal.SIGQUIT if now else signal.SIGTERM)
-    while place.is_kept():
-        if time.monotonic() > ends_at:
-            raise Failure("it does not end", where=str(place.log), fix="`shiftwork down --now`")
-        time.sleep(LOOK_SECONDS)
-    while keeper and Path(f"/proc/{keeper.pid}/fd").exists() and time.monotonic() < ends_at:
-        # The folder is free; the process itself is gone in a moment, too.
-        time.sleep(LOOK_SECONDS / 10)
-    render.note("stopped")
-    if session.current().json:
-        render.document(_outcome(place, keeper))
+        if not place.left_over():
+            _nothing_runs(place)
+            return
+        _take_over(place)
+    _end(place, now)
     if it.context:
         from services.allinone.chosen import running  # noqa: PLC0415 - small
 
@@ -300,25 +292,74 @@ def down(
             render.note(f"{folder} runs: shiftwork context use {shlex.quote(name)}")
 
 
-def _outcome(place: Place, ended: Keeper | None) -> dict[str, Any]:
-    url = None if ended is None else ended.url
-    return {"data": str(place.data), "url": url, "stopped": ended is not None}
+def _take_over(place: Place) -> None:
+    """Start again what was killed: only a platform can let running tasks save, and end its servers
+    and nodes in their order."""
+    from services.allinone.checks import check_start  # noqa: PLC0415 - imports services
+
+    render.note("the platform was killed, and what it ran still does: taking it over to end it")
+    options = place.options() or Options()
+    check_start(place, options, lambda _: None)
+    _detached(place, options)
 
 
-def _keeper_to_end(place: Place) -> Keeper | None:
-    """Who is to be signalled; None if it ended by itself. One that begins hears signals soon."""
-    ends_at = time.monotonic() + DETACH_SECONDS_MAX
+def _end(place: Place, now: bool) -> None:
+    ends_at = time.monotonic() + DOWN_SECONDS_MAX
+    pid, keeper = _pid_to_end(place, now), place.keeper()
+    if pid is not None:
+        answers = f" ({keeper.url})" if keeper else ""
+        render.note(f"stopping the platform of {place.data}{answers}")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGQUIT if now else signal.SIGTERM)
     while place.is_kept():
-        if (keeper := place.keeper()) is not None:
-            return keeper
+        if time.monotonic() > ends_at:
+            raise Failure("it does not end", where=str(place.log), fix="`shiftwork down --now`")
+        time.sleep(LOOK_SECONDS)
+    while pid and _runs(pid) and time.monotonic() < ends_at:
+        # The folder is free; the process itself is gone in a moment, too.
+        time.sleep(LOOK_SECONDS / 10)
+    render.note("stopped")
+    if session.current().json:
+        render.document(_outcome(place, keeper, stopped=pid is not None))
+
+
+def _runs(pid: int) -> bool:
+    """False once a process has ended, even if its parent never asks how: that may be this process,
+    or the first one of a container."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def _pid_to_end(place: Place, now: bool) -> int | None:
+    """Who is to be signalled; None if it ended by itself. One that begins will soon be able to let
+    tasks save that ran before."""
+    ends_at = time.monotonic() + DETACH_SECONDS_MAX
+    waited = False
+    while place.is_kept():
+        keeper, pid = place.keeper(), place.listens()
+        if keeper is not None and keeper.ready:
+            return keeper.pid
+        if pid is not None and (now or time.monotonic() > ends_at):
+            return pid
         if time.monotonic() > ends_at:
             raise Failure(
-                "it has been starting for long, and does not answer yet",
+                "it has been starting for long, and does not listen yet",
                 where=str(place.log),
                 fix="read the end of that log, and try again",
             )
+        if not waited:
+            render.note("it is still starting (--now: do not wait for that)")
+            waited = True
         time.sleep(LOOK_SECONDS)
     return None
+
+
+def _outcome(place: Place, keeper: Keeper | None, *, stopped: bool) -> dict[str, Any]:
+    url = None if keeper is None else keeper.url
+    return {"data": str(place.data), "url": url, "stopped": stopped}
 
 
 def _nothing_runs(place: Place) -> None:
@@ -330,7 +371,7 @@ def _nothing_runs(place: Place) -> None:
         raise problem.failure()
     render.note(f"nothing runs on {place.data} (another folder: --data DIR)")
     if session.current().json:
-        render.document(_outcome(place, None))
+        render.document(_outcome(place, None, stopped=False))
     with contextlib.suppress(Failure):
         for name, folder in running().items():
             render.note(f"{folder} runs: shiftwork down --context {shlex.quote(name)}")

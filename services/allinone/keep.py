@@ -172,6 +172,8 @@ async def _keep(place: Place, platform: Kept, voice: Voice) -> int:
     # What a start makes stays; looking for garbage in it only makes the start longer.
     gc.disable()
     running = asyncio.ensure_future(platform.run())
+    # Tasks that ran before go on until a platform is there that can let them save.
+    survivors = place.nodes_live()
     ended, code = False, 0
     try:
         await _first(running, platform.ready, asked)
@@ -188,7 +190,9 @@ async def _keep(place: Place, platform: Kept, voice: Voice) -> int:
         else:
             voice.note("stopped before it was ready")
             code = INTERRUPTED if ctrl_c.is_set() else 0
-        ended = True
+        ended = platform.ready.is_set() or now.is_set() or not survivors
+        if not ended:
+            voice.note("tasks that ran before go on; the next `shiftwork up` takes them over")
     finally:
         await _end(running)
         # A platform that could not start, or crashed, ends no task: the next one takes them over.

@@ -165,6 +165,39 @@ def test_up_that_was_killed_finds_its_tasks_running(home: Home) -> None:
     home.down()
 
 
+def test_down_ends_what_a_killed_up_has_left_and_its_tasks_save(home: Home) -> None:
+    keeper = home.up()
+    task = home.submit("saves", "--steps", "400")
+    home.until_line(lambda life: life.lines >= 5)
+    os.kill(keeper["pid"], signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(keeper["pid"])] if psutil.pid_exists(keeper["pid"]) else [])
+
+    home.down()
+    assert not list(judges.living_processes(str(home.folder)))
+    (life,) = home.lives()
+    assert len(life.acked_steps) == 1
+    home.down()
+
+    home.up()
+    assert home.until(task, "running")["attempt"] == 2
+    home.down("--now")
+
+
+def test_ctrl_c_in_a_start_in_the_background_ends_it(home: Home) -> None:
+    words = ("up", "--data", str(home.data), "--port", "0", "--tasks-as-root", "--detach")
+    environment = {"HOME": str(home.folder), "PATH": os.environ["PATH"]}
+    for lock_is_there in (False, True):
+        with subprocess.Popen([PROGRAM, *words], env=environment) as starting:
+            seen = home.data / ("up.lock" if lock_is_there else "up.log")
+            ends_at = time.monotonic() + 30
+            while not seen.exists() and time.monotonic() < ends_at:
+                time.sleep(0.02)
+            starting.send_signal(signal.SIGINT)
+            assert starting.wait(timeout=60) == 130
+        assert not list(judges.living_processes(str(home.folder)))
+        shutil.rmtree(home.data)
+
+
 @pytest.mark.parametrize("user", [None, "nobody"], ids=["as-ourselves", "as-an-ordinary-user"])
 def test_the_way_through_works_in_a_home_that_is_closed_to_others(user: str | None) -> None:
     if user is not None:

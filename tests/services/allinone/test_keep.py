@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -45,7 +47,7 @@ class Fake:
         await asyncio.Event().wait()
 
 keep.STOP_AGAIN_SECONDS = 0.2
-keep.end_supervisors = lambda _: None
+keep.end_supervisors = lambda folder: folder.with_name("nodes-ended").touch()
 place = Place(Path(folder))
 options = Options(port=0, tasks_as_root=True)
 log = voice == "LOG"
@@ -102,6 +104,25 @@ def test_a_start_that_is_ended_leaves_nothing_and_was_not_a_crash(
     ended, err = end(process, number)
     assert (ended, "stopped before it was ready" in err) == (code, True)
     assert Place(tmp_path / "data").ended() is None
+
+
+@pytest.mark.parametrize(
+    ("ready", "number", "ends"),
+    [("", signal.SIGINT, False), ("", signal.SIGQUIT, True), ("ready", signal.SIGQUIT, True)],
+)
+def test_tasks_that_ran_before_a_start_are_not_ended_while_they_cannot_save(
+    tmp_path: Path, start: Start, ready: str, number: signal.Signals, ends: bool
+) -> None:
+    lock = tmp_path / "data" / "machine" / "nodes" / "local-0" / "lock"
+    lock.parent.mkdir(parents=True)
+    (tmp_path / "data" / "up.log").touch()
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert Place(tmp_path / "data").left_over()
+        _, err = end(start(ready=ready), number)
+    assert (tmp_path / "data" / "nodes-ended").exists() == ends
+    assert ("tasks that ran before go on" in err) != ends
+    assert not Place(tmp_path / "data").left_over()
 
 
 def test_a_start_that_is_interrupted_before_it_listens_to_signals_was_not_a_crash(
@@ -174,3 +195,36 @@ async def test_a_broken_list_of_drained_nodes_ends_no_platform_and_stays(
 )
 def test_the_end_of_the_log_is_shown_for_people(line: str, shown: str) -> None:
     assert cli._readable(line) == shown
+
+
+def test_a_process_that_has_ended_does_not_run_even_if_nobody_asks_how() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert cli._runs(process.pid)
+        process.kill()
+        # Waits for the end, and leaves the zombie.
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert Path(f"/proc/{process.pid}").exists()
+        assert not cli._runs(process.pid)
+    assert not cli._runs(process.pid)
+
+
+@pytest.mark.parametrize(
+    ("status", "what"),
+    [(0, "the platform was ended before it was ready"), (1, "the platform ended with status 1; ")],
+)
+def test_a_start_in_the_background_that_was_ended_is_no_crash(
+    tmp_path: Path, status: int, what: str
+) -> None:
+    (tmp_path / "up.log").write_text("stopped before it was ready\n")
+    assert cli._ended(Place(tmp_path), status, 0).what.startswith(what)
+
+
+def test_what_keeps_a_platform_for_developers_from_starting_is_told_with_its_fix(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "options.json").write_text("{")
+    words = [sys.executable, "-m", "services.allinone.dev", "--data", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: the options of the last `up` cannot be read: ")
+    assert f"where: {tmp_path}/options.json" in done.stderr
