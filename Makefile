@@ -52,7 +52,7 @@ first-hour: $(STAMP) ## README and guide word by word, in a fresh clone with a f
 
 .PHONY: dev
 dev: $(STAMP) ## Every service as a process of its own, on embedded NATS and PostgreSQL
-	@$(BIN)/python -m services.allinone.dev --tasks-as-root
+	@$(BIN)/python -m services.allinone.dev_command --tasks-as-root
 
 .PHONY: cluster cluster-down
 cluster: $(STAMP) ## A real Kubernetes: two nodes on this machine (root), or what KUBECONFIG names

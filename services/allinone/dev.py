@@ -10,26 +10,16 @@ import asyncio
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Annotated
 
-import typer
-from shiftwork.cli import render
-from shiftwork.cli.failures import INTERRUPTED, Failure
-
-from services.allinone.cli import Port, TasksAsRoot, TaskUser, TaskUsers
 from services.allinone.composition import WIRINGS
 from services.allinone.embedded.credentials import ensure_credentials
-from services.allinone.keep import keep_here
 from services.allinone.keeper import Board
 from services.allinone.machine import Machine
-from services.allinone.place import Keeper, Options, Place, default_data, url_at, with_task_user
+from services.allinone.place import Keeper, Options, Place, url_at
 from services.allinone.servers import Servers
 from services.allinone.service_processes import ServiceProcesses, Tell, free_port
-from services.launcher.gpus import find_gpus
 
 NAME_COLUMNS = max(len(wiring.name) for wiring in WIRINGS) + 2
-VIRTUAL_NODES, SLOTS_PER_NODE = 2, 2
 
 
 def show(name: str, line: str) -> None:
@@ -102,38 +92,3 @@ class Dev:
                 self.tell("dev", f"{name}: http://127.0.0.1:{port}/metrics")
             self.place.tell(Keeper(self.pid, self.url, ready=True))
             self.ready.set()
-
-
-def main(  # noqa: PLR0917 - a command: every parameter is an option by name
-    data: Annotated[Path | None, typer.Option(help="Data folder.", show_default=False)] = None,
-    port: Port = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Virtual nodes.")] = None,
-    slots: Annotated[int | None, typer.Option(min=0, help="Slots on each virtual node.")] = None,
-    task_user: TaskUser = None,
-    task_users: TaskUsers = None,
-    tasks_as_root: TasksAsRoot = False,
-) -> None:
-    """Every service as a process of its own, on embedded NATS and PostgreSQL, until Ctrl-C."""
-    try:
-        place = Place(data or default_data().with_name("shiftwork-dev"))
-        known = place.options() or Options()
-        if nodes is None and slots is None and known.nodes is None and not find_gpus().gpus:
-            nodes, slots = VIRTUAL_NODES, SLOTS_PER_NODE
-        options = replace(
-            known,
-            port=known.port if port is None else port,
-            nodes=known.nodes if nodes is None else nodes,
-            slots=known.slots if slots is None else slots,
-        )
-        options = with_task_user(options, task_user, task_users, tasks_as_root)
-        code = keep_here(place, options, verbose=True, form="console", make=Dev)
-    except Failure as failure:
-        render.failure(failure)
-        code = failure.code
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    raise typer.Exit(code)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -10,10 +10,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import typer
 
-from services.allinone import cli, keep, stopping
+from services.allinone import cli, dev_command, keep, stopping
 from services.allinone.place import Options, Place
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -223,8 +225,25 @@ def test_what_keeps_a_platform_for_developers_from_starting_is_told_with_its_fix
     tmp_path: Path,
 ) -> None:
     (tmp_path / "options.json").write_text("{")
-    words = [sys.executable, "-m", "services.allinone.dev", "--data", str(tmp_path)]
+    words = [sys.executable, "-m", "services.allinone.dev_command", "--data", str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: the options of the last `up` cannot be read: ")
     assert f"where: {tmp_path}/options.json" in done.stderr
+
+
+class Interrupted(ModuleType):
+    """A module during whose import somebody presses Ctrl-C."""
+
+    def __getattr__(self, name: str) -> object:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_a_platform_for_developers_is_imported_ends_it_quietly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "services.allinone.dev", Interrupted("dev"))
+    with pytest.raises(typer.Exit) as ended:
+        dev_command.main(data=tmp_path / "data")
+    assert ended.value.exit_code == 130
+    assert not (tmp_path / "data").exists()
