@@ -37,8 +37,8 @@ from libs.contracts.messages import (
 )
 from libs.pods.pod_policy import read_policy
 from services.launcher.domain.model import Run, RunState
-from services.launcher.environment import Site, order_of
 from services.launcher.manifests import PodSite, RunObjects, objects_of
+from services.launcher.run_orders import Site, order_of
 
 IN_FLIGHT = 32
 Command = tuple[str, ...]

@@ -23,10 +23,14 @@ from typing import Any
 
 import uvloop
 
-from services.launcher.runtimes.kubernetes.building import client_of
+from services.launcher.runtimes.kubernetes.api_client import (
+    CallLimits,
+    KubeClient,
+    client_of,
+    namespaced,
+)
 from services.launcher.runtimes.kubernetes.cache import Cache, NodeSink, ObjectSink, PodSink
-from services.launcher.runtimes.kubernetes.client import CallLimits, KubeClient, namespaced
-from services.launcher.runtimes.kubernetes.nodes import NodeRules
+from services.launcher.runtimes.kubernetes.cluster_nodes import NodeRules
 from services.launcher.runtimes.kubernetes.pods import MANAGED_BY, MANAGER
 from services.launcher.runtimes.kubernetes.reflector import Reflector, WatchPolicy
 

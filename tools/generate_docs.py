@@ -18,8 +18,8 @@ from services.allinone import nats_config
 from services.allinone.composition import WIRINGS
 from services.allinone.provision import PREFIX, ProvisionSettings
 from services.launcher.domain import exits as launcher_exits
-from services.launcher.domain import lifecycle as launcher_lifecycle
-from services.launcher.domain import patience, pod_ends
+from services.launcher.domain import grace_periods, rank_faults
+from services.launcher.domain import run_lifecycle as launcher_lifecycle
 from services.log_collector.agent.settings import AgentSettings
 from services.scheduler.domain import lifecycle as scheduler_lifecycle
 from tools import benchmark_page, import_graph
@@ -154,9 +154,9 @@ def pages() -> dict[Path, str]:
         + "\n## How a run ended\n\n"
         + launcher_exits.render_markdown()
         + "\n## What can be wrong with a rank or a launch\n\n"
-        + pod_ends.render_markdown()
+        + rank_faults.render_markdown()
         + "\n## How patient the launcher is\n\n"
-        + patience.render_markdown(),
+        + grace_periods.render_markdown(),
         GENERATED / "messages.md": messages_page(),
         GENERATED / "settings.md": settings_page(),
         GENERATED / "asyncapi.json": asyncapi_page(),

@@ -30,7 +30,7 @@ from services.allinone.client import admin_client, items
 from services.allinone.place import Options, Place
 from services.allinone.platform import Platform
 from services.launcher.gpus import find_gpus
-from services.launcher.runtimes.ending import end_supervisors
+from services.launcher.runtimes.supervisor_shutdown import end_supervisors
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STEPS, STEP_SECONDS, SEED = 500, 0.012, 7

@@ -32,7 +32,7 @@ from services.allinone.chosen import announce
 from services.allinone.embedded.processes import ServerError
 from services.allinone.place import KeptByAnotherError, Options, Place, options_of
 from services.allinone.platform import Platform
-from services.launcher.runtimes.ending import end_supervisors
+from services.launcher.runtimes.supervisor_shutdown import end_supervisors
 
 # Of `up.log`; as much again may be in `up.log.1`.
 LOG_BYTES_MAX = 32 << 20

@@ -38,9 +38,9 @@ from libs.contracts.wording import not_found
 from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.launcher import store
-from services.launcher.domain import checkpoints, exits, inventory, marks
-from services.launcher.domain.lifecycle import LIVE, Trigger, move
+from services.launcher.domain import checkpoint_acceptance, exits, inventory, node_labels
 from services.launcher.domain.model import NodeRow, PastRun, Run, RunState
+from services.launcher.domain.run_lifecycle import LIVE, Trigger, move
 
 
 async def on_run_assigned(tx: Tx, event: RunAssigned | RunResumed) -> None:
@@ -119,7 +119,7 @@ HANDLERS: Mapping[type[Message], Handler] = {
 async def ack_checkpoint(tx: Tx, command: AckCheckpoint) -> AckCheckpointReply:
     """Store a checkpoint of the live attempt; the reply comes after the commit."""
     known = _as_told(await _known(tx, command), command, tx.now)
-    verdict = checkpoints.judge(command, known, tx.now)
+    verdict = checkpoint_acceptance.judge(command, known, tx.now)
     if verdict.stored is None:
         return AckCheckpointReply(refusal=verdict.refusal, checkpoint=verdict.repeated)
     run = known.run
@@ -131,7 +131,9 @@ async def ack_checkpoint(tx: Tx, command: AckCheckpoint) -> AckCheckpointReply:
     return AckCheckpointReply(checkpoint=verdict.stored)
 
 
-def _as_told(known: checkpoints.Known, command: AckCheckpoint, now: datetime) -> checkpoints.Known:
+def _as_told(
+    known: checkpoint_acceptance.Known, command: AckCheckpoint, now: datetime
+) -> checkpoint_acceptance.Known:
     """The request to hand over may reach the run, by way of the gateway, before it reaches us: the
     run's answer to it says so, or its clean exit would look like the end of its work."""
     run = known.run
@@ -140,10 +142,10 @@ def _as_told(known: checkpoints.Known, command: AckCheckpoint, now: datetime) ->
     return replace(known, run=replace(run, preempt_requested_at=now))
 
 
-async def _known(tx: Tx, command: AckCheckpoint) -> checkpoints.Known:
+async def _known(tx: Tx, command: AckCheckpoint) -> checkpoint_acceptance.Known:
     saved = await store.newest_checkpoints(tx, command.task_id)
     wanted = (command.attempt, command.step, command.uri, command.digest)
-    return checkpoints.Known(
+    return checkpoint_acceptance.Known(
         run=await tx.get(Run, command.task_id, command.attempt),
         newest_attempt=await store.newest_attempt(tx, command.task_id),
         last=saved[0] if saved else None,
@@ -168,7 +170,7 @@ async def set_node_marks(tx: Tx, command: SetNodeMarks) -> SetNodeMarksReply:
     row = await tx.get(NodeRow, command.node_id)
     if row is None or row.removed:
         return SetNodeMarksReply(refusal=await _no_node(tx, command.node_id))
-    after = marks.marked(row, command, tx.now)
+    after = node_labels.marked(row, command, tx.now)
     if isinstance(after, Refusal):
         return SetNodeMarksReply(refusal=after)
     if after != row:

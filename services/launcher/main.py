@@ -9,18 +9,17 @@ from pathlib import Path
 from libs.service.definition import Ports, Service
 from libs.service.prune import prune_loop
 from libs.service.wiring import Wiring
-from services.launcher.domain.delays import DelayPolicy
+from services.launcher.domain.grace_periods import PatiencePolicy
 from services.launcher.domain.inventory import LeasePolicy, QuarantinePolicy
-from services.launcher.domain.patience import PatiencePolicy
-from services.launcher.domain.pod_ends import Waits
-from services.launcher.domain.ports import PortRange
+from services.launcher.domain.master_ports import PortRange
+from services.launcher.domain.rank_faults import Waits
 from services.launcher.domain.reconcile import Policy
-from services.launcher.environment import Site
+from services.launcher.domain.start_delays import DelayPolicy
 from services.launcher.gpus import find_gpus
 from services.launcher.handlers import HANDLERS, READS, Commands
-from services.launcher.limits import Limits
-from services.launcher.loop import Launcher
-from services.launcher.machine import pids_max, plan_nodes
+from services.launcher.local_nodes import pids_max, plan_nodes
+from services.launcher.loop import Launcher, Limits
+from services.launcher.run_orders import Site
 from services.launcher.runtimes.node_client import Machine
 from services.launcher.runtimes.port import Runtime
 from services.launcher.runtimes.process import ProcessRuntime
@@ -85,9 +84,9 @@ def _choice(settings: LauncherSettings) -> Choice:
 
 def _kubernetes_runtime(settings: LauncherSettings, ports: Ports) -> Runtime:
     # Only who needs it pays for its client: a hundred megabytes.
-    from services.launcher.runtimes.kubernetes import building  # noqa: PLC0415
+    from services.launcher.runtimes.kubernetes.runtime import runtime_of  # noqa: PLC0415
 
-    return building.runtime_of(settings, now=ports.clock.now)
+    return runtime_of(settings, now=ports.clock.now)
 
 
 _RUNTIMES: Mapping[str, Callable[[LauncherSettings, Ports], Runtime]] = {

@@ -10,7 +10,7 @@ from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import BaseServiceSettings
 from services.log_collector.domain import Answers, Bounds, IndexGrain, Pace
-from services.log_collector.sources.cluster import Cluster
+from services.log_collector.sources.kubernetes_options import Cluster
 
 
 class LogCollectorSettings(BaseServiceSettings):

@@ -25,7 +25,7 @@ from services.allinone.client import admin_client, items
 from services.allinone.dev import Dev
 from services.allinone.embedded.credentials import NATS_ADMIN
 from services.allinone.place import Options, Place
-from services.launcher.runtimes.ending import end_supervisors
+from services.launcher.runtimes.supervisor_shutdown import end_supervisors
 from tests.chaos import judges
 from tests.chaos.faults import DISK, PARTS, Faults, schedule
 from tests.chaos.people import People

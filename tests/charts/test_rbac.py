@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.launcher.runtimes.kubernetes import check
+from services.launcher.runtimes.kubernetes.cluster_check import RIGHTS as LAUNCHER_RIGHTS
 from tests.charts.charts import NAMESPACE, TASKS, UMBRELLA, Helm, Json, named, of_kind
 from tests.charts.matrix import MATRIX
 
@@ -45,7 +45,9 @@ def rules_of(role: Json) -> Rules:
 
 def test_the_launcher_asks_for_what_it_is_given() -> None:
     """Its own check, at its start, is about the very same rights."""
-    asked = {(right.within, right.resource, verb) for right in check.RIGHTS for verb in right.verbs}
+    asked = {
+        (right.within, right.resource, verb) for right in LAUNCHER_RIGHTS for verb in right.verbs
+    }
     given = {
         (rules is LAUNCHER_IN_TASKS, resource, verb)
         for rules in (LAUNCHER_IN_TASKS, LAUNCHER_IN_CLUSTER)

@@ -21,13 +21,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.log_collector.domain import Address, OutputKey
-from services.log_collector.sources.cluster import pod_name
 from services.log_collector.sources.files import FileSource, output_path
 from services.log_collector.sources.kubernetes import KubernetesSource
+from services.log_collector.sources.kubernetes_options import pod_name
 from services.log_collector.sources.memory import MemorySource
 from services.log_collector.sources.port import Ask, Got, Kept, LogSource
-from tests.services.log_collector.cluster import Agent, ApiServer, cluster_of, running
-from tests.services.log_collector.kubelet import Container, Kubelet
+from tests.services.log_collector.fake_agents import Agent, ApiServer, cluster_of, running
+from tests.services.log_collector.fake_kubelet import Container, Kubelet
 
 LAST_BYTES = 64
 

@@ -21,9 +21,8 @@ from typing import Any
 from libs.contracts.ids import RunId
 from libs.contracts.messages import PodRequest
 from services.launcher.domain.model import Listing, RankState
-from services.launcher.runtimes.kubernetes.building import runtime_of
-from services.launcher.runtimes.kubernetes.runtime import KubernetesRuntime
-from services.launcher.runtimes.kubernetes.transport import HttpTransport, Query
+from services.launcher.runtimes.kubernetes.api_transport import HttpTransport, Query
+from services.launcher.runtimes.kubernetes.runtime import KubernetesRuntime, runtime_of
 from services.launcher.runtimes.port import RunOrder
 from services.launcher.settings import LauncherSettings
 from tests.services.launcher.makers import KEY, a_spec, an_order, run_id

@@ -10,14 +10,14 @@ from typing import Any
 
 from libs.contracts.messages import Placement, PodRequest, RunAssigned, TaskSpec
 from libs.service.clock import SystemClock
-from services.launcher.domain.delays import DelayPolicy
+from services.launcher.domain.grace_periods import PatiencePolicy
 from services.launcher.domain.inventory import LeasePolicy
-from services.launcher.domain.patience import PatiencePolicy
-from services.launcher.domain.pod_ends import Waits
+from services.launcher.domain.rank_faults import Waits
 from services.launcher.domain.reconcile import Policy
+from services.launcher.domain.start_delays import DelayPolicy
 from tests.kubernetes.cluster_world import RUNS, ClusterWorld, Crash, CrashError
+from tests.services.launcher.launcher_harness import World, limits
 from tests.services.launcher.makers import a_spec, an_assignment
-from tests.services.launcher.world import World, limits
 from tools.cluster.control_plane import ControlPlane
 
 

@@ -10,9 +10,9 @@ from random import Random
 import pytest
 import pytest_asyncio
 
-from services.launcher.runtimes.kubernetes.client import CallLimits, KubeClient
-from services.launcher.runtimes.kubernetes.fence import NAME, Fence
-from services.launcher.runtimes.kubernetes.transport import HttpTransport
+from services.launcher.runtimes.kubernetes.api_client import CallLimits, KubeClient
+from services.launcher.runtimes.kubernetes.api_transport import HttpTransport
+from services.launcher.runtimes.kubernetes.epoch_fence import NAME, Fence
 from services.launcher.runtimes.port import RuntimeDeniedError
 from tests.kubernetes.cluster_world import ClusterWorld, Crash, PlayedTransport
 from tools.cluster.control_plane import ControlPlane

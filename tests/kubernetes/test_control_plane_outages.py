@@ -16,11 +16,11 @@ import pytest_asyncio
 
 from libs.contracts.messages import ExitKind, NodeChanged, RunDelayed, RunExited, RunStarted
 from services.launcher.domain.model import RankState
-from services.launcher.runtimes.kubernetes.check import RIGHTS, check
-from services.launcher.runtimes.kubernetes.client import CallLimits, KubeClient
+from services.launcher.runtimes.kubernetes.api_client import CallLimits, KubeClient
+from services.launcher.runtimes.kubernetes.api_transport import HttpTransport
+from services.launcher.runtimes.kubernetes.cluster_check import RIGHTS, check
 from services.launcher.runtimes.kubernetes.reflector import LISTS, Reflector, WatchPolicy
 from services.launcher.runtimes.kubernetes.sweep import sweep
-from services.launcher.runtimes.kubernetes.transport import HttpTransport
 from services.launcher.runtimes.port import RuntimeUnavailableError
 from tests.harness.kubernetes import StartControlPlane
 from tests.kubernetes.cluster_world import ClusterWorld, all_in, eventually, until

@@ -41,8 +41,8 @@ from libs.store.memory_database import Point
 from libs.store.port import NotLeaderError, Tx
 from services.launcher import handlers as launcher_handlers
 from services.launcher.domain import reconcile
-from services.launcher.domain.lifecycle import LIVE
 from services.launcher.domain.model import Listing, Run
+from services.launcher.domain.run_lifecycle import LIVE
 from services.launcher.loop import Launcher
 from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import FakeRank, FakeRun

@@ -73,7 +73,7 @@ def operators(kubectl: Kubectl, tasks: str, *, has_namespace: bool) -> Iterator[
 
 def launchers(kubectl: Kubectl, it: Installed) -> Iterator[Finding]:
     """The account of the launcher, as the chart gives it its rights."""
-    from services.launcher.runtimes.kubernetes.check import RIGHTS as LAUNCHERS  # noqa: PLC0415 - imports the service
+    from services.launcher.runtimes.kubernetes.cluster_check import RIGHTS as LAUNCHERS  # noqa: PLC0415 - imports the service
 
     asked = [
         Asked("", right.resource, verb, it.tasks_namespace if right.within else "")

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from libs.contracts.messages import NodeChanged
-from services.launcher.domain.marks import joined
 from services.launcher.domain.model import Listing, NodeRow, ObservedNode
+from services.launcher.domain.node_labels import joined
 
 
 @dataclass(frozen=True, slots=True)

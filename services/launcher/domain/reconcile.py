@@ -14,8 +14,7 @@ from datetime import datetime, timedelta
 
 from libs.contracts.ids import RunId
 from libs.contracts.messages import ExitKind, Placement, PreemptMode, RankExit, RunExit
-from services.launcher.domain import exits, pod_ends
-from services.launcher.domain.lifecycle import Trigger, move
+from services.launcher.domain import exits, rank_faults
 from services.launcher.domain.model import (
     EndCause,
     Fault,
@@ -27,6 +26,7 @@ from services.launcher.domain.model import (
     Run,
     RunState,
 )
+from services.launcher.domain.run_lifecycle import Trigger, move
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Policy:
     # How long a gang may take to exit after its acknowledgement.
     exit_grace: timedelta
     # How long a rank may be pending with a fault.
-    waits: pod_ends.Waits = field(default_factory=pod_ends.Waits)
+    waits: rank_faults.Waits = field(default_factory=rank_faults.Waits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def _why_end(run: Run, sight: Sight, now: datetime, policy: Policy) -> tuple[End
         found = _why_not_startable(run, sight, now, policy)
         if found is not None:
             cause = EndCause.TURNED_AWAY
-            if pod_ends.is_own_fault(found.fault):
+            if rank_faults.is_own_fault(found.fault):
                 cause = EndCause.CANNOT_START
             return cause, found.text
     return (EndCause.SUPERSEDED if sight.superseded else None), ""
@@ -195,7 +195,7 @@ def _pending_faults(
     found: list[tuple[ObservedRank, datetime | None]] = []
     for rank in seen.ranks.values():
         if rank.state is RankState.PENDING and rank.fault is not None and rank.fault_since:
-            patience = pod_ends.patience(rank.fault, policy.waits)
+            patience = rank_faults.patience(rank.fault, policy.waits)
             found.append((rank, None if patience is None else rank.fault_since + patience))
     return found
 
@@ -264,7 +264,7 @@ def failed_nodes_of(run: Run, kind: ExitKind, ranks: Iterable[ObservedRank]) -> 
             rank.node_id
             for rank in ranks
             if _lost_at_its_start(rank)
-            and (rank.fault is None or rank.fault in pod_ends.OF_THE_NODE)
+            and (rank.fault is None or rank.fault in rank_faults.OF_THE_NODE)
         )
     )
 

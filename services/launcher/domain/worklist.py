@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from libs.contracts.ids import RunId, TaskId
-from services.launcher.domain.lifecycle import LIVE
 from services.launcher.domain.model import Listing, ObservedRun, Run, RunState
 from services.launcher.domain.reconcile import (
     Action,
@@ -22,6 +21,7 @@ from services.launcher.domain.reconcile import (
     step,
     step_unwanted,
 )
+from services.launcher.domain.run_lifecycle import LIVE
 
 NOTHING = ObservedRun(RunId.parse("nothing.0"), {})
 

@@ -39,12 +39,11 @@ from math import inf
 from typing import Any, NoReturn
 
 from libs.service.deletion_limit import DAY_SECONDS, DeletionLimit
-from services.launcher.runtimes.node import cgroups, proc, retention
+from services.launcher.runtimes.node import cgroups, proc
 from services.launcher.runtimes.node.journal import Journal, take_lock
 from services.launcher.runtimes.node.outputs import Outputs
-from services.launcher.runtimes.node.rank import EndedError, RefusedError
-from services.launcher.runtimes.node.ranks import Ranks
-from services.launcher.runtimes.node.report import report
+from services.launcher.runtimes.node.ranks import EndedError, Ranks, RefusedError
+from services.launcher.runtimes.node.supervisor_log import report
 
 # 2: each rank's order names the user that it runs as.
 PROTOCOL = 2
@@ -342,13 +341,56 @@ def _clear_away(
     runs_folder: str, wanted: float, known: frozenset[str], limit: DeletionLimit
 ) -> None:
     try:
-        retention.clear(runs_folder, wanted, known, limit, time.monotonic())
+        clear_output(runs_folder, wanted, known, limit, time.monotonic())
     except OSError as error:
         # No reason to fall over: ranks depend on us.
         report(f"cannot clear old output away: {error}")
     if limit.held_seconds > DAY_SECONDS:
         held = f"{limit.held_seconds / DAY_SECONDS:.1f} days"
         report(f"old output is cleared away slowly, {held} are held back: check the clock")
+
+
+def clear_output(
+    runs_folder: str,
+    wanted: float,
+    known: frozenset[str],
+    limit: DeletionLimit,
+    monotonic_s: float,
+) -> list[str]:
+    """Remove runs in which nothing was written since ``wanted`` (seconds of the day's clock), but
+    for the known ones; returns their names. ``limit`` says how far that may go now."""
+    try:
+        names = os.listdir(runs_folder)  # noqa: PTH208 - small imports
+    except FileNotFoundError:
+        names = []
+    written = {name: _newest(f"{runs_folder}/{name}") for name in names if name not in known}
+    before = limit.before(min(written.values(), default=None), wanted, monotonic_s)
+    old = [name for name, newest in written.items() if newest < before]
+    for name in old:
+        _remove(f"{runs_folder}/{name}")
+    return old
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder with what is in it; links are removed and never followed."""
+    for where, folders, files in os.walk(folder, topdown=False):
+        for name in files:
+            os.unlink(f"{where}/{name}")  # noqa: PTH108 - as above
+        for name in folders:
+            path = f"{where}/{name}"
+            if os.path.islink(path):  # noqa: PTH114 - as above
+                os.unlink(path)  # noqa: PTH108 - as above
+            else:
+                os.rmdir(path)  # noqa: PTH106 - as above
+    os.rmdir(folder)  # noqa: PTH106 - as above
+
+
+def _newest(folder: str) -> float:
+    """When anything in a folder, itself included, was last written."""
+    times = [os.lstat(folder).st_mtime]
+    for where, folders, files in os.walk(folder):
+        times += [os.lstat(f"{where}/{name}").st_mtime for name in (*folders, *files)]
+    return max(times)
 
 
 def _answer_of(refusal: RefusedError | None) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ from libs.service import observability
 from libs.service.clock import SystemClock
 from libs.service.http import serve_http
 from libs.service.loop import pause
-from services.log_collector.agent.app import AgentApp, Token
+from services.log_collector.agent.http_app import AgentApp, Token
 from services.log_collector.agent.settings import AgentSettings
 from services.log_collector.agent.spool import SERVICE, Spool
 

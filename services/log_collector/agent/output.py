@@ -3,28 +3,149 @@
 The offset of a byte is how many bytes the container wrote before it, in the order of its log files.
 What has been given out keeps its offset for good: a file is left for the next one only when
 nothing can come into it any more (``_may_pass``), and where the next one begins is then written
-down as a check-point. Used by ``spool.py``, by one thread at a time.
+down as a position. Used by ``spool.py``, by one thread at a time.
 """
 
 from __future__ import annotations
 
 import os
+import struct
+import zlib
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from services.log_collector.agent import cri
-from services.log_collector.agent.checkpoints import Checkpoints, Position
+from services.log_collector.agent.cri import Inside
 from services.log_collector.agent.folder import OutputFolder
 from services.log_collector.agent.segments import Mark, Segment, filler
 
 CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 65_536, 262_144
-CHECKPOINT_BYTES = 1_048_576
+POSITION_BYTES = 1_048_576
 # One call decodes at most so much; only finding a far place again needs more.
 DECODE_BYTES_MAX = 64 * 1_048_576
 # One answer about an output ends when it has so many time stamps.
 STAMPS_MAX = 4096
+_RECORD = struct.Struct("<IQQB")
+_CHECK = struct.Struct("<I")
+RECORD_BYTES = _RECORD.size + _CHECK.size
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in the output: its byte ``offset`` comes from byte ``raw`` of a segment."""
+
+    segment: int
+    raw: int
+    offset: int
+    inside: Inside = Inside.NOTHING
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The later place has the larger one."""
+        return self.segment, self.raw
+
+
+class Positions:
+    """The positions of one output, in their order."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._segments, self._raws = array("L"), array("Q")
+        self._offsets, self._insides = array("Q"), bytearray()
+        # By segment: the offset of its first byte.
+        self.starts: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def at(self, number: int) -> Position:
+        """One of them."""
+        return Position(
+            self._segments[number],
+            self._raws[number],
+            self._offsets[number],
+            Inside(self._insides[number]),
+        )
+
+    def before(self, offset: int) -> Position | None:
+        """The last one at or before an offset."""
+        number = bisect_right(self._offsets, offset) - 1
+        return self.at(number) if number >= 0 else None
+
+    def add(self, position: Position) -> None:
+        """Note one that comes after all others."""
+        self._note(position)
+        number = os.open(
+            self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
+        try:
+            os.write(number, _packed(position))
+        finally:
+            os.close(number)
+
+    def load(self, first: Position, sizes: dict[int, int]) -> None:
+        """Read what an earlier process noted, from ``first`` on. ``sizes``: each segment's raw
+        bytes; nothing beyond them is believed."""
+        self._note(first)
+        try:
+            with open(self._path, "rb") as file:  # noqa: PTH123 - as everywhere here: no Path objects
+                data = file.read()
+        except FileNotFoundError:
+            return
+        for start in range(0, len(data), RECORD_BYTES):
+            position = _unpacked(data[start : start + RECORD_BYTES])
+            if position is not None and position.order <= first.order:
+                continue
+            if position is None or not self._follows(position, sizes):
+                # What comes after it is as doubtful, and could not be told from new ones.
+                self.keep(lambda _: True)
+                return
+            self._note(position)
+
+    def _follows(self, position: Position, sizes: dict[int, int]) -> bool:
+        last = self.at(len(self) - 1)
+        later = position.order > last.order and position.offset >= last.offset
+        return later and position.raw <= sizes.get(position.segment, -1)
+
+    def keep(self, wanted: Callable[[Position], bool]) -> None:
+        """Forget all others, in the file too."""
+        kept = [each for each in map(self.at, range(len(self))) if wanted(each)]
+        self._segments, self._raws = array("L"), array("Q")
+        self._offsets, self._insides = array("Q"), bytearray()
+        self.starts = {}
+        for position in kept:
+            self._note(position)
+        replacement = self._path + ".new"
+        with open(replacement, "wb") as file:  # noqa: PTH123
+            file.write(b"".join(_packed(position) for position in kept))
+        os.rename(replacement, self._path)  # noqa: PTH104
+
+    def _note(self, position: Position) -> None:
+        self._segments.append(position.segment)
+        self._raws.append(position.raw)
+        self._offsets.append(position.offset)
+        self._insides.append(position.inside)
+        if position.raw == 0:
+            self.starts[position.segment] = position.offset
+
+
+def _packed(position: Position) -> bytes:
+    record = _RECORD.pack(position.segment, position.raw, position.offset, position.inside)
+    return record + _CHECK.pack(zlib.crc32(record))
+
+
+def _unpacked(record: bytes) -> Position | None:
+    if len(record) != RECORD_BYTES:
+        return None
+    body = record[: _RECORD.size]
+    if _CHECK.unpack(record[_RECORD.size :])[0] != zlib.crc32(body):
+        return None
+    segment, raw, offset, inside = _RECORD.unpack(body)
+    return Position(segment, raw, offset, Inside(inside)) if inside in iter(Inside) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +189,14 @@ class Output:
         self.bad_lines = 0
         self._settle_seconds = settle_seconds
         self._monotonic = monotonic
-        self._checkpoints = Checkpoints(str(folder.path / "checkpoints"))
+        self._positions = Positions(str(folder.path / "checkpoints"))
         record = folder.record
         sizes = {number: segment.size() for number, segment in folder.segments.items()}
-        self._checkpoints.load(Position(record.first, 0, record.first_offset), sizes)
+        self._positions.load(Position(record.first, 0, record.first_offset), sizes)
         # How far it has been decoded, and where the last read ended.
-        self.frontier = self._checkpoints.at(len(self._checkpoints) - 1)
+        self.frontier = self._positions.at(len(self._positions) - 1)
         self._cursor = self.frontier
-        # An earlier process may have given out more than the last check-point says.
+        # An earlier process may have given out more than the last position says.
         self._frontier_known = len(folder.segments) == 0
         # When a file that has a successor was last seen to grow: (segment, size) and since when.
         self._quiet: tuple[int, int] = (-1, -1)
@@ -131,7 +252,7 @@ class Output:
 
     def forget(self) -> int:
         """Drop the files that are before what the collector has kept; returns how many."""
-        starts, segments = self._checkpoints.starts, self.folder.segments
+        starts, segments = self._positions.starts, self.folder.segments
         kept = self.folder.record.kept
         until = max(
             (n for n in segments if n - 1 in segments and starts.get(n, kept + 1) <= kept),
@@ -141,9 +262,9 @@ class Output:
             return 0
         before = len(segments)
         self.folder.drop(until, starts[until])
-        self._checkpoints.keep(lambda position: position.segment >= until)
+        self._positions.keep(lambda position: position.segment >= until)
         if self._cursor.segment < until:
-            self._cursor = self._checkpoints.at(0)
+            self._cursor = self._positions.at(0)
         return before - len(self.folder.segments)
 
     def lose(self, segment: Segment) -> int:
@@ -152,8 +273,8 @@ class Output:
         A mark takes its place. What of it may have been given out keeps its length.
         """
         size = segment.size()
-        start = self._checkpoints.starts.get(segment.number)
-        until = self._checkpoints.starts.get(segment.number + 1)
+        start = self._positions.starts.get(segment.number)
+        until = self._positions.starts.get(segment.number + 1)
         if until is None and start is not None and not self._frontier_known:
             until = self._decode_to_end(segment)
         end = self.frontier.offset if until is None else until
@@ -162,11 +283,11 @@ class Output:
         mark = Mark(counted, text)
         self.folder.replace(segment, mark)
         number = segment.number
-        self._checkpoints.keep(lambda place: place.segment != number or place.raw == 0)
+        self._positions.keep(lambda place: place.segment != number or place.raw == 0)
         if start is not None and until is None:
             self.frontier = Position(number, counted, start + counted)
         if self._cursor.segment == number:
-            self._cursor = self._checkpoints.before(self._cursor.offset) or self.frontier
+            self._cursor = self._positions.before(self._cursor.offset) or self.frontier
         return size
 
     # -- inside
@@ -174,7 +295,7 @@ class Output:
     def _nearest(self, offset: int) -> Position:
         if self._cursor.offset == offset:
             return self._cursor
-        found = self._checkpoints.before(offset) or self._checkpoints.at(0)
+        found = self._positions.before(offset) or self._positions.at(0)
         for other in (self.frontier, self._cursor):
             if found.order < other.order and other.offset <= offset:
                 found = other
@@ -187,7 +308,7 @@ class Output:
         if segment is None:
             return None
         # Where it has been left for the next one: nothing after that counts.
-        end = self._checkpoints.starts.get(number + 1)
+        end = self._positions.starts.get(number + 1)
         left = None if end is None else end - position.offset
         found = None
         if left != 0:
@@ -250,10 +371,10 @@ class Output:
         """Remember how far it has been decoded."""
         if position.order <= self.frontier.order:
             return
-        last = self._checkpoints.at(len(self._checkpoints) - 1)
+        last = self._positions.at(len(self._positions) - 1)
         self.frontier = position
-        if position.segment != last.segment or position.raw - last.raw >= CHECKPOINT_BYTES:
-            self._checkpoints.add(position)
+        if position.segment != last.segment or position.raw - last.raw >= POSITION_BYTES:
+            self._positions.add(position)
             # What comes from here on is given out by this process alone.
             self._frontier_known = True
 

@@ -13,15 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prometheus_client import Counter, Gauge
+
 from libs.service.clock import Clock
 from libs.service.deletion_limit import DAY_SECONDS, DeletionLimit
 from libs.service.observability import log
-from services.log_collector.agent import metrics
 from services.log_collector.agent.folder import AdoptionError
 from services.log_collector.agent.kubelet import log_files, pod_of
 from services.log_collector.agent.output import Output, Piece, open_output
+from services.log_collector.agent.protocol import PodAnswer, PodAsk, PodKept
 from services.log_collector.agent.segments import Segment
-from services.log_collector.agent.wire import PodAnswer, PodAsk, PodKept
 
 SERVICE = "log_agent"
 # A folder's time of change is only as fine as the kernel's tick: after a change it is listed again
@@ -34,6 +35,23 @@ FORGET_AFTER = 64
 SCAN_SECONDS_MIN = 0.02
 # Answers with so many time stamps are enough for one request.
 STAMPS_MAX = 65_536
+
+
+READ_BYTES = Counter("shiftwork_log_agent_read_bytes_total", "Bytes of output given out")
+LOST_BYTES = Counter(
+    "shiftwork_log_agent_lost_bytes_total",
+    "Bytes of log files dropped though log-collector had not read them",
+)
+GAPS = Counter(
+    "shiftwork_log_agent_gaps_total", "Places where output was gone before the agent saw it"
+)
+BAD_LINES = Counter(
+    "shiftwork_log_agent_bad_lines_total", "Lines of log files that are no entries, left out"
+)
+SPOOL_BYTES = Gauge(
+    "shiftwork_log_agent_spool_bytes", "Bytes on disk that only the spool still names"
+)
+OUTPUTS = Gauge("shiftwork_log_agent_outputs", "Outputs in the spool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +220,7 @@ class Spool:
         new = watched.output.folder.gaps - watched.gaps
         if new:
             watched.gaps += new
-            metrics.GAPS.inc(new)
+            GAPS.inc(new)
             self.log.error("output is missing: it was gone before it was seen", pod=pod)
 
     def _note_gone(self, pod: str) -> None:
@@ -246,7 +264,7 @@ class Spool:
             answer = self._answer(ask, min(left, ask.bytes_max))
             left, stamps_left = left - len(answer.data), stamps_left - len(answer.stamps)
             answers.append(answer)
-        metrics.READ_BYTES.inc(bytes_max - left)
+        READ_BYTES.inc(bytes_max - left)
         return answers
 
     def _answer(self, ask: PodAsk, bytes_max: int) -> PodAnswer:
@@ -263,7 +281,7 @@ class Spool:
         bad = watched.output.bad_lines - watched.bad_lines
         if bad:
             watched.bad_lines += bad
-            metrics.BAD_LINES.inc(bad)
+            BAD_LINES.inc(bad)
             self.log.warning("lines of a log file are no entries", pod=ask.pod, lines=bad)
         if piece.moved:
             return PodAnswer(moved=True, problem=piece.moved)
@@ -310,8 +328,8 @@ class Spool:
         held = sum(watched.output.folder.sole_bytes() for watched in self._watched.values())
         if held > self._limits.bytes_max:
             held = self._lose(held)
-        metrics.SPOOL_BYTES.set(held)
-        metrics.OUTPUTS.set(len(self._watched))
+        SPOOL_BYTES.set(held)
+        OUTPUTS.set(len(self._watched))
 
     def _report_held(self) -> None:
         """Say once that much is kept longer than it should be, because the clock may be wrong."""
@@ -350,7 +368,7 @@ class Spool:
         return [(pod, segment) for _, _, _, pod, segment in found]
 
     def _say_lost(self, pod: str, size: int, why: str) -> None:
-        metrics.LOST_BYTES.inc(size)
+        LOST_BYTES.inc(size)
         self.log.error(
             "output is lost: log-collector had not read it", pod=pod, bytes=size, why=why
         )

@@ -16,9 +16,8 @@ import aiohttp
 
 from libs.service.loop import Wake
 from libs.service.observability import log
-from services.log_collector.agent.wire import PodAnswer, PodAsk, PodKept
+from services.log_collector.agent.protocol import PodAnswer, PodAsk, PodKept
 from services.log_collector.domain import OutputKey, Timestamp, moment_of
-from services.log_collector.sources.cluster import Cluster, pod_name
 from services.log_collector.sources.kubernetes_agents import AgentError, Agents, Node
 from services.log_collector.sources.kubernetes_api import (
     CONNECT_SECONDS,
@@ -26,6 +25,7 @@ from services.log_collector.sources.kubernetes_api import (
     KubeApi,
     configuration_of,
 )
+from services.log_collector.sources.kubernetes_options import Cluster, pod_name
 from services.log_collector.sources.kubernetes_streams import Streams
 from services.log_collector.sources.port import Ask, Got, Kept
 from services.log_collector.state import SERVICE

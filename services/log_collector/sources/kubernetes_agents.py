@@ -14,9 +14,8 @@ from typing import TypeVar
 import aiohttp
 
 from libs.service.observability import log
-from services.log_collector.agent import wire
-from services.log_collector.agent.wire import PodAnswer, PodAsk, PodKept
-from services.log_collector.sources.cluster import Cluster
+from services.log_collector.agent import protocol
+from services.log_collector.agent.protocol import PodAnswer, PodAsk, PodKept
 from services.log_collector.sources.kubernetes_api import (
     BROKEN,
     HTTP_OK,
@@ -24,6 +23,7 @@ from services.log_collector.sources.kubernetes_api import (
     ClusterError,
     KubeApi,
 )
+from services.log_collector.sources.kubernetes_options import Cluster
 from services.log_collector.state import SERVICE
 
 HEAD_BYTES_MAX = 4 * 1_048_576
@@ -123,9 +123,9 @@ class Agents:
             else PodAsk(ask.pod, ask.offset, ask.bytes_max, b"", ask.ended)
             for ask in asks
         ]
-        body = wire.asks_body(sent, bytes_max)
+        body = protocol.asks_body(sent, bytes_max)
         agent, answers = await self._post(
-            node, "/read", body, bytes_max + HEAD_BYTES_MAX, wire.read_answers
+            node, "/read", body, bytes_max + HEAD_BYTES_MAX, protocol.read_answers
         )
         if len(answers) != len(asks):
             raise self._fail(node, f"{len(answers)} answers came to {len(asks)} asks")
@@ -146,7 +146,7 @@ class Agents:
 
     async def done(self, node: Node, kept: Sequence[PodKept]) -> None:
         """Tell one node what is kept. AgentError."""
-        body = wire.kept_body(kept)
+        body = protocol.kept_body(kept)
         await self._post(node, "/done", body, DETAIL_BYTES_MAX, lambda said: said)
         node.agreed -= {each.pod for each in kept if each.done}
 
@@ -166,7 +166,7 @@ class Agents:
                 detail = said[:DETAIL_BYTES_MAX].decode(errors="replace").strip()
                 raise self._fail(node, f"it answers {status}: {detail}")
             answer = read(said)
-        except wire.WireError as error:
+        except protocol.WireError as error:
             raise self._fail(node, f"its answer cannot be read: {error}") from error
         except BROKEN as error:
             raise self._fail(node, str(error) or type(error).__name__) from error
@@ -198,6 +198,6 @@ async def _all_of(got: aiohttp.ClientResponse, bytes_max: int) -> bytes:
     while data := await got.content.readany():
         size += len(data)
         if size > bytes_max:
-            raise wire.WireError(f"it is longer than {bytes_max} bytes")
+            raise protocol.WireError(f"it is longer than {bytes_max} bytes")
         parts.append(data)
     return b"".join(parts)

@@ -17,7 +17,7 @@ import aiohttp
 from kubernetes_asyncio import client, config
 from kubernetes_asyncio.config import ConfigException
 
-from services.log_collector.sources.cluster import CONTAINER
+from services.log_collector.sources.kubernetes_options import CONTAINER
 
 # What the kubelet answers, with status 200 and as if it were output, when there is no log file.
 NO_LOG = (b"unable to retrieve container logs for ", b"failed to try resolving symlinks in path ")

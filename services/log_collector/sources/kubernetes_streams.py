@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from services.log_collector.domain import OutputKey
-from services.log_collector.sources.cluster import Cluster, pod_name
 from services.log_collector.sources.kubernetes_api import (
     BROKEN,
     NO_LOG,
@@ -25,6 +24,7 @@ from services.log_collector.sources.kubernetes_api import (
     ClusterError,
     KubeApi,
 )
+from services.log_collector.sources.kubernetes_options import Cluster, pod_name
 from services.log_collector.sources.port import Ask, Got
 
 GAP = b"\n[shiftwork: output may be missing here: the log was rotated while nobody followed it]\n"

@@ -10,8 +10,8 @@ from typing import Any
 from libs.contracts.messages import Checkpoint, EnvSource, Placement, PodRequest, Role
 from libs.pods.pod_policy import PodPolicy
 from services.launcher.domain.model import RunState
-from services.launcher.environment import Site, order_of
 from services.launcher.manifests import PodSite, RunObjects, objects_of
+from services.launcher.run_orders import Site, order_of
 from services.launcher.runtimes.port import RunOrder
 from tests.services.launcher.makers import KEY, START, a_run, a_spec
 

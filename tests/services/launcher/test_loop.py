@@ -26,13 +26,14 @@ from libs.contracts.messages import (
 from libs.service.loop import Loop, pause
 from libs.store.memory_database import Point
 from libs.store.port import StoreUnavailableError
+from services.launcher.domain.master_ports import PortRange
 from services.launcher.domain.model import Fault, Listing, PastRun, PortLease, Run, RunState
-from services.launcher.domain.ports import PortRange
 from services.launcher.loop import PAUSE_SECONDS_MIN
 from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import Script
 from services.launcher.runtimes.port import RuntimeDeniedError, RuntimeUnavailableError
 from tests.harness.virtual_time import virtually
+from tests.services.launcher.launcher_harness import World, limits, playing
 from tests.services.launcher.makers import (
     a_kill,
     a_preemption,
@@ -40,7 +41,6 @@ from tests.services.launcher.makers import (
     an_assignment,
     run_id,
 )
-from tests.services.launcher.world import World, limits, playing
 
 RUN = run_id()
 ENDLESS = Script(steps=100_000, step_seconds=0.5)

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from services.launcher.gpus import Gpu
-from services.launcher.machine import pids_max, plan_nodes
+from services.launcher.local_nodes import pids_max, plan_nodes
 from services.launcher.settings import LauncherSettings
 
 

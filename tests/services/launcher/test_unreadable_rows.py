@@ -17,8 +17,8 @@ from services.launcher.domain.model import NodeRow, PastRun, PortLease, Run
 from services.launcher.runtimes.fake_cluster import Script
 from services.launcher.tables import TABLES
 from tests.harness.virtual_time import virtually
+from tests.services.launcher.launcher_harness import World, playing
 from tests.services.launcher.makers import an_assignment
-from tests.services.launcher.world import World, playing
 
 
 def break_row(world: World, kind: type[Any], *key: object, column: str) -> None:

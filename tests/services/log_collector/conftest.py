@@ -17,7 +17,13 @@ from services.log_collector.main import WIRING
 from services.log_collector.sources.memory import MemorySource
 from services.log_collector.tables import TABLES
 from tests.conftest import run_apart
-from tests.services.log_collector.world import Hands, World, a_store, numbers, settings_with
+from tests.services.log_collector.collector_harness import (
+    Hands,
+    World,
+    a_store,
+    numbers,
+    settings_with,
+)
 
 if TYPE_CHECKING:
     from tests.harness.postgres import PostgresServer

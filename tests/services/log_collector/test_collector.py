@@ -23,7 +23,7 @@ from services.log_collector.sources.files import FileSource, output_path
 from services.log_collector.sources.memory import MemorySource
 from services.log_collector.sources.port import Ask, Got, Kept
 from services.log_collector.store import EntryRow, OutputRow, RunRow
-from tests.services.log_collector.world import (
+from tests.services.log_collector.collector_harness import (
     CrashError,
     CrashingArchive,
     Hands,

@@ -20,7 +20,7 @@ from services.log_collector.domain import (
 )
 from services.log_collector.sources.files import FileSource, output_path
 from services.log_collector.sources.port import Ask, Got
-from tests.services.log_collector.world import at, key_of
+from tests.services.log_collector.collector_harness import at, key_of
 
 
 @pytest.fixture(params=["memory", "files"])

@@ -24,9 +24,7 @@ from services.log_collector.sources.kubernetes_api import ClusterError, configur
 from services.log_collector.sources.kubernetes_streams import GAP, Finder, Place
 from services.log_collector.sources.port import Ask, Got, Kept
 from services.log_collector.store import OutputRow, RunRow
-from tests.services.log_collector.cluster import Agent, ApiServer, cluster_of, kubeconfig, running
-from tests.services.log_collector.kubelet import Container, Kubelet
-from tests.services.log_collector.world import (
+from tests.services.log_collector.collector_harness import (
     Hands,
     World,
     a_store,
@@ -35,6 +33,14 @@ from tests.services.log_collector.world import (
     settings_with,
     started,
 )
+from tests.services.log_collector.fake_agents import (
+    Agent,
+    ApiServer,
+    cluster_of,
+    kubeconfig,
+    running,
+)
+from tests.services.log_collector.fake_kubelet import Container, Kubelet
 
 
 def address(rank: int = 0, node: str = "n0") -> Address:

@@ -9,7 +9,7 @@ from services.log_collector.archives.port import ArchiveError, Write
 from services.log_collector.domain import Timestamp
 from services.log_collector.sources.memory import MemorySource
 from services.log_collector.store import OutputRow, RunRow
-from tests.services.log_collector.world import (
+from tests.services.log_collector.collector_harness import (
     Hands,
     World,
     at,

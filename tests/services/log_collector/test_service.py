@@ -17,7 +17,7 @@ from services.log_collector.domain import Address
 from services.log_collector.main import WIRING, build
 from services.log_collector.sources.files import output_path
 from services.log_collector.tables import TABLES
-from tests.services.log_collector.world import (
+from tests.services.log_collector.collector_harness import (
     exited,
     key_of,
     numbers,

@@ -11,10 +11,10 @@ from libs.bus.memory_broker import MemoryBroker
 from libs.service.definition import Ports
 from services.log_collector.domain import OutputKey
 from services.log_collector.main import build, source_of
-from services.log_collector.sources.cluster import pod_name
 from services.log_collector.sources.files import FileSource
 from services.log_collector.sources.kubernetes import KubernetesSource
-from tests.services.log_collector.world import Hands, a_store, settings_with
+from services.log_collector.sources.kubernetes_options import pod_name
+from tests.services.log_collector.collector_harness import Hands, a_store, settings_with
 
 
 def test_files_need_their_folder() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from libs.contracts.ids import RunId
 from services.launcher.domain.model import Listing
-from services.launcher.runtimes.kubernetes.nodes import NodeRules, Nodes, Use, use_of
+from services.launcher.runtimes.kubernetes.cluster_nodes import NodeRules, Nodes, Use, use_of
 from services.launcher.runtimes.kubernetes.pod_state import is_over
 from services.launcher.runtimes.kubernetes.pods import Runs, run_id_of
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from libs.pods.kubernetes_names import MAIN
 from services.launcher.domain.model import Fault, ObservedRank, RankState
-from services.launcher.domain.pod_ends import (
+from services.launcher.domain.rank_faults import (
     Line,
     Wait,
     ended_as,

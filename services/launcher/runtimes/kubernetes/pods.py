@@ -14,8 +14,8 @@ from typing import Any
 from libs.contracts.ids import RunId, TaskId, is_task_id
 from libs.pods.kubernetes_names import DOMAIN, MANAGED_BY, MANAGER
 from services.launcher.domain.model import Fault, ObservedRank, ObservedRun, RankState
-from services.launcher.domain.pod_ends import sentence
-from services.launcher.runtimes.kubernetes.nodes import Nodes
+from services.launcher.domain.rank_faults import sentence
+from services.launcher.runtimes.kubernetes.cluster_nodes import Nodes
 from services.launcher.runtimes.kubernetes.pod_state import (
     Place,
     is_over,

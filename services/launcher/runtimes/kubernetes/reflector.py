@@ -19,7 +19,7 @@ from prometheus_client import Counter
 
 from libs.service import observability
 from libs.service.loop import Backoff
-from services.launcher.runtimes.kubernetes.client import GONE, ApiError, KubeClient
+from services.launcher.runtimes.kubernetes.api_client import GONE, ApiError, KubeClient
 from services.launcher.runtimes.port import RuntimeUnavailableError
 
 Json = dict[str, Any]

@@ -20,8 +20,10 @@ from libs.pods.kubernetes_names import MAIN, MANAGED_BY, MANAGER
 from libs.service import observability
 from libs.service.loop import pause
 from services.launcher.domain.model import Fault, Listing, RankState
-from services.launcher.domain.pod_ends import sentence
-from services.launcher.manifests import RunObjects, run_name
+from services.launcher.domain.rank_faults import sentence
+from services.launcher.manifests import PodSite, RunObjects, objects_of, run_name
+from services.launcher.runtimes.kubernetes.api_client import CallLimits, KubeClient, client_of
+from services.launcher.runtimes.kubernetes.api_transport import Transport
 from services.launcher.runtimes.kubernetes.cache import (
     Cache,
     NodeSink,
@@ -29,23 +31,22 @@ from services.launcher.runtimes.kubernetes.cache import (
     OtherPodSink,
     PodSink,
 )
-from services.launcher.runtimes.kubernetes.client import (
-    KubeClient,
-)
-from services.launcher.runtimes.kubernetes.fence import Fence
-from services.launcher.runtimes.kubernetes.nodes import CONTROL_PLANE_LABEL, NodeRules
-from services.launcher.runtimes.kubernetes.objects import Objects, every
+from services.launcher.runtimes.kubernetes.cluster_check import check
+from services.launcher.runtimes.kubernetes.cluster_nodes import CONTROL_PLANE_LABEL, NodeRules
+from services.launcher.runtimes.kubernetes.epoch_fence import Fence
 from services.launcher.runtimes.kubernetes.pods import (
     FORGOTTEN,
     Pod,
 )
 from services.launcher.runtimes.kubernetes.reflector import Reflector, WatchPolicy
+from services.launcher.runtimes.kubernetes.run_objects import Objects, every
 from services.launcher.runtimes.port import (
     LaunchRefusedError,
     RunOrder,
     RuntimeDeniedError,
     RuntimeUnavailableError,
 )
+from services.launcher.settings import LauncherSettings
 
 Json = dict[str, Any]
 SIGNAL_SECONDS = 10.0
@@ -319,3 +320,62 @@ class KubernetesRuntime:
         if all(pod.over for pod in pods):
             options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
             await self._objects.delete("configmaps", run_name(run_id), options)
+
+
+def runtime_of(
+    settings: LauncherSettings,
+    *,
+    now: Callable[[], datetime],
+    transport: Transport | None = None,
+) -> KubernetesRuntime:
+    """The runtime. ``transport`` takes the place of the network."""
+    policy = settings.pod_policy()
+    site = PodSite(
+        namespace=settings.kube_namespace,
+        master_port_first=settings.master_port_first,
+        master_port_last=settings.master_port_last,
+    )
+
+    def build(order: RunOrder, cache: Cache) -> RunObjects:
+        labels = {rank.node_id: cache.nodes.labels(rank.node_id) for rank in order.ranks}
+        return objects_of(order, policy, site, labels)
+
+    limits = CallLimits(
+        parallel_max=settings.kube_parallel_max,
+        seconds=settings.kube_call_seconds,
+        tries_max=settings.kube_tries_max,
+        page_objects=settings.kube_page_objects,
+    )
+    client = client_of(settings.kube_config, limits, transport)
+
+    async def examine() -> None:
+        for finding in await check(settings, client):
+            if finding.level != "ok":
+                observability.log("launcher").warning(
+                    "cluster", found=finding.what, fix=finding.fix
+                )
+
+    return KubernetesRuntime(
+        client,
+        KubePolicy(
+            namespace=settings.kube_namespace,
+            node_selector=settings.kube_node_selector,
+            rules=NodeRules(
+                gpu_resource=policy.gpu_resource,
+                group_label=settings.kube_group_label,
+                group_default=settings.node_group,
+                tolerated=policy.tolerate,
+            ),
+            watch=WatchPolicy(
+                life_seconds=settings.kube_watch_seconds, idle_seconds=settings.kube_idle_seconds
+            ),
+            first_look_seconds=settings.kube_first_look_seconds,
+            pods_keep=timedelta(seconds=settings.kube_pods_keep_seconds),
+            sweep_tick_seconds=settings.kube_sweep_tick_seconds,
+            lost_grace_seconds=settings.patience_seconds,
+        ),
+        build,
+        at_start=examine,
+        now=now,
+        rng=Random(),  # noqa: S311 - as above
+    )

@@ -15,17 +15,17 @@ from typing import Any
 
 from libs.pods.kubernetes_names import MANAGED_BY, MANAGER
 from libs.service.loop import pause
-from services.launcher.runtimes.kubernetes.building import client_of
-from services.launcher.runtimes.kubernetes.client import (
+from services.launcher.runtimes.kubernetes.api_client import (
     NOT_FOUND,
     ApiError,
     CallLimits,
     KubeClient,
+    client_of,
     namespaced,
 )
-from services.launcher.runtimes.kubernetes.fence import NAME
-from services.launcher.runtimes.kubernetes.objects import every
+from services.launcher.runtimes.kubernetes.epoch_fence import NAME
 from services.launcher.runtimes.kubernetes.pods import TASK
+from services.launcher.runtimes.kubernetes.run_objects import every
 from services.launcher.runtimes.port import RuntimeUnavailableError
 
 Json = dict[str, Any]

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from services.launcher.runtimes.node.report import report
+from services.launcher.runtimes.node.supervisor_log import report
 
 Record = Mapping[str, Any]
 # Called in the supervisor's own thread: None once the records are on disk, or why they are not.

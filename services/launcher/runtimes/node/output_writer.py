@@ -37,7 +37,7 @@ from typing import Any
 from libs.service.disk import spare_problem
 from services.launcher.runtimes.node import proc
 from services.launcher.runtimes.node.journal import take_lock
-from services.launcher.runtimes.node.report import report
+from services.launcher.runtimes.node.supervisor_log import report
 
 PIPE, FILE = "output.pipe", "output.log"
 READ_BYTES_MAX = 1 << 16

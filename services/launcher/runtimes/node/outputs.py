@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from services.launcher.runtimes.node.output_writer import MESSAGE_BYTES_MAX, PIPE, open_pipe
-from services.launcher.runtimes.node.report import report
+from services.launcher.runtimes.node.supervisor_log import report
 
 PROGRAM = f"{os.path.dirname(os.path.abspath(__file__))}/output_writer.py"  # noqa: PTH100, PTH120 - small imports
 START_AGAIN_SECONDS = 1.0

@@ -13,42 +13,115 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from libs.contracts.ids import RunId
-from services.launcher.runtimes.node import groups, proc
+from services.launcher.runtimes.node import proc, rank_processes
 from services.launcher.runtimes.node.cgroups import Cgroups
 from services.launcher.runtimes.node.journal import Journal, Record, Then
 from services.launcher.runtimes.node.outputs import Outputs
-from services.launcher.runtimes.node.rank import (
-    CONTEXT_VARIABLE,
-    EndedError,
-    Rank,
-    RefusedError,
-    context_path,
-    rank_of_context,
-)
-from services.launcher.runtimes.node.report import report
-from services.launcher.runtimes.node.starting import Starting, unlink
+from services.launcher.runtimes.node.spawn import Gated, Identity, Program, spawn
+from services.launcher.runtimes.node.supervisor_log import report
 
-DELAY_MOST_S, RECORD_AGAIN_S = 0.05, 1.0
+CONTEXT_VARIABLE = "SHIFTWORK_CONTEXT"
+DELAY_FIRST_S, DELAY_MOST_S, RECORD_AGAIN_S = 0.001, 0.05, 1.0
 # A process that may not be ended (a setuid program of another user) is tried again this often.
 REFUSED_DELAY_S = 1.0
 # Without control groups, a group is empty when it was found so twice in a row.
 EMPTY_LOOKS = 2
 
 
-# What is called when an order is carried out for good (None), or why it is not.
+def _ignore(_: Exception | None) -> None:
+    """Nothing follows the record, or nobody waits for the answer."""
+
+
+def context_path(runs_folder: str, run: str, rank: int) -> str:
+    """Where the context file of a rank is. The folder is the rank's, and ours to write."""
+    return f"{runs_folder}/{run}/{rank}/context.json"
+
+
+def rank_of_context(rest: str) -> tuple[str, int] | None:
+    """The run and rank of a ``context_path`` below its runs folder; None for any other text."""
+    run, _, more = rest.partition("/")
+    number, _, _ = more.partition("/")
+    try:
+        found = str(RunId.parse(run)), int(number)
+    except ValueError:
+        return None
+    return found if context_path("", *found) == f"/{rest}" else None
+
+
+class RefusedError(Exception):
+    """The order cannot be carried out; the text says why."""
+
+
+class EndedError(RefusedError):
+    """The run was ended, so none of it may start any more."""
+
+
+# Called when an order is carried out for good (None), or with the reason why it is not.
 Done = Callable[[RefusedError | None], None]
 
 
-def _nobody(_: RefusedError | None) -> None:
-    """Nobody waits for the answer."""
+@dataclass
+class Rank:
+    """One rank's process and what is known of it."""
 
+    run: str
+    rank: int
+    pid: int
+    ticks: int
+    boot: str
+    context: str
+    started_at: float
+    # As whom it runs.
+    uid: int
+    # False: a supervisor before us started it, and only its parent could have learned its end.
+    ours: bool = True
+    # How the main process ended, while its group is being ended.
+    status: dict[str, Any] | None = None
+    exit: dict[str, Any] | None = None
+    ending: bool = False
+    delay_s: float = DELAY_FIRST_S
+    # The number of its output, while that is not finished.
+    output: int = 0
+    # It waits until its start is on disk.
+    gated: Gated | None = None
+    # Its exit is on the way to the disk.
+    recording: bool = False
+    # Some process of it may not be ended by us, and that has been reported.
+    refused: bool = False
 
-def _unheard(_: OSError | None) -> None:
-    """Nothing follows the record."""
+    @property
+    def folder(self) -> str:
+        """Where its files are."""
+        return os.path.dirname(self.context)  # noqa: PTH120 - small imports
+
+    @property
+    def name(self) -> str:
+        """The name of its control group."""
+        return f"{self.run}.{self.rank}"
+
+    def start_record(self) -> dict[str, Any]:
+        """Its start, for the journal."""
+        return {
+            "t": "start",
+            "run": self.run,
+            "rank": self.rank,
+            "pid": self.pid,
+            "ticks": self.ticks,
+            "boot": self.boot,
+            "context": self.context,
+            "at": self.started_at,
+            "uid": self.uid,
+        }
+
+    def exit_record(self) -> dict[str, Any]:
+        """Its end, for the journal."""
+        assert self.exit is not None, "only an ended rank has an exit record"
+        return {"t": "exit", "run": self.run, "rank": self.rank, "exit": self.exit}
 
 
 @dataclass
@@ -76,14 +149,6 @@ class Ranks:
 
     def __post_init__(self) -> None:
         self.boot = proc.boot_id()
-        self._starting = Starting(
-            self.runs_folder,
-            self.work_folder,
-            self.outputs,
-            self.cgroups,
-            self.now,
-            self.boot,
-        )
         for record in self.journal.records:
             try:
                 self._replay(record)
@@ -109,7 +174,7 @@ class Ranks:
         self.epoch, self.epoch_ordered = epoch, False
         self._append()
 
-    def launch(self, run: str, orders: Sequence[Mapping[str, Any]], done: Done = _nobody) -> None:
+    def launch(self, run: str, orders: Sequence[Mapping[str, Any]], done: Done = _ignore) -> None:
         """Start the ranks of a run that do not exist yet, all of them or none."""
         if run in self.ended:
             raise EndedError(f"run {run} was ended")
@@ -117,7 +182,7 @@ class Ranks:
         new = [order for order in orders if (run, order["rank"]) not in self.table]
         try:
             for order in new:
-                fresh.append(self._starting.start(run, order))  # noqa: PERF401 - kept when one fails
+                fresh.append(self._start(run, order))  # noqa: PERF401 - kept when one fails
         except OSError as error:
             self._abandon(fresh)
             raise RefusedError(f"cannot start run {run}: {error}") from error
@@ -146,7 +211,7 @@ class Ranks:
                 # Not reaped, so the number is still its own.
                 self._check_permitted(rank, proc.sent(os.kill, rank.pid, number))
 
-    def end(self, run: str, done: Done = _nobody) -> None:
+    def end(self, run: str, done: Done = _ignore) -> None:
         """Begin to end everything of a run; ``tend`` goes on until nothing is left."""
         for rank in self._of(run):
             rank.ending = True
@@ -163,7 +228,7 @@ class Ranks:
 
         self._append(*([{"t": "ended", "run": run}] if new else []), then=recorded)
 
-    def forget(self, run: str, done: Done = _nobody) -> None:
+    def forget(self, run: str, done: Done = _ignore) -> None:
         """Drop the records of a run that is over."""
         if any(rank.exit is None or rank.recording for rank in self._of(run)):
             raise RefusedError(f"run {run} is not over")
@@ -178,7 +243,7 @@ class Ranks:
             contexts = [rank.context for rank in self._of(run)]
             self._drop(run)
             for context in contexts:
-                unlink(context)
+                _unlink(context)
             if self.journal.has_grown:
                 self.journal.rewrite(self._records())
             done(None)
@@ -244,7 +309,7 @@ class Ranks:
 
         self._append(*(rank.exit_record() for rank in found), then=recorded)
 
-    def _append(self, *records: Record, then: Then = _unheard) -> None:
+    def _append(self, *records: Record, then: Then = _ignore) -> None:
         """Order records to be written, behind the epoch of whoever commands."""
         first: list[Record] = [] if self.epoch_ordered else [self._epoch_record()]
         self.epoch_ordered = True
@@ -262,11 +327,93 @@ class Ranks:
 
     # How a rank begins
 
+    def _start(self, run: str, order: Mapping[str, Any]) -> Rank:
+        """A child that waits at its gate. OSError if there can be none; then nothing is left."""
+        # A launcher that names no user is of an earlier version: nothing runs, least of all as us.
+        user = order["user"]
+        identity = Identity(*user) if user is not None else None
+        uid = os.geteuid() if identity is None else identity.uid
+        number: int = order["rank"]
+        folder = self._folders(run, number, identity)
+        context = context_path(self.runs_folder, run, number)
+        self._write_private(context, order["context"], identity)
+        name = f"{run}.{number}"
+        groups = self.cgroups.create(name, order["cpus"], order["memory_bytes"])
+        # The version 2 group, if there is one, is the first.
+        group = groups[0] if self.cgroups.unified else ""
+        output, end = self.outputs.create(folder)
+        try:
+            program = Program(
+                argv=order["argv"],
+                env={**order["env"], CONTEXT_VARIABLE: context},
+                cwd=order["cwd"] or f"{self.work_folder}/{run}",
+                output=end,
+                identity=identity,
+                processes_max=self.cgroups.user_pids_max,
+            )
+            gated = spawn(program, cgroup=group, warning=self._warning(order))
+        except OSError:
+            self.outputs.finish(output)
+            raise
+        finally:
+            os.close(end)
+        seen = proc.stat(gated.pid)
+        assert seen is not None, "an unreaped child has an entry in /proc"
+        rank = Rank(run, number, gated.pid, seen.ticks, self.boot, context, self.now(), uid)
+        rank.output, rank.gated = output, gated
+        try:
+            self.cgroups.join(groups[1:] if gated.joined else groups, gated.pid)
+        except OSError:
+            self._abandon([rank])
+            raise
+        return rank
+
     def _abandon(self, fresh: Sequence[Rank]) -> None:
-        """Children that may not become ranks leave."""
-        self._starting.abandon(fresh)
+        """Let children go that may not become ranks: they read the end of their pipes. All pipes
+        are closed first, because a later child holds copies of the earlier ones' ends."""
         for rank in fresh:
+            assert rank.gated is not None, "it is not a rank yet"
+            os.close(rank.gated.gate)
+        for rank in fresh:
+            os.waitpid(rank.pid, 0)
+            self.cgroups.remove(rank.name)
+            self.outputs.finish(rank.output)
             self.table.pop((rank.run, rank.rank), None)
+
+    def _warning(self, order: Mapping[str, Any]) -> str:
+        wants = order["cpus"] is not None or order["memory_bytes"] is not None
+        if not wants or self.cgroups.can_limit:
+            return ""
+        return "the CPU and memory limits of this task are not enforced on this machine"
+
+    def _folders(self, run: str, rank: int, identity: Identity | None) -> str:
+        """Make the run's folders and return the rank's own, which holds its context and output.
+
+        A rank that runs as another user owns its work folder and may pass to its context file, by
+        its group; the folders on the way stay ours, so that it cannot put anything in the place
+        of its output. Rights are set even if the folder exists: we may have died in between.
+        """
+        folder, work = f"{self.runs_folder}/{run}/{rank}", f"{self.work_folder}/{run}"
+        for path in (f"{self.runs_folder}/{run}", folder, work):
+            with suppress(FileExistsError):
+                os.mkdir(path, 0o700)  # noqa: PTH102 - small imports
+            if identity is None:
+                continue
+            if path == work:
+                os.chown(path, identity.uid, identity.gid)
+            else:
+                os.chown(path, -1, identity.gid)
+                os.chmod(path, 0o710)  # noqa: PTH101, S103 - small imports; for its group
+        return folder
+
+    def _write_private(self, path: str, text: str, identity: Identity | None) -> None:
+        """Write a file that only the task may read."""
+        _unlink(path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+            if identity is not None:
+                os.fchown(file.fileno(), identity.uid, identity.gid)
 
     # How a rank ends
 
@@ -280,7 +427,7 @@ class Ranks:
             others.add(rank.pid)
             if rank.status is None:
                 rank.status = proc.ending(rank.pid)
-        for pid in groups.own_children():
+        for pid in rank_processes.own_children():
             if pid not in others:
                 try:
                     os.waitpid(pid, os.WNOHANG)
@@ -321,25 +468,25 @@ class Ranks:
             found["note"] = "out of its memory limit"
         return found
 
-    def _marker(self, rank: Rank) -> groups.Marker:
-        return groups.Marker(f"{CONTEXT_VARIABLE}={rank.context}".encode(), rank.uid)
+    def _marker(self, rank: Rank) -> rank_processes.Marker:
+        return rank_processes.Marker(f"{CONTEXT_VARIABLE}={rank.context}".encode(), rank.uid)
 
     def _members(self, rank: Rank) -> list[proc.Stat]:
         if not rank.ours:
             known = (rank.pid, rank.ticks) if rank.boot == self.boot else None
-            return groups.left_over(known, self._marker(rank))
+            return rank_processes.left_over(known, self._marker(rank))
         others = {
             other.pid
             for other in self.table.values()
             if other is not rank and other.ours and (other.exit is None or other.recording)
         }
-        return groups.members(rank.pid, others, self._marker(rank), self.outputs.writer_pid)
+        return rank_processes.members(rank.pid, others, self._marker(rank), self.outputs.writer_pid)
 
     def _find_forgotten(self) -> None:
         """After a fault of the journal: enter running ranks whose start it does not tell, so that
         they are ended like all others of an earlier supervisor."""
         begins = f"{CONTEXT_VARIABLE}={self.runs_folder}/".encode()
-        for one, rest in groups.started_with(begins):
+        for one, rest in rank_processes.started_with(begins):
             # Whoever started the process chose that text. It says whom to end, and is no path.
             named = rank_of_context(rest)
             if named is None or named in self.table:
@@ -410,3 +557,11 @@ class Ranks:
         elif record["t"] == "exit" and (run, record["rank"]) in self.table:
             # Without its start, which may be a damaged line, nothing can be said of it.
             self.table[run, record["rank"]].exit = dict(record["exit"])
+
+
+def _unlink(path: str) -> None:
+    """Remove a file that may be gone."""
+    try:
+        os.unlink(path)  # noqa: PTH108 - small imports
+    except FileNotFoundError:
+        return

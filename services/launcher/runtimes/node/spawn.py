@@ -6,15 +6,14 @@ of the pipe and leaves: a process that nobody has recorded never becomes a rank.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
-
-from services.launcher.runtimes.node.clone import fork_into
-from services.launcher.runtimes.node.identity import AFTER_CLONE, Identity, become
 
 NOT_FOUND_CODE, NOT_RUN_CODE = 127, 126
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -23,6 +22,26 @@ ENVIRONMENTS = ("VIRTUAL_ENV", "CONDA_PREFIX")
 # How many open files the supervisor was given, and its ranks are. It raises its own limit: it has
 # one open for each rank.
 OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
+CLONE3 = 435
+CLONE_INTO_CGROUP = 0x2_0000_0000
+# struct clone_args up to its last field, cgroup.
+ARGUMENTS = "=11Q"
+PR_SET_NO_NEW_PRIVS = 38
+# Numbers of setgroups, setresgid and setresuid by machine.
+CALLS = {"x86_64": (116, 119, 117), "aarch64": (159, 149, 147)}
+# Whether a child of ``clone.py`` can become another user; elsewhere it is made by ``os.fork``.
+AFTER_CLONE = os.uname().machine in CALLS
+# Loaded here, because a child must not load a library.
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """As whom a rank runs."""
+
+    uid: int
+    gid: int
+    groups: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -189,3 +208,62 @@ def _candidates(name: str, path: str) -> list[str]:
 
 def _say(text: str) -> None:
     os.write(2, f"shiftwork: {text}\n".encode(errors="replace"))
+
+
+def fork_into(cgroup: str) -> int:
+    """As ``os.fork``, but the child begins in this version 2 group. OSError where the kernel (or a
+    filter on its calls) refuses; then nothing has happened."""
+    fd = os.open(cgroup, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        packed = struct.pack(
+            ARGUMENTS, CLONE_INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, fd
+        )
+        arguments = ctypes.create_string_buffer(packed, len(packed))
+        # PyDLL keeps the interpreter's lock, so that the child has it too.
+        library = ctypes.PyDLL(None, use_errno=True)
+        system_call, number, size = library.syscall, ctypes.c_long(CLONE3), len(packed)
+        before, in_parent, in_child = (
+            getattr(ctypes.pythonapi, f"PyOS_{name}")
+            for name in ("BeforeFork", "AfterFork_Parent", "AfterFork_Child")
+        )
+        before()
+        pid = system_call(number, arguments, ctypes.c_size_t(size))
+        if pid == 0:
+            in_child()
+            return 0
+        problem = ctypes.get_errno()
+        in_parent()
+        if pid < 0:
+            raise OSError(problem, "cannot clone into a control group")
+        return int(pid)
+    finally:
+        os.close(fd)
+
+
+def become(who: Identity, processes_max: int) -> None:
+    """Become another user for good: its files are its own, and no setuid program gives it more.
+    OSError if any of that cannot be had; then nothing may run. ``processes_max``: so many processes
+    and threads may that user have (0: no limit of ours)."""
+    os.umask(0o077)
+    if processes_max:
+        _, most = resource.getrlimit(resource.RLIMIT_NPROC)
+        most = processes_max if most == resource.RLIM_INFINITY else min(most, processes_max)
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+    if not AFTER_CLONE:
+        os.setgroups(list(who.groups))
+        os.setresgid(who.gid, who.gid, who.gid)
+        os.setresuid(who.uid, who.uid, who.uid)
+    else:
+        setgroups, setresgid, setresuid = CALLS[os.uname().machine]
+        groups = (ctypes.c_uint32 * len(who.groups))(*who.groups)
+        _call(setgroups, ctypes.c_size_t(len(groups)), groups)
+        _call(setresgid, *[ctypes.c_uint32(who.gid)] * 3)
+        _call(setresuid, *[ctypes.c_uint32(who.uid)] * 3)
+    if _LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "cannot give up new privileges")
+
+
+def _call(number: int, *arguments: object) -> None:
+    if _LIBC.syscall(ctypes.c_long(number), *arguments) != 0:
+        problem = ctypes.get_errno()
+        raise OSError(problem, f"cannot become another user: {os.strerror(problem)}")

@@ -19,7 +19,7 @@ from services.launcher.domain.model import (
     Run,
     RunState,
 )
-from services.launcher.domain.pod_ends import Waits
+from services.launcher.domain.rank_faults import Waits
 from services.launcher.domain.reconcile import (
     Action,
     End,

@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from libs.contracts.ids import RunId
 from libs.contracts.messages import PreemptMode
-from services.launcher.domain.lifecycle import LIVE, Trigger, move
 from services.launcher.domain.model import (
     Fault,
     Listing,
@@ -33,6 +32,7 @@ from services.launcher.domain.reconcile import (
     Policy,
     Signal,
 )
+from services.launcher.domain.run_lifecycle import LIVE, Trigger, move
 from services.launcher.domain.worklist import Worklist
 from tests.services.launcher.makers import (
     a_listing,

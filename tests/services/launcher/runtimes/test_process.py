@@ -23,11 +23,12 @@ from structlog.testing import capture_logs
 
 from libs.service.deletion_limit import DeletionLimit
 from services.launcher.domain.model import Listing, ObservedRank, RankState
-from services.launcher.runtimes.node import cgroups, proc, retention
+from services.launcher.runtimes.node import cgroups, proc
 from services.launcher.runtimes.node.journal import Journal
 from services.launcher.runtimes.node_client import NodePlan
 from services.launcher.runtimes.port import RuntimeUnavailableError
 from services.launcher.runtimes.process import ProcessRuntime
+from services.launcher.runtimes.supervisor import clear_output
 from services.launcher.task_users import OneUser, TaskUser, own_environment
 from tests.services.launcher.makers import a_machine, a_node, an_order, run_id
 
@@ -585,22 +586,22 @@ def test_old_output_is_cleared_away_and_links_are_not_followed(tmp_path: Path) -
     for path in (*(runs / "old.1").rglob("*"), runs / "old.1"):
         os.utime(path, (1000, 1000), follow_symlinks=False)
     unbounded, none = DeletionLimit(0), frozenset[str]()
-    assert retention.clear(str(runs), 2000, frozenset({"old.1"}), unbounded, 0) == []
-    assert retention.clear(str(runs), 2000, none, unbounded, 0) == ["old.1"]
+    assert clear_output(str(runs), 2000, frozenset({"old.1"}), unbounded, 0) == []
+    assert clear_output(str(runs), 2000, none, unbounded, 0) == ["old.1"]
     assert [path.name for path in runs.iterdir()] == ["young.1"]
     assert (outside / "precious").exists()
-    assert retention.clear(str(tmp_path / "absent"), 2000, none, unbounded, 0) == []
+    assert clear_output(str(tmp_path / "absent"), 2000, none, unbounded, 0) == []
 
 
 def test_a_clock_that_jumps_ahead_clears_no_young_output_away(tmp_path: Path) -> None:
     (tmp_path / "young.1").mkdir()
     limit, now, keep = DeletionLimit(), time.time(), 14 * 86_400
     none = frozenset[str]()
-    assert retention.clear(str(tmp_path), now - keep, none, limit, -86_400.0) == []
+    assert clear_output(str(tmp_path), now - keep, none, limit, -86_400.0) == []
     ahead = now + 3650 * 86_400
     for minutes in range(0, 60, 10):
         monotonic_s = 60.0 * minutes
-        assert retention.clear(str(tmp_path), ahead - keep, none, limit, monotonic_s) == []
+        assert clear_output(str(tmp_path), ahead - keep, none, limit, monotonic_s) == []
     assert limit.held_seconds > 3000 * 86_400
 
 

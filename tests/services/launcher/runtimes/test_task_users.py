@@ -282,7 +282,7 @@ async def test_a_supervisor_of_an_earlier_version_starts_nothing_and_is_replaced
 WHILE_THREADS_START = """
 import _thread, os, signal, sys
 from services.launcher.runtimes.node import spawn
-from services.launcher.runtimes.node.identity import Identity
+from services.launcher.runtimes.node.spawn import Identity
 
 into, group = os.open("/dev/null", os.O_WRONLY), sys.argv[1]
 signal.alarm(40)

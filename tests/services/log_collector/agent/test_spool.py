@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.log_collector.agent.output import CHUNK_BYTES_MAX, STAMPS_MAX
+from services.log_collector.agent.protocol import PodAnswer, PodAsk, PodKept
 from services.log_collector.agent.segments import FILLER
 from services.log_collector.agent.spool import Limits, Spool
-from services.log_collector.agent.wire import PodAnswer, PodAsk, PodKept
-from tests.services.log_collector.kubelet import NAMESPACE, Container, Kubelet
-from tests.services.log_collector.world import START, Hands
+from tests.services.log_collector.collector_harness import START, Hands
+from tests.services.log_collector.fake_kubelet import NAMESPACE, Container, Kubelet
 
 MIB = 1 << 20
 LIMITS = Limits(bytes_max=1 << 30, keep_seconds=3600.0, settle_seconds=1.0, days_per_hour=0.25)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.services.launcher.runtimes.kubernetes.test_nodes import GPU, a_node
 
 from services.launcher.domain.model import Fault, Listing, RankState
 from services.launcher.runtimes.kubernetes.cache import (
@@ -17,9 +18,8 @@ from services.launcher.runtimes.kubernetes.cache import (
     OtherPodSink,
     PodSink,
 )
-from services.launcher.runtimes.kubernetes.nodes import NodeRules
+from services.launcher.runtimes.kubernetes.cluster_nodes import NodeRules
 from tests.services.launcher.makers import START, at, run_id
-from tests.services.launcher.runtimes.kubernetes.test_nodes import GPU, a_node
 
 RUN = run_id()
 LABELS = {

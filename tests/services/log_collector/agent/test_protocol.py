@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from services.log_collector.agent import wire
+from services.log_collector.agent import protocol
 from services.log_collector.agent.cri import Stamp
-from services.log_collector.agent.wire import PodAnswer, PodAsk, PodKept, WireError
+from services.log_collector.agent.protocol import PodAnswer, PodAsk, PodKept, WireError
 
 
 def test_asks_answers_and_what_is_kept_arrive_as_they_were_sent() -> None:
     asks = [PodAsk("t-1-0", 5, 10, b"\x00\xff", ended=True), PodAsk("t-1-1", 0, 1)]
-    assert wire.read_asks(wire.asks_body(asks, 99)) == (asks, 99)
+    assert protocol.read_asks(protocol.asks_body(asks, 99)) == (asks, 99)
     answers = [
         PodAnswer(b"a\nb\x00", complete=True, stamps=(Stamp(0, 5), Stamp(2, 60_000))),
         None,
@@ -21,12 +21,12 @@ def test_asks_answers_and_what_is_kept_arrive_as_they_were_sent() -> None:
         PodAnswer(b"\n", moved=True, problem="why"),
     ]
     data = b"".join(answer.data for answer in answers if answer)
-    assert wire.read_answers(wire.answer_head("me", answers) + data) == ("me", answers)
-    _, told = wire.read_answers(wire.answer_head("me", answers) + data)
+    assert protocol.read_answers(protocol.answer_head("me", answers) + data) == ("me", answers)
+    _, told = protocol.read_answers(protocol.answer_head("me", answers) + data)
     stamps = [answer and answer.stamps for answer in told]
     assert stamps == [(Stamp(0, 5), Stamp(2, 60_000)), None, (), (), ()]
     kept = [PodKept("t-1-0", 7, done=False), PodKept("t-1-1", 2**62, done=True)]
-    assert wire.read_kept(wire.kept_body(kept)) == kept
+    assert protocol.read_kept(protocol.kept_body(kept)) == kept
 
 
 ASK: dict[str, Any] = {"pod": "t-1-0", "offset": 0, "bytes_max": 1}
@@ -40,7 +40,7 @@ ASK: dict[str, Any] = {"pod": "t-1-0", "offset": 0, "bytes_max": 1}
         ({"bytes_max": 1}, "asks None"),
         ({"bytes_max": 1, "asks": {}}, "asks {}"),
         ({"bytes_max": 1, "asks": [None]}, "no object"),
-        ({"bytes_max": 1, "asks": [ASK] * (wire.ASKS_MAX + 1)}, "too many"),
+        ({"bytes_max": 1, "asks": [ASK] * (protocol.ASKS_MAX + 1)}, "too many"),
         ({"asks": []}, "bytes_max None"),
         ({"bytes_max": -1, "asks": []}, "bytes_max -1"),
         ({"bytes_max": 1, "asks": [ASK | {"pod": "../../etc"}]}, "pod '../../etc'"),
@@ -57,35 +57,35 @@ ASK: dict[str, Any] = {"pod": "t-1-0", "offset": 0, "bytes_max": 1}
 def test_what_is_wrong_is_named(said: Any, names: str) -> None:
     body = said if isinstance(said, bytes) else json.dumps(said).encode()
     with pytest.raises(WireError) as refused:
-        wire.read_asks(body)
+        protocol.read_asks(body)
     assert names in str(refused.value)
 
 
 def test_a_pass_has_a_limit_whatever_is_asked() -> None:
-    assert wire.read_asks(wire.asks_body([], 2**40)) == ([], wire.BYTES_MAX)
+    assert protocol.read_asks(protocol.asks_body([], 2**40)) == ([], protocol.BYTES_MAX)
 
 
 def test_an_answer_that_was_cut_short_is_refused() -> None:
-    body = wire.answer_head("me", [PodAnswer(b"12345")]) + b"1234"
+    body = protocol.answer_head("me", [PodAnswer(b"12345")]) + b"1234"
     with pytest.raises(WireError, match="cut short"):
-        wire.read_answers(body)
+        protocol.read_answers(body)
 
 
 @pytest.mark.parametrize(
     "stamps", [[[5, 1]], [[-1, 1]], [[2, 1], [2, 2]], [[3, 1], [2, 2]], [[1]], [1], "x", 7]
 )
 def test_times_that_cannot_be_are_refused(stamps: Any) -> None:
-    head, _, data = wire.answer_head("me", [PodAnswer(b"12345")]).partition(b"\n")
+    head, _, data = protocol.answer_head("me", [PodAnswer(b"12345")]).partition(b"\n")
     said = json.loads(head)
     said["answers"][0]["stamps"] = stamps
     with pytest.raises(WireError, match="stamps"):
-        wire.read_answers(json.dumps(said).encode() + b"\n12345" + data)
+        protocol.read_answers(json.dumps(said).encode() + b"\n12345" + data)
 
 
 def test_an_agent_of_an_older_version_knows_no_times() -> None:
-    head, _, _ = wire.answer_head("me", [PodAnswer(b"12345")]).partition(b"\n")
+    head, _, _ = protocol.answer_head("me", [PodAnswer(b"12345")]).partition(b"\n")
     said = json.loads(head)
     del said["answers"][0]["stamps"]
-    _, (told,) = wire.read_answers(json.dumps(said).encode() + b"\n12345")
+    _, (told,) = protocol.read_answers(json.dumps(said).encode() + b"\n12345")
     assert told is not None
     assert (told.data, told.stamps) == (b"12345", ())

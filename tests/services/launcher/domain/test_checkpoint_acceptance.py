@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from libs.contracts.messages import AckCheckpoint, RefusalCode
-from services.launcher.domain.checkpoints import Known, judge
+from services.launcher.domain.checkpoint_acceptance import Known, judge
 from services.launcher.domain.model import RunState
 from tests.services.launcher.makers import START, a_checkpoint, a_run, at
 

@@ -17,8 +17,8 @@ from libs.contracts.messages import (
     Refusal,
     RefusalCode,
 )
-from services.launcher.domain.lifecycle import LIVE
 from services.launcher.domain.model import Run
+from services.launcher.domain.run_lifecycle import LIVE
 
 DIGEST_LENGTH_MAX = 256
 

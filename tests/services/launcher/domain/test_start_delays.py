@@ -3,14 +3,14 @@ from __future__ import annotations
 from datetime import timedelta
 
 from libs.contracts.messages import RunDelayed
-from services.launcher.domain.delays import (
+from services.launcher.domain.model import Fault, ObservedRank, ObservedRun, RunState
+from services.launcher.domain.start_delays import (
     DETAIL_CHARACTERS_MAX,
     DelayPolicy,
     Told,
     delay_of,
     to_tell,
 )
-from services.launcher.domain.model import Fault, ObservedRank, ObservedRun, RunState
 from tests.services.launcher.makers import START, a_run, at, pending, run_id, seen
 
 RUN = a_run(RunState.ASSIGNED, ranks=3, assigned_at=START)

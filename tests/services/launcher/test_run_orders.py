@@ -6,9 +6,9 @@ from dataclasses import replace
 from libs.contracts.messages import Role
 from libs.contracts.run_token import make_run_token
 from services.launcher.domain.model import RunState
-from services.launcher.environment import order_of
+from services.launcher.run_orders import order_of
+from tests.services.launcher.launcher_harness import SITE
 from tests.services.launcher.makers import KEY, a_checkpoint, a_run, a_spec, placements, run_id
-from tests.services.launcher.world import SITE
 
 TOKEN = make_run_token(KEY, run_id())
 

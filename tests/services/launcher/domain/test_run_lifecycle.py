@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from services.launcher.domain.lifecycle import (
+from services.launcher.domain.model import RunState
+from services.launcher.domain.run_lifecycle import (
     IGNORED,
     IMPOSSIBLE,
     TRANSITIONS,
@@ -12,7 +13,6 @@ from services.launcher.domain.lifecycle import (
     move,
     render_markdown,
 )
-from services.launcher.domain.model import RunState
 
 
 def test_every_pair_is_in_exactly_one_table() -> None:

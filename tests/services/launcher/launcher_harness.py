@@ -23,12 +23,11 @@ from libs.service.loop import pause
 from libs.store.memory import MemoryDatabase, MemoryStore
 from libs.store.port import Store, StoreUnavailableError
 from services.launcher.domain.inventory import LeasePolicy, QuarantinePolicy
-from services.launcher.domain.ports import PortRange
+from services.launcher.domain.master_ports import PortRange
 from services.launcher.domain.reconcile import Policy
-from services.launcher.environment import Site
 from services.launcher.handlers import HANDLERS, Commands
-from services.launcher.limits import Limits
-from services.launcher.loop import Launcher
+from services.launcher.loop import Launcher, Limits
+from services.launcher.run_orders import Site
 from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import FakeCluster, Script
 from services.launcher.runtimes.port import RunOrder, Runtime

@@ -13,8 +13,8 @@ from typing import Any
 
 from libs.contracts.ids import is_label_key, is_label_value, is_name, is_taint
 from libs.contracts.messages import Node
-from services.launcher.domain.marks import key_of
 from services.launcher.domain.model import ObservedNode
+from services.launcher.domain.node_labels import key_of
 
 Json = dict[str, Any]
 CONTROL_PLANE_LABEL = "node-role.kubernetes.io/control-plane"

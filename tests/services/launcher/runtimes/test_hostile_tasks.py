@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from services.launcher.domain.model import RankState
-from services.launcher.runtimes.node import environments, proc
+from services.launcher.runtimes.node import proc, rank_processes
 from tests.services.launcher.makers import an_order, run_id
 from tests.services.launcher.runtimes.test_process import HERE, RUN, Box, alive
 
@@ -157,11 +157,11 @@ def test_a_process_whose_environment_cannot_be_read_holds_nobody_up(
 
     monkeypatch.setattr(proc, "environment", environment)
     monkeypatch.setattr(proc, "user", {1: 10, 2: 20, 3: 20, 4: 40}.get)
-    monkeypatch.setattr(environments, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(rank_processes, "ANSWER_SECONDS", 0.1)
     everyone = [proc.Stat(pid, "S", 1, pid, pid, 0) for pid in (1, 2, 3, 4)]
 
     def read() -> set[int]:
-        found = environments.environments(everyone)
+        found = rank_processes.environments(everyone)
         assert all(b"NUMBER=%d" % one.pid in pairs for one, pairs in found)
         return {one.pid for one, _ in found}
 

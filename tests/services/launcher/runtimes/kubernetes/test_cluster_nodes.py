@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from services.launcher.runtimes.kubernetes.nodes import NodeRules, Nodes, Use, quantity, use_of
+from services.launcher.runtimes.kubernetes.cluster_nodes import (
+    NodeRules,
+    Nodes,
+    Use,
+    quantity,
+    use_of,
+)
 
 GPU = "nvidia.com/gpu"
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.launcher.domain.ports import PortRange
+from services.launcher.domain.master_ports import PortRange
 
 RANGE = PortRange(20_000, 20_009)
 

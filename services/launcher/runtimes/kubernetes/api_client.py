@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any, cast
 from urllib.parse import quote
@@ -18,9 +19,10 @@ import orjson
 from prometheus_client import Counter
 
 from libs.service.loop import pause
-from services.launcher.runtimes.kubernetes.transport import (
+from services.launcher.runtimes.kubernetes.api_transport import (
     ConfigurationError,
     ConnectionFailedError,
+    HttpTransport,
     Query,
     Transport,
 )
@@ -32,6 +34,8 @@ UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, GONE = 401, 403, 404, 409, 410
 TOO_MANY, SERVER_ERROR = 429, 500
 RETRY_AFTER_SECONDS_MAX = 30.0
 MESSAGE_CHARACTERS_MAX = 400
+# Beside the calls: four watches and commands in containers.
+MORE_CONNECTIONS = 16
 
 CALLS = Counter(
     "shiftwork_launcher_kube_calls_total", "Calls to the API server", ["verb", "answer"]
@@ -242,3 +246,12 @@ def namespaced(namespace: str, kind: str, name: str = "") -> str:
     """The path of a kind in a namespace, or of one object."""
     path = f"/api/v1/namespaces/{quote(namespace)}/{kind}"
     return f"{path}/{quote(name)}" if name else path
+
+
+def client_of(
+    kubeconfig: Path | None, limits: CallLimits, transport: Transport | None = None
+) -> KubeClient:
+    """A client of the cluster that the file, or the place we run in, names."""
+    transport = transport or HttpTransport(kubeconfig, limits.parallel_max + MORE_CONNECTIONS)
+    # Only spreads retries and lists apart; nothing is decided by it.
+    return KubeClient(transport, limits, Random())  # noqa: S311

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from services.launcher.domain import patience
+from services.launcher.domain import grace_periods
+from services.launcher.domain.grace_periods import BY_CAUSE, Patience, PatiencePolicy, patience_with
 from services.launcher.domain.model import EndCause, RunState
-from services.launcher.domain.patience import BY_CAUSE, Patience, PatiencePolicy, patience_with
 from tests.services.launcher.makers import START, a_run, at
 
 P = Patience
@@ -53,5 +53,5 @@ def test_the_numbers_rise() -> None:
 
 
 def test_the_page_has_every_cause() -> None:
-    page = patience.render_markdown()
+    page = grace_periods.render_markdown()
     assert all(f"| {cause} |" in page for cause in EndCause)

@@ -11,7 +11,7 @@ import asyncio
 from typing import Any
 
 from libs.pods.kubernetes_names import MANAGED_BY, MANAGER
-from services.launcher.runtimes.kubernetes.client import (
+from services.launcher.runtimes.kubernetes.api_client import (
     CONFLICT,
     NOT_FOUND,
     ApiError,

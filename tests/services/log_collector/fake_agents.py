@@ -19,12 +19,12 @@ from typing import Any
 from aiohttp import web
 
 from libs.service.http import stop_accepting
-from services.log_collector.agent.app import Token
+from services.log_collector.agent.http_app import Token
 from services.log_collector.agent.main import run
 from services.log_collector.agent.settings import AgentSettings
-from services.log_collector.sources.cluster import Cluster
 from services.log_collector.sources.kubernetes import KubernetesSource
-from tests.services.log_collector.kubelet import NAMESPACE, Container, Kubelet
+from services.log_collector.sources.kubernetes_options import Cluster
+from tests.services.log_collector.fake_kubelet import NAMESPACE, Container, Kubelet
 
 TOKEN, AGENTS_NAMESPACE, API_TOKEN = "agents-token", "shiftwork", "api-token"
 

@@ -1,27 +1,22 @@
-"""Whether the launcher can do its work on a cluster, asked as whoever the launcher is there.
+"""Checks whether the launcher can do its work on a cluster, with the launcher's own credentials.
 
-``check`` is called when a launcher begins, and by hand:
-``python -m services.launcher.runtimes.kubernetes.check`` with the launcher's settings. Nothing is
-changed: rights are asked of the API server, not tried.
+``runtime.py`` calls ``check`` when a launcher starts. It changes nothing: it asks the API server
+which rights the launcher has, and does not try them out.
 """
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from libs.service.run import load_settings
-from services.launcher.runtimes.kubernetes.client import (
+from services.launcher.runtimes.kubernetes.api_client import (
     FORBIDDEN,
     NOT_FOUND,
     ApiError,
-    CallLimits,
     KubeClient,
 )
-from services.launcher.runtimes.kubernetes.nodes import CONTROL_PLANE_LABEL, quantity
+from services.launcher.runtimes.kubernetes.cluster_nodes import CONTROL_PLANE_LABEL, quantity
 from services.launcher.runtimes.port import RuntimeUnavailableError
 from services.launcher.settings import LauncherSettings
 
@@ -37,10 +32,6 @@ class Finding:
     level: Literal["ok", "warn", "bad"]
     what: str
     fix: str = ""
-
-    def line(self) -> str:
-        """For people."""
-        return f"{self.level:4}  {self.what}" + (f"\n      fix: {self.fix}" if self.fix else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,23 +167,3 @@ def _offered(items: Iterable[Json], resource: str) -> Iterable[int]:
         offers: Json = node.get("status", {}).get("allocatable") or {}
         if gpus := int(quantity(offers.get(resource))):
             yield gpus
-
-
-async def _main(settings: LauncherSettings) -> int:
-    from services.launcher.runtimes.kubernetes.building import client_of  # noqa: PLC0415 - a cycle
-
-    client = client_of(settings.kube_config, CallLimits(tries_max=2))
-    try:
-        findings = await check(settings, client)
-    finally:
-        await client.close()
-    sys.stdout.writelines(finding.line() + "\n" for finding in findings)
-    return int(any(finding.level == "bad" for finding in findings))
-
-
-if __name__ == "__main__":
-    from services.launcher.main import WIRING
-
-    loaded = load_settings(WIRING)
-    assert isinstance(loaded, LauncherSettings), "the launcher's wiring"
-    raise SystemExit(asyncio.run(_main(loaded)))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from libs.contracts.messages import Node
-from services.launcher.domain.marks import by_key
+from services.launcher.domain.node_labels import by_key
 from services.launcher.gpus import Gpu
 from services.launcher.nodes_file import NodeWords, read_nodes_file
 from services.launcher.runtimes.node_client import NodePlan

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from libs.service.http import Receive, Scope, Send
-from services.log_collector.agent import wire
+from services.log_collector.agent import protocol
 from services.log_collector.agent.spool import Spool
 
 Answer = tuple[int, bytes, Iterable[bytes]]
@@ -94,20 +94,20 @@ class AgentApp:
             raise RefusedError(405, f"{scope['path']} takes POST")
         try:
             return await route(await _body(receive))
-        except wire.WireError as error:
+        except protocol.WireError as error:
             raise RefusedError(400, str(error)) from error
         except OSError as error:
             raise RefusedError(503, f"the node's disk refuses: {error}") from error
 
     async def _read(self, body: bytes) -> Answer:
-        asks, bytes_max = wire.read_asks(body)
+        asks, bytes_max = protocol.read_asks(body)
         async with self._turn:
             answers = await asyncio.to_thread(self._spool.read, asks, bytes_max)
         data = [answer.data for answer in answers if answer is not None]
-        return 200, BYTES, (wire.answer_head(self._agent, answers), *data)
+        return 200, BYTES, (protocol.answer_head(self._agent, answers), *data)
 
     async def _done(self, body: bytes) -> Answer:
-        kept = wire.read_kept(body)
+        kept = protocol.read_kept(body)
         async with self._turn:
             await asyncio.to_thread(self._spool.done, kept)
         return 200, JSON, (b"{}\n",)
@@ -122,8 +122,8 @@ async def _body(receive: Receive) -> bytes:
             raise RefusedError(400, "the body ends too early; send all of it")
         part: bytes = message.get("body", b"")
         size += len(part)
-        if size > wire.BODY_BYTES_MAX:
-            raise RefusedError(413, f"the body is longer than {wire.BODY_BYTES_MAX} bytes")
+        if size > protocol.BODY_BYTES_MAX:
+            raise RefusedError(413, f"the body is longer than {protocol.BODY_BYTES_MAX} bytes")
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)

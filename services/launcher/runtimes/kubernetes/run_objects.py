@@ -13,19 +13,21 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from libs.contracts.ids import RunId
+from services.launcher.domain.model import Fault
+from services.launcher.domain.rank_faults import sentence
 from services.launcher.manifests import RunObjects, run_labels, run_name
-from services.launcher.runtimes.kubernetes.cache import Cache
-from services.launcher.runtimes.kubernetes.client import (
+from services.launcher.runtimes.kubernetes.api_client import (
     CONFLICT,
+    FORBIDDEN,
     NOT_FOUND,
     ApiError,
     KubeClient,
     namespaced,
 )
-from services.launcher.runtimes.kubernetes.fence import Fence, told
+from services.launcher.runtimes.kubernetes.cache import Cache
+from services.launcher.runtimes.kubernetes.epoch_fence import Fence, told
 from services.launcher.runtimes.kubernetes.pod_state import cut
 from services.launcher.runtimes.kubernetes.pods import ENDED, Pod, owner_uid_of, run_id_of
-from services.launcher.runtimes.kubernetes.refusals import name_taken, refusal
 from services.launcher.runtimes.port import (
     LaunchRefusedError,
     RuntimeDeniedError,
@@ -35,6 +37,17 @@ from services.launcher.runtimes.port import (
 Json = dict[str, Any]
 WARNINGS_MAX = 50
 KINDS = {"ConfigMap": "configmaps", "Pod": "pods", "Secret": "secrets", "Service": "services"}
+
+INVALID = (400, 413, 415, 422)
+# In the server's words: the launcher's own rights, and what will be made or is being taken down.
+NOT_NOW = (
+    "cannot create resource",
+    "is being terminated",
+    "error looking up service account",
+    "no api token found for service account",
+    "not yet ready to handle request",
+)
+QUOTA = "exceeded quota"
 
 
 class Objects:
@@ -80,7 +93,7 @@ class Objects:
             made = await self._client.create(self.path("configmaps"), thing)
         except ApiError as problem:
             if not problem.exists:
-                raise self._refusal(problem, thing) from problem
+                raise refusal(problem, _named(thing), self._namespace) from problem
             made, fresh = await self._read(thing), False
             if run_id_of(made) != run_id:
                 raise name_taken(_named(thing)) from problem
@@ -117,23 +130,18 @@ class Objects:
                 return
             if problem.exists:
                 raise name_taken(_named(thing)) from problem
-            raise self._refusal(problem, thing) from problem
+            raise refusal(problem, _named(thing), self._namespace) from problem
 
     async def _create_pod(self, run_id: RunId, thing: Json, uid: str) -> None:
         try:
             made = await self._client.create(self.path("pods"), thing)
         except ApiError as problem:
             if not problem.exists:
-                raise self._refusal(problem, thing) from problem
+                raise refusal(problem, _named(thing), self._namespace) from problem
             made = await self._read(thing)
             if run_id_of(made) != run_id or owner_uid_of(made) != uid:
                 raise name_taken(_named(thing)) from problem
         self._cache.answered(made)
-
-    def _refusal(
-        self, problem: ApiError, thing: Json
-    ) -> LaunchRefusedError | RuntimeUnavailableError:
-        return refusal(problem, _named(thing), self._namespace)
 
     # Marking and deleting
 
@@ -238,3 +246,27 @@ async def every(calls: Iterable[Awaitable[None]]) -> None:
     )
     if failures:
         raise failures[0]
+
+
+def refusal(
+    problem: ApiError, what: str, namespace: str
+) -> LaunchRefusedError | RuntimeUnavailableError:
+    """The error to raise after creating ``what`` (kind and name) was refused."""
+    words = f"{what}: {problem.message}"
+    if problem.status in INVALID:
+        return _refused(Fault.INVALID_POD, words)
+    if problem.status == CONFLICT:
+        return _refused(Fault.NAME_TAKEN, words)
+    if problem.status == FORBIDDEN and not any(sign in problem.message for sign in NOT_NOW):
+        over = QUOTA in problem.message
+        return _refused(Fault.OVER_QUOTA if over else Fault.NOT_ADMITTED, words)
+    return told(problem, namespace)
+
+
+def name_taken(what: str) -> LaunchRefusedError:
+    """Somebody else's object has the name."""
+    return _refused(Fault.NAME_TAKEN, f"{what} is not of this run")
+
+
+def _refused(fault: Fault, words: str) -> LaunchRefusedError:
+    return LaunchRefusedError(fault, sentence(fault, words))

@@ -13,13 +13,13 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from services.launcher.runtimes.kubernetes.client import (
+from services.launcher.runtimes.kubernetes.api_client import (
     ApiError,
     CallLimits,
     KubeClient,
     namespaced,
 )
-from services.launcher.runtimes.kubernetes.transport import ConfigurationError, HttpTransport
+from services.launcher.runtimes.kubernetes.api_transport import ConfigurationError, HttpTransport
 from services.launcher.runtimes.port import RuntimeUnavailableError
 
 Answer = Callable[[web.Request], web.StreamResponse]

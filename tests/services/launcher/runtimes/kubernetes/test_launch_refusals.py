@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from services.launcher.domain.model import Fault
-from services.launcher.runtimes.kubernetes.client import ApiError
-from services.launcher.runtimes.kubernetes.refusals import name_taken, refusal
+from services.launcher.runtimes.kubernetes.api_client import ApiError
+from services.launcher.runtimes.kubernetes.run_objects import name_taken, refusal
 from services.launcher.runtimes.port import LaunchRefusedError, RuntimeUnavailableError
 
 ADMISSION = 'pods "task-1-0" is forbidden: '

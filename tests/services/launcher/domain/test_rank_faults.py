@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 
 from libs.contracts.messages import ExitKind
-from services.launcher.domain import pod_ends
+from services.launcher.domain import rank_faults
 from services.launcher.domain.model import Fault
-from services.launcher.domain.pod_ends import LINES, Seen, Wait, Waits, ended_as, waiting_as
+from services.launcher.domain.rank_faults import LINES, Seen, Wait, Waits, ended_as, waiting_as
 
 
 def test_each_fault_has_one_line_and_each_sign_one_meaning() -> None:
@@ -24,10 +24,10 @@ def test_only_what_waits_has_patience() -> None:
 
 def test_patience() -> None:
     waits = Waits(image_pull=timedelta(seconds=7), create=timedelta(seconds=3))
-    assert pod_ends.patience(Fault.IMAGE_PULL, waits) == timedelta(seconds=7)
-    assert pod_ends.patience(Fault.NOT_CREATED, waits) == timedelta(seconds=3)
-    assert pod_ends.patience(Fault.INVALID_IMAGE, waits) == timedelta(0)
-    assert pod_ends.patience(Fault.UNSCHEDULABLE, waits) is None
+    assert rank_faults.patience(Fault.IMAGE_PULL, waits) == timedelta(seconds=7)
+    assert rank_faults.patience(Fault.NOT_CREATED, waits) == timedelta(seconds=3)
+    assert rank_faults.patience(Fault.INVALID_IMAGE, waits) == timedelta(0)
+    assert rank_faults.patience(Fault.UNSCHEDULABLE, waits) is None
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,11 @@ def test_what_is_not_in_the_table_is_no_fault() -> None:
 
 
 def test_sentences_and_the_page() -> None:
-    assert pod_ends.sentence(Fault.OUT_OF_MEMORY) == "out of memory"
+    assert rank_faults.sentence(Fault.OUT_OF_MEMORY) == "out of memory"
     assert (
-        pod_ends.sentence(Fault.OVER_QUOTA, "6 of 6") == "the namespace's quota is used up: 6 of 6"
+        rank_faults.sentence(Fault.OVER_QUOTA, "6 of 6")
+        == "the namespace's quota is used up: 6 of 6"
     )
-    page = pod_ends.render_markdown()
+    page = rank_faults.render_markdown()
     assert all(line.says in page for line in LINES)
     assert len(page.splitlines()) == len(LINES) + 2

@@ -6,8 +6,8 @@ import pytest
 
 from libs.contracts.messages import Node, Refusal, SetNodeMarks
 from services.launcher.domain.inventory import LeasePolicy, take_stock
-from services.launcher.domain.marks import MARKS_MAX, marked
 from services.launcher.domain.model import Listing, NodeRow, ObservedNode
+from services.launcher.domain.node_labels import MARKS_MAX, marked
 from tests.services.launcher.makers import at
 
 POLICY = LeasePolicy(lease=timedelta(seconds=5), fence=timedelta(seconds=15))
