@@ -37,8 +37,8 @@ from libs.contracts.messages import (
 )
 from libs.pods.pod_policy import read_policy
 from services.launcher.domain.model import Run, RunState
-from services.launcher.manifests import PodSite, RunObjects, objects_of
-from services.launcher.run_orders import Site, order_of
+from services.launcher.manifests import PodSite, RunManifests, build_manifests
+from services.launcher.run_orders import Site, build_order
 
 IN_FLIGHT = 32
 Command = tuple[str, ...]
@@ -61,7 +61,7 @@ def run_objects(
     *,
     gpu: int = 0,
     command: Command = COMMAND,
-) -> RunObjects:
+) -> RunManifests:
     """A gang exactly as the launcher makes it, on nodes from ``first_node`` on."""
     nodes = cluster.node_ids
     spec = TaskSpec(
@@ -94,7 +94,7 @@ def run_objects(
     )
     site = Site("http://127.0.0.1:8642", KEY, path="", lang="", master_addr="")
     where = PodSite(cluster.namespace)
-    return objects_of(order_of(run, 0, site), read_policy(cluster.policy), where)
+    return build_manifests(build_order(run, 0, site), read_policy(cluster.policy), where)
 
 
 def gang(

@@ -107,11 +107,9 @@ class FakeNodes:
         if run is not None:
             self._finish(run, None, signal)
 
-    async def end(
-        self, run_id: RunId, node_ids: frozenset[str], *, patience_seconds: float
-    ) -> None:
+    async def end(self, run_id: RunId, node_ids: frozenset[str], *, grace_seconds: float) -> None:
         """See ``port.Runtime``."""
-        del patience_seconds
+        del grace_seconds
         run = self._runs.setdefault(run_id, _Run(ObservedRun(run_id, {}, node_ids)))
         run.ended = True
         self._finish(run, None, KILL_SIGNAL)

@@ -26,7 +26,7 @@ import uvloop
 from services.launcher.runtimes.kubernetes.api_client import (
     CallLimits,
     KubeClient,
-    client_of,
+    connect_client,
     namespaced,
 )
 from services.launcher.runtimes.kubernetes.cache import Cache, NodeSink, ObjectSink, PodSink
@@ -100,7 +100,7 @@ def event_us(cache: Cache, pods: list[dict[str, Any]]) -> float:
 
 async def probe(kubeconfig: Path, namespace: str) -> dict[str, float]:
     """Measure."""
-    client = client_of(kubeconfig, CallLimits())
+    client = connect_client(kubeconfig, CallLimits())
     try:
         # The first call loads what every later one uses.
         pods = await samples(client, namespace)

@@ -53,8 +53,8 @@ async def on_run_assigned(tx: Tx, event: RunAssigned | RunResumed) -> None:
     if run is None:
         if await store.newest_attempt(tx, event.task_id) >= event.attempt:
             return
-        run = Run(event.task_id, event.attempt, RunState.TOMBSTONE)
-    if run.state is not RunState.TOMBSTONE:
+        run = Run(event.task_id, event.attempt, RunState.EARLY_REQUEST)
+    if run.state is not RunState.EARLY_REQUEST:
         return
     tx.put(
         replace(
@@ -93,10 +93,10 @@ async def _requested(tx: Tx, task_id: str, attempt: int) -> Run | None:
     """The run that a request is about: live, or a tombstone if it is not known yet."""
     run = await tx.get(Run, task_id, attempt)
     if run is not None:
-        return run if run.state in (*LIVE, RunState.TOMBSTONE) else None
+        return run if run.state in (*LIVE, RunState.EARLY_REQUEST) else None
     if await store.newest_attempt(tx, task_id) >= attempt:
         return None
-    return Run(task_id, attempt, RunState.TOMBSTONE)
+    return Run(task_id, attempt, RunState.EARLY_REQUEST)
 
 
 def _past_of(
@@ -118,20 +118,20 @@ HANDLERS: Mapping[type[Message], Handler] = {
 
 async def ack_checkpoint(tx: Tx, command: AckCheckpoint) -> AckCheckpointReply:
     """Store a checkpoint of the live attempt; the reply comes after the commit."""
-    known = _as_told(await _known(tx, command), command, tx.now)
-    verdict = checkpoint_acceptance.judge(command, known, tx.now)
-    if verdict.stored is None:
-        return AckCheckpointReply(refusal=verdict.refusal, checkpoint=verdict.repeated)
+    known = _with_request(await _known(tx, command), command, tx.now)
+    decision = checkpoint_acceptance.decide(command, known, tx.now)
+    if decision.stored is None:
+        return AckCheckpointReply(refusal=decision.refusal, checkpoint=decision.repeated)
     run = known.run
     assert run is not None, "only a known run's checkpoint is stored"
-    store.keep_checkpoint(tx, command.task_id, verdict.stored)
+    store.keep_checkpoint(tx, command.task_id, decision.stored)
     if run.preempt_requested_at is not None and run.acked_at is None:
         tx.put(replace(run, acked_at=tx.now))
-    tx.emit(_saved(command.task_id, verdict.stored))
-    return AckCheckpointReply(checkpoint=verdict.stored)
+    tx.emit(_saved(command.task_id, decision.stored))
+    return AckCheckpointReply(checkpoint=decision.stored)
 
 
-def _as_told(
+def _with_request(
     known: checkpoint_acceptance.Known, command: AckCheckpoint, now: datetime
 ) -> checkpoint_acceptance.Known:
     """The request to hand over may reach the run, by way of the gateway, before it reaches us: the
@@ -170,7 +170,7 @@ async def set_node_marks(tx: Tx, command: SetNodeMarks) -> SetNodeMarksReply:
     row = await tx.get(NodeRow, command.node_id)
     if row is None or row.removed:
         return SetNodeMarksReply(refusal=await _no_node(tx, command.node_id))
-    after = node_labels.marked(row, command, tx.now)
+    after = node_labels.apply_command(row, command, tx.now)
     if isinstance(after, Refusal):
         return SetNodeMarksReply(refusal=after)
     if after != row:
@@ -220,7 +220,7 @@ class Commands:
                 )
             )
         for past in await store.newest_past_runs(tx, self.reemit_runs_max):
-            events += _told(
+            events += _events_of(
                 Run(
                     past.task_id,
                     past.attempt,
@@ -234,7 +234,7 @@ class Commands:
         runs = await store.all_runs(tx)
         last = await store.last_checkpoints(tx, runs)
         for run in runs:
-            events += _told(run, last[run.id])
+            events += _events_of(run, last[run.id])
         for event in events:
             tx.emit(event)
         return ReemitReply(events=len(events))
@@ -267,7 +267,7 @@ def _saved(task_id: str, checkpoint: Checkpoint) -> CheckpointSaved:
     return CheckpointSaved(task_id=task_id, attempt=checkpoint.attempt, checkpoint=checkpoint)
 
 
-def _told(run: Run, checkpoint: Checkpoint | None) -> list[Message]:
+def _events_of(run: Run, checkpoint: Checkpoint | None) -> list[Message]:
     events: list[Message] = []
     if run.started_at is not None:
         events.append(started(run))

@@ -11,7 +11,7 @@ from pathlib import Path
 from libs.contracts.messages import Node
 from services.launcher.domain.node_labels import by_key
 from services.launcher.gpus import Gpu
-from services.launcher.nodes_file import NodeWords, read_nodes_file
+from services.launcher.nodes_file import NodeConfig, read_nodes_file
 from services.launcher.runtimes.node_client import NodePlan
 from services.launcher.settings import LauncherSettings
 
@@ -28,7 +28,7 @@ def plan_nodes(settings: LauncherSettings, gpus: Sequence[Gpu]) -> tuple[NodePla
     if count == 0:
         node = _node(
             settings,
-            _words(settings, (REAL_NODE,)).get(REAL_NODE),
+            _node_configs(settings, (REAL_NODE,)).get(REAL_NODE),
             node_id=REAL_NODE,
             gpus=len(gpus),
             cpus=cpus,
@@ -37,12 +37,12 @@ def plan_nodes(settings: LauncherSettings, gpus: Sequence[Gpu]) -> tuple[NodePla
         )
         return (NodePlan(node, tuple(gpu.uuid for gpu in gpus)),)
     ids = [f"local-{index}" for index in range(count)]
-    words = _words(settings, ids)
+    configs = _node_configs(settings, ids)
     return tuple(
         NodePlan(
             _node(
                 settings,
-                words.get(node_id),
+                configs.get(node_id),
                 node_id=node_id,
                 gpus=settings.slots_per_node,
                 cpus=cpus / count,
@@ -60,14 +60,14 @@ def pids_max(settings: LauncherSettings, pid_max: Path = PID_MAX) -> int:
     return max(1, min(settings.pids_max, int(int(pid_max.read_text()) * settings.pids_part_max)))
 
 
-def _words(settings: LauncherSettings, node_ids: Sequence[str]) -> Mapping[str, NodeWords]:
+def _node_configs(settings: LauncherSettings, node_ids: Sequence[str]) -> Mapping[str, NodeConfig]:
     path = settings.nodes_file
     return read_nodes_file(path, node_ids) if path is not None else {}
 
 
 def _node(
     settings: LauncherSettings,
-    words: NodeWords | None,
+    configs: NodeConfig | None,
     *,
     node_id: str,
     gpus: int,
@@ -75,7 +75,7 @@ def _node(
     memory_bytes: int,
     gpu_model: str,
 ) -> Node:
-    own = words or NodeWords()
+    own = configs or NodeConfig()
     taints = {**by_key(settings.node_taints), **by_key(own.taints)}
     return Node(
         id=node_id,

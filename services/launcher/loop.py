@@ -22,7 +22,7 @@ from libs.service.loop import Loop, Wake
 from libs.store.port import Delta, Store, Tx
 from services.launcher import store as tables
 from services.launcher.domain import exits, inventory, start_delays
-from services.launcher.domain.grace_periods import PatiencePolicy, patience_with
+from services.launcher.domain.grace_periods import GracePeriods, grace_for
 from services.launcher.domain.inventory import LeasePolicy, QuarantinePolicy
 from services.launcher.domain.master_ports import PortRange
 from services.launcher.domain.model import Listing, NodeRow, PortLease, Refused, Run, RunState
@@ -30,14 +30,14 @@ from services.launcher.domain.reconcile import (
     Action,
     End,
     Launch,
-    Look,
     Policy,
+    Scan,
     Signal,
 )
-from services.launcher.domain.start_delays import DelayPolicy, Told
+from services.launcher.domain.start_delays import DelayPolicy, ReportedDelay
 from services.launcher.domain.worklist import Worklist
 from services.launcher.handlers import exited, started
-from services.launcher.run_orders import Site, order_of
+from services.launcher.run_orders import Site, build_order
 from services.launcher.runtimes.port import (
     LaunchRefusedError,
     Runtime,
@@ -50,7 +50,7 @@ from services.launcher.runtimes.port import (
 # once, again and again while anything else keeps the event loop busy.
 PAUSE_SECONDS_MIN = 0.001
 # Between two looks each of the parallel actions may be followed by so many others.
-ROUNDS_PER_LOOK = 4
+ROUNDS_PER_SCAN = 4
 
 
 QUARANTINED = Counter(
@@ -69,12 +69,12 @@ class Limits:
     retry_first_seconds: float
     retry_most_seconds: float
     quarantine: QuarantinePolicy
-    patience: PatiencePolicy = field(default_factory=PatiencePolicy)
+    grace: GracePeriods = field(default_factory=GracePeriods)
     delays: DelayPolicy = field(default_factory=DelayPolicy)
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PendingAction:
     """An action with what it takes to carry it out."""
 
     action: Action
@@ -91,13 +91,13 @@ class Launcher:
     runtime: Runtime
     site: Site
     limits: Limits
-    look_wake: Wake = field(default_factory=Wake)
+    act_wake: Wake = field(default_factory=Wake)
     reconcile_wake: Wake = field(default_factory=Wake)
 
     def __post_init__(self) -> None:
         self.log = observability.log("launcher")
-        self._look: Look | None = None
-        self._asked: dict[RunId, Task] = {}
+        self._scan: Scan | None = None
+        self._pending: dict[RunId, PendingAction] = {}
         self._doing: set[Action] = set()
         self._done: set[Action] = set()
         self._fences: set[str] = set()
@@ -109,24 +109,24 @@ class Launcher:
         # Why the runtime obeys another launcher, how often in a row it said so, and until when it
         # is not asked again (in the event loop's seconds).
         self.problem = ""
-        self._denials, self._ask_at_s = 0, 0.0
+        self._denials, self._retry_at_s = 0, 0.0
         # Nodes that could not start a run when they were last told to.
         self._unable: dict[RunId, frozenset[str]] = {}
         # What was last said about runs that are held up.
-        self._told_delays: dict[RunId, Told] = {}
+        self._reported_delays: dict[RunId, ReportedDelay] = {}
         self._busy_ports: set[int] = set()
         self._last_port = 0
-        self._told_nodes: frozenset[str] | None = None
+        self._published_nodes: frozenset[str] | None = None
         # Rows and listed nodes that were found to agree: with many nodes, nearly every look's.
         self._agreed: tuple[Sequence[object], ...] | None = None
         self._work = Worklist()
         self.store.observe(self._observe)
-        self.runtime.on_change(self.look_wake.set)
+        self.runtime.on_change(self.act_wake.set)
 
     def _observe(self, delta: Delta) -> None:
         self._work.apply(delta.put, delta.deleted)
 
-    def loops(self, look_tick_seconds: float, reconcile_tick_seconds: float) -> tuple[Loop, ...]:
+    def loops(self, act_tick_seconds: float, reconcile_tick_seconds: float) -> tuple[Loop, ...]:
         """Both loops."""
         return (
             Loop(
@@ -139,8 +139,8 @@ class Launcher:
             Loop(
                 name="act",
                 step=self.act,
-                tick_seconds=look_tick_seconds,
-                wake=self.look_wake,
+                tick_seconds=act_tick_seconds,
+                wake=self.act_wake,
                 wake_on_commit=False,
             ),
         )
@@ -148,11 +148,11 @@ class Launcher:
     async def on_lead(self, epoch: int) -> None:
         """Begin as a new leader: with the tables, and without any earlier look."""
         self._work = await tables.load(self.store)
-        self._look, self._told_nodes, self._agreed = None, None, None
-        self.problem, self._denials, self._ask_at_s = "", 0, 0.0
-        for memory in (self._asked, self._doing, self._done, self._fences, self._failed):
+        self._scan, self._published_nodes, self._agreed = None, None, None
+        self.problem, self._denials, self._retry_at_s = "", 0, 0.0
+        for memory in (self._pending, self._doing, self._done, self._fences, self._failed):
             memory.clear()
-        for memory in (self._problems, self._refused, self._unable, self._told_delays):
+        for memory in (self._problems, self._refused, self._unable, self._reported_delays):
             memory.clear()
         await self.runtime.lead(epoch)
 
@@ -167,85 +167,85 @@ class Launcher:
 
     async def reconcile(self, epoch: int) -> float | None:
         """Record what the last look shows, and ask for what is to be done."""
-        look, work = self._look, self._work
+        scan, work = self._scan, self._work
         if self.problem:
-            return await self._say_denied(epoch)
-        if look is None:
+            return await self._report_denial(epoch)
+        if scan is None:
             return None
-        marks = work.take()
+        dirty = work.take_dirty()
         try:
             async with self.store.transaction(epoch=epoch) as tx:
                 now = tx.now
-                outcome = work.step(marks, look, now, self.limits.policy)
+                outcome = work.step(dirty, scan, now, self.limits.policy)
                 await record(tx, work.runs, outcome.runs, self.limits.quarantine)
-                stock = await self._take_stock(tx, look.listing)
+                changes = await self._update_inventory(tx, scan.listing)
                 ports = await self._lease(tx, outcome.actions)
-                held_up = say_held_up(
+                held_up = report_delays(
                     tx,
                     work.assigned(),
-                    look.listing,
+                    scan.listing,
                     problems={action.run_id: why for action, why in self._problems.items()},
-                    told_before=self._told_delays,
+                    reported_before=self._reported_delays,
                     policy=self.limits.delays,
                 )
         except BaseException:
-            work.give_back(marks)
+            work.restore_dirty(dirty)
             raise
         # Only now is it true: before the commit, nothing was said.
-        work.settle(outcome)
-        self._told_nodes = _nodes_in_service(look.listing)
+        work.commit(outcome)
+        self._published_nodes = _nodes_in_service(scan.listing)
         self._forget_done()
         # A failure is remembered while the action is wanted, and says when to try it again.
         wanted = set(outcome.actions)
         self._failed = {each: when for each, when in self._failed.items() if each in wanted}
         self._problems = {each: why for each, why in self._problems.items() if each in wanted}
-        self._told_delays = held_up.told
-        self._fences |= set(stock.fence)
+        self._reported_delays = held_up.changed_events
+        self._fences |= set(changes.fence)
         for action in outcome.actions:
-            self._ask(action, look, ports)
-        if self._asked or self._fences:
-            self.look_wake.set()
-        return self._due_seconds([outcome.due_at, stock.due_at, held_up.due_at], now)
+            self._enqueue(action, scan, ports)
+        if self._pending or self._fences:
+            self.act_wake.set()
+        return self._due_seconds([outcome.due_at, changes.due_at, held_up.due_at], now)
 
-    async def _say_denied(self, epoch: int) -> float | None:
+    async def _report_denial(self, epoch: int) -> float | None:
         """Nothing can be done, and what was seen before is not what is there now: say why runs do
         not start, and wait with everything else."""
         assigned = list(self._work.assigned())
         async with self.store.transaction(epoch=epoch) as tx:
             now = tx.now
-            held_up = say_held_up(
+            held_up = report_delays(
                 tx,
                 assigned,
                 Listing(),
                 problems={run.id: self.problem for run in assigned},
-                told_before=self._told_delays,
+                reported_before=self._reported_delays,
                 policy=self.limits.delays,
             )
-        self._told_delays = held_up.told
+        self._reported_delays = held_up.changed_events
         return self._due_seconds([held_up.due_at], now)
 
-    async def _take_stock(self, tx: Tx, listing: Listing) -> inventory.Inventory:
+    async def _update_inventory(self, tx: Tx, listing: Listing) -> inventory.InventoryChanges:
         rows = await tables.nodes(tx)
         compared = (rows, tuple(listing.nodes), tuple(listing.nodes.values()))
         if self._agreed is not None and all(map(_same, self._agreed, compared)):
-            return inventory.Inventory((), ())
+            return inventory.InventoryChanges((), ())
         self._agreed = None
         busy = self._work.is_busy
-        stock = inventory.take_stock(
+        changes = inventory.update_inventory(
             rows,
             listing,
             busy,
             tx.now,
             self.limits.leases,
             version=tx.version,
-            left_alone=tables.unreadable_nodes(tx),
+            unreadable=tables.unreadable_nodes(tx),
         )
-        for row in stock.rows:
+        for row in changes.rows:
             tx.put(row)
-        for message in inventory.told({row.node_id: row for row in rows}, stock.rows):
+        for message in inventory.changed_events({row.node_id: row for row in rows}, changes.rows):
             tx.emit(message)
         node_ids = _nodes_in_service(listing)
-        if node_ids != self._told_nodes:
+        if node_ids != self._published_nodes:
             tx.emit(
                 InventoryListed(
                     runtime=self.runtime.name,
@@ -254,10 +254,12 @@ class Launcher:
                     version=tx.version,
                 )
             )
-        settled = not (stock.rows or any(row.silent_since or row.quarantined_until for row in rows))
-        if settled and node_ids == self._told_nodes:
+        settled = not (
+            changes.rows or any(row.silent_since or row.quarantined_until for row in rows)
+        )
+        if settled and node_ids == self._published_nodes:
             self._agreed = compared
-        return stock
+        return changes
 
     async def _lease(self, tx: Tx, actions: Iterable[Action]) -> dict[RunId, int]:
         """A port for every run about to be launched: the one it has, or the next free one; 0 where
@@ -290,29 +292,29 @@ class Launcher:
         """An action that was carried out matters while its run is live."""
         is_live = self._work.is_live
         self._done = {action for action in self._done if is_live(action.run_id)}
-        for run_id in [run_id for run_id in self._asked if run_id not in self._work.runs]:
-            del self._asked[run_id]
+        for run_id in [run_id for run_id in self._pending if run_id not in self._work.runs]:
+            del self._pending[run_id]
         for run_id in [run_id for run_id in self._refused if not is_live(run_id)]:
             del self._refused[run_id]
         for run_id in [run_id for run_id in self._unable if not is_live(run_id)]:
             del self._unable[run_id]
 
-    def _ask(self, action: Action, look: Look, ports: dict[RunId, int]) -> None:
+    def _enqueue(self, action: Action, scan: Scan, ports: dict[RunId, int]) -> None:
         """Put an action on the list, unless it is under way or has just failed."""
         run_id, run = action.run_id, self._work.runs.get(action.run_id)
-        seen = look.listing.runs.get(run_id)
+        observed = scan.listing.runs.get(run_id)
         placed = {place.node_id for place in run.placements} if run else set[str]()
-        known = frozenset(placed & look.listing.nodes.keys())
-        if seen is not None:
-            known |= seen.node_ids
+        known = frozenset(placed & scan.listing.nodes.keys())
+        if observed is not None:
+            known |= observed.node_ids
         if isinstance(action, Launch) and run_id not in ports:
             return
         # What is asked of a run now takes the place of what was asked before.
-        self._asked.pop(run_id, None)
+        self._pending.pop(run_id, None)
         _, not_before = self._failed.get(action, (0, 0.0))
         if action in self._doing or not_before > asyncio.get_running_loop().time():
             return
-        self._asked[run_id] = Task(action, known, run, ports.get(run_id, 0))
+        self._pending[run_id] = PendingAction(action, known, run, ports.get(run_id, 0))
 
     def _due_seconds(self, due: Iterable[datetime | None], now: datetime) -> float | None:
         seconds = [(at - now).total_seconds() for at in due if at is not None]
@@ -325,14 +327,14 @@ class Launcher:
 
     async def act(self, _epoch: int) -> float | None:
         """Carry out what is asked, a part of it if it is much, then look at the runtime."""
-        if (wait_s := self._ask_at_s - asyncio.get_running_loop().time()) > 0:
+        if (wait_s := self._retry_at_s - asyncio.get_running_loop().time()) > 0:
             return max(PAUSE_SECONDS_MIN, wait_s)
-        tasks = self._take()
+        tasks = self._take_batch()
         self._doing = {task.action for task in tasks}
         fences, self._fences = self._fences, set()
         gate = asyncio.Semaphore(self.limits.actions_parallel_max)
 
-        async def one(task: Task) -> Action | None:
+        async def one(task: PendingAction) -> Action | None:
             async with gate:
                 return await self._carry_out(task)
 
@@ -352,14 +354,14 @@ class Launcher:
         if self.problem:
             self.log.warning("the runtime obeys this launcher again")
         self.problem, self._denials = "", 0
-        look = Look(listing, frozenset(self._done), dict(self._refused), dict(self._unable))
+        scan = Scan(listing, frozenset(self._done), dict(self._refused), dict(self._unable))
         self._doing = set()
-        news = look != self._look
-        self._look = look
-        self._work.see(look)
-        if news or tasks:
+        is_new = scan != self._scan
+        self._scan = scan
+        self._work.update_scan(scan)
+        if is_new or tasks:
             self.reconcile_wake.set()
-        return 0.0 if self._asked else None
+        return 0.0 if self._pending else None
 
     def _note_denial(self, problem: str) -> float:
         """The runtime obeys another launcher, until a person does something about it. Whatever
@@ -371,19 +373,19 @@ class Launcher:
         self.problem = problem
         pause_s = self._pause_after(self._denials)
         self._denials += 1
-        self._ask_at_s = asyncio.get_running_loop().time() + pause_s
+        self._retry_at_s = asyncio.get_running_loop().time() + pause_s
         return pause_s
 
-    def _take(self) -> list[Task]:
+    def _take_batch(self) -> list[PendingAction]:
         """What to do before the next look: ends before launches, and no more than takes a moment,
         so that a flood of launches hides nothing that happens meanwhile."""
-        wanted = sorted(self._asked.values(), key=lambda task: isinstance(task.action, Launch))
-        tasks = wanted[: self.limits.actions_parallel_max * ROUNDS_PER_LOOK]
+        wanted = sorted(self._pending.values(), key=lambda task: isinstance(task.action, Launch))
+        tasks = wanted[: self.limits.actions_parallel_max * ROUNDS_PER_SCAN]
         for task in tasks:
-            del self._asked[task.action.run_id]
+            del self._pending[task.action.run_id]
         return tasks
 
-    async def _carry_out(self, task: Task) -> Action | None:
+    async def _carry_out(self, task: PendingAction) -> Action | None:
         """Do one thing; None if it did not work, which is tried again later."""
         action, run = task.action, task.run
         try:
@@ -394,8 +396,8 @@ class Launcher:
                 case Signal():
                     await self.runtime.signal(action.run_id, task.node_ids, action.signal)
                 case End():
-                    patience = self.limits.patience.seconds(patience_with(run))
-                    await self.runtime.end(action.run_id, task.node_ids, patience_seconds=patience)
+                    grace = self.limits.grace.seconds(grace_for(run))
+                    await self.runtime.end(action.run_id, task.node_ids, grace_seconds=grace)
                 case _:
                     keep = exits.is_kept(run.exit if run is not None else None)
                     await self.runtime.forget(action.run_id, task.node_ids, keep=keep)
@@ -418,11 +420,11 @@ class Launcher:
         return action
 
     async def _launch(self, run: Run, master_port: int) -> None:
-        seen = self._look.listing.runs.get(run.id) if self._look is not None else None
-        if seen is None and self.runtime.shares_ports and not is_free(master_port):
+        observed = self._scan.listing.runs.get(run.id) if self._scan is not None else None
+        if observed is None and self.runtime.shares_ports and not is_free(master_port):
             self._busy_ports.add(master_port)
             raise RuntimeUnavailableError(f"port {master_port} is taken by somebody else")
-        await self.runtime.launch(order_of(run, master_port, self.site))
+        await self.runtime.launch(build_order(run, master_port, self.site))
 
     async def _fence(self, node_id: str) -> None:
         try:
@@ -489,10 +491,10 @@ async def record(
         if run.state is not RunState.FORGOTTEN:
             tx.put(run)
     await tables.forget(tx, forgotten, last)
-    await _judge_nodes(tx, before, runs, policy)
+    await _count_failed_starts(tx, before, runs, policy)
 
 
-async def _judge_nodes(
+async def _count_failed_starts(
     tx: Tx, before: Mapping[RunId, Run], runs: Sequence[Run], policy: QuarantinePolicy
 ) -> None:
     """Count starts that failed by node, and forget them where one worked."""
@@ -522,7 +524,7 @@ async def _judge_nodes(
         if after != row:
             tx.put(after)
         if after.version != row.version:
-            _say_quarantined(tx, after)
+            _publish_quarantine(tx, after)
 
 
 async def _is_suspect(tx: Tx, owner: str, node_id: str) -> bool:
@@ -534,7 +536,7 @@ async def _is_suspect(tx: Tx, owner: str, node_id: str) -> bool:
     )
 
 
-def _say_quarantined(tx: Tx, row: NodeRow) -> None:
+def _publish_quarantine(tx: Tx, row: NodeRow) -> None:
     QUARANTINED.inc()
     tx.emit(inventory.message(row))
     observability.log("launcher").warning(
@@ -547,35 +549,35 @@ def _say_quarantined(tx: Tx, row: NodeRow) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldUp:
+class DelayReport:
     """What was said of runs that are held up, and when there may be more to say."""
 
-    told: dict[RunId, Told]
+    changed_events: dict[RunId, ReportedDelay]
     due_at: datetime | None
 
 
-def say_held_up(
+def report_delays(
     tx: Tx,
     runs: Iterable[Run],
     listing: Listing,
     *,
     problems: Mapping[RunId, str],
-    told_before: Mapping[RunId, Told],
+    reported_before: Mapping[RunId, ReportedDelay],
     policy: DelayPolicy,
-) -> HeldUp:
+) -> DelayReport:
     """Say why runs that were launched have not started, where that is news."""
-    found, due = dict[RunId, Told](), list[datetime]()
+    found, due = dict[RunId, ReportedDelay](), list[datetime]()
     for run in runs:
         if run.state is not RunState.ASSIGNED:
             continue
-        told = told_before.get(run.id)
+        changed_events = reported_before.get(run.id)
         delay = start_delays.delay_of(run, listing.runs.get(run.id), problems.get(run.id, ""))
-        event = start_delays.to_tell(run, delay, told, tx.now, policy)
+        event = start_delays.next_delay_event(run, delay, changed_events, tx.now, policy)
         if isinstance(event, datetime):
             due.append(event)
         elif event is not None:
             tx.emit(event)
-            told = Told(event.ranks, event.detail, tx.now)
-        if told is not None:
-            found[run.id] = told
-    return HeldUp(found, min(due, default=None))
+            changed_events = ReportedDelay(event.ranks, event.detail, tx.now)
+        if changed_events is not None:
+            found[run.id] = changed_events
+    return DelayReport(found, min(due, default=None))

@@ -9,10 +9,10 @@ from pathlib import Path
 from libs.service.definition import Ports, Service
 from libs.service.prune import prune_loop
 from libs.service.wiring import Wiring
-from services.launcher.domain.grace_periods import PatiencePolicy
+from services.launcher.domain.grace_periods import GracePeriods
 from services.launcher.domain.inventory import LeasePolicy, QuarantinePolicy
 from services.launcher.domain.master_ports import PortRange
-from services.launcher.domain.rank_faults import Waits
+from services.launcher.domain.rank_faults import PendingLimits
 from services.launcher.domain.reconcile import Policy
 from services.launcher.domain.start_delays import DelayPolicy
 from services.launcher.gpus import find_gpus
@@ -84,9 +84,9 @@ def _choice(settings: LauncherSettings) -> Choice:
 
 def _kubernetes_runtime(settings: LauncherSettings, ports: Ports) -> Runtime:
     # Only who needs it pays for its client: a hundred megabytes.
-    from services.launcher.runtimes.kubernetes.runtime import runtime_of  # noqa: PLC0415
+    from services.launcher.runtimes.kubernetes.runtime import build_runtime  # noqa: PLC0415
 
-    return runtime_of(settings, now=ports.clock.now)
+    return build_runtime(settings, now=ports.clock.now)
 
 
 _RUNTIMES: Mapping[str, Callable[[LauncherSettings, Ports], Runtime]] = {
@@ -118,7 +118,7 @@ def _limits(settings: LauncherSettings) -> Limits:
     return Limits(
         policy=Policy(
             exit_grace=timedelta(seconds=settings.exit_grace_seconds),
-            waits=Waits(
+            pending_limits=PendingLimits(
                 image_pull=timedelta(seconds=settings.image_pull_seconds),
                 create=timedelta(seconds=settings.create_seconds),
             ),
@@ -131,7 +131,7 @@ def _limits(settings: LauncherSettings) -> Limits:
         actions_parallel_max=settings.actions_parallel_max,
         retry_first_seconds=settings.retry_first_seconds,
         retry_most_seconds=settings.retry_most_seconds,
-        patience=PatiencePolicy(
+        grace=GracePeriods(
             acked=settings.patience_acked_seconds,
             mates=settings.patience_mates_seconds,
             full=settings.patience_seconds,

@@ -39,7 +39,7 @@ class PodSite:
 
 
 @dataclass(frozen=True, slots=True)
-class RunObjects:
+class RunManifests:
     """Everything of one run, in the order in which it is created."""
 
     run_object: Json
@@ -48,7 +48,7 @@ class RunObjects:
     service: Json | None
     pods: tuple[Json, ...]
 
-    def owned_by(self, uid: str) -> RunObjects:
+    def owned_by(self, uid: str) -> RunManifests:
         """The same, all of it owned by the run object, whose uid is known once it exists."""
         name: str = self.run_object["metadata"]["name"]
         owner: Json = {
@@ -95,12 +95,12 @@ def master_port(run_id: RunId, first: int, last: int) -> int:
     return first + zlib.crc32(str(run_id).encode()) % (last - first + 1)
 
 
-def objects_of(
+def build_manifests(
     order: RunOrder,
     policy: PodPolicy,
     site: PodSite,
     node_labels: Mapping[str, Mapping[str, str]] | None = None,
-) -> RunObjects:
+) -> RunManifests:
     """The run object, Secrets, Service and pods of a run. ``node_labels`` are those of each node
     that the order names, as far as known. PodRefusedError if the policy does not let it.
     """
@@ -112,13 +112,14 @@ def objects_of(
     plan = _plan(order, requester, policy, site)
     make = _Maker(order, plan, site.namespace, read_template(plan.request.template))
     secrets, secret_of = make.secrets()
-    told = node_labels or {}
-    return RunObjects(
+    labels_by_node = node_labels or {}
+    return RunManifests(
         run_object=make.run_object(),
         secrets=tuple(secrets),
         service=make.service() if plan.is_gang else None,
         pods=tuple(
-            make.pod(rank, secret_of[rank.rank], told.get(rank.node_id, {})) for rank in order.ranks
+            make.pod(rank, secret_of[rank.rank], labels_by_node.get(rank.node_id, {}))
+            for rank in order.ranks
         ),
     )
 
@@ -156,7 +157,7 @@ class _Maker:
         """Of an object of the run; annotations say what labels cannot hold as it is."""
         requester = self.plan.requester
         more = {f"{DOMAIN}/{key}": value for key, value in labels.items()}
-        said = {
+        annotations = {
             "task-name": self.plan.spec.name,
             "owner": requester.owner,
             "team": requester.team,
@@ -170,7 +171,9 @@ class _Maker:
                 f"{DOMAIN}/owner": label_value(requester.owner),
                 **more,
             },
-            "annotations": {f"{DOMAIN}/{key}": value for key, value in said.items() if value},
+            "annotations": {
+                f"{DOMAIN}/{key}": value for key, value in annotations.items() if value
+            },
         }
 
     def run_object(self) -> Json:

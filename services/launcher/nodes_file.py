@@ -1,6 +1,6 @@
 """What differs between the nodes of one machine: group, labels and taints, from a small file.
 
-Called by ``machine.py`` at the start. YAML or JSON: an object for each node id, such as
+Called by ``local_nodes.py`` at the start. YAML or JSON: an object for each node id, such as
 ``local-0: {group: dev, labels: {zone: a, leaf: a1}, taints: [reserved=vision]}``.
 """
 
@@ -25,7 +25,7 @@ from libs.contracts.ids import (
 FILE_BYTES_MAX = 4_194_304
 
 
-class NodeWords(BaseModel):
+class NodeConfig(BaseModel):
     """What a file says of one node."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -71,7 +71,7 @@ def check_taints(taints: Collection[str]) -> None:
             raise ValueError(f"{taint!r} is no taint; write KEY or KEY=VALUE, {LABEL_KEY_RULE}")
 
 
-def read_nodes_file(path: Path, node_ids: Collection[str]) -> Mapping[str, NodeWords]:
+def read_nodes_file(path: Path, node_ids: Collection[str]) -> Mapping[str, NodeConfig]:
     """What the file says of each node; ValueError with the place and the fix if it is wrong."""
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
@@ -82,16 +82,16 @@ def read_nodes_file(path: Path, node_ids: Collection[str]) -> Mapping[str, NodeW
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"nodes_file {path} is neither YAML nor JSON: {error}") from error
     try:
-        words = TypeAdapter(dict[str, NodeWords]).validate_python(found)
+        configs = TypeAdapter(dict[str, NodeConfig]).validate_python(found)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise ValueError(f"nodes_file {path}: {where}: {first['msg']}") from error
-    for node_id in words:
+    for node_id in configs:
         if node_id not in node_ids:
             known = ", ".join(sorted(node_ids)[:5])
             raise ValueError(
                 f"nodes_file {path}: {node_id} is no node of this machine; these are: {known}"
                 + (", …" if len(node_ids) > 5 else "")  # noqa: PLR2004 - as many as are named
             )
-    return words
+    return configs

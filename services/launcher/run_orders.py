@@ -33,7 +33,7 @@ class Site:
     master_addr: str
 
 
-def order_of(run: Run, master_port: int, site: Site) -> RunOrder:
+def build_order(run: Run, master_port: int, site: Site) -> RunOrder:
     """The orders for every rank of a run."""
     assert run.spec is not None, "an assigned run has its specification"
     roles = {role.name: role for role in run.spec.roles}

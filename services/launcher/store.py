@@ -49,7 +49,7 @@ async def newest_attempt(tx: Tx, task_id: str) -> int:
     """The highest attempt of a task that was ever assigned here; 0 if none."""
     runs = await tx.select(Run, Where("task_id", Op.EQ, task_id))
     past = await tx.get(PastRun, task_id)
-    attempts = [run.attempt for run in runs if run.state is not RunState.TOMBSTONE]
+    attempts = [run.attempt for run in runs if run.state is not RunState.EARLY_REQUEST]
     return max([past.attempt if past else 0, *attempts])
 
 
@@ -165,7 +165,7 @@ def prune_rules(keep: timedelta, removed_keep: timedelta) -> tuple[PruneRule, ..
         PruneRule(
             "past runs", keep, lambda tx: oldest_of(tx, PastRun, "forgotten_at"), drop_past_runs
         ),
-        PruneRule("requests", keep, _oldest_tombstone, drop_tombstones),
+        PruneRule("requests", keep, _oldest_early_request, drop_early_requests),
         PruneRule("removed nodes", removed_keep, _oldest_removed, drop_removed_nodes),
     )
 
@@ -199,24 +199,24 @@ def _asked_at(run: Run) -> datetime | None:
     return run.kill_requested_at or run.preempt_requested_at
 
 
-async def _tombstones(tx: Tx) -> list[tuple[datetime, Run]]:
+async def _early_requests(tx: Tx) -> list[tuple[datetime, Run]]:
     """Requests for runs that have not come, the oldest first; they are in memory."""
     found = [
         (asked_at, run)
         for run in await all_runs(tx)
-        if run.state is RunState.TOMBSTONE and (asked_at := _asked_at(run)) is not None
+        if run.state is RunState.EARLY_REQUEST and (asked_at := _asked_at(run)) is not None
     ]
     return sorted(found, key=itemgetter(0))
 
 
-async def _oldest_tombstone(tx: Tx) -> datetime | None:
-    found = await _tombstones(tx)
+async def _oldest_early_request(tx: Tx) -> datetime | None:
+    found = await _early_requests(tx)
     return found[0][0] if found else None
 
 
-async def drop_tombstones(tx: Tx, before: datetime, limit: int) -> int:
+async def drop_early_requests(tx: Tx, before: datetime, limit: int) -> int:
     """Drop requests for runs that never came; returns how many."""
-    old = [run for asked_at, run in await _tombstones(tx) if asked_at < before][:limit]
+    old = [run for asked_at, run in await _early_requests(tx) if asked_at < before][:limit]
     for run in old:
         tx.delete(Run, run.task_id, run.attempt)
     return len(old)
@@ -236,7 +236,7 @@ async def _oldest_removed(tx: Tx) -> datetime | None:
 
 async def drop_removed_nodes(tx: Tx, before: datetime, limit: int) -> int:
     """Drop nodes that were removed; returns how many. Should one come back, its versions go on
-    above those that it had: see ``inventory.take_stock``."""
+    above those that it had: see ``inventory.update_inventory``."""
     old = [row for row in await _removed(tx) if row.changed_at < before][:limit]
     for row in old:
         tx.delete(NodeRow, row.node_id)

@@ -28,7 +28,7 @@ TABLES = Tables(
         rule(
             "run_is_specified",
             "state = 'tombstone' OR spec IS NOT NULL",
-            lambda row: row.state is RunState.TOMBSTONE or row.spec is not None,
+            lambda row: row.state is RunState.EARLY_REQUEST or row.spec is not None,
         ),
         rule(
             "run_ends_for_a_cause",

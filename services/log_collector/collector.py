@@ -36,24 +36,24 @@ from services.log_collector.domain import (
     Pace,
     Timestamp,
 )
-from services.log_collector.sources.port import Ask, Got, Kept, LogSource
+from services.log_collector.sources.port import LogSource, ReadRequest, ReadResult, Stored
 from services.log_collector.state import SERVICE, Run, State, Tail, keys_of
 from services.log_collector.store import OutputRow, RunRow
 
 # So many of the last kept bytes are shown to the source with each question.
 LAST_BYTES = 64
 # Live readers are told so often at most how a line looks that is being rewritten.
-TELL_LINE_SECONDS = 0.5
+PUBLISH_LINE_SECONDS = 0.5
 # A state of it is kept after so long, doubling from the least to the most while its line goes on.
 KEEP_LINE_SECONDS_MIN, KEEP_LINE_SECONDS_MAX = 2.0, 60.0
 # A new leader says again what was collected since so long ago, and of how many runs at most.
-RETOLD, RETOLD_MAX = timedelta(hours=1), 10_000
+REPEAT_WINDOW, REPEAT_MAX = timedelta(hours=1), 10_000
 # So many time stamps at most are taken over of what a process before kept and did not record.
 TAKEN_OVER_MAX = 65_536
 
 
 @dataclass(slots=True)
-class Keeping:
+class PendingWrite:
     """What is new of an output, on its way to the archive and to live readers."""
 
     tail: Tail
@@ -94,7 +94,7 @@ class Collector:
     # The recorder's: set when there is something that it should not wait with.
     record: Wake
     # Runs to take up at the next step, and what was known of their outputs when leading began.
-    news: dict[Run, RunRow] = field(default_factory=dict)
+    new_runs: dict[Run, RunRow] = field(default_factory=dict)
     known: dict[Run, dict[int, OutputRow]] = field(default_factory=dict)
     last_data_at: datetime | None = None
     led_at: datetime | None = None
@@ -102,11 +102,11 @@ class Collector:
     def __post_init__(self) -> None:
         self.log = log(SERVICE)
 
-    def notice(self, delta: Delta) -> bool:
+    def on_commit(self, delta: Delta) -> bool:
         """Note what a commit changed about runs; True if that is something to act on."""
-        news = [row for row in delta.put if isinstance(row, RunRow) and not row.collected]
-        self.news.update({(row.task_id, row.attempt): row for row in news})
-        return bool(news)
+        new_runs = [row for row in delta.put if isinstance(row, RunRow) and not row.collected]
+        self.new_runs.update({(row.task_id, row.attempt): row for row in new_runs})
+        return bool(new_runs)
 
     async def lead(self, epoch: int) -> None:
         """Begin as a new leader: note what the database knows; the first step takes it up."""
@@ -114,13 +114,13 @@ class Collector:
         async with self.database.transaction(epoch=epoch) as tx:
             runs = {(row.task_id, row.attempt): row for row in await store.open_runs(tx)}
             self.known = {run: await store.outputs_of(tx, *run) for run in runs}
-            since = self.clock.now() - RETOLD
-            ended = await store.collected_since(tx, since, RETOLD_MAX)
-        self.news, self.led_at = runs, self.clock.now()
+            since = self.clock.now() - REPEAT_WINDOW
+            ended = await store.collected_since(tx, since, REPEAT_MAX)
+        self.new_runs, self.led_at = runs, self.clock.now()
         # Perhaps the process before died before it could say so.
-        await self.source.kept(
+        await self.source.stored(
             [
-                Kept(Address(key, place.node_id), 0, done=True)
+                Stored(Address(key, place.node_id), 0, done=True)
                 for row in ended
                 for key, place in _places(row).items()
             ]
@@ -138,13 +138,13 @@ class Collector:
         quiet = self.pace.linger
         if self.last_data_at is not None:
             quiet = (self.clock.now() - self.last_data_at).total_seconds()
-        outputs = len(self.state.tails) + len(self.news)
-        return domain.next_look(self.pace, outputs=outputs, more=more, quiet_seconds=quiet)
+        outputs = len(self.state.tails) + len(self.new_runs)
+        return domain.next_scan_seconds(self.pace, outputs=outputs, more=more, quiet_seconds=quiet)
 
     async def _take_up(self) -> None:
         """Open the outputs of runs that are new, and note the exits of others."""
-        news = list(self.news.items())
-        places = {key: place for _, row in news for key, place in _places(row).items()}
+        new_runs = list(self.new_runs.items())
+        places = {key: place for _, row in new_runs for key, place in _places(row).items()}
         keys = [key for key in places if key not in self.state.tails]
         if keys:
             # One question for all of them: runs may start by the hundred.
@@ -156,7 +156,7 @@ class Collector:
         else:
             opened, waiting = [], set[Run]()
         tails = {tail.key: tail for tail in opened}
-        for run, row in news:
+        for run, row in new_runs:
             if run in waiting:
                 continue
             for key in keys_of(row):
@@ -165,10 +165,10 @@ class Collector:
             self.state.runs[run] = row
             self.record.set()
             self.known.pop(run, None)
-            if self.news.get(run) is row:
-                del self.news[run]
+            if self.new_runs.get(run) is row:
+                del self.new_runs[run]
 
-    async def _tail(self, key: OutputKey, placement: Placement, kept: int) -> Tail:
+    async def _tail(self, key: OutputKey, placement: Placement, stored: int) -> Tail:
         known = self.known.get((key.task_id, key.attempt), {}).get(key.rank)
         recorded = known.size if known else 0
         now = self.clock.now()
@@ -180,10 +180,10 @@ class Collector:
             tail.complete = tail.closed = known.complete
         if tail.complete:
             # Perhaps the process before died before it could say so.
-            await self.source.kept([Kept(tail.address, tail.source_offset, done=True)])
-        elif kept < recorded:
-            self.log.error("kept output is shorter than it was", kept=kept, was=recorded)
-            tail.size, tail.full = min(kept, self.bounds.output_bytes_max), False
+            await self.source.stored([Stored(tail.address, tail.source_offset, done=True)])
+        elif stored < recorded:
+            self.log.error("kept output is shorter than it was", stored=stored, was=recorded)
+            tail.size, tail.full = min(stored, self.bounds.output_bytes_max), False
             tail.timestamps = await self.archive.partition(
                 key, tail.timestamps, lambda each: each.offset < tail.size
             )
@@ -198,14 +198,14 @@ class Collector:
         Returns the runs of which that is not known yet.
         """
         beyond = [tail for tail in tails if sizes[tail.key] > tail.recorded]
-        asks = [Ask(tail.address, tail.source_offset, 1, sure=True) for tail in beyond]
-        answers = await self.source.read(asks, len(asks)) if asks else ()
+        requests = [ReadRequest(tail.address, tail.source_offset, 1, sure=True) for tail in beyond]
+        answers = await self.source.read(requests, len(requests)) if requests else ()
         patient = self._waited(self.led_at) < self.bounds.unreadable_seconds_max
         waiting: set[Run] = set()
-        for tail, got in zip(beyond, answers, strict=True):
-            if got is not None and got.data:
+        for tail, result in zip(beyond, answers, strict=True):
+            if result is not None and result.data:
                 await self.archive.truncate(tail.key, tail.recorded, tail.timestamps)
-            elif patient and (got is None or got.unsure or got.problem):
+            elif patient and (result is None or result.unsure or result.problem):
                 waiting.add((tail.key.task_id, tail.key.attempt))
             else:
                 await self._take_over(tail, sizes[tail.key])
@@ -241,49 +241,55 @@ class Collector:
     async def _copy(self) -> bool:
         """Read what is new, keep it, tell live readers. True if there is more to read at once."""
         tails = self.state.tails
-        asking = [tail for tail in tails.values() if not (tail.complete or tail.full)]
+        open_tails = [tail for tail in tails.values() if not (tail.complete or tail.full)]
         bytes_max = self.bounds.read_bytes_max
-        asks = [
-            Ask(
+        requests = [
+            ReadRequest(
                 tail.address,
                 tail.source_offset + len(tail.line),
                 bytes_max,
                 (tail.last + tail.line)[-LAST_BYTES:],
                 sure=tail.exited_at is not None,
             )
-            for tail in asking
+            for tail in open_tails
         ]
-        answers: Sequence[Got | None] = ()
-        if asks:
-            answers = await self.source.read(asks, self.bounds.pass_bytes_max)
-        found = [(tail, got) for tail, got in zip(asking, answers, strict=True) if got is not None]
-        fresh = [(tail, got) for tail, got in found if got.data]
+        answers: Sequence[ReadResult | None] = ()
+        if requests:
+            answers = await self.source.read(requests, self.bounds.pass_bytes_max)
+        found = [
+            (tail, result)
+            for tail, result in zip(open_tails, answers, strict=True)
+            if result is not None
+        ]
+        fresh = [(tail, result) for tail, result in found if result.data]
         if fresh:
-            await self._keep([(tail, _folded(tail, got)) for tail, got in fresh])
+            await self._keep([(tail, _folded(tail, result)) for tail, result in fresh])
         await self._keep_lines()
-        for tail, got in found:
-            await self._judge_end(tail, got)
+        for tail, result in found:
+            await self._check_end(tail, result)
         for tail in tails.values():
             # Nothing is kept beyond the limit, so the exit is the end.
             if tail.full and tail.exited_at is not None:
                 self._end(tail)
         for tail, _ in fresh:  # the next pass begins with the others
             tails[tail.key] = tails.pop(tail.key)
-        return len(found) < len(asking) or any(
-            len(got.data) >= self.bounds.read_bytes_max for _, got in fresh
+        return len(found) < len(open_tails) or any(
+            len(result.data) >= self.bounds.read_bytes_max for _, result in fresh
         )
 
     async def _keep(self, fresh: Sequence[tuple[Tail, Folded]]) -> None:
         now = self.clock.now()
-        kept = [
-            Keeping(tail, new, *domain.keep(tail.size, new.data, self.bounds.output_bytes_max), now)
+        stored = [
+            PendingWrite(
+                tail, new, *domain.keep(tail.size, new.data, self.bounds.output_bytes_max), now
+            )
             for tail, new in fresh
         ]
-        writes = [each.write() for each in kept if each.data]
+        writes = [each.write() for each in stored if each.data]
         if writes:
             await self.archive.write(writes)
         self.last_data_at = now
-        for each in kept:
+        for each in stored:
             tail, new = each.tail, each.new
             if each.data:
                 tail.entry = domain.index(tail.entry, tail.size, now, self.grain)
@@ -300,7 +306,7 @@ class Collector:
             self.state.unrecorded_bytes += len(each.data)
         if self.state.unrecorded_bytes >= self.bounds.record_bytes:
             self.record.set()
-        await self._tell(kept, now)
+        await self._publish(stored, now)
 
     async def _keep_lines(self) -> None:
         """Keep states of lines that have been rewritten for long, and tell how the others look."""
@@ -317,39 +323,40 @@ class Collector:
                 tail.line_due_at = now + timedelta(seconds=tail.line_seconds)
                 due.append(tail)
                 continue
-            told_at = tail.line_told_at
-            if tail.line != tail.line_told and (
-                told_at is None or not 0 <= (now - told_at).total_seconds() < TELL_LINE_SECONDS
+            published_at = tail.line_published_at
+            if tail.line != tail.line_published and (
+                published_at is None
+                or not 0 <= (now - published_at).total_seconds() < PUBLISH_LINE_SECONDS
             ):
-                tail.line_told, tail.line_told_at = tail.line, now
-                await self._say(_line_chunk(tail, now))
+                tail.line_published, tail.line_published_at = tail.line, now
+                await self._send(_line_chunk(tail, now))
         if due:
             await self._keep([(tail, Folded(tail.line, tail.line)) for tail in due])
 
-    async def _judge_end(self, tail: Tail, got: Got) -> None:
+    async def _check_end(self, tail: Tail, result: ReadResult) -> None:
         """Nothing new after the exit is the end; what cannot be read is waited for, but not for
         ever, and its absence is marked in what is kept."""
         key = tail.key
-        if got.problem and got.problem != tail.problem:
+        if result.problem and result.problem != tail.problem:
             self.log.warning(
                 "output cannot be read",
                 task=key.task_id,
                 attempt=key.attempt,
                 rank=key.rank,
-                problem=got.problem,
+                problem=result.problem,
             )
-        tail.problem = got.problem
-        if tail.exited_at is None or got.data:
+        tail.problem = result.problem
+        if tail.exited_at is None or result.data:
             return
-        if got.problem or got.unsure:
+        if result.problem or result.unsure:
             # Nobody waited while no collector was there.
             waited = self._waited(max(tail.exited_at, tail.opened_at))
-            if waited < self.bounds.unreadable_seconds_max and not got.lost:
+            if waited < self.bounds.unreadable_seconds_max and not result.lost:
                 return
             self.log.error(
                 "output is given up", task=key.task_id, attempt=key.attempt, rank=key.rank
             )
-            line = domain.gap_line(got.problem or "its source did not answer")
+            line = domain.gap_line(result.problem or "its source did not answer")
             # A process before may have marked it and died before that was recorded.
             if not tail.last.endswith(line[-LAST_BYTES:]):
                 await self._keep([(tail, Folded(tail.line + line, tail.line + line))])
@@ -362,16 +369,16 @@ class Collector:
             tail.complete = True
             self.record.set()
 
-    async def _tell(self, kept: Sequence[Keeping], now: datetime) -> None:
+    async def _publish(self, stored: Sequence[PendingWrite], now: datetime) -> None:
         """Live readers get what they can; what they miss they read by its range."""
-        for each in kept:
+        for each in stored:
             start, end = domain.newest(each.offset, each.data, self.bounds.live_bytes_max)
             for at, piece in domain.pieces(start, end, self.bounds.piece_bytes_max):
                 stamps = domain.covering(each.timestamps, at, at + len(piece))
-                if not await self._say(_chunk(each.tail, at, piece, stamps, now)):
+                if not await self._send(_chunk(each.tail, at, piece, stamps, now)):
                     return
 
-    async def _say(self, envelope: Envelope) -> bool:
+    async def _send(self, envelope: Envelope) -> bool:
         try:
             await self.bus.send_telemetry(envelope)
         except BusError as error:
@@ -385,18 +392,18 @@ def _places(row: RunRow) -> dict[OutputKey, Placement]:
     return {OutputKey(row.task_id, row.attempt, place.rank): place for place in row.placements}
 
 
-def _folded(tail: Tail, got: Got) -> Folded:
-    tail.binary = tail.binary or not domain.is_text(got.data)
-    folding = domain.as_it_is if tail.binary else domain.fold
-    return domain.fold_stamped(folding, tail.line, got.data, got.timestamps)
+def _folded(tail: Tail, result: ReadResult) -> Folded:
+    tail.binary = tail.binary or not domain.is_text(result.data)
+    folding = domain.without_folding if tail.binary else domain.fold
+    return domain.fold_stamped(folding, tail.line, result.data, result.timestamps)
 
 
 def _chunk(
     tail: Tail, offset: int, data: bytes, stamps: Sequence[Timestamp], now: datetime
 ) -> Envelope:
     """A piece of what is kept."""
-    told = tuple(LogTimestamp(offset=each.offset, at=each.at) for each in stamps)
-    return _envelope(tail, f"{offset}", offset, now, data=data, timestamps=told)
+    chunk_timestamps = tuple(LogTimestamp(offset=each.offset, at=each.at) for each in stamps)
+    return _envelope(tail, f"{offset}", offset, now, data=data, timestamps=chunk_timestamps)
 
 
 def _line_chunk(tail: Tail, now: datetime) -> Envelope:

@@ -146,7 +146,7 @@ def fold(line: bytes, data: bytes) -> Folded:
     return Folded(kept + rest, text)
 
 
-def as_it_is(line: bytes, data: bytes) -> Folded:
+def without_folding(line: bytes, data: bytes) -> Folded:
     """Leave nothing out."""
     return Folded(line + data, line + data)
 
@@ -350,7 +350,9 @@ def start_of_last_lines(data: bytes, lines: int) -> int | None:
     return at + 1
 
 
-def next_look(pace: Pace, *, outputs: int, more: bool, quiet_seconds: float) -> float | None:
+def next_scan_seconds(
+    pace: Pace, *, outputs: int, more: bool, quiet_seconds: float
+) -> float | None:
     """In how many seconds to look again; None when there is nothing to look at."""
     if not outputs:
         return None

@@ -75,7 +75,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Dated:
+class WriteTimes:
     """When the bytes of an answer were written, and where it ends for that; 0: anywhere."""
 
     timestamps: Sequence[Timestamp]
@@ -110,9 +110,9 @@ class Queries:
         try:
             start = await self._start(tx, query, kept)
             end = min(size, start + min(asked, self.answers.reply_bytes_max))
-            written = Dated(())
+            written = WriteTimes(())
             if query.timestamps and start < end:
-                written = await self._dated(tx, kept, start, end)
+                written = await self._write_times(tx, kept, start, end)
                 end = written.end or end
             data = await self.archive.read(key, start, end - start) if start < end else b""
         except ArchiveError as error:
@@ -183,7 +183,7 @@ class Queries:
         entries |= {each.offset: each for each in self.state.entries_of(key)}
         return min(start, domain.start_since(list(entries.values()), since, kept.size))
 
-    async def _dated(self, tx: Tx, kept: Output, start: int, end: int) -> Dated:
+    async def _write_times(self, tx: Tx, kept: Output, start: int, end: int) -> WriteTimes:
         """When the bytes from ``start`` to ``end`` were written, and how far an answer may go that
         says so."""
         key, count, most = kept.key, kept.timestamps, self.answers.timestamps_max
@@ -202,7 +202,7 @@ class Queries:
         inside = domain.covering(found, start, end)
         if len(inside) > most:
             end = inside[most].offset
-        return Dated(inside[:most], end, approximate=approximate and bool(inside))
+        return WriteTimes(inside[:most], end, approximate=approximate and bool(inside))
 
     async def _last_lines(self, key: OutputKey, size: int, lines: int) -> int:
         """Where the last so many lines begin, looking back at most so far."""
@@ -223,10 +223,10 @@ class Queries:
 def _unknown(query: ReadLog) -> Refusal:
     run = f"attempt {query.attempt}" if query.attempt else "any attempt"
     detail = f"no output of rank {query.rank} of {run} of task {query.task_id} is known"
-    fault = FieldError(
+    error = FieldError(
         field="rank",
         value=str(query.rank),
         message=detail,
         fix="list a task's outputs with ListLogs; a run that has not started has none",
     )
-    return Refusal(code=RefusalCode.NOT_FOUND, detail=detail, errors=(fault,))
+    return Refusal(code=RefusalCode.NOT_FOUND, detail=detail, errors=(error,))

@@ -25,11 +25,11 @@ def copy_loop(database: Store, collector: Collector) -> Loop:
     """Copies output; woken by commits that concern runs, otherwise at its own pace."""
     wake = Wake()
 
-    def notice(delta: Delta) -> None:
-        if collector.notice(delta):
+    def on_commit(delta: Delta) -> None:
+        if collector.on_commit(delta):
             wake.set()
 
-    database.observe(notice)
+    database.observe(on_commit)
     return Loop(
         name="copy",
         step=collector.step,
@@ -51,7 +51,7 @@ def record_loop(recorder: Recorder) -> Loop:
 
 
 @dataclass(frozen=True, slots=True)
-class Dropping:
+class OutputPruner:
     """Forgets the output of runs that ended long ago."""
 
     database: Store
@@ -90,6 +90,6 @@ class Dropping:
                 rank = await store.drop_part(tx, row, rank, self.rows_max)
 
 
-def drop_loop(dropping: Dropping, tick_seconds: float) -> Loop:
+def drop_loop(pruner: OutputPruner, tick_seconds: float) -> Loop:
     """Drops old output now and then."""
-    return Loop(name="drop", step=dropping.step, tick_seconds=tick_seconds, wake_on_commit=False)
+    return Loop(name="drop", step=pruner.step, tick_seconds=tick_seconds, wake_on_commit=False)

@@ -13,7 +13,7 @@ from services.log_collector.archives.files import FileArchive
 from services.log_collector.archives.port import Archive
 from services.log_collector.collector import Collector
 from services.log_collector.handlers import HANDLERS, READS, Queries
-from services.log_collector.loop import RUNS, Dropping, copy_loop, drop_loop, record_loop
+from services.log_collector.loop import RUNS, OutputPruner, copy_loop, drop_loop, record_loop
 from services.log_collector.recorder import Recorder
 from services.log_collector.settings import LogCollectorSettings
 from services.log_collector.sources.files import FileSource
@@ -54,7 +54,7 @@ def build(
         state=state,
         wake=record,
     )
-    dropping = Dropping(
+    pruner = OutputPruner(
         database=ports.store,
         archive=archive,
         keep=timedelta(days=settings.keep_days),
@@ -72,7 +72,7 @@ def build(
         loops=(
             copy_loop(ports.store, collector),
             record_loop(recorder),
-            drop_loop(dropping, settings.prune_tick_seconds),
+            drop_loop(pruner, settings.prune_tick_seconds),
         ),
         on_lead=collector.lead,
         tasks=source.tasks(),

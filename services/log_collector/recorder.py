@@ -15,7 +15,7 @@ from libs.service.observability import log
 from libs.store.port import Store
 from services.log_collector.archives.port import Archive, ArchiveError
 from services.log_collector.domain import Bounds, OutputKey
-from services.log_collector.sources.port import Kept, LogSource
+from services.log_collector.sources.port import LogSource, Stored
 from services.log_collector.state import SERVICE, State, Tail
 from services.log_collector.store import EntryRow, OutputRow
 
@@ -52,27 +52,29 @@ class Recorder:
         ended = any(tail.complete and not tail.closed for tail in state.tails.values())
         if not (finished or ended or self._is_due(now)):
             return
-        noted = [_noted(tail, now) for tail in state.tails.values() if tail.is_due]
+        mark_recorded = [_noted(tail, now) for tail in state.tails.values() if tail.is_due]
         # What comes while this waits for the disk is for the next time.
         state.unrecorded_bytes = 0
-        await self.archive.sync([tail.key for tail, row, _ in noted if row.size != tail.recorded])
-        if noted or finished:
+        await self.archive.sync(
+            [tail.key for tail, row, _ in mark_recorded if row.size != tail.recorded]
+        )
+        if mark_recorded or finished:
             async with self.database.transaction(epoch=epoch) as tx:
-                for _, row, entries in noted:
+                for _, row, entries in mark_recorded:
                     tx.put(row, *entries)
                 tx.put(*(replace(row, collected=True) for row in finished))
         self.recorded_at = now
-        for tail, row, entries in noted:
-            tail.noted(row, entries)
+        for tail, row, entries in mark_recorded:
+            tail.mark_recorded(row, entries)
         for row in finished:
             state.close(row)
         # Of a full output nothing more is wanted, however much comes.
-        await self.source.kept(
+        await self.source.stored(
             [
-                Kept(
+                Stored(
                     tail.address, NO_MORE if row.full else row.size + row.skipped, done=row.complete
                 )
-                for tail, row, _ in noted
+                for tail, row, _ in mark_recorded
             ]
         )
 

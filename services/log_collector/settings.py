@@ -10,7 +10,7 @@ from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import BaseServiceSettings
 from services.log_collector.domain import Answers, Bounds, IndexGrain, Pace
-from services.log_collector.sources.kubernetes_options import Cluster
+from services.log_collector.sources.kubernetes_options import KubernetesOptions
 
 
 class LogCollectorSettings(BaseServiceSettings):
@@ -101,10 +101,10 @@ class LogCollectorSettings(BaseServiceSettings):
             raise ValueError("source kubernetes needs agent_token_file: the log agents' token")
         return self
 
-    def cluster(self) -> Cluster:
+    def cluster(self) -> KubernetesOptions:
         """How output is read from pods."""
         assert self.agent_token_file is not None
-        return Cluster(
+        return KubernetesOptions(
             kube_config=self.kube_config,
             namespace=self.kube_namespace,
             agent_namespace=self.agent_namespace,

@@ -37,8 +37,8 @@ class Tail:
     # The state of a line that may still be overwritten: read, not kept.
     line: bytes = b""
     # What live readers were told of it, and when.
-    line_told: bytes = b""
-    line_told_at: datetime | None = None
+    line_published: bytes = b""
+    line_published_at: datetime | None = None
     # When it is kept although it goes on, and how many seconds after it began or was kept that is.
     line_due_at: datetime | None = None
     line_seconds: float = 0.0
@@ -74,7 +74,7 @@ class Tail:
         news = moved or bool(self.changed)
         return news or self.complete is not self.closed
 
-    def noted(self, row: OutputRow, entries: Sequence[EntryRow]) -> None:
+    def mark_recorded(self, row: OutputRow, entries: Sequence[EntryRow]) -> None:
         """The database knows this much now; more may have come meanwhile."""
         self.recorded, self.recorded_skipped, self.closed = row.size, row.skipped, row.complete
         for entry in entries:

@@ -25,7 +25,7 @@ from services.log_collector.sources.files import FileSource, output_path
 from services.log_collector.sources.kubernetes import KubernetesSource
 from services.log_collector.sources.kubernetes_options import pod_name
 from services.log_collector.sources.memory import MemorySource
-from services.log_collector.sources.port import Ask, Got, Kept, LogSource
+from services.log_collector.sources.port import LogSource, ReadRequest, ReadResult, Stored
 from tests.services.log_collector.fake_agents import Agent, ApiServer, cluster_of, running
 from tests.services.log_collector.fake_kubelet import Container, Kubelet
 
@@ -176,12 +176,14 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield made
 
 
-async def until_sure(source: LogSource, *asks: Ask, bytes_max: int = 1 << 24) -> list[Got | None]:
+async def until_sure(
+    source: LogSource, *requests: ReadRequest, bytes_max: int = 1 << 24
+) -> list[ReadResult | None]:
     """Ask as the collector does: again, as long as it cannot be said."""
     patience = time.monotonic() + 10
     while True:
-        answers = list(await source.read(asks, bytes_max))
-        if not any(got is not None and got.unsure and not got.data for got in answers):
+        answers = list(await source.read(requests, bytes_max))
+        if not any(result is not None and result.unsure and not result.data for result in answers):
             return answers
         assert time.monotonic() < patience, answers
         await asyncio.sleep(0.005)
@@ -195,16 +197,20 @@ class Reader:
     rank: int = 0
     data: bytes = b""
 
-    def ask(self, offset: int | None = None, bytes_max: int = 1 << 20, *, sure: bool) -> Ask:
+    def request(
+        self, offset: int | None = None, bytes_max: int = 1 << 20, *, sure: bool
+    ) -> ReadRequest:
         at = len(self.data) if offset is None else offset
         before = self.data[max(0, at - LAST_BYTES) : at]
-        return Ask(address(self.rank), at, bytes_max, before, sure=sure)
+        return ReadRequest(address(self.rank), at, bytes_max, before, sure=sure)
 
     async def look(self, bytes_max: int = 1 << 20) -> None:
-        (got,) = await self.world.source.read([self.ask(bytes_max=bytes_max, sure=False)], 1 << 24)
-        assert got is not None
-        assert not got.problem
-        self.data += got.data
+        (result,) = await self.world.source.read(
+            [self.request(bytes_max=bytes_max, sure=False)], 1 << 24
+        )
+        assert result is not None
+        assert not result.problem
+        self.data += result.data
 
     async def until(self, size: int) -> None:
         patience = time.monotonic() + 10
@@ -213,13 +219,13 @@ class Reader:
             assert time.monotonic() < patience, (len(self.data), size)
             await asyncio.sleep(0.005)
 
-    async def to_the_end(self) -> Got:
+    async def to_the_end(self) -> ReadResult:
         while True:
-            (got,) = await until_sure(self.world.source, self.ask(sure=True))
-            assert got is not None
-            if not got.data:
-                return got
-            self.data += got.data
+            (result,) = await until_sure(self.world.source, self.request(sure=True))
+            assert result is not None
+            if not result.data:
+                return result
+            self.data += result.data
 
 
 async def test_what_is_written_is_read_as_it_comes(world: World) -> None:
@@ -232,7 +238,7 @@ async def test_what_is_written_is_read_as_it_comes(world: World) -> None:
     await reader.until(14)
     world.write(0, b"no end")
     world.end(0)
-    assert await reader.to_the_end() == Got()
+    assert await reader.to_the_end() == ReadResult()
     assert reader.data == b"one\ntwo\nthree\nno end"
 
 
@@ -244,24 +250,24 @@ async def test_times_are_of_bytes_that_are_given(world: World) -> None:
     reader = Reader(world)
     await reader.to_the_end()
     for offset, size in ((0, 1 << 20), (3, 20), (100, 1 << 20)):
-        (got,) = await until_sure(world.source, reader.ask(offset, size, sure=True))
-        assert got is not None
-        offsets = [each.offset for each in got.timestamps]
+        (result,) = await until_sure(world.source, reader.request(offset, size, sure=True))
+        assert result is not None
+        offsets = [each.offset for each in result.timestamps]
         assert offsets == sorted(set(offsets))
-        assert all(0 <= each < len(got.data) for each in offsets)
+        assert all(0 <= each < len(result.data) for each in offsets)
         knows = isinstance(world, Files) or (isinstance(world, Pods) and bool(world.api.agents))
         assert bool(offsets) == knows
 
 
 async def test_what_never_was_is_absent_for_certain(world: World) -> None:
-    got = await until_sure(world.source, Ask(address(), 0, 10, sure=True))
-    assert got == [Got(absent=True)]
+    result = await until_sure(world.source, ReadRequest(address(), 0, 10, sure=True))
+    assert result == [ReadResult(absent=True)]
 
 
 async def test_an_output_without_a_byte_is_there(world: World) -> None:
     world.begin(0)
     world.end(0)
-    assert await Reader(world).to_the_end() == Got()
+    assert await Reader(world).to_the_end() == ReadResult()
 
 
 async def test_any_byte_can_be_asked_for_again(world: World) -> None:
@@ -272,9 +278,9 @@ async def test_any_byte_can_be_asked_for_again(world: World) -> None:
     await reader.to_the_end()
     assert reader.data == written
     for offset in (0, 1, 4096, 7, len(written) - 1, 9000):
-        asked = reader.ask(offset, 50, sure=True)
-        assert await until_sure(world.source, asked) == [Got(written[offset : offset + 50])]
-    assert await until_sure(world.source, reader.ask(len(written), sure=True)) == [Got()]
+        asked = reader.request(offset, 50, sure=True)
+        assert await until_sure(world.source, asked) == [ReadResult(written[offset : offset + 50])]
+    assert await until_sure(world.source, reader.request(len(written), sure=True)) == [ReadResult()]
 
 
 async def test_what_could_not_be_kept_is_given_again(world: World) -> None:
@@ -283,9 +289,9 @@ async def test_what_could_not_be_kept_is_given_again(world: World) -> None:
     world.write(0, b"first\n")
     await reader.until(6)
     world.write(0, b"second\n")
-    kept = reader.data
+    stored = reader.data
     await reader.until(13)
-    reader.data = kept
+    reader.data = stored
     world.write(0, b"third\n")
     await reader.until(19)
     assert reader.data == b"first\nsecond\nthird\n"
@@ -295,10 +301,10 @@ async def test_a_pass_stops_at_its_bytes(world: World) -> None:
     for rank in range(0, 6, 2):
         world.write(rank, b"123456789\n")
         world.end(rank)
-    asks = [Ask(address(rank), 0, 10, sure=True) for rank in range(0, 6, 2)]
-    await until_sure(world.source, *asks)
-    answers = await until_sure(world.source, *asks, bytes_max=15)
-    assert answers == [Got(b"123456789\n"), Got(b"12345"), None]
+    requests = [ReadRequest(address(rank), 0, 10, sure=True) for rank in range(0, 6, 2)]
+    await until_sure(world.source, *requests)
+    answers = await until_sure(world.source, *requests, bytes_max=15)
+    assert answers == [ReadResult(b"123456789\n"), ReadResult(b"12345"), None]
     assert await world.source.read([], 100) == []
 
 
@@ -366,13 +372,13 @@ async def test_what_is_kept_may_go_and_the_rest_stays(world: World) -> None:
     await world.rotate(0)
     world.write(0, b"new\n")
     await reader.until(8)
-    await world.source.kept([Kept(address(), 4, done=False)])
+    await world.source.stored([Stored(address(), 4, done=False)])
     world.write(0, b"newest\n")
     world.end(0)
     reader.data = reader.data[:4]
     await reader.to_the_end()
     assert reader.data == b"old\nnew\nnewest\n"
-    await world.source.kept([Kept(address(), 15, done=True)])
+    await world.source.stored([Stored(address(), 15, done=True)])
 
 
 steps = st.lists(

@@ -116,7 +116,7 @@ class Processes:
             if not node.node.ready:
                 await runtime.fence(node_id)
         for run, seen in (await runtime.list()).runs.items():
-            await runtime.end(run, seen.node_ids, patience_seconds=0)
+            await runtime.end(run, seen.node_ids, grace_seconds=0)
         for handle in self.handles:
             await handle.close()
 
@@ -306,14 +306,14 @@ async def test_a_signal_reaches_the_main_process(world: World, runtime: Runtime)
 async def test_end_kills(world: World, runtime: Runtime) -> None:
     await runtime.launch(world.endless())
     await until(runtime, running)
-    await runtime.end(RUN, BOTH, patience_seconds=5)
-    await runtime.end(RUN, BOTH, patience_seconds=5)
+    await runtime.end(RUN, BOTH, grace_seconds=5)
+    await runtime.end(RUN, BOTH, grace_seconds=5)
     listing = await until(runtime, over)
     assert all(world.was_killed(rank_of(listing, rank)) for rank in (0, 1))
 
 
 async def test_what_was_ended_never_begins(world: World, runtime: Runtime) -> None:
-    await runtime.end(RUN, BOTH, patience_seconds=5)
+    await runtime.end(RUN, BOTH, grace_seconds=5)
     with pytest.raises(RuntimeDeniedError):
         await runtime.launch(world.endless())
     listing = await runtime.list()
@@ -328,7 +328,7 @@ async def test_forgetting_is_for_what_is_over(world: World, runtime: Runtime, ke
     await runtime.launch(world.endless())
     with pytest.raises(RuntimeUnavailableError):
         await runtime.forget(RUN, BOTH, keep=keep)
-    await runtime.end(RUN, BOTH, patience_seconds=5)
+    await runtime.end(RUN, BOTH, grace_seconds=5)
     await until(runtime, over)
     await runtime.forget(RUN, BOTH, keep=keep)
     await runtime.forget(RUN, BOTH, keep=keep)
@@ -339,7 +339,7 @@ async def test_runs_are_apart(world: World, runtime: Runtime) -> None:
     other = run_id("other")
     await runtime.launch(world.endless())
     await runtime.launch(world.endless(other))
-    await runtime.end(RUN, BOTH, patience_seconds=5)
+    await runtime.end(RUN, BOTH, grace_seconds=5)
     listing = await until(runtime, over)
     assert not over(listing, other)
 
@@ -364,7 +364,7 @@ async def test_another_launcher_takes_the_runs_up(world: World, runtime: Runtime
     await successor.launch(world.endless())
     await asyncio.sleep(0.1)
     assert world.starts() == NODES
-    await successor.end(RUN, BOTH, patience_seconds=5)
+    await successor.end(RUN, BOTH, grace_seconds=5)
     assert world.was_killed(rank_of(await until(successor, over)))
     await successor.close()
 
@@ -393,10 +393,10 @@ async def test_a_silent_node_tells_nothing_until_it_is_fenced(
     assert listing.nodes["local-0"].node.ready
     assert listing.nodes["local-1"].problem
     with pytest.raises(RuntimeUnavailableError):
-        await runtime.end(RUN, BOTH, patience_seconds=5)
+        await runtime.end(RUN, BOTH, grace_seconds=5)
     await runtime.fence("local-1")
     listing = await until(runtime, over)
     assert world.was_killed(rank_of(listing, 0))
     assert rank_of(listing, 1).state is RankState.LOST
-    await runtime.end(RUN, BOTH, patience_seconds=5)
+    await runtime.end(RUN, BOTH, grace_seconds=5)
     await runtime.forget(RUN, BOTH, keep=True)

@@ -22,7 +22,7 @@ from libs.contracts.ids import RunId
 from libs.contracts.messages import PodRequest
 from services.launcher.domain.model import Listing, RankState
 from services.launcher.runtimes.kubernetes.api_transport import HttpTransport, Query
-from services.launcher.runtimes.kubernetes.runtime import KubernetesRuntime, runtime_of
+from services.launcher.runtimes.kubernetes.runtime import KubernetesRuntime, build_runtime
 from services.launcher.runtimes.port import RunOrder
 from services.launcher.settings import LauncherSettings
 from tests.services.launcher.makers import KEY, a_spec, an_order, run_id
@@ -195,7 +195,7 @@ class ClusterWorld:
         """Another launcher's handle on the same cluster."""
         settings = self.launcher_settings(**more)
         transport = PlayedTransport(HttpTransport(settings.kube_config, 64), self.api)
-        made = runtime_of(settings, now=now, transport=transport)
+        made = build_runtime(settings, now=now, transport=transport)
         self.transports.append(transport)
         self.handles.append(made)
         self.running.append(asyncio.ensure_future(made.run()))
@@ -320,11 +320,11 @@ async def eventually(true: Callable[[], Any], *, seconds: float = RECOVERS_SECON
 
 def all_in(listing: Listing, state: RankState, run: RunId | None = None, ranks: int = 1) -> bool:
     """Whether the whole gang is in this state."""
-    seen = listing.runs.get(run or run_id())
+    observed = listing.runs.get(run or run_id())
     return (
-        seen is not None
-        and len(seen.ranks) == ranks
-        and all(rank.state is state for rank in seen.ranks.values())
+        observed is not None
+        and len(observed.ranks) == ranks
+        and all(rank.state is state for rank in observed.ranks.values())
     )
 
 

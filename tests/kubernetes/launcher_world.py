@@ -10,9 +10,9 @@ from typing import Any
 
 from libs.contracts.messages import Placement, PodRequest, RunAssigned, TaskSpec
 from libs.service.clock import SystemClock
-from services.launcher.domain.grace_periods import PatiencePolicy
+from services.launcher.domain.grace_periods import GracePeriods
 from services.launcher.domain.inventory import LeasePolicy
-from services.launcher.domain.rank_faults import Waits
+from services.launcher.domain.rank_faults import PendingLimits
 from services.launcher.domain.reconcile import Policy
 from services.launcher.domain.start_delays import DelayPolicy
 from tests.kubernetes.cluster_world import RUNS, ClusterWorld, Crash, CrashError
@@ -32,9 +32,12 @@ class LauncherWorld(World):
             clock=SystemClock(),  # type: ignore[arg-type]
             handle=cluster.handle,
             limits=limits(
-                policy=Policy(exit_grace=second, waits=Waits(image_pull=second, create=second)),
+                policy=Policy(
+                    exit_grace=second,
+                    pending_limits=PendingLimits(image_pull=second, create=second),
+                ),
                 leases=LeasePolicy(second, 2 * second),
-                patience=PatiencePolicy(acked=1, mates=1, full=2),
+                grace=GracePeriods(acked=1, mates=1, full=2),
                 delays=DelayPolicy(first=second / 2, again=second / 2),
                 **more,
             ),

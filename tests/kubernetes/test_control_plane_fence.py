@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from services.launcher.runtimes.kubernetes.api_client import CallLimits, KubeClient
 from services.launcher.runtimes.kubernetes.api_transport import HttpTransport
-from services.launcher.runtimes.kubernetes.epoch_fence import NAME, Fence
+from services.launcher.runtimes.kubernetes.epoch_fence import NAME, EpochFence
 from services.launcher.runtimes.port import RuntimeDeniedError
 from tests.kubernetes.cluster_world import ClusterWorld, Crash, PlayedTransport
 from tools.cluster.control_plane import ControlPlane
@@ -28,7 +28,7 @@ class Leaders:
         self.clients: list[KubeClient] = []
         self.calls: list[Crash] = []
 
-    def leader(self, epoch: int) -> Fence:
+    def leader(self, epoch: int) -> EpochFence:
         transport = PlayedTransport(
             HttpTransport(self.cluster.plane.kubeconfig, 8), self.cluster.api
         )
@@ -36,7 +36,7 @@ class Leaders:
         transport.crash = Crash(10_000)
         self.calls.append(transport.crash)
         self.clients.append(KubeClient(transport, CallLimits(), Random(epoch)))
-        fence = Fence(self.clients[-1], self.cluster.namespace)
+        fence = EpochFence(self.clients[-1], self.cluster.namespace)
         fence.lead(epoch)
         return fence
 

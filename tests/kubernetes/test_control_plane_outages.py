@@ -115,18 +115,18 @@ async def test_an_api_server_that_hangs(plane: ControlPlane, tmp_path: Path) -> 
         runtime = made.handle(kube_tries_max=2)
         await runtime.lead(1)
         await runtime.launch(made.order(ranks=2))
-        await until(runtime, lambda seen: all_in(seen, RankState.RUNNING, ranks=2))
+        await until(runtime, lambda observed: all_in(observed, RankState.RUNNING, ranks=2))
         loop = asyncio.get_running_loop()
         with plane.paused(API_SERVER):
             began = loop.time()
             with pytest.raises(RuntimeUnavailableError):
-                await runtime.end(run_id(), frozenset(), patience_seconds=1)
+                await runtime.end(run_id(), frozenset(), grace_seconds=1)
             assert loop.time() - began < 5
             # Longer than a watch may be silent.
             await asyncio.sleep(6)
             assert all_in(await runtime.list(), RankState.RUNNING, ranks=2)
-        await runtime.end(run_id(), frozenset(), patience_seconds=1)
-        await until(runtime, lambda seen: all_in(seen, RankState.EXITED, ranks=2))
+        await runtime.end(run_id(), frozenset(), grace_seconds=1)
+        await until(runtime, lambda observed: all_in(observed, RankState.EXITED, ranks=2))
     finally:
         await made.close()
 
@@ -312,7 +312,7 @@ async def test_a_token_is_read_again_when_it_is_refused(cluster: ClusterWorld) -
     assert transport._configuration is not None
     transport._configuration.api_key["BearerToken"] = "Bearer old"
     await runtime.launch(cluster.order())
-    await until(runtime, lambda seen: all_in(seen, RankState.RUNNING))
+    await until(runtime, lambda observed: all_in(observed, RankState.RUNNING))
 
 
 async def test_a_kubeconfig_that_is_not_there(cluster: ClusterWorld) -> None:

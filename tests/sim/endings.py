@@ -72,7 +72,7 @@ def _queues(world: World) -> Iterator[str]:
 
 def _runs(world: World) -> Iterator[str]:
     for run in rows(world, LAUNCHER, launcher.Run):
-        if run.state is not launcher.RunState.TOMBSTONE:
+        if run.state is not launcher.RunState.EARLY_REQUEST:
             yield f"run {run.id} is {run.state} at the launcher"
     for run_id in world.cluster.runs:
         yield f"run {run_id} is kept by the runtime"

@@ -607,8 +607,8 @@ def unfenced_epochs() -> contextlib.AbstractContextManager[None]:
 def end_declared_when_ordered() -> contextlib.AbstractContextManager[None]:
     """A run is over when every node has the order to end it, instead of when nothing runs."""
 
-    def is_over(run: Run, sight: reconcile.Sight) -> bool:
-        return reconcile._all_ended(run, sight) or reconcile.End(run.id) in sight.look.done
+    def is_over(run: Run, view: reconcile.RunView) -> bool:
+        return reconcile._all_ended(run, view) or reconcile.End(run.id) in view.scan.done
 
     return replaced((reconcile, "_is_over", is_over))
 

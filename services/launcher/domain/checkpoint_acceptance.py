@@ -38,7 +38,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Decision:
     """A new checkpoint to store, one that was stored before, or a refusal."""
 
     stored: Checkpoint | None = None
@@ -46,22 +46,22 @@ class Verdict:
     refusal: Refusal | None = None
 
 
-def judge(command: AckCheckpoint, known: Known, now: datetime) -> Verdict:
+def decide(command: AckCheckpoint, known: Known, now: datetime) -> Decision:
     """Accept, repeat or refuse a checkpoint."""
     errors = _errors(command)
     if errors:
         detail = "the checkpoint is not complete"
-        return Verdict(refusal=Refusal(code=RefusalCode.INVALID, detail=detail, errors=errors))
+        return Decision(refusal=Refusal(code=RefusalCode.INVALID, detail=detail, errors=errors))
     if known.newest_attempt == 0:
         detail = f"task {command.task_id} has no run here"
-        return Verdict(refusal=Refusal(code=RefusalCode.NOT_FOUND, detail=detail))
+        return Decision(refusal=Refusal(code=RefusalCode.NOT_FOUND, detail=detail))
     if _repeats(known):
-        return Verdict(repeated=known.same)
+        return Decision(repeated=known.same)
     run = known.run
     if run is None or run.attempt != known.newest_attempt or run.state not in LIVE:
         detail = f"attempt {command.attempt} of task {command.task_id} is over"
-        return Verdict(refusal=Refusal(code=RefusalCode.SUPERSEDED, detail=detail))
-    return Verdict(
+        return Decision(refusal=Refusal(code=RefusalCode.SUPERSEDED, detail=detail))
+    return Decision(
         stored=Checkpoint(
             no=_last_no(run, known) + 1,
             attempt=command.attempt,

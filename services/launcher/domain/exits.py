@@ -44,7 +44,7 @@ def _finished(ending: Ending) -> bool:
     return len(ending.ranks) == ending.world_size and all(r.code == 0 for r in ending.ranks)
 
 
-def _handed_over(ending: Ending) -> bool:
+def _left_on_signal(ending: Ending) -> bool:
     """Signal mode: every rank left by the signal's ways out (or had finished)."""
     codes = (0, PREEMPTED_CODE, SHELL_SIGNAL_BASE + ending.signal)
     return (
@@ -67,8 +67,8 @@ def _cannot_start(ending: Ending) -> bool:
     return ending.end_cause is EndCause.CANNOT_START
 
 
-def _turned_away(ending: Ending) -> bool:
-    return ending.end_cause is EndCause.TURNED_AWAY
+def _rejected_by_site(ending: Ending) -> bool:
+    return ending.end_cause is EndCause.REJECTED_BY_SITE
 
 
 def _vanished(ending: Ending) -> bool:
@@ -87,17 +87,17 @@ class Rule:
 
     holds: Callable[[Ending], bool]
     kind: ExitKind
-    says: str
+    text: str
 
 
 RULES: tuple[Rule, ...] = (
     Rule(_acknowledged, ExitKind.PREEMPTED, "acknowledged after the request, whatever the codes"),
     Rule(_finished, ExitKind.OK, "every rank exited with 0"),
-    Rule(_handed_over, ExitKind.PREEMPTED, "signal mode: 75, 128+n or death by the signal"),
+    Rule(_left_on_signal, ExitKind.PREEMPTED, "signal mode: 75, 128+n or death by the signal"),
     Rule(_never_began, ExitKind.PREEMPTED, "preempted before anything was started"),
     Rule(_killed, ExitKind.KILLED, "we were told to end it"),
     Rule(_cannot_start, ExitKind.FAILED, "it can never start as it is: its own fault"),
-    Rule(_turned_away, ExitKind.LOST, "it could not start: the site's fault"),
+    Rule(_rejected_by_site, ExitKind.LOST, "it could not start: the site's fault"),
     Rule(_vanished, ExitKind.LOST, "a rank vanished with its node, pod or supervisor"),
     Rule(_otherwise, ExitKind.FAILED, "anything else"),
 )
@@ -141,7 +141,7 @@ def detail(ending: Ending, kind: ExitKind) -> str:
         return "handed over after a checkpoint" if ending.acked else "left when asked to"
     if kind is ExitKind.KILLED:
         return "ended by the platform"
-    if ending.end_cause in (EndCause.CANNOT_START, EndCause.TURNED_AWAY):
+    if ending.end_cause in (EndCause.CANNOT_START, EndCause.REJECTED_BY_SITE):
         return ending.note or "it could not start"
     if kind is ExitKind.LOST:
         return first_loss(ending.ranks) or ending.note or "a rank vanished"
@@ -188,5 +188,5 @@ def render_markdown() -> str:
     head = "| first that holds | exit | its pods |\n| --- | --- | --- |\n"
     pods = {True: "kept for a while", False: "deleted at once"}
     return head + "".join(
-        f"| {rule.says} | {rule.kind.name.lower()} | {pods[KEPT[rule.kind]]} |\n" for rule in RULES
+        f"| {rule.text} | {rule.kind.name.lower()} | {pods[KEPT[rule.kind]]} |\n" for rule in RULES
     )

@@ -11,7 +11,7 @@ from enum import StrEnum
 from services.launcher.domain.model import EndCause, Run
 
 
-class Patience(StrEnum):
+class Grace(StrEnum):
     """How patient, by name; the numbers are settings."""
 
     NONE = "none"
@@ -24,30 +24,30 @@ class Patience(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PatiencePolicy:
+class GracePeriods:
     """The numbers, in seconds. ``full`` is above the 30 seconds that torchrun takes to leave."""
 
     acked: float = 1.0
     mates: float = 5.0
     full: float = 35.0
 
-    def seconds(self, patience: Patience) -> float:
+    def seconds(self, grace: Grace) -> float:
         """The number behind a name."""
-        match patience:
-            case Patience.NONE:
+        match grace:
+            case Grace.NONE:
                 return 0.0
-            case Patience.ACKED:
+            case Grace.ACKED:
                 return self.acked
-            case Patience.MATES:
+            case Grace.MATES:
                 return self.mates
-            case Patience.FULL:
+            case Grace.FULL:
                 return self.full
 
 
-P = Patience
+P = Grace
 
 # By the cause, for runs that had started and have acknowledged nothing.
-BY_CAUSE: Mapping[EndCause, Patience] = {
+BY_CAUSE: Mapping[EndCause, Grace] = {
     EndCause.KILL: P.FULL,
     EndCause.GRACE_OVER: P.ACKED,
     EndCause.RANK_FAILED: P.MATES,
@@ -55,11 +55,11 @@ BY_CAUSE: Mapping[EndCause, Patience] = {
     EndCause.PREEMPTED_BEFORE_START: P.NONE,
     EndCause.SUPERSEDED: P.MATES,
     EndCause.CANNOT_START: P.NONE,
-    EndCause.TURNED_AWAY: P.NONE,
+    EndCause.REJECTED_BY_SITE: P.NONE,
 }
 
 
-def patience_with(run: Run | None) -> Patience:
+def grace_for(run: Run | None) -> Grace:
     """How patient to be with this run; nobody knows about one without a row."""
     if run is None or run.end_cause is None:
         return P.FULL
@@ -74,5 +74,5 @@ def render_markdown() -> str:
     """The table for the documentation."""
     lines = ["| ended because of | patience |", "| --- | --- |"]
     lines += ["| anything, after an acknowledgement | acked |", "| anything before it ran | none |"]
-    lines += [f"| {cause} | {patience} |" for cause, patience in BY_CAUSE.items()]
+    lines += [f"| {cause} | {grace} |" for cause, grace in BY_CAUSE.items()]
     return "\n".join(lines) + "\n"

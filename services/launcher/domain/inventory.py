@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from libs.contracts.messages import NodeChanged
 from services.launcher.domain.model import Listing, NodeRow, ObservedNode
-from services.launcher.domain.node_labels import joined
+from services.launcher.domain.node_labels import merge_labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class QuarantinePolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class InventoryChanges:
     """Rows that changed, nodes to fence, and when to look again at the latest."""
 
     rows: tuple[NodeRow, ...]
@@ -52,7 +52,7 @@ class Inventory:
     due_at: datetime | None = None
 
 
-def take_stock(
+def update_inventory(
     rows: Iterable[NodeRow],
     listing: Listing,
     is_busy: Callable[[str], bool],
@@ -60,12 +60,12 @@ def take_stock(
     policy: LeasePolicy,
     *,
     version: int = 1,
-    left_alone: Collection[str] = (),
-) -> Inventory:
+    unreadable: Collection[str] = (),
+) -> InventoryChanges:
     """Compare the rows with one full listing. ``is_busy``: whether a node holds runs not
     yet over. ``version``: where the versions of a node begin that has no row. It was here before,
     perhaps, and its row was dropped: the number of the transaction is above what it had then.
-    ``left_alone``: nodes that have rows which nobody can read. They are not new, and a row in the
+    ``unreadable``: nodes that have rows which nobody can read. They are not new, and a row in the
     place of theirs would lift a cordon.
     """
     before = {row.node_id: row for row in rows}
@@ -74,9 +74,9 @@ def take_stock(
     due: list[datetime] = []
     for node_id, observed in sorted(listing.nodes.items()):
         row = before.get(node_id)
-        if row is None and (observed.retired or node_id in left_alone):
+        if row is None and (observed.retired or node_id in unreadable):
             continue
-        after = _renewed(_released(row, now), observed, now, policy, version)
+        after = _updated(_without_expired_quarantine(row, now), observed, now, policy, version)
         if after != row:
             changed.append(after)
         if after.quarantined_until is not None:
@@ -92,10 +92,10 @@ def take_stock(
         for row in before.values()
         if row.node_id not in listing.nodes and not row.removed
     ]
-    return Inventory(tuple(changed), tuple(fence), min(due, default=None))
+    return InventoryChanges(tuple(changed), tuple(fence), min(due, default=None))
 
 
-def _renewed(
+def _updated(
     row: NodeRow | None,
     observed: ObservedNode,
     now: datetime,
@@ -103,10 +103,10 @@ def _renewed(
     version: int,
 ) -> NodeRow:
     answers = observed.node.ready
-    if row is not None and _is_as_said(row, observed):
+    if row is not None and _is_unchanged(row, observed):
         return row
     if row is None:
-        own = joined(observed.node, {}, ())
+        own = merge_labels(observed.node, {}, ())
         return NodeRow(
             node_id=observed.node.id,
             version=version,
@@ -120,13 +120,13 @@ def _renewed(
     silent_since = None if answers else row.silent_since or now
     leased = silent_since is None or (row.node.ready and now < silent_since + policy.lease)
     closed = not observed.node.schedulable
-    word = {
+    state = {
         "schedulable": not (row.cordoned or closed or row.quarantined_until),
         "quarantined": row.quarantined_until is not None,
         "draining": row.cordoned and row.node.draining,
     }
-    marks = joined(observed.node, row.labels, row.taints)
-    node = observed.node.model_copy(update={**word, **marks, "ready": leased})
+    merged = merge_labels(observed.node, row.labels, row.taints)
+    node = observed.node.model_copy(update={**state, **merged, "ready": leased})
     after = replace(
         row, node=node, removed=observed.retired, silent_since=silent_since, closed=closed
     )
@@ -135,14 +135,15 @@ def _renewed(
     return replace(after, version=row.version + 1, changed_at=now)
 
 
-def _is_as_said(row: NodeRow, observed: ObservedNode) -> bool:
-    """True where nothing can have changed: with many nodes, nearly all of them at every look."""
-    seen, said = observed.node, row.node
-    if not seen.ready or row.silent_since is not None or observed.retired or row.removed:
+def _is_unchanged(row: NodeRow, observed: ObservedNode) -> bool:
+    """Whether nothing can have changed. With many nodes, that holds for nearly all of them in each
+    scan."""
+    node = observed.node
+    if not node.ready or row.silent_since is not None or observed.retired or row.removed:
         return False
     if row.cordoned or row.labels or row.taints or row.quarantined_until:
         return False
-    return row.closed is not seen.schedulable and vars(said) == vars(seen)
+    return row.closed is not node.schedulable and vars(row.node) == vars(node)
 
 
 def cordon(row: NodeRow, schedulable: bool, now: datetime, *, drain: bool = False) -> NodeRow:
@@ -208,7 +209,7 @@ def start_worked(row: NodeRow) -> NodeRow:
     return replace(row, failed_starts=0, failed_task="", failed_owner="")
 
 
-def _released(row: NodeRow | None, now: datetime) -> NodeRow | None:
+def _without_expired_quarantine(row: NodeRow | None, now: datetime) -> NodeRow | None:
     """The row with its quarantine over, if it is; the next failure is the last it may have."""
     if row is None or row.quarantined_until is None or now < row.quarantined_until:
         return row
@@ -229,7 +230,7 @@ def message(row: NodeRow) -> NodeChanged:
     )
 
 
-def told(before: Mapping[str, NodeRow], after: Iterable[NodeRow]) -> list[NodeChanged]:
+def changed_events(before: Mapping[str, NodeRow], after: Iterable[NodeRow]) -> list[NodeChanged]:
     """The events for rows whose version grew."""
     return [
         message(row)

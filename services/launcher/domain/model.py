@@ -17,7 +17,7 @@ class RunState(StrEnum):
     """Where a run stands for the launcher; moved by ``lifecycle.TRANSITIONS`` alone."""
 
     # A request came before its assignment: nothing may be launched against it.
-    TOMBSTONE = "tombstone"
+    EARLY_REQUEST = "tombstone"
     # To be launched; some ranks may exist already.
     ASSIGNED = "assigned"
     # Every rank's process exists or existed.
@@ -41,7 +41,7 @@ class EndCause(StrEnum):
     SUPERSEDED = "superseded"
     # It can never start as it was ordered: the task's fault, or the site's.
     CANNOT_START = "cannot_start"
-    TURNED_AWAY = "turned_away"
+    REJECTED_BY_SITE = "turned_away"
 
 
 class Fault(StrEnum):

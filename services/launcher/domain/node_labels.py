@@ -21,7 +21,7 @@ from libs.contracts.ids import (
 from libs.contracts.messages import FieldError, Node, Refusal, RefusalCode, SetNodeMarks
 from services.launcher.domain.model import NodeRow
 
-MARKS_MAX = 64
+LABELS_MAX = 64
 
 
 def key_of(taint: str) -> str:
@@ -34,21 +34,21 @@ def by_key(taints: Iterable[str]) -> dict[str, str]:
     return {key_of(taint): taint for taint in taints}
 
 
-def joined(own: Node, labels: Mapping[str, str], taints: Iterable[str]) -> dict[str, Any]:
+def merge_labels(own: Node, labels: Mapping[str, str], taints: Iterable[str]) -> dict[str, Any]:
     """The labels and taints of a node with the operators', as fields of ``Node``."""
     every = {**by_key(own.taints), **by_key(taints)}
     return {"labels": {**own.labels, **labels}, "taints": tuple(sorted(every.values()))}
 
 
-def marked(row: NodeRow, command: SetNodeMarks, now: datetime) -> NodeRow | Refusal:
+def apply_command(row: NodeRow, command: SetNodeMarks, now: datetime) -> NodeRow | Refusal:
     """The row after an operator's word; the same row if nothing changes."""
     own_labels = row.node.labels.keys() - row.labels.keys()
     own_taints = by_key(row.node.taints).keys() - by_key(row.taints).keys()
     wanted = by_key(command.taints)
-    faults = [
-        *_forms(command),
-        *_not_ours("labels", {*command.labels, *command.unlabel} & own_labels),
-        *_not_ours("taints", {*wanted, *command.untaint} & own_taints),
+    errors = [
+        *_format_errors(command),
+        *_runtime_owned("labels", {*command.labels, *command.unlabel} & own_labels),
+        *_runtime_owned("taints", {*wanted, *command.untaint} & own_taints),
     ]
     gone_labels, gone_taints = set(command.unlabel), set(command.untaint)
     labels = {key: row.labels[key] for key in row.labels if key not in gone_labels}
@@ -56,12 +56,12 @@ def marked(row: NodeRow, command: SetNodeMarks, now: datetime) -> NodeRow | Refu
     taints = {key: each for key, each in by_key(row.taints).items() if key not in gone_taints}
     taints |= wanted
     for field, count in (("labels", len(labels)), ("taints", len(taints))):
-        if count > MARKS_MAX:
-            faults.append(
-                _fault(field, str(count), f"a node has at most {MARKS_MAX} of them", "remove some")
+        if count > LABELS_MAX:
+            errors.append(
+                _error(field, str(count), f"a node has at most {LABELS_MAX} of them", "remove some")
             )
-    if faults:
-        return _refused(faults)
+    if errors:
+        return _refusal(errors)
     kept = tuple(sorted(taints.values()))
     if (labels, kept) == (dict(row.labels), row.taints):
         return row
@@ -75,43 +75,43 @@ def marked(row: NodeRow, command: SetNodeMarks, now: datetime) -> NodeRow | Refu
         row,
         labels=labels,
         taints=kept,
-        node=row.node.model_copy(update=joined(own, labels, kept)),
+        node=row.node.model_copy(update=merge_labels(own, labels, kept)),
         version=row.version + 1,
         changed_at=now,
     )
 
 
-def _forms(command: SetNodeMarks) -> Iterator[FieldError]:
+def _format_errors(command: SetNodeMarks) -> Iterator[FieldError]:
     for key, value in command.labels.items():
         if not is_label_key(key):
-            yield _fault("labels", key, "is not a label's key", f"use {LABEL_KEY_RULE}")
+            yield _error("labels", key, "is not a label's key", f"use {LABEL_KEY_RULE}")
         elif not is_label_value(value):
             fix = f"use {LABEL_VALUE_RULE}"
-            yield _fault(f"labels.{key}", value, "is not a label's value", fix)
+            yield _error(f"labels.{key}", value, "is not a label's value", fix)
     for taint in command.taints:
         if not is_taint(taint):
             fix = f"write KEY or KEY=VALUE; a key is {LABEL_KEY_RULE}"
-            yield _fault("taints", taint, "is not a taint", fix)
+            yield _error("taints", taint, "is not a taint", fix)
     for field, both in (
         ("labels", command.labels.keys() & set(command.unlabel)),
         ("taints", by_key(command.taints).keys() & set(command.untaint)),
     ):
         for key in sorted(both):
-            yield _fault(field, key, "is both set and removed", "do one of them")
+            yield _error(field, key, "is both set and removed", "do one of them")
 
 
-def _not_ours(field: str, keys: Iterable[str]) -> Iterator[FieldError]:
+def _runtime_owned(field: str, keys: Iterable[str]) -> Iterator[FieldError]:
     for key in sorted(keys):
         fix = "change it in the launcher's settings, or use another key"
-        yield _fault(field, key, "is said by the node itself", fix)
+        yield _error(field, key, "is said by the node itself", fix)
 
 
-def _fault(field: str, value: str, message: str, fix: str) -> FieldError:
+def _error(field: str, value: str, message: str, fix: str) -> FieldError:
     return FieldError(field=field, value=value[:80], message=message, fix=fix)
 
 
-def _refused(faults: list[FieldError]) -> Refusal:
-    first = faults[0]
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+def _refusal(errors: list[FieldError]) -> Refusal:
+    first = errors[0]
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     detail = f"{first.field}: {first.value} {first.message}{more}"
-    return Refusal(code=RefusalCode.INVALID, detail=detail, errors=tuple(faults))
+    return Refusal(code=RefusalCode.INVALID, detail=detail, errors=tuple(errors))

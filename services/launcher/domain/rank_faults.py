@@ -16,7 +16,7 @@ from libs.contracts.messages import ExitKind
 from services.launcher.domain.model import Fault
 
 
-class Seen(StrEnum):
+class Phase(StrEnum):
     """At which point of a run the fault shows."""
 
     LAUNCH = "launch refused"
@@ -34,31 +34,35 @@ class Wait(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class FaultRule:
     """One fault."""
 
     fault: Fault
-    seen: Seen
+    phase: Phase
     # What the cluster calls it: reasons of containers, pods and conditions, or codes of answers.
-    signs: tuple[str, ...]
+    reasons: tuple[str, ...]
     # How it is said to people, before the cluster's own words.
-    says: str
+    text: str
     kind: ExitKind
     wait: Wait = Wait.NONE
 
 
-F, S = Fault, Seen
+F, S = Fault, Phase
 FAILED, LOST = ExitKind.FAILED, ExitKind.LOST
 
-LINES: tuple[Line, ...] = (
-    Line(F.INVALID_POD, S.LAUNCH, ("400", "413", "422"), "the cluster refuses the pod", FAILED),
-    Line(F.AGAINST_POLICY, S.LAUNCH, (), "the site's pod policy does not allow it", FAILED),
-    Line(
+RULES: tuple[FaultRule, ...] = (
+    FaultRule(
+        F.INVALID_POD, S.LAUNCH, ("400", "413", "422"), "the cluster refuses the pod", FAILED
+    ),
+    FaultRule(F.AGAINST_POLICY, S.LAUNCH, (), "the site's pod policy does not allow it", FAILED),
+    FaultRule(
         F.NOT_ADMITTED, S.LAUNCH, ("403 of an admission",), "the cluster does not admit it", FAILED
     ),
-    Line(F.OVER_QUOTA, S.LAUNCH, ("403 exceeded quota",), "the namespace's quota is used up", LOST),
-    Line(F.NAME_TAKEN, S.LAUNCH, ("409",), "another object has the name", LOST),
-    Line(
+    FaultRule(
+        F.OVER_QUOTA, S.LAUNCH, ("403 exceeded quota",), "the namespace's quota is used up", LOST
+    ),
+    FaultRule(F.NAME_TAKEN, S.LAUNCH, ("409",), "another object has the name", LOST),
+    FaultRule(
         F.BEING_MADE,
         S.WAITING,
         ("ContainerCreating", "PodInitializing"),
@@ -66,7 +70,7 @@ LINES: tuple[Line, ...] = (
         LOST,
         Wait.START_DEADLINE,
     ),
-    Line(
+    FaultRule(
         F.UNSCHEDULABLE,
         S.WAITING,
         ("Unschedulable", "SchedulingGated"),
@@ -74,14 +78,14 @@ LINES: tuple[Line, ...] = (
         LOST,
         Wait.START_DEADLINE,
     ),
-    Line(
+    FaultRule(
         F.INVALID_IMAGE,
         S.WAITING,
         ("InvalidImageName",),
         "the image's name is invalid",
         FAILED,
     ),
-    Line(
+    FaultRule(
         F.IMAGE_PULL,
         S.WAITING,
         (
@@ -96,7 +100,7 @@ LINES: tuple[Line, ...] = (
         FAILED,
         Wait.IMAGE_PULL,
     ),
-    Line(
+    FaultRule(
         F.BAD_REFERENCE,
         S.WAITING,
         ("CreateContainerConfigError",),
@@ -104,7 +108,7 @@ LINES: tuple[Line, ...] = (
         FAILED,
         Wait.CREATE,
     ),
-    Line(
+    FaultRule(
         F.NOT_CREATED,
         S.WAITING,
         ("CreateContainerError", "RunContainerError", "PreCreateHookError", "PreStartHookError"),
@@ -112,39 +116,45 @@ LINES: tuple[Line, ...] = (
         FAILED,
         Wait.CREATE,
     ),
-    Line(F.OUT_OF_MEMORY, S.ENDED, ("OOMKilled",), "out of memory", FAILED),
-    Line(
+    FaultRule(F.OUT_OF_MEMORY, S.ENDED, ("OOMKilled",), "out of memory", FAILED),
+    FaultRule(
         F.CANNOT_RUN,
         S.ENDED,
         ("StartError", "ContainerCannotRun"),
         "the command cannot be run",
         FAILED,
     ),
-    Line(F.INIT_FAILED, S.ENDED, ("an init container's code",), "an init container failed", FAILED),
-    Line(
+    FaultRule(
+        F.INIT_FAILED, S.ENDED, ("an init container's code",), "an init container failed", FAILED
+    ),
+    FaultRule(
         F.OVER_STORAGE,
         S.ENDED,
         ("Evicted over a limit of the pod",),
         "it used more storage than its limit",
         FAILED,
     ),
-    Line(F.OVER_TIME, S.ENDED, ("DeadlineExceeded",), "the pod's own deadline is over", FAILED),
-    Line(F.EVICTED, S.ENDED, ("Evicted", "EvictionByEvictionAPI"), "evicted from its node", LOST),
-    Line(
+    FaultRule(
+        F.OVER_TIME, S.ENDED, ("DeadlineExceeded",), "the pod's own deadline is over", FAILED
+    ),
+    FaultRule(
+        F.EVICTED, S.ENDED, ("Evicted", "EvictionByEvictionAPI"), "evicted from its node", LOST
+    ),
+    FaultRule(
         F.DISPLACED,
         S.ENDED,
         ("Preempting", "PreemptionByScheduler"),
         "displaced by a pod that is not of this platform",
         LOST,
     ),
-    Line(
+    FaultRule(
         F.NODE_DOWN,
         S.ENDED,
         ("Terminated", "NodeShutdown", "TerminationByKubelet"),
         "its node was shut down",
         LOST,
     ),
-    Line(
+    FaultRule(
         F.NODE_REFUSED,
         S.ENDED,
         (
@@ -161,21 +171,21 @@ LINES: tuple[Line, ...] = (
         "its node refused it",
         LOST,
     ),
-    Line(
+    FaultRule(
         F.NODE_LOST,
         S.ENDED,
         ("NodeLost", "DeletionByTaintManager", "DeletionByPodGC"),
         "its node does not answer",
         LOST,
     ),
-    Line(F.DELETED, S.ENDED, ("the pod is gone",), "its pod was deleted by somebody", LOST),
+    FaultRule(F.DELETED, S.ENDED, ("the pod is gone",), "its pod was deleted by somebody", LOST),
 )
 
-TABLE: Mapping[Fault, Line] = {line.fault: line for line in LINES}
+TABLE: Mapping[Fault, FaultRule] = {rule.fault: rule for rule in RULES}
 # Of a rank that was lost before it began, the faults that speak against its node.
-OF_THE_NODE = frozenset({F.NODE_DOWN, F.NODE_REFUSED, F.NODE_LOST})
-_BY_SIGN: Mapping[tuple[Seen, str], Line] = {
-    (line.seen, sign): line for line in LINES for sign in line.signs
+NODE_FAULTS = frozenset({F.NODE_DOWN, F.NODE_REFUSED, F.NODE_LOST})
+_BY_SIGN: Mapping[tuple[Phase, str], FaultRule] = {
+    (rule.phase, reason): rule for rule in RULES for reason in rule.reasons
 }
 
 # Evictions that the pod itself brought about, by the kubelet's words.
@@ -183,24 +193,24 @@ _OWN_LIMIT = ("exceeds the total limit", "exceeded its local", "exceeds the limi
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class PendingLimits:
     """The numbers behind ``Wait``."""
 
     image_pull: timedelta = timedelta(seconds=120)
     create: timedelta = timedelta(seconds=60)
 
 
-def waiting_as(reason: str) -> Line | None:
+def waiting_fault(reason: str) -> FaultRule | None:
     """The line for the reason of a container that waits, or of a pod that is not bound."""
-    return _BY_SIGN.get((Seen.WAITING, reason))
+    return _BY_SIGN.get((Phase.WAITING, reason))
 
 
-def ended_as(reason: str, message: str = "") -> Line | None:
+def ended_fault(reason: str, message: str = "") -> FaultRule | None:
     """The line for the reason of a container, a pod or a condition that ended."""
-    line = _BY_SIGN.get((Seen.ENDED, reason))
-    if line is not None and line.fault is F.EVICTED and any(w in message for w in _OWN_LIMIT):
+    rule = _BY_SIGN.get((Phase.ENDED, reason))
+    if rule is not None and rule.fault is F.EVICTED and any(w in message for w in _OWN_LIMIT):
         return TABLE[F.OVER_STORAGE]
-    return line
+    return rule
 
 
 def is_own_fault(fault: Fault) -> bool:
@@ -208,23 +218,23 @@ def is_own_fault(fault: Fault) -> bool:
     return TABLE[fault].kind is FAILED
 
 
-def patience(fault: Fault, waits: Waits) -> timedelta | None:
+def pending_limit(fault: Fault, limits: PendingLimits) -> timedelta | None:
     """How long a rank may be pending with this fault; None: until the start deadline."""
     match TABLE[fault].wait:
         case Wait.NONE:
             return timedelta(0)
         case Wait.IMAGE_PULL:
-            return waits.image_pull
+            return limits.image_pull
         case Wait.CREATE:
-            return waits.create
+            return limits.create
         case Wait.START_DEADLINE:
             return None
 
 
-def sentence(fault: Fault, words: str = "") -> str:
+def describe(fault: Fault, details: str = "") -> str:
     """What people are told: our sentence, then the cluster's words."""
-    says = TABLE[fault].says
-    return f"{says}: {words}" if words else says
+    text = TABLE[fault].text
+    return f"{text}: {details}" if details else text
 
 
 def render_markdown() -> str:
@@ -234,9 +244,9 @@ def render_markdown() -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     lines += [
-        f"| {line.seen} | {', '.join(f'`{sign}`' for sign in line.signs) or 'our own check'}"
-        f" | {line.says} | {line.kind.name.lower()}"
-        f" | {line.wait if line.seen is Seen.WAITING else ''} |"
-        for line in LINES
+        f"| {rule.phase} | {', '.join(f'`{reason}`' for reason in rule.reasons) or 'our own check'}"
+        f" | {rule.text} | {rule.kind.name.lower()}"
+        f" | {rule.wait if rule.phase is Phase.WAITING else ''} |"
+        for rule in RULES
     ]
     return "\n".join(lines) + "\n"

@@ -68,11 +68,11 @@ class Policy:
     # How long a gang may take to exit after its acknowledgement.
     exit_grace: timedelta
     # How long a rank may be pending with a fault.
-    waits: rank_faults.Waits = field(default_factory=rank_faults.Waits)
+    pending_limits: rank_faults.PendingLimits = field(default_factory=rank_faults.PendingLimits)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Scan:
     """One listing, and the actions that all nodes concerned had carried out before it."""
 
     listing: Listing
@@ -84,13 +84,13 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class RunView:
     """One run with everything that its step may look at."""
 
-    look: Look
-    seen: ObservedRun
+    scan: Scan
+    observed: ObservedRun
     # An older attempt of the task is not over; a newer one is assigned.
-    waits: bool
+    must_wait: bool
     superseded: bool
 
 
@@ -104,25 +104,27 @@ class Step:
     due_at: datetime | None = None
 
 
-def step(run: Run, sight: Sight, now: datetime, policy: Policy) -> Step:
+def step(run: Run, view: RunView, now: datetime, policy: Policy) -> Step:
     """Advance a run by what was seen."""
-    if run.state is RunState.TOMBSTONE:
+    if run.state is RunState.EARLY_REQUEST:
         return Step(run)
-    after = _advance(run, sight, now, policy)
+    after = _advance(run, view, now, policy)
     due: list[datetime] = []
     if after.state is RunState.RUNNING and after.acked_at is not None:
         due.append(after.acked_at + policy.exit_grace)
     if after.state is RunState.ASSIGNED:
-        due += [at for _, at in _pending_faults(sight.seen, policy) if at is not None]
-    return Step(after, tuple(_actions(after, sight)), min(due, default=None))
+        due += [at for _, at in _pending_faults(view.observed, policy) if at is not None]
+    return Step(after, tuple(_actions(after, view)), min(due, default=None))
 
 
-def step_unwanted(seen: ObservedRun | None) -> Step:
+def step_orphan(observed: ObservedRun | None) -> Step:
     """Clear away a run that no row asks for (the row is over and gone, or the tables were
     restored)."""
-    if seen is None:
+    if observed is None:
         return Step(None)
-    return Step(None, (Forget(seen.run_id) if _nothing_left(seen) else End(seen.run_id),))
+    return Step(
+        None, (Forget(observed.run_id) if _nothing_left(observed) else End(observed.run_id),)
+    )
 
 
 def answers(node_id: str, listing: Listing) -> bool:
@@ -132,32 +134,32 @@ def answers(node_id: str, listing: Listing) -> bool:
     return node is None or node.node.ready
 
 
-def _advance(run: Run, sight: Sight, now: datetime, policy: Policy) -> Run:
+def _advance(run: Run, view: RunView, now: datetime, policy: Policy) -> Run:
     """The run after everything that this look shows; each step is one line of the lifecycle."""
-    run = _note_signal(run, sight, now)
-    if run.state is RunState.ASSIGNED and _all_exist(run, sight):
-        run = _started(run, sight.seen, now)
-    if run.state is RunState.RUNNING and _all_ended(run, sight):
-        return _exited(run, sight.seen, now)
+    run = _note_signal(run, view, now)
+    if run.state is RunState.ASSIGNED and _all_exist(run, view):
+        run = _started(run, view.observed, now)
+    if run.state is RunState.RUNNING and _all_ended(run, view):
+        return _exited(run, view.observed, now)
     if run.state in (RunState.ASSIGNED, RunState.RUNNING):
-        cause, note = _why_end(run, sight, now, policy)
+        cause, note = _why_end(run, view, now, policy)
         if cause is not None:
             # What is seen of a rank that has not begun is gone once it is ended.
-            failed = _hung_on(run, sight) if run.start_expired else ()
+            failed = _hanging_nodes(run, view) if run.start_expired else ()
             state = move(run.state, Trigger.END_ORDERED)
             run = replace(run, state=state, end_cause=cause, end_note=note, ending_at=now)
             run = replace(run, failed_nodes=failed)
-    if run.state is RunState.ENDING and _is_over(run, sight):
-        return _exited(run, sight.seen, now)
-    if run.state is RunState.EXITED and _is_forgotten(run, sight):
+    if run.state is RunState.ENDING and _is_over(run, view):
+        return _exited(run, view.observed, now)
+    if run.state is RunState.EXITED and _is_forgotten(run, view):
         return replace(run, state=move(run.state, Trigger.FORGOTTEN))
     return run
 
 
-def _why_end(run: Run, sight: Sight, now: datetime, policy: Policy) -> tuple[EndCause | None, str]:
+def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> tuple[EndCause | None, str]:
     """Why to end it now, and what is known of it that a runtime may forget."""
-    ranks = sight.seen.ranks.values()
-    match end_cause(run, sight.seen, sight.look.listing, now, policy):
+    ranks = view.observed.ranks.values()
+    match end_cause(run, view.observed, view.scan.listing, now, policy):
         case EndCause.RANK_FAILED:
             return EndCause.RANK_FAILED, exits.first_failure(ranks)
         case EndCause.RANK_LOST:
@@ -167,21 +169,21 @@ def _why_end(run: Run, sight: Sight, now: datetime, policy: Policy) -> tuple[End
         case cause:
             return cause, ""
     if run.state is RunState.ASSIGNED:
-        found = _why_not_startable(run, sight, now, policy)
+        found = _why_not_startable(run, view, now, policy)
         if found is not None:
-            cause = EndCause.TURNED_AWAY
+            cause = EndCause.REJECTED_BY_SITE
             if rank_faults.is_own_fault(found.fault):
                 cause = EndCause.CANNOT_START
             return cause, found.text
-    return (EndCause.SUPERSEDED if sight.superseded else None), ""
+    return (EndCause.SUPERSEDED if view.superseded else None), ""
 
 
-def _why_not_startable(run: Run, sight: Sight, now: datetime, policy: Policy) -> Refused | None:
+def _why_not_startable(run: Run, view: RunView, now: datetime, policy: Policy) -> Refused | None:
     """What keeps an assigned run from ever starting: a refusal, or a fault for too long."""
-    refused = sight.look.refused.get(run.id)
+    refused = view.scan.refused.get(run.id)
     if refused is not None:
         return refused
-    for rank, at in _pending_faults(sight.seen, policy):
+    for rank, at in _pending_faults(view.observed, policy):
         if at is not None and now >= at:
             assert rank.fault is not None, "only a rank with a fault is due"
             return Refused(rank.fault, f"rank {rank.rank} on {rank.node_id}: {rank.note}")
@@ -189,30 +191,32 @@ def _why_not_startable(run: Run, sight: Sight, now: datetime, policy: Policy) ->
 
 
 def _pending_faults(
-    seen: ObservedRun, policy: Policy
+    observed: ObservedRun, policy: Policy
 ) -> list[tuple[ObservedRank, datetime | None]]:
     """Ranks that are pending with a fault, and until when each may be."""
     found: list[tuple[ObservedRank, datetime | None]] = []
-    for rank in seen.ranks.values():
+    for rank in observed.ranks.values():
         if rank.state is RankState.PENDING and rank.fault is not None and rank.fault_since:
-            patience = rank_faults.patience(rank.fault, policy.waits)
-            found.append((rank, None if patience is None else rank.fault_since + patience))
+            pending_limit = rank_faults.pending_limit(rank.fault, policy.pending_limits)
+            found.append(
+                (rank, None if pending_limit is None else rank.fault_since + pending_limit)
+            )
     return found
 
 
 def end_cause(
-    run: Run, seen: ObservedRun, listing: Listing, now: datetime, policy: Policy
+    run: Run, observed: ObservedRun, listing: Listing, now: datetime, policy: Policy
 ) -> EndCause | None:
     """Why this run's processes have to be ended now, or None; first reason first."""
     if run.kill_requested_at is not None:
         return EndCause.KILL
     if run.preempt_requested_at is not None:
         return _preemption_cause(run, now, policy)
-    if any(rank.state is RankState.LOST for rank in seen.ranks.values()):
+    if any(rank.state is RankState.LOST for rank in observed.ranks.values()):
         return EndCause.RANK_LOST
-    if any(_failed(rank) for rank in seen.ranks.values()):
+    if any(_failed(rank) for rank in observed.ranks.values()):
         return EndCause.RANK_FAILED
-    lost = run.state is RunState.RUNNING and _vanished(run, seen, listing)
+    lost = run.state is RunState.RUNNING and _vanished(run, observed, listing)
     return EndCause.RANK_LOST if lost else None
 
 
@@ -232,17 +236,18 @@ def _failed(rank: ObservedRank) -> bool:
     return rank.state is RankState.EXITED and rank.code != 0
 
 
-def _vanished(run: Run, seen: ObservedRun, listing: Listing) -> bool:
+def _vanished(run: Run, observed: ObservedRun, listing: Listing) -> bool:
     """A rank that once existed is unknown to a node that answers."""
     return any(
-        place.rank not in seen.ranks and answers(place.node_id, listing) for place in run.placements
+        place.rank not in observed.ranks and answers(place.node_id, listing)
+        for place in run.placements
     )
 
 
-def _all_exist(run: Run, sight: Sight) -> bool:
+def _all_exist(run: Run, view: RunView) -> bool:
     """Every rank's process exists or existed: one that is pending has none yet, and one that was
     lost before it began never had one."""
-    ranks = sight.seen.ranks
+    ranks = view.observed.ranks
     return all(
         place.rank in ranks
         and ranks[place.rank].state is not RankState.PENDING
@@ -264,19 +269,19 @@ def failed_nodes_of(run: Run, kind: ExitKind, ranks: Iterable[ObservedRank]) -> 
             rank.node_id
             for rank in ranks
             if _lost_at_its_start(rank)
-            and (rank.fault is None or rank.fault in rank_faults.OF_THE_NODE)
+            and (rank.fault is None or rank.fault in rank_faults.NODE_FAULTS)
         )
     )
 
 
-def _hung_on(run: Run, sight: Sight) -> tuple[str, ...]:
+def _hanging_nodes(run: Run, view: RunView) -> tuple[str, ...]:
     """The nodes on which a start hangs: they hold a rank that does not begin, or cannot make it."""
     if run.state is not RunState.ASSIGNED:
         return ()
-    unable = sight.look.unable.get(run.id, frozenset())
+    unable = view.scan.unable.get(run.id, frozenset())
 
     def hangs(place: Placement) -> bool:
-        rank = sight.seen.ranks.get(place.rank)
+        rank = view.observed.ranks.get(place.rank)
         if rank is None:
             return place.node_id in unable
         return rank.state is RankState.PENDING and rank.fault in (None, Fault.BEING_MADE)
@@ -284,39 +289,39 @@ def _hung_on(run: Run, sight: Sight) -> tuple[str, ...]:
     return tuple(sorted({place.node_id for place in run.placements if hangs(place)}))
 
 
-def _all_ended(run: Run, sight: Sight) -> bool:
-    ranks = sight.seen.ranks
+def _all_ended(run: Run, view: RunView) -> bool:
+    ranks = view.observed.ranks
     return all(place.rank in ranks and ranks[place.rank].over for place in run.placements)
 
 
-def _is_over(run: Run, sight: Sight) -> bool:
-    if _all_ended(run, sight):
+def _is_over(run: Run, view: RunView) -> bool:
+    if _all_ended(run, view):
         return True
-    return End(run.id) in sight.look.done and _all_tell(run, sight) and _nothing_left(sight.seen)
+    return End(run.id) in view.scan.done and _all_answer(run, view) and _nothing_left(view.observed)
 
 
-def _all_tell(run: Run, sight: Sight) -> bool:
+def _all_answer(run: Run, view: RunView) -> bool:
     """No node has fallen silent since it took the order to end the run: what a silent node does not
     show may go on there. A node that is fenced tells that nothing is left."""
-    listing, told = sight.look.listing, sight.seen.node_ids
-    return sight.seen.whole or all(
-        place.node_id in told or answers(place.node_id, listing) for place in run.placements
+    listing, listed = view.scan.listing, view.observed.node_ids
+    return view.observed.whole or all(
+        place.node_id in listed or answers(place.node_id, listing) for place in run.placements
     )
 
 
-def _nothing_left(seen: ObservedRun) -> bool:
-    return all(rank.over for rank in seen.ranks.values())
+def _nothing_left(observed: ObservedRun) -> bool:
+    return all(rank.over for rank in observed.ranks.values())
 
 
-def _is_forgotten(run: Run, sight: Sight) -> bool:
-    return run.id not in sight.look.listing.runs and all(
-        answers(place.node_id, sight.look.listing) for place in run.placements
+def _is_forgotten(run: Run, view: RunView) -> bool:
+    return run.id not in view.scan.listing.runs and all(
+        answers(place.node_id, view.scan.listing) for place in run.placements
     )
 
 
-def _note_signal(run: Run, sight: Sight, now: datetime) -> Run:
+def _note_signal(run: Run, view: RunView, now: datetime) -> Run:
     action = _signal(run)
-    if action is not None and action in sight.look.done:
+    if action is not None and action in view.scan.done:
         return replace(run, signalled_at=now)
     return run
 
@@ -334,14 +339,14 @@ def _signal(run: Run) -> Signal | None:
     return Signal(run.id, exits.signal_number(run.spec.preemption.signal))
 
 
-def _started(run: Run, seen: ObservedRun, now: datetime) -> Run:
-    times = [rank.started_at for rank in seen.ranks.values() if rank.started_at is not None]
+def _started(run: Run, observed: ObservedRun, now: datetime) -> Run:
+    times = [rank.started_at for rank in observed.ranks.values() if rank.started_at is not None]
     return replace(run, state=move(run.state, Trigger.STARTED), started_at=max(times, default=now))
 
 
-def _exited(run: Run, seen: ObservedRun, now: datetime) -> Run:
+def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
     assert run.spec is not None, "an assigned run has its specification"
-    ranks = tuple(seen.ranks[rank] for rank in sorted(seen.ranks))
+    ranks = tuple(observed.ranks[rank] for rank in sorted(observed.ranks))
     mode = run.spec.preemption.mode
     ending = exits.Ending(
         mode=mode,
@@ -373,17 +378,17 @@ def _exited(run: Run, seen: ObservedRun, now: datetime) -> Run:
     )
 
 
-def _actions(run: Run, sight: Sight) -> list[Action]:
+def _actions(run: Run, view: RunView) -> list[Action]:
     """What the runtime is to do about a run that now stands so."""
-    if run.state is RunState.ASSIGNED and not sight.waits:
-        absent = any(place.rank not in sight.seen.ranks for place in run.placements)
+    if run.state is RunState.ASSIGNED and not view.must_wait:
+        absent = any(place.rank not in view.observed.ranks for place in run.placements)
         return [Launch(run.id)] if absent else []
     if run.state is RunState.RUNNING:
         signal = _signal(run)
         return [signal] if signal is not None else []
-    if run.state is RunState.ENDING and End(run.id) not in sight.look.done:
+    if run.state is RunState.ENDING and End(run.id) not in view.scan.done:
         return [End(run.id)]
-    if run.state is RunState.EXITED and run.id in sight.look.listing.runs:
+    if run.state is RunState.EXITED and run.id in view.scan.listing.runs:
         # What an earlier leader still ordered may show only now.
-        return [Forget(run.id) if _nothing_left(sight.seen) else End(run.id)]
+        return [Forget(run.id) if _nothing_left(view.observed) else End(run.id)]
     return []

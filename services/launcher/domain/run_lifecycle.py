@@ -22,7 +22,7 @@ class Trigger(StrEnum):
 S, T = RunState, Trigger
 
 TRANSITIONS: dict[tuple[RunState, Trigger], RunState] = {
-    (S.TOMBSTONE, T.ASSIGNED): S.ASSIGNED,
+    (S.EARLY_REQUEST, T.ASSIGNED): S.ASSIGNED,
     (S.ASSIGNED, T.STARTED): S.RUNNING,
     (S.ASSIGNED, T.END_ORDERED): S.ENDING,
     (S.RUNNING, T.END_ORDERED): S.ENDING,
@@ -55,10 +55,10 @@ IGNORED: frozenset[tuple[RunState, Trigger]] = frozenset(
 # Would be an error of ours: said of a run that was never launched, or before its end.
 IMPOSSIBLE: frozenset[tuple[RunState, Trigger]] = frozenset(
     {
-        (S.TOMBSTONE, T.STARTED),
-        (S.TOMBSTONE, T.END_ORDERED),
-        (S.TOMBSTONE, T.EXITED),
-        (S.TOMBSTONE, T.FORGOTTEN),
+        (S.EARLY_REQUEST, T.STARTED),
+        (S.EARLY_REQUEST, T.END_ORDERED),
+        (S.EARLY_REQUEST, T.EXITED),
+        (S.EARLY_REQUEST, T.FORGOTTEN),
         (S.ASSIGNED, T.EXITED),
         (S.ASSIGNED, T.FORGOTTEN),
         (S.RUNNING, T.FORGOTTEN),

@@ -20,7 +20,7 @@ class DelayPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReportedDelay:
     """What was last said about a run's delay, and when."""
 
     ranks: int
@@ -28,14 +28,14 @@ class Told:
     at: datetime
 
 
-def delay_of(run: Run, seen: ObservedRun | None, problem: str) -> tuple[int, str] | None:
+def delay_of(run: Run, observed: ObservedRun | None, problem: str) -> tuple[int, str] | None:
     """How many ranks have no process yet and why; None if nothing is known to hold the run up.
 
     ``problem``: why the last try to launch it did not work.
     """
     if run.state is not RunState.ASSIGNED:
         return None
-    ranks = seen.ranks if seen is not None else dict[int, ObservedRank]()
+    ranks = observed.ranks if observed is not None else dict[int, ObservedRank]()
     pending = [rank for rank in ranks.values() if rank.state is RankState.PENDING]
     absent = sum(place.rank not in ranks for place in run.placements)
     if not pending and not (absent and problem):
@@ -50,14 +50,18 @@ def _worst(pending: list[ObservedRank]) -> str:
     return f"rank {rank.rank} on {rank.node_id}: {rank.note or 'not started yet'}"
 
 
-def to_tell(
-    run: Run, delay: tuple[int, str] | None, told: Told | None, now: datetime, policy: DelayPolicy
+def next_delay_event(
+    run: Run,
+    delay: tuple[int, str] | None,
+    reported: ReportedDelay | None,
+    now: datetime,
+    policy: DelayPolicy,
 ) -> RunDelayed | datetime | None:
     """The event to say now, or when there may be one to say, or None."""
-    if delay is None or (told is not None and (told.ranks, told.detail) == delay):
+    if delay is None or (reported is not None and (reported.ranks, reported.detail) == delay):
         return None
     begin = run.assigned_at or now
-    due_at = begin + policy.first if told is None else told.at + policy.again
+    due_at = begin + policy.first if reported is None else reported.at + policy.again
     if now < due_at:
         return due_at
     ranks, detail = delay

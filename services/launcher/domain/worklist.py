@@ -13,20 +13,20 @@ from libs.contracts.ids import RunId, TaskId
 from services.launcher.domain.model import Listing, ObservedRun, Run, RunState
 from services.launcher.domain.reconcile import (
     Action,
-    Look,
     Policy,
-    Sight,
+    RunView,
+    Scan,
     Step,
     answers,
     step,
-    step_unwanted,
+    step_orphan,
 )
 from services.launcher.domain.run_lifecycle import LIVE
 
 NOTHING = ObservedRun(RunId.parse("nothing.0"), {})
 
 # A set that keeps its order: what was first to come is first to be launched.
-Marks = dict[RunId, None]
+RunSet = dict[RunId, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class Worklist:
         # Runs whose rows nobody can read: they are neither cleared away nor followed.
         self._unreadable = set(unreadable)
         self._of_task: dict[str, dict[int, RunId]] = {}
-        self._on_node: dict[str, Marks] = {}
-        self._assigned: Marks = {}
-        self._look: Look | None = None
-        self._marks: Marks = {}
+        self._on_node: dict[str, RunSet] = {}
+        self._assigned: RunSet = {}
+        self._scan: Scan | None = None
+        self._dirty: RunSet = {}
         self._wanted: dict[RunId, tuple[Action, ...]] = {}
         self._due: dict[RunId, datetime] = {}
         self.apply(runs)
@@ -104,23 +104,23 @@ class Worklist:
             self._assigned[run_id] = None
         else:
             self._assigned.pop(run_id, None)
-        self._mark_task(run.task_id)
+        self._mark_task_dirty(run.task_id)
 
     def _drop(self, run_id: RunId) -> None:
         if run_id in self._unreadable:
             self._unreadable.discard(run_id)
-            self._marks[run_id] = None
+            self._dirty[run_id] = None
         run = self.runs.pop(run_id, None)
         if run is None:
             return
         self._leave(run_id, run)
         self._assigned.pop(run_id, None)
-        mates = self._of_task[run.task_id]
-        del mates[run.attempt]
-        if not mates:
+        attempts = self._of_task[run.task_id]
+        del attempts[run.attempt]
+        if not attempts:
             del self._of_task[run.task_id]
-        self._marks[run_id] = None
-        self._mark_task(run.task_id)
+        self._dirty[run_id] = None
+        self._mark_task_dirty(run.task_id)
 
     def _leave(self, run_id: RunId, run: Run | None) -> None:
         for place in run.placements if run is not None else ():
@@ -129,79 +129,79 @@ class Worklist:
             if not there:
                 self._on_node.pop(place.node_id, None)
 
-    def _mark_task(self, task_id: str) -> None:
-        self._mark(self._of_task.get(task_id, {}).values())
+    def _mark_task_dirty(self, task_id: str) -> None:
+        self._mark_dirty(self._of_task.get(task_id, {}).values())
 
-    def _mark(self, run_ids: Iterable[RunId]) -> None:
-        self._marks.update(dict.fromkeys(run_ids))
+    def _mark_dirty(self, run_ids: Iterable[RunId]) -> None:
+        self._dirty.update(dict.fromkeys(run_ids))
 
-    def see(self, look: Look) -> None:
+    def update_scan(self, scan: Scan) -> None:
         """Take over the latest look, and mark the runs for which it is news."""
-        before, self._look = self._look, look
+        before, self._scan = self._scan, scan
         if before is None:
-            self._mark(self.runs)
-            self._mark(look.listing.runs)
+            self._mark_dirty(self.runs)
+            self._mark_dirty(scan.listing.runs)
             return
-        self._mark(_changed_runs(before.listing, look.listing))
-        self._mark(sorted({action.run_id for action in before.done ^ look.done}))
-        if before.refused != look.refused:
-            self._mark(before.refused)
-            self._mark(look.refused)
-        for node_id in _changed_nodes(before.listing, look.listing):
-            self._mark(self._on_node.get(node_id, ()))
+        self._mark_dirty(_changed_runs(before.listing, scan.listing))
+        self._mark_dirty(sorted({action.run_id for action in before.done ^ scan.done}))
+        if before.refused != scan.refused:
+            self._mark_dirty(before.refused)
+            self._mark_dirty(scan.refused)
+        for node_id in _changed_nodes(before.listing, scan.listing):
+            self._mark_dirty(self._on_node.get(node_id, ()))
 
     # A round
 
-    def take(self) -> Marks:
+    def take_dirty(self) -> RunSet:
         """The marks, for one round; to be given back if it comes to nothing."""
-        taken, self._marks = self._marks, {}
+        taken, self._dirty = self._dirty, {}
         return taken
 
-    def give_back(self, marks: Marks) -> None:
+    def restore_dirty(self, dirty: RunSet) -> None:
         """The round of these marks was not committed."""
-        self._marks = marks | self._marks
+        self._dirty = dirty | self._dirty
 
-    def step(self, marks: Marks, look: Look, now: datetime, policy: Policy) -> Outcome:
-        """Step what is marked or due. ``look``: the latest when the marks were taken. Nothing is
-        kept of this before ``settle``."""
+    def step(self, dirty: RunSet, scan: Scan, now: datetime, policy: Policy) -> Outcome:
+        """Step what is marked or due. ``scan``: the latest when the marks were taken. Nothing is
+        kept of this before ``commit``."""
         due = dict.fromkeys(run_id for run_id, at in self._due.items() if at <= now)
-        steps = {run_id: self._step(run_id, look, now, policy) for run_id in marks | due}
+        steps = {run_id: self._step(run_id, scan, now, policy) for run_id in dirty | due}
         changed = tuple(
             each.run
             for run_id, each in steps.items()
             if each.run is not None and each.run != self.runs[run_id]
         )
         wanted, later = dict(self._wanted), dict(self._due)
-        _keep(steps, wanted, later)
+        _apply_steps(steps, wanted, later)
         actions = tuple(action for each in wanted.values() for action in each)
         return Outcome(changed, actions, min(later.values(), default=None), steps)
 
-    def settle(self, outcome: Outcome) -> None:
+    def commit(self, outcome: Outcome) -> None:
         """The round was committed."""
-        _keep(outcome.steps, self._wanted, self._due)
+        _apply_steps(outcome.steps, self._wanted, self._due)
 
-    def _step(self, run_id: RunId, look: Look, now: datetime, policy: Policy) -> Step:
-        run, seen = self.runs.get(run_id), look.listing.runs.get(run_id)
+    def _step(self, run_id: RunId, scan: Scan, now: datetime, policy: Policy) -> Step:
+        run, observed = self.runs.get(run_id), scan.listing.runs.get(run_id)
         if run is None:
-            return step_unwanted(None if run_id in self._unreadable else seen)
-        mates = [self.runs[mate] for mate in self._of_task[run.task_id].values()]
-        sight = Sight(
-            look=look,
-            seen=seen or NOTHING,
-            waits=any(mate.attempt < run.attempt and mate.state in LIVE for mate in mates)
+            return step_orphan(None if run_id in self._unreadable else observed)
+        attempts = [self.runs[other] for other in self._of_task[run.task_id].values()]
+        sight = RunView(
+            scan=scan,
+            observed=observed or NOTHING,
+            must_wait=any(other.attempt < run.attempt and other.state in LIVE for other in attempts)
             or any(
-                mate.task_id == run.task_id and mate.attempt < run.attempt
-                for mate in self._unreadable
+                other.task_id == run.task_id and other.attempt < run.attempt
+                for other in self._unreadable
             ),
             superseded=any(
-                mate.attempt > run.attempt and mate.state is not RunState.TOMBSTONE
-                for mate in mates
+                other.attempt > run.attempt and other.state is not RunState.EARLY_REQUEST
+                for other in attempts
             ),
         )
         return step(run, sight, now, policy)
 
 
-def _keep(
+def _apply_steps(
     steps: Mapping[RunId, Step],
     wanted: dict[RunId, tuple[Action, ...]],
     due: dict[RunId, datetime],
@@ -221,7 +221,9 @@ def _changed_runs(before: Listing, now: Listing) -> Iterable[RunId]:
     if now.number and now.number == before.number + 1:
         return now.changed
     gone = [run_id for run_id in before.runs if run_id not in now.runs]
-    return gone + [run_id for run_id, seen in now.runs.items() if before.runs.get(run_id) != seen]
+    return gone + [
+        run_id for run_id, observed in now.runs.items() if before.runs.get(run_id) != observed
+    ]
 
 
 def _changed_nodes(before: Listing, now: Listing) -> Iterator[str]:

@@ -50,7 +50,7 @@ class FakeRuntime:
     async def launch(self, order: RunOrder) -> None:
         """See ``port.Runtime``."""
         run = self._cluster.runs.get(order.run_id)
-        there = [rank for rank in order.ranks if self._cluster.takes(rank.node_id)]
+        there = [rank for rank in order.ranks if self._cluster.accepts_launches(rank.node_id)]
         reachable = [rank for rank in there if rank.node_id not in self._cluster.unable]
         if run is not None and run.ended & {rank.node_id for rank in order.ranks}:
             raise RuntimeDeniedError(f"run {order.run_id} was ended")
@@ -83,14 +83,12 @@ class FakeRuntime:
 
         await self._call(node_ids, send)
 
-    async def end(
-        self, run_id: RunId, node_ids: frozenset[str], *, patience_seconds: float
-    ) -> None:
+    async def end(self, run_id: RunId, node_ids: frozenset[str], *, grace_seconds: float) -> None:
         """See ``port.Runtime``."""
-        del patience_seconds
+        del grace_seconds
 
         def end() -> None:
-            for node_id in filter(self._cluster.tells, sorted(node_ids)):
+            for node_id in filter(self._cluster.is_visible, sorted(node_ids)):
                 # The node remembers it, so that no later launch begins anything there.
                 run = self._cluster.runs.setdefault(run_id, FakeRun(run_id))
                 run.ended.add(node_id)
@@ -104,7 +102,7 @@ class FakeRuntime:
 
         def forget() -> None:
             run = self._cluster.runs.get(run_id)
-            if run is None or not all(map(self._cluster.tells, node_ids)):
+            if run is None or not all(map(self._cluster.is_visible, node_ids)):
                 return
             if any(rank.exited_at is None for rank in run.ranks.values()):
                 raise RuntimeUnavailableError(f"run {run_id} is not over")
@@ -132,7 +130,9 @@ class FakeRuntime:
             )
             for node_id, node in cluster.nodes.items()
         }
-        runs = {run_id: seen for run_id in cluster.runs if (seen := self._see(run_id)) is not None}
+        runs = {
+            run_id: seen for run_id in cluster.runs if (seen := self._observe(run_id)) is not None
+        }
         return Listing(nodes, runs)
 
     def on_change(self, hint: Callable[[], None]) -> None:
@@ -145,16 +145,16 @@ class FakeRuntime:
         if self._hint is not None and self._hint in self._cluster.hints:
             self._cluster.hints.remove(self._hint)
 
-    def _see(self, run_id: RunId) -> ObservedRun | None:
+    def _observe(self, run_id: RunId) -> ObservedRun | None:
         """What the nodes that answer tell of a run."""
         run = self._cluster.runs[run_id]
         ranks = {
             number: _observed(rank)
             for number, rank in run.ranks.items()
-            if self._cluster.tells(rank.order.node_id)
+            if self._cluster.is_visible(rank.order.node_id)
         }
         where = {rank.node_id for rank in ranks.values()}
-        where |= set(filter(self._cluster.tells, run.ended))
+        where |= set(filter(self._cluster.is_visible, run.ended))
         return ObservedRun(run_id, ranks, frozenset(where)) if where else None
 
     async def _call(self, node_ids: Iterable[str], effect: Callable[[], None]) -> None:
@@ -167,7 +167,7 @@ class FakeRuntime:
         if self._epoch < cluster.epoch:
             raise RuntimeDeniedError("a newer leader commands this cluster")
         effect()
-        silent = sorted(node_id for node_id in node_ids if not cluster.tells(node_id))
+        silent = sorted(node_id for node_id in node_ids if not cluster.is_visible(node_id))
         if silent:
             raise RuntimeUnavailableError(f"{', '.join(silent)} does not answer")
         if cluster.rng.random() < cluster.failure_rate / 2:

@@ -206,11 +206,11 @@ class FakeCluster:
             if not any(node_id in where_of(run) for run in self.runs.values()):
                 self._drop_node(node_id)
 
-    def takes(self, node_id: str) -> bool:
+    def accepts_launches(self, node_id: str) -> bool:
         """Whether a rank can be launched on the node now."""
         return node_id in self.nodes and node_id not in self.silent | self.retired
 
-    def tells(self, node_id: str) -> bool:
+    def is_visible(self, node_id: str) -> bool:
         """Whether what is on the node can be known."""
         return node_id not in self.silent or node_id in self.fenced
 

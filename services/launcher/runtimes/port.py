@@ -113,9 +113,7 @@ class Runtime(Protocol):
         """Send a signal to each rank's main process that runs."""
         ...
 
-    async def end(
-        self, run_id: RunId, node_ids: frozenset[str], *, patience_seconds: float
-    ) -> None:
+    async def end(self, run_id: RunId, node_ids: frozenset[str], *, grace_seconds: float) -> None:
         """End everything of the run; returns when every node has the order for good (a later
         launch of this run is refused). The listing shows when it is done. Where the runtime can
         ask before it kills, processes have so long to leave."""

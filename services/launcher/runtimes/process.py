@@ -87,19 +87,17 @@ class ProcessRuntime:
 
     async def signal(self, run_id: RunId, node_ids: frozenset[str], signal: int) -> None:
         """See ``port.Runtime``."""
-        await self._tell(node_ids, {"op": "signal", "run": str(run_id), "signal": signal})
+        await self._call_nodes(node_ids, {"op": "signal", "run": str(run_id), "signal": signal})
 
-    async def end(
-        self, run_id: RunId, node_ids: frozenset[str], *, patience_seconds: float
-    ) -> None:
+    async def end(self, run_id: RunId, node_ids: frozenset[str], *, grace_seconds: float) -> None:
         """See ``port.Runtime``. Whole groups are killed at once: who was to save has done so."""
-        del patience_seconds
-        await self._tell(node_ids, {"op": "end", "run": str(run_id)})
+        del grace_seconds
+        await self._call_nodes(node_ids, {"op": "end", "run": str(run_id)})
 
     async def forget(self, run_id: RunId, node_ids: frozenset[str], *, keep: bool) -> None:
         """See ``port.Runtime``. Output is a file, which is kept anyhow."""
         del keep
-        await self._tell(node_ids, {"op": "forget", "run": str(run_id)})
+        await self._call_nodes(node_ids, {"op": "forget", "run": str(run_id)})
 
     async def fence(self, node_id: str) -> None:
         """See ``port.Runtime``."""
@@ -161,7 +159,7 @@ class ProcessRuntime:
         """See ``port.Runtime``. Supervisors with nothing to run leave."""
         await asyncio.gather(*(client.close() for client in self._clients.values()))
 
-    async def _tell(self, node_ids: frozenset[str], request: Mapping[str, Any]) -> None:
+    async def _call_nodes(self, node_ids: frozenset[str], request: Mapping[str, Any]) -> None:
         await _all(self._client(node_id).call(request) for node_id in sorted(node_ids))
 
     def _client(self, node_id: str) -> NodeClient:

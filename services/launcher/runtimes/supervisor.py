@@ -110,7 +110,7 @@ class Supervisor:
         while True:
             over, delay_s = self.ranks.tend()
             if over:
-                self._tell({"event": "changed"})
+                self._broadcast({"event": "changed"})
             if self.connections or self.ranks.running:
                 idle_since = time.monotonic()
             if time.monotonic() - self.pruned_s >= PRUNE_SECONDS:
@@ -143,11 +143,11 @@ class Supervisor:
     def _watch(self, writer: socket.socket) -> None:
         """The former writer's socket left the selector when it was closed."""
         for key in list(self.selector.get_map().values()):
-            if key.data == self._heard:
+            if key.data == self._writer_readable:
                 self.selector.unregister(key.fileobj)
-        self.selector.register(writer, selectors.EVENT_READ, self._heard)
+        self.selector.register(writer, selectors.EVENT_READ, self._writer_readable)
 
-    def _heard(self, *_: object) -> None:
+    def _writer_readable(self, *_: object) -> None:
         """``tend`` asks the writer."""
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class Supervisor:
             """The disk has answered; whoever asked may be gone."""
             if connection in self.connections:
                 try:
-                    answer(_answer_of(refusal))
+                    answer(_reply_to(refusal))
                 except OSError:
                     self._drop(connection)
 
@@ -231,7 +231,7 @@ class Supervisor:
             try:
                 self._command(op, request, done)
             except RefusedError as refusal:
-                answer(_answer_of(refusal))
+                answer(_reply_to(refusal))
             except OSError as problem:
                 answer({"error": str(problem)})
 
@@ -275,7 +275,7 @@ class Supervisor:
             "damaged": self.ranks.journal.damaged,
         }
 
-    def _tell(self, message: Mapping[str, Any]) -> None:
+    def _broadcast(self, message: Mapping[str, Any]) -> None:
         for connection in list(self.connections):
             try:
                 self._send(connection, message)
@@ -393,7 +393,7 @@ def _newest(folder: str) -> float:
     return max(times)
 
 
-def _answer_of(refusal: RefusedError | None) -> Mapping[str, Any]:
+def _reply_to(refusal: RefusedError | None) -> Mapping[str, Any]:
     if refusal is None:
         return {}
     return {"denied" if isinstance(refusal, EndedError) else "error": str(refusal)}
@@ -424,12 +424,12 @@ def _serve_node(folder: str, work_folder: str, options: Options, ready: int) -> 
 
 def main() -> NoReturn:
     """Detach and serve. The first process returns 0 once somebody serves the node, else 1."""
-    heard, ready = os.pipe()
+    served, ready = os.pipe()
     if os.fork() != 0:
         os.close(ready)
-        os._exit(0 if os.read(heard, 1) else 1)
+        os._exit(0 if os.read(served, 1) else 1)
     os.setsid()
-    os.close(heard)
+    os.close(served)
     code = 1
     try:
         folder, work_folder, options = sys.argv[1:]

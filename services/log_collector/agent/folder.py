@@ -19,11 +19,11 @@ from pathlib import Path
 
 from services.log_collector.agent.kubelet import LogFile
 from services.log_collector.agent.segments import (
-    Mark,
+    Placeholder,
     Segment,
     name_of,
     segments_in,
-    write_mark,
+    write_placeholder,
 )
 
 GAP = "[shiftwork: output is missing here: it was rotated away while the log agent was not there]\n"
@@ -86,7 +86,7 @@ class OutputFolder:
         }
         # What a crash left undone: files that were dropped, or replaced by a mark.
         for number, segment in found.items():
-            if number < self.record.first or segment.mark is not None:
+            if number < self.record.first or segment.placeholder is not None:
                 Path(segment.path).with_suffix(".log").unlink(missing_ok=True)
 
     def save(self, *, sync: bool = True) -> None:
@@ -112,7 +112,9 @@ class OutputFolder:
 
     def adopt(self, files: Sequence[LogFile]) -> bool:
         """Link the files that are new. False if they changed meanwhile: look again."""
-        inodes = {segment.inode for segment in self.segments.values() if segment.mark is None}
+        inodes = {
+            segment.inode for segment in self.segments.values() if segment.placeholder is None
+        }
         new = [file for file in files if not self._is_known(file, inodes)]
         self._settled &= {(file.inode, file.path) for file in files}
         if not new:
@@ -126,7 +128,7 @@ class OutputFolder:
                 self._settled.add((file.inode, file.path))
                 continue
             if self._has_gap(files, number):
-                self._mark(file, GAP)
+                self._put_placeholder(file, GAP)
             if not (self._unpack(file) if file.zipped else self._link(file)):
                 return False
         return True
@@ -155,13 +157,13 @@ class OutputFolder:
         here = {(each.uid, each.restart) for each in self.segments.values()}
         return file.chain in here | {(uid, restart) for uid, restart, _ in self.record.dropped}
 
-    def _mark(self, file: LogFile, text: str) -> None:
+    def _put_placeholder(self, file: LogFile, text: str) -> None:
         self.gaps += 1
         number = self.next_number
         path = self.path / name_of(number, file.uid, file.restart, "mark")
-        mark = Mark(0, text)
-        write_mark(path, mark)
-        self.segments[number] = Segment(number, str(path), file.uid, file.restart, 0, mark)
+        placeholder = Placeholder(0, text)
+        write_placeholder(path, placeholder)
+        self.segments[number] = Segment(number, str(path), file.uid, file.restart, 0, placeholder)
 
     def _link(self, file: LogFile) -> bool:
         number = self.next_number
@@ -204,7 +206,7 @@ class OutputFolder:
         self.segments[number].closed = True
         self._settled.add((file.inode, file.path))
         if problem:
-            self._mark(file, f"[shiftwork: output is missing here: {problem}]\n")
+            self._put_placeholder(file, f"[shiftwork: output is missing here: {problem}]\n")
         return True
 
     def _put(self, part: Path, number: int, file: LogFile) -> None:
@@ -227,15 +229,15 @@ class OutputFolder:
         for segment in gone:
             Path(segment.path).unlink(missing_ok=True)
 
-    def replace(self, segment: Segment, mark: Mark) -> Segment:
+    def replace(self, segment: Segment, placeholder: Placeholder) -> Segment:
         """Put a mark in a segment's place; its bytes are lost."""
         self._remember(segment)
         self.save()
         name = name_of(segment.number, segment.uid, segment.restart, "mark")
-        write_mark(self.path / name, mark)
+        write_placeholder(self.path / name, placeholder)
         Path(segment.path).unlink(missing_ok=True)
         marked = Segment(
-            segment.number, str(self.path / name), segment.uid, segment.restart, 0, mark
+            segment.number, str(self.path / name), segment.uid, segment.restart, 0, placeholder
         )
         self.segments[segment.number] = marked
         return marked
@@ -260,5 +262,7 @@ class OutputFolder:
 
     def sole_bytes(self) -> int:
         """Bytes on disk that are there for this output only: the kubelet has removed its name."""
-        found = [Path(each.path).stat() for each in self.segments.values() if each.mark is None]
+        found = [
+            Path(each.path).stat() for each in self.segments.values() if each.placeholder is None
+        ]
         return sum(each.st_size for each in found if each.st_nlink == 1)

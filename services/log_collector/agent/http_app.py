@@ -71,8 +71,8 @@ class AgentApp:
         try:
             status, kind, parts = await self._answer(scope, receive)
         except RefusedError as refused:
-            said = json.dumps({"detail": refused.detail}).encode() + b"\n"
-            status, kind, parts = refused.status, JSON, (said,)
+            body_text = json.dumps({"detail": refused.detail}).encode() + b"\n"
+            status, kind, parts = refused.status, JSON, (body_text,)
         body = [part for part in parts if part]
         headers = [
             (b"content-type", kind),
@@ -100,14 +100,14 @@ class AgentApp:
             raise RefusedError(503, f"the node's disk refuses: {error}") from error
 
     async def _read(self, body: bytes) -> Answer:
-        asks, bytes_max = protocol.read_asks(body)
+        requests, bytes_max = protocol.decode_reads(body)
         async with self._turn:
-            answers = await asyncio.to_thread(self._spool.read, asks, bytes_max)
+            answers = await asyncio.to_thread(self._spool.read, requests, bytes_max)
         data = [answer.data for answer in answers if answer is not None]
-        return 200, BYTES, (protocol.answer_head(self._agent, answers), *data)
+        return 200, BYTES, (protocol.encode_answers_head(self._agent, answers), *data)
 
     async def _done(self, body: bytes) -> Answer:
-        kept = protocol.read_kept(body)
+        kept = protocol.decode_stored(body)
         async with self._turn:
             await asyncio.to_thread(self._spool.done, kept)
         return 200, JSON, (b"{}\n",)

@@ -44,7 +44,7 @@ async def run(
     await asyncio.to_thread(spool.load)
     observability.log(SERVICE).info("collects", outputs=spool.outputs, problem=spool.problem)
     async with asyncio.TaskGroup() as group:
-        group.create_task(_look(settings, spool, turn), name="look")
+        group.create_task(_scan_repeatedly(settings, spool, turn), name="look")
         group.create_task(
             serve_http(
                 AgentApp(spool, turn, token, secrets.token_hex(8)),
@@ -57,7 +57,7 @@ async def run(
         )
 
 
-async def _look(settings: AgentSettings, spool: Spool, turn: asyncio.Lock) -> None:
+async def _scan_repeatedly(settings: AgentSettings, spool: Spool, turn: asyncio.Lock) -> None:
     """Look for new files again and again, and make room now and then."""
     prune_at = time.monotonic()
     while True:

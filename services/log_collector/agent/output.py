@@ -21,7 +21,7 @@ from typing import NamedTuple
 from services.log_collector.agent import cri
 from services.log_collector.agent.cri import Inside
 from services.log_collector.agent.folder import OutputFolder
-from services.log_collector.agent.segments import Mark, Segment, filler
+from services.log_collector.agent.segments import Placeholder, Segment, filler
 
 CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 65_536, 262_144
 POSITION_BYTES = 1_048_576
@@ -280,8 +280,8 @@ class Output:
         end = self.frontier.offset if until is None else until
         counted = 0 if start is None else end - start
         text = "" if until is not None else f"[shiftwork: {size} bytes of log file are lost here]\n"
-        mark = Mark(counted, text)
-        self.folder.replace(segment, mark)
+        placeholder = Placeholder(counted, text)
+        self.folder.replace(segment, placeholder)
         number = segment.number
         self._positions.keep(lambda place: place.segment != number or place.raw == 0)
         if start is not None and until is None:
@@ -312,7 +312,7 @@ class Output:
         left = None if end is None else end - position.offset
         found = None
         if left != 0:
-            read = self._step_in_mark if segment.mark else self._step_in_file
+            read = self._step_in_placeholder if segment.placeholder else self._step_in_file
             found = read(segment, position, wanted)
         if found is not None and left is not None:
             data = found.data[:left]
@@ -344,9 +344,11 @@ class Output:
         after = Position(segment.number, position.raw + found.used, offset, found.inside)
         return Step(found.data, after, found.stamps)
 
-    def _step_in_mark(self, segment: Segment, position: Position, wanted: int) -> Step | None:
-        assert segment.mark is not None
-        data = segment.mark.read(position.raw, max(1, min(wanted, CHUNK_BYTES_MAX)))
+    def _step_in_placeholder(
+        self, segment: Segment, position: Position, wanted: int
+    ) -> Step | None:
+        assert segment.placeholder is not None
+        data = segment.placeholder.read(position.raw, max(1, min(wanted, CHUNK_BYTES_MAX)))
         if not data:
             return None
         raw, offset = position.raw + len(data), position.offset + len(data)
@@ -360,7 +362,7 @@ class Output:
         """
         if self.folder.after(segment.number) is None:
             return False
-        if segment.closed or segment.mark is not None or self.folder.record.ended_at:
+        if segment.closed or segment.placeholder is not None or self.folder.record.ended_at:
             return True
         now, seen = self._monotonic(), (segment.number, segment.size())
         if seen != self._quiet:

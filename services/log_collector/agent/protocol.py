@@ -2,7 +2,7 @@
 
 ``POST /read``: a JSON body of asks; the answer is one line of JSON and then the bytes of all
 answers in their order, so that output travels as it is. ``POST /done``: what the collector has for
-good. Used by ``app.py`` and by the collector's Kubernetes source.
+good. Used by ``http_app.py`` and by the collector's Kubernetes source.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from services.log_collector.agent.cri import Stamp
 
-ASKS_MAX = 4096
+READS_MAX = 4096
 BODY_BYTES_MAX = 2 * 1_048_576
 BYTES_MAX = 32 * 1_048_576
 BEFORE_BYTES_MAX = 256
@@ -28,7 +28,7 @@ class WireError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class PodAsk:
+class PodRead:
     """Bytes wanted of a pod's output: those after ``offset``."""
 
     pod: str
@@ -60,7 +60,7 @@ class PodAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class PodKept:
+class PodStored:
     """The collector has so many bytes for good; ``done``: it wants no more of this pod."""
 
     pod: str
@@ -68,41 +68,41 @@ class PodKept:
     done: bool
 
 
-def asks_body(asks: Sequence[PodAsk], bytes_max: int) -> bytes:
+def encode_reads(reads: Sequence[PodRead], bytes_max: int) -> bytes:
     """The body of ``POST /read``."""
-    said = [
+    fields = [
         {
-            "pod": ask.pod,
-            "offset": ask.offset,
-            "bytes_max": ask.bytes_max,
-            "before": base64.b64encode(ask.before).decode(),
-            "ended": ask.ended,
+            "pod": read.pod,
+            "offset": read.offset,
+            "bytes_max": read.bytes_max,
+            "before": base64.b64encode(read.before).decode(),
+            "ended": read.ended,
         }
-        for ask in asks
+        for read in reads
     ]
-    return json.dumps({"bytes_max": bytes_max, "asks": said}).encode()
+    return json.dumps({"bytes_max": bytes_max, "asks": fields}).encode()
 
 
-def read_asks(body: bytes) -> tuple[list[PodAsk], int]:
+def decode_reads(body: bytes) -> tuple[list[PodRead], int]:
     """The asks of a body, and how many bytes all answers together may have. WireError."""
-    said = _object(body)
-    asks = [
-        PodAsk(
+    fields = _object(body)
+    reads = [
+        PodRead(
             pod=_pod(each),
             offset=_number(each, "offset"),
             bytes_max=_number(each, "bytes_max"),
             before=_before(each),
             ended=_flag(each, "ended"),
         )
-        for each in _list(said, "asks")
+        for each in _list(fields, "asks")
     ]
-    return asks, min(_number(said, "bytes_max"), BYTES_MAX)
+    return reads, min(_number(fields, "bytes_max"), BYTES_MAX)
 
 
-def answer_head(agent: str, answers: Sequence[PodAnswer | None]) -> bytes:
+def encode_answers_head(agent: str, answers: Sequence[PodAnswer | None]) -> bytes:
     """The first line of an answer; the answers' bytes follow it. ``agent`` is another one after
     each start."""
-    said = [
+    fields = [
         None
         if answer is None
         else {
@@ -116,16 +116,16 @@ def answer_head(agent: str, answers: Sequence[PodAnswer | None]) -> bytes:
         }
         for answer in answers
     ]
-    return json.dumps({"agent": agent, "answers": said}).encode() + b"\n"
+    return json.dumps({"agent": agent, "answers": fields}).encode() + b"\n"
 
 
-def read_answers(body: bytes) -> tuple[str, list[PodAnswer | None]]:
+def decode_answers(body: bytes) -> tuple[str, list[PodAnswer | None]]:
     """Which agent answered, and what. WireError."""
     head, _, rest = body.partition(b"\n")
-    said = _object(head)
+    fields = _object(head)
     answers: list[PodAnswer | None] = []
     at = 0
-    for each in _list(said, "answers", null=True):
+    for each in _list(fields, "answers", null=True):
         if each is None:
             answers.append(None)
             continue
@@ -144,62 +144,62 @@ def read_answers(body: bytes) -> tuple[str, list[PodAnswer | None]]:
             )
         )
         at += size
-    return str(said.get("agent", "")), answers
+    return str(fields.get("agent", "")), answers
 
 
-def kept_body(kept: Sequence[PodKept]) -> bytes:
+def encode_stored(kept: Sequence[PodStored]) -> bytes:
     """The body of ``POST /done``."""
-    said = [{"pod": each.pod, "offset": each.offset, "done": each.done} for each in kept]
-    return json.dumps({"kept": said}).encode()
+    fields = [{"pod": each.pod, "offset": each.offset, "done": each.done} for each in kept]
+    return json.dumps({"kept": fields}).encode()
 
 
-def read_kept(body: bytes) -> list[PodKept]:
+def decode_stored(body: bytes) -> list[PodStored]:
     """What a body says is kept. WireError."""
     return [
-        PodKept(pod=_pod(each), offset=_number(each, "offset"), done=_flag(each, "done"))
+        PodStored(pod=_pod(each), offset=_number(each, "offset"), done=_flag(each, "done"))
         for each in _list(_object(body), "kept")
     ]
 
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        said = json.loads(body)
+        fields = json.loads(body)
     except ValueError:
-        said = None
-    if not isinstance(said, dict):
+        fields = None
+    if not isinstance(fields, dict):
         raise WireError(f"the body {body[:80]!r} is no JSON object; send one")
-    return cast("dict[str, Any]", said)
+    return cast("dict[str, Any]", fields)
 
 
-def _list(said: dict[str, Any], name: str, *, null: bool = False) -> list[Any]:
-    value = said.get(name)
+def _list(fields: dict[str, Any], name: str, *, null: bool = False) -> list[Any]:
+    value = fields.get(name)
     if not isinstance(value, list):
         raise WireError(f"{name} {value!r:.80}: write a list of objects")
     each = cast("list[Any]", value)
-    if len(each) > ASKS_MAX:
-        raise WireError(f"{name}: {len(each)} are too many; send at most {ASKS_MAX} at once")
+    if len(each) > READS_MAX:
+        raise WireError(f"{name}: {len(each)} are too many; send at most {READS_MAX} at once")
     for one in each:
         if not (isinstance(one, dict) or (null and one is None)):
             raise WireError(f"{name}: {one!r:.80} is no object; write a list of objects")
     return each
 
 
-def _pod(said: dict[str, Any]) -> str:
-    value = said.get("pod")
+def _pod(fields: dict[str, Any]) -> str:
+    value = fields.get("pod")
     if not isinstance(value, str) or not 0 < len(value) <= POD_NAME_MAX or set(value) & set("/_"):
         raise WireError(f"pod {value!r:.80}: write the pod's name")
     return value
 
 
-def _number(said: dict[str, Any], name: str) -> int:
-    value = said.get(name)
+def _number(fields: dict[str, Any], name: str) -> int:
+    value = fields.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise WireError(f"{name} {value!r:.80}: write a whole number of bytes, 0 or more")
     return value
 
 
-def _stamps(said: dict[str, Any], size: int) -> tuple[Stamp, ...]:
-    value = said.get("stamps", [])
+def _stamps(fields: dict[str, Any], size: int) -> tuple[Stamp, ...]:
+    value = fields.get("stamps", [])
     try:
         stamps = tuple(Stamp(int(offset), int(micros)) for offset, micros in value)
     except (TypeError, ValueError):
@@ -210,15 +210,15 @@ def _stamps(said: dict[str, Any], size: int) -> tuple[Stamp, ...]:
     return stamps
 
 
-def _flag(said: dict[str, Any], name: str) -> bool:
-    value = said.get(name, False)
+def _flag(fields: dict[str, Any], name: str) -> bool:
+    value = fields.get(name, False)
     if not isinstance(value, bool):
         raise WireError(f"{name} {value!r:.80}: write true or false")
     return value
 
 
-def _before(said: dict[str, Any]) -> bytes:
-    value = said.get("before", "")
+def _before(fields: dict[str, Any]) -> bytes:
+    value = fields.get("before", "")
     try:
         found = base64.b64decode(value, validate=True)
     except (TypeError, ValueError, binascii.Error):

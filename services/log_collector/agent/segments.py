@@ -1,8 +1,8 @@
-"""What one output in the spool is made of, in order: linked log files, and marks where one is gone.
+"""The parts of one output in the spool, in order: linked log files, and placeholders for lost ones.
 
 A segment's file is named ``<number>_<uid>_<restart>.log`` (a second name of the kubelet's file, so
-its bytes stay when the kubelet removes its own) or ``<number>_<uid>_<restart>.mark``. Numbers are
-given once, in the order of writing. Used by ``folder.py`` and ``output.py``.
+its bytes stay when the kubelet removes its own) or, for a placeholder, the same with ``.mark``.
+Each number is used once, in the order of writing. Used by ``folder.py`` and ``output.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def filler(offset: int, length: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Placeholder:
     """In the place of a file that is gone: so much filler, then a text that says what happened."""
 
     filler: int
@@ -57,18 +57,18 @@ class Segment:
     uid: str
     restart: int
     inode: int
-    mark: Mark | None = None
+    placeholder: Placeholder | None = None
     # Nobody writes to it any more.
     closed: bool = False
     first_at: str = ""
 
     def size(self) -> int:
         """Its raw bytes, at this moment."""
-        return self.mark.size if self.mark else os.stat(self.path).st_size  # noqa: PTH116 - hot path
+        return self.placeholder.size if self.placeholder else os.stat(self.path).st_size  # noqa: PTH116 - hot path
 
     def stamp(self) -> str:
         """Its first entry's time; empty while there is none."""
-        if not self.first_at and self.mark is None:
+        if not self.first_at and self.placeholder is None:
             self.first_at = stamp_of(self.path)
         return self.first_at
 
@@ -85,26 +85,26 @@ def segments_in(folder: Path) -> dict[int, Segment]:
         match = _NAME.fullmatch(path.name)
         if match is None:
             continue
-        mark = _mark_in(path) if match[4] == "mark" else None
+        placeholder = _read_placeholder(path) if match[4] == "mark" else None
         number = int(match[1])
         # A crash while a mark replaced a file leaves both: the mark is the later one.
-        if number in found and mark is None:
+        if number in found and placeholder is None:
             continue
         inode = path.stat().st_ino
-        found[number] = Segment(number, str(path), match[2], int(match[3]), inode, mark)
+        found[number] = Segment(number, str(path), match[2], int(match[3]), inode, placeholder)
     return dict(sorted(found.items()))
 
 
-def write_mark(path: Path, mark: Mark) -> None:
+def write_placeholder(path: Path, placeholder: Placeholder) -> None:
     """Put a mark where it cannot be seen half written."""
     part = path.with_suffix(".new")
-    part.write_text(json.dumps({"filler": mark.filler, "text": mark.text}))
+    part.write_text(json.dumps({"filler": placeholder.filler, "text": placeholder.text}))
     part.rename(path)
 
 
-def _mark_in(path: Path) -> Mark:
+def _read_placeholder(path: Path) -> Placeholder:
     try:
         said = json.loads(path.read_text())
-        return Mark(int(said["filler"]), str(said["text"]))
+        return Placeholder(int(said["filler"]), str(said["text"]))
     except (ValueError, KeyError, TypeError):
-        return Mark(0, "[shiftwork: output is missing here]\n")
+        return Placeholder(0, "[shiftwork: output is missing here]\n")

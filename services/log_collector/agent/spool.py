@@ -2,7 +2,7 @@
 
 So neither the kubelet's rotation nor the pod's deletion loses a byte before the collector has it.
 ``scan`` looks for new files, ``read`` answers the collector, ``done`` and ``prune`` make room.
-Everything here blocks and is called by one thread at a time (``main.py`` and ``app.py`` take
+Everything here blocks and is called by one thread at a time (``main.py`` and ``http_app.py`` take
 turns).
 """
 
@@ -21,7 +21,7 @@ from libs.service.observability import log
 from services.log_collector.agent.folder import AdoptionError
 from services.log_collector.agent.kubelet import log_files, pod_of
 from services.log_collector.agent.output import Output, Piece, open_output
-from services.log_collector.agent.protocol import PodAnswer, PodAsk, PodKept
+from services.log_collector.agent.protocol import PodAnswer, PodRead, PodStored
 from services.log_collector.agent.segments import Segment
 
 SERVICE = "log_agent"
@@ -66,7 +66,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Seen:
+class FolderState:
     """A container's folder, as it was last looked at."""
 
     changed_ns: int = -1
@@ -107,7 +107,7 @@ class Spool:
         # Pods of ours that are there: their folders by name, and each folder's uid.
         self._pods: dict[str, dict[str, str]] = {}
         self._names: dict[str, tuple[str, str] | None] = {}
-        self._seen: dict[str, Seen] = {}
+        self._folder_states: dict[str, FolderState] = {}
         self._scanned_at = float("-inf")
         # Why nothing can be read; empty if it can.
         self.problem = "the first look is not done"
@@ -148,10 +148,12 @@ class Spool:
         if len(self._names) > 2 * len(names) + FORGET_AFTER:
             self._names = {name: self._names[name] for name in names}
             there = {self._container_folder(name) for name in names}
-            self._seen = {path: seen for path, seen in self._seen.items() if path in there}
+            self._folder_states = {
+                path: state for path, state in self._folder_states.items() if path in there
+            }
         problem = ""
         for pod in self._pods:
-            problem = self._look(pod) or problem
+            problem = self._scan_pod(pod) or problem
         self._note_problem(problem)
         for pod in [pod for pod in self._watched if pod not in self._pods]:
             try:
@@ -164,7 +166,7 @@ class Spool:
             self.log.error("logs cannot be collected", problem=problem)
         self.problem = problem
 
-    def _look(self, pod: str) -> str:
+    def _scan_pod(self, pod: str) -> str:
         """Link what is new of one pod; returns why that is not possible."""
         watched = self._watched.get(pod)
         if watched is not None and watched.output.folder.record.done:
@@ -177,23 +179,23 @@ class Spool:
             except FileNotFoundError:
                 continue  # no container yet, or gone this very moment
             except AdoptionError as error:
-                self._seen.pop(folder, None)
+                self._folder_states.pop(folder, None)
                 return str(error)
             except OSError as error:
-                self._seen.pop(folder, None)
+                self._folder_states.pop(folder, None)
                 return f"{folder} cannot be read: {error.strerror}"
         return ""
 
     def _has_changed(self, folder: str) -> bool:
         changed_ns = os.stat(folder).st_mtime_ns  # noqa: PTH116 - the hot path
-        seen = self._seen.get(folder)
-        if seen is None:
-            seen = self._seen[folder] = Seen()
+        state = self._folder_states.get(folder)
+        if state is None:
+            state = self._folder_states[folder] = FolderState()
         now = self._monotonic()
-        if seen.changed_ns != changed_ns:
-            seen.changed_ns, seen.changed_at = changed_ns, now
+        if state.changed_ns != changed_ns:
+            state.changed_ns, state.changed_at = changed_ns, now
             return True
-        return now - seen.changed_at < UNSETTLED_SECONDS
+        return now - state.changed_at < UNSETTLED_SECONDS
 
     def _adopt(self, pod: str, folder: str, uid: str) -> None:
         for _ in range(LISTINGS_MAX):
@@ -214,7 +216,7 @@ class Spool:
                     return
             finally:
                 self._count_gaps(pod, watched)
-        self._seen.pop(folder, None)  # it changes all the time: go on at the next look
+        self._folder_states.pop(folder, None)  # it changes all the time: go on at the next look
 
     def _count_gaps(self, pod: str, watched: Watched) -> None:
         new = watched.output.folder.gaps - watched.gaps
@@ -249,40 +251,42 @@ class Spool:
 
     # -- answering
 
-    def read(self, asks: Sequence[PodAsk], bytes_max: int) -> list[PodAnswer | None]:
+    def read(self, requests: Sequence[PodRead], bytes_max: int) -> list[PodAnswer | None]:
         """Answer the asks in their order; None for those left when ``bytes_max`` was reached."""
-        unknown = any(ask.pod not in self._watched for ask in asks)
+        unknown = any(request.pod not in self._watched for request in requests)
         late = self._monotonic() - self._scanned_at >= SCAN_SECONDS_MIN
-        if any(ask.ended for ask in asks) or (unknown and late):
+        if any(request.ended for request in requests) or (unknown and late):
             self.scan()
         answers: list[PodAnswer | None] = []
         left, stamps_left = bytes_max, STAMPS_MAX
-        for ask in asks:
+        for request in requests:
             if left <= 0 or stamps_left <= 0:
                 answers.append(None)
                 continue
-            answer = self._answer(ask, min(left, ask.bytes_max))
+            answer = self._answer(request, min(left, request.bytes_max))
             left, stamps_left = left - len(answer.data), stamps_left - len(answer.stamps)
             answers.append(answer)
         READ_BYTES.inc(bytes_max - left)
         return answers
 
-    def _answer(self, ask: PodAsk, bytes_max: int) -> PodAnswer:
+    def _answer(self, request: PodRead, bytes_max: int) -> PodAnswer:
         try:
-            problem = self._look(ask.pod) or ("" if ask.pod in self._watched else self.problem)
+            problem = self._scan_pod(request.pod) or (
+                "" if request.pod in self._watched else self.problem
+            )
             if problem:
                 return PodAnswer(problem=problem)
-            watched = self._watched.get(ask.pod)
+            watched = self._watched.get(request.pod)
             if watched is None or watched.output.folder.record.done:
                 return PodAnswer(absent=True, complete=watched is not None)
-            piece = _read_after(watched.output, ask, bytes_max)
+            piece = _read_after(watched.output, request, bytes_max)
         except OSError as error:
             return PodAnswer(problem=f"the spool cannot be read: {error}")
         bad = watched.output.bad_lines - watched.bad_lines
         if bad:
             watched.bad_lines += bad
             BAD_LINES.inc(bad)
-            self.log.warning("lines of a log file are no entries", pod=ask.pod, lines=bad)
+            self.log.warning("lines of a log file are no entries", pod=request.pod, lines=bad)
         if piece.moved:
             return PodAnswer(moved=True, problem=piece.moved)
         ended = bool(watched.output.folder.record.ended_at)
@@ -291,7 +295,7 @@ class Spool:
 
     # -- making room
 
-    def done(self, kept: Sequence[PodKept]) -> None:
+    def done(self, kept: Sequence[PodStored]) -> None:
         """Drop what the collector has for good."""
         for each in kept:
             watched = self._watched.get(each.pod)
@@ -323,7 +327,7 @@ class Spool:
             ended_at = watched.output.folder.record.ended_at
             if ended_at and ended_at < before:
                 if not watched.output.is_read:
-                    self._say_lost(pod, watched.output.folder.sole_bytes(), "it is too old")
+                    self._report_lost(pod, watched.output.folder.sole_bytes(), "it is too old")
                 self._remove(pod)
         held = sum(watched.output.folder.sole_bytes() for watched in self._watched.values())
         if held > self._limits.bytes_max:
@@ -347,7 +351,7 @@ class Spool:
             if held <= self._limits.bytes_max:
                 break
             size = self._watched[pod].output.lose(segment)
-            self._say_lost(pod, size, "the spool is full")
+            self._report_lost(pod, size, "the spool is full")
             held -= size
         return held
 
@@ -357,7 +361,7 @@ class Spool:
             folder = watched.output.folder
             ended_at = folder.record.ended_at
             for number, segment in folder.segments.items():
-                if segment.mark is not None:
+                if segment.placeholder is not None:
                     continue
                 info = Path(segment.path).stat()
                 spare = ended_at or folder.after(number) is not None
@@ -367,25 +371,29 @@ class Spool:
         found.sort(key=lambda each: each[:3])
         return [(pod, segment) for _, _, _, pod, segment in found]
 
-    def _say_lost(self, pod: str, size: int, why: str) -> None:
+    def _report_lost(self, pod: str, size: int, why: str) -> None:
         LOST_BYTES.inc(size)
         self.log.error(
             "output is lost: log-collector had not read it", pod=pod, bytes=size, why=why
         )
 
 
-def _read_after(output: Output, ask: PodAsk, bytes_max: int) -> Piece:
+def _read_after(output: Output, request: PodRead, bytes_max: int) -> Piece:
     """Read, after seeing that what comes before is what the collector has."""
-    before = ask.before[-ask.offset :] if ask.offset < len(ask.before) else ask.before
+    before = (
+        request.before[-request.offset :]
+        if request.offset < len(request.before)
+        else request.before
+    )
     begin = output.folder.record.first_offset
-    if not before or ask.offset - len(before) < begin:
-        return output.read(ask.offset, bytes_max)
-    piece = output.read(ask.offset - len(before), len(before) + bytes_max)
+    if not before or request.offset - len(before) < begin:
+        return output.read(request.offset, bytes_max)
+    piece = output.read(request.offset - len(before), len(before) + bytes_max)
     if piece.moved or (piece.unsure and len(piece.data) < len(before)):
         return Piece(unsure=piece.unsure, moved=piece.moved)
     if piece.data[: len(before)] != before:
         return Piece(
-            moved=f"the bytes before {ask.offset} are not those that were kept: log files were"
+            moved=f"the bytes before {request.offset} are not those that were kept: log files were"
             " rotated away before the log agent saw the first of them"
         )
     return Piece(piece.data[len(before) :], piece.unsure)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from libs.contracts.ids import RunId, TaskId
 from services.log_collector.domain import Address, Timestamp, moment_of
-from services.log_collector.sources.port import Ask, Got, Kept
+from services.log_collector.sources.port import ReadRequest, ReadResult, Stored
 
 
 def output_path(runs_dir: Path, address: Address) -> Path:
@@ -33,48 +33,52 @@ class FileSource:
         """Nothing has to run beside it."""
         return ()
 
-    async def read(self, asks: Sequence[Ask], bytes_max: int) -> Sequence[Got | None]:
+    async def read(
+        self, requests: Sequence[ReadRequest], bytes_max: int
+    ) -> Sequence[ReadResult | None]:
         """Answer the asks in their order; None for those left when ``bytes_max`` was reached."""
-        return await asyncio.to_thread(self._read_all, asks, bytes_max)
+        return await asyncio.to_thread(self._read_all, requests, bytes_max)
 
-    async def kept(self, kept: Sequence[Kept]) -> None:
+    async def stored(self, stored: Sequence[Stored]) -> None:
         """Nothing to do: whoever runs the tasks clears their folders away."""
 
-    def _read_all(self, asks: Sequence[Ask], bytes_max: int) -> list[Got | None]:
-        answers: list[Got | None] = []
+    def _read_all(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[ReadResult | None]:
+        answers: list[ReadResult | None] = []
         left = bytes_max
-        for ask in asks:
+        for request in requests:
             if left <= 0:
                 answers.append(None)
                 continue
-            got = _read_one(output_path(self._runs_dir, ask.address), ask, left)
-            left -= len(got.data)
-            answers.append(got)
+            result = _read_one(output_path(self._runs_dir, request.address), request, left)
+            left -= len(result.data)
+            answers.append(result)
         return answers
 
 
-def _read_one(path: Path, ask: Ask, bytes_max: int) -> Got:
+def _read_one(path: Path, request: ReadRequest, bytes_max: int) -> ReadResult:
     try:
         # The cheap look that most passes end with; what it says is not trusted with anything.
         size = os.stat(path).st_size  # noqa: PTH116 - the hot path: no Path object
-        if size == ask.offset:
-            return Got()
-        if size < ask.offset:
-            return Got(problem=f"its file was cut to {size} of {ask.offset} bytes", lost=True)
+        if size == request.offset:
+            return ReadResult()
+        if size < request.offset:
+            return ReadResult(
+                problem=f"its file was cut to {size} of {request.offset} bytes", lost=True
+            )
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            return _read_in(folder, path.name, ask.offset, min(ask.bytes_max, bytes_max))
+            return _read_in(folder, path.name, request.offset, min(request.bytes_max, bytes_max))
         finally:
             os.close(folder)
     except (FileNotFoundError, NotADirectoryError):
-        if ask.offset:
-            return Got(absent=True, problem="its file was removed", lost=True)
-        return Got(absent=True)
+        if request.offset:
+            return ReadResult(absent=True, problem="its file was removed", lost=True)
+        return ReadResult(absent=True)
     except OSError as error:
-        return Got(problem=error.strerror or str(error))
+        return ReadResult(problem=error.strerror or str(error))
 
 
-def _read_in(folder: int, name: str, offset: int, bytes_max: int) -> Got:
+def _read_in(folder: int, name: str, offset: int, bytes_max: int) -> ReadResult:
     """Read one file of a folder that the task itself may write to.
 
     A link there could name a file that the task may not read, and a pipe would block: only a plain
@@ -85,10 +89,10 @@ def _read_in(folder: int, name: str, offset: int, bytes_max: int) -> Got:
     try:
         found = os.fstat(number)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            return Got(problem="it is not a plain file of its own")
+            return ReadResult(problem="it is not a plain file of its own")
         data = os.pread(number, bytes_max, offset)
         # The moment of the last write, which is what these bytes were written at or before.
         written_at = moment_of(os.fstat(number).st_mtime_ns // 1000)
-        return Got(data, timestamps=(Timestamp(0, written_at),))
+        return ReadResult(data, timestamps=(Timestamp(0, written_at),))
     finally:
         os.close(number)

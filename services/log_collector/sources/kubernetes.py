@@ -16,7 +16,7 @@ import aiohttp
 
 from libs.service.loop import Wake
 from libs.service.observability import log
-from services.log_collector.agent.protocol import PodAnswer, PodAsk, PodKept
+from services.log_collector.agent.protocol import PodAnswer, PodRead, PodStored
 from services.log_collector.domain import OutputKey, Timestamp, moment_of
 from services.log_collector.sources.kubernetes_agents import AgentError, Agents, Node
 from services.log_collector.sources.kubernetes_api import (
@@ -25,9 +25,9 @@ from services.log_collector.sources.kubernetes_api import (
     KubeApi,
     configuration_of,
 )
-from services.log_collector.sources.kubernetes_options import Cluster, pod_name
+from services.log_collector.sources.kubernetes_options import KubernetesOptions, pod_name
 from services.log_collector.sources.kubernetes_streams import Streams
-from services.log_collector.sources.port import Ask, Got, Kept
+from services.log_collector.sources.port import ReadRequest, ReadResult, Stored
 from services.log_collector.state import SERVICE
 
 # One node gives at least so much at a time, however many there are.
@@ -35,29 +35,29 @@ SHARE_BYTES_MIN = 65_536
 # A node that has nothing is asked again after so long, doubling; at least, and at most.
 GAP_SECONDS_MIN, GAP_SECONDS_MAX = 0.05, 0.4
 # What is kept is passed on so often; of more outputs than this the oldest news are dropped.
-TELL_SECONDS = 1.0
-UNTOLD_MAX = 100_000
-TELL_AT_ONCE = 1000
+SEND_SECONDS = 1.0
+UNSENT_MAX = 100_000
+SEND_BATCH_MAX = 1000
 # Without a question for so long this process does not lead, and does not look for agents.
 IDLE_SECONDS = 60.0
 # Below what the agents keep a quiet connection open for.
 KEEP_ALIVE_SECONDS = 4.0
-UNSURE = Got(unsure=True)
+UNSURE = ReadResult(unsure=True)
 
 
 class KubernetesSource:
     """The outputs of pods."""
 
     def __init__(
-        self, cluster: Cluster, *, monotonic: Callable[[], float] = time.monotonic
+        self, options: KubernetesOptions, *, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        self._cluster, self._monotonic = cluster, monotonic
-        self._wake, self._missing = Wake(), False
-        self._asked_at = float("-inf")
+        self._options, self._monotonic = options, monotonic
+        self._wake, self._refresh_wanted = Wake(), False
+        self._last_read_at = float("-inf")
         self._agents: Agents | None = None
         self._streams: Streams | None = None
         # By output: the newest that is kept and not passed on.
-        self._untold: dict[OutputKey, Kept] = {}
+        self._unsent: dict[OutputKey, Stored] = {}
         # Outputs that an agent counts otherwise than the collector: the API server has the word.
         self._strays: set[OutputKey] = set()
         self._log = log(SERVICE)
@@ -69,23 +69,23 @@ class KubernetesSource:
     async def run(self) -> None:
         """Run until cancelled. ClusterError if nothing says which cluster it is."""
         try:
-            described = await configuration_of(self._cluster.kube_config)
+            described = await configuration_of(self._options.kube_config)
         except ClusterError as error:
             self._log.error("no cluster to collect from", problem=str(error))
             raise
-        seconds = self._cluster.timeout_seconds
+        seconds = self._options.timeout_seconds
         api = KubeApi(described, timeout_seconds=seconds)
-        patience = aiohttp.ClientTimeout(total=seconds, sock_connect=min(CONNECT_SECONDS, seconds))
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=min(CONNECT_SECONDS, seconds))
         connector = aiohttp.TCPConnector(
-            limit=self._cluster.requests_max, keepalive_timeout=KEEP_ALIVE_SECONDS
+            limit=self._options.requests_max, keepalive_timeout=KEEP_ALIVE_SECONDS
         )
         try:
             async with (
-                aiohttp.ClientSession(connector=connector, timeout=patience) as session,
+                aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
                 asyncio.TaskGroup() as group,
             ):
-                self._agents = Agents(api, session, self._cluster, self._monotonic)
-                self._streams = Streams(api, self._cluster, self._monotonic, group)
+                self._agents = Agents(api, session, self._options, self._monotonic)
+                self._streams = Streams(api, self._options, self._monotonic, group)
                 try:
                     await self._keep_up(self._agents)
                 finally:
@@ -98,175 +98,196 @@ class KubernetesSource:
         refreshed_at = float("-inf")
         while True:
             now = self._monotonic()
-            due = refreshed_at + (TELL_SECONDS if self._missing else self._cluster.refresh_seconds)
-            if now >= due and now - self._asked_at < IDLE_SECONDS:
-                self._missing, refreshed_at = False, now
+            due = refreshed_at + (
+                SEND_SECONDS if self._refresh_wanted else self._options.refresh_seconds
+            )
+            if now >= due and now - self._last_read_at < IDLE_SECONDS:
+                self._refresh_wanted, refreshed_at = False, now
                 await agents.refresh()
-            await self._tell(agents)
-            await self._wake.wait(TELL_SECONDS)
+            await self._send_stored(agents)
+            await self._wake.wait(SEND_SECONDS)
 
-    def _miss(self) -> None:
+    def _refresh_soon(self) -> None:
         """Have the agents looked for soon."""
-        self._missing = True
+        self._refresh_wanted = True
         self._wake.set()
 
     # -- reading
 
-    async def read(self, asks: Sequence[Ask], bytes_max: int) -> Sequence[Got | None]:
+    async def read(
+        self, requests: Sequence[ReadRequest], bytes_max: int
+    ) -> Sequence[ReadResult | None]:
         """Answer the asks in their order; None for those left when ``bytes_max`` was reached."""
-        first, self._asked_at = self._asked_at, self._monotonic()
-        if self._asked_at - first >= IDLE_SECONDS:
-            self._miss()
+        first, self._last_read_at = self._last_read_at, self._monotonic()
+        if self._last_read_at - first >= IDLE_SECONDS:
+            self._refresh_soon()
         agents, streams = self._agents, self._streams
         if agents is None or streams is None:
-            return [UNSURE] * len(asks)
+            return [UNSURE] * len(requests)
         by_node: dict[str, list[int]] = {}
-        for number, ask in enumerate(asks):
-            by_node.setdefault(ask.address.node_id, []).append(number)
+        for number, request in enumerate(requests):
+            by_node.setdefault(request.address.node_id, []).append(number)
         share = min(bytes_max, max(SHARE_BYTES_MIN, bytes_max // max(1, len(by_node))))
-        pace = max(GAP_SECONDS_MIN, len(by_node) / self._cluster.requests_per_second)
-        reading: list[tuple[list[int], asyncio.Task[list[Got | None]]]] = []
-        answers: list[Got | None] = [UNSURE] * len(asks)
+        pace = max(GAP_SECONDS_MIN, len(by_node) / self._options.requests_per_second)
+        reading: list[tuple[list[int], asyncio.Task[list[ReadResult | None]]]] = []
+        answers: list[ReadResult | None] = [UNSURE] * len(requests)
         async with asyncio.TaskGroup() as group:
             for node_id, numbers in by_node.items():
-                node, part = agents.node(node_id), [asks[number] for number in numbers]
+                node, part = agents.node(node_id), [requests[number] for number in numbers]
                 if self._is_due(node, part):
                     work = self._read_node(agents, streams, node, part, bytes_max=share, pace=pace)
                     reading.append((numbers, group.create_task(work)))
         for numbers, task in reading:
-            for number, got in zip(numbers, task.result(), strict=True):
-                answers[number] = got
+            for number, result in zip(numbers, task.result(), strict=True):
+                answers[number] = result
         return within(answers, bytes_max)
 
-    def _is_due(self, node: Node, asks: Sequence[Ask]) -> bool:
+    def _is_due(self, node: Node, requests: Sequence[ReadRequest]) -> bool:
         """Is it this node's turn? For what decides something it always is."""
         now = self._monotonic()
         if node.silent_since is not None:
             # It may be back in a moment, and nothing is lost meanwhile.
-            return now - node.silent_since >= self._cluster.fallback_seconds
-        return now >= node.due_at or any(ask.sure for ask in asks)
+            return now - node.silent_since >= self._options.fallback_seconds
+        return now >= node.due_at or any(request.sure for request in requests)
 
     async def _read_node(
         self,
         agents: Agents,
         streams: Streams,
         node: Node,
-        asks: Sequence[Ask],
+        requests: Sequence[ReadRequest],
         *,
         bytes_max: int,
         pace: float,
-    ) -> list[Got | None]:
-        answers: list[Got | None] = [UNSURE] * len(asks)
+    ) -> list[ReadResult | None]:
+        answers: list[ReadResult | None] = [UNSURE] * len(requests)
         silent = node.silent_since is not None
-        strays = [silent or ask.address.key in self._strays for ask in asks]
+        strays = [silent or request.address.key in self._strays for request in requests]
         by_agent = [number for number, stray in enumerate(strays) if not stray]
         by_api = [number for number, stray in enumerate(strays) if stray]
         if by_agent:
             try:
-                said = await agents.read(node, [_ask(asks[each]) for each in by_agent], bytes_max)
+                found = await agents.read(
+                    node, [_pod_read(requests[each]) for each in by_agent], bytes_max
+                )
             except AgentError:
-                self._miss()
+                self._refresh_soon()
                 return answers
-            self._pace(node, [asks[each] for each in by_agent], said, pace)
-            for number, answer in zip(by_agent, said, strict=True):
-                answers[number] = self._got(asks[number], answer)
+            self._pace(node, [requests[each] for each in by_agent], found, pace)
+            for number, answer in zip(by_agent, found, strict=True):
+                answers[number] = self._result(requests[number], answer)
                 if answer is not None and answer.absent and not answer.complete:
                     # It never saw a file; at an end the API server is asked too.
-                    by_api += [number] if asks[number].sure else []
-        got = await asyncio.gather(*(_by_api(streams, asks[each], bytes_max) for each in by_api))
-        for number, one in zip(by_api, got, strict=True):
+                    by_api += [number] if requests[number].sure else []
+        result = await asyncio.gather(
+            *(_by_api(streams, requests[each], bytes_max) for each in by_api)
+        )
+        for number, one in zip(by_api, result, strict=True):
             answers[number] = one
         return answers
 
-    def _got(self, ask: Ask, answer: PodAnswer | None) -> Got | None:
+    def _result(self, request: ReadRequest, answer: PodAnswer | None) -> ReadResult | None:
         if answer is None:
             return None
         if answer.moved:
-            key = ask.address.key
+            key = request.address.key
             self._strays.add(key)
             self._log.warning(
                 "a log agent counts otherwise; the API server is asked",
                 pod=pod_name(key),
-                node=ask.address.node_id,
+                node=request.address.node_id,
                 problem=answer.problem,
             )
             return UNSURE
         stamps = tuple(Timestamp(offset, moment_of(micros)) for offset, micros in answer.stamps)
-        return Got(answer.data, answer.absent, answer.unsure, answer.problem, timestamps=stamps)
+        return ReadResult(
+            answer.data, answer.absent, answer.unsure, answer.problem, timestamps=stamps
+        )
 
     def _pace(
-        self, node: Node, asks: Sequence[Ask], said: Sequence[PodAnswer | None], pace: float
+        self,
+        node: Node,
+        requests: Sequence[ReadRequest],
+        found: Sequence[PodAnswer | None],
+        pace: float,
     ) -> None:
         """When to ask it again: soon while it has something, at once if it has more."""
-        found = [
-            (len(answer.data) if answer else ask.bytes_max, ask.bytes_max)
-            for ask, answer in zip(asks, said, strict=True)
+        sizes = [
+            (len(answer.data) if answer else request.bytes_max, request.bytes_max)
+            for request, answer in zip(requests, found, strict=True)
         ]
         longest = max(GAP_SECONDS_MAX, pace)
-        quiet = not any(size for size, _ in found)
+        quiet = not any(size for size, _ in sizes)
         node.gap_seconds = min(longest, max(pace, node.gap_seconds * 2)) if quiet else pace
-        more = any(size >= wanted for size, wanted in found)
+        more = any(size >= wanted for size, wanted in sizes)
         node.due_at = 0.0 if more else self._monotonic() + node.gap_seconds
 
     # -- what is kept
 
-    async def kept(self, kept: Sequence[Kept]) -> None:
+    async def stored(self, stored: Sequence[Stored]) -> None:
         """Note what is kept; the nodes hear it soon."""
-        for each in kept:
+        for each in stored:
             key = each.address.key
-            self._untold.pop(key, None)
-            self._untold[key] = each
+            self._unsent.pop(key, None)
+            self._unsent[key] = each
             if each.done:
                 self._strays.discard(key)
                 if self._streams is not None:
                     self._streams.forget(key)
-        while len(self._untold) > UNTOLD_MAX:
-            self._untold.pop(next(iter(self._untold)))
+        while len(self._unsent) > UNSENT_MAX:
+            self._unsent.pop(next(iter(self._unsent)))
 
-    async def _tell(self, agents: Agents) -> None:
-        by_node: dict[str, list[Kept]] = {}
-        for each in self._untold.values():
-            told = by_node.setdefault(each.address.node_id, [])
-            if len(told) < TELL_AT_ONCE:
-                told.append(each)
+    async def _send_stored(self, agents: Agents) -> None:
+        by_node: dict[str, list[Stored]] = {}
+        for each in self._unsent.values():
+            batch = by_node.setdefault(each.address.node_id, [])
+            if len(batch) < SEND_BATCH_MAX:
+                batch.append(each)
         answering = {
-            node_id: told
-            for node_id, told in by_node.items()
+            node_id: batch
+            for node_id, batch in by_node.items()
             if (node := agents.nodes.get(node_id)) is not None and node.silent_since is None
         }
         await asyncio.gather(
-            *(self._tell_one(agents, agents.node(each), told) for each, told in answering.items())
+            *(
+                self._send_stored_to(agents, agents.node(each), batch)
+                for each, batch in answering.items()
+            )
         )
 
-    async def _tell_one(self, agents: Agents, node: Node, told: Sequence[Kept]) -> None:
-        said = [PodKept(pod_name(each.address.key), each.offset, each.done) for each in told]
+    async def _send_stored_to(self, agents: Agents, node: Node, batch: Sequence[Stored]) -> None:
+        stored = [PodStored(pod_name(each.address.key), each.offset, each.done) for each in batch]
         try:
-            await agents.done(node, said)
+            await agents.done(node, stored)
         except AgentError:
             return  # said again when it answers again
-        for each in told:
-            if self._untold.get(each.address.key) is each:
-                del self._untold[each.address.key]
+        for each in batch:
+            if self._unsent.get(each.address.key) is each:
+                del self._unsent[each.address.key]
 
 
-async def _by_api(streams: Streams, ask: Ask, bytes_max: int) -> Got:
-    part = min(ask.bytes_max, bytes_max)
-    return await streams.fetch(ask, part) if ask.sure else streams.read(ask, part)
+async def _by_api(streams: Streams, request: ReadRequest, bytes_max: int) -> ReadResult:
+    part = min(request.bytes_max, bytes_max)
+    return await streams.fetch(request, part) if request.sure else streams.read(request, part)
 
 
-def _ask(ask: Ask) -> PodAsk:
-    return PodAsk(
-        pod_name(ask.address.key), ask.offset, ask.bytes_max, before=ask.before, ended=ask.sure
+def _pod_read(request: ReadRequest) -> PodRead:
+    return PodRead(
+        pod_name(request.address.key),
+        request.offset,
+        request.bytes_max,
+        before=request.before,
+        ended=request.sure,
     )
 
 
-def within(answers: Sequence[Got | None], bytes_max: int) -> list[Got | None]:
+def within(answers: Sequence[ReadResult | None], bytes_max: int) -> list[ReadResult | None]:
     """The answers with at most so many bytes in all: what is beyond is asked for again."""
     left = bytes_max
-    cut: list[Got | None] = []
-    for got in answers:
-        if got is not None and got.data:
-            got = None if left <= 0 else replace(got, data=got.data[:left])  # noqa: PLW2901
-            left -= len(got.data) if got else 0
-        cut.append(got)
+    cut: list[ReadResult | None] = []
+    for result in answers:
+        if result is not None and result.data:
+            result = None if left <= 0 else replace(result, data=result.data[:left])  # noqa: PLW2901
+            left -= len(result.data) if result else 0
+        cut.append(result)
     return cut

@@ -15,7 +15,7 @@ import aiohttp
 
 from libs.service.observability import log
 from services.log_collector.agent import protocol
-from services.log_collector.agent.protocol import PodAnswer, PodAsk, PodKept
+from services.log_collector.agent.protocol import PodAnswer, PodRead, PodStored
 from services.log_collector.sources.kubernetes_api import (
     BROKEN,
     HTTP_OK,
@@ -23,7 +23,7 @@ from services.log_collector.sources.kubernetes_api import (
     ClusterError,
     KubeApi,
 )
-from services.log_collector.sources.kubernetes_options import Cluster
+from services.log_collector.sources.kubernetes_options import KubernetesOptions
 from services.log_collector.state import SERVICE
 
 HEAD_BYTES_MAX = 4 * 1_048_576
@@ -59,13 +59,13 @@ class Agents:
 
     api: KubeApi
     session: aiohttp.ClientSession
-    cluster: Cluster
+    options: KubernetesOptions
     monotonic: Callable[[], float]
     nodes: dict[str, Node] = field(default_factory=dict[str, Node])
     problem: str = ""
 
     def __post_init__(self) -> None:
-        self._room = asyncio.Semaphore(self.cluster.requests_max)
+        self._room = asyncio.Semaphore(self.options.requests_max)
         self._log = log(SERVICE)
 
     def node(self, node_id: str) -> Node:
@@ -78,7 +78,7 @@ class Agents:
     async def refresh(self) -> None:
         """Look where the agents are, and whether the silent ones answer again. Never raises."""
         try:
-            pods = await self.api.agents(self.cluster.agent_namespace, self.cluster.agent_label)
+            pods = await self.api.agents(self.options.agent_namespace, self.options.agent_label)
         except ClusterError as error:
             if str(error) != self.problem:
                 self._log.warning("log agents cannot be looked up", problem=str(error))
@@ -94,7 +94,7 @@ class Agents:
         best = {pod.node_id: pod for pod in sorted(pods, key=lambda pod: pod.ready)}
         for pod in best.values():
             host = f"[{pod.host}]" if ":" in pod.host else pod.host
-            url = f"http://{host}:{pod.port or self.cluster.agent_port}"
+            url = f"http://{host}:{pod.port or self.options.agent_port}"
             node = self.node(pod.node_id)
             if node.url != url:
                 node.url = url
@@ -113,42 +113,42 @@ class Agents:
         self._log.info("log agent answers", node=node.node_id)
 
     async def read(
-        self, node: Node, asks: Sequence[PodAsk], bytes_max: int
+        self, node: Node, requests: Sequence[PodRead], bytes_max: int
     ) -> Sequence[PodAnswer | None]:
         """Ask one node. AgentError."""
         # What is agreed with this agent needs no proof again.
         sent = [
-            ask
-            if ask.pod not in node.agreed
-            else PodAsk(ask.pod, ask.offset, ask.bytes_max, b"", ask.ended)
-            for ask in asks
+            request
+            if request.pod not in node.agreed
+            else PodRead(request.pod, request.offset, request.bytes_max, b"", request.ended)
+            for request in requests
         ]
-        body = protocol.asks_body(sent, bytes_max)
+        body = protocol.encode_reads(sent, bytes_max)
         agent, answers = await self._post(
-            node, "/read", body, bytes_max + HEAD_BYTES_MAX, protocol.read_answers
+            node, "/read", body, bytes_max + HEAD_BYTES_MAX, protocol.decode_answers
         )
-        if len(answers) != len(asks):
-            raise self._fail(node, f"{len(answers)} answers came to {len(asks)} asks")
+        if len(answers) != len(requests):
+            raise self._fail(node, f"{len(answers)} answers came to {len(requests)} asks")
         if agent != node.agent:
             # It was started anew: what was not proved to it counts for nothing.
-            trusted = [ask.pod not in node.agreed for ask in asks]
+            trusted = [request.pod not in node.agreed for request in requests]
             node.agent, node.agreed = agent, set()
             answers = [
                 answer if known else PodAnswer(unsure=True)
                 for answer, known in zip(answers, trusted, strict=True)
             ]
         node.agreed |= {
-            ask.pod
-            for ask, answer in zip(asks, answers, strict=True)
+            request.pod
+            for request, answer in zip(requests, answers, strict=True)
             if answer is not None and not (answer.absent or answer.unsure or answer.problem)
         }
         return answers
 
-    async def done(self, node: Node, kept: Sequence[PodKept]) -> None:
+    async def done(self, node: Node, stored: Sequence[PodStored]) -> None:
         """Tell one node what is kept. AgentError."""
-        body = protocol.kept_body(kept)
-        await self._post(node, "/done", body, DETAIL_BYTES_MAX, lambda said: said)
-        node.agreed -= {each.pod for each in kept if each.done}
+        body = protocol.encode_stored(stored)
+        await self._post(node, "/done", body, DETAIL_BYTES_MAX, lambda found: found)
+        node.agreed -= {each.pod for each in stored if each.done}
 
     async def _post(
         self, node: Node, path: str, body: bytes, answer_max: int, read: Callable[[bytes], T]
@@ -158,14 +158,14 @@ class Agents:
             raise AgentError(node.problem)
         try:
             try:
-                status, said = await self._send(url + path, body, answer_max)
+                status, found = await self._send(url + path, body, answer_max)
             except aiohttp.ServerDisconnectedError:
                 # It closed a quiet connection in this very moment; saying it twice does no harm.
-                status, said = await self._send(url + path, body, answer_max)
+                status, found = await self._send(url + path, body, answer_max)
             if status != HTTP_OK:
-                detail = said[:DETAIL_BYTES_MAX].decode(errors="replace").strip()
+                detail = found[:DETAIL_BYTES_MAX].decode(errors="replace").strip()
                 raise self._fail(node, f"it answers {status}: {detail}")
-            answer = read(said)
+            answer = read(found)
         except protocol.WireError as error:
             raise self._fail(node, f"its answer cannot be read: {error}") from error
         except BROKEN as error:
@@ -176,11 +176,11 @@ class Agents:
 
     async def _send(self, url: str, body: bytes, answer_max: int) -> tuple[int, bytes]:
         headers = self._headers()
-        async with self._room, self.session.post(url, data=body, headers=headers) as got:
-            return got.status, await _all_of(got, answer_max)
+        async with self._room, self.session.post(url, data=body, headers=headers) as result:
+            return result.status, await _all_of(result, answer_max)
 
     def _headers(self) -> Mapping[str, str]:
-        token = self.cluster.agent_token_file.read_text().strip()
+        token = self.options.agent_token_file.read_text().strip()
         return {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
 
     def _fail(self, node: Node, why: str) -> AgentError:
@@ -192,10 +192,10 @@ class Agents:
         return AgentError(f"the log agent of node {node.node_id}: {why}")
 
 
-async def _all_of(got: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+async def _all_of(result: aiohttp.ClientResponse, bytes_max: int) -> bytes:
     parts: list[bytes] = []
     size = 0
-    while data := await got.content.readany():
+    while data := await result.content.readany():
         size += len(data)
         if size > bytes_max:
             raise protocol.WireError(f"it is longer than {bytes_max} bytes")

@@ -123,7 +123,7 @@ class KubeApi:
 
         With ``follow`` this returns when there is a first byte. AbsentError, ClusterError.
         """
-        patience = aiohttp.ClientTimeout(
+        timeout = aiohttp.ClientTimeout(
             sock_connect=CONNECT_SECONDS, sock_read=None if follow else self._seconds
         )
         try:
@@ -133,7 +133,7 @@ class KubeApi:
                 container=CONTAINER,
                 follow=follow,
                 _preload_content=False,
-                _request_timeout=patience,
+                _request_timeout=timeout,
             )
         except BROKEN as error:
             raise ClusterError(f"the log of pod {pod} cannot be read: {_text(error)}") from error

@@ -12,7 +12,7 @@ CONTAINER = "main"
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class KubernetesOptions:
     """Where pods, their logs and the log agents are; see ``settings.py`` for each."""
 
     kube_config: Path | None

@@ -24,8 +24,8 @@ from services.log_collector.sources.kubernetes_api import (
     ClusterError,
     KubeApi,
 )
-from services.log_collector.sources.kubernetes_options import Cluster, pod_name
-from services.log_collector.sources.port import Ask, Got
+from services.log_collector.sources.kubernetes_options import KubernetesOptions, pod_name
+from services.log_collector.sources.port import ReadRequest, ReadResult
 
 GAP = b"\n[shiftwork: output may be missing here: the log was rotated while nobody followed it]\n"
 
@@ -40,7 +40,7 @@ class Place:
 
     at: int
     before: bytes = b""
-    mark: bytes = b""
+    notice: bytes = b""
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class Streams:
     """The streams of one process, opened in the background by tasks of ``group``."""
 
     api: KubeApi
-    cluster: Cluster
+    options: KubernetesOptions
     monotonic: Callable[[], float]
     group: asyncio.TaskGroup
     open: dict[OutputKey, Stream] = field(default_factory=dict[OutputKey, Stream])
@@ -95,19 +95,19 @@ class Streams:
     begins: dict[OutputKey, int] = field(default_factory=dict[OutputKey, int])
 
     def __post_init__(self) -> None:
-        self.room = asyncio.Semaphore(self.cluster.requests_max)
+        self.room = asyncio.Semaphore(self.options.requests_max)
 
-    def read(self, ask: Ask, bytes_max: int) -> Got:
+    def read(self, request: ReadRequest, bytes_max: int) -> ReadResult:
         """What has come of one output since the last time; opens its stream if it has none."""
-        key, now = ask.address.key, self.monotonic()
+        key, now = request.address.key, self.monotonic()
         stream = self.open.get(key)
-        if stream is not None and not self._fits(stream, ask):
+        if stream is not None and not self._fits(stream, request):
             self.drop(key)
             stream = None
         if stream is None:
-            return self._open(ask, now)
-        if stream.given and ask.offset < stream.offset:
-            return Got(stream.given[:bytes_max], unsure=True)
+            return self._open(request, now)
+        if stream.given and request.offset < stream.offset:
+            return ReadResult(stream.given[:bytes_max], unsure=True)
         try:
             data = stream.take(bytes_max)
         except BROKEN as error:
@@ -115,33 +115,35 @@ class Streams:
             data = b""
         if data:
             stream.last_at = now
-            return Got(data, unsure=True)
+            return ReadResult(data, unsure=True)
         if stream.ended or stream.problem or stream.absent:
             self.drop(key)
-            self.retry_at[key] = now + self.cluster.stream_retry_seconds
-        return Got(absent=stream.absent, problem=stream.problem, unsure=True)
+            self.retry_at[key] = now + self.options.stream_retry_seconds
+        return ReadResult(absent=stream.absent, problem=stream.problem, unsure=True)
 
-    def _fits(self, stream: Stream, ask: Ask) -> bool:
+    def _fits(self, stream: Stream, request: ReadRequest) -> bool:
         """Is the asked byte the next one, or the first of those given last?"""
-        return ask.offset in (stream.offset, stream.offset - len(stream.given))
+        return request.offset in (stream.offset, stream.offset - len(stream.given))
 
-    def _open(self, ask: Ask, now: float) -> Got:
-        key = ask.address.key
+    def _open(self, request: ReadRequest, now: float) -> ReadResult:
+        key = request.address.key
         if now < self.retry_at.get(key, now):
-            return Got(unsure=True)
+            return ReadResult(unsure=True)
         self.retry_at.pop(key, None)
-        if len(self.open) >= self.cluster.streams_max and not self._make_room(now):
-            return Got(unsure=True)
-        stream = self.open[key] = Stream(ask.offset, now, last_at=now)
-        stream.task = self.group.create_task(self._follow(stream, ask), name=f"log {pod_name(key)}")
-        return Got(unsure=True)
+        if len(self.open) >= self.options.streams_max and not self._make_room(now):
+            return ReadResult(unsure=True)
+        stream = self.open[key] = Stream(request.offset, now, last_at=now)
+        stream.task = self.group.create_task(
+            self._follow(stream, request), name=f"log {pod_name(key)}"
+        )
+        return ReadResult(unsure=True)
 
     def _make_room(self, now: float) -> bool:
         """Close the stream that has been quiet the longest, if its turn is over."""
         over = [
             (stream.last_at, key)
             for key, stream in self.open.items()
-            if now - stream.opened_at >= self.cluster.stream_turn_seconds
+            if now - stream.opened_at >= self.options.stream_turn_seconds
         ]
         if not over:
             return False
@@ -165,12 +167,12 @@ class Streams:
         for key in list(self.open):
             self.drop(key)
 
-    async def _follow(self, stream: Stream, ask: Ask) -> None:
+    async def _follow(self, stream: Stream, request: ReadRequest) -> None:
         """Open a stream and go to its place. Never raises."""
-        pod = pod_name(ask.address.key)
+        pod = pod_name(request.address.key)
         try:
-            place = await self._locate(ask) if ask.offset else Place(0)
-            response = await self.api.log(self.cluster.namespace, pod, follow=True)
+            place = await self._locate(request) if request.offset else Place(0)
+            response = await self.api.log(self.options.namespace, pod, follow=True)
             try:
                 stream.ahead = await _skip(response, place)
             except BaseException:
@@ -184,53 +186,53 @@ class Streams:
         except (ClusterError, *BROKEN) as error:
             stream.problem = str(error) or type(error).__name__
 
-    async def fetch(self, ask: Ask, bytes_max: int) -> Got:
+    async def fetch(self, request: ReadRequest, bytes_max: int) -> ReadResult:
         """What there is of one output after an offset, now and for certain: its pod has ended.
 
         Fewer bytes than asked, and not unsure: that is all.
         """
-        key = ask.address.key
+        key = request.address.key
         stream = self.open.get(key)
         if stream is not None:
-            got = self.read(ask, bytes_max)  # what has come already
-            if got.data:
-                return got
+            result = self.read(request, bytes_max)  # what has come already
+            if result.data:
+                return result
             self.drop(key)
         try:
-            async with self.room, asyncio.timeout(self.cluster.timeout_seconds):
-                return await self._fetch(ask, bytes_max)
+            async with self.room, asyncio.timeout(self.options.timeout_seconds):
+                return await self._fetch(request, bytes_max)
         except AbsentError:
-            return Got(absent=True)
+            return ReadResult(absent=True)
         except MovedError:
-            return Got(unsure=True)
+            return ReadResult(unsure=True)
         except (ClusterError, *BROKEN) as error:
-            return Got(problem=str(error) or type(error).__name__)
+            return ReadResult(problem=str(error) or type(error).__name__)
 
-    async def _fetch(self, ask: Ask, bytes_max: int) -> Got:
-        place = await self._locate(ask) if ask.offset else Place(0)
-        pod = pod_name(ask.address.key)
-        response = await self.api.log(self.cluster.namespace, pod, follow=False)
+    async def _fetch(self, request: ReadRequest, bytes_max: int) -> ReadResult:
+        place = await self._locate(request) if request.offset else Place(0)
+        pod = pod_name(request.address.key)
+        response = await self.api.log(self.options.namespace, pod, follow=False)
         with contextlib.closing(response):
             data = await _skip(response, place)
             while len(data) < bytes_max and (more := await response.content.readany()):
                 data += more
-        return Got(data[:bytes_max])
+        return ReadResult(data[:bytes_max])
 
-    async def _locate(self, ask: Ask) -> Place:
+    async def _locate(self, request: ReadRequest) -> Place:
         """Find the place of an offset in the current log file."""
-        key = ask.address.key
-        at, before = ask.offset - self.begins.get(key, 0), ask.before
+        key = request.address.key
+        at, before = request.offset - self.begins.get(key, 0), request.before
         if at < 0:
-            at = ask.offset
+            at = request.offset
         if at < len(before):
             before = before[len(before) - at :]
         finder = Finder(at, before)
-        response = await self.api.log(self.cluster.namespace, pod_name(key), follow=False)
+        response = await self.api.log(self.options.namespace, pod_name(key), follow=False)
         with contextlib.closing(response):
             while data := await response.content.readany():
                 finder.feed(data)
         place = finder.place()
-        self.begins[key] = ask.offset + len(place.mark) - place.at
+        self.begins[key] = request.offset + len(place.notice) - place.at
         return place
 
 
@@ -265,7 +267,7 @@ class Finder:
             return Place(self._offset, self._before)
         if self._last is not None:
             return Place(self._last, self._before)
-        return Place(0, mark=GAP)
+        return Place(0, notice=GAP)
 
 
 async def _skip(response: aiohttp.ClientResponse, place: Place) -> bytes:
@@ -277,7 +279,7 @@ async def _skip(response: aiohttp.ClientResponse, place: Place) -> bytes:
         data = await response.content.readany()
         if data.startswith(NO_LOG):
             raise AbsentError("there is no log file")
-        return place.mark + data
+        return place.notice + data
     passed, end = 0, b""
     while passed < place.at:
         data = await response.content.readany()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from services.log_collector.domain import OutputKey
-from services.log_collector.sources.port import Ask, Got, Kept
+from services.log_collector.sources.port import ReadRequest, ReadResult, Stored
 
 
 class MemorySource:
@@ -22,23 +22,25 @@ class MemorySource:
         """What a rank writes."""
         self.outputs.setdefault(key, bytearray()).extend(data)
 
-    async def read(self, asks: Sequence[Ask], bytes_max: int) -> Sequence[Got | None]:
+    async def read(
+        self, requests: Sequence[ReadRequest], bytes_max: int
+    ) -> Sequence[ReadResult | None]:
         """Answer the asks in their order; None for those left when ``bytes_max`` was reached."""
-        answers: list[Got | None] = []
+        answers: list[ReadResult | None] = []
         left = bytes_max
-        for ask in asks:
+        for request in requests:
             if left <= 0:
                 answers.append(None)
                 continue
-            output = self.outputs.get(ask.address.key)
+            output = self.outputs.get(request.address.key)
             if output is None:
-                answers.append(Got(absent=True))
+                answers.append(ReadResult(absent=True))
                 continue
-            end = ask.offset + min(left, ask.bytes_max)
-            got = Got(bytes(output[ask.offset : end]))
-            left -= len(got.data)
-            answers.append(got)
+            end = request.offset + min(left, request.bytes_max)
+            result = ReadResult(bytes(output[request.offset : end]))
+            left -= len(result.data)
+            answers.append(result)
         return answers
 
-    async def kept(self, kept: Sequence[Kept]) -> None:
+    async def stored(self, stored: Sequence[Stored]) -> None:
         """Nothing to do: it keeps everything."""

@@ -15,7 +15,7 @@ from services.log_collector.domain import Address, Timestamp
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ReadRequest:
     """Bytes wanted: those after ``offset``, at most ``bytes_max``."""
 
     address: Address
@@ -29,7 +29,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Got:
+class ReadResult:
     """The answer to one ask: what was there. ``data`` shorter than asked means: the end so far."""
 
     data: bytes = b""
@@ -48,7 +48,7 @@ class Got:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Stored:
     """The collector has the bytes before ``offset`` for good. ``done``: it asks for no more."""
 
     address: Address
@@ -63,10 +63,12 @@ class LogSource(Protocol):
         """What has to run beside the reading as long as the process does; usually nothing."""
         ...
 
-    async def read(self, asks: Sequence[Ask], bytes_max: int) -> Sequence[Got | None]:
+    async def read(
+        self, requests: Sequence[ReadRequest], bytes_max: int
+    ) -> Sequence[ReadResult | None]:
         """Answer the asks in their order; None for those left when ``bytes_max`` was reached."""
         ...
 
-    async def kept(self, kept: Sequence[Kept]) -> None:
+    async def stored(self, stored: Sequence[Stored]) -> None:
         """Hear what need not be held any longer. Said at least once, most times; never waits."""
         ...

@@ -52,8 +52,8 @@ async def test_launchers_that_die_while_a_gang_is_launched(stage: Stage) -> None
     await stage.until_state(task_id, "succeeded")
     await stage.until_told("run.exited", task_id)
     assert [data["attempt"] for data in of_task(stage, task_id, "run.exited")] == [1]
-    seen = {e.data["pod"] for e in stage.diary if e.task_id == task_id and "pod" in e.data}
-    assert seen == {f"{task_id}-1-{rank}" for rank in range(2)}
+    observed = {e.data["pod"] for e in stage.diary if e.task_id == task_id and "pod" in e.data}
+    assert observed == {f"{task_id}-1-{rank}" for rank in range(2)}
 
 
 async def test_gpus_that_somebody_elses_pod_takes(stage: Stage, installed: NodesCluster) -> None:

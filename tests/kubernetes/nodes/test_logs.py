@@ -95,7 +95,7 @@ async def test_rotated_output_is_complete(stage: Stage) -> None:
         answer = await stage.request("GET", f"/v1/tasks/{task_id}/logs", params={"list": 1})
         return max((each["size"] for each in answer["logs"]), default=0)
 
-    await stage.wait(look, lambda seen: seen == size, f"{size} bytes are kept")
+    await stage.wait(look, lambda observed: observed == size, f"{size} bytes are kept")
     assert await rotated_files(stage, task_id) > 0
     wanted = hashlib.sha256()
     for number in range(lines):

@@ -102,8 +102,8 @@ async def test_a_stop_lets_tasks_save_and_the_next_start_opens_what_it_closed(
     await stage.wait(lambda: open_nodes(stage), lambda found: not found, "nodes are closed")
     # Dying here leaves the list where the next start finds it.
     await asyncio.to_thread(installing.reopen, kubectl, it, said.append)
-    every = len(installed.node_names)
-    await stage.wait(lambda: open_nodes(stage), lambda found: len(found) == every, "nodes open")
+    run_all = len(installed.node_names)
+    await stage.wait(lambda: open_nodes(stage), lambda found: len(found) == run_all, "nodes open")
     await stage.until_logged(task, "resumes from 7", attempt=2)
     assert (
         kubectl.maybe("configmap", f"{it.prefix}-{installing.DRAINED}", "-n", to.namespace) is None

@@ -64,7 +64,7 @@ def test_on_a_full_disk_the_log_makes_room(tmp_path: Path) -> None:
 def test_what_a_nodes_programs_report_is_bounded(tmp_path: Path) -> None:
     program = (
         "from services.launcher.runtimes.node import supervisor_log\n"
-        "report.BYTES_MAX = 1000\n"
+        "supervisor_log.BYTES_MAX = 1000\n"
         "for number in range(500): supervisor_log.report(f'line {number}')\n"
     )
     file = tmp_path / "supervisor.log"

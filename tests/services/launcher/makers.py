@@ -33,7 +33,7 @@ from services.launcher.domain.model import (
     Run,
     RunState,
 )
-from services.launcher.domain.reconcile import Look, Policy
+from services.launcher.domain.reconcile import Policy, Scan
 from services.launcher.domain.worklist import Outcome, Worklist
 from services.launcher.runtimes.node_client import Machine
 from services.launcher.runtimes.port import RankOrder, RunOrder
@@ -211,8 +211,8 @@ def an_order(
     )
 
 
-def reconcile(runs: Iterable[Run], look: Look, now: datetime, policy: Policy) -> Outcome:
+def reconcile(runs: Iterable[Run], scan: Scan, now: datetime, policy: Policy) -> Outcome:
     """One round of a launcher that begins with these rows."""
     work = Worklist(runs)
-    work.see(look)
-    return work.step(work.take(), look, now, policy)
+    work.update_scan(scan)
+    return work.step(work.take_dirty(), scan, now, policy)

@@ -10,8 +10,8 @@ from typing import Any
 from libs.contracts.messages import Checkpoint, EnvSource, Placement, PodRequest, Role
 from libs.pods.pod_policy import PodPolicy
 from services.launcher.domain.model import RunState
-from services.launcher.manifests import PodSite, RunObjects, objects_of
-from services.launcher.run_orders import Site, order_of
+from services.launcher.manifests import PodSite, RunManifests, build_manifests
+from services.launcher.run_orders import Site, build_order
 from services.launcher.runtimes.port import RunOrder
 from tests.services.launcher.makers import KEY, START, a_run, a_spec
 
@@ -101,8 +101,8 @@ class Case:
     restricted: bool = True
     node_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Any])
 
-    def objects(self, site: PodSite = PODS) -> RunObjects:
-        return objects_of(self.order, self.policy, site, self.node_labels)
+    def objects(self, site: PodSite = PODS) -> RunManifests:
+        return build_manifests(self.order, self.policy, site, self.node_labels)
 
 
 def an_order(
@@ -130,7 +130,7 @@ def an_order(
         team="vision",
         resume_from=resume_from,
     )
-    return order_of(run, 0, SITE)
+    return build_order(run, 0, SITE)
 
 
 SIDECAR = {

@@ -181,7 +181,7 @@ async def test_requests_before_their_assignment_are_kept(desk: Desk) -> None:
     await desk.tell(a_preemption(), a_kill())
     stone = await desk.run()
     assert stone is not None
-    assert stone.state is RunState.TOMBSTONE
+    assert stone.state is RunState.EARLY_REQUEST
     await desk.tell(an_assignment())
     run = await desk.run()
     assert run is not None
@@ -362,12 +362,12 @@ async def test_reemit_says_the_facts_again(desk: Desk) -> None:
 
 
 async def test_pruning(desk: Desk) -> None:
-    stone = Run("stone", 1, RunState.TOMBSTONE, kill_requested_at=START)
+    stone = Run("stone", 1, RunState.EARLY_REQUEST, kill_requested_at=START)
     young = replace(past(1), task_id="young", forgotten_at=at(100))
     await desk.put(past(1), young, stone, CheckpointRow("task", 5, 1, a_checkpoint(5)))
     async with desk.store.transaction(epoch=desk.epoch) as tx:
         assert await tables.drop_past_runs(tx, at(50), 10) == 1
-        assert await tables.drop_tombstones(tx, at(50), 10) == 1
+        assert await tables.drop_early_requests(tx, at(50), 10) == 1
     async with desk.store.transaction(epoch=desk.epoch) as tx:
         assert [row.task_id for row in await tx.select(PastRun)] == ["young"]
         assert await tx.select(CheckpointRow) == []

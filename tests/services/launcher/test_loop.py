@@ -171,7 +171,7 @@ async def test_killed_before_it_was_assigned(world: World) -> None:
     await world.tell(a_kill())
     await world.turn(3)
     [stone] = await runs(world)
-    assert stone.state is RunState.TOMBSTONE
+    assert stone.state is RunState.EARLY_REQUEST
     await world.tell(an_assignment())
     exited = await world.until_exited()
     assert exited.exit.kind is ExitKind.KILLED

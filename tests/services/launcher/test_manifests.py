@@ -36,9 +36,9 @@ from libs.pods.template_schema import (
 from services.launcher.manifests import (
     SECRET_BYTES_MAX,
     SECRET_RANKS_MAX,
-    RunObjects,
+    RunManifests,
+    build_manifests,
     master_port,
-    objects_of,
     pod_name,
     run_name,
 )
@@ -55,12 +55,12 @@ TOKEN = "SHIFTWORK_RUN_TOKEN"
 UID = "11111111-2222-3333-4444-555555555555"
 
 
-def documents(objects: RunObjects) -> list[Json]:
+def documents(objects: RunManifests) -> list[Json]:
     service = [objects.service] if objects.service else []
     return [objects.run_object, *objects.secrets, *service, *objects.pods]
 
 
-def as_text(objects: RunObjects) -> str:
+def as_text(objects: RunManifests) -> str:
     # Through JSON, so that what is the same object twice is not written as a reference.
     plain = json.loads(json.dumps(documents(objects)))
     return yaml.safe_dump_all(plain, sort_keys=False, width=100)
@@ -119,7 +119,7 @@ def test_ranks_meet_by_name_in_a_gang_and_here_when_alone() -> None:
     env = {
         size: {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
         for size in (1, 3)
-        for pod in objects_of(an_order(size), PodPolicy(default_image="x"), PODS).pods
+        for pod in build_manifests(an_order(size), PodPolicy(default_image="x"), PODS).pods
     }
     run = RunId(TaskId("task"), 1)
     port = str(20_000 + zlib.crc32(b"task.1") % 8_000)
@@ -130,7 +130,7 @@ def test_ranks_meet_by_name_in_a_gang_and_here_when_alone() -> None:
 
 def test_many_ranks_are_many_secrets_each_below_the_limit() -> None:
     order = an_order(1000)
-    objects = objects_of(order, PodPolicy(default_image="x"), PODS)
+    objects = build_manifests(order, PodPolicy(default_image="x"), PODS)
     assert [secret["metadata"]["name"] for secret in objects.secrets] == [
         "task-1",
         "task-1-c1",
@@ -141,13 +141,13 @@ def test_many_ranks_are_many_secrets_each_below_the_limit() -> None:
         order,
         ranks=tuple(replace(rank, context="x" * 100_000) for rank in order.ranks[:40]),
     )
-    objects = objects_of(large, PodPolicy(default_image="x"), PODS)
+    objects = build_manifests(large, PodPolicy(default_image="x"), PODS)
     for secret in objects.secrets:
         assert sum(map(len, secret["stringData"].values())) <= SECRET_BYTES_MAX + 100
     finds_its_context(large, objects)
 
 
-def finds_its_context(order: RunOrder, objects: RunObjects) -> None:
+def finds_its_context(order: RunOrder, objects: RunManifests) -> None:
     held = {secret["metadata"]["name"]: secret["stringData"] for secret in objects.secrets}
     for rank, pod in zip(order.ranks, objects.pods, strict=True):
         [volume] = [v for v in pod["spec"]["volumes"] if v["name"] == "shiftwork-context"]
@@ -158,9 +158,9 @@ def finds_its_context(order: RunOrder, objects: RunObjects) -> None:
 def test_the_policy_is_asked_again() -> None:
     order = an_order(pod=PodRequest(image="x", template='{"spec": {"hostNetwork": true}}'))
     with pytest.raises(PodRefusedError, match=r"pod\.template\.spec\.hostNetwork: is not allowed"):
-        objects_of(order, PodPolicy(), PODS)
+        build_manifests(order, PodPolicy(), PODS)
     with pytest.raises(PodRefusedError, match="there is no image") as caught:
-        objects_of(an_order(), PodPolicy(), PODS)
+        build_manifests(an_order(), PodPolicy(), PODS)
     assert [each.field for each in caught.value.errors] == ["pod.image"]
 
 
@@ -223,7 +223,7 @@ LABEL_KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A
 @settings(max_examples=60, deadline=None)
 @given(orders(), st.sampled_from(POLICIES))
 def test_every_order_is_a_run_of_valid_objects(order: RunOrder, policy: PodPolicy) -> None:
-    objects = objects_of(order, policy, PODS).owned_by(UID)
+    objects = build_manifests(order, policy, PODS).owned_by(UID)
     made = documents(objects)
     names = [(each["kind"], each["metadata"]["name"]) for each in made]
     assert len(set(names)) == len(names)
@@ -458,7 +458,7 @@ def lets_through(template: Json) -> bool:
     """Whether a template is taken where nothing is granted."""
     pod = PodRequest(image="x:1", template=json.dumps(template))
     try:
-        objects_of(an_order(pod=pod), PodPolicy(), PODS)
+        build_manifests(an_order(pod=pod), PodPolicy(), PODS)
     except PodRefusedError:
         return False
     return True
@@ -482,10 +482,10 @@ def test_no_template_weakens_a_pod(template: Json, policy: PodPolicy) -> None:
     pod = PodRequest(image="x:1", template=json.dumps(template))
     order = an_order(2, gpus=2, pod=pod)
     try:
-        objects = objects_of(order, policy, PODS)
+        objects = build_manifests(order, policy, PODS)
     except PodRefusedError:
         return
-    plain = objects_of(an_order(2, gpus=2, pod=PodRequest(image="x:1")), policy, PODS)
+    plain = build_manifests(an_order(2, gpus=2, pod=PodRequest(image="x:1")), policy, PODS)
     for rank, found, before in zip(order.ranks, objects.pods, plain.pods, strict=True):
         is_the_rank(order, rank, found)
         assert violations(found) == []
@@ -530,7 +530,7 @@ def test_templates_are_not_only_refused() -> None:
 
 def test_variables_kept_elsewhere_are_named_and_not_held() -> None:
     pod = PodRequest(image="x:1", env_from=(EnvSource(name="K", secret="user.ada.k", key="k"),))
-    [found] = objects_of(an_order(pod=pod), PodPolicy(), PODS).pods
+    [found] = build_manifests(an_order(pod=pod), PodPolicy(), PODS).pods
     env = {each["name"]: each for each in found["spec"]["containers"][0]["env"]}
     assert env["K"] == {
         "name": "K",

@@ -11,7 +11,7 @@ import pytest
 
 from libs.contracts.messages import PodRequest
 from libs.pods.pod_policy import PodPolicy
-from services.launcher.manifests import PodSite, objects_of
+from services.launcher.manifests import PodSite, build_manifests
 from tests.libs.pods.makers import OPEN
 from tests.libs.pods.oracle import violations
 from tests.libs.pods.test_pod_template import GRANTABLE
@@ -70,7 +70,7 @@ def templates() -> list[tuple[Json, PodPolicy]]:
 @pytest.mark.parametrize(("template", "policy"), templates(), ids=lambda each: str(each)[:60])
 def test_the_admission_agrees_with_the_oracle(api: Api, template: Json, policy: PodPolicy) -> None:
     order = an_order(pod=PodRequest(image="x:1", template=json.dumps(template)))
-    [pod] = objects_of(order, policy, PodSite(namespace="pods-restricted")).pods
+    [pod] = build_manifests(order, policy, PodSite(namespace="pods-restricted")).pods
     if violations(pod):
         with pytest.raises(ApiError, match=r"403: .*violates PodSecurity"):
             create(api, pod)

@@ -21,7 +21,7 @@ from services.launcher.domain.inventory import (
     cordon,
     start_failed,
     start_worked,
-    take_stock,
+    update_inventory,
 )
 from services.launcher.domain.model import (
     Fault,
@@ -55,7 +55,7 @@ def after_failures(row: NodeRow, *task_ids: str, seconds: float = 0.0) -> NodeRo
 
 
 def looked_at(row: NodeRow, seconds: float) -> NodeRow:
-    stock = take_stock([row], a_listing(nodes=1), lambda _: False, at(seconds), LEASES)
+    stock = update_inventory([row], a_listing(nodes=1), lambda _: False, at(seconds), LEASES)
     return stock.rows[0] if stock.rows else row
 
 
@@ -81,7 +81,7 @@ def test_a_start_that_works_forgets_the_failures() -> None:
 def test_a_quarantine_ends_by_itself_and_the_next_one_is_longer_up_to_the_most() -> None:
     row = after_failures(a_row(), "t1", "t2", "t3")
     assert looked_at(row, 599).node.quarantined
-    stock = take_stock([row], a_listing(nodes=1), lambda _: False, at(599), LEASES)
+    stock = update_inventory([row], a_listing(nodes=1), lambda _: False, at(599), LEASES)
     assert stock.due_at == at(600)
     row = looked_at(row, 600)
     assert (row.node.schedulable, row.node.quarantined, row.version) == (True, False, 3)

@@ -63,14 +63,14 @@ async def test_a_launcher_with_a_restored_database_commands_its_nodes_again(
     leading = await store.lead()
     await restored.lead(leading.epoch)
     with pytest.raises(RuntimeDeniedError):
-        await restored.end(RUN, frozenset(), patience_seconds=0)
+        await restored.end(RUN, frozenset(), grace_seconds=0)
     async with store.transaction(epoch=leading.epoch) as tx:
         tx.put(NodeRow("local-0", 5, a_node(), False, False, START))
     assert await asyncio.to_thread(raise_epoch.main, ["57"]) == 0
     assert "58" in capsys.readouterr().out
     await leading.release()
     await restored.lead((await store.lead()).epoch)
-    await restored.end(RUN, frozenset(), patience_seconds=0)
+    await restored.end(RUN, frozenset(), grace_seconds=0)
     async with store.transaction() as tx:
         (row,) = await tx.select(NodeRow)
         # The scheduler has heard later versions of this node than the backup knows.

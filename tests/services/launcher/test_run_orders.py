@@ -6,7 +6,7 @@ from dataclasses import replace
 from libs.contracts.messages import Role
 from libs.contracts.run_token import make_run_token
 from services.launcher.domain.model import RunState
-from services.launcher.run_orders import order_of
+from services.launcher.run_orders import build_order
 from tests.services.launcher.launcher_harness import SITE
 from tests.services.launcher.makers import KEY, a_checkpoint, a_run, a_spec, placements, run_id
 
@@ -17,7 +17,7 @@ def test_the_whole_environment_of_a_first_attempt() -> None:
     """Nothing else reaches a task but what the runtime adds: the context's path, the devices."""
     run = a_run(RunState.ASSIGNED, ranks=2, spec=a_spec(2))
     run = replace(run, placements=placements(2, gpus=(1, 3)))
-    order = order_of(run, 23_456, SITE)
+    order = build_order(run, 23_456, SITE)
     assert [rank.rank for rank in order.ranks] == [0, 1]
     assert order.ranks[1].env == {
         "PATH": "/usr/bin:/bin",
@@ -55,7 +55,7 @@ def test_what_the_task_asks_for_comes_through_but_not_in_the_platforms_place() -
             "working_directory": "/data",
         }
     )
-    [rank] = order_of(a_run(RunState.ASSIGNED, spec=spec), 1, SITE).ranks
+    [rank] = build_order(a_run(RunState.ASSIGNED, spec=spec), 1, SITE).ranks
     wanted = ("A", "B", "C", "HOME", "SHIFTWORK_RANK", "RANK")
     assert {name: rank.env[name] for name in wanted} == {
         "A": "task",
@@ -71,14 +71,14 @@ def test_what_the_task_asks_for_comes_through_but_not_in_the_platforms_place() -
 
 def test_cpu_only_is_one_process_per_node() -> None:
     run = replace(a_run(RunState.ASSIGNED), placements=placements(1, gpus=()))
-    [rank] = order_of(run, 1, SITE).ranks
+    [rank] = build_order(run, 1, SITE).ranks
     assert (rank.env["PET_NPROC_PER_NODE"], rank.env["SHIFTWORK_GPUS"]) == ("1", "")
 
 
 def test_the_context_and_the_resumed_checkpoint() -> None:
     spec = a_spec(fence_after_seconds=30.0, cpus=2.0, memory_bytes=1 << 30)
     run = a_run(RunState.ASSIGNED, spec=spec, resume_from=a_checkpoint(4, step=90, uri="/c/90"))
-    [rank] = order_of(run, 1, SITE).ranks
+    [rank] = build_order(run, 1, SITE).ranks
     context = json.loads(rank.context)
     assert context == {
         "task": "task",

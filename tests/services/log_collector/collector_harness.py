@@ -212,7 +212,7 @@ class World:
             async with self.store.transaction(epoch=self.epoch) as tx:
                 await HANDLERS[type(event)](tx, event)
 
-    async def ask(self, query: Message) -> Any:
+    async def request(self, query: Message) -> Any:
         async with self.store.transaction(epoch=self.epoch) as tx:
             return await self.service.commands[type(query)](tx, query)
 

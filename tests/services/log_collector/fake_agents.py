@@ -23,7 +23,7 @@ from services.log_collector.agent.http_app import Token
 from services.log_collector.agent.main import run
 from services.log_collector.agent.settings import AgentSettings
 from services.log_collector.sources.kubernetes import KubernetesSource
-from services.log_collector.sources.kubernetes_options import Cluster
+from services.log_collector.sources.kubernetes_options import KubernetesOptions
 from tests.services.log_collector.fake_kubelet import NAMESPACE, Container, Kubelet
 
 TOKEN, AGENTS_NAMESPACE, API_TOKEN = "agents-token", "shiftwork", "api-token"
@@ -205,7 +205,7 @@ def kubeconfig(folder: Path, port: int) -> Path:
     return path
 
 
-def cluster_of(folder: Path, port: int, **changes: Any) -> Cluster:
+def cluster_of(folder: Path, port: int, **changes: Any) -> KubernetesOptions:
     token = folder / "collectors-token"
     token.write_text(TOKEN)
     fields: dict[str, Any] = {
@@ -224,7 +224,7 @@ def cluster_of(folder: Path, port: int, **changes: Any) -> Cluster:
         "stream_turn_seconds": 0.1,
         "stream_retry_seconds": 0.05,
     }
-    return Cluster(**(fields | changes))
+    return KubernetesOptions(**(fields | changes))
 
 
 @asynccontextmanager

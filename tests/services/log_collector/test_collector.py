@@ -21,7 +21,7 @@ from services.log_collector.archives.port import Archive, ArchiveError, Write
 from services.log_collector.domain import Address, OutputKey, Timestamp, limit_line
 from services.log_collector.sources.files import FileSource, output_path
 from services.log_collector.sources.memory import MemorySource
-from services.log_collector.sources.port import Ask, Got, Kept
+from services.log_collector.sources.port import ReadRequest, ReadResult, Stored
 from services.log_collector.store import EntryRow, OutputRow, RunRow
 from tests.services.log_collector.collector_harness import (
     CrashError,
@@ -43,7 +43,7 @@ SMALL = settings_with(
 )
 
 
-async def kept(archive: Archive, rank: int = 0) -> bytes:
+async def stored(archive: Archive, rank: int = 0) -> bytes:
     key = key_of(rank)
     return await archive.read(key, 0, await archive.size(key))
 
@@ -55,8 +55,8 @@ async def test_output_is_copied_recorded_and_completed(world: World, source: Mem
     source.append(key_of(0), b"two\n")
     source.append(key_of(1), b"\xff\x00half a line")
     await world.step()
-    assert await kept(world.archive, 0) == b"one\ntwo\n"
-    assert await kept(world.archive, 1) == b"\xff\x00half a line"
+    assert await stored(world.archive, 0) == b"one\ntwo\n"
+    assert await stored(world.archive, 1) == b"\xff\x00half a line"
     await world.tell(exited(2))
     source.append(key_of(1), b" and its end")
     await world.settle()
@@ -72,7 +72,7 @@ async def test_a_run_heard_of_only_by_its_exit_is_collected(
     source.append(key_of(), b"it ran\n")
     await world.tell(exited(), started())
     await world.settle()
-    assert await kept(world.archive) == b"it ran\n"
+    assert await stored(world.archive) == b"it ran\n"
     assert (await world.rows(OutputRow))[0].complete
     await world.tell(started(), exited())  # said again: nothing begins anew
     assert await world.step() is None
@@ -113,7 +113,7 @@ async def test_a_burst_tells_its_end_and_keeps_it_all(world: World, source: Memo
     burst = b"%07d\n" * 125_000 % tuple(range(125_000))
     source.append(key_of(), burst)
     await world.settle()
-    assert await kept(world.archive) == burst
+    assert await stored(world.archive) == burst
     told = world.bus.told
     assert sum(len(chunk.data) for chunk in told) == settings_with().live_bytes_max
     for chunk in told:
@@ -130,7 +130,7 @@ async def test_a_bus_that_is_down_does_not_stop_the_copying(
     await world.tell(started())
     source.append(key_of(), b"kept all the same")
     await world.settle()
-    assert await kept(world.archive) == b"kept all the same"
+    assert await stored(world.archive) == b"kept all the same"
 
 
 async def test_the_limit_is_marked_and_ends_the_copying(source: MemorySource) -> None:
@@ -146,11 +146,11 @@ async def test_the_limit_is_marked_and_ends_the_copying(source: MemorySource) ->
     source.append(key_of(), b"c" * 1000)
     await world.settle()
     wanted = b"a" * 1000 + b"b" * 24 + limit_line(1024)
-    assert await kept(world.archive) == wanted
+    assert await stored(world.archive) == wanted
     await world.restart(database)
     await world.tell(exited())
     await world.settle()
-    assert await kept(world.archive) == wanted
+    assert await stored(world.archive) == wanted
     (row,) = await world.rows(OutputRow)
     assert (row.full, row.complete, row.size) == (True, True, len(wanted))
 
@@ -165,7 +165,7 @@ async def test_one_loud_rank_does_not_silence_the_others(source: MemorySource) -
             source.append(key_of(rank), b"." * 4096)
         source.append(key_of(3), b"here\n")
         await world.step()
-    assert len(await kept(world.archive, 3)) >= 5 * 20
+    assert len(await stored(world.archive, 3)) >= 5 * 20
 
 
 class Broken(MemorySource):
@@ -173,10 +173,12 @@ class Broken(MemorySource):
 
     problem = "Permission denied"
 
-    async def read(self, asks: Sequence[Ask], bytes_max: int) -> Sequence[Got | None]:
+    async def read(
+        self, requests: Sequence[ReadRequest], bytes_max: int
+    ) -> Sequence[ReadResult | None]:
         if self.problem:
-            return [Got(problem=self.problem) for _ in asks]
-        return await super().read(asks, bytes_max)
+            return [ReadResult(problem=self.problem) for _ in requests]
+        return await super().read(requests, bytes_max)
 
 
 async def test_what_cannot_be_read_is_waited_for_but_not_for_ever() -> None:
@@ -190,7 +192,7 @@ async def test_what_cannot_be_read_is_waited_for_but_not_for_ever() -> None:
     source.problem = ""
     await world.settle()
     assert (await world.rows(RunRow))[0].collected
-    assert await kept(world.archive) == b"late but there"
+    assert await stored(world.archive) == b"late but there"
 
     source.problem = "Input/output error"
     await world.tell(started(attempt=2), exited(attempt=2, seconds=200))
@@ -218,24 +220,24 @@ async def test_output_that_was_cut_at_its_source_ends_with_a_mark(
     path.write_bytes(before)
     await world.tell(started())
     await world.settle()
-    assert await kept(archive) == before
+    assert await stored(archive) == before
     if removed:
         path.unlink()
     else:
         path.write_bytes(b"x\n" * 202)
     await world.settle()
     # While the run lives its writer may restore the file's length.
-    assert await kept(archive) == before
+    assert await stored(archive) == before
     await world.tell(exited())
     await world.settle()
     assert (await world.rows(RunRow))[0].collected
     why = b"its file was removed" if removed else b"its file was cut to 404 of 3890 bytes"
     text = before + b"[shiftwork: output is missing from here on: " + why + b"]\n"
-    assert await kept(archive) == text
+    assert await stored(archive) == text
     # The next leader finds it said already.
     await world.restart(database)
     await world.settle()
-    assert await kept(archive) == text
+    assert await stored(archive) == text
 
 
 class Doubtful(MemorySource):
@@ -244,17 +246,19 @@ class Doubtful(MemorySource):
     def __init__(self) -> None:
         super().__init__()
         self.unsure = True
-        self.asks: list[Ask] = []
-        self.told: list[Kept] = []
+        self.requests: list[ReadRequest] = []
+        self.told: list[Stored] = []
 
-    async def read(self, asks: Sequence[Ask], bytes_max: int) -> Sequence[Got | None]:
-        self.asks = list(asks)
+    async def read(
+        self, requests: Sequence[ReadRequest], bytes_max: int
+    ) -> Sequence[ReadResult | None]:
+        self.requests = list(requests)
         if self.unsure:
-            return [Got(unsure=True) for _ in asks]
-        return await super().read(asks, bytes_max)
+            return [ReadResult(unsure=True) for _ in requests]
+        return await super().read(requests, bytes_max)
 
-    async def kept(self, kept: Sequence[Kept]) -> None:
-        self.told.extend(kept)
+    async def stored(self, stored: Sequence[Stored]) -> None:
+        self.told.extend(stored)
 
 
 async def doubted(clock: Hands, source: Doubtful, archive: Archive) -> tuple[World, MemoryDatabase]:
@@ -271,11 +275,11 @@ async def test_an_end_is_believed_only_when_it_is_certain(clock: Hands) -> None:
     source.append(key_of(), b"flushed late")
     await world.settle()
     assert not (await world.rows(RunRow))[0].collected
-    assert [ask.sure for ask in source.asks] == [True]
+    assert [request.sure for request in source.requests] == [True]
     source.unsure = False
     await world.settle()
     assert (await world.rows(RunRow))[0].collected
-    assert await kept(world.archive) == b"flushed late"
+    assert await stored(world.archive) == b"flushed late"
 
 
 async def test_uncertainty_is_waited_for_but_not_for_ever(
@@ -307,11 +311,11 @@ async def test_the_source_is_shown_the_last_bytes_that_are_kept(clock: Hands) ->
     await world.step()
     source.append(key_of(), b"b" * 10)
     await world.settle()
-    (ask,) = source.asks
-    assert (ask.offset, ask.before, ask.sure) == (70, b"a" * 54 + b"b" * 10, False)
+    (request,) = source.requests
+    assert (request.offset, request.before, request.sure) == (70, b"a" * 54 + b"b" * 10, False)
     await world.restart(database)
     await world.step()
-    assert source.asks == [ask]
+    assert source.requests == [request]
 
 
 async def test_what_a_crash_left_is_judged_when_the_source_answers(clock: Hands) -> None:
@@ -332,7 +336,7 @@ async def test_what_a_crash_left_is_judged_when_the_source_answers(clock: Hands)
     source.unsure = False
     await world.tell(exited())
     await world.settle()
-    assert await kept(archive) == b"recorded|more"
+    assert await stored(archive) == b"recorded|more"
     assert (await world.rows(RunRow))[0].collected
 
 
@@ -353,7 +357,7 @@ async def test_what_a_crash_left_is_kept_if_the_source_stays_silent(clock: Hands
     clock.advance(301)
     await world.settle()
     mark = b"[shiftwork: output is missing from here on: its source did not answer]\n"
-    assert await kept(archive) == b"recorded|the only copy" + mark
+    assert await stored(archive) == b"recorded|the only copy" + mark
     assert (await world.rows(RunRow))[0].collected
 
 
@@ -367,14 +371,14 @@ async def test_the_source_is_told_what_is_recorded_and_no_more(clock: Hands) -> 
     await world.run("copy")
     assert source.told == []
     await world.run("record")
-    assert source.told == [Kept(place, 5, done=False)]
+    assert source.told == [Stored(place, 5, done=False)]
     await world.tell(exited())
     await world.settle()
-    assert source.told[-1] == Kept(place, 5, done=True)
+    assert source.told[-1] == Stored(place, 5, done=True)
     # A process that died before it could say so is followed by one that does.
     source.told.clear()
     await world.restart(database)
-    assert source.told == [Kept(place, 0, done=True)]
+    assert source.told == [Stored(place, 0, done=True)]
     clock.advance(3601)
     source.told.clear()
     await world.restart(database)
@@ -391,13 +395,15 @@ async def test_the_source_is_told_to_keep_a_line_that_may_still_be_overwritten(
     source.append(key_of(), b"begins\n\r 10%\r 20%")
     await world.step()
     # The line before the bar is kept, the bar's first state skipped, and its second one neither.
-    assert source.told == [Kept(Address(key_of(), "n0"), len(b"begins\n\r 10%"), done=False)]
+    assert source.told == [Stored(Address(key_of(), "n0"), len(b"begins\n\r 10%"), done=False)]
     await world.restart(database)
     await world.step()
     await world.tell(exited())
     await world.settle()
-    assert await kept(world.archive) == b"begins\n\r 20%"
-    assert source.told[-1] == Kept(Address(key_of(), "n0"), len(b"begins\n\r 10%\r 20%"), done=True)
+    assert await stored(world.archive) == b"begins\n\r 20%"
+    assert source.told[-1] == Stored(
+        Address(key_of(), "n0"), len(b"begins\n\r 10%\r 20%"), done=True
+    )
 
 
 class Forgetful(MemorySource):
@@ -407,14 +413,18 @@ class Forgetful(MemorySource):
         super().__init__()
         self.dropped: dict[OutputKey, int] = {}
 
-    async def read(self, asks: Sequence[Ask], bytes_max: int) -> Sequence[Got | None]:
-        for ask in asks:
-            gone = self.dropped.get(ask.address.key, 0)
-            assert ask.offset >= gone, f"asks for byte {ask.offset}, and {gone} were dropped"
-        return await super().read(asks, bytes_max)
+    async def read(
+        self, requests: Sequence[ReadRequest], bytes_max: int
+    ) -> Sequence[ReadResult | None]:
+        for request in requests:
+            gone = self.dropped.get(request.address.key, 0)
+            assert request.offset >= gone, (
+                f"asks for byte {request.offset}, and {gone} were dropped"
+            )
+        return await super().read(requests, bytes_max)
 
-    async def kept(self, kept: Sequence[Kept]) -> None:
-        for each in kept:
+    async def stored(self, stored: Sequence[Stored]) -> None:
+        for each in stored:
             key = each.address.key
             written = len(self.outputs.get(key, b""))
             self.dropped[key] = max(self.dropped.get(key, 0), min(each.offset, written))
@@ -450,7 +460,7 @@ async def test_of_a_full_output_nothing_more_is_wanted(clock: Hands) -> None:
     await world.tell(started())
     source.append(key_of(), b"x" * 5000)
     await world.settle()
-    assert source.told[-1] == Kept(Address(key_of(), "n0"), 2**62, done=False)
+    assert source.told[-1] == Stored(Address(key_of(), "n0"), 2**62, done=False)
 
 
 class FullDisk(MemoryArchive):
@@ -472,7 +482,7 @@ async def test_a_full_disk_is_waited_out(source: MemorySource) -> None:
     assert await world.rows(OutputRow) == []
     archive.full = False
     await world.settle()
-    assert await kept(archive) == b"all of it"
+    assert await stored(archive) == b"all of it"
 
 
 class SlowDisk(MemoryArchive):
@@ -501,7 +511,7 @@ async def test_what_comes_during_a_slow_sync_is_copied_and_recorded_next(
         source.append(key_of(), b"during")
         clock.advance(60)
         await world.run("copy")
-        assert await kept(archive) == b"before during"
+        assert await stored(archive) == b"before during"
         await world.tell(exited())
         await world.run("copy")
         archive.go_on.set()
@@ -529,7 +539,7 @@ async def test_a_new_leader_goes_on_where_the_database_says(
     await world.step()
     source.append(key_of(0), b", and more")
     await world.settle()
-    assert await kept(archive) == b"recorded|unrecorded, and more"
+    assert await stored(archive) == b"recorded|unrecorded, and more"
 
 
 async def test_unrecorded_bytes_stay_if_the_source_is_gone(
@@ -547,7 +557,7 @@ async def test_unrecorded_bytes_stay_if_the_source_is_gone(
     await world.restart(database)
     await world.tell(exited())
     await world.settle()
-    assert await kept(archive) == b"recorded|the only copy"
+    assert await stored(archive) == b"recorded|the only copy"
     (row,) = await world.rows(OutputRow)
     assert (row.size, row.complete) == (22, True)
 
@@ -562,7 +572,7 @@ async def test_what_the_archive_lost_is_read_again(source: MemorySource, clock: 
     await archive.truncate(key_of(), 4, 1)
     await world.restart(database)
     await world.settle()
-    assert await kept(archive) == b"0123456789"
+    assert await stored(archive) == b"0123456789"
     (row,) = await world.rows(OutputRow)
     assert [each.offset for each in await times_of(archive, row)] == [0, 4]
 
@@ -622,19 +632,24 @@ async def test_a_clock_that_is_set_back_repeats_the_last_time(
 class Dated(MemorySource):
     """Says when each line was written: a second after the one before."""
 
-    async def read(self, asks: Sequence[Ask], bytes_max: int) -> Sequence[Got | None]:
-        answers = await super().read(asks, bytes_max)
-        return [got and self._dated(ask, got) for ask, got in zip(asks, answers, strict=True)]
+    async def read(
+        self, requests: Sequence[ReadRequest], bytes_max: int
+    ) -> Sequence[ReadResult | None]:
+        answers = await super().read(requests, bytes_max)
+        return [
+            result and self._dated(request, result)
+            for request, result in zip(requests, answers, strict=True)
+        ]
 
-    def _dated(self, ask: Ask, got: Got) -> Got:
-        output = bytes(self.outputs[ask.address.key])
+    def _dated(self, request: ReadRequest, result: ReadResult) -> ReadResult:
+        output = bytes(self.outputs[request.address.key])
         stamps: list[Timestamp] = []
         begin = 0
         for number, line in enumerate(output.split(b"\n")):
-            if ask.offset <= begin < ask.offset + len(got.data):
-                stamps.append(Timestamp(begin - ask.offset, at(number)))
+            if request.offset <= begin < request.offset + len(result.data):
+                stamps.append(Timestamp(begin - request.offset, at(number)))
             begin += len(line) + 1
-        return Got(got.data, timestamps=tuple(stamps))
+        return ReadResult(result.data, timestamps=tuple(stamps))
 
 
 async def test_the_times_of_the_source_are_kept(clock: Hands) -> None:
@@ -645,7 +660,7 @@ async def test_the_times_of_the_source_are_kept(clock: Hands) -> None:
     source.append(key_of(), b"one\ntwo\n\r 10%\r 20%\nfour\nfive: in the future\n")
     clock.moment = at(3.5)
     await world.settle()
-    assert await kept(world.archive) == b"one\ntwo\n\r 20%\nfour\nfive: in the future\n"
+    assert await stored(world.archive) == b"one\ntwo\n\r 20%\nfour\nfive: in the future\n"
     (row,) = await world.rows(OutputRow)
     assert await times_of(world.archive, row) == [
         Timestamp(0, at(0)),
@@ -694,7 +709,7 @@ async def test_the_only_copy_keeps_its_times(source: MemorySource, clock: Hands)
         await world.restart(database)
         await world.tell(exited())
         await world.settle()
-        assert await kept(archive) == b"recorded|onlyonly"
+        assert await stored(archive) == b"recorded|onlyonly"
         (row,) = await world.rows(OutputRow)
         found = [(each.offset, each.at) for each in await times_of(archive, row)]
         beyond = [(9, at(200))] if damaged else [(9, at(100)), (13, at(101))]
@@ -755,10 +770,10 @@ async def test_no_crash_loses_or_doubles_a_byte(
     await world.tell(exited(2))
     await world.settle()
     for rank in range(2):
-        assert await kept(disk, rank) == bytes(source.outputs.get(key_of(rank), b""))
+        assert await stored(disk, rank) == bytes(source.outputs.get(key_of(rank), b""))
     rows = await world.rows(OutputRow)
     assert [(row.rank, row.complete) for row in rows] == [(0, True), (1, True)]
-    assert [row.size for row in rows] == [len(await kept(disk, rank)) for rank in range(2)]
+    assert [row.size for row in rows] == [len(await stored(disk, rank)) for rank in range(2)]
     for row in rows:
         found = await times_of(disk, row)
         check_times(found, row.size)
@@ -808,7 +823,7 @@ async def test_no_crash_loses_or_doubles_the_last_state_of_a_line(
     await world.settle()
     for rank in range(2):
         wrote = bytes(source.outputs.get(key_of(rank), b""))
-        assert shown(await kept(disk, rank)) == shown(wrote)
+        assert shown(await stored(disk, rank)) == shown(wrote)
     rows = {row.rank: row for row in await world.rows(OutputRow)}
     assert all(row.complete for row in rows.values())
     for rank, row in rows.items():
@@ -834,7 +849,7 @@ async def test_a_bar_is_kept_as_few_lines_and_told_at_a_bounded_rate(
     assert all(chunk.data == b"" and chunk.line.startswith(b"\r") for chunk in lines)
     source.append(key_of(), b"\r100000|####\nnext\n")
     await world.step()
-    output = await kept(world.archive)
+    output = await stored(world.archive)
     assert output.startswith(b"begin\n\r")
     assert output.endswith(b"\r100000|####\nnext\n")
     assert output.count(b"\r") <= 16
@@ -846,12 +861,12 @@ async def test_a_bar_that_nothing_follows_is_kept_at_the_end(
     await world.tell(started())
     source.append(key_of(), b"\r 10%\r 20%")
     await world.step()
-    assert await kept(world.archive) == b""
+    assert await stored(world.archive) == b""
     assert [chunk.line for chunk in world.bus.told] == [b"\r 20%"]
     source.append(key_of(), b"\r 30%")
     await world.tell(exited())
     await world.settle()
-    assert await kept(world.archive) == b"\r 30%"
+    assert await stored(world.archive) == b"\r 30%"
 
 
 async def test_a_state_of_a_bar_is_kept_while_it_goes_on(
@@ -862,14 +877,14 @@ async def test_a_state_of_a_bar_is_kept_while_it_goes_on(
     await world.step()
     world.clock.advance(2)
     await world.step()
-    assert await kept(world.archive) == b"\r 10%"
+    assert await stored(world.archive) == b"\r 10%"
 
 
 async def test_a_prompt_is_kept_and_told_at_once(world: World, source: MemorySource) -> None:
     await world.tell(started())
     source.append(key_of(), b"loading")
     await world.step()
-    assert await kept(world.archive) == b"loading"
+    assert await stored(world.archive) == b"loading"
     assert [chunk.data for chunk in world.bus.told] == [b"loading"]
 
 
@@ -877,7 +892,7 @@ async def test_a_state_of_any_length_is_bounded(world: World, source: MemorySour
     await world.tell(started())
     source.append(key_of(), b"\r" + b"x" * 1_000_000)
     await world.settle()
-    assert await kept(world.archive) == b"\r" + b"x" * 1_000_000
+    assert await stored(world.archive) == b"\r" + b"x" * 1_000_000
 
 
 def fault_at(commit: Point | None) -> Fault:

@@ -18,7 +18,7 @@ from services.log_collector.domain import (
     keep,
     limit_line,
     newest,
-    next_look,
+    next_scan_seconds,
     pieces,
     start_of_last_lines,
     start_of_range,
@@ -220,4 +220,4 @@ PACE = Pace(active=0.05, idle_min=0.1, idle_max=1.0, idle_for_each=0.001, linger
     ],
 )
 def test_the_pace(outputs: int, more: bool, quiet: float, seconds: float | None) -> None:
-    assert next_look(PACE, outputs=outputs, more=more, quiet_seconds=quiet) == seconds
+    assert next_scan_seconds(PACE, outputs=outputs, more=more, quiet_seconds=quiet) == seconds

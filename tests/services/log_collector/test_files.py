@@ -19,7 +19,7 @@ from services.log_collector.domain import (
     unpacked,
 )
 from services.log_collector.sources.files import FileSource, output_path
-from services.log_collector.sources.port import Ask, Got
+from services.log_collector.sources.port import ReadRequest, ReadResult
 from tests.services.log_collector.collector_harness import at, key_of
 
 
@@ -70,9 +70,9 @@ async def test_an_archive_keeps_when_bytes_were_written(archive: Archive) -> Non
     await archive.write([Write(two, 0, b"no times")])
     await archive.write(writes[3:])  # again
     await archive.sync([one, two])
-    kept = [Timestamp(10 * number, at(number)) for number in range(5)]
-    assert await archive.timestamps(one, 0, 10) == kept
-    assert await archive.timestamps(one, 3, 1) == kept[3:4]
+    stored = [Timestamp(10 * number, at(number)) for number in range(5)]
+    assert await archive.timestamps(one, 0, 10) == stored
+    assert await archive.timestamps(one, 3, 1) == stored[3:4]
     assert await archive.timestamps(one, 5, 1) == await archive.timestamps(two, 0, 1) == []
     for offset, before in [(-1, 0), (0, 1), (9, 1), (10, 2), (49, 5)]:
         assert await archive.partition(one, 5, lambda each, o=offset: each.offset <= o) == before
@@ -149,9 +149,9 @@ async def test_files_say_when_they_were_last_written(
     path.parent.mkdir(parents=True)
     path.write_bytes(b"a line\n")
     os.utime(path, (changed_at, changed_at))
-    (got,) = await FileSource(tmp_path).read([Ask(address(), 0, 100)], 100)
-    assert got is not None
-    assert got.timestamps == (Timestamp(0, told),)
+    (result,) = await FileSource(tmp_path).read([ReadRequest(address(), 0, 100)], 100)
+    assert result is not None
+    assert result.timestamps == (Timestamp(0, told),)
 
 
 def test_a_moment_that_cannot_be_is_the_nearest_one() -> None:
@@ -171,12 +171,12 @@ async def test_a_task_cannot_have_other_files_read(tmp_path: Path) -> None:
     source = FileSource(tmp_path)
     path = output_path(tmp_path, address())
     path.parent.mkdir(parents=True)
-    ask = [Ask(address(), 0, 100)]
+    request = [ReadRequest(address(), 0, 100)]
 
-    async def read() -> Got:
-        (got,) = await source.read(ask, 100)
-        assert got is not None
-        return got
+    async def read() -> ReadResult:
+        (result,) = await source.read(request, 100)
+        assert result is not None
+        return result
 
     path.symlink_to(secret)
     assert (await read()).problem
@@ -185,7 +185,7 @@ async def test_a_task_cannot_have_other_files_read(tmp_path: Path) -> None:
     assert (await read()).problem == "it is not a plain file of its own"
     path.unlink()
     os.mkfifo(path)
-    assert await read() == Got()
+    assert await read() == ReadResult()
     path.unlink()
     folder = path.parent
     folder.rmdir()

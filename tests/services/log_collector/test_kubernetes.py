@@ -22,7 +22,7 @@ from services.log_collector.domain import Address, OutputKey
 from services.log_collector.sources.kubernetes import KubernetesSource
 from services.log_collector.sources.kubernetes_api import ClusterError, configuration_of
 from services.log_collector.sources.kubernetes_streams import GAP, Finder, Place
-from services.log_collector.sources.port import Ask, Got, Kept
+from services.log_collector.sources.port import ReadRequest, ReadResult, Stored
 from services.log_collector.store import OutputRow, RunRow
 from tests.services.log_collector.collector_harness import (
     Hands,
@@ -92,29 +92,29 @@ class Reading:
     source: KubernetesSource
     where: Address = field(default_factory=address)
     data: bytes = b""
-    last: Got = field(default_factory=Got)
+    last: ReadResult = field(default_factory=ReadResult)
 
-    async def once(self, *, sure: bool = False) -> Got:
-        ask = Ask(self.where, len(self.data), 1 << 20, self.data[-64:], sure=sure)
-        (got,) = await self.source.read([ask], 1 << 24)
-        assert got is not None
-        self.data += got.data
-        self.last = got
-        return got
+    async def once(self, *, sure: bool = False) -> ReadResult:
+        request = ReadRequest(self.where, len(self.data), 1 << 20, self.data[-64:], sure=sure)
+        (result,) = await self.source.read([request], 1 << 24)
+        assert result is not None
+        self.data += result.data
+        self.last = result
+        return result
 
     async def until(self, wanted: bytes) -> None:
         async def done() -> bool:
-            got = await self.once()
-            assert not got.problem
+            result = await self.once()
+            assert not result.problem
             return len(self.data) >= len(wanted)
 
         await until(done)
         assert self.data == wanted
 
-    async def end(self) -> Got:
+    async def end(self) -> ReadResult:
         async def done() -> bool:
-            got = await self.once(sure=True)
-            return not (got.data or got.unsure or got.problem)
+            result = await self.once(sure=True)
+            return not (result.data or result.unsure or result.problem)
 
         await until(done)
         return self.last
@@ -133,15 +133,15 @@ async def test_without_an_agent_the_api_server_is_read_and_both_agree(site: Site
     await agent.stop()
     container.write(b"by the API again\n")
     container.end()
-    assert await reading.end() == Got()
+    assert await reading.end() == ReadResult()
     assert reading.data == bytes(container.said)
 
 
 async def _is_read_by_agent(site: Site, reading: Reading) -> bool:
     before = len(site.api.requests)
-    got = await reading.once(sure=True)
+    result = await reading.once(sure=True)
     logs = [each for each in site.api.requests[before:] if "/log" in each]
-    return not (logs or got.unsure or got.data)
+    return not (logs or result.unsure or result.data)
 
 
 async def test_an_agent_that_is_away_for_a_moment_is_waited_for(site: Site) -> None:
@@ -154,11 +154,11 @@ async def test_an_agent_that_is_away_for_a_moment_is_waited_for(site: Site) -> N
     container.write(b"two\n")
     container.end()
     for _ in range(20):
-        got = await reading.once(sure=True)
-        assert got == Got(unsure=True)
+        result = await reading.once(sure=True)
+        assert result == ReadResult(unsure=True)
     assert not any("/log" in each for each in site.api.requests)
     await agent.start()
-    assert await reading.end() == Got()
+    assert await reading.end() == ReadResult()
     assert reading.data == b"one\ntwo\n"
 
 
@@ -181,11 +181,11 @@ async def test_a_silent_node_does_not_hold_up_the_others(site: Site) -> None:
     for number in range(40):
         container.write(b"%d\n" % number)
         begin = time.monotonic()
-        dead = Ask(address(0, "n0"), 0, 100)
-        live = Ask(reading.where, len(reading.data), 100)
+        dead = ReadRequest(address(0, "n0"), 0, 100)
+        live = ReadRequest(reading.where, len(reading.data), 100)
         answers = await source.read([dead, live], 1000)
         slow += time.monotonic() - begin > 0.25
-        assert answers[0] == Got(unsure=True)
+        assert answers[0] == ReadResult(unsure=True)
         assert answers[1] is not None
         reading.data += answers[1].data
         await asyncio.sleep(0.01)
@@ -222,7 +222,7 @@ async def test_a_refusing_api_server_is_a_problem_and_then_none(
     # The list of agents is asked for beside the logs.
     await until(said)
     site.api.refuses = 0
-    assert await reading.end() == Got()
+    assert await reading.end() == ReadResult()
     assert reading.data == b"x\n"
 
 
@@ -252,7 +252,7 @@ async def test_a_pod_without_a_log_file_is_asked_of_the_api_server_too(site: Sit
     site.stack.push_async_callback(agent.stop)
     source = await site.source(fallback_seconds=60.0)
     reading = Reading(source)
-    assert await reading.end() == Got(absent=True) or reading.data == b"x\n"
+    assert await reading.end() == ReadResult(absent=True) or reading.data == b"x\n"
     assert reading.data == b"x\n"
     assert (await Reading(source, address(5)).end()).absent
 
@@ -273,7 +273,7 @@ async def test_a_stream_that_breaks_off_is_taken_up_where_it_was(site: Site) -> 
 
     await until(done)
     container.end()
-    assert await reading.end() == Got()
+    assert await reading.end() == ReadResult()
     assert reading.data == bytes(container.said)
 
 
@@ -382,7 +382,7 @@ async def test_what_is_kept_is_told_to_the_node_even_if_its_agent_was_away(site:
     container.end()
     await reading.end()
     await agent.stop()
-    await source.kept([Kept(address(), 2, done=False), Kept(address(), 2, done=True)])
+    await source.stored([Stored(address(), 2, done=False), Stored(address(), 2, done=True)])
     await asyncio.sleep(0.05)
     await agent.start()
 
@@ -408,7 +408,9 @@ async def test_a_cluster_that_is_not_described_is_named(
 
 async def test_a_source_that_does_not_run_knows_nothing_for_certain(tmp_path: Path) -> None:
     source = KubernetesSource(cluster_of(tmp_path, 1))
-    assert await source.read([Ask(address(), 0, 10, sure=True)], 10) == [Got(unsure=True)]
+    assert await source.read([ReadRequest(address(), 0, 10, sure=True)], 10) == [
+        ReadResult(unsure=True)
+    ]
 
 
 async def test_restarts_of_collector_and_agent_lose_and_double_nothing(site: Site) -> None:

@@ -123,7 +123,7 @@ class KubeClient:
                     await self.transport.renew()
                 if status != 200:  # noqa: PLR2004 - HTTP's OK
                     body = b"".join([piece async for piece in pieces])
-                    raise _refused(status, body) or _unavailable(status, headers, body)
+                    raise _api_error(status, body) or _unavailable(status, headers, body)
                 yield pieces
         except (ConnectionFailedError, ConfigurationError) as problem:
             raise RuntimeUnavailableError(str(problem)) from problem
@@ -132,7 +132,7 @@ class KubeClient:
         """Run a command in a container; empty if it ended with 0, else what was wrong."""
         query = [("container", container), ("stdout", "true"), ("stderr", "true")]
         query += [("command", word) for word in argv]
-        said = ""
+        output = ""
         try:
             async with self.transport.socket(
                 f"{path}/exec", query=query, protocol="v4.channel.k8s.io", seconds=seconds
@@ -140,8 +140,8 @@ class KubeClient:
                 async for message in messages:
                     channel, data = message[0], message[1:]
                     if channel == 3 and data:  # noqa: PLR2004 - the channel of the outcome
-                        return _outcome(orjson.loads(data), said)
-                    said += data.decode(errors="replace")[:MESSAGE_CHARACTERS_MAX]
+                        return _outcome(orjson.loads(data), output)
+                    output += data.decode(errors="replace")[:MESSAGE_CHARACTERS_MAX]
         except (ConnectionFailedError, ConfigurationError) as problem:
             raise RuntimeUnavailableError(str(problem)) from problem
         raise RuntimeUnavailableError("the API server did not say how the command ended")
@@ -177,7 +177,7 @@ class KubeClient:
                 CALLS.labels(method.lower(), "none").inc()
                 if not left or isinstance(problem, ConfigurationError):
                     raise RuntimeUnavailableError(str(problem)) from problem
-                repeated, asked = True, 0.0
+                repeated, retry_after_s = True, 0.0
             else:
                 CALLS.labels(method.lower(), str(answer.status)).inc()
                 if answer.status < 300:  # noqa: PLR2004 - HTTP's success
@@ -186,14 +186,14 @@ class KubeClient:
                     await self.transport.renew()
                     renewed = True
                     continue
-                refused = _refused(answer.status, answer.body, repeated=repeated)
+                refused = _api_error(answer.status, answer.body, repeated=repeated)
                 if refused is not None:
                     raise refused
                 if not left or answer.status == UNAUTHORIZED:
                     raise _unavailable(answer.status, answer.headers, answer.body)
                 repeated = repeated or answer.status >= SERVER_ERROR
-                asked = _retry_after(answer.headers)
-            await pause(max(asked, wait * self._rng.uniform(0.5, 1.5)))
+                retry_after_s = _retry_after(answer.headers)
+            await pause(max(retry_after_s, wait * self._rng.uniform(0.5, 1.5)))
             wait = min(self.limits.pause_most_seconds, wait * 2)
         raise RuntimeUnavailableError("the API server does not accept our credentials")
 
@@ -208,12 +208,12 @@ def _status(body: bytes) -> Json:
     return {"message": body[:MESSAGE_CHARACTERS_MAX].decode(errors="replace")}
 
 
-def _refused(status: int, body: bytes, *, repeated: bool = False) -> ApiError | None:
+def _api_error(status: int, body: bytes, *, repeated: bool = False) -> ApiError | None:
     """The error if this answer will be the same next time; None if it may pass."""
     if status in (UNAUTHORIZED, TOO_MANY) or status >= SERVER_ERROR:
         return None
-    told = _status(body)
-    reason, message = told.get("reason") or "", told.get("message") or ""
+    found = _status(body)
+    reason, message = found.get("reason") or "", found.get("message") or ""
     # Of two writers of one quota one is told to try again.
     if status == CONFLICT and reason == "Conflict" and "resourcequotas" in message:
         return None
@@ -236,10 +236,10 @@ def _retry_after(headers: Mapping[str, str]) -> float:
     return min(float(value), RETRY_AFTER_SECONDS_MAX) if value.isdecimal() else 0.0
 
 
-def _outcome(status: Json, said: str) -> str:
+def _outcome(status: Json, output: str) -> str:
     if status.get("status") == "Success":
         return ""
-    return " ".join(filter(None, ((status.get("message") or "failed"), said.strip())))
+    return " ".join(filter(None, ((status.get("message") or "failed"), output.strip())))
 
 
 def namespaced(namespace: str, kind: str, name: str = "") -> str:
@@ -248,7 +248,7 @@ def namespaced(namespace: str, kind: str, name: str = "") -> str:
     return f"{path}/{quote(name)}" if name else path
 
 
-def client_of(
+def connect_client(
     kubeconfig: Path | None, limits: CallLimits, transport: Transport | None = None
 ) -> KubeClient:
     """A client of the cluster that the file, or the place we run in, names."""

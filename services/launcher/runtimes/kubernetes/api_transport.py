@@ -1,7 +1,7 @@
 """The one door to kubernetes_asyncio: where the API server is, who we are, and bytes to and fro.
 
-``client.py`` calls this; tests wrap it to fail, or to die, at a chosen call. The package's models
-are not used: thousands of pods as its objects would cost more than the pods.
+``api_client.py`` calls this; tests wrap it to fail, or to die, at a chosen call. It does not use
+the package's models: thousands of pods as such objects would cost more than the pods.
 """
 
 from __future__ import annotations

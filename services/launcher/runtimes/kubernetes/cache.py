@@ -33,17 +33,17 @@ class Cache:
         # On which node a pod of somebody else is, and whether among ours, by its uid.
         self._others: dict[str, tuple[str, bool]] = {}
         self._nodes: dict[str, str] = {}
-        self._looks = 0
+        self._listings = 0
         # Up to which version of the cluster the reflectors have told everything.
-        self.pods_told = self.objects_told = 0
+        self.pods_version = self.objects_version = 0
 
     def listing(self) -> Listing:
         """One full look."""
         runs, changed = self.runs.listing()
-        self._looks += 1
-        return Listing(self.nodes.listing(), runs, self._looks, changed)
+        self._listings += 1
+        return Listing(self.nodes.listing(), runs, self._listings, changed)
 
-    def answered(self, thing: Json) -> None:
+    def put_answer(self, thing: Json) -> None:
         """A pod or run object as an answer to a call of ours showed it. The watch may have told of
         its end before: it told everything up to some version."""
         run_id, meta = run_id_of(thing), thing["metadata"]
@@ -52,9 +52,9 @@ class Cache:
             return
         version, is_pod = int(meta["resourceVersion"]), "containers" in thing.get("spec", {})
         if is_pod:
-            if version > self.pods_told or self.runs.pod(meta["name"]) is not None:
+            if version > self.pods_version or self.runs.pod(meta["name"]) is not None:
                 self._put_pod(thing, run_id)
-        elif version > self.objects_told or run_id in self.runs.objects:
+        elif version > self.objects_version or run_id in self.runs.objects:
             self._put_object(thing, run_id)
 
     def put_pod(self, thing: Json) -> None:
@@ -175,21 +175,21 @@ class _Sink(ABC):
             # Of a list, what is named says nothing of what is not named yet.
             self._named.add(thing["metadata"]["uid"])
         else:
-            self.told(version_of(thing))
+            self.note_version(version_of(thing))
         self.take(thing)
 
     def gone(self, thing: Json) -> None:
         """See ``reflector.Sink``."""
-        self.told(version_of(thing))
+        self.note_version(version_of(thing))
         self.drop(thing)
 
     def end(self, version: int) -> None:
         """See ``reflector.Sink``."""
         named, self._named = self._named or set[str](), None
-        self.told(version)
+        self.note_version(version)
         self.forget(named, version)
 
-    def told(self, version: int) -> None:  # noqa: B027 - most kinds need not remember
+    def note_version(self, version: int) -> None:  # noqa: B027 - most kinds need not remember
         """Everything up to this version was told."""
 
     @abstractmethod
@@ -209,9 +209,9 @@ class _Sink(ABC):
 class PodSink(_Sink):
     """Pods in the namespace of the tasks."""
 
-    def told(self, version: int) -> None:
+    def note_version(self, version: int) -> None:
         """See ``_Sink``."""
-        self.cache.pods_told = max(self.cache.pods_told, version)
+        self.cache.pods_version = max(self.cache.pods_version, version)
 
     def take(self, thing: Json) -> None:
         """See ``_Sink``."""
@@ -264,9 +264,9 @@ class NodeSink(_Sink):
 class ObjectSink(_Sink):
     """Run objects."""
 
-    def told(self, version: int) -> None:
+    def note_version(self, version: int) -> None:
         """See ``_Sink``."""
-        self.cache.objects_told = max(self.cache.objects_told, version)
+        self.cache.objects_version = max(self.cache.objects_version, version)
 
     def take(self, thing: Json) -> None:
         """See ``_Sink``."""

@@ -127,13 +127,13 @@ async def _rights(client: KubeClient, namespace: str) -> AsyncIterator[Finding]:
 
 async def _may(client: KubeClient, right: Right, verb: str, namespace: str) -> bool:
     resource, _, subresource = right.resource.partition("/")
-    asked: Json = {"resource": resource, "subresource": subresource, "verb": verb}
+    attributes: Json = {"resource": resource, "subresource": subresource, "verb": verb}
     if right.within:
-        asked["namespace"] = namespace
+        attributes["namespace"] = namespace
     review: Json = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": asked},
+        "spec": {"resourceAttributes": attributes},
     }
     answer = await client.create(REVIEWS, review)
     return bool(answer.get("status", {}).get("allowed"))

@@ -205,10 +205,10 @@ class Nodes:
         for node_id in self._dirty:
             facts = self._facts.get(node_id)
             if facts is not None:
-                seen = self._observe(facts, node_id)
+                observed = self._observe(facts, node_id)
                 # Who looks for what changed compares by identity.
-                if seen != self._observed.get(node_id):
-                    self._observed[node_id] = seen
+                if observed != self._observed.get(node_id):
+                    self._observed[node_id] = observed
             elif node_id in self._orphaned and node_id in self._observed:
                 last = self._observed[node_id].node
                 self._observed[node_id] = ObservedNode(

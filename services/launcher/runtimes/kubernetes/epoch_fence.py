@@ -30,7 +30,7 @@ EPOCH = "epoch"
 TRIES_MAX = 10
 
 
-class Fence:
+class EpochFence:
     """The epoch of whoever commands this namespace."""
 
     def __init__(self, client: KubeClient, namespace: str) -> None:
@@ -84,7 +84,7 @@ class Fence:
             found = await self._client.get(path)
         except ApiError as problem:
             if problem.status != NOT_FOUND:
-                raise told(problem, self._namespace) from problem
+                raise unavailable(problem, self._namespace) from problem
             return await self._create()
         held = _epoch_of(found)
         if held > self._epoch:
@@ -100,7 +100,7 @@ class Fence:
         except ApiError as problem:
             if problem.status in (CONFLICT, NOT_FOUND):
                 return False
-            raise told(problem, self._namespace) from problem
+            raise unavailable(problem, self._namespace) from problem
         return True
 
     async def _create(self) -> bool:
@@ -115,7 +115,7 @@ class Fence:
         except ApiError as problem:
             if problem.exists:
                 return False
-            raise told(problem, self._namespace) from problem
+            raise unavailable(problem, self._namespace) from problem
         return True
 
     async def _read(self) -> int:
@@ -125,7 +125,7 @@ class Fence:
         except ApiError as problem:
             if problem.status == NOT_FOUND:
                 return 0
-            raise told(problem, self._namespace) from problem
+            raise unavailable(problem, self._namespace) from problem
         return _epoch_of(found)
 
 
@@ -141,7 +141,7 @@ def _newer(epoch: int) -> RuntimeDeniedError:
     )
 
 
-def told(problem: ApiError, namespace: str) -> RuntimeUnavailableError:
+def unavailable(problem: ApiError, namespace: str) -> RuntimeUnavailableError:
     """A refusal that is nobody's run's fault, with what to do about it."""
     if problem.status == NOT_FOUND:
         return RuntimeUnavailableError(

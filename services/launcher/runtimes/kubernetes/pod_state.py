@@ -1,7 +1,7 @@
 """What a pod's JSON says about its rank: not started and why, running, or how it ended. Pure.
 
 Called by ``pods.py`` for every change of a pod of ours. The classes are the table of
-``domain/pod_ends.py``; here is only where Kubernetes writes them down.
+``domain/rank_faults.py``; here is only where Kubernetes writes them down.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 from libs.pods.kubernetes_names import MAIN
 from services.launcher.domain.model import Fault, ObservedRank, RankState
 from services.launcher.domain.rank_faults import (
-    Line,
+    FaultRule,
     Wait,
-    ended_as,
+    describe,
+    ended_fault,
     is_own_fault,
-    sentence,
-    waiting_as,
+    waiting_fault,
 )
 
 Json = dict[str, Any]
-WORDS_CHARACTERS_MAX = 300
+TEXT_CHARACTERS_MAX = 300
 OVER_PHASES = ("Succeeded", "Failed")
 SHELL_SIGNAL_BASE = 128
 
@@ -36,7 +36,7 @@ class Place:
     node_id: str
 
 
-def moment(text: str | None) -> datetime | None:
+def parse_time(text: str | None) -> datetime | None:
     """A time of Kubernetes, which has whole seconds."""
     return datetime.fromisoformat(text) if text else None
 
@@ -55,8 +55,8 @@ def only_others_run(pod: Json) -> bool:
     """Whether the task's own container ended and another one keeps the pod from ending. A kubelet
     says Running for a moment longer than any container does."""
     status: Json = pod.get("status", {})
-    every = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
-    others = (each for each in every if each["name"] != MAIN)
+    run_all = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
+    others = (each for each in run_all if each["name"] != MAIN)
     return (
         not is_over(pod)
         and main_is_over(pod)
@@ -75,7 +75,7 @@ def rank_of(pod: Json, place: Place) -> ObservedRank:
             place.rank,
             place.node_id,
             RankState.RUNNING,
-            started_at=moment(started.get("startedAt")),
+            started_at=parse_time(started.get("startedAt")),
         )
     fault, note = _why_pending(pod, place)
     return ObservedRank(place.rank, place.node_id, RankState.PENDING, note=note, fault=fault)
@@ -100,33 +100,33 @@ def vanished(pod: Json | None, last: ObservedRank, *, ordered: bool) -> Observed
         )
     line = _disruption(pod) if pod is not None else None
     fault = line.fault if line is not None else Fault.DELETED
-    return _lost(place, fault, _disruption_words(pod) if pod else "", last.started_at)
+    return _lost(place, fault, _disruption_text(pod) if pod else "", last.started_at)
 
 
-def taken_away(pod: Json, place: Place) -> ObservedRank | None:
+def lost_by_deletion(pod: Json, place: Place) -> ObservedRank | None:
     """The rank as lost, if it ended because somebody had its pod deleted: whatever the program made
     of its SIGTERM, it was not done. None if it goes on, or ended before that."""
     meta: Json = pod["metadata"]
     end: Json = _main(pod).get("state", {}).get("terminated") or {}
-    deadline = moment(meta.get("deletionTimestamp"))
+    deadline = parse_time(meta.get("deletionTimestamp"))
     if deadline is None or not (is_over(pod) or end):
         return None
     asked_at = deadline - timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0)
-    exited_at = moment(end.get("finishedAt"))
+    exited_at = parse_time(end.get("finishedAt"))
     if exited_at is not None and exited_at < asked_at:
         return None
     line = _disruption(pod)
     fault = line.fault if line is not None else Fault.DELETED
-    return _lost(place, fault, _disruption_words(pod), moment(end.get("startedAt")))
+    return _lost(place, fault, _disruption_text(pod), parse_time(end.get("startedAt")))
 
 
-def _lost(place: Place, fault: Fault, words: str, started_at: datetime | None) -> ObservedRank:
+def _lost(place: Place, fault: Fault, text: str, started_at: datetime | None) -> ObservedRank:
     return ObservedRank(
         place.rank,
         place.node_id,
         RankState.LOST,
         started_at=started_at,
-        note=sentence(fault, words),
+        note=describe(fault, text),
         fault=fault,
     )
 
@@ -134,19 +134,19 @@ def _lost(place: Place, fault: Fault, words: str, started_at: datetime | None) -
 def _ended(pod: Json, place: Place) -> ObservedRank:
     status: Json = pod["status"]
     end: Json = _main(pod).get("state", {}).get("terminated") or {}
-    started_at, exited_at = moment(end.get("startedAt")), moment(end.get("finishedAt"))
+    started_at, exited_at = parse_time(end.get("startedAt")), parse_time(end.get("finishedAt"))
     code: int | None = end.get("exitCode")
     if code == 0 and status["phase"] != "Failed":
         return ObservedRank(
             place.rank, place.node_id, RankState.EXITED, 0, None, started_at, exited_at
         )
-    fault, words = _why_ended(pod, end)
+    fault, text = _why_ended(pod, end)
     if fault is not None and not is_own_fault(fault):
-        return _lost(place, fault, words, started_at)
+        return _lost(place, fault, text, started_at)
     if code is None and fault is None:
         # Failed without a word about its container: it never had one.
         unknown = f"{status.get('reason') or 'Failed'}: {status.get('message') or 'no reason'}"
-        return _lost(place, Fault.NODE_REFUSED, cut(unknown), started_at)
+        return _lost(place, Fault.NODE_REFUSED, one_line(unknown), started_at)
     if code is None:
         code = _init_code(pod)
     signal: int | None = end.get("signal") or None
@@ -158,7 +158,7 @@ def _ended(pod: Json, place: Place) -> ObservedRank:
         signal=signal,
         started_at=started_at,
         exited_at=exited_at,
-        note=sentence(fault, words) if fault is not None else words,
+        note=describe(fault, text) if fault is not None else text,
         fault=fault,
     )
 
@@ -167,22 +167,22 @@ def _why_ended(pod: Json, end: Json) -> tuple[Fault | None, str]:
     """The fault, if it is more than a code, and the cluster's words."""
     status: Json = pod["status"]
     reason, message = status.get("reason") or "", status.get("message") or ""
-    if line := ended_as(reason, message):
-        return line.fault, cut(message)
+    if line := ended_fault(reason, message):
+        return line.fault, one_line(message)
     if line := _disruption(pod):
-        return line.fault, _disruption_words(pod)
-    if line := ended_as(end.get("reason") or ""):
-        return line.fault, cut(end.get("message") or _limit(pod, line))
+        return line.fault, _disruption_text(pod)
+    if line := ended_fault(end.get("reason") or ""):
+        return line.fault, one_line(end.get("message") or _limit(pod, line))
     if not end and (failed := _failed_init(pod)):
         ended: Json = failed["state"]["terminated"]
-        if line := ended_as(ended.get("reason") or ""):
-            return line.fault, f"{failed['name']} {cut(ended.get('message') or '')}".strip()
-        words = f"{failed['name']} ended with code {ended.get('exitCode')}"
-        return Fault.INIT_FAILED, f"{words} {cut(ended.get('message') or '')}".strip()
-    return None, cut(end.get("message") or "")
+        if line := ended_fault(ended.get("reason") or ""):
+            return line.fault, f"{failed['name']} {one_line(ended.get('message') or '')}".strip()
+        text = f"{failed['name']} ended with code {ended.get('exitCode')}"
+        return Fault.INIT_FAILED, f"{text} {one_line(ended.get('message') or '')}".strip()
+    return None, one_line(end.get("message") or "")
 
 
-def _limit(pod: Json, line: Line) -> str:
+def _limit(pod: Json, line: FaultRule) -> str:
     if line.fault is not Fault.OUT_OF_MEMORY:
         return ""
     for container in pod["spec"].get("containers", ()):
@@ -192,13 +192,13 @@ def _limit(pod: Json, line: Line) -> str:
     return "its node has no more"
 
 
-def _disruption(pod: Json) -> Line | None:
+def _disruption(pod: Json) -> FaultRule | None:
     found = _condition(pod, "DisruptionTarget", "True")
-    return ended_as(found.get("reason") or "", found.get("message") or "")
+    return ended_fault(found.get("reason") or "", found.get("message") or "")
 
 
-def _disruption_words(pod: Json) -> str:
-    return cut(_condition(pod, "DisruptionTarget", "True").get("message") or "")
+def _disruption_text(pod: Json) -> str:
+    return one_line(_condition(pod, "DisruptionTarget", "True").get("message") or "")
 
 
 def _why_pending(pod: Json, place: Place) -> tuple[Fault, str]:
@@ -207,25 +207,25 @@ def _why_pending(pod: Json, place: Place) -> tuple[Fault, str]:
     for container in _containers(pod):
         waiting: Json = container.get("state", {}).get("waiting") or {}
         reason: str = waiting.get("reason") or ""
-        line = waiting_as(reason)
+        line = waiting_fault(reason)
         if line is not None and line.wait is not Wait.START_DEADLINE:
             image = container.get("image") or ""
-            words = cut(waiting.get("message") or reason)
-            about = f"image {image}: {words}" if line.wait is Wait.IMAGE_PULL else words
-            return line.fault, sentence(line.fault, about)
-        making = making or (f"{reason} {cut(waiting.get('message') or '')}".strip())
+            text = one_line(waiting.get("message") or reason)
+            detail = f"image {image}: {text}" if line.wait is Wait.IMAGE_PULL else text
+            return line.fault, describe(line.fault, detail)
+        making = making or (f"{reason} {one_line(waiting.get('message') or '')}".strip())
     bound = _condition(pod, "PodScheduled")
     if not pod["spec"].get("nodeName"):
-        words = cut(bound.get("message") or "")
+        text = one_line(bound.get("message") or "")
         if bound.get("reason") in ("Unschedulable", "SchedulingGated"):
-            return Fault.UNSCHEDULABLE, sentence(Fault.UNSCHEDULABLE, words)
+            return Fault.UNSCHEDULABLE, describe(Fault.UNSCHEDULABLE, text)
         return Fault.BEING_MADE, "waits to be bound to its node"
-    return Fault.BEING_MADE, sentence(Fault.BEING_MADE, making or f"node {place.node_id} has it")
+    return Fault.BEING_MADE, describe(Fault.BEING_MADE, making or f"node {place.node_id} has it")
 
 
-def cut(words: str) -> str:
+def one_line(text: str) -> str:
     """One line of bounded length."""
-    return " ".join(words.split())[:WORDS_CHARACTERS_MAX]
+    return " ".join(text.split())[:TEXT_CHARACTERS_MAX]
 
 
 def _condition(pod: Json, kind: str, status: str | None = None) -> Json:

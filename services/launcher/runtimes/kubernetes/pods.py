@@ -14,16 +14,16 @@ from typing import Any
 from libs.contracts.ids import RunId, TaskId, is_task_id
 from libs.pods.kubernetes_names import DOMAIN, MANAGED_BY, MANAGER
 from services.launcher.domain.model import Fault, ObservedRank, ObservedRun, RankState
-from services.launcher.domain.rank_faults import sentence
+from services.launcher.domain.rank_faults import describe
 from services.launcher.runtimes.kubernetes.cluster_nodes import Nodes
 from services.launcher.runtimes.kubernetes.pod_state import (
     Place,
     is_over,
+    lost_by_deletion,
     main_is_over,
-    moment,
     only_others_run,
+    parse_time,
     rank_of,
-    taken_away,
     vanished,
 )
 
@@ -44,7 +44,7 @@ class Pod:
     owner_uid: str
     bound: bool
     gpus: tuple[int, ...]
-    seen: ObservedRank
+    observed: ObservedRank
     over: bool
     # Its main container ended while others of it go on.
     only_others: bool
@@ -57,7 +57,7 @@ class Pod:
     # The rank as lost, where it ended only because of that deletion; so it is unless it was ours.
     taken: ObservedRank | None = None
     # Why it is not made yet, which only the cluster's events say.
-    words: str = ""
+    event_text: str = ""
 
 
 @dataclass(slots=True)
@@ -145,11 +145,11 @@ class Runs:
         they are looked at."""
         changed = tuple(self._dirty)
         for run_id in changed:
-            seen = self._observe(run_id)
-            if seen is None:
+            observed = self._observe(run_id)
+            if observed is None:
                 self._observed.pop(run_id, None)
             else:
-                self._observed[run_id] = seen
+                self._observed[run_id] = observed
         self._dirty.clear()
         return dict(self._observed), changed
 
@@ -165,21 +165,21 @@ class Runs:
             return None
         ranks = dict(gone)
         for rank, pod in pods.items():
-            if self._tells(pod):
-                ranks[rank] = self._seen(pod)
+            if self._is_certain(pod):
+                ranks[rank] = self._observed_rank(pod)
             else:
                 ranks.pop(rank, None)
         there = frozenset(rank.node_id for rank in ranks.values())
         # The API server knows of every pod, whatever its node says.
-        return ObservedRun(run_id, ranks, there, whole=all(map(self._tells, pods.values())))
+        return ObservedRun(run_id, ranks, there, whole=all(map(self._is_certain, pods.values())))
 
-    def _tells(self, pod: Pod) -> bool:
+    def _is_certain(self, pod: Pod) -> bool:
         """Whether what is known of a pod is so: of a silent node's only what is final."""
-        return pod.over or pod.lost or not pod.bound or self._nodes.ready(pod.seen.node_id)
+        return pod.over or pod.lost or not pod.bound or self._nodes.ready(pod.observed.node_id)
 
-    def _seen(self, pod: Pod) -> ObservedRank:
+    def _observed_rank(self, pod: Pod) -> ObservedRank:
         if pod.taken is None or pod.lost or self._ordered(pod):
-            return pod.seen
+            return pod.observed
         return pod.taken
 
     # What is learned
@@ -191,7 +191,7 @@ class Runs:
         if known is not None and version < known.version:
             return False
         notes: Json = meta.get("annotations") or {}
-        forgotten_at = moment(notes.get(FORGOTTEN))
+        forgotten_at = parse_time(notes.get(FORGOTTEN))
         if known is not None and known.uid != meta["uid"]:
             self._run_of.pop(known.uid, None)
         self._run_of[meta["uid"]] = run_id
@@ -231,15 +231,15 @@ class Runs:
         if not rank.isdecimal():
             return False
         if known is not None and known.uid != meta["uid"]:
-            self._remove(known, vanished(None, known.seen, ordered=self._ordered(known)))
+            self._remove(known, vanished(None, known.observed, ordered=self._ordered(known)))
             known = None
         pod = self._read(run_id, int(rank), thing, version, known)
         self._pods[name] = pod
-        self._by_run.setdefault(run_id, {})[pod.seen.rank] = pod
+        self._by_run.setdefault(run_id, {})[pod.observed.rank] = pod
         if pod.bound:
-            self._on_node.setdefault(pod.seen.node_id, {})[name] = pod
+            self._on_node.setdefault(pod.observed.node_id, {})[name] = pod
         self._note_use(pod)
-        if known is None or _news(known) != _news(pod):
+        if known is None or _visible(known) != _visible(pod):
             self._dirty.add(run_id)
             return True
         return known.deleting != pod.deleting or known.only_others != pod.only_others
@@ -250,8 +250,8 @@ class Runs:
         bound: str = spec.get("nodeName") or ""
         place = Place(rank, bound or notes.get(NODE, ""))
         over, lost = is_over(thing), known is not None and known.lost
-        words = known.words if known is not None else ""
-        seen = _with_words(self._since(rank_of(thing, place), known), words)
+        event_text = known.event_text if known is not None else ""
+        observed = _with_event_text(self._since(rank_of(thing, place), known), event_text)
         deleting = meta.get("deletionTimestamp") is not None
         done = (known is not None and known.done) or (
             not deleting and (over or main_is_over(thing))
@@ -264,39 +264,39 @@ class Runs:
             owner_uid=owner_uid_of(thing),
             bound=bool(bound),
             gpus=tuple(int(gpu) for gpu in notes.get(GPUS, "").split(",") if gpu.isdecimal()),
-            seen=_given_up(seen) if lost else seen,
+            observed=_given_up(observed) if lost else observed,
             over=over,
             only_others=only_others_run(thing),
             deleting=int(meta.get("deletionGracePeriodSeconds") or 0) if deleting else None,
             lost=lost,
             done=done,
-            taken=None if done else taken_away(thing, place),
-            words=words,
+            taken=None if done else lost_by_deletion(thing, place),
+            event_text=event_text,
         )
 
     def waiting(self, before: datetime) -> Iterator[Pod]:
         """Pods that a node has had since before then, and has not made."""
         for pod in self._pods.values():
-            since = pod.seen.fault_since
-            if pod.bound and pod.seen.fault is Fault.BEING_MADE and since and since <= before:
+            since = pod.observed.fault_since
+            if pod.bound and pod.observed.fault is Fault.BEING_MADE and since and since <= before:
                 yield pod
 
-    def explain(self, pod: Pod, words: str) -> bool:
+    def explain(self, pod: Pod, event_text: str) -> bool:
         """Events say why a pod is not made yet; True if that is news."""
-        if pod.words == words or self._pods.get(pod.name) is not pod:
+        if pod.event_text == event_text or self._pods.get(pod.name) is not pod:
             return False
-        pod.words, pod.seen = words, _with_words(pod.seen, words)
+        pod.event_text, pod.observed = event_text, _with_event_text(pod.observed, event_text)
         self._dirty.add(pod.run_id)
         return True
 
-    def _since(self, seen: ObservedRank, known: Pod | None) -> ObservedRank:
+    def _since(self, observed: ObservedRank, known: Pod | None) -> ObservedRank:
         """With the time from which the rank has had its fault."""
-        if seen.state is not RankState.PENDING:
-            return seen
-        before = known.seen if known is not None else None
-        same = before is not None and before.fault is seen.fault
+        if observed.state is not RankState.PENDING:
+            return observed
+        before = known.observed if known is not None else None
+        same = before is not None and before.fault is observed.fault
         since = before.fault_since if before is not None and same else self._now()
-        return replace(seen, fault_since=since)
+        return replace(observed, fault_since=since)
 
     def drop_pod(self, name: str, thing: Json | None, version: int) -> bool:
         """A pod of ours is gone; ``thing`` is its last state, if that was told."""
@@ -305,12 +305,12 @@ class Runs:
             return False
         if thing is not None and known.uid != thing["metadata"]["uid"]:
             return False
-        last = vanished(thing, known.seen, ordered=self._ordered(known))
+        last = vanished(thing, known.observed, ordered=self._ordered(known))
         taken = known.taken
         if thing is not None and not known.done:
-            taken = taken_away(thing, Place(known.seen.rank, known.seen.node_id))
+            taken = lost_by_deletion(thing, Place(known.observed.rank, known.observed.node_id))
         if known.lost:
-            last = known.seen
+            last = known.observed
         elif taken is not None and not self._ordered(known):
             last = taken
         self._remove(known, last)
@@ -322,18 +322,18 @@ class Runs:
 
     def _remove(self, pod: Pod, last: ObservedRank) -> None:
         del self._pods[pod.name]
-        _drop(self._by_run, pod.run_id, pod.seen.rank)
-        _drop(self._on_node, pod.seen.node_id, pod.name)
-        self._nodes.use_by_us(pod.seen.node_id, pod.name, None)
+        _drop(self._by_run, pod.run_id, pod.observed.rank)
+        _drop(self._on_node, pod.observed.node_id, pod.name)
+        self._nodes.use_by_us(pod.observed.node_id, pod.name, None)
         thing = self.objects.get(pod.run_id)
         if thing is None or thing.forgotten_at is None:
-            self._gone.setdefault(pod.run_id, {})[pod.seen.rank] = last
+            self._gone.setdefault(pod.run_id, {})[pod.observed.rank] = last
         self._dirty.add(pod.run_id)
 
     def give_up(self, pod: Pod) -> None:
         """What runs in the pod is lost with its node, though the pod is still there."""
         if not (pod.lost or pod.over):
-            pod.lost, pod.seen = True, _given_up(pod.seen)
+            pod.lost, pod.observed = True, _given_up(pod.observed)
             self._note_use(pod)
             self._dirty.add(pod.run_id)
 
@@ -344,22 +344,28 @@ class Runs:
     def _note_use(self, pod: Pod) -> None:
         if pod.bound:
             gpus = None if pod.over else pod.gpus
-            self._nodes.use_by_us(pod.seen.node_id, pod.name, gpus, lost=pod.lost)
+            self._nodes.use_by_us(pod.observed.node_id, pod.name, gpus, lost=pod.lost)
 
 
-def _news(pod: Pod) -> tuple[object, ...]:
-    return pod.seen, pod.lost, pod.taken
+def _visible(pod: Pod) -> tuple[object, ...]:
+    return pod.observed, pod.lost, pod.taken
 
 
-def _with_words(seen: ObservedRank, words: str) -> ObservedRank:
-    if not words or seen.fault is not Fault.BEING_MADE or seen.state is not RankState.PENDING:
-        return seen
-    return replace(seen, note=sentence(Fault.BEING_MADE, words))
+def _with_event_text(observed: ObservedRank, event_text: str) -> ObservedRank:
+    if (
+        not event_text
+        or observed.fault is not Fault.BEING_MADE
+        or observed.state is not RankState.PENDING
+    ):
+        return observed
+    return replace(observed, note=describe(Fault.BEING_MADE, event_text))
 
 
-def _given_up(seen: ObservedRank) -> ObservedRank:
+def _given_up(observed: ObservedRank) -> ObservedRank:
     fault = Fault.NODE_LOST
-    return replace(seen, state=RankState.LOST, fault=fault, note=sentence(fault), fault_since=None)
+    return replace(
+        observed, state=RankState.LOST, fault=fault, note=describe(fault), fault_since=None
+    )
 
 
 def _drop(index: dict[Any, dict[Any, Pod]], key: object, inner: object) -> None:

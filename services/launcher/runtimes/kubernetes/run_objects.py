@@ -14,8 +14,8 @@ from weakref import WeakValueDictionary
 
 from libs.contracts.ids import RunId
 from services.launcher.domain.model import Fault
-from services.launcher.domain.rank_faults import sentence
-from services.launcher.manifests import RunObjects, run_labels, run_name
+from services.launcher.domain.rank_faults import describe
+from services.launcher.manifests import RunManifests, run_labels, run_name
 from services.launcher.runtimes.kubernetes.api_client import (
     CONFLICT,
     FORBIDDEN,
@@ -25,8 +25,8 @@ from services.launcher.runtimes.kubernetes.api_client import (
     namespaced,
 )
 from services.launcher.runtimes.kubernetes.cache import Cache
-from services.launcher.runtimes.kubernetes.epoch_fence import Fence, told
-from services.launcher.runtimes.kubernetes.pod_state import cut
+from services.launcher.runtimes.kubernetes.epoch_fence import EpochFence, unavailable
+from services.launcher.runtimes.kubernetes.pod_state import one_line
 from services.launcher.runtimes.kubernetes.pods import ENDED, Pod, owner_uid_of, run_id_of
 from services.launcher.runtimes.port import (
     LaunchRefusedError,
@@ -50,7 +50,7 @@ NOT_NOW = (
 QUOTA = "exceeded quota"
 
 
-class Objects:
+class RunObjectWriter:
     """What is done to objects, in one namespace."""
 
     def __init__(self, client: KubeClient, cache: Cache, namespace: str) -> None:
@@ -64,21 +64,21 @@ class Objects:
 
     # Making
 
-    async def make(self, run_id: RunId, objects: RunObjects, fence: Fence) -> None:
+    async def make(self, run_id: RunId, objects: RunManifests, fence: EpochFence) -> None:
         """Create what is missing: the run object, then what the pods name, then the pods."""
         async with self._making.setdefault(run_id, asyncio.Lock()):
             await self._make(run_id, objects, fence)
 
-    async def _make(self, run_id: RunId, objects: RunObjects, fence: Fence) -> None:
+    async def _make(self, run_id: RunId, objects: RunManifests, fence: EpochFence) -> None:
         uid, fresh = await self._own(run_id, objects.run_object)
         objects = objects.owned_by(uid)
         missing = [pod for pod in objects.pods if self._is_missing(run_id, pod, uid)]
         if not missing:
             return
         beside = [*objects.secrets, *([objects.service] if objects.service else [])]
-        await every(self._create_beside(each, fresh=fresh) for each in beside)
+        await run_all(self._create_beside(each, fresh=fresh) for each in beside)
         await fence.check()
-        await every(self._create_pod(run_id, pod, uid) for pod in missing)
+        await run_all(self._create_pod(run_id, pod, uid) for pod in missing)
 
     async def _own(self, run_id: RunId, thing: Json) -> tuple[str, bool]:
         """The run object's uid, and whether it was made just now. RuntimeDeniedError if the run
@@ -97,7 +97,7 @@ class Objects:
             made, fresh = await self._read(thing), False
             if run_id_of(made) != run_id:
                 raise name_taken(_named(thing)) from problem
-        self._cache.answered(made)
+        self._cache.put_answer(made)
         known = self._cache.runs.objects[run_id]
         if known.ended or known.forgotten_at is not None:
             raise RuntimeDeniedError(f"run {run_id} was ended")
@@ -141,7 +141,7 @@ class Objects:
             made = await self._read(thing)
             if run_id_of(made) != run_id or owner_uid_of(made) != uid:
                 raise name_taken(_named(thing)) from problem
-        self._cache.answered(made)
+        self._cache.put_answer(made)
 
     # Marking and deleting
 
@@ -163,10 +163,10 @@ class Objects:
             },
         }
         try:
-            self._cache.answered(await self._client.create(self.path("configmaps"), thing))
+            self._cache.put_answer(await self._client.create(self.path("configmaps"), thing))
         except ApiError as problem:
             # Made meanwhile: the next try finds it.
-            raise told(problem, self._namespace) from problem
+            raise unavailable(problem, self._namespace) from problem
 
     async def annotate(self, run_id: RunId, notes: Json) -> Json | None:
         """The run object with these annotations; None if there is none."""
@@ -176,19 +176,19 @@ class Objects:
         except ApiError as problem:
             if problem.status == NOT_FOUND:
                 return None
-            raise told(problem, self._namespace) from problem
-        self._cache.answered(made)
+            raise unavailable(problem, self._namespace) from problem
+        self._cache.put_answer(made)
         return made
 
-    async def look_at_pods(self, run_id: RunId) -> None:
+    async def refresh_pods(self, run_id: RunId) -> None:
         """Learn of every pod of a run that there is now, whoever made it."""
         selector = ",".join(f"{key}={value}" for key, value in run_labels(run_id).items())
         try:
             async for items, _ in self._client.pages(self.path("pods"), labelSelector=selector):
                 for thing in items:
-                    self._cache.answered(thing)
+                    self._cache.put_answer(thing)
         except ApiError as problem:
-            raise told(problem, self._namespace) from problem
+            raise unavailable(problem, self._namespace) from problem
 
     async def delete_pod(self, pod: Pod, grace: int) -> None:
         """Have it deleted; it is gone when it is seen gone. A pod that is being deleted already is
@@ -203,9 +203,9 @@ class Objects:
         except ApiError as problem:
             if problem.status == CONFLICT:
                 raise RuntimeUnavailableError(f"pod {pod.name} is another one now") from problem
-            raise told(problem, self._namespace) from problem
+            raise unavailable(problem, self._namespace) from problem
         if left is not None and left.get("kind") == "Pod":
-            self._cache.answered(left)
+            self._cache.put_answer(left)
 
     async def warning_about(self, pod: Pod) -> str:
         """The newest of the cluster's warnings about a pod; empty if there is none."""
@@ -215,26 +215,26 @@ class Objects:
                 self.path("events"), fieldSelector=selector, limit=str(WARNINGS_MAX)
             )
         except ApiError as problem:
-            raise told(problem, self._namespace) from problem
+            raise unavailable(problem, self._namespace) from problem
         items: list[Json] = found.get("items") or []
         if not items:
             return ""
         newest = max(items, key=lambda event: int(event["metadata"]["resourceVersion"]))
-        return cut(f"{newest.get('reason') or ''}: {newest.get('message') or ''}")
+        return one_line(f"{newest.get('reason') or ''}: {newest.get('message') or ''}")
 
     async def delete(self, kind: str, name: str, options: Json | None = None) -> None:
         """Have one object deleted; it may be gone already."""
         try:
             await self._client.delete(self.path(kind, name), options)
         except ApiError as problem:
-            raise told(problem, self._namespace) from problem
+            raise unavailable(problem, self._namespace) from problem
 
 
 def _named(thing: Json) -> str:
     return f"{thing['kind']} {thing['metadata']['name']}"
 
 
-async def every(calls: Iterable[Awaitable[None]]) -> None:
+async def run_all(calls: Iterable[Awaitable[None]]) -> None:
     """Make every call, side by side; then raise the worst failure: a denial, then a refusal."""
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
@@ -260,7 +260,7 @@ def refusal(
     if problem.status == FORBIDDEN and not any(sign in problem.message for sign in NOT_NOW):
         over = QUOTA in problem.message
         return _refused(Fault.OVER_QUOTA if over else Fault.NOT_ADMITTED, words)
-    return told(problem, namespace)
+    return unavailable(problem, namespace)
 
 
 def name_taken(what: str) -> LaunchRefusedError:
@@ -269,4 +269,4 @@ def name_taken(what: str) -> LaunchRefusedError:
 
 
 def _refused(fault: Fault, words: str) -> LaunchRefusedError:
-    return LaunchRefusedError(fault, sentence(fault, words))
+    return LaunchRefusedError(fault, describe(fault, words))

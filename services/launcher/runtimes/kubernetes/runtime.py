@@ -20,9 +20,9 @@ from libs.pods.kubernetes_names import MAIN, MANAGED_BY, MANAGER
 from libs.service import observability
 from libs.service.loop import pause
 from services.launcher.domain.model import Fault, Listing, RankState
-from services.launcher.domain.rank_faults import sentence
-from services.launcher.manifests import PodSite, RunObjects, objects_of, run_name
-from services.launcher.runtimes.kubernetes.api_client import CallLimits, KubeClient, client_of
+from services.launcher.domain.rank_faults import describe
+from services.launcher.manifests import PodSite, RunManifests, build_manifests, run_name
+from services.launcher.runtimes.kubernetes.api_client import CallLimits, KubeClient, connect_client
 from services.launcher.runtimes.kubernetes.api_transport import Transport
 from services.launcher.runtimes.kubernetes.cache import (
     Cache,
@@ -33,13 +33,13 @@ from services.launcher.runtimes.kubernetes.cache import (
 )
 from services.launcher.runtimes.kubernetes.cluster_check import check
 from services.launcher.runtimes.kubernetes.cluster_nodes import CONTROL_PLANE_LABEL, NodeRules
-from services.launcher.runtimes.kubernetes.epoch_fence import Fence
+from services.launcher.runtimes.kubernetes.epoch_fence import EpochFence
 from services.launcher.runtimes.kubernetes.pods import (
     FORGOTTEN,
     Pod,
 )
 from services.launcher.runtimes.kubernetes.reflector import Reflector, WatchPolicy
-from services.launcher.runtimes.kubernetes.run_objects import Objects, every
+from services.launcher.runtimes.kubernetes.run_objects import RunObjectWriter, run_all
 from services.launcher.runtimes.port import (
     LaunchRefusedError,
     RunOrder,
@@ -62,13 +62,13 @@ class KubePolicy:
     rules: NodeRules = field(default_factory=NodeRules)
     watch: WatchPolicy = field(default_factory=WatchPolicy)
     # How long a look waits for the first lists.
-    first_look_seconds: float = 30.0
+    first_scan_seconds: float = 30.0
     # A forgotten run's pods and their logs stay so long.
     pods_keep: timedelta = timedelta(seconds=60)
     sweep_tick_seconds: float = 5.0
     # A pod that its node has had for so long and not made is asked about; so many at a time.
-    ask_after: timedelta = timedelta(seconds=8)
-    ask_max: int = 8
+    events_after: timedelta = timedelta(seconds=8)
+    events_max: int = 8
     # Of pods whose node does not answer, once they are given up.
     lost_grace_seconds: float = 35.0
 
@@ -83,7 +83,7 @@ class KubernetesRuntime:
         self,
         client: KubeClient,
         policy: KubePolicy,
-        build: Callable[[RunOrder, Cache], RunObjects],
+        build: Callable[[RunOrder, Cache], RunManifests],
         *,
         at_start: Callable[[], Coroutine[Any, Any, None]],
         now: Callable[[], datetime],
@@ -93,13 +93,13 @@ class KubernetesRuntime:
         self._at_start = at_start
         self._strays = set[str]()
         # When events about a run's pods were last asked for, in the event loop's seconds.
-        self._asked = dict[RunId, float]()
+        self._events_read_at = dict[RunId, float]()
         # Runs whose pods are being deleted at this moment.
         self._ending = set[RunId]()
         self._hint: Callable[[], None] = lambda: None
         self.cache = Cache(policy.rules, now, self._changed)
-        self._fence = Fence(client, policy.namespace)
-        self._objects = Objects(client, self.cache, policy.namespace)
+        self._fence = EpochFence(client, policy.namespace)
+        self._objects = RunObjectWriter(client, self.cache, policy.namespace)
         self._led = asyncio.Event()
         self._log = observability.log("launcher")
         selector = policy.node_selector or f"!{CONTROL_PLANE_LABEL}"
@@ -159,13 +159,13 @@ class KubernetesRuntime:
         """See ``port.Runtime``."""
         if not self._fence.taken:
             await self._fence.check()
-        await self._known()
+        await self._wait_for_lists()
         return self.cache.listing()
 
-    async def _known(self) -> None:
+    async def _wait_for_lists(self) -> None:
         """Wait for full lists from after we began to lead."""
         try:
-            async with asyncio.timeout(self._policy.first_look_seconds):
+            async with asyncio.timeout(self._policy.first_scan_seconds):
                 for reflector in self._reflectors:
                     await reflector.fresh()
         except TimeoutError:
@@ -175,12 +175,12 @@ class KubernetesRuntime:
     async def launch(self, order: RunOrder) -> None:
         """See ``port.Runtime``. The run object comes first, and the Secret before the pods that
         name it; nothing of these is ever read back by us."""
-        await self._known()
+        await self._wait_for_lists()
         try:
             objects = self._build(order, self.cache)
         except PodRefusedError as problem:
-            words = sentence(Fault.AGAINST_POLICY, str(problem))
-            raise LaunchRefusedError(Fault.AGAINST_POLICY, words) from problem
+            text = describe(Fault.AGAINST_POLICY, str(problem))
+            raise LaunchRefusedError(Fault.AGAINST_POLICY, text) from problem
         await self._fence.check()
         await self._objects.make(order.run_id, objects, self._fence)
         silent = {rank.node_id for rank in order.ranks if not self.cache.nodes.ready(rank.node_id)}
@@ -193,30 +193,28 @@ class KubernetesRuntime:
         pods = [
             pod
             for pod in self.cache.runs.pods_of(run_id)
-            if pod.seen.state is RankState.RUNNING and pod.seen.node_id in node_ids
+            if pod.observed.state is RankState.RUNNING and pod.observed.node_id in node_ids
         ]
-        await every(self._signal(pod, signal) for pod in pods)
+        await run_all(self._signal(pod, signal) for pod in pods)
 
-    async def end(
-        self, run_id: RunId, node_ids: frozenset[str], *, patience_seconds: float
-    ) -> None:
+    async def end(self, run_id: RunId, node_ids: frozenset[str], *, grace_seconds: float) -> None:
         """See ``port.Runtime``. A pod that somebody outdated still makes after this is found by the
         watch, and ended as a stray."""
         del node_ids
-        await self._known()
+        await self._wait_for_lists()
         await self._fence.check()
         await self._objects.mark_ended(run_id, self._now())
-        grace = max(1, math.ceil(patience_seconds))
+        grace = max(1, math.ceil(grace_seconds))
         # Asked now, and not taken from what is known: an earlier leader may have made more.
-        await self._objects.look_at_pods(run_id)
+        await self._objects.refresh_pods(run_id)
         alive = [pod for pod in self.cache.runs.pods_of(run_id) if not pod.over]
         self._ending.add(run_id)
         try:
-            await every(self._objects.delete_pod(pod, grace) for pod in alive)
+            await run_all(self._objects.delete_pod(pod, grace) for pod in alive)
         finally:
             self._ending.discard(run_id)
         silent = {
-            pod.seen.node_id
+            pod.observed.node_id
             for pod in self.cache.runs.pods_of(run_id)
             if not (pod.over or pod.lost or self._answers(pod))
         }
@@ -227,39 +225,41 @@ class KubernetesRuntime:
         """See ``port.Runtime``. Pods that are kept stay for a while, for whoever describes them;
         the run object does in any case, so that no late launch makes them anew."""
         del node_ids
-        await self._known()
+        await self._wait_for_lists()
         await self._fence.check()
         if any(not (pod.over or pod.lost) for pod in self.cache.runs.pods_of(run_id)):
             raise RuntimeUnavailableError(f"run {run_id} is not over")
         known = self.cache.runs.objects.get(run_id)
         if known is not None and known.forgotten_at is None:
-            moment = self._now().isoformat(timespec="seconds")
-            if await self._objects.annotate(run_id, {FORGOTTEN: moment}) is None:
+            forgotten_at = self._now().isoformat(timespec="seconds")
+            if await self._objects.annotate(run_id, {FORGOTTEN: forgotten_at}) is None:
                 self.cache.gone_object(known.uid, known.version)
                 known = None
         if known is None or not keep:
             # Where somebody has deleted the run object, the rest follows by itself.
-            await every(self._objects.delete_pod(pod, 1) for pod in self.cache.runs.pods_of(run_id))
+            await run_all(
+                self._objects.delete_pod(pod, 1) for pod in self.cache.runs.pods_of(run_id)
+            )
         self.cache.runs.forget(run_id)
         self._hint()
 
     async def fence(self, node_id: str) -> None:
         """See ``port.Runtime``. The pods stay until their node or its deletion ends them, and hold
         their GPUs; no platform's word of theirs is accepted any more."""
-        await self._known()
+        await self._wait_for_lists()
         await self._fence.check()
         if self.cache.nodes.ready(node_id):
             raise RuntimeUnavailableError(f"node {node_id} answers again")
         pods = [pod for pod in self.cache.runs.pods_on(node_id) if not pod.over]
         grace = max(1, math.ceil(self._policy.lost_grace_seconds))
-        await every(self._objects.delete_pod(pod, grace) for pod in pods if pod.deleting is None)
+        await run_all(self._objects.delete_pod(pod, grace) for pod in pods if pod.deleting is None)
         for pod in pods:
             self.cache.runs.give_up(pod)
         if pods:
             self._hint()
 
     def _answers(self, pod: Pod) -> bool:
-        return not pod.bound or self.cache.nodes.ready(pod.seen.node_id)
+        return not pod.bound or self.cache.nodes.ready(pod.observed.node_id)
 
     async def _signal(self, pod: Pod, signal: int) -> None:
         problem = await self._client.run_in(
@@ -280,7 +280,7 @@ class KubernetesRuntime:
             await pause(self._policy.sweep_tick_seconds)
             try:
                 await self.sweep()
-                await self._ask_why()
+                await self._read_pod_events()
             except (RuntimeUnavailableError, RuntimeDeniedError) as problem:
                 self._log.warning("not cleared away yet", problem=str(problem))
 
@@ -298,31 +298,33 @@ class KubernetesRuntime:
             return
         await self._fence.check()
         grace = max(1, math.ceil(self._policy.lost_grace_seconds))
-        await every(self._objects.delete_pod(pod, grace) for pod in left)
-        await every(self._clear(run_id, thing.uid) for run_id, thing, _ in old)
+        await run_all(self._objects.delete_pod(pod, grace) for pod in left)
+        await run_all(self._clear(run_id, thing.uid) for run_id, thing, _ in old)
 
-    async def _ask_why(self) -> None:
+    async def _read_pod_events(self) -> None:
         """Learn from events why pods are not made: of each run one, and of so many runs."""
-        waiting = self.cache.runs.waiting(self._now() - self._policy.ask_after)
+        waiting = self.cache.runs.waiting(self._now() - self._policy.events_after)
         first = {pod.run_id: pod for pod in waiting}
         # Those that were asked about longest ago come first.
-        order = sorted(first.values(), key=lambda pod: self._asked.get(pod.run_id, 0.0))
-        self._asked = {run_id: when for run_id, when in self._asked.items() if run_id in first}
-        for pod in order[: self._policy.ask_max]:
-            self._asked[pod.run_id] = asyncio.get_running_loop().time()
+        order = sorted(first.values(), key=lambda pod: self._events_read_at.get(pod.run_id, 0.0))
+        self._events_read_at = {
+            run_id: when for run_id, when in self._events_read_at.items() if run_id in first
+        }
+        for pod in order[: self._policy.events_max]:
+            self._events_read_at[pod.run_id] = asyncio.get_running_loop().time()
             if self.cache.runs.explain(pod, await self._objects.warning_about(pod)):
                 self._hint()
 
     async def _clear(self, run_id: RunId, uid: str) -> None:
         """Its pods, and the object that owns the rest. What may still run is not touched."""
         pods = self.cache.runs.pods_of(run_id)
-        await every(self._objects.delete_pod(pod, 1) for pod in pods if pod.over)
+        await run_all(self._objects.delete_pod(pod, 1) for pod in pods if pod.over)
         if all(pod.over for pod in pods):
             options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
             await self._objects.delete("configmaps", run_name(run_id), options)
 
 
-def runtime_of(
+def build_runtime(
     settings: LauncherSettings,
     *,
     now: Callable[[], datetime],
@@ -336,9 +338,9 @@ def runtime_of(
         master_port_last=settings.master_port_last,
     )
 
-    def build(order: RunOrder, cache: Cache) -> RunObjects:
+    def build(order: RunOrder, cache: Cache) -> RunManifests:
         labels = {rank.node_id: cache.nodes.labels(rank.node_id) for rank in order.ranks}
-        return objects_of(order, policy, site, labels)
+        return build_manifests(order, policy, site, labels)
 
     limits = CallLimits(
         parallel_max=settings.kube_parallel_max,
@@ -346,7 +348,7 @@ def runtime_of(
         tries_max=settings.kube_tries_max,
         page_objects=settings.kube_page_objects,
     )
-    client = client_of(settings.kube_config, limits, transport)
+    client = connect_client(settings.kube_config, limits, transport)
 
     async def examine() -> None:
         for finding in await check(settings, client):
@@ -369,7 +371,7 @@ def runtime_of(
             watch=WatchPolicy(
                 life_seconds=settings.kube_watch_seconds, idle_seconds=settings.kube_idle_seconds
             ),
-            first_look_seconds=settings.kube_first_look_seconds,
+            first_scan_seconds=settings.kube_first_look_seconds,
             pods_keep=timedelta(seconds=settings.kube_pods_keep_seconds),
             sweep_tick_seconds=settings.kube_sweep_tick_seconds,
             lost_grace_seconds=settings.patience_seconds,

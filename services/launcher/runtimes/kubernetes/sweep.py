@@ -20,12 +20,12 @@ from services.launcher.runtimes.kubernetes.api_client import (
     ApiError,
     CallLimits,
     KubeClient,
-    client_of,
+    connect_client,
     namespaced,
 )
 from services.launcher.runtimes.kubernetes.epoch_fence import NAME
 from services.launcher.runtimes.kubernetes.pods import TASK
-from services.launcher.runtimes.kubernetes.run_objects import every
+from services.launcher.runtimes.kubernetes.run_objects import run_all
 from services.launcher.runtimes.port import RuntimeUnavailableError
 
 Json = dict[str, Any]
@@ -38,10 +38,10 @@ async def sweep(client: KubeClient, namespace: str, seconds_max: float) -> list[
     ends_s = loop.time() + seconds_max
     ours = f"{MANAGED_BY}={MANAGER}"
     runs = await _names(client, namespace, "configmaps", f"{ours},{TASK}")
-    await every(_delete(client, namespace, "configmaps", name) for name in runs)
+    await run_all(_delete(client, namespace, "configmaps", name) for name in runs)
     # What the collector of garbage has not reached, and what lost its owner before.
     left = await _names(client, namespace, "pods", f"{ours},{TASK}")
-    await every(_delete(client, namespace, "pods", name) for name in left)
+    await run_all(_delete(client, namespace, "pods", name) for name in left)
     while left and loop.time() < ends_s:
         await pause(LOOK_SECONDS)
         left = await _names(client, namespace, "pods", f"{ours},{TASK}")
@@ -65,7 +65,7 @@ async def _delete(client: KubeClient, namespace: str, kind: str, name: str) -> N
 
 
 async def _main(arguments: argparse.Namespace) -> int:
-    client = client_of(arguments.kubeconfig, CallLimits())
+    client = connect_client(arguments.kubeconfig, CallLimits())
     try:
         left = await sweep(client, arguments.namespace, arguments.seconds)
     except (ApiError, RuntimeUnavailableError) as problem:

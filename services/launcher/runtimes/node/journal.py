@@ -95,7 +95,7 @@ class Journal:
         the disk now may not be among them yet, so it is written into the new file, too."""
         waiting = b"".join(job.data for job in self._waiting if not job.fresh)
         data = b"".join(_line(record) for record in records) + waiting
-        self._order(_Job(data, _said, fresh=True))
+        self._order(_Job(data, _report_failure, fresh=True))
 
     def poll(self) -> None:
         """Call ``then`` of what the disk has answered."""
@@ -263,6 +263,6 @@ def _write(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _said(error: OSError | None) -> None:
+def _report_failure(error: OSError | None) -> None:
     if error is not None:
         report(f"cannot rewrite the journal, so it goes on growing: {error}")

@@ -95,11 +95,11 @@ class Output:
         # Bytes that could not be written since the last one that could, and why.
         self._lost, self._why = 0, ""
         # Lines that the output still needs.
-        self._marks: list[str] = []
+        self._notes: list[str] = []
         try:
             self.pipe = open_pipe(folder)
             if resumed:
-                self._marks.append(RESUMED)
+                self._notes.append(RESUMED)
         except FileNotFoundError:
             self.over = True
         except OSError as error:
@@ -148,7 +148,7 @@ class Output:
         except OSError as error:
             self._lose(data, error.strerror or str(error))
         if self._full:
-            self._marks.append(LIMIT.format(self.bytes_max))
+            self._notes.append(LIMIT.format(self.bytes_max))
             with suppress(OSError):
                 self.settle()
 
@@ -156,16 +156,16 @@ class Output:
         """Write the lines that say what is missing. OSError if that is not possible now."""
         self._check_file()
         if self._lost:
-            self._mark(LOST.format(self._lost, self._why))
+            self._write_note(LOST.format(self._lost, self._why))
             self._lost, self._why = 0, ""
-        while self._marks:
-            self._mark(self._marks[0])
-            del self._marks[0]
+        while self._notes:
+            self._write_note(self._notes[0])
+            del self._notes[0]
 
     def lose(self, error: OSError) -> None:
         """Give it up, and say so in its file."""
         report(f"the output in {self.folder} is lost: {error}")
-        self._marks.append(BROKEN.format(error.strerror or error))
+        self._notes.append(BROKEN.format(error.strerror or error))
         self.close_pipe()
 
     def close_pipe(self) -> None:
@@ -187,7 +187,7 @@ class Output:
         self._lost += len(data)
         self._why = why
 
-    def _mark(self, text: str) -> None:
+    def _write_note(self, text: str) -> None:
         """Write a whole line of ours. OSError, and nothing is written, if the disk is full."""
         line = f"[shiftwork: {text}]\n".encode(errors="replace")
         before = self._size, self._in_line
@@ -226,7 +226,7 @@ class Output:
             self._file = fresh
             found = os.fstat(fresh)
         if found.st_size < self._size:
-            self._marks.append(CUT.format(found.st_size))
+            self._notes.append(CUT.format(found.st_size))
             os.ftruncate(self._file, self._size)
 
 
@@ -245,22 +245,22 @@ class Writer:
         assert self.channel is not None, "a writer begins with its supervisor"
         control = self.channel.fileno()
         self.poll.register(control, select.EPOLLIN)
-        while self._serves() or self.outputs:
-            waits = not self._serves() or any(o.pipe < 0 for o in self.outputs.values())
+        while self._has_supervisor() or self.outputs:
+            waits = not self._has_supervisor() or any(o.pipe < 0 for o in self.outputs.values())
             for fd, _ in self.poll.poll(POLL_SECONDS if waits else None):
                 if fd == control:
-                    self._hear()
+                    self._receive()
                 elif (output := self.by_pipe.get(fd)) is not None:
                     self._copy(output)
             for number, output in list(self.outputs.items()):
-                if output.finishing or output.pipe < 0 or not self._serves():
+                if output.finishing or output.pipe < 0 or not self._has_supervisor():
                     self._tend(number, output)
 
-    def _serves(self) -> bool:
+    def _has_supervisor(self) -> bool:
         """Whether the supervisor is still there."""
         return self.channel is not None
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         assert self.channel is not None, "it is registered only while it is there"
         message = self.channel.recv(MESSAGE_BYTES_MAX)
         if not message:
@@ -268,9 +268,9 @@ class Writer:
             self.channel.close()
             self.channel = None
             return
-        self._obey(json.loads(message))
+        self._handle(json.loads(message))
 
-    def _obey(self, order: Mapping[str, Any]) -> None:
+    def _handle(self, order: Mapping[str, Any]) -> None:
         if order["op"] == "begin":
             self.bytes_max = order["bytes_max"]
             _take_over(order["folder"])
@@ -280,7 +280,7 @@ class Writer:
             output = self.outputs.get(order["id"])
             if output is None:
                 # It has ended already.
-                self._say_finished(order["id"])
+                self._report_finished(order["id"])
             else:
                 output.finishing = True
                 if order["ending"]:
@@ -322,7 +322,7 @@ class Writer:
         output.close()
         del self.outputs[number]
         if output.finishing:
-            self._say_finished(number)
+            self._report_finished(number)
 
     def _settle(self, output: Output) -> bool:
         """Write what the output still needs. False if the disk is full: the line that says what is
@@ -337,7 +337,7 @@ class Writer:
             report(f"the output in {output.folder} ends without its last lines: {error}")
         return True
 
-    def _say_finished(self, number: int) -> None:
+    def _report_finished(self, number: int) -> None:
         if self.channel is not None:
             with suppress(OSError):
                 self.channel.send(json.dumps({"id": number}).encode())

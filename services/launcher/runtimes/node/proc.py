@@ -149,7 +149,7 @@ def descendants(pid: int) -> list[Stat]:
 
 def environment(pid: int) -> bytes:
     """What a process was started with: ``NAME=value`` pairs, each with a NUL behind it. It may wait
-    for that process for ever; ``environments.py`` does not."""
+    for that process for ever; ``rank_processes.py`` does not."""
     return _read(f"/proc/{pid}/environ")
 
 

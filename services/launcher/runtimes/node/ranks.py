@@ -30,7 +30,7 @@ DELAY_FIRST_S, DELAY_MOST_S, RECORD_AGAIN_S = 0.001, 0.05, 1.0
 # A process that may not be ended (a setuid program of another user) is tried again this often.
 REFUSED_DELAY_S = 1.0
 # Without control groups, a group is empty when it was found so twice in a row.
-EMPTY_LOOKS = 2
+EMPTY_SCANS = 2
 
 
 def _ignore(_: Exception | None) -> None:
@@ -445,7 +445,7 @@ class Ranks:
             self.cgroups.kill(rank.name)
             return False
         if populated is None:
-            for _ in range(EMPTY_LOOKS):
+            for _ in range(EMPTY_SCANS):
                 members = self._members(rank)
                 for member in members:
                     self._check_permitted(rank, proc.kill(member))

@@ -1,6 +1,6 @@
 """Start one process behind a gate: it exists, but runs nothing until its record is on disk.
 
-Called by ``starting.py``. If the supervisor dies before it opens the gate, the child reads the end
+Called by ``ranks.py``. If the supervisor dies before it opens the gate, the child reads the end
 of the pipe and leaves: a process that nobody has recorded never becomes a rank.
 """
 
@@ -29,7 +29,7 @@ ARGUMENTS = "=11Q"
 PR_SET_NO_NEW_PRIVS = 38
 # Numbers of setgroups, setresgid and setresuid by machine.
 CALLS = {"x86_64": (116, 119, 117), "aarch64": (159, 149, 147)}
-# Whether a child of ``clone.py`` can become another user; elsewhere it is made by ``os.fork``.
+# Whether a child of ``spawn.py`` can become another user; elsewhere it is made by ``os.fork``.
 AFTER_CLONE = os.uname().machine in CALLS
 # Loaded here, because a child must not load a library.
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -128,7 +128,7 @@ def _become(program: Program, reader: int, gate: int) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_NOFILE, OPEN_FILES)
         code = _exec(program)
     except BaseException as error:  # noqa: BLE001 - said in the output, whatever it is
-        _say(f"cannot start: {error}")
+        _print(f"cannot start: {error}")
     os._exit(code)
 
 
@@ -152,14 +152,14 @@ def _exec(program: Program) -> int:
     try:
         os.chdir(program.cwd)
     except OSError as error:
-        _say(f"cannot use the working directory {program.cwd}: {error.strerror}")
+        _print(f"cannot use the working directory {program.cwd}: {error.strerror}")
         return NOT_RUN_CODE
     if not program.argv:
-        _say("the task has no command")
+        _print("the task has no command")
         return NOT_FOUND_CODE
     if closed := _closed_environment(program.argv[0], program.env):
         # The next folder of PATH would have another Python, without the task's packages.
-        _say(
+        _print(
             f"cannot run {closed}: user {os.geteuid()}, as whom this task runs, cannot use it. "
             "Make the environment and its Python where every user can read them"
         )
@@ -173,9 +173,9 @@ def _exec(program: Program) -> int:
         except OSError as error:
             refused = refused or f"cannot run {candidate}: {error.strerror}"
     if refused:
-        _say(refused)
+        _print(refused)
         return NOT_RUN_CODE
-    _say(f"cannot run {name}: no such command on PATH, or its interpreter is missing")
+    _print(f"cannot run {name}: no such command on PATH, or its interpreter is missing")
     return NOT_FOUND_CODE
 
 
@@ -206,7 +206,7 @@ def _candidates(name: str, path: str) -> list[str]:
     return [f"{folder or '.'}/{name}" for folder in path.split(":")]
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     os.write(2, f"shiftwork: {text}\n".encode(errors="replace"))
 
 

@@ -113,7 +113,7 @@ def test_total_and_documented() -> None:
         kinds.add(kind)
     assert kinds == set(ExitKind) - {K.UNSPECIFIED}
     text = exits.render_markdown()
-    assert all(rule.says in text for rule in exits.RULES)
+    assert all(rule.text in text for rule in exits.RULES)
     assert set(exits.KEPT) == kinds
 
 

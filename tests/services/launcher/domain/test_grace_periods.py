@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 
 from services.launcher.domain import grace_periods
-from services.launcher.domain.grace_periods import BY_CAUSE, Patience, PatiencePolicy, patience_with
+from services.launcher.domain.grace_periods import BY_CAUSE, Grace, GracePeriods, grace_for
 from services.launcher.domain.model import EndCause, RunState
 from tests.services.launcher.makers import START, a_run, at
 
-P = Patience
+P = Grace
 
 
-def ending(cause: EndCause, **more: Any) -> Patience:
+def ending(cause: EndCause, **more: Any) -> Grace:
     run = a_run(RunState.ENDING, end_cause=cause, ending_at=at(1), **{"started_at": START, **more})
-    return patience_with(run)
+    return grace_for(run)
 
 
 def test_every_cause_has_its_patience() -> None:
@@ -31,7 +31,7 @@ def test_every_cause_has_its_patience() -> None:
         (EndCause.PREEMPTED_BEFORE_START, P.NONE),
     ],
 )
-def test_by_cause(cause: EndCause, expected: Patience) -> None:
+def test_by_cause(cause: EndCause, expected: Grace) -> None:
     assert ending(cause) is expected
 
 
@@ -41,11 +41,11 @@ def test_who_has_saved_or_never_ran_is_not_waited_for() -> None:
 
 
 def test_nobody_knows_a_run_without_a_row() -> None:
-    assert patience_with(None) is P.FULL
+    assert grace_for(None) is P.FULL
 
 
 def test_the_numbers_rise() -> None:
-    policy = PatiencePolicy()
+    policy = GracePeriods()
     seconds = [policy.seconds(each) for each in (P.NONE, P.ACKED, P.MATES, P.FULL)]
     assert seconds == sorted(seconds)
     # torchrun takes thirty.

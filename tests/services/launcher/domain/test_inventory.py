@@ -4,7 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from services.launcher.domain.inventory import Inventory, LeasePolicy, cordon, take_stock, told
+from services.launcher.domain.inventory import (
+    InventoryChanges,
+    LeasePolicy,
+    changed_events,
+    cordon,
+    update_inventory,
+)
 from services.launcher.domain.model import Listing, NodeRow, ObservedNode
 from tests.services.launcher.makers import a_listing, a_node, at
 
@@ -16,75 +22,80 @@ class Book:
 
     def __init__(self) -> None:
         self.rows: dict[str, NodeRow] = {}
-        self.said: list[tuple[str, int, bool, bool]] = []
+        self.published: list[tuple[str, int, bool, bool]] = []
 
-    def look(self, seconds: float, listing: Listing, busy: Sequence[str] = ()) -> Inventory:
-        stock = take_stock(self.rows.values(), listing, set(busy).__contains__, at(seconds), POLICY)
-        self.said += [
-            (m.node_id, m.version, m.node.ready, m.removed) for m in told(self.rows, stock.rows)
+    def observe(
+        self, seconds: float, listing: Listing, busy: Sequence[str] = ()
+    ) -> InventoryChanges:
+        changes = update_inventory(
+            self.rows.values(), listing, set(busy).__contains__, at(seconds), POLICY
+        )
+        self.published += [
+            (m.node_id, m.version, m.node.ready, m.removed)
+            for m in changed_events(self.rows, changes.rows)
         ]
-        self.rows |= {row.node_id: row for row in stock.rows}
-        return stock
+        self.rows |= {row.node_id: row for row in changes.rows}
+        return changes
 
 
 def test_nodes_are_told_once() -> None:
     book = Book()
-    book.look(0, a_listing(nodes=2))
-    book.look(1, a_listing(nodes=2))
-    assert book.said == [("local-0", 1, True, False), ("local-1", 1, True, False)]
+    book.observe(0, a_listing(nodes=2))
+    book.observe(1, a_listing(nodes=2))
+    assert book.published == [("local-0", 1, True, False), ("local-1", 1, True, False)]
 
 
 def test_a_silent_node_keeps_its_lease_then_is_not_ready_then_is_fenced() -> None:
     book = Book()
-    book.look(0, a_listing(nodes=1))
+    book.observe(0, a_listing(nodes=1))
     silent = a_listing(nodes=1, silent=["local-0"])
-    assert book.look(1, silent).due_at == at(6)
-    assert book.look(5.9, silent).rows == ()
-    assert book.look(6, silent).due_at == at(16)
-    assert book.said[-1] == ("local-0", 2, False, False)
-    assert book.look(15.9, silent, ["local-0"]).fence == ()
-    assert book.look(16, silent, ["local-0"]).fence == ("local-0",)
-    assert book.look(16, silent).fence == ()
-    book.look(17, a_listing(nodes=1))
-    assert book.said[-1] == ("local-0", 3, True, False)
+    assert book.observe(1, silent).due_at == at(6)
+    assert book.observe(5.9, silent).rows == ()
+    assert book.observe(6, silent).due_at == at(16)
+    assert book.published[-1] == ("local-0", 2, False, False)
+    assert book.observe(15.9, silent, ["local-0"]).fence == ()
+    assert book.observe(16, silent, ["local-0"]).fence == ("local-0",)
+    assert book.observe(16, silent).fence == ()
+    book.observe(17, a_listing(nodes=1))
+    assert book.published[-1] == ("local-0", 3, True, False)
     assert book.rows["local-0"].silent_since is None
 
 
 def test_a_node_that_answers_within_its_lease_says_nothing() -> None:
     book = Book()
-    book.look(0, a_listing(nodes=1))
-    book.look(1, a_listing(nodes=1, silent=["local-0"]))
-    book.look(4, a_listing(nodes=1))
-    assert len(book.said) == 1
+    book.observe(0, a_listing(nodes=1))
+    book.observe(1, a_listing(nodes=1, silent=["local-0"]))
+    book.observe(4, a_listing(nodes=1))
+    assert len(book.published) == 1
     # The next silence has a lease of its own.
-    assert book.look(5, a_listing(nodes=1, silent=["local-0"])).due_at == at(10)
+    assert book.observe(5, a_listing(nodes=1, silent=["local-0"])).due_at == at(10)
 
 
 def test_a_node_first_seen_silent_is_not_ready() -> None:
     book = Book()
-    book.look(0, a_listing(nodes=1, silent=["local-0"]))
-    assert book.said == [("local-0", 1, False, False)]
+    book.observe(0, a_listing(nodes=1, silent=["local-0"]))
+    assert book.published == [("local-0", 1, False, False)]
 
 
 def test_a_node_that_went_is_removed_once_and_may_come_back() -> None:
     book = Book()
-    book.look(0, a_listing(nodes=2))
-    book.look(1, a_listing(nodes=1))
-    book.look(2, a_listing(nodes=1))
-    assert book.said[2:] == [("local-1", 2, True, True)]
-    book.look(3, a_listing(nodes=2))
-    assert book.said[3:] == [("local-1", 3, True, False)]
+    book.observe(0, a_listing(nodes=2))
+    book.observe(1, a_listing(nodes=1))
+    book.observe(2, a_listing(nodes=1))
+    assert book.published[2:] == [("local-1", 2, True, True)]
+    book.observe(3, a_listing(nodes=2))
+    assert book.published[3:] == [("local-1", 3, True, False)]
 
 
 def test_a_retired_node_is_removed_though_it_still_runs_something() -> None:
     book = Book()
-    book.look(0, a_listing(nodes=1))
+    book.observe(0, a_listing(nodes=1))
     retired = Listing({"local-0": ObservedNode(a_node(), retired=True)})
-    book.look(1, retired)
-    assert book.said[-1] == ("local-0", 2, True, True)
+    book.observe(1, retired)
+    assert book.published[-1] == ("local-0", 2, True, True)
     fresh = Book()
-    fresh.look(0, retired)
-    assert fresh.said == []
+    fresh.observe(0, retired)
+    assert fresh.published == []
 
 
 def test_a_node_that_its_own_cluster_has_cordoned() -> None:
@@ -93,18 +104,18 @@ def test_a_node_that_its_own_cluster_has_cordoned() -> None:
         return Listing({"local-0": ObservedNode(node)})
 
     book = Book()
-    book.look(0, listing(False))
+    book.observe(0, listing(False))
     assert not book.rows["local-0"].node.schedulable
     # The operator's word does not open what the cluster has closed, and the other way round.
     row = cordon(book.rows["local-0"], schedulable=False, now=at(1))
     row = cordon(row, schedulable=True, now=at(2))
     assert not row.node.schedulable
     book.rows["local-0"] = row
-    book.look(3, listing(True))
+    book.observe(3, listing(True))
     assert book.rows["local-0"].node.schedulable
     book.rows["local-0"] = cordon(book.rows["local-0"], schedulable=False, now=at(4))
-    book.look(5, listing(False))
-    book.look(6, listing(True))
+    book.observe(5, listing(False))
+    book.observe(6, listing(True))
     assert not book.rows["local-0"].node.schedulable
     opened = cordon(book.rows["local-0"], schedulable=True, now=at(7))
     assert opened.node.schedulable
@@ -112,26 +123,26 @@ def test_a_node_that_its_own_cluster_has_cordoned() -> None:
 
 def test_cordon_survives_what_the_runtime_says() -> None:
     book = Book()
-    book.look(0, a_listing(nodes=1))
+    book.observe(0, a_listing(nodes=1))
     row = cordon(book.rows["local-0"], schedulable=False, now=at(1))
     assert (row.version, row.node.schedulable) == (2, False)
     assert cordon(row, schedulable=False, now=at(2)) == row
     book.rows["local-0"] = row
-    assert book.look(3, a_listing(nodes=1)).rows == ()
+    assert book.observe(3, a_listing(nodes=1)).rows == ()
     changed = Listing({"local-0": ObservedNode(a_node().model_copy(update={"gpus": 8}))})
-    book.look(4, changed)
+    book.observe(4, changed)
     assert book.rows["local-0"].node.gpus == 8
     assert not book.rows["local-0"].node.schedulable
 
 
 def test_a_drained_node_stays_so_until_an_operator_says_otherwise() -> None:
     book = Book()
-    book.look(0, a_listing(nodes=1))
+    book.observe(0, a_listing(nodes=1))
     row = cordon(book.rows["local-0"], schedulable=False, now=at(1), drain=True)
     assert (row.version, row.node.schedulable, row.node.draining) == (2, False, True)
     assert cordon(row, schedulable=False, now=at(2), drain=True) == row
     book.rows["local-0"] = row
-    assert book.look(3, a_listing(nodes=1)).rows == ()
+    assert book.observe(3, a_listing(nodes=1)).rows == ()
     cordoned = cordon(row, schedulable=False, now=at(4))
     assert (cordoned.version, cordoned.node.schedulable, cordoned.node.draining) == (
         3,
@@ -144,8 +155,8 @@ def test_a_drained_node_stays_so_until_an_operator_says_otherwise() -> None:
 
 def test_the_row_says_what_the_event_says() -> None:
     book = Book()
-    book.look(0, a_listing(nodes=1))
+    book.observe(0, a_listing(nodes=1))
     row = book.rows["local-0"]
-    [message] = told({}, [row])
+    [message] = changed_events({}, [row])
     assert (message.node, message.version) == (row.node, row.version)
-    assert told({row.node_id: row}, [replace(row, silent_since=at(1))]) == []
+    assert changed_events({row.node_id: row}, [replace(row, silent_since=at(1))]) == []

@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 
 from libs.contracts.messages import Node, Refusal, SetNodeMarks
-from services.launcher.domain.inventory import LeasePolicy, take_stock
+from services.launcher.domain.inventory import LeasePolicy, update_inventory
 from services.launcher.domain.model import Listing, NodeRow, ObservedNode
-from services.launcher.domain.node_labels import MARKS_MAX, marked
+from services.launcher.domain.node_labels import LABELS_MAX, apply_command
 from tests.services.launcher.makers import at
 
 POLICY = LeasePolicy(lease=timedelta(seconds=5), fence=timedelta(seconds=15))
@@ -25,34 +25,36 @@ OWN = Node(
 def seen(rows: list[NodeRow], node: Node = OWN, *, retired: bool = False) -> list[NodeRow]:
     """The rows after one look at the runtime."""
     listing = Listing({"local-0": ObservedNode(node, retired=retired)})
-    return list(take_stock(rows, listing, lambda _: False, at(1), POLICY).rows) or rows
+    return list(update_inventory(rows, listing, lambda _: False, at(1), POLICY).rows) or rows
 
 
-def told(row: NodeRow, **changes: object) -> NodeRow:
+def changed_by(row: NodeRow, **changes: object) -> NodeRow:
     """The row after an operator's word."""
-    after = marked(row, SetNodeMarks.model_validate({"node_id": "local-0", **changes}), at(2))
+    after = apply_command(
+        row, SetNodeMarks.model_validate({"node_id": "local-0", **changes}), at(2)
+    )
     assert isinstance(after, NodeRow), after
     return after
 
 
 def test_the_operators_marks_stand_beside_the_nodes_own() -> None:
     [row] = seen([])
-    row = told(row, labels={"zone": "a"}, taints=["flaky", "reserved=vision"])
+    row = changed_by(row, labels={"zone": "a"}, taints=["flaky", "reserved=vision"])
     assert row.node.labels == {"disk": "nvme", "zone": "a"}
     assert row.node.taints == ("flaky", "old", "reserved=vision")
     assert row.version == 2
     assert seen([row]) == [row], "the next look finds nothing new"
-    row = told(row, labels={"zone": "b"}, taints=["reserved=nlp"], untaint=["flaky"])
+    row = changed_by(row, labels={"zone": "b"}, taints=["reserved=nlp"], untaint=["flaky"])
     assert row.node.labels == {"disk": "nvme", "zone": "b"}
     assert row.node.taints == ("old", "reserved=nlp"), "one for each key"
-    row = told(row, unlabel=["zone", "never"], untaint=["reserved"])
+    row = changed_by(row, unlabel=["zone", "never"], untaint=["reserved"])
     assert (row.node.labels, row.node.taints) == (OWN.labels, OWN.taints)
     assert seen([row]) == [row]
 
 
 def test_they_survive_what_happens_to_the_node() -> None:
     [row] = seen([])
-    row = told(row, labels={"zone": "a"}, taints=["flaky"])
+    row = changed_by(row, labels={"zone": "a"}, taints=["flaky"])
     [row] = seen([row], OWN.model_copy(update={"gpus": 4, "labels": {"disk": "hdd"}}))
     assert (row.node.gpus, row.node.labels) == (4, {"disk": "hdd", "zone": "a"})
     [row] = seen([row], retired=True)
@@ -63,8 +65,8 @@ def test_they_survive_what_happens_to_the_node() -> None:
 
 def test_the_same_word_again_changes_nothing() -> None:
     [row] = seen([])
-    row = told(row, labels={"zone": "a"}, taints=["flaky"])
-    assert told(row, labels={"zone": "a"}, taints=["flaky"], untaint=["other"]) is row
+    row = changed_by(row, labels={"zone": "a"}, taints=["flaky"])
+    assert changed_by(row, labels={"zone": "a"}, taints=["flaky"], untaint=["other"]) is row
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_the_same_word_again_changes_nothing() -> None:
         ({"taints": ["a="]}, "taints", "a="),
         ({"labels": {"a": "b"}, "unlabel": ["a"]}, "labels", "a"),
         ({"taints": ["a=b"], "untaint": ["a"]}, "taints", "a"),
-        ({"labels": {f"l{n}": "" for n in range(MARKS_MAX + 1)}}, "labels", "65"),
+        ({"labels": {f"l{n}": "" for n in range(LABELS_MAX + 1)}}, "labels", "65"),
     ],
 )
 def test_a_wrong_word_is_refused_with_field_value_and_fix(
@@ -87,7 +89,7 @@ def test_a_wrong_word_is_refused_with_field_value_and_fix(
 ) -> None:
     [row] = seen([])
     command = SetNodeMarks.model_validate({"node_id": "local-0", **changes})
-    refusal = marked(row, command, at(2))
+    refusal = apply_command(row, command, at(2))
     assert isinstance(refusal, Refusal)
     assert [(error.field, error.value) for error in refusal.errors] == [(field, value)]
     assert refusal.errors[0].fix

@@ -7,27 +7,34 @@ import pytest
 from libs.contracts.messages import ExitKind
 from services.launcher.domain import rank_faults
 from services.launcher.domain.model import Fault
-from services.launcher.domain.rank_faults import LINES, Seen, Wait, Waits, ended_as, waiting_as
+from services.launcher.domain.rank_faults import (
+    RULES,
+    PendingLimits,
+    Phase,
+    Wait,
+    ended_fault,
+    waiting_fault,
+)
 
 
 def test_each_fault_has_one_line_and_each_sign_one_meaning() -> None:
-    assert sorted(line.fault for line in LINES) == sorted(Fault)
-    signs = [(line.seen, sign) for line in LINES for sign in line.signs]
-    assert len(signs) == len(set(signs))
+    assert sorted(rule.fault for rule in RULES) == sorted(Fault)
+    reasons = [(rule.phase, reason_) for rule in RULES for reason_ in rule.reasons]
+    assert len(reasons) == len(set(reasons))
 
 
 def test_only_what_waits_has_patience() -> None:
-    for line in LINES:
-        assert line.wait is Wait.NONE or line.seen is Seen.WAITING
-        assert line.kind in (ExitKind.FAILED, ExitKind.LOST)
+    for rule in RULES:
+        assert rule.wait is Wait.NONE or rule.phase is Phase.WAITING
+        assert rule.kind in (ExitKind.FAILED, ExitKind.LOST)
 
 
 def test_patience() -> None:
-    waits = Waits(image_pull=timedelta(seconds=7), create=timedelta(seconds=3))
-    assert rank_faults.patience(Fault.IMAGE_PULL, waits) == timedelta(seconds=7)
-    assert rank_faults.patience(Fault.NOT_CREATED, waits) == timedelta(seconds=3)
-    assert rank_faults.patience(Fault.INVALID_IMAGE, waits) == timedelta(0)
-    assert rank_faults.patience(Fault.UNSCHEDULABLE, waits) is None
+    limits = PendingLimits(image_pull=timedelta(seconds=7), create=timedelta(seconds=3))
+    assert rank_faults.pending_limit(Fault.IMAGE_PULL, limits) == timedelta(seconds=7)
+    assert rank_faults.pending_limit(Fault.NOT_CREATED, limits) == timedelta(seconds=3)
+    assert rank_faults.pending_limit(Fault.INVALID_IMAGE, limits) == timedelta(0)
+    assert rank_faults.pending_limit(Fault.UNSCHEDULABLE, limits) is None
 
 
 @pytest.mark.parametrize(
@@ -46,24 +53,24 @@ def test_patience() -> None:
     ],
 )
 def test_ends(reason: str, message: str, fault: Fault) -> None:
-    line = ended_as(reason, message)
-    assert line is not None
-    assert line.fault is fault
+    rule = ended_fault(reason, message)
+    assert rule is not None
+    assert rule.fault is fault
 
 
 def test_what_is_not_in_the_table_is_no_fault() -> None:
-    assert ended_as("Completed") is None
-    assert waiting_as("SomethingNew") is None
+    assert ended_fault("Completed") is None
+    assert waiting_fault("SomethingNew") is None
     # A reason of the one kind means nothing in the other.
-    assert waiting_as("OOMKilled") is None
+    assert waiting_fault("OOMKilled") is None
 
 
 def test_sentences_and_the_page() -> None:
-    assert rank_faults.sentence(Fault.OUT_OF_MEMORY) == "out of memory"
+    assert rank_faults.describe(Fault.OUT_OF_MEMORY) == "out of memory"
     assert (
-        rank_faults.sentence(Fault.OVER_QUOTA, "6 of 6")
+        rank_faults.describe(Fault.OVER_QUOTA, "6 of 6")
         == "the namespace's quota is used up: 6 of 6"
     )
     page = rank_faults.render_markdown()
-    assert all(line.says in page for line in LINES)
-    assert len(page.splitlines()) == len(LINES) + 2
+    assert all(rule.text in page for rule in RULES)
+    assert len(page.splitlines()) == len(RULES) + 2

@@ -19,14 +19,14 @@ from services.launcher.domain.model import (
     Run,
     RunState,
 )
-from services.launcher.domain.rank_faults import Waits
+from services.launcher.domain.rank_faults import PendingLimits
 from services.launcher.domain.reconcile import (
     Action,
     End,
     Forget,
     Launch,
-    Look,
     Policy,
+    Scan,
     Signal,
 )
 from services.launcher.domain.worklist import Outcome
@@ -46,7 +46,7 @@ from tests.services.launcher.makers import (
 
 POLICY = Policy(
     exit_grace=timedelta(seconds=10),
-    waits=Waits(image_pull=timedelta(seconds=20), create=timedelta(seconds=10)),
+    pending_limits=PendingLimits(image_pull=timedelta(seconds=20), create=timedelta(seconds=10)),
 )
 RUN = run_id()
 
@@ -57,8 +57,8 @@ def step(
     done = frozenset(more.pop("done", ()))  # type: ignore[call-overload]
     refused: Refused | None = more.pop("refused", None)  # type: ignore[assignment]
     listing = a_listing({} if ranks is None else {RUN: ranks}, **more)  # type: ignore[arg-type]
-    look = Look(listing, done, {RUN: refused} if refused else {})
-    outcome = reconcile([run], look, at(seconds), POLICY)
+    scan = Scan(listing, done, {RUN: refused} if refused else {})
+    outcome = reconcile([run], scan, at(seconds), POLICY)
     return (outcome.runs[0] if outcome.runs else run), outcome
 
 
@@ -112,8 +112,8 @@ def test_a_rank_that_fails_before_the_others_began_ends_the_gang() -> None:
     [
         (Fault.INVALID_POD, EndCause.CANNOT_START, ExitKind.FAILED),
         (Fault.AGAINST_POLICY, EndCause.CANNOT_START, ExitKind.FAILED),
-        (Fault.OVER_QUOTA, EndCause.TURNED_AWAY, ExitKind.LOST),
-        (Fault.NAME_TAKEN, EndCause.TURNED_AWAY, ExitKind.LOST),
+        (Fault.OVER_QUOTA, EndCause.REJECTED_BY_SITE, ExitKind.LOST),
+        (Fault.NAME_TAKEN, EndCause.REJECTED_BY_SITE, ExitKind.LOST),
     ],
 )
 def test_a_refused_launch_is_taken_back(fault: Fault, cause: EndCause, kind: ExitKind) -> None:
@@ -266,7 +266,7 @@ def test_preempted_before_its_launch_never_starts() -> None:
 
 
 def test_a_tombstone_asks_for_nothing() -> None:
-    stone = Run("task", 1, RunState.TOMBSTONE, kill_requested_at=START)
+    stone = Run("task", 1, RunState.EARLY_REQUEST, kill_requested_at=START)
     assert step(stone)[1] == Outcome((), ())
 
 
@@ -304,18 +304,18 @@ def test_an_exited_run_is_forgotten_when_the_runtime_has() -> None:
 
 
 def test_what_nobody_wants_is_ended_then_forgotten() -> None:
-    assert reconcile([], Look(a_listing({RUN: [seen(0)]})), START, POLICY).actions == (End(RUN),)
-    assert reconcile([], Look(a_listing({RUN: [exited(0)]})), START, POLICY).actions == (
+    assert reconcile([], Scan(a_listing({RUN: [seen(0)]})), START, POLICY).actions == (End(RUN),)
+    assert reconcile([], Scan(a_listing({RUN: [exited(0)]})), START, POLICY).actions == (
         Forget(RUN),
     )
     # Ended before it began: nothing but a record.
     listing = Listing(a_listing().nodes, {RUN: ObservedRun(RUN, {}, frozenset({"local-0"}))})
-    assert reconcile([], Look(listing), START, POLICY).actions == (Forget(RUN),)
+    assert reconcile([], Scan(listing), START, POLICY).actions == (Forget(RUN),)
 
 
 def test_a_newer_attempt_waits_for_the_older_one_which_is_ended() -> None:
     older, newer = a_run(), replace(a_run(RunState.ASSIGNED), attempt=2)
-    outcome = reconcile([older, newer], Look(a_listing({RUN: [seen(0)]})), START, POLICY)
+    outcome = reconcile([older, newer], Scan(a_listing({RUN: [seen(0)]})), START, POLICY)
     assert outcome.actions == (End(RUN),)
     assert [run.end_cause for run in outcome.runs] == [EndCause.SUPERSEDED]
 
@@ -390,4 +390,4 @@ def test_total_idempotent_and_truthful(
 
 @pytest.mark.parametrize("seconds", [0, 5, 100])
 def test_nothing_wanted_and_nothing_there_is_nothing_to_do(seconds: float) -> None:
-    assert reconcile([], Look(a_listing()), at(seconds), POLICY) == Outcome((), ())
+    assert reconcile([], Scan(a_listing()), at(seconds), POLICY) == Outcome((), ())

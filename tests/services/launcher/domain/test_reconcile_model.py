@@ -28,8 +28,8 @@ from services.launcher.domain.reconcile import (
     End,
     Forget,
     Launch,
-    Look,
     Policy,
+    Scan,
     Signal,
 )
 from services.launcher.domain.run_lifecycle import LIVE, Trigger, move
@@ -68,7 +68,7 @@ class Machine(RuleBasedStateMachine):
         self.refusing: dict[RunId, Refused] = {}
         self.refused: dict[RunId, Refused] = {}
         # The launcher's memory.
-        self.look: Look | None = None
+        self.scan: Scan | None = None
         self.work = Worklist()
         # The rows that it was told of, and the runtime's last look.
         self.told: dict[RunId, Run] = {}
@@ -86,7 +86,7 @@ class Machine(RuleBasedStateMachine):
         """The scheduler assigns the next attempt only after the exit of the last one."""
         self.newest += 1
         run = run_id(attempt=self.newest)
-        row = self.rows.get(run, Run("task", self.newest, RunState.TOMBSTONE))
+        row = self.rows.get(run, Run("task", self.newest, RunState.EARLY_REQUEST))
         state = move(row.state, Trigger.ASSIGNED)
         spec = a_spec(RANKS, mode=mode)
         self.rows[run] = replace(row, state=state, spec=spec, placements=placements(RANKS))
@@ -100,8 +100,8 @@ class Machine(RuleBasedStateMachine):
         if row is None:
             if not early:
                 return
-            row = Run("task", attempt, RunState.TOMBSTONE)
-        if row.state not in (*LIVE, RunState.TOMBSTONE):
+            row = Run("task", attempt, RunState.EARLY_REQUEST)
+        if row.state not in (*LIVE, RunState.EARLY_REQUEST):
             return
         now = at(self.seconds)
         if kill:
@@ -161,7 +161,7 @@ class Machine(RuleBasedStateMachine):
 
     # The launcher
 
-    def take(self) -> None:
+    def take_dirty(self) -> None:
         """Begin to carry out what was asked: decisions may fall in between."""
         if not self.doing:
             self.doing, self.asked = list(self.asked.values()), {}
@@ -182,8 +182,8 @@ class Machine(RuleBasedStateMachine):
             changed = tuple(r for r in every if before.runs.get(r) != listing.runs.get(r))
             listing = replace(listing, number=before.number + 1, changed=changed)
         self.last = listing
-        self.look = Look(listing, frozenset(self.done), dict(self.refused))
-        self.work.see(self.look)
+        self.scan = Scan(listing, frozenset(self.done), dict(self.refused))
+        self.work.update_scan(self.scan)
 
     @precondition(lambda self: self.dying)
     @rule()
@@ -201,25 +201,25 @@ class Machine(RuleBasedStateMachine):
     def turn(self, times: int) -> None:
         """The loops undisturbed."""
         for _ in range(times):
-            self.take()
+            self.take_dirty()
             self.act(fails=set(), half=False)
             self.decide()
 
-    @rule(take=st.booleans(), commits=st.booleans())
-    def decide(self, take: bool = False, commits: bool = True) -> None:
-        if self.look is None:
+    @rule(take_dirty=st.booleans(), commits=st.booleans())
+    def decide(self, take_dirty: bool = False, commits: bool = True) -> None:
+        if self.scan is None:
             return
         self.tell()
-        marks = self.work.take()
-        outcome = self.work.step(marks, self.look, at(self.seconds), POLICY)
-        anew = reconcile(self.rows.values(), self.look, at(self.seconds), POLICY)
+        marks = self.work.take_dirty()
+        outcome = self.work.step(marks, self.scan, at(self.seconds), POLICY)
+        anew = reconcile(self.rows.values(), self.scan, at(self.seconds), POLICY)
         assert {run.id: run for run in outcome.runs} == {run.id: run for run in anew.runs}
         assert sorted(outcome.actions, key=str) == sorted(anew.actions, key=str)
         assert outcome.due_at == anew.due_at
         if not commits:
-            self.work.give_back(marks)
+            self.work.restore_dirty(marks)
             return
-        self.work.settle(outcome)
+        self.work.commit(outcome)
         for run in outcome.runs:
             before = self.rows[run.id]
             if before.started_at is None and run.started_at is not None:
@@ -237,8 +237,8 @@ class Machine(RuleBasedStateMachine):
             if action not in self.doing:
                 self.asked[action.run_id] = action
         self.tell()
-        if take:
-            self.take()
+        if take_dirty:
+            self.take_dirty()
 
     def tell(self) -> None:
         """Committed rows, as the store tells of them."""
@@ -250,7 +250,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         """A launcher dies: rows and processes stay, everything else is gone."""
-        self.look, self.asked, self.doing, self.done = None, {}, [], set()
+        self.scan, self.asked, self.doing, self.done = None, {}, [], set()
         self.refused = {}
         self.work, self.told = Worklist(self.rows.values()), dict(self.rows)
 
@@ -318,11 +318,11 @@ class Machine(RuleBasedStateMachine):
         """Without faults, a kill ends everything within a few turns, and nothing is left."""
         self.request(early=False, kill=True)
         for _ in range(8):
-            self.take()
+            self.take_dirty()
             self.die()
             self.act(fails=set(), half=False)
             self.decide()
-        live = [run for run in self.rows.values() if run.state is not RunState.TOMBSTONE]
+        live = [run for run in self.rows.values() if run.state is not RunState.EARLY_REQUEST]
         assert live == []
         assert self.ranks == {}
 

@@ -7,11 +7,11 @@ from services.launcher.domain.model import Fault, ObservedRank, ObservedRun, Run
 from services.launcher.domain.start_delays import (
     DETAIL_CHARACTERS_MAX,
     DelayPolicy,
-    Told,
+    ReportedDelay,
     delay_of,
-    to_tell,
+    next_delay_event,
 )
-from tests.services.launcher.makers import START, a_run, at, pending, run_id, seen
+from tests.services.launcher.makers import START, a_run, at, observed, pending, run_id
 
 RUN = a_run(RunState.ASSIGNED, ranks=3, assigned_at=START)
 POLICY = DelayPolicy(first=timedelta(seconds=5), again=timedelta(seconds=5))
@@ -22,7 +22,7 @@ def looked(*ranks: ObservedRank) -> ObservedRun:
 
 
 def test_a_run_that_has_started_is_not_delayed() -> None:
-    assert delay_of(a_run(ranks=3), looked(seen(0)), "") is None
+    assert delay_of(a_run(ranks=3), looked(observed(0)), "") is None
 
 
 def test_before_anything_was_tried_there_is_nothing_to_say() -> None:
@@ -32,7 +32,7 @@ def test_before_anything_was_tried_there_is_nothing_to_say() -> None:
 def test_the_rank_with_a_fault_is_named() -> None:
     made = pending(0, note="the pod is being made", fault=Fault.BEING_MADE)
     fault = pending(1, note="no such image", fault=Fault.IMAGE_PULL, fault_since=START)
-    assert delay_of(RUN, looked(made, fault, seen(2)), "") == (
+    assert delay_of(RUN, looked(made, fault, observed(2)), "") == (
         2,
         "rank 1 on local-1: no such image",
     )
@@ -43,7 +43,7 @@ def test_why_a_launch_does_not_work() -> None:
         3,
         "the API server does not answer",
     )
-    assert delay_of(RUN, looked(seen(0), pending(1)), "quiet") == (2, "quiet")
+    assert delay_of(RUN, looked(observed(0), pending(1)), "quiet") == (2, "quiet")
 
 
 def test_the_text_is_bounded() -> None:
@@ -54,17 +54,17 @@ def test_the_text_is_bounded() -> None:
 
 def test_it_is_said_after_a_while_and_again_only_when_it_changes() -> None:
     delay = (2, "why")
-    assert to_tell(RUN, delay, None, at(4), POLICY) == at(5)
-    event = to_tell(RUN, delay, None, at(5), POLICY)
+    assert next_delay_event(RUN, delay, None, at(4), POLICY) == at(5)
+    event = next_delay_event(RUN, delay, None, at(5), POLICY)
     assert isinstance(event, RunDelayed)
     assert (event.ranks, event.detail, event.noted_at) == (2, "why", at(5))
-    told = Told(2, "why", at(5))
-    assert to_tell(RUN, delay, told, at(100), POLICY) is None
-    assert to_tell(RUN, (1, "why"), told, at(7), POLICY) == at(10)
-    again = to_tell(RUN, (1, "why"), told, at(10), POLICY)
+    reported = ReportedDelay(2, "why", at(5))
+    assert next_delay_event(RUN, delay, reported, at(100), POLICY) is None
+    assert next_delay_event(RUN, (1, "why"), reported, at(7), POLICY) == at(10)
+    again = next_delay_event(RUN, (1, "why"), reported, at(10), POLICY)
     assert isinstance(again, RunDelayed)
     assert again.ranks == 1
 
 
 def test_nothing_to_say_is_nothing_due() -> None:
-    assert to_tell(RUN, None, Told(2, "why", at(5)), at(100), POLICY) is None
+    assert next_delay_event(RUN, None, ReportedDelay(2, "why", at(5)), at(100), POLICY) is None

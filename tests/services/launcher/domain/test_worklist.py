@@ -17,7 +17,7 @@ from services.launcher.domain.model import (
     Run,
     RunState,
 )
-from services.launcher.domain.reconcile import Action, End, Forget, Launch, Look, Policy, Signal
+from services.launcher.domain.reconcile import Action, End, Forget, Launch, Policy, Scan, Signal
 from services.launcher.domain.worklist import Worklist
 from tests.services.launcher.makers import (
     START,
@@ -38,7 +38,7 @@ RUNS = [run_id("one", 1), run_id("one", 2), run_id("two", 1)]
 # Any of them as it may come to stand; most of what is drawn no launcher would ever see.
 STATES = st.sampled_from(
     [
-        RunState.TOMBSTONE,
+        RunState.EARLY_REQUEST,
         RunState.ASSIGNED,
         RunState.ASSIGNED,
         RunState.RUNNING,
@@ -110,9 +110,9 @@ class Sky:
         self.silent: set[str] = set()
         self.done: set[Action] = set()
         self.refused: dict[RunId, Refused] = {}
-        self.look = Look(a_listing())
+        self.scan = Scan(a_listing())
 
-    def change(self, what: str, which: Any, how: Any, *, told: bool) -> Look:
+    def change(self, what: str, which: Any, how: Any, *, told: bool) -> Scan:
         match what:
             case "ranks" if how is None:
                 self.ranks.pop(which, None)
@@ -127,13 +127,13 @@ class Sky:
             case _:
                 self.refused.pop(which, None)
                 self.refused |= {which: REFUSED} if how else {}
-        before, listing = self.look.listing, a_listing(self.ranks, silent=sorted(self.silent))
+        before, listing = self.scan.listing, a_listing(self.ranks, silent=sorted(self.silent))
         every = before.runs.keys() | listing.runs.keys()
         changed = tuple(run for run in every if before.runs.get(run) != listing.runs.get(run))
         number = before.number + 1 if told else 0
         listing = replace(listing, number=number, changed=changed)
-        self.look = Look(listing, frozenset(self.done), dict(self.refused))
-        return self.look
+        self.scan = Scan(listing, frozenset(self.done), dict(self.refused))
+        return self.scan
 
 
 @settings(max_examples=400, deadline=None)
@@ -142,7 +142,7 @@ def test_what_is_followed_is_what_is_found_anew(
     steps: list[tuple[tuple[Any, Any], str, float]],
 ) -> None:
     work, table, sky, seconds = Worklist(), dict[RunId, Run](), Sky(), 5.0
-    work.see(sky.look)
+    work.update_scan(sky.scan)
     for (what, value), then, later in [*steps, (("", None), "round", 0.0)]:
         match what:
             case "row":
@@ -152,12 +152,12 @@ def test_what_is_followed_is_what_is_found_anew(
                 if table.pop(value, None) is not None:
                     work.apply((), [(Run, (value.task_id, value.attempt))])
             case "look" | "told look":
-                work.see(sky.change(*value, told=what == "told look"))
+                work.update_scan(sky.change(*value, told=what == "told look"))
             case _:
                 pass
         seconds += later
         if then:
-            a_round(work, table, sky.look, seconds, lost=then == "lost round")
+            a_round(work, table, sky.scan, seconds, lost=then == "lost round")
         assert work.runs == table
         assert {run.id for run in work.assigned()} == {
             run.id for run in table.values() if run.state is RunState.ASSIGNED
@@ -168,19 +168,19 @@ def test_what_is_followed_is_what_is_found_anew(
 
 
 def a_round(
-    work: Worklist, table: dict[RunId, Run], look: Look, seconds: float, *, lost: bool
+    work: Worklist, table: dict[RunId, Run], scan: Scan, seconds: float, *, lost: bool
 ) -> None:
-    marks = work.take()
-    outcome = work.step(marks, look, at(seconds), POLICY)
-    anew = reconcile(table.values(), look, at(seconds), POLICY)
+    marks = work.take_dirty()
+    outcome = work.step(marks, scan, at(seconds), POLICY)
+    anew = reconcile(table.values(), scan, at(seconds), POLICY)
     assert {run.id: run for run in outcome.runs} == {run.id: run for run in anew.runs}
     assert set(outcome.actions) == set(anew.actions)
     assert len(outcome.actions) == len(anew.actions)
     assert outcome.due_at == anew.due_at
     if lost:
-        work.give_back(marks)
+        work.restore_dirty(marks)
         return
-    work.settle(outcome)
+    work.commit(outcome)
     # Its rows are committed, too, and this is how the store tells of them.
     kept = [run for run in outcome.runs if run.state is not RunState.FORGOTTEN]
     over = [run for run in outcome.runs if run.state is RunState.FORGOTTEN]
@@ -195,37 +195,37 @@ def test_a_round_looks_only_at_what_changed() -> None:
     table = {run: replace(row, task_id=run.task_id) for run, row in table.items()}
     ranks: dict[RunId, list[ObservedRank]] = {run: [seen()] for run in table}
     work = Worklist(table.values())
-    look = Look(a_listing(ranks))
-    work.see(look)
-    first = work.step(work.take(), look, at(1), POLICY)
+    scan = Scan(a_listing(ranks))
+    work.update_scan(scan)
+    first = work.step(work.take_dirty(), scan, at(1), POLICY)
     assert first.steps.keys() == table.keys()
-    work.settle(first)
+    work.commit(first)
     one, other = run_id("ab"), run_id("ac")
-    look = Look(a_listing(ranks | {one: [exited()]}))
-    work.see(look)
+    scan = Scan(a_listing(ranks | {one: [exited()]}))
+    work.update_scan(scan)
     work.apply([replace(table[other], preempt_requested_at=at(1), acked_at=at(1))])
-    second = work.step(work.take(), look, at(2), POLICY)
+    second = work.step(work.take_dirty(), scan, at(2), POLICY)
     assert second.steps.keys() == {one, other}
     assert [run.id for run in second.runs] == [one]
     assert second.due_at == at(4)
-    work.settle(second)
+    work.commit(second)
     # Nothing is new, and nothing is looked at before its time.
-    assert work.step(work.take(), look, at(3), POLICY).steps == {}
-    due = work.step(work.take(), look, at(4), POLICY)
+    assert work.step(work.take_dirty(), scan, at(3), POLICY).steps == {}
+    due = work.step(work.take_dirty(), scan, at(4), POLICY)
     assert due.steps.keys() == {other}
     assert set(due.actions) == {Forget(one), End(other)}
     # A node that falls silent concerns those that are on it.
-    look = Look(a_listing(ranks | {one: [exited()]}, silent=["local-1"]))
-    work.see(look)
-    assert work.take() == {}
+    scan = Scan(a_listing(ranks | {one: [exited()]}, silent=["local-1"]))
+    work.update_scan(scan)
+    assert work.take_dirty() == {}
 
 
 def test_launches_come_in_the_order_of_their_assignments() -> None:
     names = ["zz", "mm", "aa", "yy"]
     work = Worklist(replace(a_run(RunState.ASSIGNED), task_id=name) for name in names)
-    look = Look(a_listing())
-    work.see(look)
-    outcome = work.step(work.take(), look, at(1), POLICY)
+    scan = Scan(a_listing())
+    work.update_scan(scan)
+    outcome = work.step(work.take_dirty(), scan, at(1), POLICY)
     assert outcome.actions == tuple(Launch(run_id(name)) for name in names)
 
 
@@ -233,24 +233,24 @@ def test_a_run_whose_row_cannot_be_read_is_left_alone() -> None:
     """Its processes are neither ended nor forgotten, and no later attempt starts beside them;
     without a row that is there, they are cleared away."""
     lost, later = run_id("one", 1), a_run(RunState.ASSIGNED, task_id="one", attempt=2)
-    look = Look(a_listing({lost: [seen()]}))
+    scan = Scan(a_listing({lost: [seen()]}))
     work = Worklist([later], [lost])
-    work.see(look)
-    outcome = work.step(work.take(), look, at(1), POLICY)
+    work.update_scan(scan)
+    outcome = work.step(work.take_dirty(), scan, at(1), POLICY)
     assert outcome.actions == ()
-    work.settle(outcome)
+    work.commit(outcome)
     # The row was repaired, or somebody deleted it.
     work.apply((), [(Run, ("one", 1))])
-    outcome = work.step(work.take(), look, at(2), POLICY)
+    outcome = work.step(work.take_dirty(), scan, at(2), POLICY)
     assert End(lost) in outcome.actions
 
 
 def test_a_refusal_is_news() -> None:
     run = a_run(RunState.ASSIGNED)
-    work, look = Worklist([run]), Look(a_listing())
+    work, scan = Worklist([run]), Scan(a_listing())
     for refused, actions in (({}, Launch), ({run.id: REFUSED}, End), ({}, Launch)):
-        look = replace(look, refused=refused)
-        work.see(look)
-        outcome = work.step(work.take(), look, at(1), POLICY)
+        scan = replace(scan, refused=refused)
+        work.update_scan(scan)
+        outcome = work.step(work.take_dirty(), scan, at(1), POLICY)
         assert outcome.actions == (actions(run.id),)
-        work.settle(outcome)
+        work.commit(outcome)

@@ -247,7 +247,7 @@ async def test_a_run_whose_folder_is_gone_is_over(box: Box, order: bool) -> None
         while box.rank_folder.exists():  # noqa: ASYNC110 - files set no events
             await asyncio.sleep(0.01)
     if order:
-        await box.runtime.end(RUN, HERE, patience_seconds=0)
+        await box.runtime.end(RUN, HERE, grace_seconds=0)
     await box.over()
 
 
@@ -280,7 +280,7 @@ async def test_a_full_disk_keeps_no_run_that_is_ended(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="No space left"):
             (disk / "filler").write_bytes(b"x" * (2 << 20))
         await asyncio.sleep(1.5)
-        await box.runtime.end(RUN, HERE, patience_seconds=0)
+        await box.runtime.end(RUN, HERE, grace_seconds=0)
         assert (await box.over()).signal == signal.SIGKILL
         await box.clear()
     finally:

@@ -305,7 +305,7 @@ async def test_a_supervisor_that_is_silent_but_lives_keeps_its_ranks(box: Box) -
     holder = box.supervisor
     freeze(holder.pid)
     with pytest.raises(RuntimeUnavailableError):
-        await asyncio.wait_for(box.runtime.end(run_id("nobody"), HERE, patience_seconds=0), 10)
+        await asyncio.wait_for(box.runtime.end(run_id("nobody"), HERE, grace_seconds=0), 10)
     with pytest.raises(RuntimeUnavailableError, match="lives"):
         await box.runtime.fence("local-0")
     assert alive(pid)

@@ -125,7 +125,7 @@ class Box:
     async def clear(self) -> None:
         await self.lead()
         for run, seen in (await self.runtime.list()).runs.items():
-            await self.runtime.end(run, seen.node_ids, patience_seconds=0)
+            await self.runtime.end(run, seen.node_ids, grace_seconds=0)
         await self.until(
             lambda listing: all(
                 rank.state is not RankState.RUNNING
@@ -294,7 +294,7 @@ async def test_the_whole_group_ends(box: Box, middle: str) -> None:
     await box.started()
     found = pids(box.output())
     assert len(found) == 4
-    await box.runtime.end(RUN, HERE, patience_seconds=0)
+    await box.runtime.end(RUN, HERE, grace_seconds=0)
     rank = await box.over()
     assert rank.signal == signal.SIGKILL
     assert [pid for pid in found if alive(pid)] == []
@@ -565,7 +565,7 @@ async def test_a_node_no_longer_configured_finishes_what_it_runs(box: Box) -> No
     listing = await smaller.list()
     assert listing.nodes["local-0"].retired
     assert RUN in listing.runs
-    await smaller.end(RUN, HERE, patience_seconds=0)
+    await smaller.end(RUN, HERE, grace_seconds=0)
     async with asyncio.timeout(5):
         while (await smaller.list()).runs[RUN].ranks[0].state is RankState.RUNNING:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.01)

@@ -98,7 +98,7 @@ class Shared:
 
     async def end(self) -> None:
         for run, seen in (await self.runtime.list()).runs.items():
-            await self.runtime.end(run, seen.node_ids, patience_seconds=0)
+            await self.runtime.end(run, seen.node_ids, grace_seconds=0)
             await self.over(run)
         await self.runtime.close()
 

@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from services.log_collector.agent import protocol
 from services.log_collector.agent.http_app import Token
-from services.log_collector.agent.protocol import PodAnswer, PodAsk, PodKept
+from services.log_collector.agent.protocol import PodAnswer, PodRead, PodStored
 from tests.services.log_collector.fake_agents import TOKEN, Agent
 from tests.services.log_collector.fake_kubelet import Kubelet
 
@@ -34,18 +34,18 @@ async def test_output_is_answered_and_dropped_when_done(
     http: httpx.AsyncClient, kubelet: Kubelet
 ) -> None:
     kubelet.create("t-1-0").write(b"hello\n")
-    asks = [PodAsk("t-1-0", 1, 100, ended=True), PodAsk("t-1-1", 0, 100, ended=True)]
-    got = await http.post("/read", content=protocol.asks_body(asks, 1000), headers=SHOWN)
+    asks = [PodRead("t-1-0", 1, 100, ended=True), PodRead("t-1-1", 0, 100, ended=True)]
+    got = await http.post("/read", content=protocol.encode_reads(asks, 1000), headers=SHOWN)
     assert got.status_code == 200
-    agent, answers = protocol.read_answers(got.content)
+    agent, answers = protocol.decode_answers(got.content)
     assert agent
     assert answers == [PodAnswer(b"ello\n"), PodAnswer(absent=True)]
-    cut = await http.post("/read", content=protocol.asks_body(asks, 2), headers=SHOWN)
-    assert protocol.read_answers(cut.content)[1] == [PodAnswer(b"el"), None]
-    body = protocol.kept_body([PodKept("t-1-0", 6, done=True)])
+    cut = await http.post("/read", content=protocol.encode_reads(asks, 2), headers=SHOWN)
+    assert protocol.decode_answers(cut.content)[1] == [PodAnswer(b"el"), None]
+    body = protocol.encode_stored([PodStored("t-1-0", 6, done=True)])
     assert (await http.post("/done", content=body, headers=SHOWN)).status_code == 200
-    again = await http.post("/read", content=protocol.asks_body(asks[:1], 1000), headers=SHOWN)
-    assert protocol.read_answers(again.content)[1] == [PodAnswer(absent=True, complete=True)]
+    again = await http.post("/read", content=protocol.encode_reads(asks[:1], 1000), headers=SHOWN)
+    assert protocol.decode_answers(again.content)[1] == [PodAnswer(absent=True, complete=True)]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ async def test_nothing_is_said_without_the_token(
     http: httpx.AsyncClient, headers: dict[str, str]
 ) -> None:
     for path in ("/read", "/done"):
-        got = await http.post(path, content=protocol.asks_body([], 1), headers=headers)
+        got = await http.post(path, content=protocol.encode_reads([], 1), headers=headers)
         assert got.status_code == 401
         assert TOKEN not in got.text
     twice = [("authorization", f"Bearer {TOKEN}"), ("authorization", "Bearer x")]
@@ -85,7 +85,7 @@ async def test_probes_and_metrics_need_no_token(http: httpx.AsyncClient, kubelet
     for name in ("read_bytes_total", "lost_bytes_total", "gaps_total", "spool_bytes", "outputs"):
         assert f"\nshiftwork_log_agent_{name} " in metrics
     kubelet.pods_dir.rename(kubelet.log_dir / "away")
-    await http.post("/read", content=protocol.asks_body([PodAsk("t", 0, 1)], 1), headers=SHOWN)
+    await http.post("/read", content=protocol.encode_reads([PodRead("t", 0, 1)], 1), headers=SHOWN)
     for _ in range(100):
         unready = await http.get("/readyz")
         if unready.status_code == 503:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from services.log_collector.agent import protocol
-from services.log_collector.agent.protocol import PodAnswer, PodAsk
+from services.log_collector.agent.protocol import PodAnswer, PodRead
 from services.log_collector.agent.settings import AgentSettings
 from tests.services.log_collector.fake_agents import TOKEN
 from tests.services.log_collector.fake_kubelet import Kubelet
@@ -61,7 +61,7 @@ class Process:
 
     async def ask(self, offset: int, *, ended: bool = False) -> PodAnswer:
         patience = time.monotonic() + 20
-        body = protocol.asks_body([PodAsk("t-1-0", offset, 50_000, ended=ended)], 1 << 20)
+        body = protocol.encode_reads([PodRead("t-1-0", offset, 50_000, ended=ended)], 1 << 20)
         async with httpx.AsyncClient() as client:
             while True:
                 try:
@@ -75,7 +75,7 @@ class Process:
                     await asyncio.sleep(0.02)
                     continue
                 assert got.status_code == 200
-                (answer,) = protocol.read_answers(got.content)[1]
+                (answer,) = protocol.decode_answers(got.content)[1]
                 assert answer is not None
                 assert not answer.problem
                 return answer

@@ -7,12 +7,12 @@ import pytest
 
 from services.log_collector.agent import protocol
 from services.log_collector.agent.cri import Stamp
-from services.log_collector.agent.protocol import PodAnswer, PodAsk, PodKept, WireError
+from services.log_collector.agent.protocol import PodAnswer, PodRead, PodStored, WireError
 
 
 def test_asks_answers_and_what_is_kept_arrive_as_they_were_sent() -> None:
-    asks = [PodAsk("t-1-0", 5, 10, b"\x00\xff", ended=True), PodAsk("t-1-1", 0, 1)]
-    assert protocol.read_asks(protocol.asks_body(asks, 99)) == (asks, 99)
+    asks = [PodRead("t-1-0", 5, 10, b"\x00\xff", ended=True), PodRead("t-1-1", 0, 1)]
+    assert protocol.decode_reads(protocol.encode_reads(asks, 99)) == (asks, 99)
     answers = [
         PodAnswer(b"a\nb\x00", complete=True, stamps=(Stamp(0, 5), Stamp(2, 60_000))),
         None,
@@ -21,12 +21,15 @@ def test_asks_answers_and_what_is_kept_arrive_as_they_were_sent() -> None:
         PodAnswer(b"\n", moved=True, problem="why"),
     ]
     data = b"".join(answer.data for answer in answers if answer)
-    assert protocol.read_answers(protocol.answer_head("me", answers) + data) == ("me", answers)
-    _, told = protocol.read_answers(protocol.answer_head("me", answers) + data)
+    assert protocol.decode_answers(protocol.encode_answers_head("me", answers) + data) == (
+        "me",
+        answers,
+    )
+    _, told = protocol.decode_answers(protocol.encode_answers_head("me", answers) + data)
     stamps = [answer and answer.stamps for answer in told]
     assert stamps == [(Stamp(0, 5), Stamp(2, 60_000)), None, (), (), ()]
-    kept = [PodKept("t-1-0", 7, done=False), PodKept("t-1-1", 2**62, done=True)]
-    assert protocol.read_kept(protocol.kept_body(kept)) == kept
+    kept = [PodStored("t-1-0", 7, done=False), PodStored("t-1-1", 2**62, done=True)]
+    assert protocol.decode_stored(protocol.encode_stored(kept)) == kept
 
 
 ASK: dict[str, Any] = {"pod": "t-1-0", "offset": 0, "bytes_max": 1}
@@ -40,7 +43,7 @@ ASK: dict[str, Any] = {"pod": "t-1-0", "offset": 0, "bytes_max": 1}
         ({"bytes_max": 1}, "asks None"),
         ({"bytes_max": 1, "asks": {}}, "asks {}"),
         ({"bytes_max": 1, "asks": [None]}, "no object"),
-        ({"bytes_max": 1, "asks": [ASK] * (protocol.ASKS_MAX + 1)}, "too many"),
+        ({"bytes_max": 1, "asks": [ASK] * (protocol.READS_MAX + 1)}, "too many"),
         ({"asks": []}, "bytes_max None"),
         ({"bytes_max": -1, "asks": []}, "bytes_max -1"),
         ({"bytes_max": 1, "asks": [ASK | {"pod": "../../etc"}]}, "pod '../../etc'"),
@@ -57,35 +60,35 @@ ASK: dict[str, Any] = {"pod": "t-1-0", "offset": 0, "bytes_max": 1}
 def test_what_is_wrong_is_named(said: Any, names: str) -> None:
     body = said if isinstance(said, bytes) else json.dumps(said).encode()
     with pytest.raises(WireError) as refused:
-        protocol.read_asks(body)
+        protocol.decode_reads(body)
     assert names in str(refused.value)
 
 
 def test_a_pass_has_a_limit_whatever_is_asked() -> None:
-    assert protocol.read_asks(protocol.asks_body([], 2**40)) == ([], protocol.BYTES_MAX)
+    assert protocol.decode_reads(protocol.encode_reads([], 2**40)) == ([], protocol.BYTES_MAX)
 
 
 def test_an_answer_that_was_cut_short_is_refused() -> None:
-    body = protocol.answer_head("me", [PodAnswer(b"12345")]) + b"1234"
+    body = protocol.encode_answers_head("me", [PodAnswer(b"12345")]) + b"1234"
     with pytest.raises(WireError, match="cut short"):
-        protocol.read_answers(body)
+        protocol.decode_answers(body)
 
 
 @pytest.mark.parametrize(
     "stamps", [[[5, 1]], [[-1, 1]], [[2, 1], [2, 2]], [[3, 1], [2, 2]], [[1]], [1], "x", 7]
 )
 def test_times_that_cannot_be_are_refused(stamps: Any) -> None:
-    head, _, data = protocol.answer_head("me", [PodAnswer(b"12345")]).partition(b"\n")
+    head, _, data = protocol.encode_answers_head("me", [PodAnswer(b"12345")]).partition(b"\n")
     said = json.loads(head)
     said["answers"][0]["stamps"] = stamps
     with pytest.raises(WireError, match="stamps"):
-        protocol.read_answers(json.dumps(said).encode() + b"\n12345" + data)
+        protocol.decode_answers(json.dumps(said).encode() + b"\n12345" + data)
 
 
 def test_an_agent_of_an_older_version_knows_no_times() -> None:
-    head, _, _ = protocol.answer_head("me", [PodAnswer(b"12345")]).partition(b"\n")
+    head, _, _ = protocol.encode_answers_head("me", [PodAnswer(b"12345")]).partition(b"\n")
     said = json.loads(head)
     del said["answers"][0]["stamps"]
-    _, (told,) = protocol.read_answers(json.dumps(said).encode() + b"\n12345")
+    _, (told,) = protocol.decode_answers(json.dumps(said).encode() + b"\n12345")
     assert told is not None
     assert (told.data, told.stamps) == (b"12345", ())

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.log_collector.agent.output import CHUNK_BYTES_MAX, STAMPS_MAX
-from services.log_collector.agent.protocol import PodAnswer, PodAsk, PodKept
+from services.log_collector.agent.protocol import PodAnswer, PodRead, PodStored
 from services.log_collector.agent.segments import FILLER
 from services.log_collector.agent.spool import Limits, Spool
 from tests.services.log_collector.collector_harness import START, Hands
@@ -54,7 +54,7 @@ class Node:
         self.clock.advance(seconds)
 
     def ask(self, pod: str = "t-1-0", offset: int = 0, size: int = MIB, **more: Any) -> PodAnswer:
-        (answer,) = self.spool.read([PodAsk(pod, offset, size, **more)], 1 << 26)
+        (answer,) = self.spool.read([PodRead(pod, offset, size, **more)], 1 << 26)
         assert answer is not None
         return answer
 
@@ -105,7 +105,7 @@ def test_a_deleted_pods_output_stays_until_it_is_done(node: Node) -> None:
     assert (answer.data, answer.complete) == (b"last words\n", True)
     node.start()
     assert node.drain() == b"last words\n"
-    node.spool.done([PodKept("t-1-0", 11, done=True)])
+    node.spool.done([PodStored("t-1-0", 11, done=True)])
     assert node.links() == []
     assert node.ask(ended=True) == PodAnswer(absent=True)
     assert list(node.spool_dir.rglob("*")) == [node.spool_dir / NAMESPACE]
@@ -241,7 +241,7 @@ def test_a_file_is_known_again_after_it_was_compressed(node: Node) -> None:
         container.rotate()
         node.spool.scan()
     node.drain()
-    node.spool.done([PodKept("t-1-0", 14, done=False)])
+    node.spool.done([PodStored("t-1-0", 14, done=False)])
     assert len(node.links()) == 1
     for _ in range(2):
         node.start()
@@ -377,9 +377,9 @@ def test_what_is_kept_is_dropped(node: Node) -> None:
         container.rotate()
         node.spool.scan()
     node.drain()
-    node.spool.done([PodKept("t-1-0", 13, done=False), PodKept("nobody-1-0", 5, done=True)])
+    node.spool.done([PodStored("t-1-0", 13, done=False), PodStored("nobody-1-0", 5, done=True)])
     assert len(node.links()) == 3
-    node.spool.done([PodKept("t-1-0", 14, done=False), PodKept("t-1-0", 3, done=False)])
+    node.spool.done([PodStored("t-1-0", 14, done=False), PodStored("t-1-0", 3, done=False)])
     assert len(node.links()) == 2
     node.start()
     container.write(b"end\n")
@@ -392,7 +392,7 @@ def test_a_done_output_is_not_taken_up_again_while_its_pod_is_there(node: Node) 
     container = node.kubelet.create("t-1-0")
     container.write(b"x\n")
     node.spool.scan()
-    node.spool.done([PodKept("t-1-0", 2, done=True)])
+    node.spool.done([PodStored("t-1-0", 2, done=True)])
     for _ in range(2):
         container.rotate()
         node.spool.scan()
@@ -451,7 +451,7 @@ def test_a_full_spool_keeps_the_offsets_of_what_was_given_out(
     node = limited(tmp_path, 70_000)
     container = fill(node, "t-1-0", 6)
     given = node.drain()[:20_000]  # the third file's bytes are given out in part
-    node.spool.done([PodKept("t-1-0", 5_000, done=False)])
+    node.spool.done([PodStored("t-1-0", 5_000, done=False)])
     if restart:
         node.start()
         assert node.ask(offset=0, size=20_000).data == given
@@ -481,7 +481,7 @@ def test_old_output_is_dropped_and_it_is_said_if_nobody_read_it(
         container.delete()
     node.spool.scan()
     assert node.drain("read-1-0") == b"x\n"
-    node.spool.done([PodKept("read-1-0", 2, done=False)])
+    node.spool.done([PodStored("read-1-0", 2, done=False)])
     node.wait(3500)
     node.spool.prune()
     assert len(node.links()) == 2
@@ -613,7 +613,7 @@ class Story:
 
     def kept(self, _: None) -> None:
         self.kept_size = len(self.data)
-        self.node.spool.done([PodKept("t-1-0", self.kept_size, done=False)])
+        self.node.spool.done([PodStored("t-1-0", self.kept_size, done=False)])
 
     def wait(self, seconds: float) -> None:
         self.node.wait(seconds)

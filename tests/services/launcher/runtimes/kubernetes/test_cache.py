@@ -8,7 +8,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from tests.services.launcher.runtimes.kubernetes.test_nodes import GPU, a_node
 
 from services.launcher.domain.model import Fault, Listing, RankState
 from services.launcher.runtimes.kubernetes.cache import (
@@ -20,6 +19,7 @@ from services.launcher.runtimes.kubernetes.cache import (
 )
 from services.launcher.runtimes.kubernetes.cluster_nodes import NodeRules
 from tests.services.launcher.makers import START, at, run_id
+from tests.services.launcher.runtimes.kubernetes.test_cluster_nodes import GPU, a_node
 
 RUN = run_id()
 LABELS = {
@@ -38,9 +38,10 @@ class Told(Cache):
         listing, before = super().listing(), self.last
         if before is not None:
             assert listing.number == before.number + 1
-            every = before.runs.keys() | listing.runs.keys()
+            run_all = before.runs.keys() | listing.runs.keys()
             assert all(
-                before.runs.get(run) is listing.runs.get(run) for run in every - {*listing.changed}
+                before.runs.get(run) is listing.runs.get(run)
+                for run in run_all - {*listing.changed}
             )
         self.last = listing
         return listing
@@ -101,8 +102,8 @@ class Known:
         self.objects.put(self.object())
 
     def states(self) -> dict[int, RankState]:
-        seen = self.cache.listing().runs.get(RUN)
-        return {} if seen is None else {n: rank.state for n, rank in seen.ranks.items()}
+        observed = self.cache.listing().runs.get(RUN)
+        return {} if observed is None else {n: rank.state for n, rank in observed.ranks.items()}
 
 
 def test_a_run_is_its_pods() -> None:
@@ -113,17 +114,17 @@ def test_a_run_is_its_pods() -> None:
     known.pods.put(known.pod(0))
     known.pods.put(known.pod(1, state="pending", node=""))
     assert known.states() == {0: RankState.RUNNING, 1: RankState.PENDING}
-    seen = known.cache.listing().runs[RUN]
-    assert seen.node_ids == {"n0", "n1"}
+    observed = known.cache.listing().runs[RUN]
+    assert observed.node_ids == {"n0", "n1"}
     # What did not change is the very same value.
-    assert known.cache.listing().runs[RUN] is seen
+    assert known.cache.listing().runs[RUN] is observed
 
 
 def test_an_older_word_changes_nothing() -> None:
     known = Known()
     known.begun()
     known.pods.put(known.pod(version=20))
-    known.cache.answered(known.pod(version=19, state="pending"))
+    known.cache.put_answer(known.pod(version=19, state="pending"))
     known.pods.put(known.pod(version=18, state="pending"))
     assert known.states() == {0: RankState.RUNNING}
     known.pods.gone(known.pod(version=17))
@@ -137,14 +138,14 @@ def test_an_answer_without_a_version_changes_nothing() -> None:
     known.pods.put(known.pod())
     late = known.pod(state="done")
     del late["metadata"]["resourceVersion"]
-    known.cache.answered(late)
+    known.cache.put_answer(late)
     assert known.states() == {0: RankState.RUNNING}
 
 
 def test_our_own_orders_show_at_once() -> None:
     known = Known()
     known.begun()
-    known.cache.answered(known.pod(state="pending"))
+    known.cache.put_answer(known.pod(state="pending"))
     assert known.states() == {0: RankState.PENDING}
 
 
@@ -152,12 +153,12 @@ def test_an_answer_that_comes_after_the_end_makes_no_ghost() -> None:
     """The watch has told that the pod is gone before our call's answer, which shows it, is read."""
     known = Known()
     known.begun()
-    known.cache.answered(known.object(ended="2026-01-01T00:00:00+00:00"))
+    known.cache.put_answer(known.object(ended="2026-01-01T00:00:00+00:00"))
     known.pods.put(known.pod(version=500))
     known.pods.gone(known.pod(version=502))
-    known.cache.answered(known.pod(version=501))
+    known.cache.put_answer(known.pod(version=501))
     assert known.states() == {0: RankState.EXITED}
-    known.cache.answered(known.object(version=1, forgotten="2026-01-01T00:00:00Z"))
+    known.cache.put_answer(known.object(version=1, forgotten="2026-01-01T00:00:00Z"))
     assert RUN in known.cache.listing().runs
 
 
@@ -165,7 +166,7 @@ def test_a_list_forgets_what_it_does_not_name_but_not_what_is_newer() -> None:
     known = Known()
     known.begun()
     known.pods.put(known.pod(0, version=200))
-    known.cache.answered(known.pod(1, version=400, state="pending"))
+    known.cache.put_answer(known.pod(1, version=400, state="pending"))
     known.pods.begin()
     known.pods.end(300)
     assert known.states() == {0: RankState.LOST, 1: RankState.PENDING}
@@ -393,7 +394,7 @@ class Machine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 5))
     def answer(self, which: int) -> None:
         """An answer is read, in any order."""
-        self.known.cache.answered(self.answers.pop(which % len(self.answers)))
+        self.known.cache.put_answer(self.answers.pop(which % len(self.answers)))
 
     @rule()
     def list_anew(self) -> None:
@@ -406,7 +407,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def what_was_told_is_known(self) -> None:
         if self.told == len(self.history) and not self.answers:
-            pods = {pod.seen.rank: pod.version for pod in self.known.cache.runs.pods_of(RUN)}
+            pods = {pod.observed.rank: pod.version for pod in self.known.cache.runs.pods_of(RUN)}
             assert pods == {
                 rank: int(pod["metadata"]["resourceVersion"]) for rank, pod in self.there.items()
             }

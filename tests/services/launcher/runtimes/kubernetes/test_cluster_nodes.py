@@ -81,8 +81,8 @@ def test_a_node_becomes_inventory() -> None:
             ],
         )
     )
-    [seen] = nodes.listing().values()
-    node = seen.node
+    [observed] = nodes.listing().values()
+    node = observed.node
     assert (node.id, node.group, node.gpus, node.gpu_model) == ("n1", "vision", 4, "H100")
     assert (node.cpus, node.memory_bytes) == (8.0, 16 << 30)
     assert node.taints == ("reserved=vision",)
@@ -94,9 +94,9 @@ def test_a_node_becomes_inventory() -> None:
 def test_a_node_that_is_not_ready_says_why() -> None:
     nodes = Nodes(NodeRules())
     assert nodes.put(a_node(ready="Unknown"))
-    [seen] = nodes.listing().values()
-    assert not seen.node.ready
-    assert seen.problem == "Ready is Unknown: so it is"
+    [observed] = nodes.listing().values()
+    assert not observed.node.ready
+    assert observed.problem == "Ready is Unknown: so it is"
     # True only when it begins or ceases to answer.
     assert nodes.put(a_node(version=2))
     assert not nodes.put(a_node(version=3, unschedulable=True))
@@ -168,9 +168,9 @@ def test_a_node_that_is_deleted_stays_as_long_as_pods_of_ours_do() -> None:
     nodes.listing()
     assert nodes.drop("n1")
     assert not nodes.drop("n1")
-    seen = nodes.listing()["n1"]
-    assert seen.retired
-    assert not seen.node.ready
+    observed = nodes.listing()["n1"]
+    assert observed.retired
+    assert not observed.node.ready
     nodes.use_by_us("n1", "ours", None)
     assert nodes.listing() == {}
 
