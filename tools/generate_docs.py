@@ -155,7 +155,7 @@ def pages() -> dict[Path, str]:
         + launcher_exits.render_markdown()
         + "\n## What can be wrong with a rank or a launch\n\n"
         + rank_faults.render_markdown()
-        + "\n## How patient the launcher is\n\n"
+        + "\n## Grace periods of runs that the launcher ends\n\n"
         + grace_periods.render_markdown(),
         GENERATED / "messages.md": messages_page(),
         GENERATED / "settings.md": settings_page(),

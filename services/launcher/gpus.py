@@ -1,4 +1,4 @@
-"""The GPUs of this machine, asked from NVIDIA's management library (NVML) of the driver.
+"""Finds the GPUs of this machine through NVIDIA's management library (NVML).
 
 Called by ``up``, which makes slots of them, and by ``doctor``, which says why there are none. No
 GPU program is started and nothing is reserved. A machine without a driver simply has no GPUs.
@@ -25,13 +25,13 @@ class Gpu:
     # What CUDA_VISIBLE_DEVICES takes: unlike a number it means the same in every process.
     uuid: str
     model: str
-    # 0: the driver does not say (memory shared with the processor).
+    # 0: the driver does not report it (memory shared with the processor).
     memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What this machine has; ``problem`` says why there are no GPUs, or fewer than expected."""
+    """The GPUs found; ``problem`` is the reason why there are none, or fewer than expected."""
 
     gpus: tuple[Gpu, ...]
     problem: str = ""
@@ -63,7 +63,7 @@ class Nvml(Protocol):
 
 
 def find_gpus(nvml: Nvml | None = None, visible: str | None = None) -> Found:
-    """Ask the driver. Never raises: whatever goes wrong is the ``problem``.
+    """Ask the driver. Never raises: an error becomes the ``problem``.
 
     ``visible`` (default: this process's own CUDA_VISIBLE_DEVICES) leaves out what the operator has
     hidden from the platform.
@@ -103,7 +103,7 @@ def _ask(nvml: Nvml) -> Found:
 
 
 def _usable(nvml: Nvml, handle: object) -> Iterator[object]:
-    """The device itself, or, if it is divided, its parts: CUDA cannot use it as a whole then."""
+    """The device itself, or the parts of a divided one, which CUDA cannot use as a whole."""
     try:
         divided = nvml.nvmlDeviceGetMigMode(handle)[0] == 1
     except nvml.NVMLError:
@@ -133,10 +133,10 @@ def _describe(nvml: Nvml, handle: object, index: int) -> Gpu:
 
 
 def _only(found: Found, visible: str) -> Found:
-    """As CUDA reads the variable: numbers or UUIDs in this order; the list ends at a wrong one."""
+    """Filter as CUDA does: numbers or UUIDs in this order; the list ends at a wrong one."""
     chosen = list[Gpu]()
-    for word in visible.replace(" ", "").split(","):
-        match = [gpu for gpu in found.gpus if _means(word, gpu)]
+    for entry in visible.replace(" ", "").split(","):
+        match = [gpu for gpu in found.gpus if _matches(entry, gpu)]
         if len(match) != 1 or match[0] in chosen:
             break
         chosen.append(match[0])
@@ -151,7 +151,7 @@ def _only(found: Found, visible: str) -> Found:
     return Found(gpus, "; ".join(filter(None, (found.problem, note))), found.driver)
 
 
-def _means(word: str, gpu: Gpu) -> bool:
-    if word.startswith(_UUID_KINDS):
-        return gpu.uuid.startswith(word)
-    return word.isdecimal() and int(word) == gpu.index
+def _matches(entry: str, gpu: Gpu) -> bool:
+    if entry.startswith(_UUID_KINDS):
+        return gpu.uuid.startswith(entry)
+    return entry.isdecimal() and int(entry) == gpu.index

@@ -1,7 +1,7 @@
-"""What the launcher does with each event and command: record it, answer it. Wired in ``main.py``.
+"""Handlers of events and commands. Each records its message in rows. Wired in ``main.py``.
 
-Nothing is acted on here; ``loop.py`` reads the rows. Events may repeat, come late or in another
-order: a request before its assignment leaves a tombstone, an older attempt's is dropped.
+``loop.py`` reads the rows and acts. Events may repeat, arrive late or out of order: a request that
+arrives before its assignment is kept as an early request, one for an older attempt is dropped.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from services.launcher.domain.run_lifecycle import LIVE, Trigger, move
 
 
 async def on_run_assigned(tx: Tx, event: RunAssigned | RunResumed) -> None:
-    """Record a run to be launched; a request that came before it is kept."""
+    """Record a run that is to be launched; an early request for it stays in force."""
     mode = event.spec.preemption.mode
     if mode is PreemptMode.SIGNAL:
-        # A name that is no signal is found here, where the message can be set apart.
+        # Raises for a name that is no signal; here the message can become a dead letter.
         exits.signal_number(event.spec.preemption.signal)
     run = await tx.get(Run, event.task_id, event.attempt)
     if run is None:
@@ -72,13 +72,13 @@ async def on_run_assigned(tx: Tx, event: RunAssigned | RunResumed) -> None:
 
 
 async def on_preemption_requested(tx: Tx, event: PreemptionRequested) -> None:
-    """Record that the run is asked to hand over; a later request may only shorten the deadline."""
+    """Record a request for preemption; a later request may only shorten the deadline."""
     run = await _requested(tx, event.task_id, event.attempt)
     if run is None:
         return
     if run.preempt_deadline_at is None or event.deadline_at < run.preempt_deadline_at:
-        asked_at = run.preempt_requested_at or tx.now
-        tx.put(replace(run, preempt_requested_at=asked_at, preempt_deadline_at=event.deadline_at))
+        first_at = run.preempt_requested_at or tx.now
+        tx.put(replace(run, preempt_requested_at=first_at, preempt_deadline_at=event.deadline_at))
 
 
 async def on_kill_requested(tx: Tx, event: KillRequested) -> None:
@@ -90,7 +90,8 @@ async def on_kill_requested(tx: Tx, event: KillRequested) -> None:
 
 
 async def _requested(tx: Tx, task_id: str, attempt: int) -> Run | None:
-    """The run that a request is about: live, or a tombstone if it is not known yet."""
+    """The run that a request concerns: a live one, or an early request if it is not known yet.
+    None if the run is over."""
     run = await tx.get(Run, task_id, attempt)
     if run is not None:
         return run if run.state in (*LIVE, RunState.EARLY_REQUEST) else None
@@ -117,7 +118,7 @@ HANDLERS: Mapping[type[Message], Handler] = {
 
 
 async def ack_checkpoint(tx: Tx, command: AckCheckpoint) -> AckCheckpointReply:
-    """Store a checkpoint of the live attempt; the reply comes after the commit."""
+    """Store a checkpoint of the live attempt; the reply is sent after the commit."""
     known = _with_request(await _known(tx, command), command, tx.now)
     decision = checkpoint_acceptance.decide(command, known, tx.now)
     if decision.stored is None:
@@ -134,8 +135,8 @@ async def ack_checkpoint(tx: Tx, command: AckCheckpoint) -> AckCheckpointReply:
 def _with_request(
     known: checkpoint_acceptance.Known, command: AckCheckpoint, now: datetime
 ) -> checkpoint_acceptance.Known:
-    """The request to hand over may reach the run, by way of the gateway, before it reaches us: the
-    run's answer to it says so, or its clean exit would look like the end of its work."""
+    """Apply a preemption request that reached the run, through the gateway, before it reached the
+    launcher. Otherwise the run's clean exit would count as the end of its work."""
     run = known.run
     if not command.preempt_requested or run is None or run.preempt_requested_at is not None:
         return known
@@ -154,7 +155,7 @@ async def _known(tx: Tx, command: AckCheckpoint) -> checkpoint_acceptance.Known:
 
 
 async def set_schedulable(tx: Tx, command: SetSchedulable) -> SetSchedulableReply:
-    """Cordon or uncordon a node: no new run comes to a cordoned one, and a drained one is left."""
+    """Cordon or uncordon a node: a cordoned one takes no new run, a drained one is also vacated."""
     row = await tx.get(NodeRow, command.node_id)
     if row is None or row.removed:
         return SetSchedulableReply(refusal=await _no_node(tx, command.node_id))
@@ -166,7 +167,7 @@ async def set_schedulable(tx: Tx, command: SetSchedulable) -> SetSchedulableRepl
 
 
 async def set_node_marks(tx: Tx, command: SetNodeMarks) -> SetNodeMarksReply:
-    """Change the labels and taints that operators gave a node; what runs there goes on."""
+    """Change the labels and taints that operators gave a node; its runs continue."""
     row = await tx.get(NodeRow, command.node_id)
     if row is None or row.removed:
         return SetNodeMarksReply(refusal=await _no_node(tx, command.node_id))
@@ -186,7 +187,7 @@ async def _no_node(tx: Tx, node_id: str) -> Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """The launcher's commands with what they are configured by."""
+    """The launcher's commands and their configuration."""
 
     runtime: str
     reemit_runs_max: int
@@ -201,14 +202,14 @@ class Commands:
         }
 
     async def reemit(self, tx: Tx, _command: Reemit) -> ReemitReply:
-        """Say the inventory again, and of every remembered run how it started and ended."""
+        """Publish the inventory again, and the start and end of every remembered run."""
         rows = await store.nodes(tx)
-        # Nothing can be said of them, not even that they are gone.
+        # Nothing is known of them, not even that they are gone.
         unreadable = store.unreadable_nodes(tx)
         events: list[Message] = [inventory.message(row) for row in rows]
         if rows or unreadable:
-            # Before the first look at the runtime nothing is known, which is not the same as
-            # knowing of no node: a full list without nodes has tasks rejected for good.
+            # Before the first scan nothing is known, which differs from an empty inventory: with a
+            # full list without nodes, tasks would be rejected for good.
             events.append(
                 InventoryListed(
                     runtime=self.runtime,
@@ -241,7 +242,7 @@ class Commands:
 
 
 def started(run: Run) -> RunStarted:
-    """The event that every process of a run exists."""
+    """The event for a run whose processes all exist."""
     assert run.started_at is not None, "a started run has its time"
     return RunStarted(
         task_id=run.task_id,
@@ -252,7 +253,7 @@ def started(run: Run) -> RunStarted:
 
 
 def exited(run: Run, checkpoint: Checkpoint | None) -> RunExited:
-    """The event that no process of a run is left."""
+    """The event for a run of which no process is left."""
     assert run.exit is not None, "an ended run has its exit"
     return RunExited(
         task_id=run.task_id,

@@ -1,5 +1,5 @@
-"""What this machine is, as the process runtime's nodes: virtual ones with slots, or itself with its
-GPUs. Called by ``main.py`` at the start, and by ``doctor``.
+"""Describes this machine as nodes of the process runtime: virtual ones with slots, or one with its
+GPUs. Called by ``main.py`` at the start.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ PID_MAX = Path("/proc/sys/kernel/pid_max")
 
 
 def plan_nodes(settings: LauncherSettings, gpus: Sequence[Gpu]) -> tuple[NodePlan, ...]:
-    """The nodes of this machine: itself with these GPUs, or virtual ones that share its processors
-    and memory evenly."""
+    """The machine itself with these GPUs, or virtual nodes that share its processors and memory
+    evenly."""
     cpus = float(os.cpu_count() or 1)
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     count = settings.virtual_nodes
@@ -55,8 +55,8 @@ def plan_nodes(settings: LauncherSettings, gpus: Sequence[Gpu]) -> tuple[NodePla
 
 
 def pids_max(settings: LauncherSettings, pid_max: Path = PID_MAX) -> int:
-    """How many processes and threads one rank (or one user) may have on this machine. One task must
-    leave some for the others, and for an operator's shell."""
+    """The limit of processes and threads for one rank or one user. It leaves some for other tasks
+    and for an operator's shell."""
     return max(1, min(settings.pids_max, int(int(pid_max.read_text()) * settings.pids_part_max)))
 
 

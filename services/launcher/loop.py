@@ -1,7 +1,7 @@
 """The launcher's two loops. ``reconcile`` takes turns with the handlers: it compares the rows with
-the last look at the runtime, records the facts and asks for actions, all in one transaction and
-no I/O beside. ``act`` takes no turn: it carries the actions out and looks again. Wired in
-``main.py``; what is in memory here is found again by the next look.
+the last scan of the runtime, records the facts and enqueues actions, in one transaction and without
+other I/O. ``act`` takes no turns: it carries out the actions and scans again. Wired in ``main.py``.
+The next scan restores everything that is only in memory here.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from services.launcher.runtimes.port import (
     StartFailedError,
 )
 
-# Timers may end early by the clock's error. Asking for the rest would ask for a pause that ends at
-# once, again and again while anything else keeps the event loop busy.
+# Timers may end early by the clock's error. A pause for the rest would end at once, again and again
+# while anything else keeps the event loop busy.
 PAUSE_SECONDS_MIN = 0.001
-# Between two looks each of the parallel actions may be followed by so many others.
+# Between two scans, each of the parallel actions may be followed by up to this many others.
 ROUNDS_PER_SCAN = 4
 
 
@@ -75,7 +75,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class PendingAction:
-    """An action with what it takes to carry it out."""
+    """An action and the values needed to carry it out."""
 
     action: Action
     node_ids: frozenset[str]
@@ -85,7 +85,7 @@ class PendingAction:
 
 @dataclass
 class Launcher:
-    """One leader's work. Losing everything in here costs one look."""
+    """One leader's work. If all of this memory is lost, one scan restores it."""
 
     store: Store
     runtime: Runtime
@@ -101,23 +101,23 @@ class Launcher:
         self._doing: set[Action] = set()
         self._done: set[Action] = set()
         self._fences: set[str] = set()
-        # Tries in a row that did not settle it, and when to try again, in the event loop's seconds.
+        # Failed tries in a row, and when to try again, in the event loop's seconds.
         self._failed: dict[Action, tuple[int, float]] = {}
-        # Why the last try of it did not work, and what will never work.
+        # Why the last try of an action failed, and which launches are refused for good.
         self._problems: dict[Action, str] = {}
         self._refused: dict[RunId, Refused] = {}
-        # Why the runtime obeys another launcher, how often in a row it said so, and until when it
-        # is not asked again (in the event loop's seconds).
+        # Why the runtime obeys another launcher, how often in a row it refused, and when to try
+        # again (in the event loop's seconds).
         self.problem = ""
         self._denials, self._retry_at_s = 0, 0.0
-        # Nodes that could not start a run when they were last told to.
+        # Nodes that could not start a run at the last try.
         self._unable: dict[RunId, frozenset[str]] = {}
-        # What was last said about runs that are held up.
+        # The last delay that was reported for each run that waits to start.
         self._reported_delays: dict[RunId, ReportedDelay] = {}
         self._busy_ports: set[int] = set()
         self._last_port = 0
         self._published_nodes: frozenset[str] | None = None
-        # Rows and listed nodes that were found to agree: with many nodes, nearly every look's.
+        # Rows and listed nodes that agree: with many nodes, nearly every scan finds the same.
         self._agreed: tuple[Sequence[object], ...] | None = None
         self._work = Worklist()
         self.store.observe(self._observe)
@@ -146,7 +146,7 @@ class Launcher:
         )
 
     async def on_lead(self, epoch: int) -> None:
-        """Begin as a new leader: with the tables, and without any earlier look."""
+        """Start as a new leader with the tables and without an earlier scan."""
         self._work = await tables.load(self.store)
         self._scan, self._published_nodes, self._agreed = None, None, None
         self.problem, self._denials, self._retry_at_s = "", 0, 0.0
@@ -157,7 +157,7 @@ class Launcher:
         await self.runtime.lead(epoch)
 
     async def hold(self) -> None:
-        """Keep the runtime going, and let go of it when the service stops; what runs goes on."""
+        """Run the runtime, and close it when the service stops. The tasks keep running."""
         try:
             await self.runtime.run()
         finally:
@@ -166,7 +166,7 @@ class Launcher:
     # Recording
 
     async def reconcile(self, epoch: int) -> float | None:
-        """Record what the last look shows, and ask for what is to be done."""
+        """Record the facts of the last scan and enqueue the actions that follow from them."""
         scan, work = self._scan, self._work
         if self.problem:
             return await self._report_denial(epoch)
@@ -191,11 +191,11 @@ class Launcher:
         except BaseException:
             work.restore_dirty(dirty)
             raise
-        # Only now is it true: before the commit, nothing was said.
+        # Nothing was published before the commit.
         work.commit(outcome)
         self._published_nodes = _nodes_in_service(scan.listing)
         self._forget_done()
-        # A failure is remembered while the action is wanted, and says when to try it again.
+        # A failure determines when to try again, as long as the action is wanted.
         wanted = set(outcome.actions)
         self._failed = {each: when for each, when in self._failed.items() if each in wanted}
         self._problems = {each: why for each, why in self._problems.items() if each in wanted}
@@ -208,8 +208,7 @@ class Launcher:
         return self._due_seconds([outcome.due_at, changes.due_at, held_up.due_at], now)
 
     async def _report_denial(self, epoch: int) -> float | None:
-        """Nothing can be done, and what was seen before is not what is there now: say why runs do
-        not start, and wait with everything else."""
+        """Report why runs do not start. Nothing else can be done: earlier scans are out of date."""
         assigned = list(self._work.assigned())
         async with self.store.transaction(epoch=epoch) as tx:
             now = tx.now
@@ -262,8 +261,8 @@ class Launcher:
         return changes
 
     async def _lease(self, tx: Tx, actions: Iterable[Action]) -> dict[RunId, int]:
-        """A port for every run about to be launched: the one it has, or the next free one; 0 where
-        ranks have a network of their own."""
+        """Lease a port for every run that is to be launched, unless it has one. The port is 0 where
+        ranks have their own network."""
         wanted = [action.run_id for action in actions if isinstance(action, Launch)]
         if not wanted or not self.runtime.shares_ports:
             return dict.fromkeys(wanted, 0)
@@ -277,7 +276,7 @@ class Launcher:
             fresh = self.limits.ports.next_free(self._last_port, taken | self._busy_ports)
             if fresh is None:
                 self.log.warning("no free port for a gang", run=str(run_id))
-                # Ports that others held a while ago may be free again.
+                # Ports that other programs held earlier may be free again.
                 self._busy_ports.clear()
                 continue
             if port is not None:
@@ -289,7 +288,7 @@ class Launcher:
         return found
 
     def _forget_done(self) -> None:
-        """An action that was carried out matters while its run is live."""
+        """Forget completed actions of runs that are not live any more."""
         is_live = self._work.is_live
         self._done = {action for action in self._done if is_live(action.run_id)}
         for run_id in [run_id for run_id in self._pending if run_id not in self._work.runs]:
@@ -300,7 +299,7 @@ class Launcher:
             del self._unable[run_id]
 
     def _enqueue(self, action: Action, scan: Scan, ports: dict[RunId, int]) -> None:
-        """Put an action on the list, unless it is under way or has just failed."""
+        """Enqueue an action, unless it is in progress or has just failed."""
         run_id, run = action.run_id, self._work.runs.get(action.run_id)
         observed = scan.listing.runs.get(run_id)
         placed = {place.node_id for place in run.placements} if run else set[str]()
@@ -309,7 +308,7 @@ class Launcher:
             known |= observed.node_ids
         if isinstance(action, Launch) and run_id not in ports:
             return
-        # What is asked of a run now takes the place of what was asked before.
+        # The new action of a run replaces its former one.
         self._pending.pop(run_id, None)
         _, not_before = self._failed.get(action, (0, 0.0))
         if action in self._doing or not_before > asyncio.get_running_loop().time():
@@ -319,14 +318,14 @@ class Launcher:
     def _due_seconds(self, due: Iterable[datetime | None], now: datetime) -> float | None:
         seconds = [(at - now).total_seconds() for at in due if at is not None]
         loop_now = asyncio.get_running_loop().time()
-        # What is due already is under way: waiting for it would be a busy loop.
+        # Actions that are due already are in progress: waiting for them would be a busy loop.
         seconds += [at - loop_now for _, at in self._failed.values() if at > loop_now]
         return max(PAUSE_SECONDS_MIN, min(seconds)) if seconds else None
 
     # Acting
 
     async def act(self, _epoch: int) -> float | None:
-        """Carry out what is asked, a part of it if it is much, then look at the runtime."""
+        """Carry out a batch of the pending actions, then scan the runtime."""
         if (wait_s := self._retry_at_s - asyncio.get_running_loop().time()) > 0:
             return max(PAUSE_SECONDS_MIN, wait_s)
         tasks = self._take_batch()
@@ -344,8 +343,8 @@ class Launcher:
         try:
             listing = await self.runtime.list()
         except RuntimeUnavailableError as problem:
-            # What was seen before is no ground for anything new: actions go on when it answers.
-            self.log.warning("cannot look", problem=str(problem))
+            # Earlier scans justify nothing new: actions continue when the runtime answers.
+            self.log.warning("cannot scan the runtime", problem=str(problem))
             self._doing = set()
             return self.limits.retry_most_seconds
         except RuntimeDeniedError as problem:
@@ -364,9 +363,8 @@ class Launcher:
         return 0.0 if self._pending else None
 
     def _note_denial(self, problem: str) -> float:
-        """The runtime obeys another launcher, until a person does something about it. Whatever
-        wakes the loops meanwhile (a connection that is refused does), it is not asked before the
-        pause is over; in how many seconds that is."""
+        """Note that the runtime obeys another launcher, until a person intervenes. Returns a pause
+        in seconds: nothing that wakes the loops earlier causes another try."""
         if problem != self.problem:
             self.log.error("the runtime obeys another launcher", problem=problem)
             self.reconcile_wake.set()
@@ -377,8 +375,8 @@ class Launcher:
         return pause_s
 
     def _take_batch(self) -> list[PendingAction]:
-        """What to do before the next look: ends before launches, and no more than takes a moment,
-        so that a flood of launches hides nothing that happens meanwhile."""
+        """The actions to carry out before the next scan: ends before launches, and few enough that
+        a flood of launches delays no scan."""
         wanted = sorted(self._pending.values(), key=lambda task: isinstance(task.action, Launch))
         tasks = wanted[: self.limits.actions_parallel_max * ROUNDS_PER_SCAN]
         for task in tasks:
@@ -386,7 +384,7 @@ class Launcher:
         return tasks
 
     async def _carry_out(self, task: PendingAction) -> Action | None:
-        """Do one thing; None if it did not work, which is tried again later."""
+        """Carry out one action. Returns None if it failed; it is tried again later."""
         action, run = task.action, task.run
         try:
             match action:
@@ -412,8 +410,8 @@ class Launcher:
         if isinstance(action, Launch):
             self._unable.pop(action.run_id, None)
         if isinstance(action, End) and not self._work.is_live(action.run_id):
-            # No row notes that the order was given, so it is asked for until nothing is left. A
-            # process may take long to die: without a pause the loops would turn all the while.
+            # No row records this order, so it is repeated until nothing is left. A process may take
+            # long to die: without a pause the loops would spin meanwhile.
             self._try_later(action)
         else:
             self._failed.pop(action, None)
@@ -423,7 +421,7 @@ class Launcher:
         observed = self._scan.listing.runs.get(run.id) if self._scan is not None else None
         if observed is None and self.runtime.shares_ports and not is_free(master_port):
             self._busy_ports.add(master_port)
-            raise RuntimeUnavailableError(f"port {master_port} is taken by somebody else")
+            raise RuntimeUnavailableError(f"port {master_port} is taken by another program")
         await self.runtime.launch(build_order(run, master_port, self.site))
 
     async def _fence(self, node_id: str) -> None:
@@ -431,7 +429,7 @@ class Launcher:
             await self.runtime.fence(node_id)
             self.log.warning("node fenced", node=node_id)
         except (RuntimeUnavailableError, RuntimeDeniedError) as problem:
-            # Denied: another launcher leads, which this one is about to learn from its store.
+            # Denied: another launcher leads, as this one will soon learn from its store.
             self.log.warning("node cannot be fenced", node=node_id, problem=str(problem))
 
     def _try_later(self, action: Action) -> None:
@@ -457,7 +455,7 @@ class Launcher:
 
 
 def _same(before: Sequence[object], now: Sequence[object]) -> bool:
-    """True if these are the very same values in the same order."""
+    """Whether both hold the same objects in the same order."""
     return len(before) == len(now) and all(map(operator.is_, before, now))
 
 
@@ -479,7 +477,7 @@ def is_free(port: int) -> bool:
 async def record(
     tx: Tx, before: Mapping[RunId, Run], runs: Sequence[Run], policy: QuarantinePolicy
 ) -> None:
-    """Write runs' new rows, and say what is new about them and their nodes."""
+    """Write the new rows of runs and publish the changes of the runs and their nodes."""
     forgotten = [run for run in runs if run.state is RunState.FORGOTTEN]
     ended = [run for run in runs if before[run.id].exit is None and run.exit is not None]
     last = await tables.last_checkpoints(tx, [*ended, *forgotten])
@@ -497,7 +495,7 @@ async def record(
 async def _count_failed_starts(
     tx: Tx, before: Mapping[RunId, Run], runs: Sequence[Run], policy: QuarantinePolicy
 ) -> None:
-    """Count starts that failed by node, and forget them where one worked."""
+    """Count failed starts by node; a start that worked resets the count."""
     worked, failed = set[str](), dict[str, dict[str, Run]]()
     for run in runs:
         if before[run.id].started_at is None and run.started_at is not None:
@@ -517,7 +515,7 @@ async def _count_failed_starts(
                 tx.now,
                 policy,
                 owner=run.owner,
-                # An image or an init container that never comes to an end looks like a node on
+                # An image or an init container that never ends is indistinguishable from a node on
                 # which starts hang.
                 counts_once=run.start_expired and await _is_suspect(tx, run.owner, node_id),
             )
@@ -528,8 +526,8 @@ async def _count_failed_starts(
 
 
 async def _is_suspect(tx: Tx, owner: str, node_id: str) -> bool:
-    """Whether starts of an owner have another node in quarantine already: a person whose starts
-    hang everywhere takes one node from the others, and no more."""
+    """Whether an owner's starts have put another node into quarantine already: a person whose
+    starts hang everywhere takes at most one node from the others."""
     return any(
         row.quarantined_until is not None and row.failed_owner == owner and row.node_id != node_id
         for row in await tables.nodes(tx)
@@ -550,7 +548,7 @@ def _publish_quarantine(tx: Tx, row: NodeRow) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DelayReport:
-    """What was said of runs that are held up, and when there may be more to say."""
+    """The delays reported so far, and when the next report may be due."""
 
     changed_events: dict[RunId, ReportedDelay]
     due_at: datetime | None
@@ -565,7 +563,7 @@ def report_delays(
     reported_before: Mapping[RunId, ReportedDelay],
     policy: DelayPolicy,
 ) -> DelayReport:
-    """Say why runs that were launched have not started, where that is news."""
+    """Publish why launched runs have not started, if that changed."""
     found, due = dict[RunId, ReportedDelay](), list[datetime]()
     for run in runs:
         if run.state is not RunState.ASSIGNED:

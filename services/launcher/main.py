@@ -30,7 +30,7 @@ from services.launcher.task_users import Choice, task_users
 
 
 def build(settings: LauncherSettings, ports: Ports, *, runtime: Runtime | None = None) -> Service:
-    """The service, not running. ``runtime`` takes the place of this machine (the simulation)."""
+    """Build the service without running it. The simulation passes its own ``runtime``."""
     runtime = runtime or _RUNTIMES[settings.runtime](settings, ports)
     launcher = Launcher(
         store=ports.store, runtime=runtime, site=_site(settings), limits=_limits(settings)
@@ -61,7 +61,8 @@ def build(settings: LauncherSettings, ports: Ports, *, runtime: Runtime | None =
 
 
 def process_runtime(settings: LauncherSettings) -> ProcessRuntime:
-    """This machine as a runtime. ValueError if nobody said as whom root runs tasks."""
+    """This machine as a runtime. Raises ``ValueError`` if root runs it and no user
+    for tasks is set."""
     machine = Machine(
         folder=settings.data_folder,
         users=task_users(_choice(settings), settings.data_folder),
@@ -73,7 +74,7 @@ def process_runtime(settings: LauncherSettings) -> ProcessRuntime:
         output_bytes_max=settings.output_bytes_max,
         pids_max=pids_max(settings),
     )
-    # With virtual nodes, GPUs are not asked for: the slots stand for nothing real.
+    # Virtual nodes have slots that stand for nothing real, so the driver is not queried.
     gpus = find_gpus().gpus if settings.virtual_nodes == 0 else ()
     return ProcessRuntime(machine, plan_nodes(settings, gpus))
 
@@ -83,7 +84,7 @@ def _choice(settings: LauncherSettings) -> Choice:
 
 
 def _kubernetes_runtime(settings: LauncherSettings, ports: Ports) -> Runtime:
-    # Only who needs it pays for its client: a hundred megabytes.
+    # Its client takes a hundred megabytes, which only this runtime needs.
     from services.launcher.runtimes.kubernetes.runtime import build_runtime  # noqa: PLC0415
 
     return build_runtime(settings, now=ports.clock.now)
@@ -97,7 +98,7 @@ _RUNTIMES: Mapping[str, Callable[[LauncherSettings, Ports], Runtime]] = {
 
 def _site(settings: LauncherSettings) -> Site:
     if settings.runtime == "kubernetes":
-        # Who a task is and where its programs are is its image's to say.
+        # The image determines the user and the paths of its programs.
         return Site(
             url=settings.task_url,
             token_key=settings.run_token_key(),

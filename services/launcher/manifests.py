@@ -1,5 +1,5 @@
-"""From a run's order to the objects of Kubernetes that carry it out: plain dicts, nothing asked and
-nothing sent. The kubernetes runtime creates them; the same order is the same bytes, every time.
+"""Builds the Kubernetes objects of a run from its order, as plain dicts and without I/O. The
+Kubernetes runtime creates them. The same order always yields the same bytes.
 
 The run object (a ConfigMap) comes first and owns the rest, so that deleting it leaves nothing.
 """
@@ -31,7 +31,7 @@ SECRET_BYTES_MAX = 512 * 1024
 
 @dataclass(frozen=True, slots=True)
 class PodSite:
-    """Where pods are made, beside what the policy says."""
+    """Settings for pods beside the policy."""
 
     namespace: str = "shiftwork-tasks"
     master_port_first: int = 20_000
@@ -40,7 +40,7 @@ class PodSite:
 
 @dataclass(frozen=True, slots=True)
 class RunManifests:
-    """Everything of one run, in the order in which it is created."""
+    """All objects of one run, in the order of their creation."""
 
     run_object: Json
     secrets: tuple[Json, ...]
@@ -49,7 +49,7 @@ class RunManifests:
     pods: tuple[Json, ...]
 
     def owned_by(self, uid: str) -> RunManifests:
-        """The same, all of it owned by the run object, whose uid is known once it exists."""
+        """The same objects, owned by the run object, whose uid is known once it exists."""
         name: str = self.run_object["metadata"]["name"]
         owner: Json = {
             "apiVersion": "v1",
@@ -82,7 +82,7 @@ def pod_name(run_id: RunId, rank: int) -> str:
 
 
 def run_labels(run_id: RunId) -> dict[str, str]:
-    """What finds a run's objects."""
+    """The labels of a run's objects."""
     return {
         MANAGED_BY: MANAGER,
         f"{DOMAIN}/task": run_id.task_id,
@@ -91,7 +91,7 @@ def run_labels(run_id: RunId) -> dict[str, str]:
 
 
 def master_port(run_id: RunId, first: int, last: int) -> int:
-    """Where rank 0 listens. Every pod has ports of its own, so a run's name is enough."""
+    """The port of rank 0. Every pod has its own ports, so the run's id determines it."""
     return first + zlib.crc32(str(run_id).encode()) % (last - first + 1)
 
 
@@ -101,8 +101,8 @@ def build_manifests(
     site: PodSite,
     node_labels: Mapping[str, Mapping[str, str]] | None = None,
 ) -> RunManifests:
-    """The run object, Secrets, Service and pods of a run. ``node_labels`` are those of each node
-    that the order names, as far as known. PodRefusedError if the policy does not let it.
+    """Build the run object, Secrets, Service and pods of a run. ``node_labels`` are the known
+    labels of the nodes in the order. Raises ``PodRefusedError`` if the policy forbids the pods.
     """
     assert order.spec is not None, "an order for pods has its specification"
     requester = Requester.of(order.spec, order.owner, order.team)
@@ -154,7 +154,7 @@ class _Maker:
     template: Json
 
     def metadata(self, name: str, **labels: str) -> Json:
-        """Of an object of the run; annotations say what labels cannot hold as it is."""
+        """The metadata of an object; annotations hold values that are no valid labels."""
         requester = self.plan.requester
         more = {f"{DOMAIN}/{key}": value for key, value in labels.items()}
         annotations = {
@@ -177,7 +177,7 @@ class _Maker:
         }
 
     def run_object(self) -> Json:
-        """What is there exactly as long as anything of the run is."""
+        """The object that exists as long as anything of the run does."""
         return {
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -186,7 +186,7 @@ class _Maker:
         }
 
     def secrets(self) -> tuple[list[Json], dict[int, str]]:
-        """Token and context files, in as few Secrets as hold them; and each rank's Secret."""
+        """The Secrets with token and context files, as few as possible, and each rank's Secret."""
         ranks = self.order.ranks
         data: dict[str, str] = {TOKEN_KEY: ranks[0].env.get(TOKEN, "") if ranks else ""}
         size, held, secret_of = 0, [data], dict[int, str]()
@@ -215,7 +215,7 @@ class _Maker:
         }
 
     def service(self) -> Json:
-        """Gives each rank a name, which others find before it is ready."""
+        """The Service that gives each rank a name, which resolves before the rank is ready."""
         return {
             "apiVersion": "v1",
             "kind": "Service",

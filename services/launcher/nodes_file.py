@@ -1,4 +1,4 @@
-"""What differs between the nodes of one machine: group, labels and taints, from a small file.
+"""Reads the groups, labels and taints of a machine's nodes from a small file.
 
 Called by ``local_nodes.py`` at the start. YAML or JSON: an object for each node id, such as
 ``local-0: {group: dev, labels: {zone: a, leaf: a1}, taints: [reserved=vision]}``.
@@ -26,11 +26,11 @@ FILE_BYTES_MAX = 4_194_304
 
 
 class NodeConfig(BaseModel):
-    """What a file says of one node."""
+    """The entry of one node."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    # Left out: as the settings say for all.
+    # None: the group from the settings.
     group: str | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     taints: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class NodeConfig(BaseModel):
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
-    """ValueError unless all are labels of a node."""
+    """Raise ``ValueError`` unless all are labels of a node."""
     for key, value in labels.items():
         if not is_label_key(key):
             raise ValueError(f"{key!r} is no label's key; use {LABEL_KEY_RULE}")
@@ -65,14 +65,14 @@ def check_labels(labels: Mapping[str, str]) -> None:
 
 
 def check_taints(taints: Collection[str]) -> None:
-    """ValueError unless all are taints of a node."""
+    """Raise ``ValueError`` unless all are taints of a node."""
     for taint in taints:
         if not is_taint(taint):
             raise ValueError(f"{taint!r} is no taint; write KEY or KEY=VALUE, {LABEL_KEY_RULE}")
 
 
 def read_nodes_file(path: Path, node_ids: Collection[str]) -> Mapping[str, NodeConfig]:
-    """What the file says of each node; ValueError with the place and the fix if it is wrong."""
+    """Read the entries by node. Raises ``ValueError`` with the place and the fix."""
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
             raise ValueError(f"nodes_file {path} is larger than {FILE_BYTES_MAX} bytes")

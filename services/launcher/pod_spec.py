@@ -1,7 +1,7 @@
-"""One rank as the ``spec`` of a pod, before the task's own template is merged in. Pure; called by
+"""Builds the ``spec`` of a rank's pod, before the task's own template is merged in. Pure; called by
 ``manifests.py``.
 
-Without grants it passes the Pod Security profile "restricted".
+Without grants, the pod passes the Pod Security profile "restricted".
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ CONTEXT_PATH = f"{CONTEXT_FOLDER}/context.json"
 # Where the image of the SDK holds the Python package.
 SDK_IN_IMAGE = "/opt/shiftwork/sdk"
 SDK_BYTES_MAX = 64 << 20
-# Lost nodes are the platform's to judge: it asks, waits and fences by its own clock.
+# The platform decides when a node is lost: it waits and fences by its own clock.
 LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-# Kubernetes expands $(NAME) and turns $$ into $; what people write must arrive as it is.
+# Kubernetes expands $(NAME) and turns $$ into $; the users' text must arrive unchanged.
 _EXPANDED = re.compile(r"\$+(?=\()|\${2,}")
 
 
 @dataclass(frozen=True, slots=True)
 class PodPlan:
-    """What every rank of a run is built from."""
+    """The values that all ranks of a run share."""
 
     # The run's own name; gangs have a Service of this name.
     name: str
@@ -54,7 +54,7 @@ class PodPlan:
 def pod_spec(
     plan: PodPlan, rank: RankOrder, hostname: str, secret: str, topology: Mapping[str, str]
 ) -> Json:
-    """The rank. ``secret`` has its context file; ``topology`` is told to it."""
+    """The spec of a rank. ``secret`` holds its context file; it gets ``topology`` as a variable."""
     policy = plan.policy
     mounts = mounts_of(plan.request.storage, plan.requester, policy)
     own = list(_volumes(plan, rank, secret))
@@ -97,7 +97,7 @@ def pod_spec(
 
 
 def literal(text: str) -> str:
-    """The text so that Kubernetes hands it on as it was."""
+    """Escape a text so that Kubernetes passes it on unchanged."""
     return _EXPANDED.sub(lambda found: found[0] * 2, text)
 
 
@@ -114,7 +114,7 @@ def _image(plan: PodPlan, rank: RankOrder) -> Json:
 
 
 def _on_node(node_id: str) -> Json:
-    """To this node by way of the cluster's scheduler, so that devices and volumes are bound."""
+    """Select the node through the cluster's scheduler, which binds devices and volumes."""
     field = {"key": "metadata.name", "operator": "In", "values": [node_id]}
     terms = {"nodeSelectorTerms": [{"matchFields": [field]}]}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
@@ -155,7 +155,7 @@ def _security(capabilities: Sequence[str], policy: PodPolicy) -> Json:
 
 
 def _resources(plan: PodPlan, rank: RankOrder) -> Json:
-    """Asked and limited alike: what was planned is what it gets."""
+    """Requests equal limits: a rank gets exactly what was planned."""
     wanted: dict[str, str] = dict(plan.request.resources)
     cpus, memory = rank.cpus, rank.memory_bytes
     if plan.spec.gpus_per_node == 0:
@@ -206,7 +206,7 @@ def _volumes(plan: PodPlan, rank: RankOrder, secret: str) -> Iterator[_Volume]:
 
 
 def _shm_bytes(plan: PodPlan, rank: RankOrder) -> int:
-    """What it asked for; else the site's, but not more than its memory, in which it counts."""
+    """The requested size, else the site's, at most the rank's memory, in which it counts."""
     if plan.request.shm_bytes is not None:
         return plan.request.shm_bytes
     most = plan.policy.shm_bytes
@@ -214,7 +214,7 @@ def _shm_bytes(plan: PodPlan, rank: RankOrder) -> int:
 
 
 def _sdk(policy: PodPolicy) -> Json:
-    """Copies the SDK where the task's Python finds it."""
+    """The init container that copies the SDK to where the task's Python finds it."""
     size = {"cpu": "100m", "memory": str(SDK_BYTES_MAX)}
     return {
         "name": SDK_CONTAINER,
@@ -228,7 +228,7 @@ def _sdk(policy: PodPolicy) -> Json:
 
 
 def _env(plan: PodPlan, rank: RankOrder, topology: Mapping[str, str]) -> Iterator[Json]:
-    """Every variable, by name; values kept elsewhere are named, not held."""
+    """Every variable, by name; values from Secrets and ConfigMaps are references."""
     policy = plan.policy
     values = {"HOME": HOME_FOLDER, **policy.env, **rank.env}
     for prefix in ("MASTER", "PET_MASTER"):
@@ -240,7 +240,7 @@ def _env(plan: PodPlan, rank: RankOrder, topology: Mapping[str, str]) -> Iterato
     if policy.sdk_image:
         values["PYTHONPATH"] = ":".join(filter(None, (SDK_FOLDER, values.get("PYTHONPATH"))))
     if not rank.gpus:
-        # Images that want every GPU of the node get none where none was granted.
+        # Some images request every GPU of the node; a rank without GPUs gets none.
         values["NVIDIA_VISIBLE_DEVICES"] = "void"
     found: dict[str, Json] = {name: {"value": literal(text)} for name, text in values.items()}
     for source in plan.request.env_from:

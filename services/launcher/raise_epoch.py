@@ -1,11 +1,11 @@
-"""``python -m services.launcher.raise_epoch EPOCH``: the way back after PostgreSQL was restored.
+"""``python -m services.launcher.raise_epoch EPOCH``: recovery after PostgreSQL was restored.
 
-Nodes and clusters obey the launcher with the highest epoch that they have seen. A database from a
-backup counts from a lower one, so its launcher is refused ("a newer leader (epoch 57) commands
+Nodes and clusters obey the launcher with the highest epoch so far. A database from a backup
+continues from a lower one, so its launcher is refused ("a newer leader (epoch 57) commands
 this cluster"). This command makes the launcher's next epoch greater than the one in that message.
 
-A person has to say so: a launcher cannot know whether its database was restored, or whether another
-platform, which is alive, commands the same nodes.
+A person has to run it: a launcher cannot know whether its database was restored, or whether
+another live platform commands the same nodes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""From an assigned run to the orders of its ranks: command, environment and context file, built
-from nothing. Called by ``loop.py`` before a launch; pure.
+"""Builds the orders of a run's ranks (command, environment, context file) from its row alone.
+Called by ``loop.py`` before a launch; pure.
 
-What is not in here does not reach a task: no credential and no variable of the platform.
+Nothing else reaches a task: no credential and no variable of the platform.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from libs.contracts.run_token import make_run_token
 from services.launcher.domain.model import Run
 from services.launcher.runtimes.port import RankOrder, RunOrder
 
-# What a task's own variables override, with an empty value too. Unbuffered, because what Python
-# holds back would come minutes late, and not at all when the process is killed.
+# A task's own variables override these, with an empty value too. Unbuffered, because output that
+# Python holds back would arrive minutes late, and never if the process is killed.
 DEFAULTS = {"PYTHONUNBUFFERED": "1"}
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What a task is told about where it runs."""
+    """The site's values in a task's environment."""
 
     # The gateway as the tasks reach it.
     url: str
     token_key: bytes = field(repr=False)
-    # An empty one of these two is left to the image that the task runs in.
+    # If one of these two is empty, the task keeps the value of its image.
     path: str
     lang: str
     master_addr: str
 
 
 def build_order(run: Run, master_port: int, site: Site) -> RunOrder:
-    """The orders for every rank of a run."""
+    """Build the orders for every rank of a run."""
     assert run.spec is not None, "an assigned run has its specification"
     roles = {role.name: role for role in run.spec.roles}
     token = make_run_token(site.token_key, run.id)
@@ -66,7 +66,7 @@ def build_order(run: Run, master_port: int, site: Site) -> RunOrder:
 
 
 def _platform_variables(run: Run, site: Site, token: str) -> Mapping[str, str]:
-    """What every rank of the run is told alike."""
+    """The variables that are the same for every rank of the run."""
     assert run.spec is not None, "an assigned run has its specification"
     fence = run.spec.fence_after_seconds
     return {
@@ -83,7 +83,7 @@ def _platform_variables(run: Run, site: Site, token: str) -> Mapping[str, str]:
 
 
 def _gang_variables(run: Run, master_port: int, site: Site) -> Mapping[str, str]:
-    """Where the ranks meet."""
+    """The variables that let the ranks find each other."""
     world, port = str(len(run.placements)), str(master_port)
     return {
         "MASTER_ADDR": site.master_addr,
@@ -109,7 +109,7 @@ def _rank_variables(place: Placement) -> Mapping[str, str]:
 
 
 def _context(run: Run, place: Placement, site: Site, token: str) -> Mapping[str, object]:
-    """The context file: what the variables say, and what has more than one part."""
+    """The content of the context file: the variables' values, and values with several parts."""
     assert run.spec is not None, "an assigned run has its specification"
     return {
         "task": run.task_id,

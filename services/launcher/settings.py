@@ -1,4 +1,4 @@
-"""What the launcher is told."""
+"""The launcher's settings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LauncherSettings(BaseServiceSettings):
     node_taints: tuple[str, ...] = ()
     nodes_file: Path | None = None
 
-    # What tasks are told. The gateway as they reach it:
+    # Values in the tasks' environment. The gateway's URL as tasks reach it:
     task_url: str = "http://127.0.0.1:8642"
     run_token_key_file: Path
     # Run by root, one of task_user, task_users and tasks_as_root must be set. A user's name: all
@@ -50,7 +50,7 @@ class LauncherSettings(BaseServiceSettings):
     task_path: str = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
     task_lang: str = "C.UTF-8"
     master_addr: str = "127.0.0.1"
-    # Below the ports that the kernel hands out by itself.
+    # Below the kernel's range of ephemeral ports.
     master_port_first: int = Field(default=20_000, ge=1024, le=65_535)
     master_port_last: int = Field(default=27_999, ge=1024, le=65_535)
 
@@ -70,7 +70,8 @@ class LauncherSettings(BaseServiceSettings):
     kube_call_seconds: float = Field(default=10.0, gt=0, le=120)
     kube_tries_max: int = Field(default=4, ge=1, le=10)
     kube_page_objects: int = Field(default=500, ge=10, le=5000)
-    # A watch lives so long, then everything is listed again; so long without a word it is broken.
+    # How long a watch lives before everything is listed again, and the silence that counts as a
+    # broken connection.
     kube_watch_seconds: float = Field(default=300.0, ge=5, le=3600)
     kube_idle_seconds: float = Field(default=90.0, ge=5, le=3600)
     kube_first_look_seconds: float = Field(default=30.0, gt=0, le=600)
@@ -87,7 +88,7 @@ class LauncherSettings(BaseServiceSettings):
     patience_acked_seconds: float = Field(default=1.0, ge=0, le=3600)
     patience_mates_seconds: float = Field(default=5.0, ge=0, le=3600)
     patience_seconds: float = Field(default=35.0, ge=0, le=3600)
-    # That a launched run has not started is said after so long, and again at most so often.
+    # A launched run that has not started is reported after this time, and again at most this often.
     delay_told_seconds: float = Field(default=5.0, gt=0, le=3600)
 
     # How long a gang may take to exit after its acknowledgement.

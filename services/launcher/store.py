@@ -1,4 +1,4 @@
-"""Every question asked of the launcher's tables, and the writes that belong together.
+"""The queries on the launcher's tables, and the writes that belong together.
 
 Called by ``handlers.py`` and ``loop.py`` inside a leader's transaction. Runs, nodes and ports are
 resident: asking for all of them costs no query.
@@ -41,7 +41,7 @@ async def load(store: Store) -> Worklist:
 
 
 async def all_runs(tx: Tx) -> list[Run]:
-    """Every run that is not forgotten, tombstones included."""
+    """Every run that is not forgotten, early requests included."""
     return await tx.select(Run)
 
 
@@ -87,8 +87,8 @@ async def forget(tx: Tx, runs: Sequence[Run], last: Mapping[RunId, Checkpoint | 
     """Take ended runs out of the working set; their ports are free again. ``last``: the last
     checkpoints of their tasks.
 
-    A run that must be noted in a row that is unreadable stays, ended, until a later look or the
-    next leader: without the note, its assignment told again would launch it again.
+    If the task's past row is unreadable, the ended run stays until a later scan or the next leader:
+    without that record, a repeated assignment would launch the run again.
     """
     if not runs:
         return
@@ -148,7 +148,7 @@ async def readable_node(tx: Tx, node_id: str) -> NodeRow | None:
 
 
 def unreadable_ports(tx: Tx) -> frozenset[int]:
-    """After ``leases``: ports that are leased to nobody knows whom."""
+    """After ``leases``: the leased ports whose rows cannot be decoded."""
     return frozenset(cast("int", row.key[0]) for row in tx.unreadable if row.kind is PortLease)
 
 
@@ -159,8 +159,8 @@ async def newest_past_runs(tx: Tx, limit: int) -> Sequence[PastRun]:
 
 
 def prune_rules(keep: timedelta, removed_keep: timedelta) -> tuple[PruneRule, ...]:
-    """What the launcher forgets: ended runs with their tasks' checkpoints, requests for runs that
-    never came, and removed nodes."""
+    """What the launcher forgets: ended runs with their tasks' checkpoints, requests for runs
+    that were never assigned, and removed nodes."""
     return (
         PruneRule(
             "past runs", keep, lambda tx: oldest_of(tx, PastRun, "forgotten_at"), drop_past_runs
@@ -171,10 +171,10 @@ def prune_rules(keep: timedelta, removed_keep: timedelta) -> tuple[PruneRule, ..
 
 
 async def drop_past_runs(tx: Tx, before: datetime, limit: int) -> int:
-    """Drop ended runs, and the checkpoints of their tasks; returns how many it dealt with.
+    """Drop ended runs, and the checkpoints of their tasks; returns how many it handled.
 
-    The past of a task that has a run now counts as news: it is asked for again after the task's
-    last run, and until then it is in nobody's way.
+    The past row of a task that has a run now gets a new time stamp, because it is needed after
+    that run. With its old one it would keep the next batch from being dropped.
     """
     old = await tx.select(
         PastRun,
@@ -195,16 +195,13 @@ async def drop_past_runs(tx: Tx, before: datetime, limit: int) -> int:
     return len(old)
 
 
-def _asked_at(run: Run) -> datetime | None:
-    return run.kill_requested_at or run.preempt_requested_at
-
-
 async def _early_requests(tx: Tx) -> list[tuple[datetime, Run]]:
-    """Requests for runs that have not come, the oldest first; they are in memory."""
+    """Requests for runs without an assignment, the oldest first; they are in memory."""
     found = [
-        (asked_at, run)
+        (requested_at, run)
         for run in await all_runs(tx)
-        if run.state is RunState.EARLY_REQUEST and (asked_at := _asked_at(run)) is not None
+        if run.state is RunState.EARLY_REQUEST
+        and (requested_at := run.kill_requested_at or run.preempt_requested_at) is not None
     ]
     return sorted(found, key=itemgetter(0))
 
@@ -215,8 +212,8 @@ async def _oldest_early_request(tx: Tx) -> datetime | None:
 
 
 async def drop_early_requests(tx: Tx, before: datetime, limit: int) -> int:
-    """Drop requests for runs that never came; returns how many."""
-    old = [run for asked_at, run in await _early_requests(tx) if asked_at < before][:limit]
+    """Drop requests for runs that were never assigned; returns how many."""
+    old = [run for requested_at, run in await _early_requests(tx) if requested_at < before][:limit]
     for run in old:
         tx.delete(Run, run.task_id, run.attempt)
     return len(old)
@@ -235,7 +232,7 @@ async def _oldest_removed(tx: Tx) -> datetime | None:
 
 
 async def drop_removed_nodes(tx: Tx, before: datetime, limit: int) -> int:
-    """Drop nodes that were removed; returns how many. Should one come back, its versions go on
+    """Drop nodes that were removed; returns how many. If one comes back, its versions go on
     above those that it had: see ``inventory.update_inventory``."""
     old = [row for row in await _removed(tx) if row.changed_at < before][:limit]
     for row in old:

@@ -28,7 +28,7 @@ RANGE = re.compile(r"(\d{1,10})-(\d{1,10})")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the operator said: at most one of the three."""
+    """The operator's settings; at most one of the three is set."""
 
     user: str = ""
     users: str = ""
@@ -37,8 +37,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class TaskUser:
-    """As whom ranks run. ``environment``: what they are told about it unless the task says
-    otherwise."""
+    """The user of a rank's processes. A task can override its variables."""
 
     uid: int
     gid: int
@@ -53,7 +52,7 @@ class TaskUser:
 
 
 class TaskUsers(Protocol):
-    """Who runs whose tasks."""
+    """Maps owners to the users that run their tasks."""
 
     @property
     def uids(self) -> range:
@@ -61,11 +60,11 @@ class TaskUsers(Protocol):
         ...
 
     def known(self, owner: str) -> TaskUser | None:
-        """The user of an owner, if that needs no disk."""
+        """The user of an owner if it is in memory, else None."""
         ...
 
     def of(self, owner: str) -> TaskUser:
-        """The user of an owner; may write to the disk. OSError or ValueError if there is none."""
+        """The user of an owner. May write to the disk; raises ``OSError`` or ``ValueError``."""
         ...
 
 
@@ -142,7 +141,7 @@ class OwnerUsers:
 
     @contextmanager
     def _alone(self) -> Generator[None]:
-        """Launchers that stand by for each other on one machine assign one after the other."""
+        """Lock the file: several launchers on one machine must not assign at the same time."""
         path = self._folder / "owners.lock"
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -183,7 +182,7 @@ class OwnerUsers:
 
 
 def own_environment() -> Mapping[str, str]:
-    """What tasks are told about the launcher's own user if they run as that one."""
+    """The variables of tasks that run as the launcher's own user."""
     try:
         own = pwd.getpwuid(os.getuid())
     except KeyError:
@@ -197,9 +196,9 @@ def _variables(home: str, name: str) -> Mapping[str, str]:
 
 
 def task_users(choice: Choice, folder: Path) -> TaskUsers | None:
-    """Who runs whose tasks; None: the launcher's own user. ``folder`` keeps the numbers of owners.
+    """The users of tasks; None: the launcher's own user. ``folder`` stores the owners' numbers.
 
-    ValueError, with the fix, if the choice is missing or cannot be had.
+    Raises ``ValueError`` with the fix if the choice is missing or impossible.
     """
     if sum((bool(choice.user), bool(choice.users), choice.as_root)) > 1:
         raise ValueError("task_user, task_users and tasks_as_root exclude one another; give one")
@@ -222,14 +221,14 @@ def task_users(choice: Choice, folder: Path) -> TaskUsers | None:
     if choice.as_root:
         return None
     raise ValueError(
-        "run by root, it must be told as whom tasks run: set task_users (a range such as"
+        "root runs the launcher, so it must know as whom tasks run: set task_users (a range such as"
         f" {EXAMPLE}: each owner's tasks as a user of their own), task_user (one user for all), or"
         " tasks_as_root=true"
     )
 
 
 def uids_of(text: str) -> range:
-    """The user numbers of ``FIRST-LAST``. ValueError if they are not for us to give away."""
+    """The user numbers of ``FIRST-LAST``. Raises ``ValueError`` if some belong to others."""
     found = RANGE.fullmatch(text)
     if found is None:
         raise ValueError(
@@ -273,7 +272,7 @@ def user_advice(name: str) -> str:
 
 
 def _taken() -> Iterator[tuple[range, str]]:
-    """Numbers that belong to somebody: users, groups, and the users of containers."""
+    """Numbers that are taken: by users, groups, and the users of containers."""
     for user in pwd.getpwall():
         yield range(user.pw_uid, user.pw_uid + 1), f"user {user.pw_name}"
     for group in grp.getgrall():
@@ -290,7 +289,7 @@ def _taken() -> Iterator[tuple[range, str]]:
 def _is_mapped(text: str, uids: range) -> bool:
     """Whether one line of a uid_map or gid_map has the whole range."""
     for line in text.splitlines():
-        inside, _, count = (int(word) for word in line.split())
+        inside, _, count = (int(field) for field in line.split())
         if inside <= uids.start and uids.stop <= inside + count:
             return True
     return False

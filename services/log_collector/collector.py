@@ -1,4 +1,5 @@
-"""Copies ranks' output from the source to the archive, exactly once, and tells live readers.
+"""Copies ranks' output from the source to the archive exactly once, and publishes it to live
+readers.
 
 ``loop.py`` calls ``step`` again and again on the leader. What is copied counts only when the
 recorder has synced it *and* its size is in the database. After a crash the copy goes on from that
@@ -6,8 +7,8 @@ size: bytes written beyond it are dropped and read again from the source, so non
 is doubled.
 
 Of a line that is being rewritten (a progress bar) only the last state is kept, once the line ends.
-Until then live readers are told how it looks, and now and then a state of it is kept for readers
-who come later. Skipped bytes are counted: an offset in the source is the kept size and these.
+Until then live readers get its state, and now and then a state is kept for later readers. Skipped
+bytes are counted: an offset in the source is the kept size plus these.
 
 Every read gives what it brought its time stamps: those of the source, or the moment of reading.
 """
@@ -42,11 +43,11 @@ from services.log_collector.store import OutputRow, RunRow
 
 # So many of the last kept bytes are shown to the source with each question.
 LAST_BYTES = 64
-# Live readers are told so often at most how a line looks that is being rewritten.
+# The least interval of publishing the state of a line that is being rewritten.
 PUBLISH_LINE_SECONDS = 0.5
 # A state of it is kept after so long, doubling from the least to the most while its line goes on.
 KEEP_LINE_SECONDS_MIN, KEEP_LINE_SECONDS_MAX = 2.0, 60.0
-# A new leader says again what was collected since so long ago, and of how many runs at most.
+# A new leader repeats to the source what was collected in this time, for so many runs at most.
 REPEAT_WINDOW, REPEAT_MAX = timedelta(hours=1), 10_000
 # So many time stamps at most are taken over of what a process before kept and did not record.
 TAKEN_OVER_MAX = 65_536
@@ -117,7 +118,7 @@ class Collector:
             since = self.clock.now() - REPEAT_WINDOW
             ended = await store.collected_since(tx, since, REPEAT_MAX)
         self.new_runs, self.led_at = runs, self.clock.now()
-        # Perhaps the process before died before it could say so.
+        # The former process may have died before it could report this.
         await self.source.stored(
             [
                 Stored(Address(key, place.node_id), 0, done=True)
@@ -179,7 +180,7 @@ class Collector:
             tail.timestamps = known.timestamps
             tail.complete = tail.closed = known.complete
         if tail.complete:
-            # Perhaps the process before died before it could say so.
+            # The former process may have died before it could report this.
             await self.source.stored([Stored(tail.address, tail.source_offset, done=True)])
         elif stored < recorded:
             self.log.error("kept output is shorter than it was", stored=stored, was=recorded)
@@ -192,7 +193,7 @@ class Collector:
         return tail
 
     async def _recover(self, tails: Sequence[Tail], sizes: Mapping[OutputKey, int]) -> set[Run]:
-        """Make the kept copies what the database says they are: go on from there.
+        """Cut the kept copies to the recorded sizes, and continue from there.
 
         Where the source cannot give the bytes beyond again, they are the only copy and stay.
         Returns the runs of which that is not known yet.
@@ -200,12 +201,12 @@ class Collector:
         beyond = [tail for tail in tails if sizes[tail.key] > tail.recorded]
         requests = [ReadRequest(tail.address, tail.source_offset, 1, sure=True) for tail in beyond]
         answers = await self.source.read(requests, len(requests)) if requests else ()
-        patient = self._waited(self.led_at) < self.bounds.unreadable_seconds_max
+        may_wait = self._waited(self.led_at) < self.bounds.unreadable_seconds_max
         waiting: set[Run] = set()
         for tail, result in zip(beyond, answers, strict=True):
             if result is not None and result.data:
                 await self.archive.truncate(tail.key, tail.recorded, tail.timestamps)
-            elif patient and (result is None or result.unsure or result.problem):
+            elif may_wait and (result is None or result.unsure or result.problem):
                 waiting.add((tail.key.task_id, tail.key.attempt))
             else:
                 await self._take_over(tail, sizes[tail.key])
@@ -239,7 +240,7 @@ class Collector:
         return (self.clock.now() - since).total_seconds() if since else 0.0
 
     async def _copy(self) -> bool:
-        """Read what is new, keep it, tell live readers. True if there is more to read at once."""
+        """Read new bytes, keep and publish them. Returns whether there is more to read at once."""
         tails = self.state.tails
         open_tails = [tail for tail in tails.values() if not (tail.complete or tail.full)]
         bytes_max = self.bounds.read_bytes_max
@@ -309,7 +310,7 @@ class Collector:
         await self._publish(stored, now)
 
     async def _keep_lines(self) -> None:
-        """Keep states of lines that have been rewritten for long, and tell how the others look."""
+        """Keep states of lines that have been rewritten for long, and publish those of others."""
         now = self.clock.now()
         due: list[Tail] = []
         for tail in self.state.tails.values():
@@ -335,7 +336,7 @@ class Collector:
 
     async def _check_end(self, tail: Tail, result: ReadResult) -> None:
         """Nothing new after the exit is the end; what cannot be read is waited for, but not for
-        ever, and its absence is marked in what is kept."""
+        ever, and the kept copy notes its absence."""
         key = tail.key
         if result.problem and result.problem != tail.problem:
             self.log.warning(
@@ -349,7 +350,7 @@ class Collector:
         if tail.exited_at is None or result.data:
             return
         if result.problem or result.unsure:
-            # Nobody waited while no collector was there.
+            # The time without a collector does not count as waiting.
             waited = self._waited(max(tail.exited_at, tail.opened_at))
             if waited < self.bounds.unreadable_seconds_max and not result.lost:
                 return
@@ -357,7 +358,7 @@ class Collector:
                 "output is given up", task=key.task_id, attempt=key.attempt, rank=key.rank
             )
             line = domain.gap_line(result.problem or "its source did not answer")
-            # A process before may have marked it and died before that was recorded.
+            # The former process may have written it and died before that was recorded.
             if not tail.last.endswith(line[-LAST_BYTES:]):
                 await self._keep([(tail, Folded(tail.line + line, tail.line + line))])
         elif tail.line:
@@ -370,7 +371,7 @@ class Collector:
             self.record.set()
 
     async def _publish(self, stored: Sequence[PendingWrite], now: datetime) -> None:
-        """Live readers get what they can; what they miss they read by its range."""
+        """Publish to live readers, who can read what they miss by its range."""
         for each in stored:
             start, end = domain.newest(each.offset, each.data, self.bounds.live_bytes_max)
             for at, piece in domain.pieces(start, end, self.bounds.piece_bytes_max):
@@ -382,7 +383,7 @@ class Collector:
         try:
             await self.bus.send_telemetry(envelope)
         except BusError as error:
-            self.log.info("live readers are not told", problem=str(error))
+            self.log.info("live output is not published", problem=str(error))
             return False
         return True
 
@@ -407,7 +408,7 @@ def _chunk(
 
 
 def _line_chunk(tail: Tail, now: datetime) -> Envelope:
-    """How the line that is being rewritten looks."""
+    """The state of the line that is being rewritten."""
     number = f"{tail.size}.line.{tail.skipped}"
     return _envelope(tail, number, tail.size, now, line=tail.line)
 

@@ -1,5 +1,5 @@
-"""The pure core of log-collector: pieces, limits, time stamps, the index of times, and when to look
-again.
+"""The pure core of log-collector: pieces, limits, time stamps, the index of times, and the interval
+of reads.
 
 Called by ``collector.py`` and ``handlers.py``. Offsets are bytes from the beginning of a rank's
 output and are the same in the source and in the kept copy.
@@ -71,12 +71,12 @@ class IndexGrain:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When to look at the sources again, in seconds."""
+    """The intervals of reading the sources, in seconds."""
 
     active: float
     idle_min: float
     idle_max: float
-    # So much waiting for each output looked at keeps an idle collector's cost down.
+    # A wait for each open output bounds an idle collector's cost.
     idle_for_each: float
     # Outputs stay quick for so long after their last byte.
     linger: float
@@ -196,7 +196,7 @@ def _last_state(line: bytes) -> bytes:
 def keep(size: int, data: bytes, bytes_max: int) -> tuple[bytes, bool]:
     """What of ``data`` is kept after ``size`` kept bytes, and whether the limit is reached.
 
-    At the limit a line says so, once: it is part of what is kept.
+    At the limit one line reports it; that line is part of what is kept.
     """
     if size + len(data) <= bytes_max:
         return data, False
@@ -228,7 +228,7 @@ def pieces(offset: int, data: bytes, bytes_max: int) -> Iterator[tuple[int, byte
 
 
 def newest(offset: int, data: bytes, bytes_max: int) -> tuple[int, bytes]:
-    """The end of a burst that live readers are told; they see the gap by its offset."""
+    """The end of a burst for live readers; they notice the gap by its offset."""
     skipped = max(0, len(data) - bytes_max)
     return offset + skipped, data[skipped:]
 
@@ -336,7 +336,7 @@ def start_since(entries: Sequence[Entry], since: datetime, size: int) -> int:
 
 
 def start_of_range(offset: int, size: int) -> int:
-    """The first byte of an asked range: a negative offset counts from the end."""
+    """The first byte of a requested range: a negative offset counts from the end."""
     return max(0, size + offset) if offset < 0 else min(offset, size)
 
 
@@ -353,7 +353,7 @@ def start_of_last_lines(data: bytes, lines: int) -> int | None:
 def next_scan_seconds(
     pace: Pace, *, outputs: int, more: bool, quiet_seconds: float
 ) -> float | None:
-    """In how many seconds to look again; None when there is nothing to look at."""
+    """In how many seconds to read again; None if there is nothing to read."""
     if not outputs:
         return None
     if more:

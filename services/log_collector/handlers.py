@@ -1,7 +1,7 @@
-"""What log-collector does with each event and each query.
+"""Handlers of log-collector's events and queries. Wired in ``main.py``.
 
-Wired in ``main.py``. Events only record who writes where and who has ended; the collector acts.
-Queries read the kept copy, also what is not recorded yet.
+Events only record which ranks write where and which have ended; the collector acts. Queries read
+the kept copy, including what is not recorded yet.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def on_run_started(tx: Tx, event: RunStarted) -> None:
 
 
 async def on_run_exited(tx: Tx, event: RunExited) -> None:
-    """Note the end; nothing is lost if this is the first thing heard of the run."""
+    """Record the exit. Nothing is lost if no start of the run was received."""
     row = await tx.get(RunRow, event.task_id, event.attempt)
     if row is None:
         placements = event.placements
@@ -106,10 +106,10 @@ class Queries:
         if size is None or stamps is None:
             size, stamps = (known.size, known.timestamps) if known else (0, 0)
         kept = Output(key, size, stamps)
-        asked = query.max_bytes if query.max_bytes > 0 else self.answers.reply_bytes_max
+        wanted = query.max_bytes if query.max_bytes > 0 else self.answers.reply_bytes_max
         try:
             start = await self._start(tx, query, kept)
-            end = min(size, start + min(asked, self.answers.reply_bytes_max))
+            end = min(size, start + min(wanted, self.answers.reply_bytes_max))
             written = WriteTimes(())
             if query.timestamps and start < end:
                 written = await self._write_times(tx, kept, start, end)
@@ -131,7 +131,7 @@ class Queries:
         )
 
     async def list_logs(self, tx: Tx, query: ListLogs) -> ListLogsReply:
-        """The outputs of a task; none if no run of it was heard of. Of very many the newest."""
+        """The outputs of a task; none if no run of it is known. Of very many, the newest ones."""
         logs: list[LogInfo] = []
         for row in await store.newest_runs(tx, query.task_id, self.answers.list_runs_max):
             if logs and len(logs) + len(row.placements) > self.answers.list_outputs_max:
@@ -184,8 +184,8 @@ class Queries:
         return min(start, domain.start_since(list(entries.values()), since, kept.size))
 
     async def _write_times(self, tx: Tx, kept: Output, start: int, end: int) -> WriteTimes:
-        """When the bytes from ``start`` to ``end`` were written, and how far an answer may go that
-        says so."""
+        """When the bytes from ``start`` to ``end`` were written, and where an answer with these
+        times has to end."""
         key, count, most = kept.key, kept.timestamps, self.answers.timestamps_max
         before = await self.archive.partition(key, count, lambda each: each.offset <= start)
         # The one that covers the first byte, and one more than fits: there the answer ends.

@@ -15,7 +15,7 @@ from services.log_collector.recorder import Recorder
 from services.log_collector.state import SERVICE, keys_of
 from services.log_collector.store import RunRow
 
-# Without a live output there is nothing to look at until a commit brings one.
+# Without a live output there is nothing to scan until a commit adds one.
 NOTHING_OPEN_TICK_SECONDS = 60.0
 # What the metrics of pruning call the runs that are dropped.
 RUNS = "runs"
@@ -52,7 +52,7 @@ def record_loop(recorder: Recorder) -> Loop:
 
 @dataclass(frozen=True, slots=True)
 class OutputPruner:
-    """Forgets the output of runs that ended long ago."""
+    """Drops the output of runs that ended long ago."""
 
     database: Store
     archive: Archive

@@ -1,4 +1,4 @@
-"""Makes what was copied count: syncs it, then says in one transaction how far that is.
+"""Makes copied output durable: syncs it, then records the sizes in one transaction.
 
 A loop of its own beside the collector's, because a disk may take seconds to sync a thousand files
 and live readers must not wait for it.
@@ -38,7 +38,7 @@ class Recorder:
     recorded_at: datetime | None = None
 
     async def step(self, epoch: int) -> float | None:
-        """Record what is due; returns in how many seconds to look again."""
+        """Record what is due; returns in how many seconds to call again."""
         try:
             await self._record(epoch)
         except ArchiveError as error:

@@ -1,4 +1,4 @@
-"""What log-collector is told: where output comes from and goes to, and every limit."""
+"""log-collector's settings: sources, archive and limits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LogCollectorSettings(BaseServiceSettings):
     agent_port: int = Field(default=8650, ge=1, le=65535)
     agent_token_file: Path | None = None
     agent_timeout_seconds: float = Field(default=5.0, gt=0, le=60)
-    # Nodes asked at a time, and in a second: the more nodes, the rarer each is asked.
+    # Parallel requests to nodes, and requests per second: more nodes mean fewer requests to each.
     agent_requests_max: int = Field(default=32, ge=1, le=1024)
     agent_requests_per_second: float = Field(default=400.0, gt=0)
     agent_refresh_seconds: float = Field(default=10.0, gt=0, le=300)
@@ -52,7 +52,7 @@ class LogCollectorSettings(BaseServiceSettings):
     # How much is read in one pass: for one output, and in all.
     read_bytes_max: int = Field(default=1_048_576, ge=4096)
     pass_bytes_max: int = Field(default=16_777_216, ge=4096)
-    # What is kept of one rank; a line says where it ends.
+    # The limit of one rank's kept output; its last line reports the limit.
     output_bytes_max: int = Field(default=16 * 1024**3, ge=1024)
     # What is kept is on disk and in the database after at most so long or so many bytes.
     record_seconds: float = Field(default=5.0, gt=0, le=60)
@@ -62,11 +62,11 @@ class LogCollectorSettings(BaseServiceSettings):
     # A disk that refuses is tried again after so long.
     retry_seconds: float = Field(default=5.0, gt=0, le=300)
 
-    # Live readers: the size of one piece, and of what a burst of one pass tells them.
+    # Live readers: the size of one piece, and of the part of a burst that they get.
     piece_bytes_max: int = Field(default=65_536, ge=1024, le=65_536)
     live_bytes_max: int = Field(default=262_144, ge=1024)
 
-    # How often the sources are looked at, in seconds.
+    # The intervals of reading the sources, in seconds.
     active_seconds: float = Field(default=0.05, gt=0, le=10)
     idle_seconds_min: float = Field(default=0.1, gt=0, le=60)
     idle_seconds_max: float = Field(default=1.0, gt=0, le=60)
@@ -122,7 +122,7 @@ class LogCollectorSettings(BaseServiceSettings):
         )
 
     def pace(self) -> Pace:
-        """When to look again."""
+        """The intervals of reading the sources."""
         return Pace(
             active=self.active_seconds,
             idle_min=self.idle_seconds_min,

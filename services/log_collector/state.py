@@ -1,4 +1,4 @@
-"""What a leading log-collector has in memory: its open runs and their outputs.
+"""The memory of a leading log-collector: its open runs and their outputs.
 
 Shared by the collector, which moves the sizes forward, and the recorder, which makes them count.
 Lost in a crash, and built again from the database.
@@ -26,7 +26,7 @@ class Tail:
     # Bytes written to the archive, and bytes known to the database as synced.
     size: int
     recorded: int
-    # Since when this process asks for it.
+    # When this process began to read it.
     opened_at: datetime
     full: bool = False
     # Bytes came that are no text: from there on every byte is kept.
@@ -36,7 +36,7 @@ class Tail:
     recorded_skipped: int = 0
     # The state of a line that may still be overwritten: read, not kept.
     line: bytes = b""
-    # What live readers were told of it, and when.
+    # The state of it that was last published to live readers, and when.
     line_published: bytes = b""
     line_published_at: datetime | None = None
     # When it is kept although it goes on, and how many seconds after it began or was kept that is.
@@ -47,7 +47,7 @@ class Tail:
     # How many time stamps the archive has of it, and the moment of the last one.
     timestamps: int = 0
     written_at: datetime | None = None
-    # Its run has exited: the next look that finds nothing new finds the end.
+    # Its run has exited: the next read without new bytes finds the end.
     exited_at: datetime | None = None
     complete: bool = False
     # The database knows that it is complete.
@@ -69,13 +69,13 @@ class Tail:
 
     @property
     def is_due(self) -> bool:
-        """The database does not know yet how it stands."""
+        """Whether its state is not recorded yet."""
         moved = self.size != self.recorded or self.skipped != self.recorded_skipped
         news = moved or bool(self.changed)
         return news or self.complete is not self.closed
 
     def mark_recorded(self, row: OutputRow, entries: Sequence[EntryRow]) -> None:
-        """The database knows this much now; more may have come meanwhile."""
+        """Note what the database has now; more may have arrived meanwhile."""
         self.recorded, self.recorded_skipped, self.closed = row.size, row.skipped, row.complete
         for entry in entries:
             if self.changed.get(entry.offset) == Entry(entry.offset, entry.first_at, entry.last_at):
@@ -91,7 +91,7 @@ class State:
         self.unrecorded_bytes = 0
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Start from an empty state."""
         self.tails, self.runs, self.unrecorded_bytes = {}, {}, 0
 
     def size_of(self, key: OutputKey) -> int | None:

@@ -1,4 +1,4 @@
-"""log-collector's rows and every question asked of them.
+"""log-collector's rows and the queries on them.
 
 ``RunRow`` is written by the handlers until the run is collected, everything else by the collector
 alone, so that the two never write the same row at the same time.
@@ -18,7 +18,7 @@ from services.log_collector.domain import Entry, OutputKey
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One attempt: who writes where. It goes from started to exited to collected, never back."""
+    """One attempt and its placements. It goes from started to exited to collected, never back."""
 
     task_id: str
     attempt: int

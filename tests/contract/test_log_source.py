@@ -180,12 +180,12 @@ async def until_sure(
     source: LogSource, *requests: ReadRequest, bytes_max: int = 1 << 24
 ) -> list[ReadResult | None]:
     """Ask as the collector does: again, as long as it cannot be said."""
-    patience = time.monotonic() + 10
+    deadline = time.monotonic() + 10
     while True:
         answers = list(await source.read(requests, bytes_max))
         if not any(result is not None and result.unsure and not result.data for result in answers):
             return answers
-        assert time.monotonic() < patience, answers
+        assert time.monotonic() < deadline, answers
         await asyncio.sleep(0.005)
 
 
@@ -213,10 +213,10 @@ class Reader:
         self.data += result.data
 
     async def until(self, size: int) -> None:
-        patience = time.monotonic() + 10
+        deadline = time.monotonic() + 10
         while len(self.data) < size:
             await self.look()
-            assert time.monotonic() < patience, (len(self.data), size)
+            assert time.monotonic() < deadline, (len(self.data), size)
             await asyncio.sleep(0.005)
 
     async def to_the_end(self) -> ReadResult:

@@ -31,7 +31,7 @@ from services.launcher.runtimes.port import (
 )
 from services.launcher.runtimes.process import ProcessRuntime
 from tests.harness.freezing import freeze
-from tests.kubernetes.cluster_world import ClusterWorld
+from tests.kubernetes.cluster_harness import ClusterHarness
 from tests.services.launcher.makers import a_machine, a_node, an_order, run_id
 from tools.cluster.control_plane import ControlPlane
 
@@ -169,7 +169,7 @@ class Pods:
     """kwok's kubelets take pods away at once and say nothing of how they ended."""
 
     def __init__(self, plane: ControlPlane, folder: Path) -> None:
-        self.cluster = ClusterWorld(plane, folder)
+        self.cluster = ClusterHarness(plane, folder)
 
     def handle(self) -> Runtime:
         return self.cluster.handle()

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from libs.contracts.messages import ExitKind, RunExited, RunStarted
-from tests.kubernetes.launcher_world import LauncherWorld, a_launcher
+from tests.kubernetes.launcher_on_cluster import LauncherOnCluster, a_launcher
 from tests.services.launcher.makers import a_kill
 from tools.cluster.control_plane import ControlPlane
 
@@ -24,7 +24,7 @@ CALLS_MAX = 60
 
 
 @pytest_asyncio.fixture
-async def world(control_plane: ControlPlane, tmp_path: Path) -> AsyncIterator[LauncherWorld]:
+async def world(control_plane: ControlPlane, tmp_path: Path) -> AsyncIterator[LauncherOnCluster]:
     async with a_launcher(control_plane, tmp_path) as made:
         yield made
 
@@ -36,15 +36,15 @@ def name(call: int) -> str:
 
 
 @pytest.mark.parametrize("after", [False, True])
-async def test_dying_at_every_call_of_a_launch(world: LauncherWorld, after: bool) -> None:
+async def test_dying_at_every_call_of_a_launch(world: LauncherOnCluster, after: bool) -> None:
     for call in range(1, CALLS_MAX):
         task = name(call)
         crash = world.crash_at(call, after=after)
-        await world.tell(world.assignment(RANKS, task=task))
+        await world.handle_events(world.assignment(RANKS, task=task))
         await world.until_started(task=task)
-        pods = [each for each in world.cluster_world.pods_created() if each.startswith(task)]
+        pods = [each for each in world.cluster_harness.pods_created() if each.startswith(task)]
         assert sorted(pods) == [f"{task}-1-{rank}" for rank in range(RANKS)]
-        await world.tell(a_kill(task=task))
+        await world.handle_events(a_kill(task=task))
         exited = await world.until_exited(task=task)
         assert exited.exit.kind is ExitKind.KILLED
         if crash.left > 0:
@@ -54,38 +54,38 @@ async def test_dying_at_every_call_of_a_launch(world: LauncherWorld, after: bool
     # The run object, Secret, Service and two pods, and the checks before them.
     assert call > 6
     assert world.deaths == call - 1
-    assert len(await world.said(RunStarted)) == len(await world.said(RunExited)) == call
-    await world.until(lambda: not world.cluster_world.left())
+    assert len(await world.published(RunStarted)) == len(await world.published(RunExited)) == call
+    await world.until(lambda: not world.cluster_harness.left())
 
 
 @pytest.mark.parametrize("after", [False, True])
-async def test_dying_at_every_call_of_a_deletion(world: LauncherWorld, after: bool) -> None:
+async def test_dying_at_every_call_of_a_deletion(world: LauncherOnCluster, after: bool) -> None:
     for call in range(1, CALLS_MAX):
         task = name(call)
-        await world.tell(world.assignment(RANKS, task=task))
+        await world.handle_events(world.assignment(RANKS, task=task))
         await world.until_started(task=task)
         crash = world.crash_at(call, after=after)
-        await world.tell(a_kill(task=task))
+        await world.handle_events(a_kill(task=task))
         exited = await world.until_exited(task=task)
         assert exited.exit.kind is ExitKind.KILLED
-        await world.until(lambda: not world.cluster_world.left())
+        await world.until(lambda: not world.cluster_harness.left())
         if crash.left > 0:
             break
     else:
         pytest.fail("no deletion came through without dying")
     assert call > 6
-    assert len(await world.said(RunStarted)) == len(await world.said(RunExited)) == call
-    assert sorted(world.cluster_world.pods_created()) == sorted(
+    assert len(await world.published(RunStarted)) == len(await world.published(RunExited)) == call
+    assert sorted(world.cluster_harness.pods_created()) == sorted(
         f"{name(each)}-1-{rank}" for each in range(1, call + 1) for rank in range(RANKS)
     )
 
 
-async def test_a_pod_made_by_an_outdated_leader_is_ended(world: LauncherWorld) -> None:
+async def test_a_pod_made_by_an_outdated_leader_is_ended(world: LauncherOnCluster) -> None:
     """It had passed its checks before the run was ended, and its request arrives after."""
-    await world.tell(world.assignment(RANKS))
+    await world.handle_events(world.assignment(RANKS))
     await world.until_started()
-    late = world.cluster_world.pod("task-1-0")
-    await world.tell(a_kill())
+    late = world.cluster_harness.pod("task-1-0")
+    await world.handle_events(a_kill())
     await world.until_exited()
     made = {
         "apiVersion": "v1",
@@ -96,6 +96,6 @@ async def test_a_pod_made_by_an_outdated_leader_is_ended(world: LauncherWorld) -
         },
         "spec": {key: value for key, value in late["spec"].items() if key != "nodeName"},
     }
-    world.cluster_world.api.create(world.cluster_world.path("pods"), made)
-    await world.until(lambda: not world.cluster_world.left())
-    assert len(await world.said(RunExited)) == 1
+    world.cluster_harness.api.create(world.cluster_harness.path("pods"), made)
+    await world.until(lambda: not world.cluster_harness.left())
+    assert len(await world.published(RunExited)) == 1

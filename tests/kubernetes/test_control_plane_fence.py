@@ -14,7 +14,7 @@ from services.launcher.runtimes.kubernetes.api_client import CallLimits, KubeCli
 from services.launcher.runtimes.kubernetes.api_transport import HttpTransport
 from services.launcher.runtimes.kubernetes.epoch_fence import NAME, EpochFence
 from services.launcher.runtimes.port import RuntimeDeniedError
-from tests.kubernetes.cluster_world import ClusterWorld, Crash, PlayedTransport
+from tests.kubernetes.cluster_harness import ClusterHarness, Crash, PlayedTransport
 from tools.cluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.kubernetes
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.kubernetes
 class Leaders:
     """Several processes, each with its own idea of who leads."""
 
-    def __init__(self, cluster: ClusterWorld) -> None:
+    def __init__(self, cluster: ClusterHarness) -> None:
         self.cluster = cluster
         self.clients: list[KubeClient] = []
         self.calls: list[Crash] = []
@@ -46,7 +46,7 @@ class Leaders:
 
 @pytest_asyncio.fixture
 async def leaders(control_plane: ControlPlane, tmp_path: Path) -> AsyncIterator[Leaders]:
-    cluster = ClusterWorld(control_plane, tmp_path, node_names=())
+    cluster = ClusterHarness(control_plane, tmp_path, node_names=())
     made = Leaders(cluster)
     yield made
     for client in made.clients:

@@ -23,8 +23,8 @@ from services.launcher.runtimes.kubernetes.reflector import LISTS, Reflector, Wa
 from services.launcher.runtimes.kubernetes.sweep import sweep
 from services.launcher.runtimes.port import RuntimeUnavailableError
 from tests.harness.kubernetes import StartControlPlane
-from tests.kubernetes.cluster_world import ClusterWorld, all_in, eventually, until
-from tests.kubernetes.launcher_world import LauncherWorld, a_launcher
+from tests.kubernetes.cluster_harness import ClusterHarness, all_in, eventually, until
+from tests.kubernetes.launcher_on_cluster import LauncherOnCluster, a_launcher
 from tests.services.launcher.makers import a_kill, run_id
 from tools.cluster.control_plane import API_SERVER, ControlPlane
 
@@ -37,21 +37,21 @@ def plane(control_plane_start: StartControlPlane) -> ControlPlane:
 
 
 @pytest_asyncio.fixture
-async def world(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[LauncherWorld]:
+async def world(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[LauncherOnCluster]:
     async with a_launcher(plane, tmp_path) as made:
         yield made
 
 
 @pytest_asyncio.fixture
-async def cluster(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[ClusterWorld]:
-    made = ClusterWorld(plane, tmp_path)
+async def cluster(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[ClusterHarness]:
+    made = ClusterHarness(plane, tmp_path)
     yield made
     await made.close()
 
 
-async def a_while(world: LauncherWorld, seconds: float = 1.0) -> None:
+async def a_while(world: LauncherOnCluster, seconds: float = 1.0) -> None:
     for _ in range(int(seconds / 0.05)):
-        await world.turn()
+        await world.run_loops()
         await asyncio.sleep(0.05)
 
 
@@ -64,53 +64,55 @@ def lists(why: str) -> float:
     )
 
 
-async def test_the_api_server_is_restarted_under_a_running_gang(world: LauncherWorld) -> None:
-    await world.tell(world.assignment(4))
+async def test_the_api_server_is_restarted_under_a_running_gang(world: LauncherOnCluster) -> None:
+    await world.handle_events(world.assignment(4))
     await world.until_started()
-    plane = world.cluster_world.plane
+    plane = world.cluster_harness.plane
     plane.processes.stop(API_SERVER, kill=True)
     await a_while(world, 1.0)
     # What is not seen proves nothing.
-    assert await world.said(RunExited) == []
-    assert [event for event in await world.said(NodeChanged) if not event.node.ready] == []
+    assert await world.published(RunExited) == []
+    assert [event for event in await world.published(NodeChanged) if not event.node.ready] == []
     plane.start_program(API_SERVER)
     await a_while(world, 1.0)
-    await world.tell(a_kill())
+    await world.handle_events(a_kill())
     exited = await world.until_exited()
     assert exited.exit.kind is ExitKind.KILLED
-    assert len(await world.said(RunStarted)) == 1
-    await world.until(lambda: not world.cluster_world.left())
+    assert len(await world.published(RunStarted)) == 1
+    await world.until(lambda: not world.cluster_harness.left())
 
 
-async def test_a_launch_while_the_api_server_is_away(world: LauncherWorld) -> None:
-    plane = world.cluster_world.plane
+async def test_a_launch_while_the_api_server_is_away(world: LauncherOnCluster) -> None:
+    plane = world.cluster_harness.plane
     plane.processes.stop(API_SERVER, kill=True)
-    await world.tell(world.assignment(2))
+    await world.handle_events(world.assignment(2))
     await a_while(world, 3.0)
-    delayed = await world.said(RunDelayed)
+    delayed = await world.published(RunDelayed)
     assert "does not answer" in delayed[-1].detail
     assert delayed[-1].ranks == 2
     plane.start_program(API_SERVER)
     await world.until_started()
-    assert sorted(world.cluster_world.pods_created()) == ["task-1-0", "task-1-1"]
+    assert sorted(world.cluster_harness.pods_created()) == ["task-1-0", "task-1-1"]
 
 
-async def test_a_deletion_while_the_api_server_is_away(world: LauncherWorld) -> None:
-    await world.tell(world.assignment(2))
+async def test_a_deletion_while_the_api_server_is_away(world: LauncherOnCluster) -> None:
+    await world.handle_events(world.assignment(2))
     await world.until_started()
-    plane = world.cluster_world.plane
+    plane = world.cluster_harness.plane
     plane.processes.stop(API_SERVER, kill=True)
-    await world.tell(a_kill())
+    await world.handle_events(a_kill())
     await a_while(world, 1.0)
-    assert await world.said(RunExited) == []
+    assert await world.published(RunExited) == []
     plane.start_program(API_SERVER)
     assert (await world.until_exited()).exit.kind is ExitKind.KILLED
-    await world.until(lambda: not world.cluster_world.left(), seconds=120)
+    await world.until(lambda: not world.cluster_harness.left(), seconds=120)
 
 
 async def test_an_api_server_that_hangs(plane: ControlPlane, tmp_path: Path) -> None:
     """Connections stay open and nothing is answered: calls end in time, watches are given up."""
-    made = ClusterWorld(plane, tmp_path, settings={"kube_idle_seconds": 5, "kube_call_seconds": 1})
+    made = ClusterHarness(
+        plane, tmp_path, settings={"kube_idle_seconds": 5, "kube_call_seconds": 1}
+    )
     try:
         runtime = made.handle(kube_tries_max=2)
         await runtime.lead(1)
@@ -152,7 +154,7 @@ class Seen:
         self.lists += 1
 
 
-def a_reflector(cluster: ClusterWorld, sink: Seen, **policy: float) -> Reflector:
+def a_reflector(cluster: ClusterHarness, sink: Seen, **policy: float) -> Reflector:
     client = KubeClient(
         HttpTransport(cluster.plane.kubeconfig, 8), CallLimits(page_objects=10), Random(1)
     )
@@ -167,12 +169,12 @@ def a_reflector(cluster: ClusterWorld, sink: Seen, **policy: float) -> Reflector
     )
 
 
-def a_map(cluster: ClusterWorld, name: str) -> None:
+def a_map(cluster: ClusterHarness, name: str) -> None:
     thing = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
     cluster.api.create(cluster.path("configmaps"), thing)
 
 
-async def test_lists_come_in_pages_and_watches_have_a_life(cluster: ClusterWorld) -> None:
+async def test_lists_come_in_pages_and_watches_have_a_life(cluster: ClusterHarness) -> None:
     for number in range(25):
         a_map(cluster, f"m{number}")
     sink = Seen()
@@ -193,7 +195,7 @@ async def test_lists_come_in_pages_and_watches_have_a_life(cluster: ClusterWorld
         await reflector._client.close()
 
 
-async def test_a_version_that_is_forgotten_is_listed_anew(cluster: ClusterWorld) -> None:
+async def test_a_version_that_is_forgotten_is_listed_anew(cluster: ClusterHarness) -> None:
     """As after a long break of the connection, with the history compacted: 410, and a full list."""
     sink = Seen()
     reflector = a_reflector(cluster, sink)
@@ -236,7 +238,7 @@ def rules(but: str = "") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 async def test_the_rights_of_the_table_are_enough(plane: ControlPlane, tmp_path: Path) -> None:
     async with a_launcher(plane, tmp_path) as world:
         within, across = rules()
-        cluster = world.cluster_world
+        cluster = world.cluster_harness
         cluster.settings = {
             "kube_config": plane.service_account(
                 cluster.namespace, "launcher", within, cluster_rules=across
@@ -245,14 +247,14 @@ async def test_the_rights_of_the_table_are_enough(plane: ControlPlane, tmp_path:
         await world.restart()
         findings = await check(cluster.launcher_settings(), cluster.handles[-1]._client)
         assert [f for f in findings if f.level == "bad"] == []
-        await world.tell(world.assignment(2))
+        await world.handle_events(world.assignment(2))
         await world.until_started()
-        await world.tell(a_kill())
+        await world.handle_events(a_kill())
         await world.until_exited()
         await world.until(lambda: not cluster.left())
 
 
-async def findings_of(cluster: ClusterWorld, kubeconfig: Path, **more: Any) -> dict[str, str]:
+async def findings_of(cluster: ClusterHarness, kubeconfig: Path, **more: Any) -> dict[str, str]:
     settings = cluster.launcher_settings(kube_config=kubeconfig, **more)
     client = KubeClient(HttpTransport(kubeconfig, 8), CallLimits(tries_max=1), Random(1))
     try:
@@ -265,7 +267,7 @@ async def findings_of(cluster: ClusterWorld, kubeconfig: Path, **more: Any) -> d
         await client.close()
 
 
-async def test_a_launcher_that_may_not_make_pods(cluster: ClusterWorld) -> None:
+async def test_a_launcher_that_may_not_make_pods(cluster: ClusterHarness) -> None:
     within, across = rules(but="pods")
     kubeconfig = cluster.plane.service_account(
         cluster.namespace, "poor", within, cluster_rules=across
@@ -280,7 +282,7 @@ async def test_a_launcher_that_may_not_make_pods(cluster: ClusterWorld) -> None:
         await runtime.list()
 
 
-async def test_a_namespace_that_is_not_there(cluster: ClusterWorld) -> None:
+async def test_a_namespace_that_is_not_there(cluster: ClusterHarness) -> None:
     found = await findings_of(cluster, cluster.plane.kubeconfig, kube_namespace="nowhere")
     assert "kubectl create namespace nowhere" in found["there is no namespace nowhere"]
     runtime = cluster.handle(kube_namespace="nowhere")
@@ -289,7 +291,7 @@ async def test_a_namespace_that_is_not_there(cluster: ClusterWorld) -> None:
         await runtime.list()
 
 
-async def test_a_token_that_is_not_good(cluster: ClusterWorld) -> None:
+async def test_a_token_that_is_not_good(cluster: ClusterHarness) -> None:
     path = cluster.folder / "wrong"
     path.write_text(cluster.plane.kubeconfig_of_token("nonsense"))
     [(what, fix)] = (await findings_of(cluster, path)).items()
@@ -301,7 +303,7 @@ async def test_a_token_that_is_not_good(cluster: ClusterWorld) -> None:
         await runtime.list()
 
 
-async def test_a_token_is_read_again_when_it_is_refused(cluster: ClusterWorld) -> None:
+async def test_a_token_is_read_again_when_it_is_refused(cluster: ClusterHarness) -> None:
     """As when it is rotated under a launcher that holds the old one."""
     path = cluster.folder / "rotated"
     path.write_text(cluster.plane.kubeconfig.read_text())
@@ -315,14 +317,14 @@ async def test_a_token_is_read_again_when_it_is_refused(cluster: ClusterWorld) -
     await until(runtime, lambda observed: all_in(observed, RankState.RUNNING))
 
 
-async def test_a_kubeconfig_that_is_not_there(cluster: ClusterWorld) -> None:
+async def test_a_kubeconfig_that_is_not_there(cluster: ClusterHarness) -> None:
     path = cluster.folder / "none"
     [(what, fix)] = (await findings_of(cluster, path)).items()
     assert f"kubeconfig {path} cannot be used" in what
     assert "SHIFTWORK_LAUNCHER_KUBE_CONFIG" in fix
 
 
-async def test_a_resource_that_nobody_offers(cluster: ClusterWorld) -> None:
+async def test_a_resource_that_nobody_offers(cluster: ClusterHarness) -> None:
     found = await findings_of(
         cluster, cluster.plane.kubeconfig, kube_gpu_resource="example.com/gpu"
     )
@@ -331,7 +333,7 @@ async def test_a_resource_that_nobody_offers(cluster: ClusterWorld) -> None:
     assert "no node is selected by 'a=b'" in found
 
 
-async def test_sweeping_leaves_nothing(cluster: ClusterWorld) -> None:
+async def test_sweeping_leaves_nothing(cluster: ClusterHarness) -> None:
     runtime = cluster.handle()
     await runtime.lead(1)
     for name in ("taska", "taskb"):

@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from libs.contracts.messages import ExitKind
-from tests.kubernetes.cluster_world import ClusterWorld
-from tests.kubernetes.launcher_world import LauncherWorld, a_launcher
+from tests.kubernetes.cluster_harness import ClusterHarness
+from tests.kubernetes.launcher_on_cluster import LauncherOnCluster, a_launcher
 from tests.services.launcher.makers import a_kill
 from tools.cluster.control_plane import ControlPlane
 
@@ -22,12 +22,12 @@ GANG = 64
 
 
 @pytest_asyncio.fixture
-async def world(control_plane: ControlPlane, tmp_path: Path) -> AsyncIterator[LauncherWorld]:
+async def world(control_plane: ControlPlane, tmp_path: Path) -> AsyncIterator[LauncherOnCluster]:
     async with a_launcher(control_plane, tmp_path, nodes=8) as made:
         yield made
 
 
-def writes(cluster: ClusterWorld) -> Counter[tuple[str, str]]:
+def writes(cluster: ClusterHarness) -> Counter[tuple[str, str]]:
     """What the launcher wrote into the namespace: (verb, kind) by the server's own record."""
     found = Counter[tuple[str, str]]()
     for line in cluster.plane.audit_log.read_text().splitlines():
@@ -44,11 +44,11 @@ def writes(cluster: ClusterWorld) -> Counter[tuple[str, str]]:
     return found
 
 
-async def test_a_gang_of_64(world: LauncherWorld) -> None:
-    cluster = world.cluster_world
-    await world.turn(2)
+async def test_a_gang_of_64(world: LauncherOnCluster) -> None:
+    cluster = world.cluster_harness
+    await world.run_loops(2)
     before = writes(cluster)
-    await world.tell(world.assignment(GANG))
+    await world.handle_events(world.assignment(GANG))
     await world.until_started()
     pods = [cluster.pod(f"task-1-{rank}") for rank in range(GANG)]
     assert [pod["spec"]["nodeName"] for pod in pods] == [f"local-{n % 8}" for n in range(GANG)]
@@ -61,7 +61,7 @@ async def test_a_gang_of_64(world: LauncherWorld) -> None:
             ("create", "pods"): GANG,
         }
     )
-    await world.tell(a_kill())
+    await world.handle_events(a_kill())
     exited = await world.until_exited()
     assert exited.exit.kind is ExitKind.KILLED
     assert len(exited.exit.ranks) == GANG
@@ -72,13 +72,13 @@ async def test_a_gang_of_64(world: LauncherWorld) -> None:
     assert whole.total() <= 3 * GANG
 
 
-async def test_many_runs_at_once(world: LauncherWorld) -> None:
+async def test_many_runs_at_once(world: LauncherOnCluster) -> None:
     letters = "abcdefghijklmnopqrst"
-    await world.tell(*(world.assignment(task=f"t{letter}", gpus=0) for letter in letters))
+    await world.handle_events(*(world.assignment(task=f"t{letter}", gpus=0) for letter in letters))
     for letter in letters:
         await world.until_started(task=f"t{letter}")
-    assert len(world.cluster_world.names("pods")) == len(letters)
-    await world.tell(*(a_kill(task=f"t{letter}") for letter in letters))
+    assert len(world.cluster_harness.names("pods")) == len(letters)
+    await world.handle_events(*(a_kill(task=f"t{letter}") for letter in letters))
     for letter in letters:
         await world.until_exited(task=f"t{letter}")
-    await world.until(lambda: not world.cluster_world.left())
+    await world.until(lambda: not world.cluster_harness.left())

@@ -1,7 +1,7 @@
-"""Which checkpoints are accepted. Called by the AckCheckpoint command, inside its transaction.
+"""Decides which checkpoints are accepted. Called by the AckCheckpoint command in its transaction.
 
-Only the live attempt may save, and only until its exit is recorded: so RunExited always carries
-the last checkpoint that any attempt can ever have acknowledged.
+Only the live attempt may save, and only until its exit is recorded, so that RunExited always
+carries the last checkpoint that any attempt has ever acknowledged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DIGEST_LENGTH_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the tables say about the task of a command."""
+    """What the tables hold about the task of a command."""
 
     # The row of the command's attempt, if there is one.
     run: Run | None
@@ -74,8 +74,8 @@ def decide(command: AckCheckpoint, known: Known, now: datetime) -> Decision:
 
 
 def _repeats(known: Known) -> bool:
-    """The answer got lost and the task asks again. After a request to hand over, the same save
-    said once more is the acknowledgement, so it counts as new."""
+    """Whether the task repeats a command because the reply was lost. After a preemption request,
+    the first repetition is the acknowledgement, so it counts as new."""
     if known.same is None:
         return False
     run = known.run
@@ -99,7 +99,7 @@ def _errors(command: AckCheckpoint) -> tuple[FieldError, ...]:
                 field="uri",
                 value=command.uri[:80],
                 message=f"must have 1 to {CHECKPOINT_URI_BYTES_MAX} bytes",
-                fix="say where the checkpoint is: a path or a URI",
+                fix="give the place of the checkpoint: a path or a URI",
             )
         )
     if command.step < 0:

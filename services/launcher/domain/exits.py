@@ -1,4 +1,4 @@
-"""How a run ended, as one ordered table. Called by ``reconcile`` once per run.
+"""Classifies how a run ended, by one ordered table. Called by ``reconcile`` once per run.
 
 The order is the meaning: an acknowledged preemption stays one whatever the exit codes say,
 because launchers between us and the program turn the reserved code 75 into others.
@@ -21,7 +21,7 @@ SHELL_SIGNAL_BASE = 128
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Everything the classification may look at."""
+    """The input of the classification."""
 
     mode: PreemptMode
     # The number of the preemption signal (signal mode).
@@ -32,7 +32,7 @@ class Ending:
     # How many ranks the gang has; those that never began are not in ``ranks``.
     world_size: int
     ranks: tuple[ObservedRank, ...]
-    # What was known when it was decided to end the run.
+    # What was known when the launcher decided to end the run.
     note: str = ""
 
 
@@ -45,7 +45,7 @@ def _finished(ending: Ending) -> bool:
 
 
 def _left_on_signal(ending: Ending) -> bool:
-    """Signal mode: every rank left by the signal's ways out (or had finished)."""
+    """Signal mode: every rank left in one of the signal's ways, or had finished."""
     codes = (0, PREEMPTED_CODE, SHELL_SIGNAL_BASE + ending.signal)
     return (
         ending.mode is PreemptMode.SIGNAL
@@ -95,7 +95,7 @@ RULES: tuple[Rule, ...] = (
     Rule(_finished, ExitKind.OK, "every rank exited with 0"),
     Rule(_left_on_signal, ExitKind.PREEMPTED, "signal mode: 75, 128+n or death by the signal"),
     Rule(_never_began, ExitKind.PREEMPTED, "preempted before anything was started"),
-    Rule(_killed, ExitKind.KILLED, "we were told to end it"),
+    Rule(_killed, ExitKind.KILLED, "the platform ordered its end"),
     Rule(_cannot_start, ExitKind.FAILED, "it can never start as it is: its own fault"),
     Rule(_rejected_by_site, ExitKind.LOST, "it could not start: the site's fault"),
     Rule(_vanished, ExitKind.LOST, "a rank vanished with its node, pod or supervisor"),
@@ -103,8 +103,8 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-# Whether what a run leaves in the runtime (its pods) is kept for a while for people to look at:
-# only if it ended by itself. Whoever was to make room has made it when nothing of it is left.
+# Whether the remains of a run in the runtime (its pods) are kept for a while for people to inspect:
+# only if it ended by itself. A preempted run has released its nodes when nothing of it is left.
 KEPT: Mapping[ExitKind, bool] = {
     ExitKind.OK: True,
     ExitKind.FAILED: True,
@@ -115,7 +115,7 @@ KEPT: Mapping[ExitKind, bool] = {
 
 
 def is_kept(exit_: RunExit | None) -> bool:
-    """Whether to keep what is left of a run that ended so; nobody asks for one without a row."""
+    """Whether to keep the remains of a run that ended so. False for a run without a row."""
     return exit_ is not None and KEPT[exit_.kind]
 
 
@@ -134,11 +134,11 @@ def signal_number(name: str) -> int:
 
 
 def detail(ending: Ending, kind: ExitKind) -> str:
-    """One clause for people: what decided."""
+    """The deciding reason as one clause for people."""
     if kind is ExitKind.OK:
         return "every rank exited with 0"
     if kind is ExitKind.PREEMPTED:
-        return "handed over after a checkpoint" if ending.acked else "left when asked to"
+        return "released its nodes after a checkpoint" if ending.acked else "left on request"
     if kind is ExitKind.KILLED:
         return "ended by the platform"
     if ending.end_cause in (EndCause.CANNOT_START, EndCause.REJECTED_BY_SITE):
@@ -149,7 +149,7 @@ def detail(ending: Ending, kind: ExitKind) -> str:
 
 
 def first_loss(ranks: Iterable[ObservedRank]) -> str:
-    """Which ranks vanished, and how the first of them; empty if none did."""
+    """Which ranks vanished, and how the first of them did; empty if none did."""
     lost = [rank for rank in ranks if rank.state is RankState.LOST]
     if not lost:
         return ""

@@ -1,5 +1,5 @@
-"""How long a run's processes may take to leave once we end them: one table. Called by ``loop.py``;
-pure. Runtimes that cannot ask first (the process runtime kills whole groups) do not wait.
+"""The grace periods of runs that the launcher ends, as one table. Called by ``loop.py``; pure.
+Runtimes that cannot ask first (the process runtime kills whole groups) do not wait.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from services.launcher.domain.model import EndCause, Run
 
 
 class Grace(StrEnum):
-    """How patient, by name; the numbers are settings."""
+    """A class of grace periods; the numbers are settings."""
 
     NONE = "none"
     # After an acknowledgement there is nothing left to save.
     ACKED = "acked"
-    # The others of a gang of which one is gone: they can only clean up.
+    # For the rest of a gang that has lost a rank: they can only clean up.
     MATES = "mates"
-    # Whoever was never asked, or has not answered, may still write.
+    # A run without an acknowledgement may still be writing.
     FULL = "full"
 
 
 @dataclass(frozen=True, slots=True)
 class GracePeriods:
-    """The numbers, in seconds. ``full`` is above the 30 seconds that torchrun takes to leave."""
+    """The numbers in seconds. ``full`` exceeds the 30 seconds that torchrun takes to leave."""
 
     acked: float = 1.0
     mates: float = 5.0
     full: float = 35.0
 
     def seconds(self, grace: Grace) -> float:
-        """The number behind a name."""
+        """The seconds of a class."""
         match grace:
             case Grace.NONE:
                 return 0.0
@@ -60,7 +60,7 @@ BY_CAUSE: Mapping[EndCause, Grace] = {
 
 
 def grace_for(run: Run | None) -> Grace:
-    """How patient to be with this run; nobody knows about one without a row."""
+    """The class of this run. A run without a row gets the full period."""
     if run is None or run.end_cause is None:
         return P.FULL
     if run.acked_at is not None:
@@ -72,7 +72,7 @@ def grace_for(run: Run | None) -> Grace:
 
 def render_markdown() -> str:
     """The table for the documentation."""
-    lines = ["| ended because of | patience |", "| --- | --- |"]
+    lines = ["| ended because of | grace period |", "| --- | --- |"]
     lines += ["| anything, after an acknowledgement | acked |", "| anything before it ran | none |"]
     lines += [f"| {cause} | {grace} |" for cause, grace in BY_CAUSE.items()]
     return "\n".join(lines) + "\n"

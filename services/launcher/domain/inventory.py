@@ -1,8 +1,8 @@
-"""What is said about the nodes, from what a runtime lists. Called by ``loop.py`` inside a leader's
+"""Updates the inventory of nodes from the listing of a runtime. Called by ``loop.py`` in a leader's
 transaction; pure.
 
-A node has a lease: it may be silent for so long before it is said to be not ready. Its runs are
-lost only when the runtime has *seen* them gone; after the fence time it is asked to make sure.
+A node has a lease: it is not ready after it has been silent for that time. Its runs are lost only
+when the runtime has observed that they are gone. After the fence time the runtime enforces that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from services.launcher.domain.node_labels import merge_labels
 
 @dataclass(frozen=True, slots=True)
 class LeasePolicy:
-    """How long a node may be silent before it is not ready, and before it is fenced."""
+    """The time of silence after which a node is not ready, and after which it is fenced."""
 
     lease: timedelta
     fence: timedelta
@@ -26,7 +26,7 @@ class LeasePolicy:
 
 @dataclass(frozen=True, slots=True)
 class QuarantinePolicy:
-    """After how many failed starts in a row a node takes no new run, and for how long.
+    """The number of failed starts in a row that puts a node into quarantine, and its duration.
 
     Each further failure doubles the time, up to the most.
     """
@@ -36,7 +36,7 @@ class QuarantinePolicy:
     seconds_max: float
 
     def until(self, failed_starts: int, now: datetime) -> datetime | None:
-        """Until when; None: not yet so many."""
+        """The end of the quarantine; None if there were not enough failures."""
         if failed_starts < self.after:
             return None
         doubled = self.seconds * 2.0 ** min(failed_starts - self.after, 30)
@@ -45,7 +45,7 @@ class QuarantinePolicy:
 
 @dataclass(frozen=True, slots=True)
 class InventoryChanges:
-    """Rows that changed, nodes to fence, and when to look again at the latest."""
+    """Changed rows, nodes to fence, and the latest time of the next evaluation."""
 
     rows: tuple[NodeRow, ...]
     fence: tuple[str, ...]
@@ -62,11 +62,10 @@ def update_inventory(
     version: int = 1,
     unreadable: Collection[str] = (),
 ) -> InventoryChanges:
-    """Compare the rows with one full listing. ``is_busy``: whether a node holds runs not
-    yet over. ``version``: where the versions of a node begin that has no row. It was here before,
-    perhaps, and its row was dropped: the number of the transaction is above what it had then.
-    ``unreadable``: nodes that have rows which nobody can read. They are not new, and a row in the
-    place of theirs would lift a cordon.
+    """Compare the rows with one full listing. ``is_busy``: whether a node holds runs that are not
+    over. ``version``: the first version of a node without a row. If the node had a row that was
+    dropped, the number of the transaction is above that row's versions. ``unreadable``: nodes whose
+    rows cannot be decoded. They are not new, and a new row would lift a cordon.
     """
     before = {row.node_id: row for row in rows}
     changed: list[NodeRow] = []
@@ -147,10 +146,10 @@ def _is_unchanged(row: NodeRow, observed: ObservedNode) -> bool:
 
 
 def cordon(row: NodeRow, schedulable: bool, now: datetime, *, drain: bool = False) -> NodeRow:
-    """The row after an operator's word; the same row if nothing changes.
+    """Apply an operator's command to a row. Returns the same row if nothing changes.
 
-    With ``drain``, what runs on a cordoned node is sent away, too. A node that is schedulable
-    again has no failed starts behind it.
+    With ``drain``, runs also leave the cordoned node. A node that becomes schedulable again has
+    its count of failed starts reset.
     """
     draining = drain and not schedulable
     released = schedulable and (row.quarantined_until is not None or row.failed_starts > 0)
@@ -184,8 +183,8 @@ def start_failed(
 ) -> NodeRow:
     """The row after a start that failed on the node.
 
-    One task that fails again and again counts once: it may be at fault itself. With
-    ``counts_once`` so do all tasks of its owner together.
+    A task that fails repeatedly counts once, because the fault may be its own. With ``counts_once``
+    all tasks of an owner together count once.
     """
     if row.failed_task == task_id or row.quarantined_until is not None:
         return row
@@ -203,14 +202,14 @@ def start_failed(
 
 
 def start_worked(row: NodeRow) -> NodeRow:
-    """The row after a start that worked; a quarantine that is on goes on."""
+    """The row after a start that worked. A current quarantine continues."""
     if not row.failed_starts or row.quarantined_until is not None:
         return row
     return replace(row, failed_starts=0, failed_task="", failed_owner="")
 
 
 def _without_expired_quarantine(row: NodeRow | None, now: datetime) -> NodeRow | None:
-    """The row with its quarantine over, if it is; the next failure is the last it may have."""
+    """The row without its quarantine, if that has ended. One more failure starts the next one."""
     if row is None or row.quarantined_until is None or now < row.quarantined_until:
         return row
     node = row.node.model_copy(

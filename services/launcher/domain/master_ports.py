@@ -1,6 +1,6 @@
-"""Which MASTER_PORT a gang gets: a range, leased round-robin. Pure; made by ``main.py``.
+"""The range of ports from which each gang gets its MASTER_PORT. Pure; made by ``main.py``.
 
-Round-robin, so that a port that was just given back rests before it is used again.
+Ports are leased round-robin, so that a port that was just returned rests before it is used again.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The launcher's nouns: the row that says what is wanted and known of a run, and what a runtime
-sees. Used by every module of this service; values only.
+"""The launcher's values: rows of runs, checkpoints, ports and nodes, and what a runtime observes.
+Used by every module of this service.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from libs.contracts.messages import Checkpoint, Node, Placement, RunExit, TaskSp
 
 
 class RunState(StrEnum):
-    """Where a run stands for the launcher; moved by ``lifecycle.TRANSITIONS`` alone."""
+    """The state of a run; only ``run_lifecycle.TRANSITIONS`` changes it."""
 
-    # A request came before its assignment: nothing may be launched against it.
+    # A request arrived before its assignment. The stored value is older than this name.
     EARLY_REQUEST = "tombstone"
     # To be launched; some ranks may exist already.
     ASSIGNED = "assigned"
@@ -24,9 +24,9 @@ class RunState(StrEnum):
     RUNNING = "running"
     # Its processes are being ended by us.
     ENDING = "ending"
-    # The end is recorded and said; the runtime may still keep records of it.
+    # The end is recorded and published; the runtime may still hold records of it.
     EXITED = "exited"
-    # Nothing of it is left in the runtime; the row goes, a ``PastRun`` remains.
+    # Nothing of it is left in the runtime; a ``PastRun`` replaces the row.
     FORGOTTEN = "forgotten"
 
 
@@ -39,13 +39,14 @@ class EndCause(StrEnum):
     RANK_LOST = "rank_lost"
     PREEMPTED_BEFORE_START = "preempted_before_start"
     SUPERSEDED = "superseded"
-    # It can never start as it was ordered: the task's fault, or the site's.
+    # It can never start as ordered, by the task's fault or by the site's. The stored value of the
+    # second one is older than its name.
     CANNOT_START = "cannot_start"
     REJECTED_BY_SITE = "turned_away"
 
 
 class Fault(StrEnum):
-    """What a runtime can say is wrong with a rank or a launch; ``pod_ends`` says what follows."""
+    """What a runtime can find wrong with a rank or a launch; see ``rank_faults``."""
 
     # The launch was refused.
     INVALID_POD = "invalid pod"
@@ -78,15 +79,15 @@ class Fault(StrEnum):
 class Run:
     """One attempt of one task (row; key: task_id, attempt).
 
-    The handlers write what is asked for, the loop writes what was seen; both inside the
-    leader's transactions, which take turns.
+    The handlers write requests and the loop writes observations, both inside the leader's
+    transactions, which take turns.
     """
 
     task_id: str
     attempt: int
     state: RunState
     owner: str = ""
-    # None on a tombstone.
+    # None on an early request.
     spec: TaskSpec | None = None
     placements: tuple[Placement, ...] = ()
     resume_from: Checkpoint | None = None
@@ -97,11 +98,11 @@ class Run:
     kill_requested_at: datetime | None = None
     # The first checkpoint stored after the request for preemption.
     acked_at: datetime | None = None
-    # When the preemption signal was handed to the runtime (signal mode).
+    # When the runtime sent the preemption signal (signal mode).
     signalled_at: datetime | None = None
     ending_at: datetime | None = None
     end_cause: EndCause | None = None
-    # What was known when it was decided to end it: a runtime may forget the rest.
+    # What was known when the launcher decided to end it: a runtime may forget it.
     end_note: str = ""
     started_at: datetime | None = None
     exited_at: datetime | None = None
@@ -111,7 +112,7 @@ class Run:
     # Where it could not start: nodes that refused its ranks, lost them before they began, or had
     # not begun them at the start deadline.
     failed_nodes: tuple[str, ...] = ()
-    # It was to be ended because its start took too long.
+    # A kill was requested because its start took too long.
     start_expired: bool = False
 
     @property
@@ -129,7 +130,7 @@ class PastRun:
     placements: tuple[Placement, ...]
     started_at: datetime | None
     exit: RunExit
-    # The task's last checkpoint at that time, as RunExited said it.
+    # The task's last checkpoint at that time, as in its RunExited.
     checkpoint: Checkpoint | None
     forgotten_at: datetime
 
@@ -158,38 +159,38 @@ class NodeRow:
     """One node of the inventory (row; key: node_id)."""
 
     node_id: str
-    # Counts what was said about the node.
+    # Grows with each published change of the node.
     version: int
     node: Node
     removed: bool
-    # The operator's word; the node's own state is in ``node``.
+    # Set by an operator; the node's own state is in ``node``.
     cordoned: bool
     changed_at: datetime
     # Since when the node does not answer; None while it does.
     silent_since: datetime | None = None
-    # What operators gave it, beside what the runtime says; ``node`` has both.
+    # What operators added to the runtime's own labels and taints; ``node`` has both.
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     taints: tuple[str, ...] = ()
-    # The runtime's own word that no new run may come, beside the operator's.
+    # The runtime itself allows no new run on it, independently of operators.
     closed: bool = False
     # Starts that failed here in a row, the task of the last of them, and until when no new run
     # comes for that reason.
     failed_starts: int = 0
     failed_task: str = ""
     quarantined_until: datetime | None = None
-    # Who owns that task.
+    # The owner of that task.
     failed_owner: str = ""
 
 
 class RankState(StrEnum):
-    """What a runtime can say about one rank's process."""
+    """The observed state of a rank's process."""
 
-    # Ordered for good, but no process of it exists yet; ``note`` says why.
+    # Ordered, but no process of it exists yet; ``note`` has the reason.
     PENDING = "pending"
     RUNNING = "running"
     # Ended, with everything it started: code or signal is known.
     EXITED = "exited"
-    # Certainly gone, but how it ended is not known.
+    # Certainly gone; how it ended is not known.
     LOST = "lost"
 
 
@@ -204,7 +205,7 @@ class ObservedRank:
     signal: int | None = None
     started_at: datetime | None = None
     exited_at: datetime | None = None
-    # One clause about the end or the wait, where the runtime knows more than the code.
+    # A clause about the end or the wait, if the runtime knows more than the code.
     note: str = ""
     fault: Fault | None = None
     # Since when a rank that is pending has this fault.
@@ -222,9 +223,9 @@ class ObservedRun:
 
     run_id: RunId
     ranks: Mapping[int, ObservedRank]
-    # Where something is recorded of it (also where it was ended before it began).
+    # Nodes that have a record of it (also those on which it was ended before it began).
     node_ids: frozenset[str] = frozenset()
-    # Nothing of it is hidden by a node that is silent.
+    # No silent node hides anything of it.
     whole: bool = False
 
 
@@ -250,11 +251,11 @@ class ObservedNode:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One full look at a runtime. What is absent on a node that answers does not exist there."""
+    """One full scan of a runtime. What is absent on a node that answers does not exist there."""
 
     nodes: Mapping[str, ObservedNode] = field(default_factory=dict[str, ObservedNode])
     runs: Mapping[RunId, ObservedRun] = field(default_factory=dict[RunId, ObservedRun])
-    # A runtime that knows what changed counts its looks from 1, and names every run that this one
-    # may show otherwise than the one before.
+    # A runtime that tracks changes counts its scans from 1, and lists every run that may differ
+    # from the scan before.
     number: int = field(default=0, compare=False)
     changed: tuple[RunId, ...] = field(default=(), compare=False)

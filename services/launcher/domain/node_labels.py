@@ -1,7 +1,7 @@
-"""Labels and taints of nodes: what the runtime says of a node, and what operators gave it.
+"""Labels and taints of nodes: those from the runtime, and those from operators.
 
-An operator's word never covers the node's own: where the two would differ, the change belongs into
-the settings. Called by ``handlers.py`` and ``inventory.py``; pure.
+Operators cannot override those from the runtime, which the settings determine. Called by
+``handlers.py`` and ``inventory.py``; pure.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ def key_of(taint: str) -> str:
 
 
 def by_key(taints: Iterable[str]) -> dict[str, str]:
-    """Taints by their keys; of several with one key the last."""
+    """Taints by their keys; of several with the same key, the last one."""
     return {key_of(taint): taint for taint in taints}
 
 
 def merge_labels(own: Node, labels: Mapping[str, str], taints: Iterable[str]) -> dict[str, Any]:
-    """The labels and taints of a node with the operators', as fields of ``Node``."""
+    """The labels and taints of a node together with the operators', as fields of ``Node``."""
     every = {**by_key(own.taints), **by_key(taints)}
     return {"labels": {**own.labels, **labels}, "taints": tuple(sorted(every.values()))}
 
 
 def apply_command(row: NodeRow, command: SetNodeMarks, now: datetime) -> NodeRow | Refusal:
-    """The row after an operator's word; the same row if nothing changes."""
+    """Apply an operator's command to a row. Returns the same row if nothing changes."""
     own_labels = row.node.labels.keys() - row.labels.keys()
     own_taints = by_key(row.node.taints).keys() - by_key(row.taints).keys()
     wanted = by_key(command.taints)
@@ -103,7 +103,7 @@ def _format_errors(command: SetNodeMarks) -> Iterator[FieldError]:
 def _runtime_owned(field: str, keys: Iterable[str]) -> Iterator[FieldError]:
     for key in sorted(keys):
         fix = "change it in the launcher's settings, or use another key"
-        yield _error(field, key, "is said by the node itself", fix)
+        yield _error(field, key, "comes from the node itself", fix)
 
 
 def _error(field: str, value: str, message: str, fix: str) -> FieldError:

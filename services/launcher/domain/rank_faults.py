@@ -1,5 +1,5 @@
-"""What a runtime can find wrong with a rank, as one table: how the run ends, when, and what its
-owner is told. Called by ``reconcile`` and by the runtimes with pods; rendered into the docs.
+"""The faults of ranks as one table: how and when the run ends, and the text that its owner sees.
+Called by ``reconcile`` and by the runtimes with pods; rendered into the docs.
 
 A fault of the task itself ends as ``failed`` and uses its retries. A fault of the site ends as
 ``lost``: the task waits and is tried elsewhere, and its starts are counted.
@@ -17,7 +17,7 @@ from services.launcher.domain.model import Fault
 
 
 class Phase(StrEnum):
-    """At which point of a run the fault shows."""
+    """The phase of a run in which the fault occurs."""
 
     LAUNCH = "launch refused"
     WAITING = "not started"
@@ -39,9 +39,9 @@ class FaultRule:
 
     fault: Fault
     phase: Phase
-    # What the cluster calls it: reasons of containers, pods and conditions, or codes of answers.
+    # The cluster's reasons of containers, pods and conditions, or status codes of its answers.
     reasons: tuple[str, ...]
-    # How it is said to people, before the cluster's own words.
+    # The text for people, which precedes the cluster's own message.
     text: str
     kind: ExitKind
     wait: Wait = Wait.NONE
@@ -182,13 +182,13 @@ RULES: tuple[FaultRule, ...] = (
 )
 
 TABLE: Mapping[Fault, FaultRule] = {rule.fault: rule for rule in RULES}
-# Of a rank that was lost before it began, the faults that speak against its node.
+# Faults of the node, if a rank is lost before it began.
 NODE_FAULTS = frozenset({F.NODE_DOWN, F.NODE_REFUSED, F.NODE_LOST})
 _BY_SIGN: Mapping[tuple[Phase, str], FaultRule] = {
     (rule.phase, reason): rule for rule in RULES for reason in rule.reasons
 }
 
-# Evictions that the pod itself brought about, by the kubelet's words.
+# Parts of the kubelet's message for evictions that the pod itself caused.
 _OWN_LIMIT = ("exceeds the total limit", "exceeded its local", "exceeds the limit")
 
 
@@ -232,7 +232,7 @@ def pending_limit(fault: Fault, limits: PendingLimits) -> timedelta | None:
 
 
 def describe(fault: Fault, details: str = "") -> str:
-    """What people are told: our sentence, then the cluster's words."""
+    """The text for people: the rule's, then the cluster's details."""
     text = TABLE[fault].text
     return f"{text}: {details}" if details else text
 
@@ -240,7 +240,7 @@ def describe(fault: Fault, details: str = "") -> str:
 def render_markdown() -> str:
     """The table for the documentation."""
     lines = [
-        "| seen | the cluster says | people are told | the run is | after |",
+        "| phase | reason in the cluster | text for people | the run is | after |",
         "| --- | --- | --- | --- | --- |",
     ]
     lines += [

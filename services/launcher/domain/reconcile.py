@@ -1,9 +1,8 @@
-"""What to do next about one run, from what is wanted and what is seen. Called by ``worklist.py``
-for the runs that something has changed for; pure, so that stepping a run again after any crash
-gives what is still to be done.
+"""Decides the next actions for one run from its row and the latest scan. Called by ``worklist.py``
+for runs with changes; pure, so that stepping a run again after a crash yields the remaining work.
 
-Nothing is ever concluded from silence: a run is over when each of its ranks was seen to end, or
-when its nodes have carried out our order to end it and none of it runs.
+Silence proves nothing: a run is over when the end of each rank was observed, or when its nodes have
+carried out the order to end it and none of it runs.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ Action = Launch | Signal | End | Forget
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The numbers of this module."""
+    """The limits of this module."""
 
     # How long a gang may take to exit after its acknowledgement.
     exit_grace: timedelta
@@ -73,19 +72,19 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """One listing, and the actions that all nodes concerned had carried out before it."""
+    """One listing, and the actions that all their nodes had carried out before it."""
 
     listing: Listing
     done: frozenset[Action] = frozenset()
-    # Runs that the runtime will never launch as they were ordered.
+    # Runs that the runtime will never launch as ordered.
     refused: Mapping[RunId, Refused] = field(default_factory=dict[RunId, Refused])
-    # Nodes that answer, and could not start a run when they were last told to.
+    # Nodes that answer, but could not start a run at the last try.
     unable: Mapping[RunId, frozenset[str]] = field(default_factory=dict[RunId, frozenset[str]])
 
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """One run with everything that its step may look at."""
+    """The input of one run's step, beside its row."""
 
     scan: Scan
     observed: ObservedRun
@@ -96,8 +95,8 @@ class RunView:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The run as it now stands, what to do about it, and when to look at it again at the latest.
-    Of a run without a row there is only something left."""
+    """The new row of the run, the actions for it, and the latest time of its next evaluation. The
+    row is None if only remains of the run exist."""
 
     run: Run | None
     actions: tuple[Action, ...] = ()
@@ -105,7 +104,7 @@ class Step:
 
 
 def step(run: Run, view: RunView, now: datetime, policy: Policy) -> Step:
-    """Advance a run by what was seen."""
+    """Advance a run by what was observed."""
     if run.state is RunState.EARLY_REQUEST:
         return Step(run)
     after = _advance(run, view, now, policy)
@@ -118,8 +117,7 @@ def step(run: Run, view: RunView, now: datetime, policy: Policy) -> Step:
 
 
 def step_orphan(observed: ObservedRun | None) -> Step:
-    """Clear away a run that no row asks for (the row is over and gone, or the tables were
-    restored)."""
+    """Remove a run without a row (its row was dropped, or the tables were restored)."""
     if observed is None:
         return Step(None)
     return Step(
@@ -128,14 +126,14 @@ def step_orphan(observed: ObservedRun | None) -> Step:
 
 
 def answers(node_id: str, listing: Listing) -> bool:
-    """Whether what a listing does not show on a node is not there; true also for a node that is
-    gone from the runtime."""
+    """Whether a listing is complete for a node. True also for a node that the runtime no longer
+    has."""
     node = listing.nodes.get(node_id)
     return node is None or node.node.ready
 
 
 def _advance(run: Run, view: RunView, now: datetime, policy: Policy) -> Run:
-    """The run after everything that this look shows; each step is one line of the lifecycle."""
+    """The run after this scan; each step is one transition of the lifecycle."""
     run = _note_signal(run, view, now)
     if run.state is RunState.ASSIGNED and _all_exist(run, view):
         run = _started(run, view.observed, now)
@@ -144,7 +142,7 @@ def _advance(run: Run, view: RunView, now: datetime, policy: Policy) -> Run:
     if run.state in (RunState.ASSIGNED, RunState.RUNNING):
         cause, note = _why_end(run, view, now, policy)
         if cause is not None:
-            # What is seen of a rank that has not begun is gone once it is ended.
+            # Once the run is ended, the ranks that have not begun are no longer listed.
             failed = _hanging_nodes(run, view) if run.start_expired else ()
             state = move(run.state, Trigger.END_ORDERED)
             run = replace(run, state=state, end_cause=cause, end_note=note, ending_at=now)
@@ -157,7 +155,7 @@ def _advance(run: Run, view: RunView, now: datetime, policy: Policy) -> Run:
 
 
 def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> tuple[EndCause | None, str]:
-    """Why to end it now, and what is known of it that a runtime may forget."""
+    """Why the run has to end now, and details that the runtime may forget."""
     ranks = view.observed.ranks.values()
     match end_cause(run, view.observed, view.scan.listing, now, policy):
         case EndCause.RANK_FAILED:
@@ -179,7 +177,7 @@ def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> tuple[En
 
 
 def _why_not_startable(run: Run, view: RunView, now: datetime, policy: Policy) -> Refused | None:
-    """What keeps an assigned run from ever starting: a refusal, or a fault for too long."""
+    """Why an assigned run will never start: a refusal, or a fault that has lasted too long."""
     refused = view.scan.refused.get(run.id)
     if refused is not None:
         return refused
@@ -193,7 +191,7 @@ def _why_not_startable(run: Run, view: RunView, now: datetime, policy: Policy) -
 def _pending_faults(
     observed: ObservedRun, policy: Policy
 ) -> list[tuple[ObservedRank, datetime | None]]:
-    """Ranks that are pending with a fault, and until when each may be."""
+    """Ranks that are pending with a fault, and the time at which that ends the run."""
     found: list[tuple[ObservedRank, datetime | None]] = []
     for rank in observed.ranks.values():
         if rank.state is RankState.PENDING and rank.fault is not None and rank.fault_since:
@@ -207,7 +205,7 @@ def _pending_faults(
 def end_cause(
     run: Run, observed: ObservedRun, listing: Listing, now: datetime, policy: Policy
 ) -> EndCause | None:
-    """Why this run's processes have to be ended now, or None; first reason first."""
+    """Why this run's processes have to be ended now, or None. The first reason decides."""
     if run.kill_requested_at is not None:
         return EndCause.KILL
     if run.preempt_requested_at is not None:
@@ -221,7 +219,7 @@ def end_cause(
 
 
 def _preemption_cause(run: Run, now: datetime, policy: Policy) -> EndCause | None:
-    """Why a run that was asked to hand over is ended. A rank that left early is no reason: another
+    """Why a run with a preemption request is ended. A rank that left early is no reason: another
     one may still be saving, until the acknowledgement or the scheduler's deadline."""
     assert run.spec is not None, "an assigned run has its specification"
     if run.state is RunState.ASSIGNED:
@@ -237,7 +235,7 @@ def _failed(rank: ObservedRank) -> bool:
 
 
 def _vanished(run: Run, observed: ObservedRun, listing: Listing) -> bool:
-    """A rank that once existed is unknown to a node that answers."""
+    """Whether a node that answers does not know a rank that once existed."""
     return any(
         place.rank not in observed.ranks and answers(place.node_id, listing)
         for place in run.placements
@@ -245,7 +243,7 @@ def _vanished(run: Run, observed: ObservedRun, listing: Listing) -> bool:
 
 
 def _all_exist(run: Run, view: RunView) -> bool:
-    """Every rank's process exists or existed: one that is pending has none yet, and one that was
+    """Whether every rank's process exists or existed. A pending rank has none yet; a rank that was
     lost before it began never had one."""
     ranks = view.observed.ranks
     return all(
@@ -261,7 +259,7 @@ def _lost_at_its_start(rank: ObservedRank) -> bool:
 
 
 def failed_nodes_of(run: Run, kind: ExitKind, ranks: Iterable[ObservedRank]) -> tuple[str, ...]:
-    """The nodes on which a run could not start, as far as they are at fault."""
+    """The nodes that are at fault for a run's failed start."""
     if kind is not ExitKind.LOST or run.started_at is not None:
         return ()
     return tuple(
@@ -275,7 +273,7 @@ def failed_nodes_of(run: Run, kind: ExitKind, ranks: Iterable[ObservedRank]) -> 
 
 
 def _hanging_nodes(run: Run, view: RunView) -> tuple[str, ...]:
-    """The nodes on which a start hangs: they hold a rank that does not begin, or cannot make it."""
+    """The nodes on which a start hangs: a rank there does not begin, or cannot be created."""
     if run.state is not RunState.ASSIGNED:
         return ()
     unable = view.scan.unable.get(run.id, frozenset())
@@ -301,8 +299,8 @@ def _is_over(run: Run, view: RunView) -> bool:
 
 
 def _all_answer(run: Run, view: RunView) -> bool:
-    """No node has fallen silent since it took the order to end the run: what a silent node does not
-    show may go on there. A node that is fenced tells that nothing is left."""
+    """Whether the listing is complete for all nodes of the run: on a silent node, ranks that are
+    not listed may still run. A fenced node reports that nothing is left."""
     listing, listed = view.scan.listing, view.observed.node_ids
     return view.observed.whole or all(
         place.node_id in listed or answers(place.node_id, listing) for place in run.placements
@@ -379,7 +377,7 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
 
 
 def _actions(run: Run, view: RunView) -> list[Action]:
-    """What the runtime is to do about a run that now stands so."""
+    """The actions that the new state of a run requires."""
     if run.state is RunState.ASSIGNED and not view.must_wait:
         absent = any(place.rank not in view.observed.ranks for place in run.placements)
         return [Launch(run.id)] if absent else []
@@ -389,6 +387,6 @@ def _actions(run: Run, view: RunView) -> list[Action]:
     if run.state is RunState.ENDING and End(run.id) not in view.scan.done:
         return [End(run.id)]
     if run.state is RunState.EXITED and run.id in view.scan.listing.runs:
-        # What an earlier leader still ordered may show only now.
+        # Orders of an earlier leader may take effect only now.
         return [Forget(run.id) if _nothing_left(view.observed) else End(run.id)]
     return []

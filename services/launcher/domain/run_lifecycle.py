@@ -10,7 +10,7 @@ from services.launcher.domain.model import RunState
 
 
 class Trigger(StrEnum):
-    """What can move a run."""
+    """What changes the state of a run."""
 
     ASSIGNED = "assigned"
     STARTED = "started"
@@ -31,7 +31,7 @@ TRANSITIONS: dict[tuple[RunState, Trigger], RunState] = {
     (S.EXITED, T.FORGOTTEN): S.FORGOTTEN,
 }
 
-# Happens when messages repeat or come late, and changes nothing.
+# These happen when messages repeat or arrive late, and change nothing.
 IGNORED: frozenset[tuple[RunState, Trigger]] = frozenset(
     {
         (S.ASSIGNED, T.ASSIGNED),
@@ -40,7 +40,7 @@ IGNORED: frozenset[tuple[RunState, Trigger]] = frozenset(
         (S.EXITED, T.ASSIGNED),
         (S.FORGOTTEN, T.ASSIGNED),
         (S.RUNNING, T.STARTED),
-        # A gang that is being ended is not said to have started.
+        # No start is published for a gang that is being ended.
         (S.ENDING, T.STARTED),
         # The first cause stays.
         (S.ENDING, T.END_ORDERED),
@@ -52,7 +52,7 @@ IGNORED: frozenset[tuple[RunState, Trigger]] = frozenset(
     }
 )
 
-# Would be an error of ours: said of a run that was never launched, or before its end.
+# These would be defects: the run was never launched, or has not ended yet.
 IMPOSSIBLE: frozenset[tuple[RunState, Trigger]] = frozenset(
     {
         (S.EARLY_REQUEST, T.STARTED),

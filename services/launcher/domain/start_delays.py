@@ -1,4 +1,4 @@
-"""Why a launched run has not started, in one sentence. Called by ``loop.py``; pure."""
+"""Explains in one sentence why a launched run has not started. Called by ``loop.py``; pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DETAIL_CHARACTERS_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class DelayPolicy:
-    """When a delay is worth a word: after so long, and again at most so often."""
+    """When a delay is reported first, and the least time between two reports."""
 
     first: timedelta = timedelta(seconds=5)
     again: timedelta = timedelta(seconds=5)
@@ -21,7 +21,7 @@ class DelayPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ReportedDelay:
-    """What was last said about a run's delay, and when."""
+    """The last report about a run's delay."""
 
     ranks: int
     detail: str
@@ -29,9 +29,9 @@ class ReportedDelay:
 
 
 def delay_of(run: Run, observed: ObservedRun | None, problem: str) -> tuple[int, str] | None:
-    """How many ranks have no process yet and why; None if nothing is known to hold the run up.
+    """How many ranks have no process yet and why; None if no delay is known.
 
-    ``problem``: why the last try to launch it did not work.
+    ``problem``: why the last try to launch it failed.
     """
     if run.state is not RunState.ASSIGNED:
         return None
@@ -45,7 +45,7 @@ def delay_of(run: Run, observed: ObservedRun | None, problem: str) -> tuple[int,
 
 
 def _worst(pending: list[ObservedRank]) -> str:
-    """The rank that most needs a word: one with a fault before one that is merely being made."""
+    """The most important pending rank: one with a fault before one that is being created."""
     rank = min(pending, key=lambda rank: (not rank.note, rank.fault_since is None, rank.rank))
     return f"rank {rank.rank} on {rank.node_id}: {rank.note or 'not started yet'}"
 
@@ -57,7 +57,7 @@ def next_delay_event(
     now: datetime,
     policy: DelayPolicy,
 ) -> RunDelayed | datetime | None:
-    """The event to say now, or when there may be one to say, or None."""
+    """The event to publish now, or the time at which one may be due, or None."""
     if delay is None or (reported is not None and (reported.ranks, reported.detail) == delay):
         return None
     begin = run.assigned_at or now

@@ -1,6 +1,6 @@
-"""Which runs to step, and what is still asked of the rest. Committed rows, looks and the clock each
-concern few runs of many, and a round costs no more than those. Used by ``loop.py``; it is in
-memory alone, and made again from the rows and the next look.
+"""Tracks which runs have to be stepped, and the wanted actions of the others. Committed rows, scans
+and the clock each concern few of many runs, and a round costs no more than those. Used by
+``loop.py``. It is in memory only; a new leader rebuilds it from the rows and the next scan.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from services.launcher.domain.run_lifecycle import LIVE
 
 NOTHING = ObservedRun(RunId.parse("nothing.0"), {})
 
-# A set that keeps its order: what was first to come is first to be launched.
+# A set in order of insertion, so that runs are launched in the order of their assignments.
 RunSet = dict[RunId, None]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Rows that changed, everything there is to do, and when to look again at the latest."""
+    """Changed rows, all wanted actions, and the latest time of the next round."""
 
     runs: tuple[Run, ...]
     actions: tuple[Action, ...]
     due_at: datetime | None = None
-    # The runs that were looked at.
+    # The evaluated runs.
     steps: Mapping[RunId, Step] = field(default_factory=dict[RunId, Step], compare=False)
 
 
 class Worklist:
-    """Every run that is not forgotten, and the marks on those that are to be stepped."""
+    """Every run that is not forgotten, and the set of those that have to be stepped."""
 
     def __init__(self, runs: Iterable[Run] = (), unreadable: Iterable[RunId] = ()) -> None:
         self.runs: dict[RunId, Run] = {}
-        # Runs whose rows nobody can read: they are neither cleared away nor followed.
+        # Runs whose rows cannot be decoded: they are neither removed nor stepped.
         self._unreadable = set(unreadable)
         self._of_task: dict[str, dict[int, RunId]] = {}
         self._on_node: dict[str, RunSet] = {}
@@ -56,7 +56,7 @@ class Worklist:
         self._due: dict[RunId, datetime] = {}
         self.apply(runs)
 
-    # What is known
+    # Queries
 
     def assigned(self) -> Iterator[Run]:
         """Runs that have not started."""
@@ -71,14 +71,14 @@ class Worklist:
         run = self.runs.get(run_id)
         return run is not None and run.state in LIVE
 
-    # What is learned
+    # Updates
 
     def apply(
         self,
         put: Iterable[object],
         deleted: Iterable[tuple[type[object], tuple[object, ...]]] = (),
     ) -> None:
-        """Take over committed rows; an attempt concerns all others of its task."""
+        """Apply committed rows. A change of one attempt concerns all attempts of its task."""
         for kind, key in deleted:
             if kind is Run:
                 task_id, attempt = key
@@ -136,7 +136,7 @@ class Worklist:
         self._dirty.update(dict.fromkeys(run_ids))
 
     def update_scan(self, scan: Scan) -> None:
-        """Take over the latest look, and mark the runs for which it is news."""
+        """Apply the latest scan, and mark the runs that it concerns as dirty."""
         before, self._scan = self._scan, scan
         if before is None:
             self._mark_dirty(self.runs)
@@ -153,17 +153,17 @@ class Worklist:
     # A round
 
     def take_dirty(self) -> RunSet:
-        """The marks, for one round; to be given back if it comes to nothing."""
+        """Take the dirty runs for one round. If it fails, call ``restore_dirty``."""
         taken, self._dirty = self._dirty, {}
         return taken
 
     def restore_dirty(self, dirty: RunSet) -> None:
-        """The round of these marks was not committed."""
+        """Restore the dirty runs of a round that was not committed."""
         self._dirty = dirty | self._dirty
 
     def step(self, dirty: RunSet, scan: Scan, now: datetime, policy: Policy) -> Outcome:
-        """Step what is marked or due. ``scan``: the latest when the marks were taken. Nothing is
-        kept of this before ``commit``."""
+        """Step runs that are dirty or due. ``scan``: the latest one when they were taken. Call
+        ``commit`` to store the outcome."""
         due = dict.fromkeys(run_id for run_id, at in self._due.items() if at <= now)
         steps = {run_id: self._step(run_id, scan, now, policy) for run_id in dirty | due}
         changed = tuple(
@@ -177,7 +177,7 @@ class Worklist:
         return Outcome(changed, actions, min(later.values(), default=None), steps)
 
     def commit(self, outcome: Outcome) -> None:
-        """The round was committed."""
+        """Store the outcome of a committed round."""
         _apply_steps(outcome.steps, self._wanted, self._due)
 
     def _step(self, run_id: RunId, scan: Scan, now: datetime, policy: Policy) -> Step:
@@ -206,7 +206,7 @@ def _apply_steps(
     wanted: dict[RunId, tuple[Action, ...]],
     due: dict[RunId, datetime],
 ) -> None:
-    """What these steps say, in the place of what was said of their runs before."""
+    """Replace the former actions and due times of the stepped runs."""
     for run_id, each in steps.items():
         wanted.pop(run_id, None)
         due.pop(run_id, None)
@@ -217,7 +217,7 @@ def _apply_steps(
 
 
 def _changed_runs(before: Listing, now: Listing) -> Iterable[RunId]:
-    """What a runtime sees differently; where it does not say so itself, each run is compared."""
+    """Runs that differ between two listings. Compares each if the runtime does not list them."""
     if now.number and now.number == before.number + 1:
         return now.changed
     gone = [run_id for run_id in before.runs if run_id not in now.runs]
@@ -227,7 +227,7 @@ def _changed_runs(before: Listing, now: Listing) -> Iterable[RunId]:
 
 
 def _changed_nodes(before: Listing, now: Listing) -> Iterator[str]:
-    """Nodes that began or ceased to answer."""
+    """Nodes that started or stopped answering."""
     gone = [node_id for node_id in before.nodes if node_id not in now.nodes]
     for node_id in (*gone, *now.nodes):
         same = before.nodes.get(node_id) is now.nodes.get(node_id)

@@ -146,7 +146,7 @@ class FakeRuntime:
             self._cluster.hints.remove(self._hint)
 
     def _observe(self, run_id: RunId) -> ObservedRun | None:
-        """What the nodes that answer tell of a run."""
+        """A run as the nodes that answer report it."""
         run = self._cluster.runs[run_id]
         ranks = {
             number: _observed(rank)

@@ -41,23 +41,23 @@ class Script:
 
     steps: int = 10
     step_seconds: float = 1.0
-    # Save after every so many steps; 0: only when asked to hand over.
+    # Save after every so many steps; 0: only on a preemption request.
     save_every: int = 0
     save_seconds: float = 0.0
     code: int = 0
     # The rank that ends with ``code``; None: all of them do.
     failing_rank: int | None = None
-    # False: goes on as if nobody had asked.
+    # False: ignores preemption requests.
     obeys_preemption: bool = True
     # False: survives the preemption signal (signal mode).
     obeys_signal: bool = True
 
 
 class Platform(Protocol):
-    """What a played program can say and ask, as its SDK would."""
+    """The calls that a simulated program makes, as its SDK would."""
 
     def should_preempt(self, run_id: RunId) -> bool:
-        """Whether the run was asked to hand over."""
+        """Whether preemption of the run was requested."""
         ...
 
     async def save(self, run_id: RunId, step: int) -> bool:
@@ -152,13 +152,13 @@ class FakeCluster:
     # Faults
 
     def power_off(self, node_id: str) -> None:
-        """The node is gone with all its processes; nobody has seen them end."""
+        """The node is gone with all its processes; their ends were not observed."""
         self.silent.add(node_id)
         self.lose_ranks(node_id)
         self.changed()
 
     def lose_ranks(self, node_id: str) -> None:
-        """Everything on a node is gone, with nobody there to learn how it ended."""
+        """Everything on a node is gone; how it ended is unknown."""
         for run in self.runs.values():
             for rank in run.ranks.values():
                 if rank.order.node_id == node_id and rank.exited_at is None:

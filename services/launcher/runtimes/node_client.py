@@ -1,7 +1,7 @@
 """One node of the process runtime: its supervisor's life, and the connection to it.
 
-Used by ``process.py``. The supervisor is started where none answers and commanded over JSON lines;
-what runs is its knowledge, never ours.
+Used by ``process.py``. The supervisor is started where none answers and commanded over JSON lines.
+Only the supervisor knows what runs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where the runtime keeps things, and how patient it is."""
+    """The runtime's folders, limits and timeouts."""
 
     # Holds nodes/<node>/ (a supervisor's records, and runs/<run>/<rank>/output.log) and
     # work/<run>/ (where a run works that names no folder of its own).
@@ -59,18 +59,18 @@ class Machine:
     keep_seconds: float
     # A supervisor that lives but has not answered for so long hangs, and is ended with its ranks.
     hung_seconds: float
-    # So much of one rank's output is written to its file.
+    # The limit of one rank's output in its file.
     output_bytes_max: int
     # Processes and threads of one rank; of one user where control groups cannot limit them.
     pids_max: int
-    # As whom ranks run. None: as the launcher.
+    # The users of ranks. None: the launcher's own.
     users: TaskUsers | None = None
     # A node that did not answer is not asked again for so long.
     retry_seconds: float = 1.0
 
 
 class RefusedByNodeError(RuntimeUnavailableError):
-    """The supervisor answered that it cannot."""
+    """The supervisor could not carry out a request."""
 
 
 class _Link(asyncio.Protocol):
@@ -109,8 +109,8 @@ class _Link(asyncio.Protocol):
         self._changed()
 
     async def call(self, seconds: float, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Ask and wait. After a time-out the connection is closed: what the supervisor has not
-        read of it by then, it never will."""
+        """Send a request and wait for its answer. A timeout closes the connection, so that the
+        supervisor never reads the rest of the request."""
         if self._transport is None or not self.open:
             raise RuntimeUnavailableError("the supervisor hung up")
         self._last_id += 1
@@ -171,8 +171,8 @@ class NodeClient:
         return await self._ask(link, request)
 
     async def launch(self, run: str, ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Start ranks. RuntimeUnavailableError for a supervisor of an earlier version: it would not
-        know as whom, so it is asked to leave once it has nothing to run."""
+        """Start ranks. Raises ``RuntimeUnavailableError`` for a supervisor of an earlier version:
+        it does not know the user of ranks, so it is ordered to leave once it has nothing to run."""
         link = await self._connected()
         if self._protocol < PROTOCOL:
             await self._ask(link, {"op": "stop"})
@@ -191,7 +191,7 @@ class NodeClient:
         link = await self._connected()
         now_s = asyncio.get_running_loop().time()
         if self._listed_s is None or now_s - self._listed_s >= self.machine.listing_seconds:
-            # Noted before the answer comes: a change that is told meanwhile clears it again.
+            # Set before the answer arrives: a change reported meanwhile clears it again.
             self._listed_s = now_s
             self._listing = (await self._ask(link, {"op": "list"}))["runs"]
         return self._listing
@@ -238,7 +238,7 @@ class NodeClient:
             await pause(GONE_POLL_SECONDS)
 
     def hang_up(self) -> None:
-        """Disconnect; the next call connects anew, with the epoch of then."""
+        """Disconnect. The next call connects again with the current epoch."""
         if self._link is not None:
             self._link.close()
         self._link = None
@@ -336,7 +336,7 @@ class NodeClient:
         """Run the supervisor; it detaches, and leaves again if another one has the node."""
         work = self.machine.folder / "work"
         self.machine.folder.mkdir(parents=True, exist_ok=True)
-        # One by one: parents that mkdir makes on the way would not be private.
+        # Individually, because parents that mkdir creates on the way would not be private.
         for folder in (self.folder.parent, self.folder, self.folder / "runs", work):
             folder.mkdir(mode=0o700, exist_ok=True)
         options: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Where ranks run, as the launcher's loop sees it. Adapters: ``process`` (this machine),
+"""The interface to what runs ranks. Adapters: ``process`` (this machine),
 ``kubernetes`` (pods), ``fake`` (the simulation). ``tests/contract/test_runtime.py`` holds every
 adapter to this.
 
@@ -17,11 +17,11 @@ from services.launcher.domain.model import Fault, Listing, Refused
 
 
 class RuntimeUnavailableError(Exception):
-    """A node or the runtime did not do it now; asking again later is right."""
+    """A node or the runtime could not do it now. The caller tries again later."""
 
 
 class StartFailedError(RuntimeUnavailableError):
-    """Nodes that answer could not start a run now; asking again later is right."""
+    """Nodes that answer could not start a run now. The caller tries again later."""
 
     def __init__(self, node_ids: frozenset[str], text: str) -> None:
         super().__init__(text)
@@ -33,7 +33,7 @@ class RuntimeDeniedError(Exception):
 
 
 def way_back(epoch: int) -> str:
-    """What a launcher's owner can do when nodes or the cluster obey a later epoch than its own."""
+    """How to recover when nodes or the cluster obey a later epoch than the launcher's."""
     return (
         "if this platform's database was restored from a backup and no other launcher runs:"
         f" python -m services.launcher.raise_epoch {epoch}"
@@ -41,8 +41,7 @@ def way_back(epoch: int) -> str:
 
 
 class LaunchRefusedError(Exception):
-    """This run can never start as it was ordered; asking again is useless. What exists of it is
-    still there, to be ended."""
+    """This run can never start as ordered. What exists of it has to be ended."""
 
     def __init__(self, fault: Fault, text: str) -> None:
         super().__init__(text)
@@ -75,14 +74,14 @@ class RunOrder:
 
     run_id: RunId
     ranks: tuple[RankOrder, ...]
-    # Whose it is and what was asked for: a runtime with pods builds them from that.
+    # The owner and the submitted spec, from which a runtime with pods builds them.
     owner: str = ""
     team: str = ""
     spec: TaskSpec | None = None
 
 
 class Runtime(Protocol):
-    """What a runtime can do."""
+    """Runs the ranks of runs."""
 
     @property
     def name(self) -> str:
@@ -96,11 +95,11 @@ class Runtime(Protocol):
 
     async def lead(self, epoch: int) -> None:
         """Act for the leader of this epoch: orders of earlier ones are refused once this one has
-        given an order or looked."""
+        given an order or listed."""
         ...
 
     async def run(self) -> None:
-        """Keep going what this runtime needs beside its calls, until cancelled."""
+        """Run the background work of this runtime until cancelled."""
         ...
 
     async def launch(self, order: RunOrder) -> None:
@@ -120,8 +119,8 @@ class Runtime(Protocol):
         ...
 
     async def forget(self, run_id: RunId, node_ids: frozenset[str], *, keep: bool) -> None:
-        """Drop the records of a run of which nothing runs. ``keep``: what people may still want to
-        look at stays for a while, where the runtime has such a thing."""
+        """Drop the records of a run of which nothing runs. ``keep``: what people may
+        want to inspect stays for a while, where the runtime has such a thing."""
         ...
 
     async def fence(self, node_id: str) -> None:
@@ -130,14 +129,14 @@ class Runtime(Protocol):
         ...
 
     async def list(self) -> Listing:
-        """One full look: every node (silent ones as not ready) and every run known to them.
+        """One full scan: every node (silent ones as not ready) and every run that they know.
         RuntimeUnavailableError while nothing is known yet."""
         ...
 
     def on_change(self, hint: Callable[[], None]) -> None:
-        """Call ``hint`` when something may have changed; it may be missed."""
+        """Call ``hint`` when something may have changed. Some changes cause no hint."""
         ...
 
     async def close(self) -> None:
-        """Let go; what runs goes on."""
+        """Close all connections. The runs continue."""
         ...

@@ -1,7 +1,7 @@
 """The process runtime: ranks as processes of this machine, under one supervisor per node.
 
-Used by ``loop.py`` through ``port.Runtime``. This side holds no truth: what runs is known to the
-supervisors, which outlive it; it connects, starts a supervisor where none answers, and asks.
+Used by ``loop.py`` through ``port.Runtime``. Only the supervisors, which outlive the launcher, know
+what runs. This side connects, starts a supervisor where none answers, and sends requests.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from services.launcher.runtimes.port import (
 )
 from services.launcher.task_users import TaskUser, own_environment
 
-# A node says so where tasks' CPU and memory limits, or the clean end of a task that hides, cannot
-# be had; ``ProcessRuntime.warnings`` has the sentences.
+# A node has this label if it cannot enforce tasks' CPU and memory limits, or the end of a task that
+# hides; ``ProcessRuntime.warnings`` has the reasons.
 LIMITS_LABEL = "shiftwork.limits"
-# So many runs without a readable id are named in the log, each once.
+# At most this many runs without a readable id are logged, each once.
 UNREADABLE_MAX = 100
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -71,7 +71,7 @@ class ProcessRuntime:
             client.hang_up()
 
     async def run(self) -> None:
-        """See ``port.Runtime``. The supervisors need nobody."""
+        """See ``port.Runtime``. The supervisors need no background work."""
         await asyncio.Event().wait()
 
     async def launch(self, order: RunOrder) -> None:
@@ -90,12 +90,12 @@ class ProcessRuntime:
         await self._call_nodes(node_ids, {"op": "signal", "run": str(run_id), "signal": signal})
 
     async def end(self, run_id: RunId, node_ids: frozenset[str], *, grace_seconds: float) -> None:
-        """See ``port.Runtime``. Whole groups are killed at once: who was to save has done so."""
+        """See ``port.Runtime``. Whole groups are killed at once: their checkpoints are saved."""
         del grace_seconds
         await self._call_nodes(node_ids, {"op": "end", "run": str(run_id)})
 
     async def forget(self, run_id: RunId, node_ids: frozenset[str], *, keep: bool) -> None:
-        """See ``port.Runtime``. Output is a file, which is kept anyhow."""
+        """See ``port.Runtime``. Output is a file, which is kept in any case."""
         del keep
         await self._call_nodes(node_ids, {"op": "forget", "run": str(run_id)})
 
@@ -139,8 +139,8 @@ class ProcessRuntime:
         return Listing(nodes, runs)
 
     def _run_id(self, text: str, node_id: str) -> RunId | None:
-        """The run that a supervisor names so. None, and an alarm, if it is no id: nobody can own
-        such a run, and the others go on."""
+        """Parse a run id from a supervisor. Logs an error and returns None if it is none: no row
+        can own such a run, and the others continue."""
         try:
             return RunId.parse(text)
         except ValueError as problem:

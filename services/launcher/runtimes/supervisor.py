@@ -56,7 +56,7 @@ PRUNE_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Options:
-    """What the supervisor is told by whoever starts it."""
+    """The supervisor's options from the command line."""
 
     # With nothing to do and nobody connected it leaves after this.
     idle_seconds: float
@@ -69,7 +69,7 @@ class Options:
 
 
 class Connection:
-    """One launcher (or onlooker) that is connected."""
+    """One connected client: a launcher, or an observer."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -86,7 +86,7 @@ class Supervisor:
         self.folder = folder
         self.idle_seconds = options.idle_seconds
         self.keep_seconds = options.keep_seconds
-        # The node's clock may jump.
+        # Bounds deletions, because the node's clock may jump.
         self.limit = DeletionLimit()
         self.pruned_s = -inf
         self.leaving = False
@@ -105,7 +105,7 @@ class Supervisor:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def run(self) -> None:
-        """Serve until idle for long enough, or told to stop while nothing runs."""
+        """Serve until idle for long enough, or until a stop order while nothing runs."""
         idle_since = time.monotonic()
         while True:
             over, delay_s = self.ranks.tend()
@@ -137,7 +137,7 @@ class Supervisor:
     def _wake(self) -> None:
         """In another thread: ``run`` has something to do."""
         with suppress(BlockingIOError):
-            # Full is awake enough.
+            # A full pipe wakes it as well.
             os.write(self.wake_writer, b"!")
 
     def _watch(self, writer: socket.socket) -> None:
@@ -187,7 +187,7 @@ class Supervisor:
             if mask & selectors.EVENT_READ:
                 self._receive(connection)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            # A broken connection, or one that does not speak our language.
+            # A broken connection, or one with another protocol.
             report(f"connection dropped: {error!r}")
             self._drop(connection)
 
@@ -214,7 +214,7 @@ class Supervisor:
             self._send(connection, {"id": number, **found})
 
         def done(refusal: RefusedError | None) -> None:
-            """The disk has answered; whoever asked may be gone."""
+            """Called when the disk has answered; the connection may be gone."""
             if connection in self.connections:
                 try:
                     answer(_reply_to(refusal))
@@ -264,7 +264,7 @@ class Supervisor:
             self.ranks.commanded_by(epoch)
         self.leaving = False
         for other in list(self.connections):
-            # What it still had to say is of no account any more.
+            # Its further orders no longer count.
             if other is not connection and other.commands:
                 self._drop(other)
         connection.commands = True
@@ -423,7 +423,7 @@ def _serve_node(folder: str, work_folder: str, options: Options, ready: int) -> 
 
 
 def main() -> NoReturn:
-    """Detach and serve. The first process returns 0 once somebody serves the node, else 1."""
+    """Detach and serve. The first process returns 0 once a supervisor serves the node, else 1."""
     served, ready = os.pipe()
     if os.fork() != 0:
         os.close(ready)
@@ -435,7 +435,7 @@ def main() -> NoReturn:
         folder, work_folder, options = sys.argv[1:]
         _serve_node(folder, work_folder, Options(**json.loads(options)), ready)
         code = 0
-    except BaseException as error:  # noqa: BLE001 - the last words of a program of its own
+    except BaseException as error:  # noqa: BLE001 - the top of a program
         with suppress(OSError):
             sys.excepthook(type(error), error, error.__traceback__)
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""End every supervisor of a machine folder, and whatever still runs under it.
+"""Ends every supervisor of a machine folder, and everything that still runs under it.
 
 Called when the whole platform of a machine is stopped, after its launcher has let go. An idle
 supervisor leaves by itself; one with running ranks is killed, and a successor ends those ranks by
@@ -34,7 +34,7 @@ def end_supervisors(folder: Path) -> None:
     nodes = [lock.parent for lock in sorted((folder / "nodes").glob("*/lock"))]
     for node in nodes:
         _signal(node, signal.SIGTERM)
-    # They leave side by side: the patience is for all of them together.
+    # They leave in parallel: the time is for all of them together.
     ends_at = time.monotonic() + LEAVE_SECONDS
     for node in nodes:
         if not _free(node, max(0.0, ends_at - time.monotonic())):

@@ -1,10 +1,10 @@
-"""The log format of container runtimes, undone: what a container wrote, byte for byte.
+"""Decodes the log format of container runtimes to what a container wrote, byte for byte.
 
 A container's log file has one entry a line: ``<time> stdout|stderr <tag> <text>``. The tag ``P``
-says that the text goes on in the next entry (the runtime splits long lines, and a last line without
-an end); any other that it was a whole line. Entries of both streams are taken in their order in the
-file, as the API server's log endpoint does, so that both give the same bytes. Called by
-``output.py``; pure.
+means that the text continues in the next entry (the runtime splits long lines, and a last line
+without an end); any other that it was a whole line. Entries of both streams are taken in their
+order in the file, as the API server's log endpoint does, so that both give the same bytes. Called
+by ``output.py``; pure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STAMP = re.compile(rb"[^ \n]{1,80} ")
 
 
 class Inside(IntEnum):
-    """Where between two looks the decoding stands."""
+    """The decoder's state between two calls."""
 
     NOTHING = 0  # at the beginning of an entry
     WHOLE = 1  # in the text of a whole line
@@ -50,7 +50,7 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What so many ``used`` bytes of a file say. ``bad``: lines in them that are no entries."""
+    """The text in the first ``used`` bytes. ``bad``: the number of lines that are no entries."""
 
     data: bytes
     used: int
@@ -156,7 +156,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def stamp(beginning: bytes) -> str:
-    """The first entry's time, which tells a container's files apart; empty if it is not there yet.
+    """The first entry's time, which identifies a file of a container; empty if there is none yet.
 
     Times have nanoseconds, and one container has one clock.
     """

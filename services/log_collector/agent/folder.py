@@ -1,4 +1,4 @@
-"""One output's folder in the spool: which log files are linked there, and which are gone.
+"""Manages one output's folder in the spool: linked log files, and those that are gone.
 
 ``adopt`` gives every log file that the kubelet shows a second name here, once, in the order of
 writing. A file is known by its inode while it is linked, and by the time of its first entry after
@@ -49,7 +49,7 @@ class Record:
 
 
 class AdoptionError(Exception):
-    """A log file cannot be linked: the text says why and what to do."""
+    """A log file cannot be linked; the text has the reason and the fix."""
 
 
 class OutputFolder:
@@ -66,17 +66,17 @@ class OutputFolder:
         self._settled: set[tuple[int, str]] = set()
 
     def load(self) -> None:
-        """Take up what an earlier process left."""
+        """Load what an earlier process left."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            said = json.loads((self.path / "record.json").read_text())
+            fields = json.loads((self.path / "record.json").read_text())
             self.record = Record(
-                first=int(said["first"]),
-                first_offset=int(said["first_offset"]),
-                dropped=[(str(uid), int(n), str(at)) for uid, n, at in said["dropped"]],
-                kept=int(said["kept"]),
-                done=bool(said["done"]),
-                ended_at=float(said["ended_at"]),
+                first=int(fields["first"]),
+                first_offset=int(fields["first_offset"]),
+                dropped=[(str(uid), int(n), str(at)) for uid, n, at in fields["dropped"]],
+                kept=int(fields["kept"]),
+                done=bool(fields["done"]),
+                ended_at=float(fields["ended_at"]),
             )
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             self.record = Record()
@@ -84,7 +84,7 @@ class OutputFolder:
         self.segments = {
             number: each for number, each in found.items() if number >= self.record.first
         }
-        # What a crash left undone: files that were dropped, or replaced by a mark.
+        # Finish what a crash interrupted: dropping files, or replacing them by placeholders.
         for number, segment in found.items():
             if number < self.record.first or segment.placeholder is not None:
                 Path(segment.path).with_suffix(".log").unlink(missing_ok=True)
@@ -111,7 +111,8 @@ class OutputFolder:
     # -- what the kubelet shows
 
     def adopt(self, files: Sequence[LogFile]) -> bool:
-        """Link the files that are new. False if they changed meanwhile: look again."""
+        """Link new files. Returns False if they changed meanwhile, so that the caller lists
+        again."""
         inodes = {
             segment.inode for segment in self.segments.values() if segment.placeholder is None
         }
@@ -181,13 +182,13 @@ class OutputFolder:
             ) from error
         found = part.lstat()
         if found.st_ino != file.inode or not stat.S_ISREG(found.st_mode):
-            part.unlink()  # renamed between the look and the link
+            part.unlink()  # renamed between the listing and the link
             return False
         self._put(part, number, file)
         return True
 
     def _unpack(self, file: LogFile) -> bool:
-        """Copy a file that the kubelet compressed before anybody looked."""
+        """Copy a file that the kubelet compressed before the agent found it."""
         number = self.next_number
         part = self.path / "unpacked.new"
         left, problem = self._unpacked_bytes_max, ""
@@ -230,17 +231,17 @@ class OutputFolder:
             Path(segment.path).unlink(missing_ok=True)
 
     def replace(self, segment: Segment, placeholder: Placeholder) -> Segment:
-        """Put a mark in a segment's place; its bytes are lost."""
+        """Replace a segment by a placeholder; its bytes are lost."""
         self._remember(segment)
         self.save()
         name = name_of(segment.number, segment.uid, segment.restart, "mark")
         write_placeholder(self.path / name, placeholder)
         Path(segment.path).unlink(missing_ok=True)
-        marked = Segment(
+        replacement = Segment(
             segment.number, str(self.path / name), segment.uid, segment.restart, 0, placeholder
         )
-        self.segments[segment.number] = marked
-        return marked
+        self.segments[segment.number] = replacement
+        return replacement
 
     def _remember(self, segment: Segment) -> None:
         if at := segment.stamp():
@@ -248,7 +249,7 @@ class OutputFolder:
             del self.record.dropped[:-STAMPS_MAX]
 
     def finish(self) -> None:
-        """Drop all of it, and remember that nothing more is wanted while the kubelet shows it."""
+        """Drop the output, and ignore its files as long as the kubelet still has them."""
         self.record.done = True
         self.save()
         for segment in self.segments.values():

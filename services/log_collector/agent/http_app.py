@@ -1,7 +1,7 @@
 """The agent's HTTP: ``POST /read`` and ``POST /done``, for log-collector alone.
 
-Whoever may ask shows the token that both have in a file; everything else is refused before its
-body is read. Plain ASGI, served by ``libs.service.http`` beside the probes. Wired in ``main.py``.
+A request has to show the token that both have in a file; others are refused before their body is
+read. Plain ASGI, served by ``libs.service.http`` beside the probes. Wired in ``main.py``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Token:
             self._token, self._changed_ns = token, changed_ns
 
     def is_shown(self, authorization: bytes) -> bool:
-        """Does a request's header show it? Takes as long whatever is shown."""
+        """Whether a request's header shows it. Takes the same time for any header."""
         with contextlib.suppress(OSError, ValueError):  # being replaced: the last one holds
             self._read()
         return hmac.compare_digest(authorization, b"Bearer " + self._token)

@@ -44,7 +44,7 @@ async def run(
     await asyncio.to_thread(spool.load)
     observability.log(SERVICE).info("collects", outputs=spool.outputs, problem=spool.problem)
     async with asyncio.TaskGroup() as group:
-        group.create_task(_scan_repeatedly(settings, spool, turn), name="look")
+        group.create_task(_scan_repeatedly(settings, spool, turn), name="scan")
         group.create_task(
             serve_http(
                 AgentApp(spool, turn, token, secrets.token_hex(8)),
@@ -58,7 +58,7 @@ async def run(
 
 
 async def _scan_repeatedly(settings: AgentSettings, spool: Spool, turn: asyncio.Lock) -> None:
-    """Look for new files again and again, and make room now and then."""
+    """Scan for new files at each tick, and prune the spool now and then."""
     prune_at = time.monotonic()
     while True:
         async with turn:
@@ -101,7 +101,7 @@ async def _main(settings: AgentSettings, token: Token) -> int:
         log.exception("a part died")
         return 1
     except OSError as error:
-        log.error("cannot start", problem=str(error))  # noqa: TRY400 - the text says it all
+        log.error("cannot start", problem=str(error))  # noqa: TRY400 - the text is enough
         return 1
     finally:
         with contextlib.suppress(ValueError, RuntimeError):

@@ -101,7 +101,7 @@ class Positions:
             if position is not None and position.order <= first.order:
                 continue
             if position is None or not self._follows(position, sizes):
-                # What comes after it is as doubtful, and could not be told from new ones.
+                # The following ones are doubtful too, and could not be distinguished from new ones.
                 self.keep(lambda _: True)
                 return
             self._note(position)
@@ -150,11 +150,11 @@ def _unpacked(record: bytes) -> Position | None:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes of an output. ``unsure``: there may be more than could be said now."""
+    """Bytes of an output. ``unsure``: there may be more that is not known yet."""
 
     data: bytes = b""
     unsure: bool = False
-    # Why the asked place is not there; empty if it is.
+    # Why the requested offset is not there; empty if it is.
     moved: str = ""
     # The times of its bytes, by offsets in ``data``.
     stamps: tuple[cri.Stamp, ...] = ()
@@ -196,7 +196,7 @@ class Output:
         # How far it has been decoded, and where the last read ended.
         self.frontier = self._positions.at(len(self._positions) - 1)
         self._cursor = self.frontier
-        # An earlier process may have given out more than the last position says.
+        # An earlier process may have given out bytes after the last recorded position.
         self._frontier_known = len(folder.segments) == 0
         # When a file that has a successor was last seen to grow: (segment, size) and since when.
         self._quiet: tuple[int, int] = (-1, -1)
@@ -270,7 +270,7 @@ class Output:
     def lose(self, segment: Segment) -> int:
         """Drop a segment that was not kept, to save the node's disk; returns the bytes lost.
 
-        A mark takes its place. What of it may have been given out keeps its length.
+        A placeholder takes its place. The part that may have been given out keeps its length.
         """
         size = segment.size()
         start = self._positions.starts.get(segment.number)
@@ -355,7 +355,7 @@ class Output:
         return Step(data, Position(segment.number, raw, offset))
 
     def _may_pass(self, segment: Segment) -> bool:
-        """May it be left for the next one: is there one, and will nothing more come?
+        """Whether reading may pass to the next segment: there is one, and this one has ended.
 
         After a rotation the runtime still writes what it has in hand to the old file, so that one
         must have been quiet for a while.
@@ -364,9 +364,9 @@ class Output:
             return False
         if segment.closed or segment.placeholder is not None or self.folder.record.ended_at:
             return True
-        now, seen = self._monotonic(), (segment.number, segment.size())
-        if seen != self._quiet:
-            self._quiet, self._quiet_since = seen, now
+        now, state = self._monotonic(), (segment.number, segment.size())
+        if state != self._quiet:
+            self._quiet, self._quiet_since = state, now
         return now - self._quiet_since >= self._settle_seconds
 
     def _note(self, position: Position) -> None:

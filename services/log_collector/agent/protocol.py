@@ -1,6 +1,6 @@
-"""What log-collector and the agents say to each other over HTTP: asks and answers as bytes.
+"""The HTTP protocol between log-collector and the agents: encoding of requests and answers.
 
-``POST /read``: a JSON body of asks; the answer is one line of JSON and then the bytes of all
+``POST /read``: a JSON body of reads; the answer is one line of JSON and then the bytes of all
 answers in their order, so that output travels as it is. ``POST /done``: what the collector has for
 good. Used by ``http_app.py`` and by the collector's Kubernetes source.
 """
@@ -42,7 +42,7 @@ class PodRead:
 
 @dataclass(frozen=True, slots=True)
 class PodAnswer:
-    """Fewer bytes than asked, and not unsure: that is all there is now."""
+    """The answer to one read. Fewer bytes than requested, and not unsure: that is all for now."""
 
     data: bytes = b""
     # There is no log file of this pod: it never had one, or it is not wanted any more.
@@ -50,7 +50,7 @@ class PodAnswer:
     unsure: bool = False
     # Nothing more will come.
     complete: bool = False
-    # What was asked is not where the collector counts it: this agent cannot go on from there.
+    # The requested offset is elsewhere in this agent's output: it cannot continue from there.
     moved: bool = False
     problem: str = ""
     # The times of the bytes: from which byte of ``data`` on, and microseconds since 1970. None
@@ -84,7 +84,7 @@ def encode_reads(reads: Sequence[PodRead], bytes_max: int) -> bytes:
 
 
 def decode_reads(body: bytes) -> tuple[list[PodRead], int]:
-    """The asks of a body, and how many bytes all answers together may have. WireError."""
+    """The reads of a body, and the limit of bytes of all answers. Raises ``WireError``."""
     fields = _object(body)
     reads = [
         PodRead(
@@ -120,7 +120,7 @@ def encode_answers_head(agent: str, answers: Sequence[PodAnswer | None]) -> byte
 
 
 def decode_answers(body: bytes) -> tuple[str, list[PodAnswer | None]]:
-    """Which agent answered, and what. WireError."""
+    """The agent's id and its answers. Raises ``WireError``."""
     head, _, rest = body.partition(b"\n")
     fields = _object(head)
     answers: list[PodAnswer | None] = []
@@ -131,7 +131,7 @@ def decode_answers(body: bytes) -> tuple[str, list[PodAnswer | None]]:
             continue
         size = _number(each, "size")
         if at + size > len(rest):
-            raise WireError(f"size {size}: the answer ends before, it was cut short; ask again")
+            raise WireError(f"size {size}: the answer ends before, it was cut short; read again")
         answers.append(
             PodAnswer(
                 data=rest[at : at + size],
@@ -154,7 +154,7 @@ def encode_stored(kept: Sequence[PodStored]) -> bytes:
 
 
 def decode_stored(body: bytes) -> list[PodStored]:
-    """What a body says is kept. WireError."""
+    """The stored outputs in a body. Raises ``WireError``."""
     return [
         PodStored(pod=_pod(each), offset=_number(each, "offset"), done=_flag(each, "done"))
         for each in _list(_object(body), "kept")

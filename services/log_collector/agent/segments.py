@@ -28,7 +28,7 @@ def filler(offset: int, length: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """In the place of a file that is gone: so much filler, then a text that says what happened."""
+    """Stands for a lost file: an amount of filler, then a text that explains the loss."""
 
     filler: int
     text: str
@@ -58,7 +58,7 @@ class Segment:
     restart: int
     inode: int
     placeholder: Placeholder | None = None
-    # Nobody writes to it any more.
+    # It does not grow any more.
     closed: bool = False
     first_at: str = ""
 
@@ -87,7 +87,7 @@ def segments_in(folder: Path) -> dict[int, Segment]:
             continue
         placeholder = _read_placeholder(path) if match[4] == "mark" else None
         number = int(match[1])
-        # A crash while a mark replaced a file leaves both: the mark is the later one.
+        # A crash during a replacement leaves both: the placeholder is the later one.
         if number in found and placeholder is None:
             continue
         inode = path.stat().st_ino
@@ -96,7 +96,7 @@ def segments_in(folder: Path) -> dict[int, Segment]:
 
 
 def write_placeholder(path: Path, placeholder: Placeholder) -> None:
-    """Put a mark where it cannot be seen half written."""
+    """Write a placeholder atomically."""
     part = path.with_suffix(".new")
     part.write_text(json.dumps({"filler": placeholder.filler, "text": placeholder.text}))
     part.rename(path)
@@ -104,7 +104,7 @@ def write_placeholder(path: Path, placeholder: Placeholder) -> None:
 
 def _read_placeholder(path: Path) -> Placeholder:
     try:
-        said = json.loads(path.read_text())
-        return Placeholder(int(said["filler"]), str(said["text"]))
+        fields = json.loads(path.read_text())
+        return Placeholder(int(fields["filler"]), str(fields["text"]))
     except (ValueError, KeyError, TypeError):
         return Placeholder(0, "[shiftwork: output is missing here]\n")

@@ -1,4 +1,4 @@
-"""What the log agent of a node is told: where logs are, and every limit."""
+"""The settings of a node's log agent: paths and limits."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class AgentSettings(BaseSettings):
     container: str = Field(default="main", pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
 
     # Every address of the pod: log-collector comes from other nodes.
-    host: str = "0.0.0.0"  # noqa: S104 - as said
+    host: str = "0.0.0.0"  # noqa: S104 - see above
     port: int = Field(default=8650, ge=0, le=65535)
     # What log-collector shows as `Authorization: Bearer …`.
     token_file: Path
 
-    # New log files are looked for so often: the kubelet rotates no faster than every ten seconds.
+    # The interval of scans for new log files: the kubelet rotates no faster than every ten seconds.
     poll_seconds: float = Field(default=0.25, gt=0, le=5)
     # A rotated file is left for the next one when it has been quiet for so long.
     settle_seconds: float = Field(default=1.0, ge=0, le=60)

@@ -1,7 +1,7 @@
-"""The agent's spool: every log file of task pods gets a second name here as soon as it appears.
+"""The agent's spool: gives every log file of task pods a second name as soon as it appears.
 
-So neither the kubelet's rotation nor the pod's deletion loses a byte before the collector has it.
-``scan`` looks for new files, ``read`` answers the collector, ``done`` and ``prune`` make room.
+Thus neither the kubelet's rotation nor the pod's deletion loses a byte before the collector has it.
+``scan`` looks for new files, ``read`` answers the collector, ``done`` and ``prune`` free space.
 Everything here blocks and is called by one thread at a time (``main.py`` and ``http_app.py`` take
 turns).
 """
@@ -26,12 +26,12 @@ from services.log_collector.agent.segments import Segment
 
 SERVICE = "log_agent"
 # A folder's time of change is only as fine as the kernel's tick: after a change it is listed again
-# for so long, so that a second change in the same tick is seen.
+# for so long, so that a second change in the same tick is noticed.
 UNSETTLED_SECONDS = 0.5
 LISTINGS_MAX = 8
 # Names of folders that are gone are forgotten when there are so many of them.
 FORGET_AFTER = 64
-# Several asks for pods that are not there need one look, not one each.
+# Several requests for missing pods share one scan.
 SCAN_SECONDS_MIN = 0.02
 # Answers with so many time stamps are enough for one request.
 STAMPS_MAX = 65_536
@@ -56,7 +56,7 @@ OUTPUTS = Gauge("shiftwork_log_agent_outputs", "Outputs in the spool")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the spool may hold, and how patient it is; see ``settings.py``."""
+    """The limits and timeouts of the spool; see ``settings.py``."""
 
     bytes_max: int
     keep_seconds: float
@@ -67,7 +67,7 @@ class Limits:
 
 @dataclass(slots=True)
 class FolderState:
-    """A container's folder, as it was last looked at."""
+    """A container's folder at its last scan."""
 
     changed_ns: int = -1
     changed_at: float = 0.0
@@ -110,11 +110,11 @@ class Spool:
         self._folder_states: dict[str, FolderState] = {}
         self._scanned_at = float("-inf")
         # Why nothing can be read; empty if it can.
-        self.problem = "the first look is not done"
+        self.problem = "the first scan is not done"
         self.log = log(SERVICE)
 
     def load(self) -> None:
-        """Take up what an earlier process left, and look for the first time."""
+        """Load what an earlier process left, and do the first scan."""
         self._spool_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in sorted(self._spool_dir.iterdir()):
             if path.is_dir():
@@ -126,10 +126,10 @@ class Spool:
         """How many outputs are there."""
         return len(self._watched)
 
-    # -- looking
+    # -- scanning
 
     def scan(self) -> None:
-        """Look for log files that are new, and for pods that are gone."""
+        """Find new log files, and pods that are gone."""
         self._scanned_at = self._monotonic()
         try:
             names = os.listdir(self._pods_dir)  # noqa: PTH208 - the hot path: no Path objects
@@ -216,14 +216,14 @@ class Spool:
                     return
             finally:
                 self._count_gaps(pod, watched)
-        self._folder_states.pop(folder, None)  # it changes all the time: go on at the next look
+        self._folder_states.pop(folder, None)  # it keeps changing: continue at the next scan
 
     def _count_gaps(self, pod: str, watched: Watched) -> None:
         new = watched.output.folder.gaps - watched.gaps
         if new:
             watched.gaps += new
             GAPS.inc(new)
-            self.log.error("output is missing: it was gone before it was seen", pod=pod)
+            self.log.error("output is missing: it was removed before the agent found it", pod=pod)
 
     def _note_gone(self, pod: str) -> None:
         """The kubelet has removed the pod's folder: nothing more comes."""
@@ -252,7 +252,7 @@ class Spool:
     # -- answering
 
     def read(self, requests: Sequence[PodRead], bytes_max: int) -> list[PodAnswer | None]:
-        """Answer the asks in their order; None for those left when ``bytes_max`` was reached."""
+        """Answer the requests in order; None for those left when ``bytes_max`` was reached."""
         unknown = any(request.pod not in self._watched for request in requests)
         late = self._monotonic() - self._scanned_at >= SCAN_SECONDS_MIN
         if any(request.ended for request in requests) or (unknown and late):
@@ -293,7 +293,7 @@ class Spool:
         complete = ended and not piece.unsure and len(piece.data) < bytes_max
         return PodAnswer(piece.data, unsure=piece.unsure, complete=complete, stamps=piece.stamps)
 
-    # -- making room
+    # -- freeing space
 
     def done(self, kept: Sequence[PodStored]) -> None:
         """Drop what the collector has for good."""
@@ -312,7 +312,7 @@ class Spool:
                     folder.save(sync=False)
 
     def prune(self) -> None:
-        """Drop what is too old or too much; say so loudly if nobody has read it."""
+        """Drop what is too old or too much. Logs an error for output that was not read."""
         try:
             self._prune()
         except OSError as error:
@@ -336,7 +336,7 @@ class Spool:
         OUTPUTS.set(len(self._watched))
 
     def _report_held(self) -> None:
-        """Say once that much is kept longer than it should be, because the clock may be wrong."""
+        """Warn once that output is kept for too long, because the clock may be wrong."""
         held = self._old.held_seconds > DAY_SECONDS
         if held and not self._held:
             self.log.warning(
@@ -379,7 +379,7 @@ class Spool:
 
 
 def _read_after(output: Output, request: PodRead, bytes_max: int) -> Piece:
-    """Read, after seeing that what comes before is what the collector has."""
+    """Read, after checking that the preceding bytes are those that the collector has."""
     before = (
         request.before[-request.offset :]
         if request.offset < len(request.before)

@@ -36,11 +36,11 @@ class FileSource:
     async def read(
         self, requests: Sequence[ReadRequest], bytes_max: int
     ) -> Sequence[ReadResult | None]:
-        """Answer the asks in their order; None for those left when ``bytes_max`` was reached."""
+        """Answer the requests in order; None for those left when ``bytes_max`` was reached."""
         return await asyncio.to_thread(self._read_all, requests, bytes_max)
 
     async def stored(self, stored: Sequence[Stored]) -> None:
-        """Nothing to do: whoever runs the tasks clears their folders away."""
+        """Nothing to do: the process runtime removes the files."""
 
     def _read_all(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[ReadResult | None]:
         answers: list[ReadResult | None] = []
@@ -57,7 +57,7 @@ class FileSource:
 
 def _read_one(path: Path, request: ReadRequest, bytes_max: int) -> ReadResult:
     try:
-        # The cheap look that most passes end with; what it says is not trusted with anything.
+        # A cheap check that ends most passes; nothing else depends on it.
         size = os.stat(path).st_size  # noqa: PTH116 - the hot path: no Path object
         if size == request.offset:
             return ReadResult()

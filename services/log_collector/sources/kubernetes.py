@@ -32,13 +32,13 @@ from services.log_collector.state import SERVICE
 
 # One node gives at least so much at a time, however many there are.
 SHARE_BYTES_MIN = 65_536
-# A node that has nothing is asked again after so long, doubling; at least, and at most.
+# The interval of requests to a node that has nothing: it doubles from the least to the most.
 GAP_SECONDS_MIN, GAP_SECONDS_MAX = 0.05, 0.4
 # What is kept is passed on so often; of more outputs than this the oldest news are dropped.
 SEND_SECONDS = 1.0
 UNSENT_MAX = 100_000
 SEND_BATCH_MAX = 1000
-# Without a question for so long this process does not lead, and does not look for agents.
+# Without a read for this time this process does not lead, and does not search for agents.
 IDLE_SECONDS = 60.0
 # Below what the agents keep a quiet connection open for.
 KEEP_ALIVE_SECONDS = 4.0
@@ -58,7 +58,7 @@ class KubernetesSource:
         self._streams: Streams | None = None
         # By output: the newest that is kept and not passed on.
         self._unsent: dict[OutputKey, Stored] = {}
-        # Outputs that an agent counts otherwise than the collector: the API server has the word.
+        # Outputs whose offsets differ between agent and collector: the API server is read instead.
         self._strays: set[OutputKey] = set()
         self._log = log(SERVICE)
 
@@ -67,7 +67,7 @@ class KubernetesSource:
         return (self.run,)
 
     async def run(self) -> None:
-        """Run until cancelled. ClusterError if nothing says which cluster it is."""
+        """Run until cancelled. Raises ``ClusterError`` if no cluster is configured."""
         try:
             described = await configuration_of(self._options.kube_config)
         except ClusterError as error:
@@ -108,7 +108,7 @@ class KubernetesSource:
             await self._wake.wait(SEND_SECONDS)
 
     def _refresh_soon(self) -> None:
-        """Have the agents looked for soon."""
+        """Request a search for agents soon."""
         self._refresh_wanted = True
         self._wake.set()
 
@@ -117,7 +117,7 @@ class KubernetesSource:
     async def read(
         self, requests: Sequence[ReadRequest], bytes_max: int
     ) -> Sequence[ReadResult | None]:
-        """Answer the asks in their order; None for those left when ``bytes_max`` was reached."""
+        """Answer the requests in order; None for those left when ``bytes_max`` was reached."""
         first, self._last_read_at = self._last_read_at, self._monotonic()
         if self._last_read_at - first >= IDLE_SECONDS:
             self._refresh_soon()
@@ -143,7 +143,7 @@ class KubernetesSource:
         return within(answers, bytes_max)
 
     def _is_due(self, node: Node, requests: Sequence[ReadRequest]) -> bool:
-        """Is it this node's turn? For what decides something it always is."""
+        """Whether to send a request to this node now; always if an answer has to be certain."""
         now = self._monotonic()
         if node.silent_since is not None:
             # It may be back in a moment, and nothing is lost meanwhile.
@@ -177,7 +177,7 @@ class KubernetesSource:
             for number, answer in zip(by_agent, found, strict=True):
                 answers[number] = self._result(requests[number], answer)
                 if answer is not None and answer.absent and not answer.complete:
-                    # It never saw a file; at an end the API server is asked too.
+                    # It never had a file; at the end the API server is read, too.
                     by_api += [number] if requests[number].sure else []
         result = await asyncio.gather(
             *(_by_api(streams, requests[each], bytes_max) for each in by_api)
@@ -193,7 +193,7 @@ class KubernetesSource:
             key = request.address.key
             self._strays.add(key)
             self._log.warning(
-                "a log agent counts otherwise; the API server is asked",
+                "a log agent has other offsets; the API server is read instead",
                 pod=pod_name(key),
                 node=request.address.node_id,
                 problem=answer.problem,
@@ -211,7 +211,7 @@ class KubernetesSource:
         found: Sequence[PodAnswer | None],
         pace: float,
     ) -> None:
-        """When to ask it again: soon while it has something, at once if it has more."""
+        """Set the time of the next request: soon while it has output, at once if it has more."""
         sizes = [
             (len(answer.data) if answer else request.bytes_max, request.bytes_max)
             for request, answer in zip(requests, found, strict=True)
@@ -225,7 +225,7 @@ class KubernetesSource:
     # -- what is kept
 
     async def stored(self, stored: Sequence[Stored]) -> None:
-        """Note what is kept; the nodes hear it soon."""
+        """Note stored output, which is soon reported to the nodes."""
         for each in stored:
             key = each.address.key
             self._unsent.pop(key, None)
@@ -260,7 +260,7 @@ class KubernetesSource:
         try:
             await agents.done(node, stored)
         except AgentError:
-            return  # said again when it answers again
+            return  # repeated when it answers again
         for each in batch:
             if self._unsent.get(each.address.key) is each:
                 del self._unsent[each.address.key]
@@ -282,7 +282,7 @@ def _pod_read(request: ReadRequest) -> PodRead:
 
 
 def within(answers: Sequence[ReadResult | None], bytes_max: int) -> list[ReadResult | None]:
-    """The answers with at most so many bytes in all: what is beyond is asked for again."""
+    """Cut the answers to so many bytes in all; the rest is requested again."""
     left = bytes_max
     cut: list[ReadResult | None] = []
     for result in answers:

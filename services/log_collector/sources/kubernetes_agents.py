@@ -1,4 +1,4 @@
-"""The log agents of the nodes: where they are, and asking many of them side by side.
+"""Finds the log agents of the nodes, and sends requests to many of them in parallel.
 
 A node whose agent fails is left alone until the next refresh finds it well again, so that one dead
 node does not slow the others down. Used by ``kubernetes.py``.
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class AgentError(Exception):
-    """A node's agent does not answer, or not as it should; the text says why."""
+    """A node's agent does not answer, or answers wrongly; the text has the reason."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Node:
     # are where the collector counts them.
     agent: str = ""
     agreed: set[str] = field(default_factory=set[str])
-    # When it is asked again, and how long it is left alone when it has nothing.
+    # The time of the next request, and the interval while it has nothing.
     due_at: float = 0.0
     gap_seconds: float = 0.0
 
@@ -69,19 +69,19 @@ class Agents:
         self._log = log(SERVICE)
 
     def node(self, node_id: str) -> Node:
-        """What is known of a node; one that nobody spoke of is silent from now on."""
+        """The record of a node; a new one is silent from now on."""
         found = self.nodes.get(node_id)
         if found is None:
             found = self.nodes[node_id] = Node(node_id, silent_since=self.monotonic())
         return found
 
     async def refresh(self) -> None:
-        """Look where the agents are, and whether the silent ones answer again. Never raises."""
+        """Find the agents, and check whether silent ones answer again. Never raises."""
         try:
             pods = await self.api.agents(self.options.agent_namespace, self.options.agent_label)
         except ClusterError as error:
             if str(error) != self.problem:
-                self._log.warning("log agents cannot be looked up", problem=str(error))
+                self._log.warning("log agents cannot be listed", problem=str(error))
             self.problem = str(error)
         else:
             self.problem = ""
@@ -115,8 +115,8 @@ class Agents:
     async def read(
         self, node: Node, requests: Sequence[PodRead], bytes_max: int
     ) -> Sequence[PodAnswer | None]:
-        """Ask one node. AgentError."""
-        # What is agreed with this agent needs no proof again.
+        """Read from one node. Raises ``AgentError``."""
+        # Pods whose offsets were proved to this agent need no further proof.
         sent = [
             request
             if request.pod not in node.agreed
@@ -128,9 +128,9 @@ class Agents:
             node, "/read", body, bytes_max + HEAD_BYTES_MAX, protocol.decode_answers
         )
         if len(answers) != len(requests):
-            raise self._fail(node, f"{len(answers)} answers came to {len(requests)} asks")
+            raise self._fail(node, f"{len(answers)} answers came to {len(requests)} requests")
         if agent != node.agent:
-            # It was started anew: what was not proved to it counts for nothing.
+            # It was restarted: answers to requests without proof do not count.
             trusted = [request.pod not in node.agreed for request in requests]
             node.agent, node.agreed = agent, set()
             answers = [
@@ -145,7 +145,7 @@ class Agents:
         return answers
 
     async def done(self, node: Node, stored: Sequence[PodStored]) -> None:
-        """Tell one node what is kept. AgentError."""
+        """Report stored output to one node. Raises ``AgentError``."""
         body = protocol.encode_stored(stored)
         await self._post(node, "/done", body, DETAIL_BYTES_MAX, lambda found: found)
         node.agreed -= {each.pod for each in stored if each.done}
@@ -160,7 +160,7 @@ class Agents:
             try:
                 status, found = await self._send(url + path, body, answer_max)
             except aiohttp.ServerDisconnectedError:
-                # It closed a quiet connection in this very moment; saying it twice does no harm.
+                # It has just closed an idle connection; repeating the request does no harm.
                 status, found = await self._send(url + path, body, answer_max)
             if status != HTTP_OK:
                 detail = found[:DETAIL_BYTES_MAX].decode(errors="replace").strip()

@@ -31,7 +31,7 @@ BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 class ClusterError(Exception):
-    """The API server cannot be asked, or refuses; the text says what and why."""
+    """The API server does not answer, or refuses; the text has the reason."""
 
 
 class AbsentError(Exception):
@@ -49,7 +49,7 @@ class AgentPod:
 
 
 async def configuration_of(path: Path | None) -> client.Configuration:
-    """How the cluster is reached. ClusterError if nothing says so, or it cannot be read."""
+    """How the cluster is reached. Raises ``ClusterError`` if no readable configuration exists."""
     made = client.Configuration()
     try:
         if path is not None:
@@ -87,12 +87,12 @@ class KubeApi:
         found: list[AgentPod] = []
         page = ""
         while True:
-            said = await self._list(namespace, label, page)
-            for item in cast("list[dict[str, Any]]", said.get("items") or []):
+            answer = await self._list(namespace, label, page)
+            for item in cast("list[dict[str, Any]]", answer.get("items") or []):
                 agent = _agent(item)
                 if agent is not None:
                     found.append(agent)
-            about: dict[str, Any] = said.get("metadata") or {}
+            about: dict[str, Any] = answer.get("metadata") or {}
             page = str(about.get("continue") or "")
             if not page:
                 return found
@@ -141,14 +141,14 @@ class KubeApi:
         if response.status == HTTP_OK:
             return response
         try:
-            said = await _refusal(response)
+            found = await _refusal(response)
         except BROKEN as error:
-            said = _text(error)
+            found = _text(error)
         finally:
             response.close()
         if response.status in ABSENT:
-            raise AbsentError(said)
-        raise ClusterError(f"the log of pod {pod} cannot be read: {said}")
+            raise AbsentError(found)
+        raise ClusterError(f"the log of pod {pod} cannot be read: {found}")
 
 
 def _agent(item: Mapping[str, Any]) -> AgentPod | None:
@@ -173,7 +173,7 @@ def _port(spec: Mapping[str, Any]) -> int:
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> str:
-    """What the API server says of a request that it refuses."""
+    """The API server's message about a refused request."""
     body = await response.content.read(ERROR_BYTES_MAX)
     try:
         message = str(json.loads(body)["message"])

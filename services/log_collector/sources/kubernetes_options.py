@@ -1,4 +1,4 @@
-"""What the Kubernetes source is told, as a value. Made by ``settings.py``; needs no client."""
+"""The options of the Kubernetes source. Made by ``settings.py``; needs no client."""
 
 from __future__ import annotations
 

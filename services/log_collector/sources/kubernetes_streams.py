@@ -3,8 +3,8 @@
 The endpoint gives a container's *current* log file from its beginning and knows no offsets. So a
 stream is followed and counted; one that begins later than at the first byte skips to its place and
 sees by the bytes before it that it is the right one. Where the kubelet has rotated the log
-meanwhile, the place is looked for by those bytes; if they are gone, a line in the output says that
-something may be missing. Used by ``kubernetes.py``.
+meanwhile, it searches for those bytes; if they are gone, a line in the output notes that something
+may be missing. Used by ``kubernetes.py``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Place:
 class Stream:
     """One pod's log, being opened or followed."""
 
-    # Of the next byte that it gives, and the bytes given last, until they are asked beyond.
+    # The offset of its next byte, and the bytes given last, until later ones are requested.
     offset: int
     opened_at: float
     response: aiohttp.ClientResponse | None = None
@@ -122,7 +122,7 @@ class Streams:
         return ReadResult(absent=stream.absent, problem=stream.problem, unsure=True)
 
     def _fits(self, stream: Stream, request: ReadRequest) -> bool:
-        """Is the asked byte the next one, or the first of those given last?"""
+        """Whether the requested byte is the next one, or the first of those given last."""
         return request.offset in (stream.offset, stream.offset - len(stream.given))
 
     def _open(self, request: ReadRequest, now: float) -> ReadResult:
@@ -189,7 +189,7 @@ class Streams:
     async def fetch(self, request: ReadRequest, bytes_max: int) -> ReadResult:
         """What there is of one output after an offset, now and for certain: its pod has ended.
 
-        Fewer bytes than asked, and not unsure: that is all.
+        Fewer bytes than requested, and not unsure: that is all.
         """
         key = request.address.key
         stream = self.open.get(key)
@@ -237,7 +237,7 @@ class Streams:
 
 
 class Finder:
-    """Looks for a place in bytes that pass by: by its offset, else by the bytes before it."""
+    """Finds a place in a stream of bytes: by its offset, else by the bytes before it."""
 
     def __init__(self, offset: int, before: bytes) -> None:
         self._offset, self._before = offset, before
@@ -273,7 +273,7 @@ class Finder:
 async def _skip(response: aiohttp.ClientResponse, place: Place) -> bytes:
     """Read up to a place; returns what was read beyond it, with what is put before it.
 
-    MovedError if it is not the place that was looked for, AbsentError if this is no log.
+    Raises ``MovedError`` if it is another place, ``AbsentError`` if this is no log.
     """
     if place.at == 0:
         data = await response.content.readany()

@@ -1,4 +1,4 @@
-"""Outputs in memory, for the simulation: whoever plays the runtime writes with ``append``."""
+"""Outputs in memory, for the simulation, which writes with ``append``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MemorySource:
     async def read(
         self, requests: Sequence[ReadRequest], bytes_max: int
     ) -> Sequence[ReadResult | None]:
-        """Answer the asks in their order; None for those left when ``bytes_max`` was reached."""
+        """Answer the requests in order; None for those left when ``bytes_max`` was reached."""
         answers: list[ReadResult | None] = []
         left = bytes_max
         for request in requests:

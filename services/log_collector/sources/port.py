@@ -1,8 +1,8 @@
-"""Where ranks' output comes from, as the collector sees it. Adapters: ``files`` (the process
+"""The interface to the sources of ranks' output. Adapters: ``files`` (the process
 runtime), ``kubernetes`` (pods, by the log agents of their nodes), ``memory`` (the simulation).
 
-A source keeps a rank's output until it is told that the collector has it for good, so every other
-byte can be asked for again; that is why a crash of the collector loses nothing.
+A source keeps a rank's output until the collector reports that it is stored, so that all other
+bytes can be requested again and a crash of the collector loses nothing.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """The answer to one ask: what was there. ``data`` shorter than asked means: the end so far."""
+    """The answer to one request. Shorter ``data`` than requested means: the end so far."""
 
     data: bytes = b""
     # There is no such output: not yet, or not any more.
     absent: bool = False
-    # Whether there is more cannot be said now: ask again. Always possible, also when asked to be
-    # sure; that bytes are missing means nothing then.
+    # It is not known now whether there is more. Possible even if the request is ``sure``; missing
+    # bytes mean nothing then.
     unsure: bool = False
     # Why it could not be read; empty if it could.
     problem: str = ""
-    # What ``problem`` says stays so once the run has exited: these bytes do not come any more.
+    # The problem is permanent once the run has exited: these bytes will not arrive.
     lost: bool = False
     # When the bytes were written, by offsets in ``data``, where the source knows it. Two answers
     # with the same bytes are the same answer.
@@ -49,7 +49,7 @@ class ReadResult:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The collector has the bytes before ``offset`` for good. ``done``: it asks for no more."""
+    """The collector has stored the bytes before ``offset``. ``done``: it reads no more."""
 
     address: Address
     offset: int
@@ -66,9 +66,10 @@ class LogSource(Protocol):
     async def read(
         self, requests: Sequence[ReadRequest], bytes_max: int
     ) -> Sequence[ReadResult | None]:
-        """Answer the asks in their order; None for those left when ``bytes_max`` was reached."""
+        """Answer the requests in order; None for those left when ``bytes_max`` was reached."""
         ...
 
     async def stored(self, stored: Sequence[Stored]) -> None:
-        """Hear what need not be held any longer. Said at least once, most times; never waits."""
+        """Accept that output is stored and need not be held. Called at least once in most cases;
+        never waits."""
         ...

@@ -65,7 +65,7 @@ class CrashError(Exception):
 
 
 @dataclass
-class World:
+class LauncherHarness:
     """Everything but the launcher survives ``crash``. It is also the platform that programs see."""
 
     nodes: int = 4
@@ -128,7 +128,7 @@ class World:
         leadership = await self.store.lead()
         self.epoch = leadership.epoch
         runtime = self.handle() if self.handle is not None else FakeRuntime(self.cluster)
-        self.launcher = Launcher(self.store, _Mortal(self, runtime), SITE, self.limits)
+        self.launcher = Launcher(self.store, _CrashingRuntime(self, runtime), SITE, self.limits)
         await self.launcher.on_lead(self.epoch)
 
     async def restart(self) -> None:
@@ -136,7 +136,7 @@ class World:
         await self.store.close()
         await self.start()
 
-    async def tell(self, *events: Message) -> None:
+    async def handle_events(self, *events: Message) -> None:
         for event in events:
             async with self.store.transaction(epoch=self.epoch) as tx:
                 await HANDLERS[type(event)](tx, event)
@@ -146,7 +146,7 @@ class World:
         async with self.store.transaction(epoch=self.epoch) as tx:
             return await table[type(command)](tx, command)
 
-    async def turn(self, times: int = 1) -> None:
+    async def run_loops(self, times: int = 1) -> None:
         """Both loops, one after the other; a crash starts a fresh launcher."""
         for _ in range(times):
             try:
@@ -158,10 +158,10 @@ class World:
     async def until(self, true: Callable[[], bool], *, seconds: float = 60) -> None:
         async with asyncio.timeout(seconds):
             while not true():
-                await self.turn()
+                await self.run_loops()
                 await pause(0.05)
 
-    async def said(self, kind: type[M], **fields: object) -> list[M]:
+    async def published(self, kind: type[M], **fields: object) -> list[M]:
         """Every event of a type that is in the outbox, in order."""
         return [
             envelope.message
@@ -174,9 +174,9 @@ class World:
         found: Sequence[RunExited] = []
         async with asyncio.timeout(120):
             while not found:
-                await self.turn()
+                await self.run_loops()
                 await pause(0.05)
-                found = await self.said(RunExited, task_id=task, attempt=attempt)
+                found = await self.published(RunExited, task_id=task, attempt=attempt)
         assert len(found) == 1
         return found[0]
 
@@ -184,18 +184,18 @@ class World:
         found: Sequence[RunStarted] = []
         async with asyncio.timeout(120):
             while not found:
-                await self.turn()
+                await self.run_loops()
                 await pause(0.05)
-                found = await self.said(RunStarted, task_id=task, attempt=attempt)
+                found = await self.published(RunStarted, task_id=task, attempt=attempt)
         assert len(found) == 1
         return found[0]
 
 
-class _Mortal:
+class _CrashingRuntime:
     """A runtime in whose calls the launcher can die."""
 
-    def __init__(self, world: World, runtime: Runtime) -> None:
-        self._world, self._runtime = world, runtime
+    def __init__(self, harness: LauncherHarness, runtime: Runtime) -> None:
+        self._harness, self._runtime = harness, runtime
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._runtime, name)
@@ -203,10 +203,10 @@ class _Mortal:
             return found
 
         async def call(*arguments: Any, **more: Any) -> Any:
-            world = self._world
-            world.calls_left -= 1
-            dies = world.calls_left == 0
-            if dies and not world.crash_after:
+            harness = self._harness
+            harness.calls_left -= 1
+            dies = harness.calls_left == 0
+            if dies and not harness.crash_after:
                 raise CrashError(name)
             answer = await found(*arguments, **more)
             if dies:
@@ -217,13 +217,13 @@ class _Mortal:
 
 
 @contextlib.asynccontextmanager
-async def playing(world: World) -> AsyncIterator[World]:
+async def running_cluster(harness: LauncherHarness) -> AsyncIterator[LauncherHarness]:
     """The cluster plays its programs while the context is open."""
-    task = asyncio.ensure_future(world.cluster.run())
+    task = asyncio.ensure_future(harness.cluster.run())
     try:
-        await world.start()
-        await world.turn()
-        yield world
+        await harness.start()
+        await harness.run_loops()
+        yield harness
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

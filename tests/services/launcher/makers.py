@@ -108,7 +108,7 @@ def a_run(
     return replace(run, **more)
 
 
-def seen(rank: int = 0, state: RankState = RankState.RUNNING, **more: Any) -> ObservedRank:
+def observed(rank: int = 0, state: RankState = RankState.RUNNING, **more: Any) -> ObservedRank:
     over = {} if state is RankState.RUNNING else {"exited_at": at(5)}
     return ObservedRank(rank, f"local-{rank}", state, **{"started_at": START, **over, **more})
 
@@ -118,11 +118,11 @@ def pending(rank: int = 0, **more: Any) -> ObservedRank:
 
 
 def exited(rank: int = 0, code: int | None = 0, signal: int | None = None) -> ObservedRank:
-    return seen(rank, RankState.EXITED, code=code, signal=signal)
+    return observed(rank, RankState.EXITED, code=code, signal=signal)
 
 
 def lost(rank: int = 0) -> ObservedRank:
-    return seen(rank, RankState.LOST)
+    return observed(rank, RankState.LOST)
 
 
 def a_listing(

@@ -103,17 +103,17 @@ def test_every_gpu_with_its_facts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("driver", "words"),
+    ("driver", "reason"),
     [
         (Driver(broken="init"), "no NVIDIA driver answers (Driver Not Loaded)"),
         (Driver(broken="count"), "does not list its GPUs (Unknown Error)"),
         (Driver(), "the NVIDIA driver has no GPU"),
     ],
 )
-def test_no_gpu_has_a_reason(driver: Driver, words: str) -> None:
+def test_no_gpu_has_a_reason(driver: Driver, reason: str) -> None:
     found = find_gpus(driver)
     assert found.gpus == ()
-    assert words in found.problem
+    assert reason in found.problem
     assert driver.open == 0
 
 
@@ -133,7 +133,7 @@ def test_a_divided_gpu_is_its_parts() -> None:
     ]
 
 
-def test_memory_that_the_driver_does_not_tell_is_0() -> None:
+def test_unknown_gpu_memory_is_0() -> None:
     (gpu,) = find_gpus(Driver(Device("GPU-a", shared_memory=True))).gpus
     assert gpu.memory_bytes == 0
 
@@ -152,7 +152,7 @@ def test_memory_that_the_driver_does_not_tell_is_0() -> None:
         ("", []),
     ],
 )
-def test_what_the_operator_hides_is_not_handed_out(visible: str, uuids: list[str]) -> None:
+def test_hidden_gpus_are_not_used(visible: str, uuids: list[str]) -> None:
     driver = Driver(Device("GPU-aa"), Device("GPU-bb"), Device("GPU-cc"))
     found = find_gpus(driver, visible)
     assert [gpu.uuid for gpu in found.gpus] == uuids
@@ -160,7 +160,7 @@ def test_what_the_operator_hides_is_not_handed_out(visible: str, uuids: list[str
     assert f"hides {3 - len(uuids)} of 3 GPUs" in found.problem
 
 
-def test_the_environment_says_what_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_visible_devices_hides_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert [gpu.uuid for gpu in find_gpus(Driver(Device("GPU-a"), Device("GPU-b"))).gpus] == [
         "GPU-b"

@@ -71,7 +71,7 @@ class Desk:
         self.store, self.clock, self.epoch = store, clock, epoch
         self.commands = Commands(runtime="fake", reemit_runs_max=10).table()
 
-    async def tell(self, *events: Message) -> None:
+    async def handle_events(self, *events: Message) -> None:
         for event in events:
             async with self.store.transaction(epoch=self.epoch) as tx:
                 await HANDLERS[type(event)](tx, event)
@@ -88,7 +88,7 @@ class Desk:
         async with self.store.transaction(epoch=self.epoch) as tx:
             return await tx.get(Run, "task", attempt)
 
-    async def said(self) -> Sequence[Message]:
+    async def published(self) -> Sequence[Message]:
         return [envelope.message for _, envelope in await self.store.outgoing(100)]
 
 
@@ -135,40 +135,40 @@ async def desk(where: Address | None) -> AsyncIterator[Desk]:
 
 async def test_an_assignment_is_recorded_whole(desk: Desk) -> None:
     event = an_assignment(ranks=2, resume_from=a_checkpoint(3))
-    await desk.tell(event)
+    await desk.handle_events(event)
     run = await desk.run()
     assert run is not None
     assert (run.state, run.owner, run.spec) == (RunState.ASSIGNED, "ada", event.spec)
     assert (run.placements, run.resume_from) == (event.placements, event.resume_from)
 
 
-async def test_a_resumed_run_is_one_too(desk: Desk) -> None:
-    await desk.tell(RunResumed(**dict(an_assignment(2))))
+async def test_a_resumed_run_is_recorded_like_an_assigned_one(desk: Desk) -> None:
+    await desk.handle_events(RunResumed(**dict(an_assignment(2))))
     run = await desk.run(2)
     assert run is not None
     assert run.state is RunState.ASSIGNED
 
 
 async def test_a_repeated_assignment_changes_nothing(desk: Desk) -> None:
-    await desk.tell(an_assignment())
+    await desk.handle_events(an_assignment())
     running = replace(a_run(), owner="ada")
     await desk.put(running)
-    await desk.tell(an_assignment())
+    await desk.handle_events(an_assignment())
     assert await desk.run() == running
 
 
 async def test_an_older_attempt_is_dropped(desk: Desk) -> None:
-    await desk.tell(an_assignment(3))
-    await desk.tell(an_assignment(2), a_kill(2), a_preemption(1))
+    await desk.handle_events(an_assignment(3))
+    await desk.handle_events(an_assignment(2), a_kill(2), a_preemption(1))
     assert await desk.run(2) is None
     assert await desk.run(1) is None
 
 
 async def test_a_forgotten_attempt_is_dropped(desk: Desk) -> None:
     await desk.put(past(2))
-    await desk.tell(an_assignment(2), an_assignment(1), a_kill(2), a_preemption(2))
+    await desk.handle_events(an_assignment(2), an_assignment(1), a_kill(2), a_preemption(2))
     assert await desk.run(2) is None
-    await desk.tell(an_assignment(3))
+    await desk.handle_events(an_assignment(3))
     assert await desk.run(3) is not None
 
 
@@ -177,12 +177,12 @@ def past(attempt: int) -> PastRun:
     return PastRun("task", attempt, (), START, end, a_checkpoint(5), START)
 
 
-async def test_requests_before_their_assignment_are_kept(desk: Desk) -> None:
-    await desk.tell(a_preemption(), a_kill())
+async def test_early_requests_are_kept(desk: Desk) -> None:
+    await desk.handle_events(a_preemption(), a_kill())
     stone = await desk.run()
     assert stone is not None
     assert stone.state is RunState.EARLY_REQUEST
-    await desk.tell(an_assignment())
+    await desk.handle_events(an_assignment())
     run = await desk.run()
     assert run is not None
     assert run.state is RunState.ASSIGNED
@@ -190,10 +190,10 @@ async def test_requests_before_their_assignment_are_kept(desk: Desk) -> None:
 
 
 async def test_the_first_request_stays(desk: Desk) -> None:
-    await desk.tell(an_assignment(), a_preemption(), a_kill())
+    await desk.handle_events(an_assignment(), a_preemption(), a_kill())
     first = await desk.run()
     desk.clock.seconds = 9
-    await desk.tell(a_preemption(), a_kill())
+    await desk.handle_events(a_preemption(), a_kill())
     assert await desk.run() == first
 
 
@@ -201,14 +201,14 @@ async def test_requests_for_what_is_over_are_dropped(desk: Desk) -> None:
     end = RunExit(attempt=1, kind=ExitKind.OK, exited_at=START)
     over = a_run(RunState.EXITED, exit=end, exited_at=START)
     await desk.put(over)
-    await desk.tell(a_preemption(), a_kill())
+    await desk.handle_events(a_preemption(), a_kill())
     assert await desk.run() == over
 
 
 async def test_a_signal_that_is_none_cannot_be_handled(desk: Desk) -> None:
     spec = a_spec(mode=PreemptMode.SIGNAL, signal="NOPE")
     with pytest.raises(ValueError, match="NOPE"):
-        await desk.tell(an_assignment(spec=spec))
+        await desk.handle_events(an_assignment(spec=spec))
     assert await desk.run() is None
 
 
@@ -216,7 +216,7 @@ def ack(step: int = 10, attempt: int = 1) -> AckCheckpoint:
     return AckCheckpoint(task_id="task", attempt=attempt, step=step, uri=f"/c/{step}", digest="d")
 
 
-async def test_a_checkpoint_is_stored_then_said_then_answered(desk: Desk) -> None:
+async def test_a_checkpoint_is_stored_published_and_answered(desk: Desk) -> None:
     await desk.put(a_run())
     reply: AckCheckpointReply = await desk.ask(ack())
     assert reply.checkpoint is not None
@@ -225,16 +225,16 @@ async def test_a_checkpoint_is_stored_then_said_then_answered(desk: Desk) -> Non
         assert await tx.get(CheckpointRow, "task", 1) == CheckpointRow(
             "task", 1, 1, reply.checkpoint
         )
-    said = [CheckpointSaved(task_id="task", attempt=1, checkpoint=reply.checkpoint)]
-    assert await desk.said() == said
+    published = [CheckpointSaved(task_id="task", attempt=1, checkpoint=reply.checkpoint)]
+    assert await desk.published() == published
     assert await desk.ask(ack()) == reply
-    assert await desk.said() == said
+    assert await desk.published() == published
 
 
 async def test_the_acknowledgement_is_the_first_save_after_the_request(desk: Desk) -> None:
     await desk.put(a_run())
     await desk.ask(ack(10))
-    await desk.tell(a_preemption())
+    await desk.handle_events(a_preemption())
     run = await desk.run()
     assert run is not None
     assert run.acked_at is None
@@ -247,19 +247,19 @@ async def test_the_acknowledgement_is_the_first_save_after_the_request(desk: Des
     assert run.acked_at == at(5)
 
 
-async def test_a_run_may_answer_a_request_before_the_launcher_hears_of_it(desk: Desk) -> None:
+async def test_a_run_may_acknowledge_a_request_before_the_launcher_receives_it(desk: Desk) -> None:
     await desk.put(a_run())
     desk.clock.seconds = 5
     await desk.ask(ack(10).model_copy(update={"preempt_requested": True}))
     desk.clock.seconds = 6
-    await desk.tell(a_preemption())
+    await desk.handle_events(a_preemption())
     run = await desk.run()
     assert run is not None
     assert (run.preempt_requested_at, run.acked_at) == (at(5), at(5))
     assert run.preempt_deadline_at == a_preemption().deadline_at
 
 
-async def test_numbers_are_the_tasks_and_old_ones_go(desk: Desk) -> None:
+async def test_checkpoint_numbers_continue_per_task_and_old_ones_are_dropped(desk: Desk) -> None:
     await desk.put(a_run())
     for step in range(tables.CHECKPOINTS_KEPT + 5):
         await desk.ask(ack(step))
@@ -269,7 +269,7 @@ async def test_numbers_are_the_tasks_and_old_ones_go(desk: Desk) -> None:
     assert kept[0].no == tables.CHECKPOINTS_KEPT + 5
     end = RunExit(attempt=1, kind=ExitKind.KILLED, exited_at=START)
     await desk.put(a_run(RunState.EXITED, exit=end))
-    await desk.tell(an_assignment(2))
+    await desk.handle_events(an_assignment(2))
     reply: AckCheckpointReply = await desk.ask(ack(1, attempt=2))
     assert reply.checkpoint is not None
     assert reply.checkpoint.no == kept[0].no + 1
@@ -286,7 +286,7 @@ async def test_cordon(desk: Desk) -> None:
     )
     assert reply.refusal is None
     await desk.ask(SetSchedulable(node_id="local-0", schedulable=False))
-    [changed] = await desk.said()
+    [changed] = await desk.published()
     assert isinstance(changed, NodeChanged)
     assert (changed.version, changed.node.schedulable) == (2, False)
     missing: SetSchedulableReply = await desk.ask(SetSchedulable(node_id="x", schedulable=True))
@@ -303,7 +303,7 @@ async def test_drain(desk: Desk) -> None:
     row = NodeRow("local-0", 1, a_node(), removed=False, cordoned=False, changed_at=START)
     await desk.put(row)
     await desk.ask(SetSchedulable(node_id="local-0", schedulable=False, drain=True))
-    [changed] = await desk.said()
+    [changed] = await desk.published()
     assert isinstance(changed, NodeChanged)
     assert (changed.node.schedulable, changed.node.draining) == (False, True)
 
@@ -315,7 +315,7 @@ async def test_labels_and_taints(desk: Desk) -> None:
     for _ in range(2):
         reply: SetNodeMarksReply = await desk.ask(command)
         assert reply == SetNodeMarksReply(labels={"zone": "a"}, taints=("flaky",))
-    [changed] = await desk.said()
+    [changed] = await desk.published()
     assert isinstance(changed, NodeChanged)
     assert (changed.version, changed.node.labels, changed.node.taints) == (
         2,
@@ -330,22 +330,22 @@ async def test_labels_and_taints(desk: Desk) -> None:
     assert missing.refusal.code is RefusalCode.NOT_FOUND
 
 
-async def test_before_the_first_look_a_reemit_does_not_say_that_there_are_no_nodes(
+async def test_before_the_first_scan_a_reemit_publishes_no_empty_inventory(
     desk: Desk,
 ) -> None:
     reply: ReemitReply = await desk.ask(Reemit(service="launcher"))
-    assert (reply.events, await desk.said()) == (0, [])
+    assert (reply.events, await desk.published()) == (0, [])
 
 
-async def test_reemit_says_the_facts_again(desk: Desk) -> None:
+async def test_reemit_publishes_the_facts_again(desk: Desk) -> None:
     row = NodeRow("local-0", 4, a_node(), removed=False, cordoned=False, changed_at=START)
     gone = replace(row, node_id="local-9", removed=True)
     other = replace(a_run(), task_id="other")
     await desk.put(row, gone, past(3), other)
     reply: ReemitReply = await desk.ask(Reemit(service="launcher"))
-    said = await desk.said()
-    assert reply.events == len(said)
-    assert [type(message) for message in said] == [
+    published = await desk.published()
+    assert reply.events == len(published)
+    assert [type(message) for message in published] == [
         NodeChanged,
         NodeChanged,
         InventoryListed,
@@ -354,7 +354,7 @@ async def test_reemit_says_the_facts_again(desk: Desk) -> None:
         RunExited,
         RunStarted,
     ]
-    listed, exited = said[2], said[5]
+    listed, exited = published[2], published[5]
     assert isinstance(listed, InventoryListed)
     assert listed.node_ids == ("local-0",)
     assert isinstance(exited, RunExited)
@@ -376,16 +376,16 @@ async def test_pruning(desk: Desk) -> None:
 
 async def test_a_later_request_may_only_shorten_the_deadline(desk: Desk) -> None:
     await desk.put(a_run())
-    await desk.tell(a_preemption())
+    await desk.handle_events(a_preemption())
     for seconds, deadline in ((30, 30), (90, 30)):
         later = a_preemption().model_copy(update={"deadline_at": at(seconds)})
-        await desk.tell(later)
+        await desk.handle_events(later)
         run = await desk.run()
         assert run is not None
         assert run.preempt_deadline_at == at(deadline)
 
 
-async def test_the_pasts_of_tasks_that_run_do_not_stop_pruning(desk: Desk) -> None:
+async def test_past_rows_of_running_tasks_do_not_stop_pruning(desk: Desk) -> None:
     live = [replace(a_run(), task_id=f"live{number}") for number in range(3)]
     pasts = [replace(past(1), task_id=each.task_id, forgotten_at=at(-9)) for each in live]
     await desk.put(*live, *pasts, replace(past(1), task_id="over", forgotten_at=at(-8)))

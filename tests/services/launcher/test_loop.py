@@ -33,7 +33,7 @@ from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import Script
 from services.launcher.runtimes.port import RuntimeDeniedError, RuntimeUnavailableError
 from tests.harness.virtual_time import virtually
-from tests.services.launcher.launcher_harness import World, limits, playing
+from tests.services.launcher.launcher_harness import LauncherHarness, limits, running_cluster
 from tests.services.launcher.makers import (
     a_kill,
     a_preemption,
@@ -55,8 +55,8 @@ def in_a_world(
         @wraps(test)
         def run(**arguments: Any) -> None:
             async def main() -> None:
-                async with playing(World(**more)) as world:
-                    await test(world, **arguments)
+                async with running_cluster(LauncherHarness(**more)) as harness:
+                    await test(harness, **arguments)
 
             work: Coroutine[Any, Any, None] = main()
             virtually(work)
@@ -65,7 +65,7 @@ def in_a_world(
         import inspect
 
         signature = inspect.signature(test)
-        parameters = [p for name, p in signature.parameters.items() if name != "world"]
+        parameters = [p for name, p in signature.parameters.items() if name != "harness"]
         run.__signature__ = signature.replace(parameters=parameters, return_annotation=None)  # type: ignore[attr-defined]
         del run.__wrapped__  # type: ignore[attr-defined]
         return run
@@ -73,37 +73,37 @@ def in_a_world(
     return decorate
 
 
-async def runs(world: World) -> list[Run]:
-    async with world.store.transaction(epoch=world.epoch) as tx:
+async def runs(harness: LauncherHarness) -> list[Run]:
+    async with harness.store.transaction(epoch=harness.epoch) as tx:
         return await tx.select(Run)
 
 
 @in_a_world()
-async def test_the_inventory_is_told(world: World) -> None:
-    nodes = await world.said(NodeChanged)
+async def test_the_inventory_is_published(harness: LauncherHarness) -> None:
+    nodes = await harness.published(NodeChanged)
     assert [(node.node_id, node.version, node.node.ready) for node in nodes] == [
         (f"local-{number}", 1, True) for number in range(4)
     ]
-    [listed] = await world.said(InventoryListed)
+    [listed] = await harness.published(InventoryListed)
     assert listed.node_ids == tuple(f"local-{number}" for number in range(4))
-    await world.turn(5)
-    assert len(await world.said(NodeChanged)) == 4
-    assert len(await world.said(InventoryListed)) == 1
+    await harness.run_loops(5)
+    assert len(await harness.published(NodeChanged)) == 4
+    assert len(await harness.published(InventoryListed)) == 1
 
 
 @in_a_world()
-async def test_a_run_from_assignment_to_oblivion(world: World) -> None:
-    await world.tell(an_assignment(ranks=3))
-    started = await world.until_started()
+async def test_a_run_from_assignment_to_its_forgotten_state(harness: LauncherHarness) -> None:
+    await harness.handle_events(an_assignment(ranks=3))
+    started = await harness.until_started()
     assert len(started.placements) == 3
-    exited = await world.until_exited()
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.OK
     assert [rank.code for rank in exited.exit.ranks] == [0, 0, 0]
     assert exited.checkpoint is None
-    await world.turn(4)
-    assert await runs(world) == []
-    assert world.cluster.runs == {}
-    async with world.store.transaction(epoch=world.epoch) as tx:
+    await harness.run_loops(4)
+    assert await runs(harness) == []
+    assert harness.cluster.runs == {}
+    async with harness.store.transaction(epoch=harness.epoch) as tx:
         assert await tx.select(PortLease) == []
         past = await tx.get(PastRun, "task")
     assert past is not None
@@ -111,178 +111,190 @@ async def test_a_run_from_assignment_to_oblivion(world: World) -> None:
 
 
 @in_a_world(script=ENDLESS)
-async def test_preemption_after_the_acknowledgement(world: World) -> None:
-    await world.tell(an_assignment(ranks=2))
-    await world.until_started()
-    await world.tell(a_preemption())
-    world.wanted.add(RUN)
-    exited = await world.until_exited()
+async def test_preemption_after_the_acknowledgement(harness: LauncherHarness) -> None:
+    await harness.handle_events(an_assignment(ranks=2))
+    await harness.until_started()
+    await harness.handle_events(a_preemption())
+    harness.wanted.add(RUN)
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.PREEMPTED
-    [saved] = await world.said(CheckpointSaved)
+    [saved] = await harness.published(CheckpointSaved)
     assert exited.checkpoint == saved.checkpoint
     assert saved.checkpoint.no == 1
 
 
 @in_a_world(script=Script(steps=100_000, step_seconds=0.5, save_every=1, obeys_preemption=False))
-async def test_a_gang_that_acknowledges_and_stays_is_ended_after_the_grace(world: World) -> None:
-    await world.tell(an_assignment())
-    await world.until_started()
-    await world.tell(a_preemption())
-    before = world.clock.now()
-    exited = await world.until_exited()
+async def test_a_gang_that_acknowledges_and_stays_is_ended_after_the_grace(
+    harness: LauncherHarness,
+) -> None:
+    await harness.handle_events(an_assignment())
+    await harness.until_started()
+    await harness.handle_events(a_preemption())
+    before = harness.clock.now()
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.PREEMPTED
     assert timedelta(seconds=2) <= exited.exit.exited_at - before < timedelta(seconds=3.5)
     assert exited.checkpoint is not None
     # Everything it saved until its exit was recorded is in what is said.
-    assert world.saved[-1] == (RUN, exited.checkpoint.step)
+    assert harness.saved[-1] == (RUN, exited.checkpoint.step)
 
 
 @in_a_world(script=ENDLESS)
-async def test_a_silent_victim_is_killed_when_the_scheduler_says_so(world: World) -> None:
-    await world.tell(an_assignment(ranks=2))
-    await world.until_started()
-    await world.tell(a_preemption())
-    await world.turn(50)
-    assert await world.said(RunExited) == []
-    await world.tell(a_kill())
-    assert (await world.until_exited()).exit.kind is ExitKind.KILLED
+async def test_a_victim_without_an_acknowledgement_is_killed_on_the_schedulers_request(
+    harness: LauncherHarness,
+) -> None:
+    await harness.handle_events(an_assignment(ranks=2))
+    await harness.until_started()
+    await harness.handle_events(a_preemption())
+    await harness.run_loops(50)
+    assert await harness.published(RunExited) == []
+    await harness.handle_events(a_kill())
+    assert (await harness.until_exited()).exit.kind is ExitKind.KILLED
 
 
 @in_a_world(script=ENDLESS)
-async def test_signal_mode(world: World) -> None:
-    await world.tell(an_assignment(spec=a_spec(2, mode=PreemptMode.SIGNAL), ranks=2))
-    await world.until_started()
-    await world.tell(a_preemption())
-    exited = await world.until_exited()
+async def test_signal_mode(harness: LauncherHarness) -> None:
+    await harness.handle_events(an_assignment(spec=a_spec(2, mode=PreemptMode.SIGNAL), ranks=2))
+    await harness.until_started()
+    await harness.handle_events(a_preemption())
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.PREEMPTED
     assert [rank.signal for rank in exited.exit.ranks] == [10, 10]
 
 
 @in_a_world(script=Script(steps=2, step_seconds=0.5, code=3, failing_rank=1))
-async def test_a_failing_rank_ends_the_gang(world: World) -> None:
-    await world.tell(an_assignment(ranks=3))
-    exited = await world.until_exited()
+async def test_a_failing_rank_ends_the_gang(harness: LauncherHarness) -> None:
+    await harness.handle_events(an_assignment(ranks=3))
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.FAILED
     assert exited.exit.detail == "rank 1 ended with code 3"
 
 
 @in_a_world()
-async def test_killed_before_it_was_assigned(world: World) -> None:
-    await world.tell(a_kill())
-    await world.turn(3)
-    [stone] = await runs(world)
+async def test_killed_before_it_was_assigned(harness: LauncherHarness) -> None:
+    await harness.handle_events(a_kill())
+    await harness.run_loops(3)
+    [stone] = await runs(harness)
     assert stone.state is RunState.EARLY_REQUEST
-    await world.tell(an_assignment())
-    exited = await world.until_exited()
+    await harness.handle_events(an_assignment())
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.KILLED
-    assert world.cluster.starts == []
-    assert await world.said(RunStarted) == []
+    assert harness.cluster.starts == []
+    assert await harness.published(RunStarted) == []
 
 
 @in_a_world(script=ENDLESS)
-async def test_killed_while_its_launch_is_under_way(world: World) -> None:
+async def test_killed_while_its_launch_is_under_way(harness: LauncherHarness) -> None:
     """The kill is recorded after the launch was asked for and before it was carried out."""
-    await world.tell(an_assignment())
-    await world.launcher.reconcile(world.epoch)
-    await world.tell(a_kill())
+    await harness.handle_events(an_assignment())
+    await harness.launcher.reconcile(harness.epoch)
+    await harness.handle_events(a_kill())
     # As the two loops may fall: the launch goes out while the end is being decided.
-    acting = asyncio.ensure_future(world.launcher.act(world.epoch))
+    acting = asyncio.ensure_future(harness.launcher.act(harness.epoch))
     await pause(0)
-    await world.launcher.reconcile(world.epoch)
-    await world.launcher.reconcile(world.epoch)
-    assert await world.said(RunExited) == []
+    await harness.launcher.reconcile(harness.epoch)
+    await harness.launcher.reconcile(harness.epoch)
+    assert await harness.published(RunExited) == []
     await acting
-    exited = await world.until_exited()
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.KILLED
     assert not any(
-        rank.running for run in world.cluster.runs.values() for rank in run.ranks.values()
+        rank.running for run in harness.cluster.runs.values() for rank in run.ranks.values()
     )
 
 
 @in_a_world(script=ENDLESS)
-async def test_a_node_lost_with_its_power(world: World) -> None:
-    await world.tell(an_assignment(ranks=2))
-    await world.until_started()
-    world.cluster.power_off("local-1")
-    lost_at = world.clock.now()
-    exited = await world.until_exited()
+async def test_a_node_lost_with_its_power(harness: LauncherHarness) -> None:
+    await harness.handle_events(an_assignment(ranks=2))
+    await harness.until_started()
+    harness.cluster.power_off("local-1")
+    lost_at = harness.clock.now()
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.LOST
-    assert world.clock.now() - lost_at >= timedelta(seconds=6)
-    changed = [c for c in await world.said(NodeChanged, node_id="local-1") if not c.node.ready]
+    assert harness.clock.now() - lost_at >= timedelta(seconds=6)
+    changed = [
+        c for c in await harness.published(NodeChanged, node_id="local-1") if not c.node.ready
+    ]
     assert timedelta(seconds=3) <= changed[0].changed_at - lost_at < timedelta(seconds=4)
-    world.cluster.heal("local-1")
-    await world.turn(3)
-    assert (await world.said(NodeChanged, node_id="local-1"))[-1].node.ready
+    harness.cluster.heal("local-1")
+    await harness.run_loops(3)
+    assert (await harness.published(NodeChanged, node_id="local-1"))[-1].node.ready
 
 
 @in_a_world(script=Script(steps=8, step_seconds=0.5))
-async def test_a_short_silence_costs_nothing(world: World) -> None:
-    await world.tell(an_assignment(ranks=2))
-    await world.until_started()
-    world.cluster.silence("local-1")
+async def test_a_short_silence_costs_nothing(harness: LauncherHarness) -> None:
+    await harness.handle_events(an_assignment(ranks=2))
+    await harness.until_started()
+    harness.cluster.silence("local-1")
     for _ in range(20):
-        await world.turn()
+        await harness.run_loops()
         await pause(0.1)
-    world.cluster.heal("local-1")
-    assert (await world.until_exited()).exit.kind is ExitKind.OK
-    assert len(await world.said(NodeChanged)) == 4
+    harness.cluster.heal("local-1")
+    assert (await harness.until_exited()).exit.kind is ExitKind.OK
+    assert len(await harness.published(NodeChanged)) == 4
 
 
 @in_a_world()
-async def test_calls_that_fail_are_tried_again(world: World) -> None:
-    world.cluster.failure_rate = 0.5
-    await world.tell(*(an_assignment(task=f"task{letter}", ranks=2) for letter in "abcd"))
+async def test_calls_that_fail_are_tried_again(harness: LauncherHarness) -> None:
+    harness.cluster.failure_rate = 0.5
+    await harness.handle_events(
+        *(an_assignment(task=f"task{letter}", ranks=2) for letter in "abcd")
+    )
     for letter in "abcd":
-        exited = await world.until_exited(task=f"task{letter}")
+        exited = await harness.until_exited(task=f"task{letter}")
         assert exited.exit.kind is ExitKind.OK
-    assert len(world.cluster.starts) == len(set(world.cluster.starts)) == 8
+    assert len(harness.cluster.starts) == len(set(harness.cluster.starts)) == 8
 
 
 @in_a_world()
-async def test_a_failed_action_that_is_no_longer_wanted_is_not_due_for_ever(world: World) -> None:
-    world.cluster.failure_rate = 1.0
-    await world.tell(an_assignment())
-    await world.turn(4)
-    assert world.launcher._failed
-    world.cluster.failure_rate = 0.0
-    await world.tell(a_kill())
-    await world.until_exited()
-    await world.turn(4)
+async def test_a_failed_action_that_is_no_longer_wanted_is_not_due_for_ever(
+    harness: LauncherHarness,
+) -> None:
+    harness.cluster.failure_rate = 1.0
+    await harness.handle_events(an_assignment())
+    await harness.run_loops(4)
+    assert harness.launcher._failed
+    harness.cluster.failure_rate = 0.0
+    await harness.handle_events(a_kill())
+    await harness.until_exited()
+    await harness.run_loops(4)
     await pause(10)
-    asked = await world.launcher.reconcile(world.epoch)
+    asked = await harness.launcher.reconcile(harness.epoch)
     assert asked is None or asked > 0
 
 
 @in_a_world()
-async def test_a_timer_that_ended_a_hair_early_is_followed_by_a_pause(world: World) -> None:
-    world.cluster.failure_rate = 1.0
-    await world.tell(an_assignment())
-    await world.turn(4)
-    [(launch, (count, _))] = world.launcher._failed.items()
-    world.cluster.failure_rate = 0.0
+async def test_a_timer_that_ended_a_hair_early_is_followed_by_a_pause(
+    harness: LauncherHarness,
+) -> None:
+    harness.cluster.failure_rate = 1.0
+    await harness.handle_events(an_assignment())
+    await harness.run_loops(4)
+    [(launch, (count, _))] = harness.launcher._failed.items()
+    harness.cluster.failure_rate = 0.0
     now = asyncio.get_running_loop().time()
-    world.launcher._failed[launch] = (count, math.nextafter(now, math.inf))
-    asked = await world.launcher.reconcile(world.epoch)
+    harness.launcher._failed[launch] = (count, math.nextafter(now, math.inf))
+    asked = await harness.launcher.reconcile(harness.epoch)
     # Less than the clock's error would be no pause, and the loop would turn as fast as it can.
     assert asked is not None
     assert asked >= PAUSE_SECONDS_MIN
-    await world.turn()
-    assert world.cluster.starts == []
+    await harness.run_loops()
+    assert harness.cluster.starts == []
     await pause(asked)
-    await world.turn(2)
-    assert world.cluster.starts == [(RUN, 0)]
+    await harness.run_loops(2)
+    assert harness.cluster.starts == [(RUN, 0)]
 
 
 @in_a_world(script=ENDLESS)
-async def test_what_nobody_knows_is_ended(world: World) -> None:
-    await world.tell(an_assignment(ranks=2))
-    await world.until_started()
-    async with world.store.transaction(epoch=world.epoch) as tx:
+async def test_a_run_without_a_row_is_ended(harness: LauncherHarness) -> None:
+    await harness.handle_events(an_assignment(ranks=2))
+    await harness.until_started()
+    async with harness.store.transaction(epoch=harness.epoch) as tx:
         tx.delete(Run, "task", 1)
-    await world.until(lambda: world.cluster.runs == {})
+    await harness.until(lambda: harness.cluster.runs == {})
 
 
-async def steps_within(world: World, seconds: float) -> int:
+async def steps_within(harness: LauncherHarness, seconds: float) -> int:
     """How many steps both loops make by themselves in this time."""
     count = 0
 
@@ -290,47 +302,51 @@ async def steps_within(world: World, seconds: float) -> int:
         nonlocal count
         while True:
             count += 1
-            asked = await loop.step(world.epoch)
+            asked = await loop.step(harness.epoch)
             # Virtual time stands still for a loop that never pauses.
             assert count < 1_000, "the loops turn without pause"
             await loop.wake.wait(loop.tick_seconds if asked is None else asked)
 
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
-            for loop in world.launcher.loops(1.0, 1.0):
+            for loop in harness.launcher.loops(1.0, 1.0):
                 group.create_task(run(loop))
     return count
 
 
 @in_a_world(script=ENDLESS)
-async def test_what_nobody_knows_is_not_ended_without_pause_while_it_dies(world: World) -> None:
-    world.cluster.kill_seconds_max = 60.0
-    await world.tell(an_assignment(ranks=2))
-    await world.until_started()
-    async with world.store.transaction(epoch=world.epoch) as tx:
+async def test_ending_a_run_without_a_row_pauses_between_tries(
+    harness: LauncherHarness,
+) -> None:
+    harness.cluster.kill_seconds_max = 60.0
+    await harness.handle_events(an_assignment(ranks=2))
+    await harness.until_started()
+    async with harness.store.transaction(epoch=harness.epoch) as tx:
         tx.delete(Run, "task", 1)
-    assert await steps_within(world, 5.0) < 50
-    await steps_within(world, 115.0)
-    assert world.cluster.runs == {}
+    assert await steps_within(harness, 5.0) < 50
+    await steps_within(harness, 115.0)
+    assert harness.cluster.runs == {}
 
 
 @in_a_world(script=ENDLESS)
-async def test_a_deposed_launcher_that_may_not_fence_a_node_goes_on(world: World) -> None:
-    await world.tell(an_assignment())
-    await world.until_started()
-    await FakeRuntime(world.cluster).lead(world.epoch + 1)
-    world.cluster.silence("local-0")
-    world.launcher._fences = {"local-0"}
+async def test_a_deposed_launcher_that_may_not_fence_a_node_goes_on(
+    harness: LauncherHarness,
+) -> None:
+    await harness.handle_events(an_assignment())
+    await harness.until_started()
+    await FakeRuntime(harness.cluster).lead(harness.epoch + 1)
+    harness.cluster.silence("local-0")
+    harness.launcher._fences = {"local-0"}
     # Its own leadership ends when its next transaction is refused, or when it learns of it.
-    await world.launcher.act(world.epoch)
-    assert "local-0" not in world.cluster.fenced
+    await harness.launcher.act(harness.epoch)
+    assert "local-0" not in harness.cluster.fenced
 
 
 @in_a_world(script=ENDLESS)
-async def test_ports_are_leased_apart(world: World) -> None:
-    await world.tell(*(an_assignment(task=f"task{letter}") for letter in "abc"))
-    await world.turn(3)
-    ports = {run.ranks[0].order.env["MASTER_PORT"] for run in world.cluster.runs.values()}
+async def test_ports_are_leased_apart(harness: LauncherHarness) -> None:
+    await harness.handle_events(*(an_assignment(task=f"task{letter}") for letter in "abc"))
+    await harness.run_loops(3)
+    ports = {run.ranks[0].order.env["MASTER_PORT"] for run in harness.cluster.runs.values()}
     assert len(ports) == 3
 
 
@@ -352,35 +368,37 @@ def taken_port() -> Iterator[int]:
 
 
 @pytest.mark.enable_socket
-def test_a_port_that_somebody_else_has_is_passed_over() -> None:
+def test_a_port_of_another_program_is_skipped() -> None:
     async def main() -> None:
         with taken_port() as port:
             ports = PortRange(port, port + 1)
-            async with playing(World(limits=limits(ports=ports), script=ENDLESS)) as world:
-                await world.tell(an_assignment())
-                await world.until_started()
-                env = world.cluster.runs[RUN].ranks[0].order.env
+            async with running_cluster(
+                LauncherHarness(limits=limits(ports=ports), script=ENDLESS)
+            ) as harness:
+                await harness.handle_events(an_assignment())
+                await harness.until_started()
+                env = harness.cluster.runs[RUN].ranks[0].order.env
                 assert env["MASTER_PORT"] == str(port + 1)
 
     virtually(main())
 
 
 @in_a_world(script=ENDLESS, limits=limits(ports=PortRange(23_000, 23_000)))
-async def test_without_a_free_port_a_gang_waits(world: World) -> None:
-    await world.tell(an_assignment(task="taska"), an_assignment(task="taskb"))
-    await world.turn(5)
-    assert len(world.cluster.runs) == 1
-    await world.tell(a_kill(task="taska"))
-    await world.until_exited(task="taska")
-    await world.until_started(task="taskb")
+async def test_without_a_free_port_a_gang_waits(harness: LauncherHarness) -> None:
+    await harness.handle_events(an_assignment(task="taska"), an_assignment(task="taskb"))
+    await harness.run_loops(5)
+    assert len(harness.cluster.runs) == 1
+    await harness.handle_events(a_kill(task="taska"))
+    await harness.until_exited(task="taska")
+    await harness.until_started(task="taskb")
 
 
 @in_a_world(script=Script(steps=3, step_seconds=0.5))
-async def test_a_gang_whose_ranks_are_pending_for_a_while(world: World) -> None:
-    world.cluster.pending_seconds_max = 20.0
-    await world.tell(an_assignment(ranks=3))
-    started = await world.until_started()
-    delayed = await world.said(RunDelayed)
+async def test_a_gang_whose_ranks_are_pending_for_a_while(harness: LauncherHarness) -> None:
+    harness.cluster.pending_seconds_max = 20.0
+    await harness.handle_events(an_assignment(ranks=3))
+    started = await harness.until_started()
+    delayed = await harness.published(RunDelayed)
     assert delayed
     assert all(event.noted_at <= started.started_at for event in delayed)
     assert delayed[0].detail == "rank 0 on local-0: not started yet"
@@ -389,77 +407,77 @@ async def test_a_gang_whose_ranks_are_pending_for_a_while(world: World) -> None:
     assert all(one != other for one, other in itertools.pairwise(texts))
     times = [event.noted_at for event in delayed]
     assert all(b - a >= timedelta(seconds=5) for a, b in itertools.pairwise(times))
-    assert (await world.until_exited()).exit.kind is ExitKind.OK
+    assert (await harness.until_exited()).exit.kind is ExitKind.OK
 
 
 @in_a_world(script=ENDLESS)
-async def test_a_pending_gang_that_is_killed(world: World) -> None:
-    world.cluster.pending_seconds_max = 50.0
-    await world.tell(an_assignment(ranks=3))
-    await world.turn(3)
-    await world.tell(a_kill())
-    exited = await world.until_exited()
+async def test_a_pending_gang_that_is_killed(harness: LauncherHarness) -> None:
+    harness.cluster.pending_seconds_max = 50.0
+    await harness.handle_events(an_assignment(ranks=3))
+    await harness.run_loops(3)
+    await harness.handle_events(a_kill())
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.KILLED
     await pause(60)
-    assert world.cluster.starts == []
-    await world.until(lambda: world.cluster.runs == {})
+    assert harness.cluster.starts == []
+    await harness.until(lambda: harness.cluster.runs == {})
 
 
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [(Fault.OVER_QUOTA, ExitKind.LOST), (Fault.INVALID_POD, ExitKind.FAILED)],
 )
-def test_a_launch_that_is_refused_is_taken_back(fault: Fault, kind: ExitKind) -> None:
+def test_a_refused_launch_is_cleaned_up(fault: Fault, kind: ExitKind) -> None:
     async def main() -> None:
-        async with playing(World(script=ENDLESS)) as world:
-            world.cluster.refusal_rate, world.cluster.refusals = 1.0, (fault,)
-            await world.tell(an_assignment(ranks=3))
-            exited = await world.until_exited()
+        async with running_cluster(LauncherHarness(script=ENDLESS)) as harness:
+            harness.cluster.refusal_rate, harness.cluster.refusals = 1.0, (fault,)
+            await harness.handle_events(an_assignment(ranks=3))
+            exited = await harness.until_exited()
             assert (exited.exit.kind, exited.exit.detail) == (kind, f"{fault}, says the cluster")
-            assert await world.said(RunStarted) == []
-            await world.until(lambda: world.cluster.runs == {})
-            await world.turn(3)
-            assert await runs(world) == []
+            assert await harness.published(RunStarted) == []
+            await harness.until(lambda: harness.cluster.runs == {})
+            await harness.run_loops(3)
+            assert await runs(harness) == []
 
     virtually(main())
 
 
 @in_a_world(script=ENDLESS, limits=limits(actions_parallel_max=1))
-async def test_a_flood_of_launches_holds_up_no_end(world: World) -> None:
-    await world.tell(an_assignment(task="first"))
-    await world.until_started(task="first")
+async def test_a_flood_of_launches_does_not_delay_ends(harness: LauncherHarness) -> None:
+    await harness.handle_events(an_assignment(task="first"))
+    await harness.until_started(task="first")
     tasks = [f"t{letter}" for letter in "abcdefghijklmnopqrst"]
-    await world.tell(*(an_assignment(task=task) for task in tasks))
-    await world.launcher.reconcile(world.epoch)
+    await harness.handle_events(*(an_assignment(task=task) for task in tasks))
+    await harness.launcher.reconcile(harness.epoch)
     # Some of them before the next look, and the loop asks to go on at once.
-    assert await world.launcher.act(world.epoch) == 0.0
-    launched = len(world.cluster.runs) - 1
+    assert await harness.launcher.act(harness.epoch) == 0.0
+    launched = len(harness.cluster.runs) - 1
     assert 0 < launched < 8
-    await world.tell(a_kill(task="first"))
-    await world.launcher.reconcile(world.epoch)
-    await world.launcher.act(world.epoch)
-    assert not any(rank.running for rank in world.cluster.runs[run_id("first")].ranks.values())
+    await harness.handle_events(a_kill(task="first"))
+    await harness.launcher.reconcile(harness.epoch)
+    await harness.launcher.act(harness.epoch)
+    assert not any(rank.running for rank in harness.cluster.runs[run_id("first")].ranks.values())
     for task in tasks:
-        await world.until_started(task=task)
+        await harness.until_started(task=task)
 
 
 @in_a_world()
-async def test_a_runtime_that_cannot_be_looked_at(world: World) -> None:
+async def test_a_runtime_that_cannot_be_scanned(harness: LauncherHarness) -> None:
     """Nothing is concluded, and it is looked at again."""
-    await world.tell(an_assignment())
-    await world.until_started()
+    await harness.handle_events(an_assignment())
+    await harness.until_started()
 
     async def blind() -> Listing:
         raise RuntimeUnavailableError("the cluster does not answer")
 
-    runtime = world.launcher.runtime
-    world.launcher.runtime = _Blind(runtime, blind)  # type: ignore[assignment]
+    runtime = harness.launcher.runtime
+    harness.launcher.runtime = _Blind(runtime, blind)  # type: ignore[assignment]
     for _ in range(3):
-        assert await world.launcher.act(world.epoch) == world.limits.retry_most_seconds
-        await world.launcher.reconcile(world.epoch)
-    assert await world.said(RunExited) == []
-    world.launcher.runtime = runtime
-    assert (await world.until_exited()).exit.kind is ExitKind.OK
+        assert await harness.launcher.act(harness.epoch) == harness.limits.retry_most_seconds
+        await harness.launcher.reconcile(harness.epoch)
+    assert await harness.published(RunExited) == []
+    harness.launcher.runtime = runtime
+    assert (await harness.until_exited()).exit.kind is ExitKind.OK
 
 
 class _Blind:
@@ -475,42 +493,42 @@ class _Blind:
 # Crashes: at every call of the runtime, before and after it took effect; at every commit.
 
 
-async def whole_story(world: World) -> None:
+async def whole_story(harness: LauncherHarness) -> None:
     """Two attempts of a gang: preempted with a checkpoint, then resumed to its end."""
-    world.script = Script(steps=6, step_seconds=0.3)
-    await world.tell(an_assignment(ranks=2))
-    await world.until_started()
-    await world.tell(a_preemption())
-    world.wanted.add(RUN)
-    first = await world.until_exited()
+    harness.script = Script(steps=6, step_seconds=0.3)
+    await harness.handle_events(an_assignment(ranks=2))
+    await harness.until_started()
+    await harness.handle_events(a_preemption())
+    harness.wanted.add(RUN)
+    first = await harness.until_exited()
     assert first.exit.kind is ExitKind.PREEMPTED
     assert first.checkpoint is not None
-    await world.tell(an_assignment(2, ranks=2, resume_from=first.checkpoint))
-    second = await world.until_exited(2)
+    await harness.handle_events(an_assignment(2, ranks=2, resume_from=first.checkpoint))
+    second = await harness.until_exited(2)
     assert second.exit.kind is ExitKind.OK
     assert second.checkpoint == first.checkpoint
     for _ in range(6):
-        await world.turn()
+        await harness.run_loops()
         await pause(0.2)
 
 
-async def check_story(world: World) -> None:
-    assert len(await world.said(RunStarted)) == 2
-    assert len(await world.said(RunExited)) == 2
-    assert len(world.cluster.starts) == len(set(world.cluster.starts)) == 4
-    assert await runs(world) == []
-    assert world.cluster.runs == {}
-    assert world.saved == [(RUN, step) for _, step in world.saved]
+async def check_story(harness: LauncherHarness) -> None:
+    assert len(await harness.published(RunStarted)) == 2
+    assert len(await harness.published(RunExited)) == 2
+    assert len(harness.cluster.starts) == len(set(harness.cluster.starts)) == 4
+    assert await runs(harness) == []
+    assert harness.cluster.runs == {}
+    assert harness.saved == [(RUN, step) for _, step in harness.saved]
 
 
 @pytest.mark.parametrize("after", [False, True])
 def test_a_crash_at_any_call_of_the_runtime(after: bool) -> None:
     async def main(call: int) -> bool:
-        async with playing(World(crash_after=after)) as world:
-            world.calls_left = call
-            await whole_story(world)
-            await check_story(world)
-            return world.calls_left < 0
+        async with running_cluster(LauncherHarness(crash_after=after)) as harness:
+            harness.calls_left = call
+            await whole_story(harness)
+            await check_story(harness)
+            return harness.calls_left < 0
 
     call = 1
     while virtually(main(call)):
@@ -522,7 +540,7 @@ def test_a_crash_at_any_call_of_the_runtime(after: bool) -> None:
 @pytest.mark.parametrize("point", [Point.BEFORE_COMMIT, Point.AFTER_COMMIT])
 def test_a_crash_at_any_commit_of_the_loop(point: Point) -> None:
     async def main(commit: int) -> bool:
-        async with playing(World()) as world:
+        async with running_cluster(LauncherHarness()) as harness:
             left = commit
             deciding = False
 
@@ -533,22 +551,22 @@ def test_a_crash_at_any_commit_of_the_loop(point: Point) -> None:
                     if left == 0:
                         raise StoreUnavailableError("struck")
 
-            async def turn(times: int = 1) -> None:
+            async def run_loops(times: int = 1) -> None:
                 nonlocal deciding
                 for _ in range(times):
-                    await world.launcher.act(world.epoch)
+                    await harness.launcher.act(harness.epoch)
                     deciding = True
                     try:
-                        await world.launcher.reconcile(world.epoch)
+                        await harness.launcher.reconcile(harness.epoch)
                     except StoreUnavailableError:
-                        await world.restart()
+                        await harness.restart()
                     finally:
                         deciding = False
 
-            world.database.fault = fault
-            world.turn = turn  # type: ignore[method-assign]
-            await whole_story(world)
-            await check_story(world)
+            harness.database.fault = fault
+            harness.run_loops = run_loops  # type: ignore[method-assign]
+            await whole_story(harness)
+            await check_story(harness)
             return left <= 0
 
     commit = 1
@@ -581,29 +599,29 @@ async def turn_for_ever(loop: Loop, epoch: int) -> None:
 
 
 @in_a_world()
-async def test_a_runtime_that_obeys_another_launcher_is_asked_now_and_then_and_all_hear_of_it(
-    world: World,
+async def test_a_runtime_that_obeys_another_launcher_is_retried_and_reported(
+    harness: LauncherHarness,
 ) -> None:
-    runtime = ObeysAnother(world.cluster)
-    world.handle = lambda: runtime
-    await world.restart()
-    await world.tell(an_assignment())
+    runtime = ObeysAnother(harness.cluster)
+    harness.handle = lambda: runtime
+    await harness.restart()
+    await harness.handle_events(an_assignment())
     with structlog.testing.capture_logs() as logs:
         loops = [
-            asyncio.ensure_future(turn_for_ever(loop, world.epoch))
-            for loop in world.launcher.loops(1.0, 5.0)
+            asyncio.ensure_future(turn_for_ever(loop, harness.epoch))
+            for loop in harness.launcher.loops(1.0, 5.0)
         ]
         await pause(30)
-    assert "57 commands this node" in world.launcher.problem
+    assert "57 commands this node" in harness.launcher.problem
     # Every second, the most that this world's limits say.
     assert 10 < runtime.asked < 50
-    said = [each["event"] for each in logs if each["log_level"] in ("warning", "error")]
-    assert said == ["the runtime obeys another launcher"]
-    delayed = await world.said(RunDelayed)
+    published = [each["event"] for each in logs if each["log_level"] in ("warning", "error")]
+    assert published == ["the runtime obeys another launcher"]
+    delayed = await harness.published(RunDelayed)
     assert "57 commands this node" in delayed[-1].detail
     runtime.obeys = True
     await pause(5)
-    assert world.launcher.problem == ""
-    assert await world.said(RunStarted)
+    assert harness.launcher.problem == ""
+    assert await harness.published(RunStarted)
     for loop in loops:
         loop.cancel()

@@ -48,7 +48,7 @@ M = TypeVar("M", bound=Message)
 
 
 class Platform:
-    """Bus and database in memory, and what the launcher said so far."""
+    """Bus and database in memory, and the events published so far."""
 
     def __init__(self, folder: Path) -> None:
         key = folder / "key"
@@ -68,7 +68,7 @@ class Platform:
         self.scheduler = MemoryBus(self.broker, "scheduler")
         self.gateway = MemoryBus(self.broker, "gateway", [RunStarted, RunExited, NodeChanged])
         self.ids = itertools.count(1)
-        self.heard: list[Message] = []
+        self.received: list[Message] = []
         self.running: asyncio.Task[None] | None = None
         self.consumer = self.gateway.consumer()
 
@@ -94,7 +94,7 @@ class Platform:
         self.running.cancel()
         await asyncio.wait([self.running])
 
-    async def tell(self, event: Message) -> None:
+    async def send(self, event: Message) -> None:
         now = SystemClock().now()
         await self.scheduler.publish([Envelope(f"s{next(self.ids)}", "scheduler", now, event)])
 
@@ -105,26 +105,26 @@ class Platform:
                 try:
                     reply = await self.gateway.request(command, timeout_s=1)
                 except BusUnavailableError:
-                    # Nobody leads yet.
+                    # There is no leader yet.
                     continue
                 assert isinstance(reply, AckCheckpointReply)
                 return reply
 
-    async def hears(self, kind: type[M], count: int = 1) -> M:
-        """Wait until a type was said so often; the last one."""
+    async def receive(self, kind: type[M], count: int = 1) -> M:
+        """Wait for so many events of a type. Returns the last one."""
         async with asyncio.timeout(10):
             while True:
-                found = [message for message in self.heard if isinstance(message, kind)]
+                found = [message for message in self.received if isinstance(message, kind)]
                 if len(found) >= count:
                     return found[-1]
                 for delivery in await self.consumer.fetch(100, 0.2):
                     assert delivery.envelope is not None
-                    self.heard.append(delivery.envelope.message)
+                    self.received.append(delivery.envelope.message)
                     await delivery.ack()
 
-    async def prints(self, word: str) -> None:
+    async def prints(self, text: str) -> None:
         async with asyncio.timeout(5):
-            while not self.output.exists() or word not in self.output.read_text():  # noqa: ASYNC110 - a file
+            while not self.output.exists() or text not in self.output.read_text():  # noqa: ASYNC110 - a file
                 await asyncio.sleep(0.01)
 
 
@@ -132,7 +132,7 @@ class Platform:
 async def platform(tmp_path: Path) -> AsyncIterator[Platform]:
     made = Platform(tmp_path)
     made.start()
-    await made.hears(NodeChanged, 2)
+    await made.receive(NodeChanged, 2)
     yield made
     await made.stop()
 
@@ -143,37 +143,37 @@ def sh(script: str, ranks: int = 1, mode: PreemptMode = PreemptMode.SDK) -> Mess
 
 
 async def test_a_gang_runs_to_its_end(platform: Platform) -> None:
-    await platform.tell(sh("echo rank $RANK of $WORLD_SIZE at $MASTER_PORT", ranks=2))
-    started = await platform.hears(RunStarted)
-    exited = await platform.hears(RunExited)
+    await platform.send(sh("echo rank $RANK of $WORLD_SIZE at $MASTER_PORT", ranks=2))
+    started = await platform.receive(RunStarted)
+    exited = await platform.receive(RunExited)
     assert len(started.placements) == 2
     assert exited.exit.kind is ExitKind.OK
     assert "rank 0 of 2 at 2" in platform.output.read_text()
 
 
-async def test_the_task_gets_a_token_that_the_gateway_knows(platform: Platform) -> None:
-    await platform.tell(sh("echo $SHIFTWORK_RUN_TOKEN"))
-    await platform.hears(RunExited)
+async def test_the_task_gets_a_token_that_the_gateway_accepts(platform: Platform) -> None:
+    await platform.send(sh("echo $SHIFTWORK_RUN_TOKEN"))
+    await platform.receive(RunExited)
     assert verify_run_token(KEY, platform.output.read_text().strip()) == run_id()
 
 
 async def test_the_platforms_python_finds_the_sdk(platform: Platform) -> None:
-    await platform.tell(sh("python -c 'import shiftwork; print(shiftwork.__name__)'"))
-    exited = await platform.hears(RunExited)
+    await platform.send(sh("python -c 'import shiftwork; print(shiftwork.__name__)'"))
+    exited = await platform.receive(RunExited)
     if exited.exit.kind is not ExitKind.OK:
         pytest.skip("the SDK is not installed beside this interpreter")
     assert platform.output.read_text().strip() == "shiftwork"
 
 
 async def test_preempted_by_acknowledgement(platform: Platform) -> None:
-    await platform.tell(sh("echo ready; exec sleep 300"))
-    await platform.hears(RunStarted)
+    await platform.send(sh("echo ready; exec sleep 300"))
+    await platform.receive(RunStarted)
     await platform.prints("ready")
-    await platform.tell(a_preemption())
+    await platform.send(a_preemption())
     await asyncio.sleep(0.1)
     reply = await platform.ack(7)
     assert reply.checkpoint is not None
-    exited = await platform.hears(RunExited)
+    exited = await platform.receive(RunExited)
     assert (exited.exit.kind, exited.checkpoint) == (ExitKind.PREEMPTED, reply.checkpoint)
     late = await platform.ack(8)
     assert late.refusal is not None
@@ -181,34 +181,34 @@ async def test_preempted_by_acknowledgement(platform: Platform) -> None:
 
 async def test_preempted_by_signal(platform: Platform) -> None:
     script = "trap 'exit 75' USR1; echo ready; while :; do sleep 0.01; done"
-    await platform.tell(sh(script, mode=PreemptMode.SIGNAL))
-    await platform.hears(RunStarted)
+    await platform.send(sh(script, mode=PreemptMode.SIGNAL))
+    await platform.receive(RunStarted)
     await platform.prints("ready")
-    await platform.tell(a_preemption())
-    exited = await platform.hears(RunExited)
+    await platform.send(a_preemption())
+    exited = await platform.receive(RunExited)
     assert (exited.exit.kind, exited.exit.ranks[0].code) == (ExitKind.PREEMPTED, 75)
 
 
 async def test_a_launcher_that_dies_loses_nothing(platform: Platform) -> None:
-    await platform.tell(sh("echo ready; sleep 0.5; echo more; exec sleep 300"))
-    await platform.hears(RunStarted)
+    await platform.send(sh("echo ready; sleep 0.5; echo more; exec sleep 300"))
+    await platform.receive(RunStarted)
     await platform.prints("ready")
     await platform.stop()
     await asyncio.sleep(0.6)
-    await platform.tell(a_kill())
+    await platform.send(a_kill())
     platform.start()
-    exited = await platform.hears(RunExited)
+    exited = await platform.receive(RunExited)
     assert exited.exit.kind is ExitKind.KILLED
     assert platform.output.read_text() == "ready\nmore\n"
-    assert [type(message) for message in platform.heard].count(RunStarted) == 1
+    assert [type(message) for message in platform.received].count(RunStarted) == 1
 
 
-async def test_what_ended_while_nobody_looked_is_said(platform: Platform) -> None:
-    await platform.tell(sh("echo ready; sleep 0.2; exit 4"))
-    await platform.hears(RunStarted)
+async def test_an_exit_without_a_launcher_is_published_by_the_next_one(platform: Platform) -> None:
+    await platform.send(sh("echo ready; sleep 0.2; exit 4"))
+    await platform.receive(RunStarted)
     await platform.stop()
     await asyncio.sleep(0.4)
     platform.start()
-    exited = await platform.hears(RunExited)
+    exited = await platform.receive(RunExited)
     assert (exited.exit.kind, exited.exit.ranks[0].code) == (ExitKind.FAILED, 4)
     assert exited.exit.detail == "rank 0 ended with code 4"

@@ -67,8 +67,8 @@ def as_text(objects: RunManifests) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_objects_are_as_kept(name: str) -> None:
-    """UPDATE_MANIFESTS=1 writes them anew; read the difference."""
+def test_the_manifests_match_the_golden_files(name: str) -> None:
+    """UPDATE_MANIFESTS=1 rewrites them; read the difference."""
     text = as_text(CASES[name].objects().owned_by(UID))
     path = GOLDEN / f"{name}.yaml"
     if os.environ.get("UPDATE_MANIFESTS"):
@@ -76,7 +76,7 @@ def test_the_objects_are_as_kept(name: str) -> None:
     assert text == path.read_text()
 
 
-def test_nothing_else_is_kept() -> None:
+def test_there_is_no_golden_file_without_a_case() -> None:
     assert {path.stem for path in GOLDEN.glob("*.yaml")} == set(CASES)
 
 
@@ -88,14 +88,14 @@ def test_the_restricted_profile_holds_unless_more_was_granted(name: str) -> None
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_same_order_is_the_same_bytes(name: str) -> None:
+def test_the_same_order_gives_the_same_bytes(name: str) -> None:
     case = CASES[name]
     before = copy.deepcopy(case)
     assert json.dumps(documents(case.objects())) == json.dumps(documents(before.objects()))
     assert case == before
 
 
-def test_what_kubernetes_would_expand_arrives_as_it_was() -> None:
+def test_text_that_kubernetes_would_expand_arrives_unchanged() -> None:
     for text in ("$(HOME)", "$$(HOME)", "$$", "a$", "$HOME", "$$$x", "${A}", "$((1+1))", "$$$("):
         assert expanded(literal(text), {"HOME": "/root", "(1+1": "no"}) == text
 
@@ -115,7 +115,7 @@ def expanded(text: str, variables: dict[str, str]) -> str:
     return found
 
 
-def test_ranks_meet_by_name_in_a_gang_and_here_when_alone() -> None:
+def test_a_gang_uses_rank_0s_name_and_a_single_rank_uses_localhost() -> None:
     env = {
         size: {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
         for size in (1, 3)
@@ -128,7 +128,7 @@ def test_ranks_meet_by_name_in_a_gang_and_here_when_alone() -> None:
     assert master_port(run, 5, 5) == 5
 
 
-def test_many_ranks_are_many_secrets_each_below_the_limit() -> None:
+def test_many_ranks_get_several_secrets_below_the_size_limit() -> None:
     order = an_order(1000)
     objects = build_manifests(order, PodPolicy(default_image="x"), PODS)
     assert [secret["metadata"]["name"] for secret in objects.secrets] == [
@@ -155,7 +155,7 @@ def finds_its_context(order: RunOrder, objects: RunManifests) -> None:
         assert held[volume["secret"]["secretName"]][item["key"]] == rank.context
 
 
-def test_the_policy_is_asked_again() -> None:
+def test_a_launch_validates_the_policy_again() -> None:
     order = an_order(pod=PodRequest(image="x", template='{"spec": {"hostNetwork": true}}'))
     with pytest.raises(PodRefusedError, match=r"pod\.template\.spec\.hostNetwork: is not allowed"):
         build_manifests(order, PodPolicy(), PODS)
@@ -222,7 +222,7 @@ LABEL_KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A
 
 @settings(max_examples=60, deadline=None)
 @given(orders(), st.sampled_from(POLICIES))
-def test_every_order_is_a_run_of_valid_objects(order: RunOrder, policy: PodPolicy) -> None:
+def test_every_order_gives_valid_objects(order: RunOrder, policy: PodPolicy) -> None:
     objects = build_manifests(order, policy, PODS).owned_by(UID)
     made = documents(objects)
     names = [(each["kind"], each["metadata"]["name"]) for each in made]
@@ -248,7 +248,7 @@ def test_every_order_is_a_run_of_valid_objects(order: RunOrder, policy: PodPolic
 
 
 def is_the_rank(order: RunOrder, rank: RankOrder, pod: Json) -> None:
-    """The plan's own words are in the pod, whatever else is."""
+    """The pod has the plan's own values, whatever else it has."""
     name = pod_name(order.run_id, rank.rank)
     spec = pod["spec"]
     assert pod["metadata"]["name"] == spec["hostname"] == name
@@ -371,7 +371,7 @@ LEAVES: dict[str, st.SearchStrategy[Any]] = {
     "a list of whole numbers": st.lists(st.sampled_from(NUMBERS), max_size=2),
     "an object": st.just({}),
 }
-# What people try, whatever our table says of it.
+# What people try, whether the table allows it or not.
 TRIED: list[Json] = [
     {"spec": {"hostNetwork": True}},
     {"spec": {"hostPID": True}},
@@ -519,16 +519,16 @@ def keeps_what_was_there(pod: Json, before: Json) -> None:
 
 LISTED = {"containers", "initContainers", "volumes", "tolerations", "securityContext"}
 OWN = {"initContainers", "hostAliases", "dnsConfig", "hostUsers"}
-# Variables of the policy that a task may say otherwise.
+# Variables of the policy that a task may override.
 MINE = {"HOME", "LANG"}
 
 
-def test_templates_are_not_only_refused() -> None:
-    """Otherwise the property above would say nothing."""
+def test_some_templates_are_accepted() -> None:
+    """Otherwise the property above would prove nothing."""
     assert 10 <= len(TAKEN) <= len(TRIED) - 20
 
 
-def test_variables_kept_elsewhere_are_named_and_not_held() -> None:
+def test_variables_from_secrets_and_config_maps_are_references() -> None:
     pod = PodRequest(image="x:1", env_from=(EnvSource(name="K", secret="user.ada.k", key="k"),))
     [found] = build_manifests(an_order(pod=pod), PodPolicy(), PODS).pods
     env = {each["name"]: each for each in found["spec"]["containers"][0]["env"]}

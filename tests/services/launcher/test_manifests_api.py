@@ -55,7 +55,7 @@ def create(api: Api, thing: Json) -> Json:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_object_of_a_case_is_taken(api: Api, name: str) -> None:
+def test_a_real_api_server_accepts_every_object(api: Api, name: str) -> None:
     case = CASES[name]
     site = PodSite(namespace="pods-restricted" if case.restricted else "pods-privileged")
     for thing in documents(case.objects(site).owned_by(UID)):
@@ -68,7 +68,9 @@ def templates() -> list[tuple[Json, PodPolicy]]:
 
 
 @pytest.mark.parametrize(("template", "policy"), templates(), ids=lambda each: str(each)[:60])
-def test_the_admission_agrees_with_the_oracle(api: Api, template: Json, policy: PodPolicy) -> None:
+def test_pod_security_admission_agrees_with_the_test_oracle(
+    api: Api, template: Json, policy: PodPolicy
+) -> None:
     order = an_order(pod=PodRequest(image="x:1", template=json.dumps(template)))
     [pod] = build_manifests(order, policy, PodSite(namespace="pods-restricted")).pods
     if violations(pod):

@@ -1,4 +1,4 @@
-"""A node on which starts fail in a row takes no new runs for a while, and says so."""
+"""A node on which starts fail in a row takes no new runs for a while, which is published."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from services.launcher.loop import record
 from services.launcher.tables import TABLES
 from tests.builders import a_spec
 from tests.harness.virtual_time import virtually
-from tests.services.launcher.launcher_harness import World
+from tests.services.launcher.launcher_harness import LauncherHarness
 from tests.services.launcher.makers import a_kill, a_listing, a_node, an_assignment, at
 
 POLICY = QuarantinePolicy(after=3, seconds=600.0, seconds_max=1000.0)
@@ -126,10 +126,10 @@ def test_only_faults_of_the_node_count_and_only_before_a_rank_began(
     assert failed_nodes_of(replace(run, started_at=at(1)), ExitKind.LOST, [began]) == ()
 
 
-async def test_failed_starts_are_recorded_said_and_taken_back_by_an_operator() -> None:
-    world = World()
-    await world.start()
-    async with world.store.transaction(epoch=world.epoch) as tx:
+async def test_failed_starts_are_recorded_and_published_and_reset_by_an_operator() -> None:
+    harness = LauncherHarness()
+    await harness.start()
+    async with harness.store.transaction(epoch=harness.epoch) as tx:
         tx.put(a_row())
     place = (Placement(rank=0, role="worker", node_id="local-0"),)
     for number in range(3):
@@ -142,19 +142,19 @@ async def test_failed_starts_are_recorded_said_and_taken_back_by_an_operator() -
             exited_at=at(1),
             failed_nodes=("local-0",),
         )
-        async with world.store.transaction(epoch=world.epoch) as tx:
+        async with harness.store.transaction(epoch=harness.epoch) as tx:
             await record(tx, {run.id: run}, [over], POLICY)
-    async with world.store.transaction(epoch=world.epoch) as tx:
+    async with harness.store.transaction(epoch=harness.epoch) as tx:
         row = await tx.get(NodeRow, "local-0")
         assert row is not None
         assert row.node.quarantined
         await set_schedulable(tx, SetSchedulable(node_id="local-0", schedulable=True))
-    said = [each.message for _, each in await world.store.outgoing(1000)]
-    changes = [each.node.quarantined for each in said if isinstance(each, NodeChanged)]
+    published = [each.message for _, each in await harness.store.outgoing(1000)]
+    changes = [each.node.quarantined for each in published if isinstance(each, NodeChanged)]
     assert changes == [True, False]
 
 
-async def hang(world: World, *tasks: str, nodes: tuple[int, ...] = (0,)) -> set[str]:
+async def hang(harness: LauncherHarness, *tasks: str, nodes: tuple[int, ...] = (0,)) -> set[str]:
     """Starts of these tasks (OWNER-NUMBER) hang until the scheduler ends them. Returns the nodes in
     quarantine."""
     for task in tasks:
@@ -163,62 +163,64 @@ async def hang(world: World, *tasks: str, nodes: tuple[int, ...] = (0,)) -> set[
             for rank, node in enumerate(nodes)
         )
         changes = {"task_id": task, "owner": task[:3], "placements": places}
-        await world.tell(an_assignment(ranks=len(nodes)).model_copy(update=changes))
-        await world.turn(5)
-        await world.tell(a_kill(task=task, code=ReasonCode.START_EXPIRED))
-        ended = await world.until_exited(task=task)
+        await harness.handle_events(an_assignment(ranks=len(nodes)).model_copy(update=changes))
+        await harness.run_loops(5)
+        await harness.handle_events(a_kill(task=task, code=ReasonCode.START_EXPIRED))
+        ended = await harness.until_exited(task=task)
         assert ended.exit.kind is ExitKind.KILLED
-    rows = world.database.rows(TABLES, NodeRow).values()
+    rows = harness.database.rows(TABLES, NodeRow).values()
     return {row.node_id for row in rows if row.quarantined_until is not None}
 
 
-async def a_world_in_which_nothing_starts() -> World:
-    world = World(nodes=3)
-    world.cluster.pending_seconds_max = 1e9
-    await world.start()
-    await world.turn(3)
-    return world
+async def a_world_in_which_nothing_starts() -> LauncherHarness:
+    harness = LauncherHarness(nodes=3)
+    harness.cluster.pending_seconds_max = 1e9
+    await harness.start()
+    await harness.run_loops(3)
+    return harness
 
 
 def test_a_node_on_which_starts_hang_is_quarantined() -> None:
     async def main() -> None:
-        world = await a_world_in_which_nothing_starts()
-        assert await hang(world, "adaa", "bobb") == set()
-        assert await hang(world, "annc") == {"local-0"}
+        harness = await a_world_in_which_nothing_starts()
+        assert await hang(harness, "adaa", "bobb") == set()
+        assert await hang(harness, "annc") == {"local-0"}
 
     virtually(main())
 
 
 def test_one_owner_whose_starts_hang_everywhere_takes_one_node_from_the_others() -> None:
     async def main() -> None:
-        world = await a_world_in_which_nothing_starts()
-        assert await hang(world, "adaa", "adab", "adac") == {"local-0"}
+        harness = await a_world_in_which_nothing_starts()
+        assert await hang(harness, "adaa", "adab", "adac") == {"local-0"}
         for node in (1, 2):
             tasks = [f"ada{letter}{'abc'[node]}" for letter in "defgh"]
-            assert await hang(world, *tasks, nodes=(node,)) == {"local-0"}
-        assert await hang(world, "annx", "boby", nodes=(1,)) == {"local-0", "local-1"}
+            assert await hang(harness, *tasks, nodes=(node,)) == {"local-0"}
+        assert await hang(harness, "annx", "boby", nodes=(1,)) == {"local-0", "local-1"}
 
     virtually(main())
 
 
 def test_of_a_gang_only_the_nodes_that_have_not_begun_count() -> None:
     async def main() -> None:
-        world = await a_world_in_which_nothing_starts()
-        world.cluster.pending_nodes = frozenset({"local-1"})
-        assert await hang(world, "adaa", "bobb", "annc", nodes=(0, 1)) == {"local-1"}
+        harness = await a_world_in_which_nothing_starts()
+        harness.cluster.pending_nodes = frozenset({"local-1"})
+        assert await hang(harness, "adaa", "bobb", "annc", nodes=(0, 1)) == {"local-1"}
 
     virtually(main())
 
 
 def test_a_run_that_somebody_ends_before_it_begins_counts_against_no_node() -> None:
     async def main() -> None:
-        world = await a_world_in_which_nothing_starts()
+        harness = await a_world_in_which_nothing_starts()
         for task in ("adaa", "bobb", "annc", "eved"):
-            await world.tell(an_assignment().model_copy(update={"task_id": task, "owner": task}))
-            await world.turn(5)
-            await world.tell(a_kill(task=task))
-            await world.until_exited(task=task)
-        assert await hang(world) == set()
+            await harness.handle_events(
+                an_assignment().model_copy(update={"task_id": task, "owner": task})
+            )
+            await harness.run_loops(5)
+            await harness.handle_events(a_kill(task=task))
+            await harness.until_exited(task=task)
+        assert await hang(harness) == set()
 
     virtually(main())
 
@@ -227,10 +229,10 @@ def test_a_node_that_cannot_start_a_run_is_quarantined() -> None:
     """As a supervisor that has no room for its records: it answers, and nothing starts."""
 
     async def main() -> None:
-        world = World(nodes=3)
-        world.cluster.unable = {"local-2"}
-        await world.start()
-        await world.turn(3)
-        assert await hang(world, "adaa", "bobb", "annc", nodes=(1, 2)) == {"local-2"}
+        harness = LauncherHarness(nodes=3)
+        harness.cluster.unable = {"local-2"}
+        await harness.start()
+        await harness.run_loops(3)
+        assert await hang(harness, "adaa", "bobb", "annc", nodes=(1, 2)) == {"local-2"}
 
     virtually(main())

@@ -73,13 +73,13 @@ async def test_a_launcher_with_a_restored_database_commands_its_nodes_again(
     await restored.end(RUN, frozenset(), grace_seconds=0)
     async with store.transaction() as tx:
         (row,) = await tx.select(NodeRow)
-        # The scheduler has heard later versions of this node than the backup knows.
+        # The scheduler has later versions of this node than the backup.
         assert row.version > 10**12
     await store.close()
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", str(2**62 + 1)])
-def test_only_an_epoch_is_taken(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_an_epoch_is_accepted(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         raise_epoch.main([text])
     assert "epoch" in capsys.readouterr().err

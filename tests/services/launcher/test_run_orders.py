@@ -46,7 +46,7 @@ def test_the_whole_environment_of_a_first_attempt() -> None:
     }
 
 
-def test_what_the_task_asks_for_comes_through_but_not_in_the_platforms_place() -> None:
+def test_a_tasks_variables_do_not_override_the_platforms() -> None:
     role = Role(name="worker", replicas=1, command=("train",), env={"B": "role", "C": "role"})
     spec = a_spec().model_copy(
         update={
@@ -100,5 +100,5 @@ def test_the_context_and_the_resumed_checkpoint() -> None:
     assert (rank.cpus, rank.memory_bytes) == (2.0, 1 << 30)
 
 
-def test_the_key_is_never_shown() -> None:
+def test_the_run_token_key_is_never_printed() -> None:
     assert KEY.decode() not in repr(SITE)

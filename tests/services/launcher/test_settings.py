@@ -18,7 +18,7 @@ def some(tmp_path: Path, **more: Any) -> LauncherSettings:
     return LauncherSettings(**{**fixed, "run_token_key_file": key, **more})
 
 
-def test_pods_are_made_as_the_policy_says(tmp_path: Path) -> None:
+def test_pods_follow_the_policy(tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text("gpu_resource: example.com/gpu\nshm_bytes: 1048576\n")
     settings = some(tmp_path, runtime="kubernetes", pod_policy_file=policy)
@@ -55,7 +55,7 @@ def test_virtual_nodes_share_the_machine(tmp_path: Path) -> None:
     assert plans[0].node.memory_bytes == whole.node.memory_bytes // 3
 
 
-def test_real_gpus_are_handed_out_by_their_names(tmp_path: Path) -> None:
+def test_real_gpus_are_used_by_their_names(tmp_path: Path) -> None:
     gpus = [Gpu(index, f"GPU-{index}", "H100", 80 << 30) for index in range(2)]
     [plan] = plan_nodes(some(tmp_path, node_labels={"rack": "r1"}), gpus)
     assert plan.devices == ("GPU-0", "GPU-1")
@@ -63,7 +63,7 @@ def test_real_gpus_are_handed_out_by_their_names(tmp_path: Path) -> None:
     assert plan.node.labels == {"rack": "r1"}
 
 
-def test_a_file_says_what_differs_between_nodes(tmp_path: Path) -> None:
+def test_a_nodes_file_describes_differences_between_nodes(tmp_path: Path) -> None:
     path = tmp_path / "nodes.yaml"
     path.write_text(
         "local-0: {group: dev, labels: {zone: a, disk: nvme}, taints: [reserved=vision]}\n"
@@ -98,19 +98,19 @@ def test_a_wrong_file_is_refused_with_the_place(tmp_path: Path, text: str, match
         plan_nodes(some(tmp_path, virtual_nodes=2, nodes_file=path), ())
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_nodes_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"none\.yaml cannot be read"):
         plan_nodes(some(tmp_path, nodes_file=tmp_path / "none.yaml"), ())
 
 
-def test_marks_of_every_node_are_checked(tmp_path: Path) -> None:
+def test_labels_of_every_node_are_validated(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="no label's key"):
         some(tmp_path, node_labels={"a b": "c"})
     with pytest.raises(ValidationError, match="is no taint"):
         some(tmp_path, node_taints=("a=",))
 
 
-def test_ranges_are_checked(tmp_path: Path) -> None:
+def test_ranges_are_validated(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="give a range"):
         some(tmp_path, master_port_first=3000, master_port_last=2000)
     with pytest.raises(ValidationError, match="after the lease"):

@@ -1,4 +1,4 @@
-"""As whom tasks run: what is refused, and the numbers of owners."""
+"""The users of tasks: refused choices, and the numbers of owners."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def root(monkeypatch: pytest.MonkeyPatch) -> None:
         (Choice(users="300000-4294967295"), "and 4000000000"),
     ],
 )
-def test_a_choice_that_cannot_be_had_is_refused_with_the_fix(
+def test_an_impossible_choice_is_refused_with_the_fix(
     choice: Choice, match: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=match):
@@ -86,7 +86,7 @@ def test_an_ordinary_user_needs_no_choice_and_has_none(
 
 
 @pytest.mark.usefixtures("root")
-def test_each_choice_gives_the_users_that_it_says(tmp_path: Path) -> None:
+def test_each_choice_gives_its_users(tmp_path: Path) -> None:
     nobody = pwd.getpwnam("nobody")
     one = task_users(Choice(user="nobody"), tmp_path)
     assert isinstance(one, OneUser)
@@ -119,7 +119,7 @@ def test_an_owner_keeps_its_number_after_restarts_and_other_ranges(tmp_path: Pat
 
 
 @needs_root
-def test_launchers_side_by_side_give_no_number_twice(tmp_path: Path) -> None:
+def test_concurrent_launchers_give_no_number_twice(tmp_path: Path) -> None:
     uids = range(390_000, 390_040)
     owners = [f"owner-{number}" for number in range(20)]
 
@@ -134,7 +134,7 @@ def test_launchers_side_by_side_give_no_number_twice(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_no_number_is_given_when_none_is_left_or_known(tmp_path: Path) -> None:
+def test_no_number_is_given_when_none_is_left_or_the_file_is_damaged(tmp_path: Path) -> None:
     users = OwnerUsers(tmp_path, range(390_000, 390_001))
     users.of("ann")
     with pytest.raises(ValueError, match="all 1 numbers of --task-users 390000-390000 are taken"):

@@ -42,7 +42,7 @@ def at(seconds: float) -> datetime:
 
 
 @dataclass
-class Hands:
+class ManualClock:
     """A clock moved by hand."""
 
     moment: datetime = START
@@ -59,7 +59,7 @@ def numbers() -> Callable[[], str]:
     return lambda: f"event-{next(counter)}"
 
 
-def a_store(clock: Hands, database: MemoryDatabase | None = None) -> MemoryStore:
+def a_store(clock: ManualClock, database: MemoryDatabase | None = None) -> MemoryStore:
     return MemoryStore(
         database or MemoryDatabase(),
         TABLES,
@@ -161,32 +161,32 @@ class CrashingArchive:
         await self.archive.remove(keys)
 
 
-class Listening(MemoryBus):
-    """A bus that remembers what was told."""
+class RecordingBus(MemoryBus):
+    """A bus that records published chunks."""
 
     def __init__(self) -> None:
         super().__init__(MemoryBroker(Random(1)), "log_collector")
-        self.told: list[LogChunk] = []
+        self.published: list[LogChunk] = []
 
     async def send_telemetry(self, envelope: Envelope) -> None:
         assert isinstance(envelope.message, LogChunk)
-        self.told.append(envelope.message)
+        self.published.append(envelope.message)
         await super().send_telemetry(envelope)
 
 
 @dataclass
-class World:
+class CollectorHarness:
     """One process of log-collector after the other, on the same disk and database."""
 
     store: Store
-    clock: Hands
+    clock: ManualClock
     archive: Archive
     settings: LogCollectorSettings
     source: LogSource = field(default_factory=MemorySource)
     epoch: int | None = None
 
     def __post_init__(self) -> None:
-        self.bus = Listening()
+        self.bus = RecordingBus()
         self.service = self._build()
 
     def _build(self) -> Service:
@@ -207,12 +207,12 @@ class World:
         self.service = self._build()
         await self.lead()
 
-    async def tell(self, *events: Message) -> None:
+    async def handle_events(self, *events: Message) -> None:
         for event in events:
             async with self.store.transaction(epoch=self.epoch) as tx:
                 await HANDLERS[type(event)](tx, event)
 
-    async def request(self, query: Message) -> Any:
+    async def query(self, query: Message) -> Any:
         async with self.store.transaction(epoch=self.epoch) as tx:
             return await self.service.commands[type(query)](tx, query)
 
@@ -241,10 +241,10 @@ class World:
             return await tx.select(kind)
 
 
-async def without_times(world: World) -> None:
+async def without_times(harness: CollectorHarness) -> None:
     """Make of all that is recorded what a version without time stamps left."""
-    for row in await world.rows(OutputRow):
+    for row in await harness.rows(OutputRow):
         key = key_of(row.rank, row.attempt, row.task_id)
-        await world.archive.truncate(key, row.size, 0)
-        async with world.store.transaction(epoch=world.epoch) as tx:
+        await harness.archive.truncate(key, row.size, 0)
+        async with harness.store.transaction(epoch=harness.epoch) as tx:
             tx.put(replace(row, timestamps=0))

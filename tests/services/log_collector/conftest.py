@@ -18,8 +18,8 @@ from services.log_collector.sources.memory import MemorySource
 from services.log_collector.tables import TABLES
 from tests.conftest import run_apart
 from tests.services.log_collector.collector_harness import (
-    Hands,
-    World,
+    CollectorHarness,
+    ManualClock,
     a_store,
     numbers,
     settings_with,
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def clock() -> Hands:
-    return Hands()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture(scope="package")
@@ -53,7 +53,7 @@ def where(request: pytest.FixtureRequest) -> Address | None:
 
 
 @pytest_asyncio.fixture
-async def store(where: Address | None, clock: Hands) -> AsyncIterator[Store]:
+async def store(where: Address | None, clock: ManualClock) -> AsyncIterator[Store]:
     if where is None:
         yield a_store(clock)
         return
@@ -72,7 +72,7 @@ def source() -> MemorySource:
 
 
 @pytest_asyncio.fixture
-async def world(store: Store, clock: Hands, source: MemorySource) -> World:
-    made = World(store, clock, MemoryArchive(), settings_with(), source)
+async def harness(store: Store, clock: ManualClock, source: MemorySource) -> CollectorHarness:
+    made = CollectorHarness(store, clock, MemoryArchive(), settings_with(), source)
     await made.lead()
     return made

@@ -27,7 +27,7 @@ class Container:
     files_max: int = 5
     restart: int = 0
     # Everything that is in the entries, in their order: what any reader should get.
-    said: bytearray = field(default_factory=bytearray)
+    output: bytearray = field(default_factory=bytearray)
     ended: bool = False
     pending: dict[str, bytes] = field(default_factory=dict[str, bytes])
     rotations: itertools.count[int] = field(default_factory=stamps)
@@ -53,7 +53,7 @@ class Container:
     def entry(self, tag: str, text: bytes, stream: str = "stdout", file: int | None = None) -> None:
         line = f"{self._time()} {stream} {tag} ".encode() + text + b"\n"
         os.write(self.file if file is None else file, line)
-        self.said += text if tag == "P" else text + b"\n"
+        self.output += text if tag == "P" else text + b"\n"
 
     def write(self, data: bytes, stream: str = "stdout") -> None:
         """What the program writes; the runtime holds back the beginning of a line."""

@@ -79,7 +79,7 @@ def test_a_text_that_is_cut_anywhere_is_a_text(text: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\0", b"a\xff\r", b"\xe9t\xe9\n", b"\x80\x80\x80\x80a"])
-def test_what_cannot_be_text_is_binary(data: bytes) -> None:
+def test_invalid_utf8_is_binary(data: bytes) -> None:
     assert not is_text(data)
 
 
@@ -98,10 +98,10 @@ def test_pieces_are_the_whole_in_order(offset: int, data: bytes, bytes_max: int)
 
 
 @given(outputs, st.integers(1, 40))
-def test_a_burst_tells_its_end(data: bytes, bytes_max: int) -> None:
-    start, told = newest(100, data, bytes_max)
-    assert told == data[-bytes_max:]
-    assert start + len(told) == 100 + len(data)
+def test_live_readers_get_the_end_of_a_burst(data: bytes, bytes_max: int) -> None:
+    start, published = newest(100, data, bytes_max)
+    assert published == data[-bytes_max:]
+    assert start + len(published) == 100 + len(data)
 
 
 @given(st.lists(outputs), st.integers(1, 60))

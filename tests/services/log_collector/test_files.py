@@ -138,11 +138,11 @@ def address(rank: int = 0) -> Address:
 
 
 @pytest.mark.parametrize(
-    ("changed_at", "told"),
+    ("changed_at", "expected_at"),
     [(at(5).timestamp(), at(5)), (-5, EPOCH), (2**33, moment_of(2**33 * 1_000_000))],
 )
-async def test_files_say_when_they_were_last_written(
-    tmp_path: Path, changed_at: float, told: datetime
+async def test_files_have_the_time_of_their_last_write(
+    tmp_path: Path, changed_at: float, expected_at: datetime
 ) -> None:
     """A task may set the time of its own file: nothing breaks."""
     path = output_path(tmp_path, address())
@@ -151,10 +151,10 @@ async def test_files_say_when_they_were_last_written(
     os.utime(path, (changed_at, changed_at))
     (result,) = await FileSource(tmp_path).read([ReadRequest(address(), 0, 100)], 100)
     assert result is not None
-    assert result.timestamps == (Timestamp(0, told),)
+    assert result.timestamps == (Timestamp(0, expected_at),)
 
 
-def test_a_moment_that_cannot_be_is_the_nearest_one() -> None:
+def test_an_impossible_time_becomes_the_nearest_possible_one() -> None:
     assert moment_of(2**63 - 1).year == 9999
     assert moment_of(-(2**63)) == EPOCH
     assert unpacked(b"\xff" * 7 + b"\x7f" + b"\xff" * 7 + b"\x7f" + b"half")[0].at.year == 9999
@@ -165,7 +165,7 @@ def test_the_layout_is_the_supervisors(tmp_path: Path) -> None:
     assert output_path(tmp_path, address()) == wanted
 
 
-async def test_a_task_cannot_have_other_files_read(tmp_path: Path) -> None:
+async def test_a_task_cannot_make_the_collector_read_other_files(tmp_path: Path) -> None:
     secret = tmp_path / "admin-secret"
     secret.write_text("not for tasks")
     source = FileSource(tmp_path)

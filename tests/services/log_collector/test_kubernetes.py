@@ -25,8 +25,8 @@ from services.log_collector.sources.kubernetes_streams import GAP, Finder, Place
 from services.log_collector.sources.port import ReadRequest, ReadResult, Stored
 from services.log_collector.store import OutputRow, RunRow
 from tests.services.log_collector.collector_harness import (
-    Hands,
-    World,
+    CollectorHarness,
+    ManualClock,
     a_store,
     exited,
     key_of,
@@ -79,9 +79,9 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 
 
 async def until(done: Callable[[], Awaitable[bool]]) -> None:
-    patience = time.monotonic() + 10
+    deadline = time.monotonic() + 10
     while not await done():
-        assert time.monotonic() < patience
+        assert time.monotonic() < deadline
         await asyncio.sleep(0.005)
 
 
@@ -120,7 +120,7 @@ class Reading:
         return self.last
 
 
-async def test_without_an_agent_the_api_server_is_read_and_both_agree(site: Site) -> None:
+async def test_without_an_agent_the_api_server_is_read_with_the_same_bytes(site: Site) -> None:
     container = site.node("n0").create("t1-1-0")
     reading = Reading(await site.source())
     container.write(b"by the API\n")
@@ -134,7 +134,7 @@ async def test_without_an_agent_the_api_server_is_read_and_both_agree(site: Site
     container.write(b"by the API again\n")
     container.end()
     assert await reading.end() == ReadResult()
-    assert reading.data == bytes(container.said)
+    assert reading.data == bytes(container.output)
 
 
 async def _is_read_by_agent(site: Site, reading: Reading) -> bool:
@@ -162,7 +162,7 @@ async def test_an_agent_that_is_away_for_a_moment_is_waited_for(site: Site) -> N
     assert reading.data == b"one\ntwo\n"
 
 
-async def test_a_silent_node_does_not_hold_up_the_others(site: Site) -> None:
+async def test_a_silent_node_does_not_delay_the_others(site: Site) -> None:
     site.node("n0")
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -190,7 +190,7 @@ async def test_a_silent_node_does_not_hold_up_the_others(site: Site) -> None:
         reading.data += answers[1].data
         await asyncio.sleep(0.01)
     assert slow <= 2
-    await reading.until(bytes(container.said))
+    await reading.until(bytes(container.output))
     hung.close()
     await asyncio.sleep(0.35)  # the last question has ended
 
@@ -213,34 +213,34 @@ async def test_a_refusing_api_server_is_a_problem_and_then_none(
     )
     printed = ""
 
-    async def said() -> bool:
+    async def output() -> bool:
         nonlocal printed
         printed += capsys.readouterr().out
         what = "pods labelled app.kubernetes.io/component=log-agent in namespace shiftwork"
         return what in printed and "403 Forbidden" in printed
 
     # The list of agents is asked for beside the logs.
-    await until(said)
+    await until(output)
     site.api.refuses = 0
     assert await reading.end() == ReadResult()
     assert reading.data == b"x\n"
 
 
-async def test_a_wrong_token_is_said(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_wrong_token_is_reported(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     site.node("n0").create("t1-1-0").write(b"x\n")
     agent = await site.agent("n0")
     reading = Reading(await site.source(fallback_seconds=60.0))
     agent.token_file.write_text("another")
 
-    async def said() -> bool:
+    async def output() -> bool:
         await reading.once()
         return "it answers 401" in capsys.readouterr().out
 
-    await until(said)
+    await until(output)
     assert reading.data == b""
 
 
-async def test_a_pod_without_a_log_file_is_asked_of_the_api_server_too(site: Site) -> None:
+async def test_a_pod_without_a_log_file_is_read_from_the_api_server_too(site: Site) -> None:
     """The agent looks into a folder that is not the node's: everything is absent there."""
     container = site.node("n0").create("t1-1-0")
     container.write(b"x\n")
@@ -260,7 +260,7 @@ async def test_a_pod_without_a_log_file_is_asked_of_the_api_server_too(site: Sit
 # -- streams of the API server
 
 
-async def test_a_stream_that_breaks_off_is_taken_up_where_it_was(site: Site) -> None:
+async def test_a_broken_stream_continues_where_it_was(site: Site) -> None:
     container = site.node("n0").create("t1-1-0")
     site.api.cuts = [9, 9, 14]
     reading = Reading(await site.source())
@@ -274,7 +274,7 @@ async def test_a_stream_that_breaks_off_is_taken_up_where_it_was(site: Site) -> 
     await until(done)
     container.end()
     assert await reading.end() == ReadResult()
-    assert reading.data == bytes(container.said)
+    assert reading.data == bytes(container.output)
 
 
 async def test_a_followed_log_may_be_rotated(site: Site) -> None:
@@ -282,34 +282,34 @@ async def test_a_followed_log_may_be_rotated(site: Site) -> None:
     reading = Reading(await site.source())
     for number in range(5):
         container.write(b"line %d\n" % number)
-        await reading.until(bytes(container.said))
+        await reading.until(bytes(container.output))
         container.rotate()
     container.end()
-    assert reading.data == bytes(container.said)
+    assert reading.data == bytes(container.output)
 
 
 @pytest.mark.parametrize("seen", [True, False])
-async def test_a_rotation_that_nobody_followed_is_seen(site: Site, seen: bool) -> None:
+async def test_a_missed_rotation_is_noted(site: Site, seen: bool) -> None:
     """A new collector finds only the newest file: the place is found by its bytes, or it is said
     that something may be missing."""
     container = site.node("n0").create("t1-1-0")
     container.write(b"in a file that is rotated away\n" * 3)
-    first = bytes(container.said)
+    first = bytes(container.output)
     container.rotate()
     container.write(b"in the newest file, and read before; some more text to know it by\n")
-    read = len(container.said) if seen else len(first) - 5
+    read = len(container.output) if seen else len(first) - 5
     container.write(b"not read yet\n")
-    reading = Reading(await site.source(), data=bytes(container.said)[:read])
+    reading = Reading(await site.source(), data=bytes(container.output)[:read])
     container.end()
     await reading.end()
     if seen:
-        assert reading.data == bytes(container.said)
+        assert reading.data == bytes(container.output)
     else:
-        newest = bytes(container.said)[len(first) :]
-        assert reading.data == bytes(container.said)[:read] + GAP + newest
+        newest = bytes(container.output)[len(first) :]
+        assert reading.data == bytes(container.output)[:read] + GAP + newest
 
 
-async def test_an_agent_that_counts_otherwise_is_not_believed(
+async def test_an_agent_with_other_offsets_is_not_trusted(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The agent came when the first files were gone; the collector had read them."""
@@ -318,14 +318,14 @@ async def test_an_agent_that_counts_otherwise_is_not_believed(
         container.write(b"file %d, with a text of its own that is long enough\n" % number)
         container.rotate()
     container.write(b"the newest file\n")
-    said = bytes(container.said)
+    output = bytes(container.output)
     await site.agent("n0")
-    reading = Reading(await site.source(fallback_seconds=60.0), data=said)
+    reading = Reading(await site.source(fallback_seconds=60.0), data=output)
     container.write(b"new\n")
     container.end()
     await reading.end()
-    assert reading.data == said + GAP + b"the newest file\nnew\n"
-    assert "counts otherwise" in capsys.readouterr().out
+    assert reading.data == output + GAP + b"the newest file\nnew\n"
+    assert "has other offsets" in capsys.readouterr().out
 
 
 async def test_the_number_of_streams_is_bounded_and_all_get_their_turn(site: Site) -> None:
@@ -366,13 +366,13 @@ def test_a_place_is_found_by_the_bytes_before_it(log: bytes, data: st.DataObject
         at = log.rfind(before) + len(before)
         assert place == Place(at, before)
     else:
-        assert place == Place(0, mark=GAP)
+        assert place == Place(0, notice=GAP)
 
 
 # -- what is kept, and settings
 
 
-async def test_what_is_kept_is_told_to_the_node_even_if_its_agent_was_away(site: Site) -> None:
+async def test_stored_output_is_reported_even_if_the_agent_was_away(site: Site) -> None:
     container = site.node("n0").create("t1-1-0")
     agent = await site.agent("n0")
     source = await site.source(fallback_seconds=60.0)
@@ -386,11 +386,11 @@ async def test_what_is_kept_is_told_to_the_node_even_if_its_agent_was_away(site:
     await asyncio.sleep(0.05)
     await agent.start()
 
-    async def told() -> bool:
+    async def published() -> bool:
         await reading.once()
         return not list(site.api.kubelets["n0"].log_dir.rglob("shiftwork/*/*/*.log"))
 
-    await until(told)
+    await until(published)
 
 
 async def test_a_cluster_that_is_not_described_is_named(
@@ -415,7 +415,7 @@ async def test_a_source_that_does_not_run_knows_nothing_for_certain(tmp_path: Pa
 
 async def test_restarts_of_collector_and_agent_lose_and_double_nothing(site: Site) -> None:
     """The whole way: pods that write, agents, this source, the collector; everything dies."""
-    rng, clock, database = Random(11), Hands(), MemoryDatabase()
+    rng, clock, database = Random(11), ManualClock(), MemoryDatabase()
     archive = FileArchive(site.folder / "logs")
     containers = {}
     for rank in range(2):
@@ -423,18 +423,18 @@ async def test_restarts_of_collector_and_agent_lose_and_double_nothing(site: Sit
         await site.agent(f"n{rank}")
     source = await site.source(fallback_seconds=60.0)
     settings = settings_with(record_bytes=50_000, record_seconds=1.0)
-    world = World(a_store(clock, database), clock, archive, settings, source)
-    await world.lead()
-    await world.tell(started(2))
+    harness = CollectorHarness(a_store(clock, database), clock, archive, settings, source)
+    await harness.lead()
+    await harness.handle_events(started(2))
     for _ in range(60):
         for container in containers.values():
             container.write(rng.randbytes(rng.choice([0, 5, 3000, 40_000])).replace(b"\r", b"."))
-        await world.step()
+        await harness.step()
         clock.advance(0.2)
         await asyncio.sleep(0.002)
         what = rng.random()
         if what < 0.1:
-            await world.restart(database)
+            await harness.restart(database)
         elif what < 0.2:
             containers[rng.randrange(2)].rotate()
             await asyncio.sleep(0.05)
@@ -444,17 +444,17 @@ async def test_restarts_of_collector_and_agent_lose_and_double_nothing(site: Sit
             await agent.start()
     for container in containers.values():
         container.end()
-    await world.tell(exited(2))
+    await harness.handle_events(exited(2))
 
     async def collected() -> bool:
         clock.advance(0.2)
-        await world.step()
-        return (await world.rows(RunRow))[0].collected
+        await harness.step()
+        return (await harness.rows(RunRow))[0].collected
 
     await until(collected)
     for rank, container in containers.items():
-        assert archive.path(key_of(rank)).read_bytes() == bytes(container.said)
-    rows = await world.rows(OutputRow)
+        assert archive.path(key_of(rank)).read_bytes() == bytes(container.output)
+    rows = await harness.rows(OutputRow)
     assert [(row.size, row.complete) for row in rows] == [
-        (len(container.said), True) for container in containers.values()
+        (len(container.output), True) for container in containers.values()
     ]

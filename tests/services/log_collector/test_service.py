@@ -26,7 +26,7 @@ from tests.services.log_collector.collector_harness import (
 )
 
 
-async def test_a_running_service_keeps_tells_and_answers(tmp_path: Path) -> None:
+async def test_a_running_service_stores_publishes_and_answers(tmp_path: Path) -> None:
     """The whole service under its runner: real files, real time, the bus and store in memory."""
     clock = SystemClock()
     broker = MemoryBroker(Random(1))

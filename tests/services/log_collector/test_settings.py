@@ -14,7 +14,7 @@ from services.log_collector.main import build, source_of
 from services.log_collector.sources.files import FileSource
 from services.log_collector.sources.kubernetes import KubernetesSource
 from services.log_collector.sources.kubernetes_options import pod_name
-from tests.services.log_collector.collector_harness import Hands, a_store, settings_with
+from tests.services.log_collector.collector_harness import ManualClock, a_store, settings_with
 
 
 def test_files_need_their_folder() -> None:
@@ -33,14 +33,14 @@ def test_pods_need_the_agents_token_and_no_folder() -> None:
     assert cluster.agent_label == "app.kubernetes.io/component=log-agent"
 
 
-def test_the_service_runs_what_its_source_has_in_the_background() -> None:
+def test_the_service_runs_the_background_work_of_its_source() -> None:
     made = settings_with(source="kubernetes", runs_dir=None, agent_token_file="/run/token")
-    bus, clock = MemoryBus(MemoryBroker(Random(1)), "log_collector"), Hands()
+    bus, clock = MemoryBus(MemoryBroker(Random(1)), "log_collector"), ManualClock()
     ports = Ports(store=a_store(clock), bus=bus, clock=clock)
     assert len(build(made, ports).tasks) == 1
     assert build(settings_with(), ports).tasks == ()
     assert isinstance(source_of(made), KubernetesSource)
 
 
-def test_a_pods_name_is_the_launchers() -> None:
+def test_a_pod_has_the_launchers_name() -> None:
     assert pod_name(OutputKey("t23abc", 4, 11)) == "t23abc-4-11"

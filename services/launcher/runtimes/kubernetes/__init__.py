@@ -2,6 +2,7 @@
 
 ``runtime.py`` is the adapter. It uses ``api_transport.py`` (the door to kubernetes_asyncio),
 ``api_client.py`` (calls, retries, limits), ``reflector.py`` (list and watch), ``cache.py`` with
-``pods.py``, ``cluster_nodes.py`` and ``pod_state.py`` (the known state), ``run_objects.py`` (writes)
-and ``epoch_fence.py`` (one leader). ``cluster_check.RIGHTS`` lists the rights that it needs.
+``pods.py``, ``cluster_nodes.py`` and ``pod_state.py`` (the known state), ``run_objects.py``
+(creates and deletes) and ``epoch_fence.py`` (one leader). ``cluster_check.RIGHTS`` lists the
+rights that it needs.
 """

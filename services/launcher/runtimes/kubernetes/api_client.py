@@ -1,7 +1,7 @@
 """Calls to the API server: bounded in number, time and tries. Used by everything in this package.
 
-A call that is repeated finds its first try by the object's name. ``ApiError`` is the server's
-considered no; everything that may pass is ``RuntimeUnavailableError``.
+A repeated call finds the result of its first try by the object's name. ``ApiError`` is a final
+refusal of the server; temporary problems are ``RuntimeUnavailableError``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, GONE = 401, 403, 404, 409, 410
 TOO_MANY, SERVER_ERROR = 429, 500
 RETRY_AFTER_SECONDS_MAX = 30.0
 MESSAGE_CHARACTERS_MAX = 400
-# Beside the calls: four watches and commands in containers.
+# Beside the calls there are four watches, and commands in containers.
 MORE_CONNECTIONS = 16
 
 CALLS = Counter(
@@ -49,7 +49,7 @@ class ApiError(Exception):
         super().__init__(message or f"answer {status}")
         self.status, self.reason = status, reason
         self.message = message[:MESSAGE_CHARACTERS_MAX]
-        # An earlier try got no answer: it may have taken effect.
+        # An earlier try got no answer and may have taken effect.
         self.repeated = repeated
 
     @property
@@ -129,7 +129,8 @@ class KubeClient:
             raise RuntimeUnavailableError(str(problem)) from problem
 
     async def run_in(self, path: str, container: str, argv: list[str], seconds: float) -> str:
-        """Run a command in a container; empty if it ended with 0, else what was wrong."""
+        """Run a command in a container. Returns an empty text if it ended with 0, else the
+        error."""
         query = [("container", container), ("stdout", "true"), ("stderr", "true")]
         query += [("command", word) for word in argv]
         output = ""
@@ -144,7 +145,7 @@ class KubeClient:
                     output += data.decode(errors="replace")[:MESSAGE_CHARACTERS_MAX]
         except (ConnectionFailedError, ConfigurationError) as problem:
             raise RuntimeUnavailableError(str(problem)) from problem
-        raise RuntimeUnavailableError("the API server did not say how the command ended")
+        raise RuntimeUnavailableError("the API server did not report how the command ended")
 
     async def close(self) -> None:
         """Hang up."""
@@ -209,12 +210,12 @@ def _status(body: bytes) -> Json:
 
 
 def _api_error(status: int, body: bytes, *, repeated: bool = False) -> ApiError | None:
-    """The error if this answer will be the same next time; None if it may pass."""
+    """The error for an answer that will not change; None if it is temporary."""
     if status in (UNAUTHORIZED, TOO_MANY) or status >= SERVER_ERROR:
         return None
     found = _status(body)
     reason, message = found.get("reason") or "", found.get("message") or ""
-    # Of two writers of one quota one is told to try again.
+    # Of two concurrent writers of a quota, one has to try again.
     if status == CONFLICT and reason == "Conflict" and "resourcequotas" in message:
         return None
     return ApiError(status, reason, message, repeated=repeated)
@@ -251,7 +252,7 @@ def namespaced(namespace: str, kind: str, name: str = "") -> str:
 def connect_client(
     kubeconfig: Path | None, limits: CallLimits, transport: Transport | None = None
 ) -> KubeClient:
-    """A client of the cluster that the file, or the place we run in, names."""
+    """A client of the cluster in the kubeconfig, else of the cluster that this process runs in."""
     transport = transport or HttpTransport(kubeconfig, limits.parallel_max + MORE_CONNECTIONS)
-    # Only spreads retries and lists apart; nothing is decided by it.
+    # Spreads out retries; no decision depends on it.
     return KubeClient(transport, limits, Random())  # noqa: S311

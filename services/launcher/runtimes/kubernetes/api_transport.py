@@ -1,4 +1,4 @@
-"""The one door to kubernetes_asyncio: where the API server is, who we are, and bytes to and fro.
+"""The only user of kubernetes_asyncio: the API server's address, credentials, requests, streams.
 
 ``api_client.py`` calls this; tests wrap it to fail, or to die, at a chosen call. It does not use
 the package's models: thousands of pods as such objects would cost more than the pods.
@@ -23,22 +23,22 @@ from kubernetes_asyncio.client.configuration import Configuration
 from kubernetes_asyncio.client.rest import RESTClientObject
 
 CONNECT_SECONDS = 10.0
-# Many calls are refused at once when a token ends: one new reading serves them all.
+# Many calls are refused at once when a token expires: one renewal serves them all.
 RENEW_SECONDS_MIN = 1.0
 Query = Mapping[str, str] | Sequence[tuple[str, str]]
 
 
 class ConnectionFailedError(Exception):
-    """No answer came: whether the request took effect is not known."""
+    """No answer arrived: it is unknown whether the request took effect."""
 
 
 class ConfigurationError(Exception):
-    """There is no cluster to talk to, or no way to say who we are."""
+    """There is no cluster to connect to, or no credentials for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the API server said."""
+    """An answer of the API server."""
 
     status: int
     headers: Mapping[str, str]
@@ -46,7 +46,7 @@ class Answer:
 
 
 class Transport(Protocol):
-    """Bytes to and from one API server, as whoever the configuration says we are."""
+    """Requests to one API server, with the configured credentials."""
 
     async def send(
         self,
@@ -65,9 +65,9 @@ class Transport(Protocol):
     def stream(
         self, path: str, *, query: Query, idle_seconds: float
     ) -> AsyncGenerator[tuple[int, Mapping[str, str], AsyncIterator[bytes]]]:
-        """A request whose answer goes on and on: status, headers, pieces.
+        """A request with a streamed answer: status, headers, pieces.
 
-        ConnectionFailedError when it breaks, or nothing comes for so long.
+        Raises ``ConnectionFailedError`` when it breaks or is idle for too long.
         """
         ...
 
@@ -75,11 +75,11 @@ class Transport(Protocol):
     def socket(
         self, path: str, *, query: Query, protocol: str, seconds: float
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """A web socket that is only listened to: its messages."""
+        """A web socket that is only read: its messages."""
         ...
 
     async def renew(self) -> None:
-        """Read again who we are: a token's or certificate's time may be over."""
+        """Read the credentials again: a token or certificate may have expired."""
         ...
 
     async def close(self) -> None:
@@ -97,7 +97,7 @@ class HttpTransport:
         self._rest: RESTClientObject | None = None
         self._opening = asyncio.Lock()
         self._closed = False
-        # Before the last renewal: calls that it had begun may end.
+        # The session before the last renewal, whose calls may still end.
         self._before: RESTClientObject | None = None
         self._renewed_s = -math.inf
 
@@ -140,7 +140,7 @@ class HttpTransport:
         self, path: str, *, query: Query, protocol: str, seconds: float
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         """See ``Transport``."""
-        # Whoever wants JSON of an upgrade is answered 406.
+        # An upgrade that accepts only JSON is answered with 406.
         session, arguments = await self._request(path, query, {"Accept": "*/*"})
         url = "ws" + arguments.pop("url").removeprefix("http")
         try:
@@ -181,7 +181,7 @@ class HttpTransport:
     async def _request(
         self, path: str, query: Query, headers: Mapping[str, str]
     ) -> tuple[aiohttp.ClientSession, dict[str, Any]]:
-        """The session, and what every request of it says."""
+        """The session, and the arguments of each of its requests."""
         async with self._opening:
             if self._closed:
                 raise ConnectionFailedError("we have hung up")
@@ -211,12 +211,12 @@ async def _messages(opened: aiohttp.ClientWebSocketResponse) -> AsyncIterator[by
 
 
 def _failed(problem: Exception) -> ConnectionFailedError:
-    words = str(problem) or type(problem).__name__
-    return ConnectionFailedError(f"the API server does not answer ({words[:200]})")
+    reason = str(problem) or type(problem).__name__
+    return ConnectionFailedError(f"the API server does not answer ({reason[:200]})")
 
 
 async def _configured(kubeconfig: Path | None) -> Configuration:
-    """The file that is named; else the pod that we are in; else KUBECONFIG as kubectl reads it."""
+    """Load the given file, else the pod's own account, else KUBECONFIG as kubectl does."""
     configuration = Configuration()
     inside = "KUBERNETES_SERVICE_HOST" in os.environ  # noqa: TID251 - Kubernetes' own sign
     try:

@@ -1,7 +1,7 @@
-"""Everything that is known of the cluster, kept by four reflectors; ``listing`` is one full look.
+"""The known state of the cluster, which four reflectors maintain; ``listing`` is one full scan.
 
-Used by ``runtime.py``. Events change small records, never the whole: a look costs what changed,
-and one copy of each index.
+Used by ``runtime.py``. Events change small records, never the whole: a scan costs as much as
+changed, and one copy of each index.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ class Cache:
         self._rules, self._changed = rules, changed
         self.nodes = Nodes(rules)
         self.runs = Runs(self.nodes, now)
-        # On which node a pod of somebody else is, and whether among ours, by its uid.
+        # The node of each pod of others, and whether it is in our namespace, by uid.
         self._others: dict[str, tuple[str, bool]] = {}
         self._nodes: dict[str, str] = {}
         self._listings = 0
-        # Up to which version of the cluster the reflectors have told everything.
+        # The version of the cluster up to which the reflectors have applied everything.
         self.pods_version = self.objects_version = 0
 
     def listing(self) -> Listing:
-        """One full look."""
+        """One full scan."""
         runs, changed = self.runs.listing()
         self._listings += 1
         return Listing(self.nodes.listing(), runs, self._listings, changed)
 
     def put_answer(self, thing: Json) -> None:
-        """A pod or run object as an answer to a call of ours showed it. The watch may have told of
-        its end before: it told everything up to some version."""
+        """Apply a pod or run object from an answer to a call of ours, unless the watch, which has
+        applied everything up to some version, may have reported its end before."""
         run_id, meta = run_id_of(thing), thing["metadata"]
         if run_id is None or not meta.get("resourceVersion"):
             # A deletion that another one overtook is answered with an object of no version.
@@ -58,7 +58,7 @@ class Cache:
             self._put_object(thing, run_id)
 
     def put_pod(self, thing: Json) -> None:
-        """A pod in the namespace of the tasks: ours, or somebody's who may be there, too."""
+        """A pod in the namespace of the tasks: ours, or one of others."""
         run_id = run_id_of(thing)
         if run_id is None:
             self.put_other(thing, within=True)
@@ -84,7 +84,7 @@ class Cache:
                 self._changed()
 
     def put_other(self, thing: Json, *, within: bool) -> None:
-        """Somebody else's pod; ``within`` the namespace of the tasks."""
+        """A pod of others; ``within`` the namespace of the tasks."""
         uid: str = thing["metadata"]["uid"]
         node_id: str = thing["spec"].get("nodeName") or ""
         use = use_of(thing, self._rules.gpu_resource)
@@ -96,7 +96,7 @@ class Cache:
             self._changed()
 
     def gone_other(self, uid: str) -> None:
-        """Somebody else's pod is gone, or holds nothing any more."""
+        """A pod of others is gone, or holds nothing any more."""
         node_id, _ = self._others.pop(uid, ("", False))
         if node_id:
             self.nodes.use_by_other(node_id, uid, None)
@@ -120,7 +120,7 @@ class Cache:
     def gone_node(self, uid: str) -> None:
         """A node is gone, or is none of ours any more."""
         node_id = self._nodes.pop(uid, "")
-        # One that came back under its name is another one.
+        # A node that came back under its name is another one.
         if node_id and node_id not in self._nodes.values() and self.nodes.drop(node_id):
             self.runs.node_changed(node_id)
             self._changed()
@@ -190,7 +190,7 @@ class _Sink(ABC):
         self.forget(named, version)
 
     def note_version(self, version: int) -> None:  # noqa: B027 - most kinds need not remember
-        """Everything up to this version was told."""
+        """Everything up to this version was applied."""
 
     @abstractmethod
     def take(self, thing: Json) -> None:

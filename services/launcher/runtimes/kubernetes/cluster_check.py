@@ -27,7 +27,7 @@ NODES_ASKED_MAX = 5000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     level: Literal["ok", "warn", "bad"]
     what: str
@@ -36,13 +36,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """What the launcher does to a kind of objects."""
+    """The verbs that the launcher uses on one resource."""
 
     resource: str
     verbs: tuple[str, ...]
     # In the namespace of the tasks; else in the whole cluster.
     within: bool = True
-    # What does not work without.
+    # The feature that does not work without it.
     needed_for: str = ""
 
 
@@ -96,7 +96,7 @@ async def _checks(settings: LauncherSettings, client: KubeClient) -> AsyncIterat
 async def _namespace(client: KubeClient, namespace: str) -> Finding:
     fix = f"kubectl create namespace {namespace}, or set SHIFTWORK_LAUNCHER_KUBE_NAMESPACE"
     try:
-        # Asked where there is a right to: the ConfigMaps of a namespace that is not there are none.
+        # A list of ConfigMaps would be empty for a namespace that does not exist.
         found = await client.get(f"/api/v1/namespaces/{namespace}")
     except ApiError as problem:
         if problem.status == NOT_FOUND:

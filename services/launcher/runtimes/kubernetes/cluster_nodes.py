@@ -1,4 +1,4 @@
-"""What nodes offer and what others use of it. Filled by the reflectors; read by ``cache.py``.
+"""Nodes, and what other pods use of them. Filled by the reflectors; read by ``cache.py``.
 
 Kubernetes gives whole numbers of GPUs, no indices: those that other people's pods use are taken to
 be the highest that no run of ours has, and stay the same ones while that holds.
@@ -18,7 +18,7 @@ from services.launcher.domain.node_labels import key_of
 
 Json = dict[str, Any]
 CONTROL_PLANE_LABEL = "node-role.kubernetes.io/control-plane"
-# Kubernetes' own taints: the node's state, which we read where it is.
+# Kubernetes' own taints repeat the node's state, which is read from its status.
 OWN_TAINTS = "node.kubernetes.io/"
 GPU_MODEL_LABEL = "nvidia.com/gpu.product"
 _TIMES = {
@@ -37,7 +37,7 @@ _TIMES = {
 
 @dataclass(frozen=True, slots=True)
 class NodeRules:
-    """How nodes are read."""
+    """Rules for reading nodes."""
 
     gpu_resource: str = "nvidia.com/gpu"
     group_label: str = "shiftwork.dev/group"
@@ -46,13 +46,13 @@ class NodeRules:
     tolerated: tuple[str, ...] = ("nvidia.com/gpu",)
 
 
-# What a node reports of which others have everything.
+# Reported if other pods use everything: 0 would mean unknown.
 _LEAST_CPUS = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a pod has asked for."""
+    """The resources that a pod requests."""
 
     gpus: int = 0
     cpus: float = 0.0
@@ -61,7 +61,7 @@ class Use:
 
 @dataclass(slots=True)
 class _Facts:
-    """A node's own words."""
+    """What a node reports about itself."""
 
     node: Node
     problem: str
@@ -78,7 +78,7 @@ class _Held:
     # GPU indices of pods of ours that may run, by pod; and of those whose runs are lost.
     ours: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     lost: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
-    # What was last said not to be usable.
+    # The last reported unusable GPUs.
     unusable: tuple[int, ...] = ()
     sum: Use = Use()
 
@@ -93,7 +93,7 @@ def quantity(value: str | float | None) -> float:
 
 
 def use_of(pod: Json, gpu_resource: str) -> Use:
-    """What a pod's containers ask for together, or its greediest init container."""
+    """The sum of a pod's containers, or its largest init container if that is more."""
     spec: Json = pod["spec"]
     asked = [_asked(c, gpu_resource) for c in spec.get("containers") or ()]
     inits = [_asked(c, gpu_resource) for c in spec.get("initContainers") or ()]
@@ -132,7 +132,7 @@ class Nodes:
         self._held: dict[str, _Held] = {}
         self._observed: dict[str, ObservedNode] = {}
         self._dirty: set[str] = set()
-        # Nodes that are gone while pods of ours are still said to be there.
+        # Nodes that are gone although pods of ours are still listed on them.
         self._orphaned: set[str] = set()
 
     def ready(self, node_id: str) -> bool:
@@ -206,7 +206,7 @@ class Nodes:
             facts = self._facts.get(node_id)
             if facts is not None:
                 observed = self._observe(facts, node_id)
-                # Who looks for what changed compares by identity.
+                # Callers detect changes by identity.
                 if observed != self._observed.get(node_id):
                     self._observed[node_id] = observed
             elif node_id in self._orphaned and node_id in self._observed:
@@ -237,7 +237,7 @@ class Nodes:
         node = facts.node.model_copy(
             update={
                 "unusable_gpus": unusable,
-                # Nothing left is not the same as not known, which 0 means.
+                # 0 would mean unknown, not that nothing is left.
                 "cpus": max(_LEAST_CPUS, round(facts.node.cpus - held.sum.cpus, 3))
                 if facts.node.cpus > 0
                 else 0.0,
@@ -252,13 +252,13 @@ class Nodes:
         meta: Json = thing["metadata"]
         spec: Json = thing.get("spec", {})
         status: Json = thing.get("status", {})
-        said: Json = meta.get("labels") or {}
+        all_labels: Json = meta.get("labels") or {}
         offers: Json = status.get("allocatable") or {}
         has: Json = status.get("capacity") or {}
         gpus = int(quantity(has.get(self._rules.gpu_resource)))
         labels = {
             key: str(value)
-            for key, value in sorted(said.items())
+            for key, value in sorted(all_labels.items())
             if is_label_key(key) and is_label_value(value)
         }
         group = labels.get(self._rules.group_label, "")
@@ -278,7 +278,7 @@ class Nodes:
         return _Facts(node, problem, gpus - int(quantity(offers.get(self._rules.gpu_resource))))
 
     def _taints(self, spec: Json) -> Iterable[str]:
-        """Those that keep pods of ours away unless they say that they do not mind."""
+        """The taints that pods of ours have to tolerate."""
         for taint in spec.get("taints") or ():
             key, value = taint["key"], taint.get("value") or ""
             text = f"{key}={value}" if value else key
@@ -294,9 +294,9 @@ def _not_ready(status: Json) -> str:
         if condition["type"] == "Ready":
             if condition["status"] == "True":
                 return ""
-            words = condition.get("message") or condition.get("reason") or ""
-            return f"Ready is {condition['status']}: {words}"[:200]
-    return "it has not said yet that it is ready"
+            reason = condition.get("message") or condition.get("reason") or ""
+            return f"Ready is {condition['status']}: {reason}"[:200]
+    return "it has not reported yet that it is ready"
 
 
 def _unusable(
@@ -307,8 +307,8 @@ def _unusable(
     others: int,
     before: tuple[int, ...],
 ) -> tuple[int, ...]:
-    """Indices that no new run may have. Of those that would do, the ones said before come first,
-    so that a run of ours that ends does not move what others have."""
+    """GPU indices that no new run may have. Indices that were reported before come first, so that
+    the end of one of our runs does not move those of others."""
     free = [gpu for gpu in range(gpus) if gpu not in taken and gpu not in lost]
     free.sort(key=lambda gpu: (gpu not in before, -gpu))
     return tuple(sorted({*(gpu for gpu in lost if gpu < gpus), *free[:others]}))

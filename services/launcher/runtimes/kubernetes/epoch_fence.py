@@ -1,4 +1,4 @@
-"""One leader: the highest epoch is written into an object of the cluster, and asked before every
+"""Ensures one leader: an object of the cluster holds the highest epoch, which is read before every
 order. Used by ``runtime.py``.
 
 A check that begins after an order came holds for all orders that came before it began, so many
@@ -31,13 +31,13 @@ TRIES_MAX = 10
 
 
 class EpochFence:
-    """The epoch of whoever commands this namespace."""
+    """The epoch of the launcher that commands this namespace."""
 
     def __init__(self, client: KubeClient, namespace: str) -> None:
         self._client, self._namespace = client, namespace
         self._epoch, self._taken = 0, False
         self._reading = asyncio.Lock()
-        # Reads that were begun, the last of them that was answered, and what it said.
+        # The number of reads that began, the last one that was answered, and its result.
         self._begun, self._answered, self._held = 0, 0, 0
 
     @property
@@ -50,7 +50,7 @@ class EpochFence:
         self._epoch, self._taken = epoch, False
 
     async def check(self) -> None:
-        """RuntimeDeniedError if a newer leader has written itself down."""
+        """Raise ``RuntimeDeniedError`` if a newer leader has written its epoch."""
         if not self._taken:
             await self._take()
             return
@@ -63,20 +63,20 @@ class EpochFence:
                 self._answered = number
             held = self._held
         if held == 0:
-            # Somebody has deleted it.
+            # It was deleted.
             self._taken = False
             await self._take()
         elif held > self._epoch:
             raise _newer(held)
 
     async def _take(self) -> None:
-        """Write our epoch down, unless a higher one stands there."""
+        """Write our epoch, unless the object has a higher one."""
         async with self._reading:
             for _ in range(TRIES_MAX):
                 if self._taken or await self._try_take():
                     self._taken = True
                     return
-        raise RuntimeUnavailableError(f"ConfigMap {NAME} changes all the time")
+        raise RuntimeUnavailableError(f"ConfigMap {NAME} keeps changing")
 
     async def _try_take(self) -> bool:
         path = namespaced(self._namespace, "configmaps", NAME)
@@ -119,7 +119,7 @@ class EpochFence:
         return True
 
     async def _read(self) -> int:
-        """The epoch that stands there; 0 if none does."""
+        """The epoch in the object; 0 if there is none."""
         try:
             found = await self._client.get(namespaced(self._namespace, "configmaps", NAME))
         except ApiError as problem:
@@ -142,7 +142,7 @@ def _newer(epoch: int) -> RuntimeDeniedError:
 
 
 def unavailable(problem: ApiError, namespace: str) -> RuntimeUnavailableError:
-    """A refusal that is nobody's run's fault, with what to do about it."""
+    """The error for a refusal that no run has caused, with the fix."""
     if problem.status == NOT_FOUND:
         return RuntimeUnavailableError(
             f"{problem.message}; is there a namespace {namespace}? Create it, or install the chart"

@@ -1,7 +1,7 @@
-"""What a pod's JSON says about its rank: not started and why, running, or how it ended. Pure.
+"""Derives the state of a rank from its pod's JSON: pending and why, running, or how it ended. Pure.
 
-Called by ``pods.py`` for every change of a pod of ours. The classes are the table of
-``domain/rank_faults.py``; here is only where Kubernetes writes them down.
+Called by ``pods.py`` for every change of a pod of ours. The faults are the table of
+``domain/rank_faults.py``; this module only knows where Kubernetes reports them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def parse_time(text: str | None) -> datetime | None:
 
 
 def is_over(pod: Json) -> bool:
-    """Whether every container of it ended for good: what it held is free."""
+    """Whether all containers of the pod have ended for good, so that its resources are free."""
     return pod.get("status", {}).get("phase") in OVER_PHASES
 
 
@@ -65,7 +65,7 @@ def only_others_run(pod: Json) -> bool:
 
 
 def rank_of(pod: Json, place: Place) -> ObservedRank:
-    """The rank as the pod tells it."""
+    """The state of the rank according to its pod."""
     state: Json = _main(pod).get("state", {})
     if is_over(pod):
         return _ended(pod, place)
@@ -82,15 +82,15 @@ def rank_of(pod: Json, place: Place) -> ObservedRank:
 
 
 def vanished(pod: Json | None, last: ObservedRank, *, ordered: bool) -> ObservedRank:
-    """The rank once its pod is gone. ``pod``: its last state, if that was seen; ``ordered``: we
-    have had it deleted."""
+    """The state of a rank whose pod is gone. ``pod``: its last state, if observed; ``ordered``: the
+    launcher had it deleted."""
     place = Place(last.rank, last.node_id)
     if pod is not None and (is_over(pod) or main_is_over(pod)):
         return _ended(pod, place)
     if last.over:
         return last
     if ordered:
-        # How it ended was not told; that it ended was.
+        # It has ended, but how is unknown.
         return ObservedRank(
             last.rank,
             last.node_id,
@@ -104,16 +104,16 @@ def vanished(pod: Json | None, last: ObservedRank, *, ordered: bool) -> Observed
 
 
 def lost_by_deletion(pod: Json, place: Place) -> ObservedRank | None:
-    """The rank as lost, if it ended because somebody had its pod deleted: whatever the program made
-    of its SIGTERM, it was not done. None if it goes on, or ended before that."""
+    """The rank as lost, if it ended because others deleted its pod: it was not finished, however
+    the program reacted to SIGTERM. None if it still runs, or ended before the deletion."""
     meta: Json = pod["metadata"]
     end: Json = _main(pod).get("state", {}).get("terminated") or {}
     deadline = parse_time(meta.get("deletionTimestamp"))
     if deadline is None or not (is_over(pod) or end):
         return None
-    asked_at = deadline - timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0)
+    deleted_at = deadline - timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0)
     exited_at = parse_time(end.get("finishedAt"))
-    if exited_at is not None and exited_at < asked_at:
+    if exited_at is not None and exited_at < deleted_at:
         return None
     line = _disruption(pod)
     fault = line.fault if line is not None else Fault.DELETED
@@ -144,7 +144,7 @@ def _ended(pod: Json, place: Place) -> ObservedRank:
     if fault is not None and not is_own_fault(fault):
         return _lost(place, fault, text, started_at)
     if code is None and fault is None:
-        # Failed without a word about its container: it never had one.
+        # Failed without a container status: it never had a container.
         unknown = f"{status.get('reason') or 'Failed'}: {status.get('message') or 'no reason'}"
         return _lost(place, Fault.NODE_REFUSED, one_line(unknown), started_at)
     if code is None:
@@ -164,7 +164,7 @@ def _ended(pod: Json, place: Place) -> ObservedRank:
 
 
 def _why_ended(pod: Json, end: Json) -> tuple[Fault | None, str]:
-    """The fault, if it is more than a code, and the cluster's words."""
+    """The fault, if there is more than an exit code, and the cluster's message."""
     status: Json = pod["status"]
     reason, message = status.get("reason") or "", status.get("message") or ""
     if line := ended_fault(reason, message):
@@ -236,7 +236,7 @@ def _condition(pod: Json, kind: str, status: str | None = None) -> Json:
 
 
 def _containers(pod: Json) -> Iterator[Json]:
-    """What is said of each container, in the order in which they begin."""
+    """The status of each container, in the order in which they start."""
     status: Json = pod.get("status", {})
     yield from status.get("initContainerStatuses") or ()
     yield from status.get("containerStatuses") or ()

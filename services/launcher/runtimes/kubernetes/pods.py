@@ -50,13 +50,13 @@ class Pod:
     only_others: bool
     # Seconds of grace of its deletion, once that is ordered.
     deleting: int | None
-    # Its run was given up with its node; whatever the pod still says.
+    # Its run was given up with its node, whatever the pod still reports.
     lost: bool = False
     # Its main container had ended before any deletion was ordered.
     done: bool = False
     # The rank as lost, where it ended only because of that deletion; so it is unless it was ours.
     taken: ObservedRank | None = None
-    # Why it is not made yet, which only the cluster's events say.
+    # Why it is not created yet; only the cluster's events have that.
     event_text: str = ""
 
 
@@ -101,7 +101,7 @@ class Runs:
         self._observed: dict[RunId, ObservedRun] = {}
         self._dirty: set[RunId] = set()
 
-    # What is known
+    # Queries
 
     def pod(self, name: str) -> Pod | None:
         """A pod of ours by its name."""
@@ -128,21 +128,21 @@ class Runs:
         return (pod for pod in self._pods.values() if pod.only_others and pod.deleting is None)
 
     def strays(self) -> Iterator[Pod]:
-        """Pods of runs that were ended which nobody has deleted: made by an outdated leader."""
+        """Pods of ended runs that were not deleted: an outdated leader created them."""
         for pod in self._pods.values():
             thing = self.objects.get(pod.run_id)
             if thing is not None and thing.ended and not pod.over and pod.deleting is None:
                 yield pod
 
     def forgotten(self) -> Iterator[tuple[RunId, RunObject, datetime]]:
-        """Runs that nobody asks for any more, and since when."""
+        """Forgotten runs, and when they were forgotten."""
         for run_id, thing in self.objects.items():
             if thing.forgotten_at is not None:
                 yield run_id, thing, thing.forgotten_at
 
     def listing(self) -> tuple[dict[RunId, ObservedRun], tuple[RunId, ...]]:
         """Every run as it is now, and those that may have changed since this was last asked; only
-        they are looked at."""
+        they are evaluated."""
         changed = tuple(self._dirty)
         for run_id in changed:
             observed = self._observe(run_id)
@@ -158,7 +158,7 @@ class Runs:
         pods = self._by_run.get(run_id, {})
         forgotten = thing is not None and thing.forgotten_at is not None
         if forgotten:
-            # Unless somebody who was no longer to do so has made a pod of it.
+            # Except for pods that an outdated leader has created.
             pods = {rank: pod for rank, pod in pods.items() if not (pod.over or pod.lost)}
         gone = {} if forgotten else self._gone.get(run_id, {})
         if not pods and not gone and (thing is None or forgotten):
@@ -174,7 +174,7 @@ class Runs:
         return ObservedRun(run_id, ranks, there, whole=all(map(self._is_certain, pods.values())))
 
     def _is_certain(self, pod: Pod) -> bool:
-        """Whether what is known of a pod is so: of a silent node's only what is final."""
+        """Whether the known state of a pod holds. On a silent node, only final states do."""
         return pod.over or pod.lost or not pod.bound or self._nodes.ready(pod.observed.node_id)
 
     def _observed_rank(self, pod: Pod) -> ObservedRank:
@@ -182,10 +182,10 @@ class Runs:
             return pod.observed
         return pod.taken
 
-    # What is learned
+    # Updates
 
     def put_object(self, run_id: RunId, thing: Json) -> bool:
-        """A run object as it now is; True if that is news."""
+        """A run object as it now is; True if that changed something."""
         meta, known = thing["metadata"], self.objects.get(run_id)
         version = int(meta["resourceVersion"])
         if known is not None and version < known.version:
@@ -202,7 +202,7 @@ class Runs:
         return True
 
     def drop_object(self, uid: str, version: int) -> bool:
-        """A run object is gone; True if that is news."""
+        """A run object is gone; True if that changed something."""
         run_id = self._run_of.get(uid)
         known = self.objects.get(run_id) if run_id is not None else None
         if run_id is None or known is None or known.version > version:
@@ -219,7 +219,7 @@ class Runs:
         self._dirty.add(run_id)
 
     def put_pod(self, run_id: RunId, thing: Json) -> bool:
-        """A pod of ours as it now is; True if that is news."""
+        """A pod of ours as it now is; True if that changed something."""
         meta = thing["metadata"]
         name: str = meta["name"]
         version = int(meta["resourceVersion"])
@@ -275,14 +275,14 @@ class Runs:
         )
 
     def waiting(self, before: datetime) -> Iterator[Pod]:
-        """Pods that a node has had since before then, and has not made."""
+        """Pods that were bound before that time and are not created yet."""
         for pod in self._pods.values():
             since = pod.observed.fault_since
             if pod.bound and pod.observed.fault is Fault.BEING_MADE and since and since <= before:
                 yield pod
 
     def explain(self, pod: Pod, event_text: str) -> bool:
-        """Events say why a pod is not made yet; True if that is news."""
+        """Note from events why a pod is not created yet. True if that changed."""
         if pod.event_text == event_text or self._pods.get(pod.name) is not pod:
             return False
         pod.event_text, pod.observed = event_text, _with_event_text(pod.observed, event_text)
@@ -299,7 +299,7 @@ class Runs:
         return replace(observed, fault_since=since)
 
     def drop_pod(self, name: str, thing: Json | None, version: int) -> bool:
-        """A pod of ours is gone; ``thing`` is its last state, if that was told."""
+        """A pod of ours is gone; ``thing`` is its last state, if known."""
         known = self._pods.get(name)
         if known is None or version < known.version:
             return False

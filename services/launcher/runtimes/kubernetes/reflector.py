@@ -1,8 +1,8 @@
-"""Keeps one kind of objects known: list, page by page; watch with bookmarks for a bounded life;
-list again. Run by ``runtime.py``, one for each kind; what is known goes into a ``Sink``.
+"""Follows one kind of objects: lists page by page, watches with bookmarks for a bounded life, lists
+again. ``runtime.py`` runs one for each kind; the objects go into a ``Sink``.
 
-A watch that breaks goes on from the last version; one whose past is forgotten (410) lists again.
-Nothing of the answers is kept here.
+A broken watch continues from the last version; if that version is forgotten (410), it lists again.
+A reflector keeps no objects.
 """
 
 from __future__ import annotations
@@ -87,15 +87,15 @@ class Reflector:
         self._path, self._query = path, query
         self._client, self._sink, self._policy, self._rng = client, sink, policy, rng
         self._log = observability.log("launcher")
-        # Why it does not know what there is; empty while it does.
+        # Why the state is not known; empty while it is.
         self.problem = "not listed yet"
-        # How many lists were wanted, and as of which want the last one began.
+        # How many lists were requested, and how many of these the last list covers.
         self._wanted, self._listed = 1, 0
         self._fresh = asyncio.Event()
         self._watching: asyncio.Timeout | None = None
 
     def renew(self) -> None:
-        """What is known from before now is not enough any more."""
+        """Require a list that begins after this call."""
         self._wanted += 1
         self._fresh.clear()
         if self._watching is not None:
@@ -153,12 +153,12 @@ class Reflector:
                         version = self._take(event)
                         backoff.reset()
                     if ends_s - loop.time() > EARLY_SECONDS:
-                        # It let us go before the time: as when it restarts.
+                        # The server closed the watch early, as when it restarts.
                         await backoff.wait()
             except TimeoutError:
                 break
             except RuntimeUnavailableError as problem:
-                # A broken connection: what is known stays, and the watch goes on from there.
+                # A broken connection: the state stays, and the watch continues from there.
                 await self._trouble(problem, backoff)
             finally:
                 self._watching = None
@@ -198,7 +198,7 @@ class Reflector:
 
     async def _trouble(self, problem: Exception, backoff: Backoff) -> None:
         self.problem = f"{self.kind}: {problem}"
-        self._log.warning("cannot follow", kind=self.kind, problem=str(problem))
+        self._log.warning("cannot list or watch", kind=self.kind, problem=str(problem))
         await backoff.wait()
 
 

@@ -1,7 +1,6 @@
-"""The objects of runs in the cluster: made, marked, deleted. Used by ``runtime.py``, which knows
-when.
+"""Creates, annotates and deletes the objects of runs in the cluster. Used by ``runtime.py``.
 
-Every answer goes into what is known, so that no look is older than our own orders.
+Every answer updates the cache, so that no scan is older than our own orders.
 """
 
 from __future__ import annotations
@@ -39,7 +38,8 @@ WARNINGS_MAX = 50
 KINDS = {"ConfigMap": "configmaps", "Pod": "pods", "Secret": "secrets", "Service": "services"}
 
 INVALID = (400, 413, 415, 422)
-# In the server's words: the launcher's own rights, and what will be made or is being taken down.
+# Parts of the server's messages about the launcher's own rights, and about objects that are being
+# created or deleted.
 NOT_NOW = (
     "cannot create resource",
     "is being terminated",
@@ -51,18 +51,18 @@ QUOTA = "exceeded quota"
 
 
 class RunObjectWriter:
-    """What is done to objects, in one namespace."""
+    """The writes to objects of one namespace."""
 
     def __init__(self, client: KubeClient, cache: Cache, namespace: str) -> None:
         self._client, self._cache, self._namespace = client, cache, namespace
-        # Two makers of one run would each take the other's objects for somebody else's.
+        # Two concurrent launches of a run would take each other's objects for foreign ones.
         self._making = WeakValueDictionary[RunId, asyncio.Lock]()
 
     def path(self, kind: str, name: str = "") -> str:
         """Of a kind, or of one object."""
         return namespaced(self._namespace, kind, name)
 
-    # Making
+    # Creation
 
     async def make(self, run_id: RunId, objects: RunManifests, fence: EpochFence) -> None:
         """Create what is missing: the run object, then what the pods name, then the pods."""
@@ -143,10 +143,11 @@ class RunObjectWriter:
                 raise name_taken(_named(thing)) from problem
         self._cache.put_answer(made)
 
-    # Marking and deleting
+    # Annotation and deletion
 
     async def mark_ended(self, run_id: RunId, now: datetime) -> None:
-        """Note on the run object that nothing of it may begin any more; make one if need be."""
+        """Annotate the run object, so that nothing of it starts any more. Creates it if
+        necessary."""
         known = self._cache.runs.objects.get(run_id)
         if known is not None and known.ended:
             return
@@ -181,7 +182,7 @@ class RunObjectWriter:
         return made
 
     async def refresh_pods(self, run_id: RunId) -> None:
-        """Learn of every pod of a run that there is now, whoever made it."""
+        """Update the cache with every current pod of a run, whichever leader created it."""
         selector = ",".join(f"{key}={value}" for key, value in run_labels(run_id).items())
         try:
             async for items, _ in self._client.pages(self.path("pods"), labelSelector=selector):
@@ -191,8 +192,8 @@ class RunObjectWriter:
             raise unavailable(problem, self._namespace) from problem
 
     async def delete_pod(self, pod: Pod, grace: int) -> None:
-        """Have it deleted; it is gone when it is seen gone. A pod that is being deleted already is
-        only hurried."""
+        """Order its deletion; the watch reports when it is gone. A pod that is being deleted
+        already only gets a shorter grace period."""
         if pod.deleting is not None and pod.deleting <= grace:
             return
         options: Json = {"preconditions": {"uid": pod.uid}}
@@ -235,7 +236,7 @@ def _named(thing: Json) -> str:
 
 
 async def run_all(calls: Iterable[Awaitable[None]]) -> None:
-    """Make every call, side by side; then raise the worst failure: a denial, then a refusal."""
+    """Make all calls in parallel; then raise the worst failure: a denial, then a refusal."""
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     order = (RuntimeDeniedError, LaunchRefusedError)
@@ -252,21 +253,21 @@ def refusal(
     problem: ApiError, what: str, namespace: str
 ) -> LaunchRefusedError | RuntimeUnavailableError:
     """The error to raise after creating ``what`` (kind and name) was refused."""
-    words = f"{what}: {problem.message}"
+    text = f"{what}: {problem.message}"
     if problem.status in INVALID:
-        return _refused(Fault.INVALID_POD, words)
+        return _refused(Fault.INVALID_POD, text)
     if problem.status == CONFLICT:
-        return _refused(Fault.NAME_TAKEN, words)
+        return _refused(Fault.NAME_TAKEN, text)
     if problem.status == FORBIDDEN and not any(sign in problem.message for sign in NOT_NOW):
         over = QUOTA in problem.message
-        return _refused(Fault.OVER_QUOTA if over else Fault.NOT_ADMITTED, words)
+        return _refused(Fault.OVER_QUOTA if over else Fault.NOT_ADMITTED, text)
     return unavailable(problem, namespace)
 
 
 def name_taken(what: str) -> LaunchRefusedError:
-    """Somebody else's object has the name."""
+    """The error if a foreign object has the name."""
     return _refused(Fault.NAME_TAKEN, f"{what} is not of this run")
 
 
-def _refused(fault: Fault, words: str) -> LaunchRefusedError:
-    return LaunchRefusedError(fault, describe(fault, words))
+def _refused(fault: Fault, text: str) -> LaunchRefusedError:
+    return LaunchRefusedError(fault, describe(fault, text))

@@ -1,7 +1,7 @@
 """The kubernetes runtime: a rank is a pod. Used by ``loop.py`` through ``port.Runtime``.
 
-Orders go to the API server, each checked against the leader's epoch; what is seen comes from the
-reflectors alone, and from the answers to our own orders, so that a look is never older than them.
+Orders go to the API server, each checked against the leader's epoch. Observations come from the
+reflectors and from the answers to the launcher's own orders, so a scan is never older than those.
 """
 
 from __future__ import annotations
@@ -61,15 +61,16 @@ class KubePolicy:
     node_selector: str = ""
     rules: NodeRules = field(default_factory=NodeRules)
     watch: WatchPolicy = field(default_factory=WatchPolicy)
-    # How long a look waits for the first lists.
+    # How long a scan waits for the first lists.
     first_scan_seconds: float = 30.0
-    # A forgotten run's pods and their logs stay so long.
+    # How long the pods of a forgotten run, with their logs, are kept.
     pods_keep: timedelta = timedelta(seconds=60)
     sweep_tick_seconds: float = 5.0
-    # A pod that its node has had for so long and not made is asked about; so many at a time.
+    # The events of a pod are read if its node has not created it after this time, for so many pods
+    # at once.
     events_after: timedelta = timedelta(seconds=8)
     events_max: int = 8
-    # Of pods whose node does not answer, once they are given up.
+    # The grace period of pods on a lost node.
     lost_grace_seconds: float = 35.0
 
 
@@ -92,9 +93,9 @@ class KubernetesRuntime:
         self._client, self._policy, self._build, self._now = client, policy, build, now
         self._at_start = at_start
         self._strays = set[str]()
-        # When events about a run's pods were last asked for, in the event loop's seconds.
+        # When the events of a run's pods were last read, in the event loop's seconds.
         self._events_read_at = dict[RunId, float]()
-        # Runs whose pods are being deleted at this moment.
+        # Runs whose pods are being deleted now.
         self._ending = set[RunId]()
         self._hint: Callable[[], None] = lambda: None
         self.cache = Cache(policy.rules, now, self._changed)
@@ -131,8 +132,8 @@ class KubernetesRuntime:
     # port.Runtime
 
     async def lead(self, epoch: int) -> None:
-        """See ``port.Runtime``. What was known before is looked at anew: an earlier leader may
-        have done more than we have seen."""
+        """See ``port.Runtime``. Everything is listed again, because an earlier leader may have
+        done more than was observed."""
         self._fence.lead(epoch)
         for reflector in self._reflectors:
             reflector.renew()
@@ -163,7 +164,7 @@ class KubernetesRuntime:
         return self.cache.listing()
 
     async def _wait_for_lists(self) -> None:
-        """Wait for full lists from after we began to lead."""
+        """Wait for full lists that began after this launcher became the leader."""
         try:
             async with asyncio.timeout(self._policy.first_scan_seconds):
                 for reflector in self._reflectors:
@@ -174,7 +175,7 @@ class KubernetesRuntime:
 
     async def launch(self, order: RunOrder) -> None:
         """See ``port.Runtime``. The run object comes first, and the Secret before the pods that
-        name it; nothing of these is ever read back by us."""
+        refer to it. The launcher never reads a Secret."""
         await self._wait_for_lists()
         try:
             objects = self._build(order, self.cache)
@@ -188,7 +189,7 @@ class KubernetesRuntime:
             raise RuntimeUnavailableError(f"{', '.join(sorted(silent))} does not answer")
 
     async def signal(self, run_id: RunId, node_ids: frozenset[str], signal: int) -> None:
-        """See ``port.Runtime``. Sent from inside the container: process 1 gets what it handles."""
+        """See ``port.Runtime``. Sent from inside the container to process 1."""
         await self._fence.check()
         pods = [
             pod
@@ -198,14 +199,14 @@ class KubernetesRuntime:
         await run_all(self._signal(pod, signal) for pod in pods)
 
     async def end(self, run_id: RunId, node_ids: frozenset[str], *, grace_seconds: float) -> None:
-        """See ``port.Runtime``. A pod that somebody outdated still makes after this is found by the
-        watch, and ended as a stray."""
+        """See ``port.Runtime``. If an outdated leader creates a pod after this, the watch finds it
+        and it is ended as a stray."""
         del node_ids
         await self._wait_for_lists()
         await self._fence.check()
         await self._objects.mark_ended(run_id, self._now())
         grace = max(1, math.ceil(grace_seconds))
-        # Asked now, and not taken from what is known: an earlier leader may have made more.
+        # Listed now instead of taken from the cache: an earlier leader may have created more.
         await self._objects.refresh_pods(run_id)
         alive = [pod for pod in self.cache.runs.pods_of(run_id) if not pod.over]
         self._ending.add(run_id)
@@ -222,8 +223,8 @@ class KubernetesRuntime:
             raise RuntimeUnavailableError(f"{', '.join(sorted(silent))} does not answer")
 
     async def forget(self, run_id: RunId, node_ids: frozenset[str], *, keep: bool) -> None:
-        """See ``port.Runtime``. Pods that are kept stay for a while, for whoever describes them;
-        the run object does in any case, so that no late launch makes them anew."""
+        """See ``port.Runtime``. Kept pods stay for a while, for people who describe them. The run
+        object stays in any case, so that no late launch creates the pods again."""
         del node_ids
         await self._wait_for_lists()
         await self._fence.check()
@@ -236,7 +237,7 @@ class KubernetesRuntime:
                 self.cache.gone_object(known.uid, known.version)
                 known = None
         if known is None or not keep:
-            # Where somebody has deleted the run object, the rest follows by itself.
+            # Without the run object, the garbage collector removes the rest.
             await run_all(
                 self._objects.delete_pod(pod, 1) for pod in self.cache.runs.pods_of(run_id)
             )
@@ -245,7 +246,7 @@ class KubernetesRuntime:
 
     async def fence(self, node_id: str) -> None:
         """See ``port.Runtime``. The pods stay until their node or its deletion ends them, and hold
-        their GPUs; no platform's word of theirs is accepted any more."""
+        their GPUs. The platform accepts no calls of their runs any more."""
         await self._wait_for_lists()
         await self._fence.check()
         if self.cache.nodes.ready(node_id):
@@ -269,27 +270,27 @@ class KubernetesRuntime:
             SIGNAL_SECONDS,
         )
         if problem:
-            # Asking again would not help an image without a shell.
+            # Another try would not help with an image that has no shell.
             self._log.warning("signal not delivered", pod=pod.name, problem=problem)
 
-    # Clearing away
+    # Clean-up
 
     async def _sweep(self) -> None:
-        """Delete what was forgotten long enough ago, for as long as we lead."""
+        """Delete forgotten runs after their time, while this launcher leads."""
         while True:
             await pause(self._policy.sweep_tick_seconds)
             try:
                 await self.sweep()
                 await self._read_pod_events()
             except (RuntimeUnavailableError, RuntimeDeniedError) as problem:
-                self._log.warning("not cleared away yet", problem=str(problem))
+                self._log.warning("clean-up failed, trying again", problem=str(problem))
 
     async def sweep(self) -> None:
         """One round."""
         before = self._now() - self._policy.pods_keep
         old = [each for each in self.cache.runs.forgotten() if each[2] <= before]
         left = list(self.cache.runs.left_with_others())
-        # Pods that are just being ended are no strays: those were there last time, too.
+        # Pods that are being ended now are no strays: a stray was there in the last round, too.
         strays = [pod for pod in self.cache.runs.strays() if pod.run_id not in self._ending]
         known = self._strays
         self._strays = {pod.uid for pod in strays}
@@ -302,10 +303,10 @@ class KubernetesRuntime:
         await run_all(self._clear(run_id, thing.uid) for run_id, thing, _ in old)
 
     async def _read_pod_events(self) -> None:
-        """Learn from events why pods are not made: of each run one, and of so many runs."""
+        """Read the events of pods that are not created yet: one pod per run, of a few runs."""
         waiting = self.cache.runs.waiting(self._now() - self._policy.events_after)
         first = {pod.run_id: pod for pod in waiting}
-        # Those that were asked about longest ago come first.
+        # The pods whose events were read longest ago come first.
         order = sorted(first.values(), key=lambda pod: self._events_read_at.get(pod.run_id, 0.0))
         self._events_read_at = {
             run_id: when for run_id, when in self._events_read_at.items() if run_id in first
@@ -316,7 +317,8 @@ class KubernetesRuntime:
                 self._hint()
 
     async def _clear(self, run_id: RunId, uid: str) -> None:
-        """Its pods, and the object that owns the rest. What may still run is not touched."""
+        """Delete a run's ended pods, and the object that owns the rest unless a pod may still
+        run."""
         pods = self.cache.runs.pods_of(run_id)
         await run_all(self._objects.delete_pod(pod, 1) for pod in pods if pod.over)
         if all(pod.over for pod in pods):

@@ -33,13 +33,13 @@ LOOK_SECONDS = 1.0
 
 
 async def sweep(client: KubeClient, namespace: str, seconds_max: float) -> list[str]:
-    """Delete, wait, and say what is still there after so long (names of pods)."""
+    """Delete and wait. Returns the names of pods that still exist after the time."""
     loop = asyncio.get_running_loop()
     ends_s = loop.time() + seconds_max
     ours = f"{MANAGED_BY}={MANAGER}"
     runs = await _names(client, namespace, "configmaps", f"{ours},{TASK}")
     await run_all(_delete(client, namespace, "configmaps", name) for name in runs)
-    # What the collector of garbage has not reached, and what lost its owner before.
+    # The rest that the garbage collector has not reached, and pods without an owner.
     left = await _names(client, namespace, "pods", f"{ours},{TASK}")
     await run_all(_delete(client, namespace, "pods", name) for name in left)
     while left and loop.time() < ends_s:

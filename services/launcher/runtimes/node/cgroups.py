@@ -1,5 +1,5 @@
-"""A control group per rank, where this machine lets us make one: ends everything in it at once and
-limits its processes (version 2), and limits memory and CPU (version 2 or 1).
+"""Creates a control group for each rank where this machine allows that. It ends all processes of a
+rank at once and limits their number (version 2), and limits memory and CPU (version 2 or 1).
 
 Version 2 has two rules that shape the tree. A group has the controllers that its parent hands down
 (``cgroup.subtree_control``), and a group with processes of its own can hand down no memory. So the
@@ -15,7 +15,7 @@ At the top of a container, which nobody else arranges, the processes that are th
 ``shiftwork-services``. A unit's group is left as it is: systemd could not start the unit again in a
 group that hands down memory, while ranks of its former life run there.
 
-Used by ``ranks.py``. What cannot be had is said once in ``warnings``, for ``doctor`` and the
+Used by ``ranks.py``. ``warnings`` lists what is not available, for ``doctor`` and the
 node's labels; ranks then run without limits and are ended by process group and descent.
 """
 
@@ -120,13 +120,13 @@ class Cgroups:
         return any(line[0] == "oom_kill" and line[1] != "0" for line in lines)
 
     def remove(self, rank: str) -> None:
-        """Take the rank's empty group away."""
+        """Remove the rank's empty group."""
         for root in {self.unified, self.memory, self.cpu} - {""}:
             with contextlib.suppress(OSError):
                 os.rmdir(f"{root}/{rank}")  # noqa: PTH106 - as above
 
     def sweep(self, ranks: Collection[str]) -> None:
-        """Take away the empty groups of ranks other than these: a killed supervisor left them."""
+        """Remove the empty groups of other ranks, which a killed supervisor left."""
         for root in {self.unified, self.memory, self.cpu} - {""}:
             with contextlib.suppress(OSError):
                 left = [entry.name for entry in os.scandir(root) if entry.is_dir()]
@@ -135,7 +135,7 @@ class Cgroups:
                         self.remove(rank)
 
     def close(self) -> None:
-        """Take the node's own folders away, if nothing is in them."""
+        """Remove the node's own folders if they are empty."""
         for root in {self.unified, self.memory, self.cpu} - {""}:
             with contextlib.suppress(OSError):
                 os.rmdir(root)  # noqa: PTH106 - as above
@@ -150,8 +150,8 @@ def name_of(folder: str, file: int) -> str:
 
 
 def find(name: str, pids_max: int = 0, *, probe: bool = False) -> Cgroups:
-    """See what this machine offers at our own control groups, and make the node's folders. With
-    ``probe`` no process is moved: limits count as enforced if moving would do."""
+    """Find the control groups that this machine offers, and create the node's folders. With
+    ``probe`` no process is moved: limits count as enforced if moving would suffice."""
     found = Cgroups(name)
     mounts, own = _mounts(), _own()
     if "" in mounts and "" in own:

@@ -1,11 +1,11 @@
-"""What a supervisor must not forget: an append-only file, which a thread of its own writes.
+"""The supervisor's durable records: an append-only file, which a separate thread writes.
 
 Each line is a checksum (CRC-32, eight hex digits), a space and a JSON object. ``append`` returns at
 once, so that a slow disk never makes the supervisor silent; the record counts when ``then`` is
 called without an error. Records that wait for the disk together are written and synced together,
 in their order.
 
-If the process dies in a write, the file ends with a torn line: nobody has acted on it, and it is
+If the process dies in a write, the file ends with a torn line. Nothing depends on it yet, and it is
 cut off. A damaged line before good ones is a fault of the disk: it is set apart in
 ``journal.damaged``, ``damaged`` counts it, and the lines around it stay valid. The file is
 rewritten, without what was forgotten, when the supervisor starts and when it has grown.
@@ -58,7 +58,7 @@ class Journal:
         self._has_thread = False
         self.wake: Callable[[], None] = lambda: None
         self.records: list[Record] = []
-        # Lines that a fault of the disk has damaged; what they said is not known.
+        # The number of lines that a fault of the disk has damaged.
         self.damaged = 0
         # Whether the end was cut off.
         self.torn = False
@@ -134,7 +134,7 @@ class Journal:
                 self._append(b"".join(job.data for job in jobs))
         except OSError as error:
             return error
-        except Exception as error:  # noqa: BLE001 - whoever waits for the disk must get an answer
+        except Exception as error:  # noqa: BLE001 - every waiting order needs an answer
             return OSError(f"{type(error).__name__}: {error}")
         return None
 
@@ -218,7 +218,7 @@ def commanding_epoch(path: str) -> int:
 
 def take_lock(path: str, holder: str) -> int | None:
     """The lock of a folder as an open file, or None if another process holds it. It is gone with
-    the process, however that ends. ``holder`` is written into it, for who has to find us."""
+    the process, however that ends. ``holder`` is written into it, so that others can find us."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

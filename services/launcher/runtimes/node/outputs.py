@@ -1,9 +1,9 @@
-"""The pipes into which ranks write, and the process that moves what they write into files.
+"""Manages the pipes into which ranks write, and the process that copies them into files.
 
 Used by ``ranks.py``. The writer is ``output_writer.py``; one that ends is started again, and what
 stands in the pipes meanwhile stays, because their reading ends are open here as well. Each rank
 holds its pipe for reading, too, so that a write never finds nobody and ends it with SIGPIPE,
-whichever of us lives.
+whichever process of ours lives.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Outputs:
         return self._last
 
     def poll(self) -> float | None:
-        """Hear the writer, and start it again if it has ended. In how many seconds to call again
-        at the latest, if that matters."""
+        """Read the writer's messages, and restart it if it has ended. Returns in how many seconds
+        to call again at the latest, if that matters."""
         self._flush()
         while self._channel is not None:
             try:
@@ -126,8 +126,8 @@ class Outputs:
         self._start_at_s = time.monotonic() + START_AGAIN_SECONDS
 
     def _start(self) -> None:
-        """Start the writer and tell it everything. If that fails it is tried again; ranks wait
-        with full pipes meanwhile."""
+        """Start the writer and send it all outputs. If that fails, a later call tries again; ranks
+        wait with full pipes meanwhile."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self.writer_pid = os.posix_spawn(
@@ -148,7 +148,7 @@ class Outputs:
         ours.setblocking(False)
         self._channel = ours
         self.watch(ours)
-        # What no writer has heard of yet is not resumed.
+        # An output that no former writer has opened is not resumed.
         orders = [json.loads(text) for text in self._to_send]
         new = {order["id"] for order in orders if order["op"] == "open" and not order["resumed"]}
         self._to_send.clear()

@@ -1,7 +1,7 @@
-"""Reading /proc: who a process is, who its children are, which group it belongs to.
+"""Reads /proc: the identity, children and group of processes.
 
-Used by ``ranks.py`` to name processes beyond doubt (a pid alone is never enough: numbers come
-again) and to find everything that a rank has started.
+Used by ``ranks.py`` to identify processes (a pid alone is never enough, because numbers are reused)
+and to find everything that a rank has started.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def boot_id() -> str:
 
 
 def stat(pid: int) -> Stat | None:
-    """What /proc says about a process, or None if there is none."""
+    """The process in /proc, or None."""
     raw = _read(f"/proc/{pid}/stat")
     if not raw:
         return None
@@ -59,9 +59,9 @@ def stat(pid: int) -> Stat | None:
 
 
 def signature(pid: int) -> str:
-    """A living process's name beyond doubt: number, start time, boot."""
+    """A unique name of a living process: number, start time, boot."""
     found = stat(pid)
-    assert found is not None, "asked for a process that lives"
+    assert found is not None, "the process lives"
     return f"{pid} {found.ticks} {boot_id()}"
 
 
@@ -79,7 +79,7 @@ def by_signature(text: str) -> Stat | None:
 
 def kill(member: Stat) -> bool:
     """SIGKILL to exactly this process: the descriptor holds it, the start time proves it. False if
-    we may not: it has become another user's, as setuid programs do."""
+    that is not permitted, because it runs as another user now, as setuid programs do."""
     try:
         fd = os.pidfd_open(member.pid)
     except ProcessLookupError:
@@ -154,7 +154,7 @@ def environment(pid: int) -> bytes:
 
 
 def user(pid: int) -> int | None:
-    """As whom a process runs; None if there is none."""
+    """The user of a process; None if there is no such process."""
     try:
         return os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116 - small imports
     except OSError:
@@ -162,7 +162,7 @@ def user(pid: int) -> int | None:
 
 
 def can_list_children() -> bool:
-    """Whether this kernel tells the children of a process."""
+    """Whether this kernel lists the children of a process."""
     return os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # noqa: PTH110 - as above
 
 

@@ -1,4 +1,4 @@
-"""Which living processes belong to a rank. Used by ``ranks.py`` where no control group tells, to
+"""Finds the living processes of a rank. ``ranks.py`` uses it where there are no control groups, to
 end a rank as a whole and to know that nothing of it is left.
 """
 
@@ -26,8 +26,8 @@ def own_children() -> list[int]:
 
 @dataclass(frozen=True)
 class Marker:
-    """How the processes of a rank can be known that have left its group: by a variable of their
-    environment. Anybody can put anything there, so it counts only for processes of its user."""
+    """Identifies processes of a rank that have left its group, by a variable of their environment.
+    Any process can set it, so it counts only for processes of the rank's user."""
 
     variable: bytes
     uid: int
@@ -39,10 +39,10 @@ class Marker:
 
 
 def members(main: int, others: set[int], marker: Marker, helper: int) -> list[proc.Stat]:
-    """Living processes of a rank that is our child: what is below its main process, and adopted
-    orphans that their session, group or environment gives away. ``others`` are the main processes
-    of other ranks; where there are none, every orphan is this rank's. ``helper`` is a child that
-    belongs to no rank."""
+    """Living processes of a rank that is our child: the descendants of its main process, and
+    adopted orphans that share its session, group or environment variable. ``others`` are the main
+    processes of other ranks; where there are none, every orphan is this rank's. ``helper`` is a
+    child that belongs to no rank."""
     children = [
         child
         for pid in own_children()
@@ -110,7 +110,7 @@ def _below(pid: int) -> list[proc.Stat]:
 
 
 class _Reading:
-    """What one thread reads. ``found`` grows while it does."""
+    """The work of one reading thread, which appends to ``found``."""
 
     def __init__(self, processes: Sequence[proc.Stat]) -> None:
         self.processes = processes
@@ -128,7 +128,7 @@ class _Reading:
         self.done.release()
 
     def wait(self) -> bool:
-        """Wait for the end as long as it goes on; False if it does not."""
+        """Wait for the end as long as the thread makes progress. False if it is stuck."""
         count = -1
         while not self.done.acquire(timeout=ANSWER_SECONDS):
             if len(self.found) == count:

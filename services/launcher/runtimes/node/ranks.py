@@ -1,4 +1,4 @@
-"""The ranks on one node: started once, ended as whole groups, remembered until forgotten.
+"""Starts the ranks of one node once, ends them as whole groups, and records them until forgotten.
 
 Used by ``supervisor.py``, whose children the ranks are. Two rules hold it together: a process runs
 only after its start is on disk, and its exit is listed only after nothing of its group is left, its
@@ -195,7 +195,7 @@ class Ranks:
                 assert rank.gated is not None, "only this opens the gate"
                 rank.gated.open(run=not rank.ending)
                 rank.gated = None
-            # Others that were on the way before us have their answer by now.
+            # Orders that were queued earlier have their answers by now.
             if any((run, order["rank"]) not in self.table for order in orders):
                 done(RefusedError(f"cannot start run {run}: {error or 'its record failed'}"))
             else:
@@ -205,14 +205,14 @@ class Ranks:
 
     def signal(self, run: str, number: int) -> None:
         """Send a signal to each rank's main process that has not ended. One that has become
-        another user's is told in the log: asking again would not help."""
+        another user's is reported in the log: trying again would not help."""
         for rank in self._of(run):
             if rank.ours and rank.status is None and rank.exit is None and rank.gated is None:
                 # Not reaped, so the number is still its own.
                 self._check_permitted(rank, proc.sent(os.kill, rank.pid, number))
 
     def end(self, run: str, done: Done = _ignore) -> None:
-        """Begin to end everything of a run; ``tend`` goes on until nothing is left."""
+        """Start ending all processes of a run; ``tend`` continues until nothing is left."""
         for rank in self._of(run):
             rank.ending = True
         new = run not in self.ended
@@ -261,9 +261,9 @@ class Ranks:
         return runs
 
     def tend(self) -> tuple[bool, float | None]:
-        """Go on after what the disk has answered, learn which ranks ended, end their groups, record
-        the exits. Returns whether anything is over that was not, and in how many seconds to call
-        again (None: at the next signal)."""
+        """Process completed records, find ranks that ended, end their groups and record the exits.
+        Returns whether a rank is newly over, and in how many seconds to call again (None: at the
+        next signal)."""
         over = self._over
         self.journal.poll()
         delays = [delay for delay in (self.outputs.poll(),) if delay is not None]
@@ -328,8 +328,9 @@ class Ranks:
     # How a rank begins
 
     def _start(self, run: str, order: Mapping[str, Any]) -> Rank:
-        """A child that waits at its gate. OSError if there can be none; then nothing is left."""
-        # A launcher that names no user is of an earlier version: nothing runs, least of all as us.
+        """Start a child that waits at its gate. If that fails, raises ``OSError`` and leaves
+        nothing."""
+        # A launcher that names no user is of an earlier version: nothing runs as our own user then.
         user = order["user"]
         identity = Identity(*user) if user is not None else None
         uid = os.geteuid() if identity is None else identity.uid
@@ -369,8 +370,8 @@ class Ranks:
         return rank
 
     def _abandon(self, fresh: Sequence[Rank]) -> None:
-        """Let children go that may not become ranks: they read the end of their pipes. All pipes
-        are closed first, because a later child holds copies of the earlier ones' ends."""
+        """Release children that may not become ranks: they read the end of their pipes and exit.
+        All pipes are closed first, because a later child holds copies of the earlier ones' ends."""
         for rank in fresh:
             assert rank.gated is not None, "it is not a rank yet"
             os.close(rank.gated.gate)
@@ -419,7 +420,7 @@ class Ranks:
 
     def _learn(self) -> None:
         """See which main processes ended (without reaping them), and reap adopted orphans."""
-        # Those whose end is awaited elsewhere.
+        # Children whose end other code awaits.
         others = {self.outputs.writer_pid}
         for rank in self.table.values():
             if not rank.ours or (rank.exit is not None and not rank.recording):
@@ -483,11 +484,12 @@ class Ranks:
         return rank_processes.members(rank.pid, others, self._marker(rank), self.outputs.writer_pid)
 
     def _find_forgotten(self) -> None:
-        """After a fault of the journal: enter running ranks whose start it does not tell, so that
+        """After a fault of the journal: enter running ranks whose start record is lost, so that
         they are ended like all others of an earlier supervisor."""
         begins = f"{CONTEXT_VARIABLE}={self.runs_folder}/".encode()
         for one, rest in rank_processes.started_with(begins):
-            # Whoever started the process chose that text. It says whom to end, and is no path.
+            # The starter of the process chose this text. It selects what to end, and is never used
+            # as a path.
             named = rank_of_context(rest)
             if named is None or named in self.table:
                 continue
@@ -502,13 +504,13 @@ class Ranks:
             self.table[named] = rank
 
     def _owner_of(self, context: str) -> int:
-        """As whom a rank runs, by its context file: only a rank that runs as us can remove it."""
+        """The user of a rank, from its context file: only a rank that runs as us can remove it."""
         try:
             return os.lstat(context).st_uid
         except OSError:
             return os.geteuid()
 
-    # What is remembered
+    # Records
 
     def _of(self, run: str) -> list[Rank]:
         return [rank for rank in self.table.values() if rank.run == run]
@@ -549,13 +551,13 @@ class Ranks:
                 record["boot"],
                 context,
                 record["at"],
-                # As earlier versions wrote it, it names no user.
+                # Records of earlier versions name no user.
                 record.get("uid", self._owner_of(context)),
                 ours=False,
                 ending=True,
             )
         elif record["t"] == "exit" and (run, record["rank"]) in self.table:
-            # Without its start, which may be a damaged line, nothing can be said of it.
+            # Without its start record, which may be damaged, its exit means nothing.
             self.table[run, record["rank"]].exit = dict(record["exit"])
 
 

@@ -1,7 +1,7 @@
 """Start one process behind a gate: it exists, but runs nothing until its record is on disk.
 
 Called by ``ranks.py``. If the supervisor dies before it opens the gate, the child reads the end
-of the pipe and leaves: a process that nobody has recorded never becomes a rank.
+of the pipe and exits: a process without a record never becomes a rank.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ NOT_FOUND_CODE, NOT_RUN_CODE = 127, 126
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 # Variables that name an activated environment of Python.
 ENVIRONMENTS = ("VIRTUAL_ENV", "CONDA_PREFIX")
-# How many open files the supervisor was given, and its ranks are. It raises its own limit: it has
-# one open for each rank.
+# The inherited limit of open files, which ranks get too. The supervisor raises its own limit,
+# because it has one open file for each rank.
 OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 CLONE3 = 435
 CLONE_INTO_CGROUP = 0x2_0000_0000
@@ -29,7 +29,7 @@ ARGUMENTS = "=11Q"
 PR_SET_NO_NEW_PRIVS = 38
 # Numbers of setgroups, setresgid and setresuid by machine.
 CALLS = {"x86_64": (116, 119, 117), "aarch64": (159, 149, 147)}
-# Whether a child of ``spawn.py`` can become another user; elsewhere it is made by ``os.fork``.
+# Whether a child of ``fork_into`` can become another user; other machines use ``os.fork``.
 AFTER_CLONE = os.uname().machine in CALLS
 # Loaded here, because a child must not load a library.
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -46,7 +46,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Program:
-    """What the child becomes."""
+    """The program that the child executes."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -55,13 +55,13 @@ class Program:
     output: int
     # None: as the supervisor.
     identity: Identity | None
-    # So many processes and threads may that user have; 0: as many as the supervisor's.
+    # The limit of that user's processes and threads; 0: the supervisor's own.
     processes_max: int = 0
 
 
 @dataclass(frozen=True)
 class Gated:
-    """A child that waits."""
+    """A child that waits at its gate."""
 
     pid: int
     gate: int
@@ -69,8 +69,8 @@ class Gated:
     joined: bool
 
     def open(self, *, run: bool = True) -> None:
-        """Let it run, or leave if it is not wanted any more. A child that is gone already is found
-        by its exit."""
+        """Let it run, or exit if it is no longer wanted. The exit of a child that is gone already
+        is found later."""
         try:
             if run:
                 os.write(self.gate, b"!")
@@ -81,11 +81,11 @@ class Gated:
 
 
 def spawn(program: Program, *, cgroup: str = "", warning: str = "") -> Gated:
-    """Fork a child in a session of its own that waits for its gate. OSError if there is none.
+    """Fork a child in a session of its own that waits for its gate. Raises ``OSError``.
     It begins in the version 2 control group, where there is one and the kernel can do that. The
     warning, if any, is the first line of its output."""
     if program.identity is not None:
-        # Theirs, so that they can open it again as /dev/stdout; its folder stays ours.
+        # The rank's user must be able to open it again as /dev/stdout. The folder stays ours.
         os.fchown(program.output, program.identity.uid, program.identity.gid)
     if warning:
         os.write(program.output, f"shiftwork: {warning}\n".encode())
@@ -114,7 +114,7 @@ def _fork(cgroup: str) -> tuple[int, bool]:
 
 
 def _become(program: Program, reader: int, gate: int) -> NoReturn:
-    """The child: never returns, never runs the parent's code."""
+    """Run the child. It never returns to the parent's code."""
     code = NOT_RUN_CODE
     try:
         os.setsid()
@@ -127,7 +127,7 @@ def _become(program: Program, reader: int, gate: int) -> NoReturn:
         _restore_signals()
         resource.setrlimit(resource.RLIMIT_NOFILE, OPEN_FILES)
         code = _exec(program)
-    except BaseException as error:  # noqa: BLE001 - said in the output, whatever it is
+    except BaseException as error:  # noqa: BLE001 - the output shows any error
         _print(f"cannot start: {error}")
     os._exit(code)
 
@@ -135,7 +135,7 @@ def _become(program: Program, reader: int, gate: int) -> NoReturn:
 def _restore_signals() -> None:
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        # Numbers that the C library keeps for itself refuse.
+        # The C library refuses its own reserved numbers.
         try:
             if signal.getsignal(number) is not signal.SIG_DFL:
                 signal.signal(number, signal.SIG_DFL)
@@ -145,7 +145,7 @@ def _restore_signals() -> None:
 
 
 def _exec(program: Program) -> int:
-    """Become the program; the code to exit with if that fails, which the output explains."""
+    """Execute the program. Returns an exit code if that fails; the output explains why."""
     os.umask(0o022)
     if program.identity is not None:
         become(program.identity, program.processes_max)
@@ -192,7 +192,7 @@ def _closed_environment(command: str, env: Mapping[str, str]) -> str:
             if not os.access(python, os.X_OK):
                 return python
         except PermissionError:
-            # Nobody can say what lies in a closed folder; its Python certainly does.
+            # The content of a closed folder is unknown, but it certainly has the Python.
             if command.rpartition("/")[2].startswith("python"):
                 return python
         except (OSError, ValueError):

@@ -22,9 +22,9 @@ def an_ending(
     asked: bool = False,
     acked: bool = False,
     cause: EndCause | None = None,
-    world: int | None = None,
+    harness: int | None = None,
 ) -> Ending:
-    size = len(ranks) if world is None else world
+    size = len(ranks) if harness is None else harness
     return Ending(mode, USR1, asked, acked, cause, size, tuple(ranks))
 
 
@@ -34,24 +34,24 @@ def test_acknowledged_is_preempted_whatever_the_codes(code: int) -> None:
     assert classify(ending) is K.PREEMPTED
 
 
-def test_an_ack_that_nobody_asked_for_is_only_a_checkpoint() -> None:
+def test_an_acknowledgement_without_a_request_is_only_a_checkpoint() -> None:
     assert classify(an_ending([exited(0, 1)], acked=True)) is K.FAILED
 
 
-def test_all_zero_is_ok_even_if_asked_or_killed() -> None:
+def test_all_zero_is_ok_even_with_a_preemption_or_kill() -> None:
     assert classify(an_ending([exited(0), exited(1)])) is K.OK
     assert classify(an_ending([exited(0)], asked=True)) is K.OK
     assert classify(an_ending([exited(0)], cause=EndCause.KILL)) is K.OK
 
 
 def test_a_rank_that_never_began_is_not_ok() -> None:
-    assert classify(an_ending([exited(0)], world=2)) is K.FAILED
-    assert classify(an_ending([], world=1)) is K.FAILED
+    assert classify(an_ending([exited(0)], harness=2)) is K.FAILED
+    assert classify(an_ending([], harness=1)) is K.FAILED
 
 
 def test_killed() -> None:
     assert classify(an_ending([exited(0, None, 9)], cause=EndCause.KILL)) is K.KILLED
-    assert classify(an_ending([], world=2, cause=EndCause.KILL)) is K.KILLED
+    assert classify(an_ending([], harness=2, cause=EndCause.KILL)) is K.KILLED
     assert classify(an_ending([lost(0)], cause=EndCause.KILL)) is K.KILLED
 
 
@@ -80,14 +80,14 @@ def test_reserved_code_without_a_request_is_a_failure_unless_its_place_was_taken
 
 
 @pytest.mark.parametrize("rank", [exited(0, 75), exited(0, 128 + USR1), exited(0, None, USR1)])
-def test_signal_mode_ways_out(rank: ObservedRank) -> None:
+def test_signal_mode_exits(rank: ObservedRank) -> None:
     mode = PreemptMode.SIGNAL
     assert classify(an_ending([rank], mode=mode, asked=True)) is K.PREEMPTED
     assert classify(an_ending([rank], mode=mode)) is K.FAILED
     assert classify(an_ending([rank], mode=PreemptMode.SDK, asked=True)) is K.FAILED
     mixed = [rank, exited(1, 1)]
     assert classify(an_ending(mixed, mode=mode, asked=True)) is K.FAILED
-    assert classify(an_ending([rank], mode=mode, asked=True, world=2)) is K.FAILED
+    assert classify(an_ending([rank], mode=mode, asked=True, harness=2)) is K.FAILED
 
 
 def test_signal_mode_exit_zero_is_finished() -> None:
@@ -95,7 +95,7 @@ def test_signal_mode_exit_zero_is_finished() -> None:
 
 
 def test_preempted_before_it_began() -> None:
-    ending = an_ending([], world=1, asked=True, cause=EndCause.PREEMPTED_BEFORE_START)
+    ending = an_ending([], harness=1, asked=True, cause=EndCause.PREEMPTED_BEFORE_START)
     assert classify(ending) is K.PREEMPTED
 
 
@@ -107,7 +107,7 @@ def test_total_and_documented() -> None:
     combinations = itertools.product(PreemptMode, ways, flags, flags, causes)
     kinds: set[ExitKind] = set()
     for mode, ranks, asked, acked, cause in combinations:
-        ending = an_ending(ranks, mode=mode, asked=asked, acked=acked, cause=cause, world=1)
+        ending = an_ending(ranks, mode=mode, asked=asked, acked=acked, cause=cause, harness=1)
         kind = classify(ending)
         assert exits.detail(ending, kind)
         kinds.add(kind)

@@ -17,7 +17,7 @@ def ending(cause: EndCause, **more: Any) -> Grace:
     return grace_for(run)
 
 
-def test_every_cause_has_its_patience() -> None:
+def test_every_cause_has_a_grace_period() -> None:
     assert set(BY_CAUSE) == set(EndCause)
 
 
@@ -35,12 +35,12 @@ def test_by_cause(cause: EndCause, expected: Grace) -> None:
     assert ending(cause) is expected
 
 
-def test_who_has_saved_or_never_ran_is_not_waited_for() -> None:
+def test_a_run_that_has_saved_or_never_ran_gets_no_full_period() -> None:
     assert ending(EndCause.KILL, acked_at=at(1)) is P.ACKED
     assert ending(EndCause.KILL, started_at=None) is P.NONE
 
 
-def test_nobody_knows_a_run_without_a_row() -> None:
+def test_a_run_without_a_row_gets_the_full_period() -> None:
     assert grace_for(None) is P.FULL
 
 

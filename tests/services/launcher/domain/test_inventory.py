@@ -38,7 +38,7 @@ class Book:
         return changes
 
 
-def test_nodes_are_told_once() -> None:
+def test_nodes_are_published_once() -> None:
     book = Book()
     book.observe(0, a_listing(nodes=2))
     book.observe(1, a_listing(nodes=2))
@@ -61,7 +61,7 @@ def test_a_silent_node_keeps_its_lease_then_is_not_ready_then_is_fenced() -> Non
     assert book.rows["local-0"].silent_since is None
 
 
-def test_a_node_that_answers_within_its_lease_says_nothing() -> None:
+def test_a_node_that_answers_within_its_lease_causes_no_event() -> None:
     book = Book()
     book.observe(0, a_listing(nodes=1))
     book.observe(1, a_listing(nodes=1, silent=["local-0"]))
@@ -121,7 +121,7 @@ def test_a_node_that_its_own_cluster_has_cordoned() -> None:
     assert opened.node.schedulable
 
 
-def test_cordon_survives_what_the_runtime_says() -> None:
+def test_a_cordon_survives_changes_from_the_runtime() -> None:
     book = Book()
     book.observe(0, a_listing(nodes=1))
     row = cordon(book.rows["local-0"], schedulable=False, now=at(1))
@@ -135,7 +135,7 @@ def test_cordon_survives_what_the_runtime_says() -> None:
     assert not book.rows["local-0"].node.schedulable
 
 
-def test_a_drained_node_stays_so_until_an_operator_says_otherwise() -> None:
+def test_a_drained_node_stays_drained_until_an_operator_changes_it() -> None:
     book = Book()
     book.observe(0, a_listing(nodes=1))
     row = cordon(book.rows["local-0"], schedulable=False, now=at(1), drain=True)
@@ -153,7 +153,7 @@ def test_a_drained_node_stays_so_until_an_operator_says_otherwise() -> None:
     assert (opened.version, opened.node.schedulable, opened.node.draining) == (3, True, False)
 
 
-def test_the_row_says_what_the_event_says() -> None:
+def test_the_event_has_the_rows_content() -> None:
     book = Book()
     book.observe(0, a_listing(nodes=1))
     row = book.rows["local-0"]

@@ -16,7 +16,7 @@ def test_round_robin() -> None:
 
 
 @given(after=st.integers(0, 70_000), taken=st.sets(st.integers(20_000, 20_009)))
-def test_free_or_none(after: int, taken: set[int]) -> None:
+def test_the_next_port_is_free_or_none(after: int, taken: set[int]) -> None:
     port = RANGE.next_free(after, taken)
     if len(taken) == 10:
         assert port is None

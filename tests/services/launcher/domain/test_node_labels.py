@@ -37,7 +37,7 @@ def changed_by(row: NodeRow, **changes: object) -> NodeRow:
     return after
 
 
-def test_the_operators_marks_stand_beside_the_nodes_own() -> None:
+def test_operators_labels_are_added_to_the_nodes_own() -> None:
     [row] = seen([])
     row = changed_by(row, labels={"zone": "a"}, taints=["flaky", "reserved=vision"])
     assert row.node.labels == {"disk": "nvme", "zone": "a"}
@@ -52,7 +52,7 @@ def test_the_operators_marks_stand_beside_the_nodes_own() -> None:
     assert seen([row]) == [row]
 
 
-def test_they_survive_what_happens_to_the_node() -> None:
+def test_operators_labels_survive_changes_of_the_node() -> None:
     [row] = seen([])
     row = changed_by(row, labels={"zone": "a"}, taints=["flaky"])
     [row] = seen([row], OWN.model_copy(update={"gpus": 4, "labels": {"disk": "hdd"}}))
@@ -63,7 +63,7 @@ def test_they_survive_what_happens_to_the_node() -> None:
     assert row.node.taints == ("flaky", "old")
 
 
-def test_the_same_word_again_changes_nothing() -> None:
+def test_a_repeated_command_changes_nothing() -> None:
     [row] = seen([])
     row = changed_by(row, labels={"zone": "a"}, taints=["flaky"])
     assert changed_by(row, labels={"zone": "a"}, taints=["flaky"], untaint=["other"]) is row
@@ -84,7 +84,7 @@ def test_the_same_word_again_changes_nothing() -> None:
         ({"labels": {f"l{n}": "" for n in range(LABELS_MAX + 1)}}, "labels", "65"),
     ],
 )
-def test_a_wrong_word_is_refused_with_field_value_and_fix(
+def test_a_wrong_label_is_refused_with_field_value_and_fix(
     changes: dict[str, object], field: str, value: str
 ) -> None:
     [row] = seen([])

@@ -17,19 +17,19 @@ from services.launcher.domain.rank_faults import (
 )
 
 
-def test_each_fault_has_one_line_and_each_sign_one_meaning() -> None:
+def test_each_fault_has_one_rule_and_each_reason_one_meaning() -> None:
     assert sorted(rule.fault for rule in RULES) == sorted(Fault)
     reasons = [(rule.phase, reason_) for rule in RULES for reason_ in rule.reasons]
     assert len(reasons) == len(set(reasons))
 
 
-def test_only_what_waits_has_patience() -> None:
+def test_only_waiting_faults_have_a_pending_limit() -> None:
     for rule in RULES:
         assert rule.wait is Wait.NONE or rule.phase is Phase.WAITING
         assert rule.kind in (ExitKind.FAILED, ExitKind.LOST)
 
 
-def test_patience() -> None:
+def test_pending_limits() -> None:
     limits = PendingLimits(image_pull=timedelta(seconds=7), create=timedelta(seconds=3))
     assert rank_faults.pending_limit(Fault.IMAGE_PULL, limits) == timedelta(seconds=7)
     assert rank_faults.pending_limit(Fault.NOT_CREATED, limits) == timedelta(seconds=3)
@@ -52,20 +52,20 @@ def test_patience() -> None:
         ("OutOfcpu", "", Fault.NODE_REFUSED),
     ],
 )
-def test_ends(reason: str, message: str, fault: Fault) -> None:
+def test_end_reasons_map_to_faults(reason: str, message: str, fault: Fault) -> None:
     rule = ended_fault(reason, message)
     assert rule is not None
     assert rule.fault is fault
 
 
-def test_what_is_not_in_the_table_is_no_fault() -> None:
+def test_an_unknown_reason_is_no_fault() -> None:
     assert ended_fault("Completed") is None
     assert waiting_fault("SomethingNew") is None
     # A reason of the one kind means nothing in the other.
     assert waiting_fault("OOMKilled") is None
 
 
-def test_sentences_and_the_page() -> None:
+def test_texts_and_the_page() -> None:
     assert rank_faults.describe(Fault.OUT_OF_MEMORY) == "out of memory"
     assert (
         rank_faults.describe(Fault.OVER_QUOTA, "6 of 6")

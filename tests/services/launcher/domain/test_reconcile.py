@@ -38,10 +38,10 @@ from tests.services.launcher.makers import (
     at,
     exited,
     lost,
+    observed,
     pending,
     reconcile,
     run_id,
-    seen,
 )
 
 POLICY = Policy(
@@ -69,23 +69,23 @@ def test_an_assigned_run_is_launched() -> None:
 
 
 def test_half_a_gang_is_launched_again_and_not_started() -> None:
-    run, outcome = step(a_run(RunState.ASSIGNED, ranks=2), [seen(0)])
+    run, outcome = step(a_run(RunState.ASSIGNED, ranks=2), [observed(0)])
     assert run.state is RunState.ASSIGNED
     assert outcome.actions == (Launch(RUN),)
 
 
 def test_started_when_every_rank_exists() -> None:
-    ranks = [seen(0), seen(1, started_at=at(3))]
+    ranks = [observed(0), observed(1, started_at=at(3))]
     run, outcome = step(a_run(RunState.ASSIGNED, ranks=2), ranks)
     assert (run.state, run.started_at) == (RunState.RUNNING, at(3))
     assert outcome.actions == ()
 
 
 def test_a_pending_rank_exists_and_has_not_started() -> None:
-    run, outcome = step(a_run(RunState.ASSIGNED, ranks=2), [seen(0), pending(1)])
+    run, outcome = step(a_run(RunState.ASSIGNED, ranks=2), [observed(0), pending(1)])
     assert run.state is RunState.ASSIGNED
     assert outcome.actions == ()
-    run, outcome = step(a_run(RunState.ASSIGNED, ranks=3), [seen(0), pending(1)])
+    run, outcome = step(a_run(RunState.ASSIGNED, ranks=3), [observed(0), pending(1)])
     assert outcome.actions == (Launch(RUN),)
 
 
@@ -116,7 +116,7 @@ def test_a_rank_that_fails_before_the_others_began_ends_the_gang() -> None:
         (Fault.NAME_TAKEN, EndCause.REJECTED_BY_SITE, ExitKind.LOST),
     ],
 )
-def test_a_refused_launch_is_taken_back(fault: Fault, cause: EndCause, kind: ExitKind) -> None:
+def test_a_refused_launch_ends_the_run(fault: Fault, cause: EndCause, kind: ExitKind) -> None:
     refused = Refused(fault, "because")
     run, outcome = step(a_run(RunState.ASSIGNED, ranks=2), [pending(0)], refused=refused)
     assert (run.end_cause, run.end_note) == (cause, "because")
@@ -128,7 +128,10 @@ def test_a_refused_launch_is_taken_back(fault: Fault, cause: EndCause, kind: Exi
 
 
 def test_a_fault_ends_the_run_when_its_time_is_over() -> None:
-    ranks = [seen(0), pending(1, fault=Fault.IMAGE_PULL, fault_since=START, note="no such image")]
+    ranks = [
+        observed(0),
+        pending(1, fault=Fault.IMAGE_PULL, fault_since=START, note="no such image"),
+    ]
     assigned = a_run(RunState.ASSIGNED, ranks=2)
     run, outcome = step(assigned, ranks, seconds=19)
     assert (run.state, outcome.due_at) == (RunState.ASSIGNED, at(20))
@@ -140,22 +143,22 @@ def test_a_fault_ends_the_run_when_its_time_is_over() -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.UNSCHEDULABLE, Fault.BEING_MADE])
-def test_what_may_still_come_right_waits_for_the_start_deadline(fault: Fault) -> None:
+def test_a_fault_that_may_resolve_waits_for_the_start_deadline(fault: Fault) -> None:
     ranks = [pending(0, fault=fault, fault_since=START)]
     run, outcome = step(a_run(RunState.ASSIGNED), ranks, seconds=100_000)
     assert run.state is RunState.ASSIGNED
     assert (outcome.actions, outcome.due_at) == ((), None)
 
 
-def test_a_run_that_is_over_and_shows_again_is_ended_again() -> None:
+def test_a_run_that_reappears_after_its_exit_is_ended_again() -> None:
     """An outdated leader's order arrived late."""
     over, _ = step(a_run(), [exited(0)])
-    for late in (pending(0), seen(0)):
+    for late in (pending(0), observed(0)):
         same, outcome = step(over, [late])
         assert (same.state, outcome.actions) == (RunState.EXITED, (End(RUN),))
 
 
-def test_a_run_that_was_over_before_we_looked_started_and_exited() -> None:
+def test_a_run_that_ended_before_the_first_scan_has_started_and_exited() -> None:
     run, _ = step(a_run(RunState.ASSIGNED), [exited(0)])
     assert (run.state, run.started_at) == (RunState.EXITED, START)
     assert run.exit is not None
@@ -164,13 +167,13 @@ def test_a_run_that_was_over_before_we_looked_started_and_exited() -> None:
 
 
 def test_exit_zero_waits_for_the_others() -> None:
-    run, outcome = step(a_run(ranks=2), [exited(0), seen(1)])
+    run, outcome = step(a_run(ranks=2), [exited(0), observed(1)])
     assert run.state is RunState.RUNNING
     assert outcome.actions == ()
 
 
 def test_a_failing_rank_ends_the_gang() -> None:
-    run, outcome = step(a_run(ranks=2), [seen(0), exited(1, 3)])
+    run, outcome = step(a_run(ranks=2), [observed(0), exited(1, 3)])
     assert (run.state, run.end_cause) == (RunState.ENDING, EndCause.RANK_FAILED)
     assert outcome.actions == (End(RUN),)
     run, _ = step(run, [exited(0, None, 9), exited(1, 3)])
@@ -188,19 +191,19 @@ def test_a_failing_rank_ends_half_a_gang_too() -> None:
     assert run.started_at is None
 
 
-def test_while_asked_a_rank_may_leave() -> None:
+def test_during_preemption_a_rank_may_leave_early() -> None:
     asked = a_run(ranks=2, preempt_requested_at=START)
     for left in (exited(1, 1), lost(1)):
-        run, outcome = step(asked, [seen(0), left])
+        run, outcome = step(asked, [observed(0), left])
         assert run.state is RunState.RUNNING
         assert outcome.actions == ()
 
 
 def test_after_the_acknowledgement_the_gang_has_its_grace() -> None:
     acked = a_run(ranks=2, preempt_requested_at=START, acked_at=at(1))
-    run, outcome = step(acked, [seen(0), seen(1)], seconds=10.9)
+    run, outcome = step(acked, [observed(0), observed(1)], seconds=10.9)
     assert (run.state, outcome.due_at) == (RunState.RUNNING, at(11))
-    run, outcome = step(acked, [seen(0), seen(1)], seconds=11)
+    run, outcome = step(acked, [observed(0), observed(1)], seconds=11)
     assert (run.state, run.end_cause) == (RunState.ENDING, EndCause.GRACE_OVER)
     assert outcome.actions == (End(RUN),)
     run, _ = step(run, [exited(0, None, 9), exited(1, None, 9)])
@@ -209,16 +212,16 @@ def test_after_the_acknowledgement_the_gang_has_its_grace() -> None:
 
 
 def test_sdk_mode_sends_no_signal() -> None:
-    assert step(a_run(preempt_requested_at=START), [seen(0)])[1].actions == ()
+    assert step(a_run(preempt_requested_at=START), [observed(0)])[1].actions == ()
 
 
 def test_signal_mode_sends_the_signal_until_it_was_sent() -> None:
     asked = a_run(spec=a_spec(mode=PreemptMode.SIGNAL, signal="TERM"), preempt_requested_at=START)
-    run, outcome = step(asked, [seen(0)])
+    run, outcome = step(asked, [observed(0)])
     assert outcome.actions == (Signal(RUN, 15),)
-    run, outcome = step(run, [seen(0)], done=[Signal(RUN, 15)])
+    run, outcome = step(run, [observed(0)], done=[Signal(RUN, 15)])
     assert (run.signalled_at, outcome.actions) == (at(5), ())
-    assert step(run, [seen(0)])[1].actions == ()
+    assert step(run, [observed(0)])[1].actions == ()
     run, _ = step(run, [exited(0, None, 15)])
     assert run.exit is not None
     assert run.exit.kind is ExitKind.PREEMPTED
@@ -226,22 +229,22 @@ def test_signal_mode_sends_the_signal_until_it_was_sent() -> None:
 
 def test_kill_mode_ends_at_once() -> None:
     asked = a_run(spec=a_spec(mode=PreemptMode.KILL), preempt_requested_at=START)
-    run, outcome = step(asked, [seen(0)])
+    run, outcome = step(asked, [observed(0)])
     assert run.end_cause is EndCause.KILL
     assert outcome.actions == (End(RUN),)
 
 
 def test_kill() -> None:
-    run, outcome = step(a_run(kill_requested_at=START), [seen(0)])
+    run, outcome = step(a_run(kill_requested_at=START), [observed(0)])
     assert (run.state, outcome.actions) == (RunState.ENDING, (End(RUN),))
-    still, outcome = step(run, [seen(0)], done=[End(RUN)])
+    still, outcome = step(run, [observed(0)], done=[End(RUN)])
     assert (still.state, outcome.actions) == (RunState.ENDING, ())
     over, _ = step(run, [exited(0, None, 9)], done=[End(RUN)])
     assert over.exit is not None
     assert over.exit.kind is ExitKind.KILLED
 
 
-def test_a_kill_that_came_too_late_changes_nothing() -> None:
+def test_a_late_kill_changes_nothing() -> None:
     run, _ = step(a_run(kill_requested_at=START), [exited(0, 3)])
     assert run.exit is not None
     assert run.exit.kind is ExitKind.FAILED
@@ -265,13 +268,13 @@ def test_preempted_before_its_launch_never_starts() -> None:
     assert over.exit.kind is ExitKind.PREEMPTED
 
 
-def test_a_tombstone_asks_for_nothing() -> None:
+def test_an_early_request_needs_no_action() -> None:
     stone = Run("task", 1, RunState.EARLY_REQUEST, kill_requested_at=START)
     assert step(stone)[1] == Outcome((), ())
 
 
 def test_a_lost_rank_ends_the_gang() -> None:
-    run, outcome = step(a_run(ranks=2), [seen(0), lost(1)])
+    run, outcome = step(a_run(ranks=2), [observed(0), lost(1)])
     assert (run.end_cause, outcome.actions) == (EndCause.RANK_LOST, (End(RUN),))
     run, _ = step(run, [exited(0, None, 9), lost(1)])
     assert run.exit is not None
@@ -279,12 +282,12 @@ def test_a_lost_rank_ends_the_gang() -> None:
 
 
 def test_a_rank_unknown_to_a_node_that_answers_is_lost() -> None:
-    run, _ = step(a_run(ranks=2), [seen(0)])
+    run, _ = step(a_run(ranks=2), [observed(0)])
     assert run.end_cause is EndCause.RANK_LOST
 
 
 def test_silence_proves_nothing() -> None:
-    run, outcome = step(a_run(ranks=2), [seen(0)], silent=["local-1"])
+    run, outcome = step(a_run(ranks=2), [observed(0)], silent=["local-1"])
     assert (run.state, outcome.actions) == (RunState.RUNNING, ())
 
 
@@ -303,8 +306,10 @@ def test_an_exited_run_is_forgotten_when_the_runtime_has() -> None:
     assert step(over)[0].state is RunState.FORGOTTEN
 
 
-def test_what_nobody_wants_is_ended_then_forgotten() -> None:
-    assert reconcile([], Scan(a_listing({RUN: [seen(0)]})), START, POLICY).actions == (End(RUN),)
+def test_a_run_without_a_row_is_ended_and_then_forgotten() -> None:
+    assert reconcile([], Scan(a_listing({RUN: [observed(0)]})), START, POLICY).actions == (
+        End(RUN),
+    )
     assert reconcile([], Scan(a_listing({RUN: [exited(0)]})), START, POLICY).actions == (
         Forget(RUN),
     )
@@ -315,14 +320,14 @@ def test_what_nobody_wants_is_ended_then_forgotten() -> None:
 
 def test_a_newer_attempt_waits_for_the_older_one_which_is_ended() -> None:
     older, newer = a_run(), replace(a_run(RunState.ASSIGNED), attempt=2)
-    outcome = reconcile([older, newer], Scan(a_listing({RUN: [seen(0)]})), START, POLICY)
+    outcome = reconcile([older, newer], Scan(a_listing({RUN: [observed(0)]})), START, POLICY)
     assert outcome.actions == (End(RUN),)
     assert [run.end_cause for run in outcome.runs] == [EndCause.SUPERSEDED]
 
 
 RANKS = st.sampled_from(
     [
-        seen(0),
+        observed(0),
         exited(0),
         exited(0, 1),
         exited(0, 75),
@@ -365,7 +370,7 @@ def runs(draw: st.DrawFn) -> Run:
     silent=st.sets(st.sampled_from(["local-0", "local-1"])),
     refused=REFUSALS,
 )
-def test_total_idempotent_and_truthful(
+def test_steps_are_total_idempotent_and_correct(
     run: Run,
     *,
     first: ObservedRank | None,
@@ -389,5 +394,5 @@ def test_total_idempotent_and_truthful(
 
 
 @pytest.mark.parametrize("seconds", [0, 5, 100])
-def test_nothing_wanted_and_nothing_there_is_nothing_to_do(seconds: float) -> None:
+def test_no_row_and_no_run_needs_no_action(seconds: float) -> None:
     assert reconcile([], Scan(a_listing()), at(seconds), POLICY) == Outcome((), ())

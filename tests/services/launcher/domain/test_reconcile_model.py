@@ -40,11 +40,11 @@ from tests.services.launcher.makers import (
     at,
     exited,
     lost,
+    observed,
     pending,
     placements,
     reconcile,
     run_id,
-    seen,
 )
 
 RANKS = 2
@@ -71,7 +71,7 @@ class Machine(RuleBasedStateMachine):
         self.scan: Scan | None = None
         self.work = Worklist()
         # The rows that it was told of, and the runtime's last look.
-        self.told: dict[RunId, Run] = {}
+        self.applied: dict[RunId, Run] = {}
         self.last = Listing()
         self.asked: dict[RunId, Action] = {}
         self.doing: list[Action] = []
@@ -137,7 +137,7 @@ class Machine(RuleBasedStateMachine):
         run = run_id(attempt=self.newest)
         found = self.ranks.get(run, {}).get(rank)
         if found is not None and found.state is RankState.PENDING:
-            self.ranks[run][rank] = seen(rank)
+            self.ranks[run][rank] = observed(rank)
             self.begun.append((run, rank))
 
     @precondition(lambda self: any(self.ranks.values()))
@@ -209,15 +209,15 @@ class Machine(RuleBasedStateMachine):
     def decide(self, take_dirty: bool = False, commits: bool = True) -> None:
         if self.scan is None:
             return
-        self.tell()
-        marks = self.work.take_dirty()
-        outcome = self.work.step(marks, self.scan, at(self.seconds), POLICY)
-        anew = reconcile(self.rows.values(), self.scan, at(self.seconds), POLICY)
-        assert {run.id: run for run in outcome.runs} == {run.id: run for run in anew.runs}
-        assert sorted(outcome.actions, key=str) == sorted(anew.actions, key=str)
-        assert outcome.due_at == anew.due_at
+        self.apply_commits()
+        dirty = self.work.take_dirty()
+        outcome = self.work.step(dirty, self.scan, at(self.seconds), POLICY)
+        rebuilt = reconcile(self.rows.values(), self.scan, at(self.seconds), POLICY)
+        assert {run.id: run for run in outcome.runs} == {run.id: run for run in rebuilt.runs}
+        assert sorted(outcome.actions, key=str) == sorted(rebuilt.actions, key=str)
+        assert outcome.due_at == rebuilt.due_at
         if not commits:
-            self.work.restore_dirty(marks)
+            self.work.restore_dirty(dirty)
             return
         self.work.commit(outcome)
         for run in outcome.runs:
@@ -236,23 +236,23 @@ class Machine(RuleBasedStateMachine):
             self.asked.pop(action.run_id, None)
             if action not in self.doing:
                 self.asked[action.run_id] = action
-        self.tell()
+        self.apply_commits()
         if take_dirty:
             self.take_dirty()
 
-    def tell(self) -> None:
+    def apply_commits(self) -> None:
         """Committed rows, as the store tells of them."""
-        put = [row for run, row in self.rows.items() if self.told.get(run) is not row]
-        gone = [(Run, (run.task_id, run.attempt)) for run in self.told if run not in self.rows]
+        put = [row for run, row in self.rows.items() if self.applied.get(run) is not row]
+        gone = [(Run, (run.task_id, run.attempt)) for run in self.applied if run not in self.rows]
         self.work.apply(put, gone)
-        self.told = dict(self.rows)
+        self.applied = dict(self.rows)
 
     @rule()
     def crash(self) -> None:
         """A launcher dies: rows and processes stay, everything else is gone."""
         self.scan, self.asked, self.doing, self.done = None, {}, [], set()
         self.refused = {}
-        self.work, self.told = Worklist(self.rows.values()), dict(self.rows)
+        self.work, self.applied = Worklist(self.rows.values()), dict(self.rows)
 
     # The runtime does as it is told
 

@@ -29,7 +29,7 @@ def test_every_state_is_reached_and_the_last_one_stays() -> None:
     assert not [pair for pair in TRANSITIONS if pair[0] is RunState.FORGOTTEN]
 
 
-def test_an_exit_is_said_once() -> None:
+def test_an_exit_is_published_once() -> None:
     """There is one way into EXITED from each live state, and none out of it but forgetting."""
     ways = {state: to for (state, _), to in TRANSITIONS.items() if state is RunState.EXITED}
     assert ways == {RunState.EXITED: RunState.FORGOTTEN}
@@ -41,6 +41,6 @@ def test_impossible_moves_are_refused() -> None:
     assert move(RunState.ENDING, Trigger.END_ORDERED) is RunState.ENDING
 
 
-def test_the_table_renders() -> None:
+def test_the_lifecycle_table_renders() -> None:
     text = render_markdown()
     assert all(f"| {state} |" in text for state in RunState)

@@ -17,33 +17,33 @@ RUN = a_run(RunState.ASSIGNED, ranks=3, assigned_at=START)
 POLICY = DelayPolicy(first=timedelta(seconds=5), again=timedelta(seconds=5))
 
 
-def looked(*ranks: ObservedRank) -> ObservedRun:
+def listed(*ranks: ObservedRank) -> ObservedRun:
     return ObservedRun(run_id(), {rank.rank: rank for rank in ranks})
 
 
 def test_a_run_that_has_started_is_not_delayed() -> None:
-    assert delay_of(a_run(ranks=3), looked(observed(0)), "") is None
+    assert delay_of(a_run(ranks=3), listed(observed(0)), "") is None
 
 
-def test_before_anything_was_tried_there_is_nothing_to_say() -> None:
+def test_before_the_first_try_no_delay_is_reported() -> None:
     assert delay_of(RUN, None, "") is None
 
 
 def test_the_rank_with_a_fault_is_named() -> None:
     made = pending(0, note="the pod is being made", fault=Fault.BEING_MADE)
     fault = pending(1, note="no such image", fault=Fault.IMAGE_PULL, fault_since=START)
-    assert delay_of(RUN, looked(made, fault, observed(2)), "") == (
+    assert delay_of(RUN, listed(made, fault, observed(2)), "") == (
         2,
         "rank 1 on local-1: no such image",
     )
 
 
-def test_why_a_launch_does_not_work() -> None:
+def test_a_failed_launch_is_the_reason_of_the_delay() -> None:
     assert delay_of(RUN, None, "the API server does not answer") == (
         3,
         "the API server does not answer",
     )
-    assert delay_of(RUN, looked(observed(0), pending(1)), "quiet") == (2, "quiet")
+    assert delay_of(RUN, listed(observed(0), pending(1)), "quiet") == (2, "quiet")
 
 
 def test_the_text_is_bounded() -> None:
@@ -52,7 +52,7 @@ def test_the_text_is_bounded() -> None:
     assert len(delay[1]) == DETAIL_CHARACTERS_MAX
 
 
-def test_it_is_said_after_a_while_and_again_only_when_it_changes() -> None:
+def test_a_delay_is_reported_after_a_while_and_again_only_when_it_changes() -> None:
     delay = (2, "why")
     assert next_delay_event(RUN, delay, None, at(4), POLICY) == at(5)
     event = next_delay_event(RUN, delay, None, at(5), POLICY)
@@ -66,5 +66,5 @@ def test_it_is_said_after_a_while_and_again_only_when_it_changes() -> None:
     assert again.ranks == 1
 
 
-def test_nothing_to_say_is_nothing_due() -> None:
+def test_without_a_delay_no_report_is_due() -> None:
     assert next_delay_event(RUN, None, ReportedDelay(2, "why", at(5)), at(100), POLICY) is None

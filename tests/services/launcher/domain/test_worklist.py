@@ -1,4 +1,4 @@
-"""A worklist that has followed any history says what one says that was made this moment."""
+"""A worklist that has followed any history gives the same results as a newly built one."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tests.services.launcher.makers import (
     at,
     exited,
     lost,
+    observed,
     pending,
     reconcile,
     run_id,
-    seen,
 )
 
 POLICY = Policy(exit_grace=timedelta(seconds=3))
@@ -50,7 +50,7 @@ TIMES = st.sampled_from([None, None, None, START, at(2)])
 RANKS = st.lists(
     st.sampled_from(
         [
-            seen(),
+            observed(),
             exited(),
             exited(0, 1),
             lost(),
@@ -93,7 +93,7 @@ STEPS = st.lists(
     st.tuples(
         st.tuples(st.just("row"), rows())
         | st.tuples(st.just("gone"), st.sampled_from(RUNS))
-        | st.tuples(st.sampled_from(["look", "told look"]), NEWS),
+        | st.tuples(st.sampled_from(["scan", "numbered scan"]), NEWS),
         st.sampled_from(["", "round", "round", "round", "lost round"]),
         st.sampled_from([0.0, 0.0, 1.0, 40.0]),
     ),
@@ -112,7 +112,7 @@ class Sky:
         self.refused: dict[RunId, Refused] = {}
         self.scan = Scan(a_listing())
 
-    def change(self, what: str, which: Any, how: Any, *, told: bool) -> Scan:
+    def change(self, what: str, which: Any, how: Any, *, numbered: bool) -> Scan:
         match what:
             case "ranks" if how is None:
                 self.ranks.pop(which, None)
@@ -130,7 +130,7 @@ class Sky:
         before, listing = self.scan.listing, a_listing(self.ranks, silent=sorted(self.silent))
         every = before.runs.keys() | listing.runs.keys()
         changed = tuple(run for run in every if before.runs.get(run) != listing.runs.get(run))
-        number = before.number + 1 if told else 0
+        number = before.number + 1 if numbered else 0
         listing = replace(listing, number=number, changed=changed)
         self.scan = Scan(listing, frozenset(self.done), dict(self.refused))
         return self.scan
@@ -138,7 +138,7 @@ class Sky:
 
 @settings(max_examples=400, deadline=None)
 @given(STEPS)
-def test_what_is_followed_is_what_is_found_anew(
+def test_the_incremental_worklist_equals_a_rebuilt_one(
     steps: list[tuple[tuple[Any, Any], str, float]],
 ) -> None:
     work, table, sky, seconds = Worklist(), dict[RunId, Run](), Sky(), 5.0
@@ -151,8 +151,8 @@ def test_what_is_followed_is_what_is_found_anew(
             case "gone":
                 if table.pop(value, None) is not None:
                     work.apply((), [(Run, (value.task_id, value.attempt))])
-            case "look" | "told look":
-                work.update_scan(sky.change(*value, told=what == "told look"))
+            case "scan" | "numbered scan":
+                work.update_scan(sky.change(*value, numbered=what == "numbered scan"))
             case _:
                 pass
         seconds += later
@@ -170,15 +170,15 @@ def test_what_is_followed_is_what_is_found_anew(
 def a_round(
     work: Worklist, table: dict[RunId, Run], scan: Scan, seconds: float, *, lost: bool
 ) -> None:
-    marks = work.take_dirty()
-    outcome = work.step(marks, scan, at(seconds), POLICY)
-    anew = reconcile(table.values(), scan, at(seconds), POLICY)
-    assert {run.id: run for run in outcome.runs} == {run.id: run for run in anew.runs}
-    assert set(outcome.actions) == set(anew.actions)
-    assert len(outcome.actions) == len(anew.actions)
-    assert outcome.due_at == anew.due_at
+    dirty = work.take_dirty()
+    outcome = work.step(dirty, scan, at(seconds), POLICY)
+    rebuilt = reconcile(table.values(), scan, at(seconds), POLICY)
+    assert {run.id: run for run in outcome.runs} == {run.id: run for run in rebuilt.runs}
+    assert set(outcome.actions) == set(rebuilt.actions)
+    assert len(outcome.actions) == len(rebuilt.actions)
+    assert outcome.due_at == rebuilt.due_at
     if lost:
-        work.restore_dirty(marks)
+        work.restore_dirty(dirty)
         return
     work.commit(outcome)
     # Its rows are committed, too, and this is how the store tells of them.
@@ -190,10 +190,10 @@ def a_round(
     work.apply(kept, [(Run, (run.task_id, run.attempt)) for run in over])
 
 
-def test_a_round_looks_only_at_what_changed() -> None:
+def test_a_round_steps_only_changed_runs() -> None:
     table = {run_id(f"a{letter}"): a_run() for letter in "bcdefgh"}
     table = {run: replace(row, task_id=run.task_id) for run, row in table.items()}
-    ranks: dict[RunId, list[ObservedRank]] = {run: [seen()] for run in table}
+    ranks: dict[RunId, list[ObservedRank]] = {run: [observed()] for run in table}
     work = Worklist(table.values())
     scan = Scan(a_listing(ranks))
     work.update_scan(scan)
@@ -229,11 +229,11 @@ def test_launches_come_in_the_order_of_their_assignments() -> None:
     assert outcome.actions == tuple(Launch(run_id(name)) for name in names)
 
 
-def test_a_run_whose_row_cannot_be_read_is_left_alone() -> None:
+def test_a_run_with_an_unreadable_row_is_not_changed() -> None:
     """Its processes are neither ended nor forgotten, and no later attempt starts beside them;
     without a row that is there, they are cleared away."""
     lost, later = run_id("one", 1), a_run(RunState.ASSIGNED, task_id="one", attempt=2)
-    scan = Scan(a_listing({lost: [seen()]}))
+    scan = Scan(a_listing({lost: [observed()]}))
     work = Worklist([later], [lost])
     work.update_scan(scan)
     outcome = work.step(work.take_dirty(), scan, at(1), POLICY)
@@ -245,7 +245,7 @@ def test_a_run_whose_row_cannot_be_read_is_left_alone() -> None:
     assert End(lost) in outcome.actions
 
 
-def test_a_refusal_is_news() -> None:
+def test_a_refusal_marks_the_run_dirty() -> None:
     run = a_run(RunState.ASSIGNED)
     work, scan = Worklist([run]), Scan(a_listing())
     for refused, actions in (({}, Launch), ({run.id: REFUSED}, End), ({}, Launch)):

@@ -1,4 +1,4 @@
-"""What a task's own processes can do to their node: it harms nobody but that task."""
+"""What a task's own processes can do to their node: they affect no other task."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def stranger(context: str, user: int | None = None) -> Iterator[int]:
         child.wait()
 
 
-# What a process says of itself
+# What a process claims about itself
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def stranger(context: str, user: int | None = None) -> Iterator[int]:
         "../../victim/0/context.json",
     ],
 )
-async def test_an_invented_context_is_no_path_and_no_run(box: Box, text: str) -> None:
+async def test_an_invented_context_variable_names_no_path_and_no_run(box: Box, text: str) -> None:
     """After a fault of the journal, ranks are looked for by their environment."""
     await box.sh("exit 0")
     await box.over()
@@ -86,7 +86,7 @@ async def test_an_invented_context_is_no_path_and_no_run(box: Box, text: str) ->
     assert {record.get("run", "other.1") for record in named} <= {"task.1", "other.1"}
 
 
-async def test_a_record_that_means_nothing_harms_nobody_else(box: Box) -> None:
+async def test_a_journal_record_without_meaning_affects_no_other_run(box: Box) -> None:
     """As an earlier version kept what a process had invented."""
     await box.sh("exit 3")
     await box.over()
@@ -114,7 +114,7 @@ async def test_a_record_that_means_nothing_harms_nobody_else(box: Box) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")
-async def test_a_process_of_another_user_is_not_taken_for_a_rank(box: Box) -> None:
+async def test_a_process_of_another_user_does_not_count_as_a_rank(box: Box) -> None:
     await box.sh("sleep 300")
     await box.until(lambda seen: RUN in seen.runs)
     context = box.rank_folder / "context.json"
@@ -141,7 +141,7 @@ async def test_a_process_of_another_user_is_not_taken_for_a_rank(box: Box) -> No
         assert alive(two)
 
 
-def test_a_process_whose_environment_cannot_be_read_holds_nobody_up(
+def test_a_process_whose_environment_cannot_be_read_delays_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As one that executes a program of a file system that does not answer: the kernel lets the

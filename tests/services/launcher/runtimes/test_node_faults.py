@@ -35,7 +35,7 @@ OTHER = run_id("other")
 # A rank's output
 
 
-async def test_a_task_that_opens_its_standard_error_again_cuts_nothing_off(box: Box) -> None:
+async def test_a_task_that_reopens_its_standard_error_truncates_nothing(box: Box) -> None:
     await box.sh("seq 1000; echo x > /dev/stderr; echo y > /dev/stdout; seq 200; echo end >&2")
     assert (await box.over()).code == 0
     lines = [*map(str, range(1, 1001)), "x", "y", *map(str, range(1, 201)), "end"]
@@ -102,7 +102,7 @@ async def test_a_task_that_never_stops_printing_fills_no_disk(tmp_path: Path) ->
     await box.clear()
 
 
-async def test_a_file_that_somebody_cuts_keeps_its_offsets_and_says_so(box: Box) -> None:
+async def test_a_truncated_output_file_keeps_its_offsets_and_notes_it(box: Box) -> None:
     await box.sh(f"echo before; sleep 0.3; : > {box.log}; echo after; rm {box.log}; echo last")
     assert (await box.over()).code == 0
     data = box.log.read_bytes()
@@ -112,7 +112,9 @@ async def test_a_file_that_somebody_cuts_keeps_its_offsets_and_says_so(box: Box)
 
 
 @needs_small_disk
-async def test_on_a_full_disk_output_is_cut_with_a_mark_and_goes_on_after(tmp_path: Path) -> None:
+async def test_on_a_full_disk_output_is_dropped_with_a_note_and_continues_later(
+    tmp_path: Path,
+) -> None:
     with small_disk(tmp_path / "disk", 4) as disk:
         box = Box(disk.folder / "machine")
         await box.lead()
@@ -251,7 +253,7 @@ def python_of_nobody() -> str:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a setuid program")
-async def test_a_process_that_may_not_be_ended_holds_up_nobody_else(tmp_path: Path) -> None:
+async def test_a_process_that_may_not_be_ended_delays_no_other(tmp_path: Path) -> None:
     """A setuid program under a platform that is not root."""
     python = python_of_nobody()
     if not python:
@@ -372,7 +374,7 @@ async def slow_disk(box: Box) -> ProcessRuntime:
 # The journal
 
 
-async def test_a_restarted_supervisor_remembers_who_commands_it(box: Box) -> None:
+async def test_a_restarted_supervisor_remembers_the_commanding_epoch(box: Box) -> None:
     box.epoch = 7
     await box.lead()
     await box.sh("exit 0")
@@ -392,7 +394,7 @@ async def test_a_restarted_supervisor_remembers_who_commands_it(box: Box) -> Non
 
 
 @pytest.mark.parametrize("damage", ["torn", "zeros", "middle", "start"])
-async def test_a_damaged_journal_costs_at_most_what_it_told(box: Box, damage: str) -> None:
+async def test_a_damaged_journal_line_affects_only_its_own_record(box: Box, damage: str) -> None:
     await box.sh("exit 7")
     await box.over()
     await box.runtime.launch(an_order(OTHER, ["sh", "-c", "echo $$; exec sleep 300"]))

@@ -84,9 +84,9 @@ class Box:
     def output(self) -> str:
         return self.log.read_text()
 
-    async def started(self, word: str = "ready") -> None:
+    async def started(self, text: str = "ready") -> None:
         async with asyncio.timeout(5):
-            while not self.log.exists() or word not in self.output():  # noqa: ASYNC110 - files and processes set no events
+            while not self.log.exists() or text not in self.output():  # noqa: ASYNC110 - files and processes set no events
                 await asyncio.sleep(0.01)
 
     async def sh(self, script: str, **more: object) -> None:
@@ -150,7 +150,7 @@ def alive(pid: int) -> bool:
 
 
 def pids(text: str) -> list[int]:
-    return [int(word) for word in text.split() if word.isdecimal()]
+    return [int(part) for part in text.split() if part.isdecimal()]
 
 
 # Files and environment
@@ -225,13 +225,15 @@ async def test_without_one_the_runs_own_folder(box: Box) -> None:
         ([], 127, "no command"),
     ],
 )
-async def test_what_cannot_start_says_why(box: Box, argv: list[str], code: int, text: str) -> None:
+async def test_a_failed_start_explains_itself_in_the_output(
+    box: Box, argv: list[str], code: int, text: str
+) -> None:
     await box.runtime.launch(an_order(RUN, argv))
     assert (await box.over()).code == code
     assert text in box.output()
 
 
-async def test_a_missing_working_directory_says_so(box: Box) -> None:
+async def test_a_missing_working_directory_is_named_in_the_output(box: Box) -> None:
     await box.sh("true", cwd="/no/such/folder")
     assert (await box.over()).code == 126
     assert "cannot use the working directory /no/such/folder" in box.output()
@@ -300,7 +302,7 @@ async def test_the_whole_group_ends(box: Box, middle: str) -> None:
     assert [pid for pid in found if alive(pid)] == []
 
 
-async def test_what_a_rank_leaves_behind_ends_with_it(box: Box) -> None:
+async def test_processes_that_a_rank_leaves_behind_are_ended(box: Box) -> None:
     await box.py(CHILDREN.format(middle="os._exit(0)", last="sys.exit(5)"))
     rank = await box.over()
     assert rank.code == 5
@@ -336,7 +338,7 @@ print(json.dumps([first, ranks.listing()]))
 """
 
 
-async def test_without_control_groups_too(tmp_path: Path) -> None:
+async def test_processes_are_ended_without_control_groups_too(tmp_path: Path) -> None:
     """The search by descent, session and environment, in a process of its own."""
     for name in ("runs", "work"):
         (tmp_path / name).mkdir()
@@ -381,7 +383,7 @@ ranks.launch("task.1", [order, {**order, "rank": 1}])
 """
 
 
-async def test_a_start_that_was_never_recorded_never_happened(tmp_path: Path) -> None:
+async def test_a_process_without_a_start_record_never_runs(tmp_path: Path) -> None:
     for name in ("runs", "work"):
         (tmp_path / name).mkdir()
     order = {
@@ -453,7 +455,9 @@ async def test_a_launch_that_cannot_be_recorded_starts_nothing(box: Box) -> None
 # Crashes
 
 
-async def test_a_dead_supervisor_loses_its_ranks_and_ends_them(box: Box) -> None:
+async def test_the_successor_of_a_dead_supervisor_ends_its_ranks_and_reports_them_lost(
+    box: Box,
+) -> None:
     await box.py(CHILDREN.format(middle="os._exit(0)", last="time.sleep(300)"))
     await box.started()
     before = box.supervisor
@@ -474,7 +478,7 @@ async def test_exits_survive_the_supervisor(box: Box) -> None:
     assert first.code == 7
 
 
-async def test_a_reused_number_is_left_alone(box: Box) -> None:
+async def test_a_process_with_a_reused_number_is_not_ended(box: Box) -> None:
     """A start record whose process is gone, with a number that now belongs to somebody else."""
     await box.sh("echo ready; sleep 300")
     await box.started()
@@ -493,7 +497,7 @@ async def test_a_reused_number_is_left_alone(box: Box) -> None:
     await stranger.wait()
 
 
-async def test_a_torn_last_line_was_never_written(box: Box) -> None:
+async def test_a_torn_last_line_of_the_journal_is_dropped(box: Box) -> None:
     await box.sh("exit 7")
     await box.over()
     os.kill(box.supervisor.pid, signal.SIGKILL)
@@ -535,7 +539,7 @@ async def test_no_double_start_from_many_launchers(box: Box, tmp_path: Path) -> 
     assert mark.read_text() == "x\n"
 
 
-async def test_one_supervisor_for_a_node(box: Box) -> None:
+async def test_a_node_has_one_supervisor(box: Box) -> None:
     handles = [Box(box.folder).runtime for _ in range(4)]
     await asyncio.gather(*(handle.list() for handle in handles))
     # Only the holder of the lock serves; the others left.

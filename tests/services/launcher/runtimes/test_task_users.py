@@ -90,10 +90,10 @@ class Shared:
     def work_folder(self, run: RunId) -> Path:
         return self.machine / "work" / str(run)
 
-    async def printed(self, run: RunId, word: str) -> None:
+    async def printed(self, run: RunId, text: str) -> None:
         async with asyncio.timeout(20):
             log = self.rank_folder(run) / "output.log"
-            while not log.exists() or word not in log.read_text():  # noqa: ASYNC110 - files set no events
+            while not log.exists() or text not in log.read_text():  # noqa: ASYNC110 - files set no events
                 await asyncio.sleep(0.02)
 
     async def end(self) -> None:

@@ -91,7 +91,7 @@ entries = st.lists(
 
 
 @given(entries, st.lists(st.integers(0, 4000), max_size=12))
-def test_it_does_not_matter_where_the_bytes_are_cut(raw: bytes, cuts: list[int]) -> None:
+def test_decoding_does_not_depend_on_where_the_bytes_are_cut(raw: bytes, cuts: list[int]) -> None:
     whole = decode(raw, Inside.NOTHING)
     assert whole.used == len(raw)
     text, at, bad, inside = b"", 0, 0, Inside.NOTHING
@@ -145,7 +145,7 @@ def test_times_are_read_as_runtimes_write_them(at: bytes) -> None:
 
 
 @pytest.mark.parametrize("at", [b"2026-13-01T00:00:00Z", b"2026-01-01T00:00:00", b"2026-01-01Tx"])
-def test_a_time_that_is_none_is_left_out(at: bytes) -> None:
+def test_an_invalid_time_is_omitted(at: bytes) -> None:
     found = decode_stamped(entry(b"F", b"x", at=at) + entry(b"F", b"y"), Inside.NOTHING)
     assert found.data == b"x\ny\n"
     assert found.stamps == (Stamp(2, MICROS),)
@@ -179,8 +179,8 @@ def test_no_line_is_50_ms_later_than_its_time(gaps: list[tuple[int, int]]) -> No
     stamps = decode_stamped(raw, Inside.NOTHING).stamps
     assert list(stamps) == sorted(stamps)
     for offset, written in lines:
-        told = [each.micros for each in stamps if each.offset <= offset][-1]
-        assert 0 <= written - told < STAMP_MICROS
+        published = [each.micros for each in stamps if each.offset <= offset][-1]
+        assert 0 <= written - published < STAMP_MICROS
 
 
 def test_few_times_are_read_of_much_that_is_written_at_once() -> None:

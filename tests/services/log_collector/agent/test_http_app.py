@@ -58,7 +58,7 @@ async def test_output_is_answered_and_dropped_when_done(
         {"authorization": f"Bearer {TOKEN}x"},
     ],
 )
-async def test_nothing_is_said_without_the_token(
+async def test_without_the_token_nothing_is_answered(
     http: httpx.AsyncClient, headers: dict[str, str]
 ) -> None:
     for path in ("/read", "/done"):
@@ -69,7 +69,7 @@ async def test_nothing_is_said_without_the_token(
     assert (await http.post("/read", headers=twice)).status_code == 401
 
 
-async def test_a_bad_request_is_told_what_is_wrong(http: httpx.AsyncClient) -> None:
+async def test_a_bad_request_gets_the_reason(http: httpx.AsyncClient) -> None:
     got = await http.post("/read", content=b'{"asks": 3}', headers=SHOWN)
     assert (got.status_code, got.json()["detail"]) == (400, "asks 3: write a list of objects")
     assert (await http.get("/read", headers=SHOWN)).status_code == 405

@@ -56,11 +56,11 @@ class Process:
     def stop(self, number: int = signal.SIGKILL) -> tuple[int, bytes]:
         assert self.process is not None
         self.process.send_signal(number)
-        _, said = self.process.communicate(timeout=20)
-        return self.process.returncode, said
+        _, output = self.process.communicate(timeout=20)
+        return self.process.returncode, output
 
     async def ask(self, offset: int, *, ended: bool = False) -> PodAnswer:
-        patience = time.monotonic() + 20
+        deadline = time.monotonic() + 20
         body = protocol.encode_reads([PodRead("t-1-0", offset, 50_000, ended=ended)], 1 << 20)
         async with httpx.AsyncClient() as client:
             while True:
@@ -71,7 +71,7 @@ class Process:
                         headers={"authorization": f"Bearer {TOKEN}"},
                     )
                 except httpx.TransportError:
-                    assert time.monotonic() < patience
+                    assert time.monotonic() < deadline
                     await asyncio.sleep(0.02)
                     continue
                 assert got.status_code == 200
@@ -121,19 +121,19 @@ async def test_kill_after_kill_no_byte_is_lost_or_doubled(
         if not answer.data and not answer.unsure:
             break
         await asyncio.sleep(0.02)
-    assert data == bytes(container.said)
-    code, said = process.stop(signal.SIGTERM)
+    assert data == bytes(container.output)
+    code, output = process.stop(signal.SIGTERM)
     assert code == 0
-    assert b'"event": "stopped"' in said
+    assert b'"event": "stopped"' in output
 
 
 def test_settings_that_cannot_work_are_named_at_once(process: Process, tmp_path: Path) -> None:
     del process.environment["SHIFTWORK_LOG_AGENT_TOKEN_FILE"]
     process.start()
     assert process.process is not None
-    _, said = process.process.communicate(timeout=30)
+    _, output = process.process.communicate(timeout=30)
     assert process.process.returncode == 2
-    assert b"SHIFTWORK_LOG_AGENT_TOKEN_FILE: Field required. Set it in" in said
+    assert b"SHIFTWORK_LOG_AGENT_TOKEN_FILE: Field required. Set it in" in output
 
 
 def test_every_limit_has_a_default(tmp_path: Path) -> None:

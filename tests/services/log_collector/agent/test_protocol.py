@@ -10,7 +10,7 @@ from services.log_collector.agent.cri import Stamp
 from services.log_collector.agent.protocol import PodAnswer, PodRead, PodStored, WireError
 
 
-def test_asks_answers_and_what_is_kept_arrive_as_they_were_sent() -> None:
+def test_encoding_and_decoding_changes_nothing() -> None:
     asks = [PodRead("t-1-0", 5, 10, b"\x00\xff", ended=True), PodRead("t-1-1", 0, 1)]
     assert protocol.decode_reads(protocol.encode_reads(asks, 99)) == (asks, 99)
     answers = [
@@ -25,8 +25,8 @@ def test_asks_answers_and_what_is_kept_arrive_as_they_were_sent() -> None:
         "me",
         answers,
     )
-    _, told = protocol.decode_answers(protocol.encode_answers_head("me", answers) + data)
-    stamps = [answer and answer.stamps for answer in told]
+    _, published = protocol.decode_answers(protocol.encode_answers_head("me", answers) + data)
+    stamps = [answer and answer.stamps for answer in published]
     assert stamps == [(Stamp(0, 5), Stamp(2, 60_000)), None, (), (), ()]
     kept = [PodStored("t-1-0", 7, done=False), PodStored("t-1-1", 2**62, done=True)]
     assert protocol.decode_stored(protocol.encode_stored(kept)) == kept
@@ -57,14 +57,14 @@ ASK: dict[str, Any] = {"pod": "t-1-0", "offset": 0, "bytes_max": 1}
         ({"bytes_max": 1, "asks": [ASK | {"ended": 1}]}, "ended 1"),
     ],
 )
-def test_what_is_wrong_is_named(said: Any, names: str) -> None:
+def test_a_wrong_field_is_named(said: Any, names: str) -> None:
     body = said if isinstance(said, bytes) else json.dumps(said).encode()
     with pytest.raises(WireError) as refused:
         protocol.decode_reads(body)
     assert names in str(refused.value)
 
 
-def test_a_pass_has_a_limit_whatever_is_asked() -> None:
+def test_the_bytes_of_all_answers_are_bounded() -> None:
     assert protocol.decode_reads(protocol.encode_reads([], 2**40)) == ([], protocol.BYTES_MAX)
 
 
@@ -77,7 +77,7 @@ def test_an_answer_that_was_cut_short_is_refused() -> None:
 @pytest.mark.parametrize(
     "stamps", [[[5, 1]], [[-1, 1]], [[2, 1], [2, 2]], [[3, 1], [2, 2]], [[1]], [1], "x", 7]
 )
-def test_times_that_cannot_be_are_refused(stamps: Any) -> None:
+def test_impossible_times_are_refused(stamps: Any) -> None:
     head, _, data = protocol.encode_answers_head("me", [PodAnswer(b"12345")]).partition(b"\n")
     said = json.loads(head)
     said["answers"][0]["stamps"] = stamps
@@ -89,6 +89,6 @@ def test_an_agent_of_an_older_version_knows_no_times() -> None:
     head, _, _ = protocol.encode_answers_head("me", [PodAnswer(b"12345")]).partition(b"\n")
     said = json.loads(head)
     del said["answers"][0]["stamps"]
-    _, (told,) = protocol.decode_answers(json.dumps(said).encode() + b"\n12345")
-    assert told is not None
-    assert (told.data, told.stamps) == (b"12345", ())
+    _, (published,) = protocol.decode_answers(json.dumps(said).encode() + b"\n12345")
+    assert published is not None
+    assert (published.data, published.stamps) == (b"12345", ())

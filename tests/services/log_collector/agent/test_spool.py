@@ -16,7 +16,7 @@ from services.log_collector.agent.output import CHUNK_BYTES_MAX, STAMPS_MAX
 from services.log_collector.agent.protocol import PodAnswer, PodRead, PodStored
 from services.log_collector.agent.segments import FILLER
 from services.log_collector.agent.spool import Limits, Spool
-from tests.services.log_collector.collector_harness import START, Hands
+from tests.services.log_collector.collector_harness import START, ManualClock
 from tests.services.log_collector.fake_kubelet import NAMESPACE, Container, Kubelet
 
 MIB = 1 << 20
@@ -29,7 +29,7 @@ class Node:
 
     folder: Path
     limits: Limits = LIMITS
-    clock: Hands = field(default_factory=Hands)
+    clock: ManualClock = field(default_factory=ManualClock)
     seconds: float = 100.0
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ def test_output_is_read_across_rotations(node: Node) -> None:
         container.rotate()
         node.spool.scan()
     container.end()
-    assert node.drain() == bytes(container.said)
+    assert node.drain() == bytes(container.output)
     assert len(node.links()) == 9
 
 
@@ -111,7 +111,7 @@ def test_a_deleted_pods_output_stays_until_it_is_done(node: Node) -> None:
     assert list(node.spool_dir.rglob("*")) == [node.spool_dir / NAMESPACE]
 
 
-def test_an_ask_looks_by_itself(node: Node) -> None:
+def test_a_read_scans_for_new_files(node: Node) -> None:
     """No scan between a file's appearance and the question: the answer is right all the same."""
     assert node.ask(ended=True) == PodAnswer(absent=True)
     container = node.kubelet.create("t-1-0")
@@ -165,7 +165,7 @@ def test_an_answer_has_so_many_times_at_most(node: Node) -> None:
     assert STAMPS_MAX + 500 <= stamps <= STAMPS_MAX + 502
 
 
-def test_what_comes_late_into_a_rotated_file_keeps_its_place(node: Node) -> None:
+def test_late_writes_to_a_rotated_file_keep_their_place(node: Node) -> None:
     container = node.kubelet.create("t-1-0")
     container.write(b"before\n")
     assert node.drain() == b"before\n"
@@ -173,7 +173,7 @@ def test_what_comes_late_into_a_rotated_file_keeps_its_place(node: Node) -> None
     container.rotate()
     container.write(b"after\n")
     assert node.ask(offset=7) == PodAnswer(unsure=True)
-    container.said.clear()
+    container.output.clear()
     container.entry("F", b"late", file=old)
     os.close(old)
     assert node.ask(offset=7).data == b"late\n"
@@ -184,7 +184,7 @@ def test_what_comes_late_into_a_rotated_file_keeps_its_place(node: Node) -> None
     assert node.drain() == b"before\nlate\nafter\n"
 
 
-def test_other_peoples_pods_and_containers_are_left_alone(node: Node) -> None:
+def test_pods_and_containers_of_others_are_ignored(node: Node) -> None:
     node.kubelet.create("t-1-0", namespace="kube-system").write(b"x\n")
     node.kubelet.create("t-1-0", container="sidecar").write(b"x\n")
     (node.kubelet.pods_dir / "not_a_pods_folder_at_all").mkdir()
@@ -193,7 +193,7 @@ def test_other_peoples_pods_and_containers_are_left_alone(node: Node) -> None:
     assert node.ask(ended=True).absent
 
 
-def test_only_plain_files_are_taken(node: Node, tmp_path: Path) -> None:
+def test_only_plain_files_are_linked(node: Node, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("2026-01-01T00:00:00Z stdout F not for tasks\n")
     container = node.kubelet.create("t-1-0")
@@ -228,10 +228,10 @@ def test_a_late_agent_reads_what_the_kubelet_has_compressed(tmp_path: Path) -> N
     (tmp_path / "other" / "pods" / f"{NAMESPACE}_t-1-0_uid-t-1-0").rename(
         node.kubelet.pods_dir / f"{NAMESPACE}_t-1-0_uid-t-1-0"
     )
-    said = b"turn 1\nturn 2\nturn 3\nturn 4\n"  # the first one the kubelet had removed
-    assert node.drain() == said
+    output = b"turn 1\nturn 2\nturn 3\nturn 4\n"  # the first one the kubelet had removed
+    assert node.drain() == output
     node.start()
-    assert node.drain() == said
+    assert node.drain() == output
 
 
 def test_a_file_is_known_again_after_it_was_compressed(node: Node) -> None:
@@ -251,7 +251,7 @@ def test_a_file_is_known_again_after_it_was_compressed(node: Node) -> None:
     assert node.drain(offset=14) == b"end\n"
 
 
-def test_a_gap_while_the_agent_was_away_is_said(node: Node) -> None:
+def test_a_gap_while_the_agent_was_away_is_noted(node: Node) -> None:
     container = node.kubelet.create("t-1-0")
     container.write(b"seen\n")
     assert node.drain() == b"seen\n"
@@ -266,7 +266,7 @@ def test_a_gap_while_the_agent_was_away_is_said(node: Node) -> None:
     assert node.drain() == data
 
 
-def test_a_damaged_compressed_file_is_said_and_passed(tmp_path: Path) -> None:
+def test_a_damaged_compressed_file_is_noted_and_skipped(tmp_path: Path) -> None:
     node = Node(tmp_path)
     container = node.kubelet.create("t-1-0")
     container.write(b"the current one\n")
@@ -290,16 +290,16 @@ def test_any_place_of_a_long_output_is_found_again(node: Node) -> None:
         container.rotate()
         node.spool.scan()
     container.end()
-    said = bytes(container.said)
-    assert node.drain(size=100_000) == said
+    output = bytes(container.output)
+    assert node.drain(size=100_000) == output
     for restart in (False, True):
         if restart:
             node.start()
         for _ in range(60):
-            offset, size = rng.randrange(len(said)), rng.choice([1, 100, 70_000])
-            before = said[max(0, offset - 64) : offset]
+            offset, size = rng.randrange(len(output)), rng.choice([1, 100, 70_000])
+            before = output[max(0, offset - 64) : offset]
             answer = node.ask(offset=offset, size=size, before=before)
-            assert answer.data == said[offset : offset + size]
+            assert answer.data == output[offset : offset + size]
 
 
 def test_reading_on_and_reading_again_cost_what_they_give(
@@ -337,7 +337,7 @@ def test_reading_on_and_reading_again_cost_what_they_give(
     assert read <= 2 * MIB
 
 
-def test_what_the_collector_has_is_compared(node: Node) -> None:
+def test_the_collectors_last_bytes_are_compared(node: Node) -> None:
     container = node.kubelet.create("t-1-0")
     container.write(b"0123456789\n")
     node.spool.scan()
@@ -350,27 +350,27 @@ def test_what_the_collector_has_is_compared(node: Node) -> None:
     assert beyond.problem == "only 11 bytes are here, and bytes from 100 are asked"
 
 
-def test_damaged_checkpoints_are_made_anew(node: Node) -> None:
+def test_damaged_positions_are_rebuilt(node: Node) -> None:
     container = node.kubelet.create("t-1-0")
     for _ in range(3):
         container.write(b"y" * 2 * MIB + b"\n")
         container.rotate()
         node.spool.scan()
-    said = node.drain()
+    output = node.drain()
     (path,) = node.spool_dir.rglob("checkpoints")
     whole = path.read_bytes()
     for damage in (b"", whole[:-10], whole[:60] + b"\0" * 25 + whole[85:], b"nonsense" * 9):
         path.write_bytes(damage)
         node.start()
-        assert node.drain() == said
+        assert node.drain() == output
         node.start()
-        assert node.drain(offset=3 * MIB) == said[3 * MIB :]
+        assert node.drain(offset=3 * MIB) == output[3 * MIB :]
 
 
 # -- making room
 
 
-def test_what_is_kept_is_dropped(node: Node) -> None:
+def test_stored_output_is_dropped(node: Node) -> None:
     container = node.kubelet.create("t-1-0")
     for turn in range(3):
         container.write(b"turn %d\n" % turn)
@@ -438,8 +438,8 @@ def test_a_full_spool_drops_the_oldest_pods_that_are_gone_first(
     lost = node.drain("old-1-0")
     assert lost.startswith(b"[shiftwork: ")
     assert b"bytes of log file are lost here]\n" in lost
-    assert node.drain("new-1-0") == bytes(new.said)
-    assert node.drain("run-1-0") == bytes(running.said)
+    assert node.drain("new-1-0") == bytes(new.output)
+    assert node.drain("run-1-0") == bytes(running.output)
     node.start()
     assert node.drain("old-1-0") == lost
 
@@ -461,9 +461,9 @@ def test_a_full_spool_keeps_the_offsets_of_what_was_given_out(
         container.rotate()
         node.spool.scan()
     node.spool.prune()
-    said, data = bytes(container.said), node.drain()
+    output, data = bytes(container.output), node.drain()
     begin = data.index(b"zzz")
-    assert data[-40_000:] == said[-40_000:]
+    assert data[-40_000:] == output[-40_000:]
     assert data[:100] == (FILLER * 3)[:100]
     assert begin
     assert sum(path.stat().st_size for path in node.links()) < 200_000
@@ -471,7 +471,7 @@ def test_a_full_spool_keeps_the_offsets_of_what_was_given_out(
     assert node.drain() == data
 
 
-def test_old_output_is_dropped_and_it_is_said_if_nobody_read_it(
+def test_old_output_is_dropped_with_an_error_if_it_was_not_read(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for pod in ("read-1-0", "unread-1-0"):
@@ -488,9 +488,9 @@ def test_old_output_is_dropped_and_it_is_said_if_nobody_read_it(
     node.wait(200)
     node.spool.prune()
     assert node.links() == []
-    said = capsys.readouterr().out
-    assert "unread-1-0" in said
-    assert "pod=read-1-0" not in said
+    output = capsys.readouterr().out
+    assert "unread-1-0" in output
+    assert "pod=read-1-0" not in output
 
 
 def test_a_clock_that_is_ahead_for_hours_costs_no_output_of_the_last_two_days(
@@ -534,7 +534,7 @@ def test_a_folder_that_is_not_there_is_a_problem_and_not_an_end(node: Node, tmp_
     assert node.spool.problem == ""
 
 
-def test_logs_on_another_file_system_are_a_problem_that_says_what_to_do(
+def test_logs_on_another_file_system_are_a_problem_with_the_fix(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_args: Any, **_named: Any) -> None:
@@ -633,4 +633,4 @@ def test_whatever_happens_the_bytes_and_their_offsets_are_right(
         node.spool.scan()
         if deleted:
             container.delete()
-        assert story.data + node.drain(offset=len(story.data)) == bytes(container.said)
+        assert story.data + node.drain(offset=len(story.data)) == bytes(container.output)

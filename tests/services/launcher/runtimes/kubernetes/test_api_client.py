@@ -113,7 +113,7 @@ async def test_a_call(server: Server, client: KubeClient) -> None:
 
 
 @pytest.mark.parametrize("trouble", [status(503), status(500), status(429), hangs_up])
-async def test_what_may_pass_is_tried_again(
+async def test_a_temporary_problem_is_tried_again(
     server: Server, client: KubeClient, trouble: Answer
 ) -> None:
     server.answers = [trouble, trouble, fine(kind="Pod")]
@@ -129,7 +129,7 @@ async def test_tries_are_bounded(server: Server, client: KubeClient, trouble: An
     assert len(server.requests) == 3
 
 
-async def test_the_server_says_when_to_ask_again(server: Server, client: KubeClient) -> None:
+async def test_a_retry_waits_as_long_as_the_server_asks(server: Server, client: KubeClient) -> None:
     server.answers = [status(429, **{"Retry-After": "1"}), fine()]
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -137,7 +137,7 @@ async def test_the_server_says_when_to_ask_again(server: Server, client: KubeCli
     assert loop.time() - began >= 0.99
 
 
-async def test_a_considered_no_is_not_asked_again(server: Server, client: KubeClient) -> None:
+async def test_a_final_refusal_is_not_tried_again(server: Server, client: KubeClient) -> None:
     server.answers = [status(403, "Forbidden", "exceeded quota")]
     with pytest.raises(ApiError, match="exceeded quota") as raised:
         await client.create(PODS, {})
@@ -145,7 +145,9 @@ async def test_a_considered_no_is_not_asked_again(server: Server, client: KubeCl
     assert len(server.requests) == 1
 
 
-async def test_a_name_that_may_be_our_own(server: Server, client: KubeClient) -> None:
+async def test_an_existing_name_after_an_unanswered_try_may_be_our_own_object(
+    server: Server, client: KubeClient
+) -> None:
     """The first try got no answer and may have taken effect."""
     server.answers = [hangs_up, status(409, "AlreadyExists", "it is there")]
     with pytest.raises(ApiError) as raised:
@@ -160,7 +162,7 @@ async def test_writers_of_one_quota_try_again(server: Server, client: KubeClient
     assert await client.create(PODS, {}) == {"kind": "Pod"}
 
 
-async def test_a_refused_token_is_read_again_once(server: Server, client: KubeClient) -> None:
+async def test_a_refused_token_is_renewed_once(server: Server, client: KubeClient) -> None:
     await client.get(PODS)
     server.token("two")
     server.answers = [status(401), fine()]
@@ -171,19 +173,19 @@ async def test_a_refused_token_is_read_again_once(server: Server, client: KubeCl
         await client.get(PODS)
 
 
-async def test_a_call_has_its_time(server: Server, client: KubeClient) -> None:
+async def test_a_call_has_a_timeout(server: Server, client: KubeClient) -> None:
     server.slow = 5.0
     with pytest.raises(RuntimeUnavailableError, match="does not answer"):
         await asyncio.wait_for(client.get(PODS), 5)
 
 
-async def test_so_many_at_once(server: Server, client: KubeClient) -> None:
+async def test_the_number_of_parallel_calls_is_bounded(server: Server, client: KubeClient) -> None:
     server.slow = 0.02
     await asyncio.gather(*(client.get(PODS) for _ in range(20)))
     assert server.most == 4
 
 
-async def test_deleting_what_is_not_there(server: Server, client: KubeClient) -> None:
+async def test_deleting_a_missing_object_returns_none(server: Server, client: KubeClient) -> None:
     server.answers = [status(404, "NotFound")]
     assert await client.delete(f"{PODS}/x") is None
 
@@ -206,7 +208,7 @@ async def test_an_answer_that_is_no_json(server: Server, client: KubeClient) -> 
         await client.get(PODS)
 
 
-async def test_after_hanging_up_nothing_is_asked(server: Server, client: KubeClient) -> None:
+async def test_a_closed_client_sends_nothing(server: Server, client: KubeClient) -> None:
     await client.close()
     with pytest.raises(RuntimeUnavailableError):
         await client.get(PODS)
@@ -214,7 +216,7 @@ async def test_after_hanging_up_nothing_is_asked(server: Server, client: KubeCli
 
 
 @pytest.mark.parametrize("text", ["nonsense: [", "{}", '{"current-context": "x"}'])
-async def test_a_kubeconfig_that_is_none_is_said(tmp_path: Path, text: str) -> None:
+async def test_a_wrong_kubeconfig_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(text)
     made = HttpTransport(path, 1)

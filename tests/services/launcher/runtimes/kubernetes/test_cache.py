@@ -29,7 +29,7 @@ LABELS = {
 }
 
 
-class Told(Cache):
+class ComparingCache(Cache):
     """A cache of which each look is compared with the last: what it does not name is the same."""
 
     last: Listing | None = None
@@ -53,7 +53,7 @@ class Known:
     def __init__(self) -> None:
         self.now: datetime = START
         self.changes = 0
-        self.cache = Told(NodeRules(), lambda: self.now, self._changed)
+        self.cache = ComparingCache(NodeRules(), lambda: self.now, self._changed)
         self.pods, self.others = PodSink(self.cache), OtherPodSink(self.cache)
         self.nodes, self.objects = NodeSink(self.cache), ObjectSink(self.cache)
         self.versions = itertools.count(100)
@@ -106,7 +106,7 @@ class Known:
         return {} if observed is None else {n: rank.state for n, rank in observed.ranks.items()}
 
 
-def test_a_run_is_its_pods() -> None:
+def test_a_run_consists_of_its_pods() -> None:
     known = Known()
     known.begun()
     assert known.states() == {}
@@ -120,7 +120,7 @@ def test_a_run_is_its_pods() -> None:
     assert known.cache.listing().runs[RUN] is observed
 
 
-def test_an_older_word_changes_nothing() -> None:
+def test_an_older_version_changes_nothing() -> None:
     known = Known()
     known.begun()
     known.pods.put(known.pod(version=20))
@@ -142,14 +142,14 @@ def test_an_answer_without_a_version_changes_nothing() -> None:
     assert known.states() == {0: RankState.RUNNING}
 
 
-def test_our_own_orders_show_at_once() -> None:
+def test_our_own_orders_are_listed_at_once() -> None:
     known = Known()
     known.begun()
     known.cache.put_answer(known.pod(state="pending"))
     assert known.states() == {0: RankState.PENDING}
 
 
-def test_an_answer_that_comes_after_the_end_makes_no_ghost() -> None:
+def test_a_late_answer_does_not_restore_a_deleted_pod() -> None:
     """The watch has told that the pod is gone before our call's answer, which shows it, is read."""
     known = Known()
     known.begun()
@@ -183,7 +183,7 @@ def test_a_pod_of_the_same_name_is_another_one() -> None:
     assert known.states() == {0: RankState.PENDING}
 
 
-def test_what_we_ended_is_not_lost() -> None:
+def test_a_pod_that_we_ended_is_not_lost() -> None:
     known = Known()
     known.begun()
     known.pods.put(known.pod())
@@ -203,15 +203,15 @@ def leaving(known: Known, state: str, finished: str = "", code: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("code", [0, 3, 143])
-@pytest.mark.parametrize("told", [True, False])
-def test_what_somebody_deleted_is_lost_whatever_it_made_of_that(code: int, told: bool) -> None:
+@pytest.mark.parametrize("delivered", [True, False])
+def test_a_pod_that_others_deleted_is_lost_whatever_its_exit(code: int, delivered: bool) -> None:
     known = Known()
     known.begun()
     known.pods.put(known.pod())
     known.pods.put(leaving(known, "running"))
     assert known.states() == {0: RankState.RUNNING}
     ended = leaving(known, "done", "10:00:00", code)
-    if told:
+    if delivered:
         known.pods.put(ended)
         assert known.states() == {0: RankState.LOST}
     known.pods.drop(ended)
@@ -219,7 +219,7 @@ def test_what_somebody_deleted_is_lost_whatever_it_made_of_that(code: int, told:
     assert (rank.state, rank.fault) == (RankState.LOST, Fault.DELETED)
 
 
-def test_what_we_deleted_ended_as_it_did() -> None:
+def test_a_pod_that_we_deleted_keeps_its_exit() -> None:
     """Also if it is listed before the run's object, as after a change of leaders."""
     known = Known()
     for number in range(2):
@@ -230,7 +230,7 @@ def test_what_we_deleted_ended_as_it_did() -> None:
     assert (rank.state, rank.code) == (RankState.EXITED, 0)
 
 
-def test_what_had_ended_is_not_lost_by_its_deletion() -> None:
+def test_deleting_an_ended_pod_does_not_make_it_lost() -> None:
     known = Known()
     known.begun()
     known.pods.put(known.pod(state="done"))
@@ -243,7 +243,7 @@ def test_what_had_ended_is_not_lost_by_its_deletion() -> None:
     assert other.states() == {0: RankState.EXITED}
 
 
-def test_a_silent_node_tells_only_what_is_final() -> None:
+def test_on_a_silent_node_only_final_states_are_listed() -> None:
     known = Known()
     known.begun()
     known.pods.put(known.pod(0))
@@ -255,7 +255,7 @@ def test_a_silent_node_tells_only_what_is_final() -> None:
     assert known.states() == {0: RankState.RUNNING, 1: RankState.EXITED}
 
 
-def test_what_is_given_up_stays_lost() -> None:
+def test_a_rank_that_was_given_up_stays_lost() -> None:
     known = Known()
     known.begun()
     known.pods.put(known.pod())
@@ -296,7 +296,7 @@ def test_a_forgotten_run_is_not_listed_unless_it_runs() -> None:
     assert stray.name == "task-1-1"
 
 
-def test_nothing_is_remembered_of_what_is_gone() -> None:
+def test_nothing_of_a_removed_run_stays_in_memory() -> None:
     known = Known()
     known.begun()
     known.pods.put(known.pod())
@@ -339,7 +339,7 @@ def test_pods_of_others_among_ours_and_elsewhere() -> None:
     assert known.cache.listing().nodes["n0"].node.unusable_gpus == ()
 
 
-def test_what_says_nothing_new_wakes_nobody() -> None:
+def test_an_event_without_a_change_gives_no_hint() -> None:
     known = Known()
     known.begun()
     known.pods.put(known.pod())
@@ -359,7 +359,7 @@ class Machine(RuleBasedStateMachine):
         # The server: the pods that are there, and everything that ever happened, in order.
         self.there: dict[int, Any] = {}
         self.history: list[tuple[str, Any]] = []
-        self.told = 0
+        self.delivered = 0
         self.answers: list[Any] = []
         self.uids = itertools.count()
 
@@ -382,13 +382,13 @@ class Machine(RuleBasedStateMachine):
         if pod is not None:
             self.answers.append(self._happen("gone", rank, "running", pod["metadata"]["uid"]))
 
-    @precondition(lambda self: self.told < len(self.history))
+    @precondition(lambda self: self.delivered < len(self.history))
     @rule(count=st.integers(1, 3))
-    def tell(self, count: int) -> None:
+    def deliver(self, count: int) -> None:
         """The watch goes on."""
-        for kind, pod in self.history[self.told : self.told + count]:
+        for kind, pod in self.history[self.delivered : self.delivered + count]:
             getattr(self.known.pods, kind)(pod)
-        self.told = min(len(self.history), self.told + count)
+        self.delivered = min(len(self.history), self.delivered + count)
 
     @precondition(lambda self: self.answers)
     @rule(which=st.integers(0, 5))
@@ -402,18 +402,18 @@ class Machine(RuleBasedStateMachine):
         for pod in self.there.values():
             self.known.pods.put(pod)
         self.known.pods.end(self.version)
-        self.told = len(self.history)
+        self.delivered = len(self.history)
 
     @invariant()
     def what_was_told_is_known(self) -> None:
-        if self.told == len(self.history) and not self.answers:
+        if self.delivered == len(self.history) and not self.answers:
             pods = {pod.observed.rank: pod.version for pod in self.known.cache.runs.pods_of(RUN)}
             assert pods == {
                 rank: int(pod["metadata"]["resourceVersion"]) for rank, pod in self.there.items()
             }
 
     def teardown(self) -> None:
-        self.tell(len(self.history) + 1)
+        self.deliver(len(self.history) + 1)
         while self.answers:
             self.answer(0)
         self.what_was_told_is_known()

@@ -133,7 +133,7 @@ def test_others_have_the_highest_gpus_that_we_do_not() -> None:
     assert nodes.listing()["n1"].node.cpus == 8.0
 
 
-def test_more_use_than_there_is() -> None:
+def test_usage_above_the_capacity_leaves_nothing() -> None:
     nodes = Nodes(NodeRules())
     nodes.put(a_node(gpus=2))
     nodes.use_by_us("n1", "ours", (0,))
@@ -175,7 +175,7 @@ def test_a_node_that_is_deleted_stays_as_long_as_pods_of_ours_do() -> None:
     assert nodes.listing() == {}
 
 
-def test_a_look_looks_only_at_what_changed() -> None:
+def test_a_listing_evaluates_only_changed_runs() -> None:
     nodes = Nodes(NodeRules())
     for number in range(5):
         nodes.put(a_node(f"n{number}"))

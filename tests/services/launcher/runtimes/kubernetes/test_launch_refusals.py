@@ -22,7 +22,9 @@ ADMISSION = 'pods "task-1-0" is forbidden: '
         (409, "object is being deleted", Fault.NAME_TAKEN),
     ],
 )
-def test_never(status: int, message: str, fault: Fault) -> None:
+def test_an_invalid_or_forbidden_pod_is_refused_for_good(
+    status: int, message: str, fault: Fault
+) -> None:
     found = refusal(ApiError(status, "Forbidden", message), "Pod task-1-0", "ns")
     assert isinstance(found, LaunchRefusedError)
     assert found.refused.fault is fault
@@ -39,7 +41,7 @@ def test_never(status: int, message: str, fault: Fault) -> None:
         (404, 'namespaces "ns" not found'),
     ],
 )
-def test_not_now(status: int, message: str) -> None:
+def test_a_temporary_refusal_is_tried_again(status: int, message: str) -> None:
     found = refusal(ApiError(status, "Forbidden", message), "Pod task-1-0", "ns")
     assert isinstance(found, RuntimeUnavailableError)
     assert message in str(found)
@@ -50,7 +52,7 @@ def test_a_missing_namespace_says_what_to_do() -> None:
     assert "Create it" in str(found)
 
 
-def test_a_name() -> None:
+def test_a_foreign_object_with_the_name_refuses_the_launch() -> None:
     assert (
         name_taken("Pod x").refused.text == "another object has the name: Pod x is not of this run"
     )

@@ -62,7 +62,7 @@ def ended(
     return rank_of(pod, PLACE)
 
 
-def test_a_pod_that_nobody_has_bound() -> None:
+def test_a_pod_that_is_not_bound_is_pending() -> None:
     rank = rank_of(a_pod(bound=False), PLACE)
     assert (rank.rank, rank.node_id, rank.state) == (3, "n7", RankState.PENDING)
     assert rank.note == "waits to be bound to its node"
@@ -106,7 +106,7 @@ def test_an_image_is_named() -> None:
     )
 
 
-def test_words_are_bounded() -> None:
+def test_the_clusters_messages_are_bounded() -> None:
     assert len(rank_of(waits("ErrImagePull", "x" * 5000), PLACE).note) < 400
 
 
@@ -143,7 +143,7 @@ def test_exits() -> None:
     assert (by_signal.code, by_signal.signal) == (None, 9)
 
 
-def test_what_the_program_wrote_about_its_end_is_told() -> None:
+def test_the_programs_termination_message_is_reported() -> None:
     pod = a_pod(
         "Failed",
         containerStatuses=main(terminated={"exitCode": 1, "message": "NaN in layer 3", **ENDED}),
@@ -186,7 +186,7 @@ def test_an_init_container_that_fails() -> None:
         ("AReasonOfTomorrow", Fault.NODE_REFUSED),
     ],
 )
-def test_the_sites_faults_are_losses(reason: str, fault: Fault) -> None:
+def test_faults_of_the_site_end_as_lost(reason: str, fault: Fault) -> None:
     rank = ended(None, reason=reason, message="so it is")
     assert (rank.state, rank.fault) == (RankState.LOST, fault)
     assert "so it is" in rank.note
@@ -210,7 +210,7 @@ def test_a_disruption_is_a_loss_whatever_the_code(code: int | None) -> None:
     assert "higher priority pod" in rank.note
 
 
-def test_who_had_finished_is_not_disrupted() -> None:
+def test_a_finished_rank_is_not_disrupted() -> None:
     why = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
     assert ended(0, phase="Succeeded", conditions=[why]).code == 0
 

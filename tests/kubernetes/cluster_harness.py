@@ -145,7 +145,7 @@ def container(state: Mapping[str, Any], image: str = "played") -> dict[str, Any]
 
 
 @dataclass
-class ClusterWorld:
+class ClusterHarness:
     """One test's part of the control plane."""
 
     plane: ControlPlane

@@ -1,4 +1,4 @@
-"""A real launcher on memory tables and a real API server; it dies where it is told to."""
+"""A real launcher on memory tables and a real API server; it crashes at chosen calls."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from services.launcher.domain.inventory import LeasePolicy
 from services.launcher.domain.rank_faults import PendingLimits
 from services.launcher.domain.reconcile import Policy
 from services.launcher.domain.start_delays import DelayPolicy
-from tests.kubernetes.cluster_world import RUNS, ClusterWorld, Crash, CrashError
-from tests.services.launcher.launcher_harness import World, limits
+from tests.kubernetes.cluster_harness import RUNS, ClusterHarness, Crash, CrashError
+from tests.services.launcher.launcher_harness import LauncherHarness, limits
 from tests.services.launcher.makers import a_spec, an_assignment
 from tools.cluster.control_plane import ControlPlane
 
 
-class LauncherWorld(World):
+class LauncherOnCluster(LauncherHarness):
     """Whatever becomes of launchers, one at a time lives."""
 
-    def __init__(self, cluster: ClusterWorld, **more: Any) -> None:
-        self.cluster_world = cluster
+    def __init__(self, cluster: ClusterHarness, **more: Any) -> None:
+        self.cluster_harness = cluster
         second = timedelta(seconds=1)
         super().__init__(
             nodes=0,
@@ -45,14 +45,14 @@ class LauncherWorld(World):
         self.deaths = 0
 
     async def start(self) -> None:
-        if self.cluster_world.handles:
-            await self.cluster_world.stop()
+        if self.cluster_harness.handles:
+            await self.cluster_harness.stop()
         await super().start()
 
-    async def turn(self, times: int = 1) -> None:
+    async def run_loops(self, times: int = 1) -> None:
         """Both loops; dying anywhere in them starts a fresh launcher."""
         for _ in range(times):
-            beside = self.cluster_world.running[-1]
+            beside = self.cluster_harness.running[-1]
             try:
                 await self.launcher.act(self.epoch)
                 await self.launcher.reconcile(self.epoch)
@@ -66,7 +66,7 @@ class LauncherWorld(World):
     def crash_at(self, call: int, *, after: bool) -> Crash:
         """Die at the so-manieth call of an order from now on."""
         crash = Crash(call, after)
-        self.cluster_world.transports[-1].crash = crash
+        self.cluster_harness.transports[-1].crash = crash
         return crash
 
     def spec(self, ranks: int = 1, *, image: str = RUNS, gpus: int = 1, **more: Any) -> TaskSpec:
@@ -84,7 +84,7 @@ class LauncherWorld(World):
         **how: Any,
     ) -> RunAssigned:
         """A gang round the nodes, from the first GPU on."""
-        names = nodes or list(self.cluster_world.node_names)
+        names = nodes or list(self.cluster_harness.node_names)
         placed = tuple(
             Placement(
                 rank=rank,
@@ -103,13 +103,13 @@ class LauncherWorld(World):
 @asynccontextmanager
 async def a_launcher(
     plane: ControlPlane, folder: Path, *, nodes: int = 2, **more: Any
-) -> AsyncIterator[LauncherWorld]:
+) -> AsyncIterator[LauncherOnCluster]:
     """A launcher that leads, with nodes of its own."""
-    cluster = ClusterWorld(plane, folder, tuple(f"local-{number}" for number in range(nodes)))
-    world = LauncherWorld(cluster, **more)
+    cluster = ClusterHarness(plane, folder, tuple(f"local-{number}" for number in range(nodes)))
+    world = LauncherOnCluster(cluster, **more)
     try:
         await world.start()
-        await world.turn(2)
+        await world.run_loops(2)
         yield world
     finally:
         await cluster.close()
