@@ -29,7 +29,7 @@ from services.launcher.runtimes.kubernetes.api_client import (
     connect_client,
     namespaced,
 )
-from services.launcher.runtimes.kubernetes.cache import Cache, NodeSink, ObjectSink, PodSink
+from services.launcher.runtimes.kubernetes.cache import Cache, node_sink, object_sink, pod_sink
 from services.launcher.runtimes.kubernetes.cluster_nodes import NodeRules
 from services.launcher.runtimes.kubernetes.pods import MANAGED_BY, MANAGER
 from services.launcher.runtimes.kubernetes.reflector import Reflector, WatchPolicy
@@ -48,9 +48,9 @@ async def listed(client: KubeClient, cache: Cache, namespace: str) -> dict[str, 
     """List everything once, as a new leader does; what it took."""
     ours = {"labelSelector": f"{MANAGED_BY}={MANAGER}"}
     kinds = (
-        ("nodes", "/api/v1/nodes", dict[str, str](), NodeSink(cache)),
-        ("pods", namespaced(namespace, "pods"), dict[str, str](), PodSink(cache)),
-        ("run objects", namespaced(namespace, "configmaps"), ours, ObjectSink(cache)),
+        ("nodes", "/api/v1/nodes", dict[str, str](), node_sink(cache)),
+        ("pods", namespaced(namespace, "pods"), dict[str, str](), pod_sink(cache)),
+        ("run objects", namespaced(namespace, "configmaps"), ours, object_sink(cache)),
     )
     reflectors = [
         Reflector(kind, path, query, client=client, sink=sink, policy=WatchPolicy(), rng=Random(1))
@@ -90,7 +90,7 @@ def event_us(cache: Cache, pods: list[dict[str, Any]]) -> float:
         for status in pod["status"]["containerStatuses"]:
             status["state"] = {"running": {"startedAt": started}}
         events.append(pod)
-    sink = PodSink(cache)
+    sink = pod_sink(cache)
     used = time.process_time()
     for pod in events:
         sink.put(pod)

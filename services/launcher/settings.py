@@ -44,7 +44,7 @@ class LauncherSettings(BaseServiceSettings):
     task_user: str = ""
     # FIRST-LAST: each owner's tasks run as a user number of their own from this range.
     task_users: str = ""
-    # As root: whoever may submit has all rights on this machine.
+    # As root: everybody who may submit has all rights on this machine.
     tasks_as_root: bool = False
     # Begins with this interpreter's folder, so that `python train.py` finds the SDK.
     task_path: str = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"

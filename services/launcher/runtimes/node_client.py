@@ -53,7 +53,7 @@ class Machine:
     call_seconds: float
     # A listing is used again so long, unless the supervisor reports a change.
     listing_seconds: float
-    # A supervisor with nothing to do and nobody connected leaves after this.
+    # A supervisor without work and connections exits after this.
     idle_seconds: float
     # The output of a forgotten run is kept so long after its last byte.
     keep_seconds: float

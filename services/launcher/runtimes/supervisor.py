@@ -7,7 +7,7 @@ Started by ``node_client.py``, one for each (virtual) node:
 ``OPTIONS`` is a JSON object: see ``Options``. It detaches, takes the node folder's lock (a second
 one leaves at once, content), ends what a dead predecessor left, and serves JSON lines on
 ``NODE_FOLDER/socket``. One launcher commands it: the one with the highest epoch, also after a
-restart. With nothing to run and nobody connected it leaves after a while.
+restart. Without ranks and connections it exits after a while.
 
 Standard library only, no site-packages. Everything happens in one thread, which never waits for
 the disk: the journal has a thread of its own, the ranks' output a process (``output_writer.py``),
@@ -58,7 +58,7 @@ PRUNE_SECONDS = 600.0
 class Options:
     """The supervisor's options from the command line."""
 
-    # With nothing to do and nobody connected it leaves after this.
+    # Without work and connections it exits after this.
     idle_seconds: float
     # The output of a forgotten run is kept so long after its last byte; None: for ever.
     keep_seconds: float | None

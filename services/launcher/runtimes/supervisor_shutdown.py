@@ -53,7 +53,7 @@ def _signal(node: Path, number: signal.Signals) -> None:
 
 
 def _free(node: Path, seconds_max: float) -> bool:
-    """True once nobody holds the node's lock."""
+    """Wait until no process holds the node's lock. False after ``seconds_max``."""
     ends_at = time.monotonic() + seconds_max
     with (node / "lock").open("rb") as lock:
         while True:

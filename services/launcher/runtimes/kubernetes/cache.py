@@ -6,7 +6,6 @@ changed, and one copy of each index.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from datetime import datetime
@@ -158,11 +157,20 @@ def version_of(thing: Json) -> int:
     return int(thing["metadata"]["resourceVersion"])
 
 
-class _Sink(ABC):
-    """``reflector.Sink``: what a full list does not name is gone."""
+class CacheSink:
+    """``reflector.Sink`` for one kind of objects: what a full list does not name is gone."""
 
-    def __init__(self, cache: Cache) -> None:
-        self.cache = cache
+    def __init__(
+        self,
+        take: Callable[[Json], None],
+        drop: Callable[[Json], None],
+        forget: Callable[[AbstractSet[str], int], None],
+        note_version: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        # ``forget`` drops what has none of these uids, unless it is of a later version: objects
+        # that the launcher has created meanwhile stay.
+        self.take, self.drop, self.forget = take, drop, forget
+        self._note_version = note_version
         self._named: set[str] | None = None
 
     def begin(self) -> None:
@@ -172,110 +180,64 @@ class _Sink(ABC):
     def put(self, thing: Json) -> None:
         """See ``reflector.Sink``."""
         if self._named is not None:
-            # Of a list, what is named says nothing of what is not named yet.
+            # During a list, objects that are not named yet may still follow.
             self._named.add(thing["metadata"]["uid"])
         else:
-            self.note_version(version_of(thing))
+            self._note_version(version_of(thing))
         self.take(thing)
 
     def gone(self, thing: Json) -> None:
         """See ``reflector.Sink``."""
-        self.note_version(version_of(thing))
+        self._note_version(version_of(thing))
         self.drop(thing)
 
     def end(self, version: int) -> None:
         """See ``reflector.Sink``."""
         named, self._named = self._named or set[str](), None
-        self.note_version(version)
+        self._note_version(version)
         self.forget(named, version)
 
-    def note_version(self, version: int) -> None:  # noqa: B027 - most kinds need not remember
-        """Everything up to this version was applied."""
 
-    @abstractmethod
-    def take(self, thing: Json) -> None:
-        """An object as it now is."""
+def pod_sink(cache: Cache) -> CacheSink:
+    """For pods in the namespace of the tasks."""
 
-    @abstractmethod
-    def drop(self, thing: Json) -> None:
-        """An object in its last state."""
+    def forget(named: AbstractSet[str], version: int) -> None:
+        cache.forget_pods(named, version)
+        cache.forget_others(named, within=True)
 
-    @abstractmethod
-    def forget(self, named: AbstractSet[str], version: int) -> None:
-        """Drop what has none of these uids, unless it is of a later version: made by us meanwhile,
-        it stays."""
+    def note_version(version: int) -> None:
+        cache.pods_version = max(cache.pods_version, version)
+
+    return CacheSink(cache.put_pod, cache.gone_pod, forget, note_version)
 
 
-class PodSink(_Sink):
-    """Pods in the namespace of the tasks."""
-
-    def note_version(self, version: int) -> None:
-        """See ``_Sink``."""
-        self.cache.pods_version = max(self.cache.pods_version, version)
-
-    def take(self, thing: Json) -> None:
-        """See ``_Sink``."""
-        self.cache.put_pod(thing)
-
-    def drop(self, thing: Json) -> None:
-        """See ``_Sink``."""
-        self.cache.gone_pod(thing)
-
-    def forget(self, named: AbstractSet[str], version: int) -> None:
-        """See ``_Sink``."""
-        self.cache.forget_pods(named, version)
-        self.cache.forget_others(named, within=True)
+def other_pod_sink(cache: Cache) -> CacheSink:
+    """For pods in every other namespace."""
+    return CacheSink(
+        lambda thing: cache.put_other(thing, within=False),
+        lambda thing: cache.gone_other(thing["metadata"]["uid"]),
+        lambda named, _: cache.forget_others(named, within=False),
+    )
 
 
-class OtherPodSink(_Sink):
-    """Pods in every other namespace."""
-
-    def take(self, thing: Json) -> None:
-        """See ``_Sink``."""
-        self.cache.put_other(thing, within=False)
-
-    def drop(self, thing: Json) -> None:
-        """See ``_Sink``."""
-        self.cache.gone_other(thing["metadata"]["uid"])
-
-    def forget(self, named: AbstractSet[str], version: int) -> None:
-        """See ``_Sink``."""
-        del version
-        self.cache.forget_others(named, within=False)
+def node_sink(cache: Cache) -> CacheSink:
+    """For nodes of ours."""
+    return CacheSink(
+        cache.put_node,
+        lambda thing: cache.gone_node(thing["metadata"]["uid"]),
+        lambda named, _: cache.forget_nodes(named),
+    )
 
 
-class NodeSink(_Sink):
-    """Nodes of ours."""
+def object_sink(cache: Cache) -> CacheSink:
+    """For run objects."""
 
-    def take(self, thing: Json) -> None:
-        """See ``_Sink``."""
-        self.cache.put_node(thing)
+    def note_version(version: int) -> None:
+        cache.objects_version = max(cache.objects_version, version)
 
-    def drop(self, thing: Json) -> None:
-        """See ``_Sink``."""
-        self.cache.gone_node(thing["metadata"]["uid"])
-
-    def forget(self, named: AbstractSet[str], version: int) -> None:
-        """See ``_Sink``."""
-        del version
-        self.cache.forget_nodes(named)
-
-
-class ObjectSink(_Sink):
-    """Run objects."""
-
-    def note_version(self, version: int) -> None:
-        """See ``_Sink``."""
-        self.cache.objects_version = max(self.cache.objects_version, version)
-
-    def take(self, thing: Json) -> None:
-        """See ``_Sink``."""
-        self.cache.put_object(thing)
-
-    def drop(self, thing: Json) -> None:
-        """See ``_Sink``."""
-        self.cache.gone_object(thing["metadata"]["uid"], version_of(thing))
-
-    def forget(self, named: AbstractSet[str], version: int) -> None:
-        """See ``_Sink``."""
-        self.cache.forget_objects(named, version)
+    return CacheSink(
+        cache.put_object,
+        lambda thing: cache.gone_object(thing["metadata"]["uid"], version_of(thing)),
+        cache.forget_objects,
+        note_version,
+    )

@@ -171,7 +171,7 @@ class Nodes:
         return True
 
     def use_by_other(self, node_id: str, uid: str, use: Use | None) -> bool:
-        """Somebody else's pod holds so much of a node; None: no more. True if that is news."""
+        """A pod of others uses so much of a node; None: no more. True if that changed."""
         held = self._held.setdefault(node_id, _Held())
         if held.others.get(uid) == use:
             return False

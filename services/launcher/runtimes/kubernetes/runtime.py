@@ -26,10 +26,10 @@ from services.launcher.runtimes.kubernetes.api_client import CallLimits, KubeCli
 from services.launcher.runtimes.kubernetes.api_transport import Transport
 from services.launcher.runtimes.kubernetes.cache import (
     Cache,
-    NodeSink,
-    ObjectSink,
-    OtherPodSink,
-    PodSink,
+    node_sink,
+    object_sink,
+    other_pod_sink,
+    pod_sink,
 )
 from services.launcher.runtimes.kubernetes.cluster_check import check
 from services.launcher.runtimes.kubernetes.cluster_nodes import CONTROL_PLANE_LABEL, NodeRules
@@ -108,10 +108,10 @@ class KubernetesRuntime:
         live = "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="
         others = f"metadata.namespace!={policy.namespace},{live}"
         kinds = (
-            ("nodes", "/api/v1/nodes", {"labelSelector": selector}, NodeSink),
-            ("pods", self._objects.path("pods"), dict[str, str](), PodSink),
-            ("others' pods", "/api/v1/pods", {"fieldSelector": others}, OtherPodSink),
-            ("run objects", self._objects.path("configmaps"), {"labelSelector": ours}, ObjectSink),
+            ("nodes", "/api/v1/nodes", {"labelSelector": selector}, node_sink),
+            ("pods", self._objects.path("pods"), dict[str, str](), pod_sink),
+            ("others' pods", "/api/v1/pods", {"fieldSelector": others}, other_pod_sink),
+            ("run objects", self._objects.path("configmaps"), {"labelSelector": ours}, object_sink),
         )
         self._reflectors = [
             Reflector(

@@ -10,8 +10,8 @@ nodes' groups are not made below the group that the platform itself is in, but b
     BASE/NODE                   hands the same down
     BASE/NODE/RUN.RANK          a rank
 
-systemd prepares this for a unit with ``Delegate=`` and ``DelegateSubgroup=shiftwork-services``.
-At the top of a container, which nobody else arranges, the processes that are there are moved into
+systemd prepares this for a unit with ``Delegate=`` and ``DelegateSubgroup=shiftwork-services``. At
+the top of a container, which no other program manages, the processes that are there are moved into
 ``shiftwork-services``. A unit's group is left as it is: systemd could not start the unit again in a
 group that hands down memory, while ranks of its former life run there.
 
@@ -59,7 +59,7 @@ class Cgroups:
 
     def create(self, rank: str, cpus: float | None, memory_bytes: int | None) -> list[str]:
         """Make a rank's groups with its limits; returns those that its process has to join. The
-        node's own groups, which anybody with the rights can remove while they are empty, are made
+        node's own groups, which other programs can remove while they are empty, are made
         again where they are gone."""
         try:
             return self._create(rank, cpus, memory_bytes)

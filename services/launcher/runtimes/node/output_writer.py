@@ -4,11 +4,11 @@ Started by ``outputs.py`` with a socket to the supervisor as standard input. It 
 own because ranks must be able to go on writing whatever happens to the supervisor: without the
 supervisor it goes on until nothing can write into its pipes any more, and then leaves. A rank
 therefore never writes to a file itself, cannot truncate it by opening ``/dev/stderr``, and cannot
-fill the disk: output beyond ``bytes_max``, or that the disk has no room for, is dropped, and a line
-in the output says so. A slow disk makes ranks wait; it loses nothing.
+fill the disk: output beyond ``bytes_max``, or without disk space, is dropped, and a note in the
+output reports it. A slow disk makes ranks wait; it loses nothing.
 
 A rank that runs as our user can put anything in the place of its pipe and its file, or remove both.
-Then its own output is lost, which our log says, and no other.
+Then only its own output is lost, which the log reports.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from services.launcher.runtimes.node.supervisor_log import report
 PIPE, FILE = "output.pipe", "output.log"
 READ_BYTES_MAX = 1 << 16
 MESSAGE_BYTES_MAX = 1 << 16
-# A predecessor without a supervisor has so long to leave.
+# The time for a predecessor without a supervisor to exit.
 PREDECESSOR_SECONDS = 5.0
 POLL_SECONDS = 0.5
-# An output that is over waits so long for room on the disk, for the line that says what is missing.
+# How long an output that is over waits for disk space for the note about missing bytes.
 ROOM_SECONDS = 60.0
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LIMIT = "the limit of {} bytes is reached; what follows is not kept"
@@ -81,12 +81,12 @@ class Output:
     def __init__(self, folder: str, bytes_max: int, *, resumed: bool) -> None:
         self.folder = folder
         self.bytes_max = bytes_max
-        # -1: nothing can come any more.
+        # -1: it has ended.
         self.pipe = -1
         self.finishing = False
-        # Until when the last lines may wait for room; None: it has not ended.
+        # The time at which the last notes stop waiting for disk space; None: it has not ended.
         self.gives_up_s: float | None = None
-        # There never was anything, or it is finished.
+        # There never was a pipe, or it is finished.
         self.over = False
         self._file = -1
         self._size = 0
@@ -94,7 +94,7 @@ class Output:
         self._full = False
         # Bytes that could not be written since the last one that could, and why.
         self._lost, self._why = 0, ""
-        # Lines that the output still needs.
+        # Notes that still have to be written.
         self._notes: list[str] = []
         try:
             self.pipe = open_pipe(folder)
@@ -119,8 +119,8 @@ class Output:
         return len(data)
 
     def drain(self) -> None:
-        """Move what is in the pipe now, and close it: nothing of the rank is left, so whoever
-        still writes into it does not belong to it."""
+        """Move what is in the pipe now, and close it: nothing of the rank is left, so a process
+        that still writes into it does not belong to it."""
         if self.pipe < 0:
             return
         left = _bytes_in(self.pipe)
@@ -153,7 +153,7 @@ class Output:
                 self.settle()
 
     def settle(self) -> None:
-        """Write the lines that say what is missing. OSError if that is not possible now."""
+        """Write the notes about missing bytes. Raises ``OSError`` if that is impossible now."""
         self._check_file()
         if self._lost:
             self._write_note(LOST.format(self._lost, self._why))
@@ -163,7 +163,7 @@ class Output:
             del self._notes[0]
 
     def lose(self, error: OSError) -> None:
-        """Give it up, and say so in its file."""
+        """Give it up, with a note in its file."""
         report(f"the output in {self.folder} is lost: {error}")
         self._notes.append(BROKEN.format(error.strerror or error))
         self.close_pipe()
@@ -177,7 +177,7 @@ class Output:
                 os.unlink(f"{self.folder}/{PIPE}")  # noqa: PTH108 - small imports
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the pipe and the file."""
         self.close_pipe()
         if self._file >= 0:
             os.close(self._file)
@@ -188,7 +188,8 @@ class Output:
         self._why = why
 
     def _write_note(self, text: str) -> None:
-        """Write a whole line of ours. OSError, and nothing is written, if the disk is full."""
+        """Write a note as a whole line. Raises ``OSError`` and writes nothing if the disk is
+        full."""
         line = f"[shiftwork: {text}]\n".encode(errors="replace")
         before = self._size, self._in_line
         if self._in_line:
@@ -213,8 +214,8 @@ class Output:
         return done
 
     def _check_file(self) -> None:
-        """Open the file, and notice if somebody has cut or removed it: what was there and has not
-        been collected is gone, and offsets must stay what they were."""
+        """Open the file, and notice if it was truncated or removed: bytes that were not collected
+        are gone, and offsets must stay what they were."""
         if self._file < 0:
             self._file = open_file(self.folder)
             self._size = os.fstat(self._file).st_size
@@ -305,7 +306,7 @@ class Writer:
             del self.by_pipe[pipe]
 
     def _tend(self, number: int, output: Output) -> None:
-        """Forget an output that is over, once the file says what is missing of it."""
+        """Forget an output that is over, once the file has its notes."""
         pipe = output.pipe
         # Without our supervisor, its successor removes the pipe when it is done with the rank.
         orphaned = self.channel is None and not os.path.lexists(f"{output.folder}/{PIPE}")
@@ -345,7 +346,7 @@ class Writer:
 
 def _take_over(node_folder: str) -> None:
     """Wait until the node's former writer, whose supervisor is dead, has left: two must not read
-    one pipe. One that stays (a process that nobody can end has its pipe) is killed."""
+    one pipe. One that stays (a process that cannot be ended has its pipe) is killed."""
     path = f"{node_folder}/output.lock"
     ends_s = time.monotonic() + PREDECESSOR_SECONDS
     while take_lock(path, proc.signature(os.getpid())) is None:

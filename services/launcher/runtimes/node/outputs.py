@@ -2,8 +2,8 @@
 
 Used by ``ranks.py``. The writer is ``output_writer.py``; one that ends is started again, and what
 stands in the pipes meanwhile stays, because their reading ends are open here as well. Each rank
-holds its pipe for reading, too, so that a write never finds nobody and ends it with SIGPIPE,
-whichever process of ours lives.
+holds its pipe for reading, too, so that a write never finds a pipe without readers and SIGPIPE ends
+no rank, whichever process of ours lives.
 """
 
 from __future__ import annotations

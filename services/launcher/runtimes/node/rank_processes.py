@@ -33,7 +33,7 @@ class Marker:
     uid: int
 
     def of(self, processes: Sequence[proc.Stat]) -> set[int]:
-        """The numbers of those processes that have it. A rank of root may have become anybody."""
+        """The numbers of those processes that have it. A rank of root may have become any user."""
         own = [one for one in processes if self.uid in (0, proc.user(one.pid))]
         return {one.pid for one, pairs in environments(own) if self.variable in pairs}
 

@@ -76,7 +76,7 @@ class Rank:
     boot: str
     context: str
     started_at: float
-    # As whom it runs.
+    # Its user.
     uid: int
     # False: a supervisor before us started it, and only its parent could have learned its end.
     ours: bool = True
@@ -310,7 +310,7 @@ class Ranks:
         self._append(*(rank.exit_record() for rank in found), then=recorded)
 
     def _append(self, *records: Record, then: Then = _ignore) -> None:
-        """Order records to be written, behind the epoch of whoever commands."""
+        """Order records to be written, behind the current epoch."""
         first: list[Record] = [] if self.epoch_ordered else [self._epoch_record()]
         self.epoch_ordered = True
 

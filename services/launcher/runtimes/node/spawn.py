@@ -37,7 +37,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Identity:
-    """As whom a rank runs."""
+    """The user and groups of a rank."""
 
     uid: int
     gid: int

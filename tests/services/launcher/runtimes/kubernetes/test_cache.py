@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from services.launcher.domain.model import Fault, Listing, RankState
 from services.launcher.runtimes.kubernetes.cache import (
     Cache,
-    NodeSink,
-    ObjectSink,
-    OtherPodSink,
-    PodSink,
+    node_sink,
+    object_sink,
+    other_pod_sink,
+    pod_sink,
 )
 from services.launcher.runtimes.kubernetes.cluster_nodes import NodeRules
 from tests.services.launcher.makers import START, at, run_id
@@ -30,7 +30,8 @@ LABELS = {
 
 
 class ComparingCache(Cache):
-    """A cache of which each look is compared with the last: what it does not name is the same."""
+    """A cache that compares each listing with the last: runs that are not in ``changed`` are the
+    same."""
 
     last: Listing | None = None
 
@@ -54,8 +55,8 @@ class Known:
         self.now: datetime = START
         self.changes = 0
         self.cache = ComparingCache(NodeRules(), lambda: self.now, self._changed)
-        self.pods, self.others = PodSink(self.cache), OtherPodSink(self.cache)
-        self.nodes, self.objects = NodeSink(self.cache), ObjectSink(self.cache)
+        self.pods, self.others = pod_sink(self.cache), other_pod_sink(self.cache)
+        self.nodes, self.objects = node_sink(self.cache), object_sink(self.cache)
         self.versions = itertools.count(100)
 
     def _changed(self) -> None:
@@ -236,7 +237,7 @@ def test_deleting_an_ended_pod_does_not_make_it_lost() -> None:
     known.pods.put(known.pod(state="done"))
     known.pods.put(leaving(known, "done", "10:00:00"))
     assert known.states() == {0: RankState.EXITED}
-    # Nobody saw it end, and its time says it.
+    # Its end was not observed, but its time shows it.
     other = Known()
     other.begun()
     other.pods.put(leaving(other, "done", "09:59:59"))
