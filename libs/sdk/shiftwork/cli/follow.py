@@ -14,9 +14,10 @@ import threading
 import time
 from collections import deque
 from datetime import timezone
+from math import inf
 from typing import Any, Callable, Iterator, Mapping, NamedTuple
 
-from shiftwork.cli import environments, listening, parse, render, timeline
+from shiftwork.cli import environments, ids, listening, parse, render, timeline
 from shiftwork.cli.client import Api, Stopped, chunk_bytes, part
 from shiftwork.cli.failures import INTERRUPTED, UNREACHABLE, Failure
 
@@ -333,6 +334,7 @@ class _Follower:
         self._looks_at: tuple[int, float] | None = (0, 0.0)
         self._readers: list[Api] = []
         self._repeats = timeline.Repeats()
+        self._names = ids.Names(api, {task["id"]: task}, lookups_max=inf)
 
     @property
     def last(self) -> list[str]:
@@ -455,7 +457,8 @@ class _Follower:
         if render.wants_json():
             render.record({"event": event})
         elif not self._repeats.is_repeat(event):
-            render.note(timeline.line(event, of_task=True))
+            naming = self._names.put_into if render.is_terminal(sys.stderr) else None
+            render.note(timeline.line(event, of_task=True, naming=naming))
 
     def _show_progress(self) -> None:
         task = self._task

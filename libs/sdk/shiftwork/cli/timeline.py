@@ -9,10 +9,22 @@ from shiftwork.cli import parse, render
 Data = Mapping[str, Any]
 
 
-def sentence(kind: str, data: Data) -> str:
-    """What happened, in a few words; the type itself if it is not known here."""
-    told = SENTENCES.get(kind)
-    return told(data) if told else kind.replace(".", " ").replace("_", " ")
+Naming = Callable[[str], str]
+
+
+def sentence(kind: str, data: Data, naming: Naming | None = None) -> str:
+    """What happened, in a few words; the type itself if it is not known here.
+
+    ``naming`` puts names of tasks into texts that the platform wrote. What programs wrote, such as
+    the path of a checkpoint, never passes it.
+    """
+    form = SENTENCES.get(kind)
+    if form is None:
+        return kind.replace(".", " ").replace("_", " ")
+    reason = parse.fields(data.get("reason"))
+    if naming and reason.get("text"):
+        data = {**data, "reason": {**reason, "text": naming(str(reason["text"]))}}
+    return form(data)
 
 
 def _reason(data: Data) -> str:
@@ -260,7 +272,7 @@ class Repeats:
         return any(each is not None and reason in ("", each) for each in said)
 
 
-def line(event: Data, *, of_task: bool) -> str:
+def line(event: Data, *, of_task: bool, naming: Naming | None = None) -> str:
     """``10:00:00.123  taskid.2  checkpoint saved: …``; without the id where it is understood."""
     attempt = event.get("attempt")
     if of_task:
@@ -268,5 +280,5 @@ def line(event: Data, *, of_task: bool) -> str:
     else:
         task = event.get("task")
         subject = "" if not task else f"{task}.{attempt}" if attempt else str(task)
-    words = sentence(str(event.get("type", "")), parse.fields(event.get("data")))
+    words = sentence(str(event.get("type", "")), parse.fields(event.get("data")), naming)
     return "  ".join(text for text in (render.clock(event.get("at")), subject, words) if text)

@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from shiftwork.cli import follow, render
+from shiftwork.cli import follow, ids, render
 
 from tests.libs.sdk.cli.server import CliServer, a_task, an_exit
 
@@ -295,8 +295,8 @@ def test_events_are_followed_until_interrupted(
     shown: list[dict[str, Any]] = []
     show = events._show
 
-    def until_the_sixth(event: dict[str, Any], *, of_task: bool) -> None:
-        show(event, of_task=of_task)
+    def until_the_sixth(event: dict[str, Any], names: ids.Names, *, of_task: bool) -> None:
+        show(event, names, of_task=of_task)
         shown.append(event)
         if len(shown) == 6:
             raise KeyboardInterrupt
