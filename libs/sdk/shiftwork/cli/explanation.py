@@ -101,7 +101,7 @@ def _runs(found: Told, told: Told, tasks: Told) -> str:
 
 def _leaves(found: Told, told: Told, tasks: Told) -> str:
     del tasks
-    return f"{found['name']} saves and leaves: {_reason(told)}"
+    return f"{found['name']} was asked to save and leave: {_reason(told)}"
 
 
 def _ended(found: Told, told: Told, tasks: Told) -> str:

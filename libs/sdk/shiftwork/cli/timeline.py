@@ -45,10 +45,16 @@ def _from(data: Data) -> str:
 
 
 def _again(data: Data) -> str:
-    """A later attempt, and what it starts from, where that is the platform's to know."""
-    preemption = parse.fields(parse.fields(data.get("spec")).get("preemption"))
-    if data.get("resume_from") or preemption.get("mode") == "signal":
+    """A later attempt, and what it starts from. What a program saves at a signal is known only if
+    it reports it."""
+    if data.get("resume_from"):
         return f"resumed on {_nodes(data)}{_from(data)}"
+    preemption = parse.fields(parse.fields(data.get("spec")).get("preemption"))
+    if preemption.get("mode") == "signal":
+        return (
+            f"started again on {_nodes(data)}; {_NO_CHECKPOINT}, the program begins where it finds"
+            " its own state"
+        )
     return f"restarted on {_nodes(data)} from the beginning (no checkpoint)"
 
 
@@ -68,10 +74,10 @@ def _asked(data: Data) -> str:
     return f"asked to leave by {render.clock(data.get('deadline_at'))}{_reason(data)}"
 
 
+_NO_CHECKPOINT = "the platform knows of no checkpoint"
 # How a run ended, by the kind of its exit.
 _ENDS = {
     "ok": "the program ended successfully",
-    "preempted": "the program saved a checkpoint and left",
     "killed": "the program was ended by force",
     "failed": "the program failed",
     "lost": "the run was lost",
@@ -81,8 +87,30 @@ _ENDS = {
 def _exited(data: Data) -> str:
     ended = parse.fields(data.get("exit"))
     kind = str(ended.get("kind"))
+    if kind == "preempted":
+        return _left(data)
     detail = f" ({ended['detail']})" if ended.get("detail") else ""
     return _ENDS.get(kind, f"the program ended: {kind}") + detail
+
+
+def _left(data: Data) -> str:
+    """A run that left when it was asked to: what it saved as far as the SDK reported it."""
+    ended, saved = parse.fields(data.get("exit")), parse.fields(data.get("checkpoint"))
+    own = bool(saved) and saved.get("attempt") == data.get("attempt")
+    ranks = parse.listed(ended.get("ranks"))
+    if "ranks" in ended and not (ranks or own):
+        return "the run was withdrawn before its program had started"
+    codes = {rank["code"] for rank in ranks if rank.get("code") is not None}
+    numbers = {rank["signal"] for rank in ranks if rank.get("signal") is not None}
+    how = [f"exit code {code}" for code in sorted(codes)]
+    how += [f"signal {number}" for number in sorted(numbers)]
+    left = "left when asked to" + (f" ({', '.join(how)})" if how else "")
+    if own:
+        return f"the program saved a checkpoint of step {saved.get('step')} and {left}"
+    if saved:
+        known = f"the last checkpoint known is of attempt {saved.get('attempt')}"
+        return f"the program {left}; {known}, step {saved.get('step')}"
+    return f"the program {left}; {_NO_CHECKPOINT}"
 
 
 # States whose usual reason says what the state says.

@@ -76,7 +76,10 @@ NODE = {"ready": True, "schedulable": True, "draining": False}
         (
             "run.resumed",
             {"placements": [{"node_id": "n1"}], "spec": {"preemption": {"mode": "signal"}}},
-            "resumed on n1",
+            (
+                "started again on n1; the platform knows of no checkpoint, the program begins where"
+                " it finds its own state"
+            ),
         ),
         (
             "task.goal_changed",
@@ -177,7 +180,7 @@ def test_a_tasks_history_is_in_the_order_in_which_it_came_about() -> None:
     ("kind", "text"),
     [
         ("ok", "the program ended successfully"),
-        ("preempted", "the program saved a checkpoint and left"),
+        ("preempted", "the program left when asked to; the platform knows of no checkpoint"),
         ("killed", "the program was ended by force"),
         ("failed", "the program failed (rank 0 ended with code 7)"),
         ("lost", "the run was lost"),
@@ -186,6 +189,43 @@ def test_a_tasks_history_is_in_the_order_in_which_it_came_about() -> None:
 def test_ends_are_said_plainly(kind: str, text: str) -> None:
     detail = "rank 0 ended with code 7" if kind == "failed" else ""
     assert sentence("run.exited", {"exit": {"kind": kind, "detail": detail}}) == text
+
+
+EXITED = {"kind": "preempted", "detail": "by the launcher's words"}
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (
+            {"ranks": [{"rank": 0, "code": 75}, {"rank": 1, "code": 75}]},
+            ("the program left when asked to (exit code 75); the platform knows of no checkpoint"),
+        ),
+        (
+            {"ranks": [{"rank": 0, "code": 75}, {"rank": 1, "signal": 10}], "saved_in": 1},
+            (
+                "the program left when asked to (exit code 75, signal 10); the last checkpoint"
+                " known is of attempt 1, step 7"
+            ),
+        ),
+        (
+            {"ranks": [{"rank": 0, "code": 0}], "saved_in": 2},
+            "the program saved a checkpoint of step 7 and left when asked to (exit code 0)",
+        ),
+        # Its processes are gone, and nobody saw how.
+        (
+            {"ranks": [], "saved_in": 2},
+            "the program saved a checkpoint of step 7 and left when asked to",
+        ),
+        ({"ranks": []}, "the run was withdrawn before its program had started"),
+        ({"ranks": [], "saved_in": 1}, "the run was withdrawn before its program had started"),
+    ],
+)
+def test_a_checkpoint_is_claimed_only_if_it_was_reported(data: dict[str, Any], text: str) -> None:
+    event: dict[str, Any] = {"attempt": 2, "exit": {**EXITED, "ranks": data["ranks"]}}
+    if "saved_in" in data:
+        event["checkpoint"] = {"attempt": data["saved_in"], "step": 7}
+    assert sentence("run.exited", event) == text
 
 
 def test_a_draining_node_is_drained_once_nothing_runs_there() -> None:
