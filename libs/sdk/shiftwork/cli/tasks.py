@@ -238,9 +238,10 @@ COLUMNS = (
     render.Column("STATE"),
     render.Column("PRIORITY", drop=5),
     render.Column("SIZE", drop=6),
-    render.Column("PROGRESS", drop=3, least=12),
-    render.Column("SUBMITTED", drop=2),
-    render.Column("REASON", drop=1, least=20),
+    # What runs says here how it goes on; its reason says only that it runs.
+    render.Column("PROGRESS", drop=1, least=24),
+    render.Column("SUBMITTED", drop=3),
+    render.Column("REASON", drop=2, least=20),
 )
 
 

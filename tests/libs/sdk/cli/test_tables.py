@@ -165,6 +165,23 @@ def test_ls_fits_eighty_columns_and_names_tasks(
 
 @pytest.mark.server
 @pytest.mark.usefixtures("terminal")
+def test_a_long_name_does_not_cut_the_progress(shiftwork: Shiftwork, server: CliServer) -> None:
+    values = {"values": {"step": 387, "loss": 0.31234}, "at": None}
+    runs = {"code": "started", "text": "attempt 1 runs"}
+    server.tasks["ta"] = a_task(
+        "ta",
+        name="resnet-of-a-very-long-name-indeed-1",
+        state="running",
+        progress=values,
+        reason=runs,
+    )
+    (_, row) = shiftwork("ls").out.splitlines()
+    assert "step 387  loss 0.3123" in row
+    assert cell_len(row) <= 80
+
+
+@pytest.mark.server
+@pytest.mark.usefixtures("terminal")
 def test_facts_events_and_sentences_fit_eighty_columns(
     shiftwork: Shiftwork, server: CliServer
 ) -> None:
