@@ -257,6 +257,21 @@ def test_no_output_is_said(shiftwork: Shiftwork, server: CliServer) -> None:
     assert "there is no output" in done.err
 
 
+def test_an_empty_result_says_why_it_is_empty(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.tasks["ta"] = a_task("ta", state="succeeded")
+    server.output[1, 0] = b"step 1\n"
+    done = shiftwork("logs", "ta", "--search", "nomatch")
+    assert (done.code, done.out, done.err) == (0, "", "no output that matches 'nomatch'\n")
+    assert shiftwork("logs", "ta", "--search", "nomatch", "-q").err == ""
+    assert shiftwork("logs", "ta", "--search", "step").err == ""
+    assert shiftwork("logs", "ta", "--tail", "0").err == ""
+    server.output[1, 0] = b""
+    for options in ((), ("-t",)):
+        done = shiftwork("logs", "ta", "--since", "2099-01-01T00:00:00Z", *options)
+        assert (done.out, done.err) == ("", "no output since 2099-01-01T00:00:00Z\n")
+    assert shiftwork("logs", "ta").err == "there is no output\n"
+
+
 @pytest.fixture
 def happened(server: CliServer) -> CliServer:
     server.tasks["ta"] = a_task("ta")
