@@ -208,7 +208,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
 
 
 # The order in which one attempt's events come about; those of one step are ordered by time.
-_ASSIGNED, _WAITING, _STARTED, _RUNNING, _EXITED, _AFTER, _USED = range(7)
+_ASSIGNED, _WAITING, _STARTED, _RUNNING, _EXITED, _USED, _AFTER = range(7)
 _STEPS: Mapping[str, int] = {
     "run.assigned": _ASSIGNED,
     "run.resumed": _ASSIGNED,

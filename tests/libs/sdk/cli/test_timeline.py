@@ -176,6 +176,16 @@ def test_a_tasks_history_is_in_the_order_in_which_it_came_about() -> None:
     assert ordered([]) == []
 
 
+def test_what_a_run_used_stands_between_its_end_and_the_state_after_it() -> None:
+    events = [
+        an_event(1, "run.exited", 1.3, 1, exit={"kind": "failed"}),
+        state(2, "failed", 1.4, 1),
+        an_event(3, "quota.usage", 1.3, 1),
+    ]
+    for arrived in (events, [events[2], *events[:2]], [events[0], *events[:0:-1]]):
+        assert [each["position"] for each in ordered(arrived)] == [1, 3, 2]
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
