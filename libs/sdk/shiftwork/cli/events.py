@@ -41,7 +41,9 @@ def events(
     if follow_it:
         repeats = timeline.Repeats()
         names = ids.Names(now.api(), lookups_max=inf)
-        for event in follow.events(api, query):
+        # Programs get events as they come: the last position is where they go on.
+        stream = follow.events if now.json or task is None else follow.events_in_order
+        for event in stream(api, query):
             if now.json or not repeats.is_repeat(event):
                 _show(event, names, of_task=task is not None)
         return
@@ -84,7 +86,7 @@ def _row(event: timeline.Data, names: ids.Names, *, of_task: bool) -> List["str 
     ]
 
 
-def _show(event: Dict[str, Any], names: ids.Names, *, of_task: bool) -> None:
+def _show(event: timeline.Data, names: ids.Names, *, of_task: bool) -> None:
     if render.wants_json():
         render.record(event)
     else:

@@ -236,6 +236,64 @@ def _step(event: Data) -> int:
     return _STEPS.get(kind, _AFTER)
 
 
+class InOrder:
+    """Events of one task as they come, put into the order of ``ordered``.
+
+    Where an event comes before one that it follows, it is held until that one is there: for at most
+    ``HELD_SECONDS``, as a service may be down. Nothing is held of attempts whose start is not
+    among the events.
+    """
+
+    HELD_SECONDS = 1.0
+
+    def __init__(self) -> None:
+        self._held: list[tuple[float, Data]] = []
+        self._seen: set[tuple[object, int]] = set()
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while an event is held."""
+        return bool(self._held)
+
+    def add(self, event: Data, now: float) -> list[Data]:
+        """What is to be shown now that this event is there."""
+        self._held.append((now + self.HELD_SECONDS, event))
+        return self.due(now)
+
+    def due(self, now: float) -> list[Data]:
+        """What is to be shown by now, in its order."""
+        shown: list[Data] = []
+        while True:
+            found = [held for held in self._held if held[0] <= now or self._may_follow(held[1])]
+            if not found:
+                return shown
+            first = min(found, key=lambda held: _step(held[1]) if held[1].get("attempt") else -1)
+            self._held.remove(first)
+            self._seen.add((first[1].get("attempt"), _mark(first[1])))
+            shown.append(first[1])
+
+    def _may_follow(self, event: Data) -> bool:
+        """Whether all that brings it about has been shown."""
+        attempt = event.get("attempt")
+        if not attempt or (attempt, _STARTED) not in self._seen:
+            return True
+        step = _step(event)
+        needed = [_TOLD_RUNNING] if step == _EXITED else []
+        needed += [_EXITED] if step in (_USED, _AFTER) else []
+        needed += [_USED] if step == _AFTER else []
+        return all((attempt, each) in self._seen for each in needed)
+
+
+# The mark of a state that says that an attempt has started; the start itself is another event.
+_TOLD_RUNNING = -1
+
+
+def _mark(event: Data) -> int:
+    step = _step(event)
+    told = event.get("type") == "task.state_changed" and step in (_STARTED, _RUNNING)
+    return _TOLD_RUNNING if told else step
+
+
 def ordered(events: Sequence[Data]) -> list[Data]:
     """One task's events in the order in which they came about.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from shiftwork.cli import timeline
 from shiftwork.cli.timeline import node_state, ordered, sentence
 
@@ -184,6 +186,56 @@ def test_what_a_run_used_stands_between_its_end_and_the_state_after_it() -> None
     ]
     for arrived in (events, [events[2], *events[:2]], [events[0], *events[:0:-1]]):
         assert [each["position"] for each in ordered(arrived)] == [1, 3, 2]
+
+
+STORY = [
+    state(1, "queued", 0.0, None),
+    an_event(2, "run.assigned", 1.0, 1),
+    state(3, "starting", 1.0, 1),
+    an_event(4, "run.started", 1.2, 1),
+    state(5, "running", 1.25, 1),
+    an_event(6, "run.exited", 1.3, 1, exit={"kind": "preempted"}),
+    an_event(7, "quota.usage", 1.3, 1),
+    state(8, "queued", 1.4, 1),
+    an_event(9, "run.resumed", 2.0, 2),
+    an_event(10, "run.started", 2.2, 2),
+    state(11, "running", 2.25, 2),
+    an_event(12, "run.exited", 2.3, 2, exit={"kind": "failed"}),
+    an_event(13, "quota.usage", 2.3, 2),
+    state(14, "failed", 2.4, 2),
+]
+
+
+@given(st.lists(st.integers(0, 4), min_size=14, max_size=14))
+def test_events_have_one_order_live_and_later(late: list[int]) -> None:
+    """Whatever services hear late of each other: the ends come in another order."""
+    first = {2, 3, 4, 9, 10}
+    # What follows a start may come in any order; starts come before what follows them.
+    block = [event for event in STORY if event["position"] not in first]
+    one = [event for event in block if event["position"] in range(5, 9)]
+    two = [event for event in block if event["position"] in range(11, 15)]
+    late_of = dict(zip(range(1, 15), late, strict=True))
+
+    def shaken(events: list[Any]) -> list[Any]:
+        return sorted(events, key=lambda each: (late_of[each["position"]], each["position"]))
+
+    arrived = [*STORY[:4], *shaken(one), *STORY[8:10], *shaken(two)]
+    in_order = timeline.InOrder()
+    shown = [each for event in arrived for each in in_order.add(event, 0.0)]
+    assert shown == STORY == ordered(arrived)
+    assert not in_order.is_waiting
+
+
+def test_an_event_whose_cause_never_comes_is_shown_after_a_while() -> None:
+    in_order = timeline.InOrder()
+    in_order.add(an_event(1, "run.started", 1.0, 1), 0.0)
+    assert in_order.add(state(2, "failed", 1.4, 1), 0.0) == []
+    (news,) = in_order.add(an_event(3, "task.goal_changed", 1.5, None, goal="stop"), 0.1)
+    assert news["position"] == 3
+    assert in_order.is_waiting
+    assert in_order.due(0.9) == []
+    (shown,) = in_order.due(1.0)
+    assert shown["position"] == 2
 
 
 @pytest.mark.parametrize(
