@@ -74,7 +74,7 @@ def _asked(data: Data) -> str:
     return f"asked to leave by {render.clock(data.get('deadline_at'))}{_reason(data)}"
 
 
-_NO_CHECKPOINT = "the platform knows of no checkpoint"
+_NO_CHECKPOINT = "no checkpoint is known"
 # How a run ended, by the kind of its exit.
 _ENDS = {
     "ok": "the program ended successfully",
@@ -267,7 +267,7 @@ class InOrder:
             found = [held for held in self._held if held[0] <= now or self._may_follow(held[1])]
             if not found:
                 return shown
-            first = min(found, key=lambda held: _step(held[1]) if held[1].get("attempt") else -1)
+            first = min(found, key=lambda held: _place(held[1]))
             self._held.remove(first)
             self._seen.add((first[1].get("attempt"), _mark(first[1])))
             shown.append(first[1])
@@ -275,7 +275,12 @@ class InOrder:
     def _may_follow(self, event: Data) -> bool:
         """Whether all that brings it about has been shown."""
         attempt = event.get("attempt")
-        if not attempt or (attempt, _STARTED) not in self._seen:
+        if not attempt:
+            return True
+        before = attempt - 1
+        if (before, _STARTED) in self._seen and (before, _AFTER) not in self._seen:
+            return False
+        if (attempt, _STARTED) not in self._seen:
             return True
         step = _step(event)
         needed = [_TOLD_RUNNING] if step == _EXITED else []
@@ -286,6 +291,12 @@ class InOrder:
 
 # The mark of a state that says that an attempt has started; the start itself is another event.
 _TOLD_RUNNING = -1
+
+
+def _place(event: Data) -> tuple[int, int]:
+    """What orders events: attempt and step. What is of no attempt comes first."""
+    attempt = event.get("attempt")
+    return (attempt, _step(event)) if attempt else (0, 0)
 
 
 def _mark(event: Data) -> int:
@@ -309,7 +320,7 @@ def ordered(events: Sequence[Data]) -> list[Data]:
     timed: list[tuple[float, Data]] = []
     latest = float("-inf")
     of_attempts = [event for event in events if event.get("attempt")]
-    of_attempts.sort(key=lambda event: (event["attempt"], _step(event), at(event)))
+    of_attempts.sort(key=lambda event: (_place(event), at(event)))
     for event in of_attempts:
         latest = max(latest, at(event))
         timed.append((latest, event))

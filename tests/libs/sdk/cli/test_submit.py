@@ -272,7 +272,7 @@ def test_following_shows_everything_and_ends_with_the_tasks_code(
         "attempt 1  checkpoint saved: step 2, file:///c/2",
         "attempt 1  the program saved a checkpoint of step 2 and left when asked to (exit code 75)",
         "attempt 2  resumed on local-0 from step 2",
-        f"attempt 1  {'failed' if code else 'succeeded'}",
+        f"attempt 2  {'failed' if code else 'succeeded'}",
     ]
 
 
