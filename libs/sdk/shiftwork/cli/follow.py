@@ -515,8 +515,8 @@ class _Follower:
         if task.get("checkpoint"):
             parts.append(f"saved at step {task['checkpoint']['step']}")
         reason = parse.fields(task.get("reason")).get("text")
-        if reason and task["state"] != "running":
-            parts.append(reason)
+        if reason and task["state"] != "running" and self._progress.wanted:
+            parts.append(self._names.put_into(reason))
         parts.append(render.ago(task.get("submitted_at")).replace(" ago", ""))
         self._progress.show(" · ".join(text for text in parts if text))
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from shiftwork.cli import ids, render
+from shiftwork.cli import client, follow, ids, render
 
-from tests.libs.sdk.cli.server import CliServer, a_task
+from tests.libs.sdk.cli.server import TOKEN, CliServer, a_task
 
 if TYPE_CHECKING:
     from tests.libs.sdk.cli.conftest import Shiftwork
@@ -299,6 +299,20 @@ def test_events_call_other_tasks_by_their_names_and_leave_paths_alone(
         assert "makes room for task big (4cbbbb)" in shiftwork(*arguments).out, arguments
     # Programs get ids.
     assert f"room for task {other}" in shiftwork("events", ID, "--wide").out
+
+
+@pytest.mark.server
+def test_the_line_at_the_bottom_calls_other_tasks_by_their_names(server: CliServer) -> None:
+    task = a_task("ta", state="preempting", reason={"text": f"makes room for task {ID}"})
+    server.tasks = {ID: a_task(ID, name="big"), "ta": task}
+    api = client.Api(server.url, TOKEN)
+    progress = render.Progress()
+    progress.wanted = True
+    shown: list[str] = []
+    progress.show = shown.append  # type: ignore[method-assign]
+    follow._Follower(api, task, progress)._show_progress()
+    api.close()
+    assert "makes room for task big (4clsx7)" in shown[0]
 
 
 @pytest.mark.server
