@@ -179,10 +179,9 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
     ),
     ReasonCode.WAITS_FOR_VICTIMS: (
         lambda said: (
-            f"waits until the runs that make room for it in group {said.name('group')} have saved"
-            " and left"
+            f"waits until the runs that make room for it in group {said.name('group')} have left"
         ),
-        "waits until the runs that make room for it have saved and left",
+        "waits until the runs that make room for it have left",
     ),
     ReasonCode.WAITS_FOR_RETRY: (
         _waits_for_retry,
@@ -256,8 +255,9 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         "its program never asked whether to leave, and is ended by force",
     ),
     ReasonCode.RUN_PREEMPTED: (
-        lambda said: f"attempt {said.number('attempt')} saved a checkpoint and left",
-        "its run saved a checkpoint and left",
+        # Whether it saved, and where, is the event's to say: a signal is answered by an exit alone.
+        lambda said: f"attempt {said.number('attempt')} left when it was asked to",
+        "its run left when it was asked to",
     ),
     ReasonCode.NODE_DRAINED: (
         lambda said: f"leaves node {said.name('node')}, which is being drained",

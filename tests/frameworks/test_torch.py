@@ -397,6 +397,75 @@ def test_checkpoints_are_pruned_but_for_the_last_and_never_overwritten(tmp_path:
     )
 
 
+def test_what_is_no_step_or_no_name_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+        import os, numpy, torch
+        import shiftwork.torch
+
+        def problem(call):
+            try:
+                call()
+            except (TypeError, ValueError) as error:
+                return f"{type(error).__name__}: {error}"
+            raise AssertionError("not refused")
+
+        model = torch.nn.Linear(3, 3)
+        for name in shiftwork.torch.RESERVED:
+            said = problem(lambda: shiftwork.torch.Checkpoints("out", **{name: model}))
+            assert said.startswith(f"ValueError: no part may have the name {name}"), said
+        assert shiftwork.torch.RESERVED == {"rng"}
+        checkpoints = shiftwork.torch.Checkpoints("out", model=model)
+        said = [problem(lambda: checkpoints.save(step)) for step in (-1, "5", 5.0, None)]
+        assert said == [
+            "ValueError: step must be 0 or more, not -1",
+            "TypeError: step must be a whole number, not '5'",
+            "TypeError: step must be a whole number, not 5.0",
+            "TypeError: step must be a whole number, not None",
+        ], said
+        assert not os.path.exists("out")
+        where = checkpoints.save(numpy.int64(5))
+        assert checkpoints.load(where) == 5
+        """,
+    )
+
+
+def test_ranks_at_different_steps_save_nothing(tmp_path: Path) -> None:
+    script = program(
+        tmp_path,
+        SHARDED
+        + """
+    import os
+
+    def problem(call):
+        try:
+            call()
+        except (TypeError, ValueError) as error:
+            return str(error)
+        raise AssertionError("not refused")
+
+    made = parts(sharded())
+    checkpoints = shiftwork.torch.Checkpoints("out", **made)
+    said = problem(lambda: checkpoints.save(1 + rank))
+    assert said.startswith("rank 0 saves step 1, but rank 1 saves step 2"), said
+    said = problem(lambda: checkpoints.save(1 if rank else "1"))
+    assert said.endswith("step must be a whole number, not '1'"), said
+    # fully_shard has given the model other parameters than this one has.
+    layer = nn.Linear(6, 3)
+    adam = torch.optim.AdamW(layer.parameters())
+    fully_shard(layer)
+    before = shiftwork.torch.Checkpoints("out", model=layer, optimizer=adam)
+    said = problem(lambda: before.save(1))
+    assert said.startswith("optimizer: its parameters are those of no model"), said
+    assert not os.path.exists("out")
+    checkpoints.save(3)
+    dist.destroy_process_group()
+""",
+    )
+    run_alone(tmp_path, *torchrun(2, script))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_resumes_in_mid_epoch_with_the_same_batches(tmp_path: Path, workers: int) -> None:
     run(

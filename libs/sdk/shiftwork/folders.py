@@ -37,9 +37,10 @@ def new(folder: Path, step: int) -> tuple[Path, int]:
     """Make a folder that nothing has been written to, durably; also its ``again``.
 
     One process of the task calls it and shares the result: what is acknowledged is never
-    overwritten, not even when the same step is saved twice.
+    overwritten, not even when the same step is saved twice. Raises TypeError or ValueError for a
+    step that is none, before anything is made.
     """
-    again = 1
+    step, again = training.step_number(step), 1
     while True:
         path = path_of(folder, step, again)
         try:

@@ -149,6 +149,7 @@ class Checkpoints:
 
 def _new_folder(folder: Path, step: int) -> Path:
     """The one that process 0 has chosen, on every process."""
+    step = training.step_number(step)  # here, as process 0 alone would leave the others waiting
     again = folders.new(folder, step)[1] if jax.process_index() == 0 else 0
     again = int(multihost_utils.broadcast_one_to_all(np.int32(again)))
     return folders.path_of(folder, step, again)

@@ -60,6 +60,10 @@ _ASKED = "asked"
 _ENDED = b"ended"
 # The folder, in a checkpoint, of what torch.distributed.checkpoint writes.
 _SHARDED = "sharded"
+# Under this name the states of a rank's generators are saved beside its parts.
+_RNG = "rng"
+RESERVED = frozenset({_RNG})
+"""Names that no part of ``Checkpoints`` may have."""
 
 
 class _Ranks:
@@ -229,10 +233,37 @@ def gather(value: bytes) -> list[bytes]:
 
 
 def new_folder(folder: Path, step: int) -> Path:
-    """The same new folder for a checkpoint, on every rank; for the adapters."""
+    """The same new folder for a checkpoint, on every rank; for the adapters.
+
+    Raises on every rank, before anything is made: TypeError or ValueError for a step that is none,
+    and ValueError if the ranks are at different steps.
+    """
     ranks = _ranks()
+    _agree_on_step(ranks, step)
     chosen = str(folders.new(folder, step)[0]).encode() if ranks.rank == 0 else None
     return Path(ranks.share(chosen, "to begin the checkpoint").decode())
+
+
+def _agree_on_step(ranks: _Ranks, step: int) -> None:
+    own: int | str
+    problem: Exception | None = None
+    try:
+        own = training.step_number(step)
+    except (TypeError, ValueError) as error:
+        own, problem = str(error), error
+    gathered = ranks.gather(json.dumps(own).encode(), "to begin the checkpoint")
+    if problem is not None:
+        raise problem
+    steps: list[int | str] = [json.loads(each) for each in gathered]
+    refused = [f"rank {rank}: {each}" for rank, each in enumerate(steps) if isinstance(each, str)]
+    if refused:
+        raise ValueError(refused[0])
+    other = next((rank for rank, each in enumerate(steps) if each != steps[0]), None)
+    if other is not None:
+        raise ValueError(
+            f"rank 0 saves step {steps[0]}, but rank {other} saves step {steps[other]}: "
+            "all ranks must save the same step"
+        )
 
 
 def acknowledge(step: int, uri: str, digest: str | None = None) -> None:
@@ -427,6 +458,11 @@ class Checkpoints:
         if keep < 1:
             raise ValueError(f"keep must be 1 or more, not {keep}")
         for name, part in parts.items():
+            if name in RESERVED:
+                raise ValueError(
+                    f"no part may have the name {name}: under it the states of the generators are "
+                    "saved; give this one another name"
+                )
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise TypeError(
                     f"{name} needs state_dict and load_state_dict; {type(part).__name__} has not"
@@ -441,17 +477,20 @@ class Checkpoints:
         """Save, on every rank, and have it acknowledged; returns the checkpoint's folder.
 
         Raises on every rank what ``acknowledge`` raises, and OSError on a rank that cannot write.
+        Before anything is written it raises TypeError or ValueError if ``step`` is no step or not
+        the same on all ranks, or if an optimizer has other parameters than its sharded model.
         """
         ranks = _ranks()
-        target = new_folder(self.folder, step)
         sharded = self._sharded()
+        target = new_folder(self.folder, step)
+        step = training.step_number(step)
         states = {
             name: part.state_dict()
             for name, part in self._unwrapped().items()
             if name not in sharded
         }
         own = {name: state for name, state in states.items() if name not in self._shared()}
-        files = {f"rank-{ranks.rank}.pt": {**own, "rng": rng_state()}}
+        files = {f"rank-{ranks.rank}.pt": {**own, _RNG: rng_state()}}
         if ranks.rank == 0:
             files["shared.pt"] = {name: states[name] for name in self._shared() if name in states}
         written = {name: _write(target / name, state) for name, state in files.items()}
@@ -515,7 +554,7 @@ class Checkpoints:
         if sharded:
             self._load_shards(source, sharded)
         if as_many:
-            restore_rng_state(held["rng"])
+            restore_rng_state(held[_RNG])
         return int(manifest["step"])
 
     def _shared(self) -> list[str]:
@@ -544,6 +583,17 @@ class Checkpoints:
                 return model
         if any(map(_is_shard, held)):
             raise ValueError(f"{name}: its parameters are sharded; add their model to the parts")
+        if any(
+            _is_shard(parameter)
+            for model in self._parts.values()
+            if isinstance(model, torch.nn.Module)
+            for parameter in model.parameters()
+        ):
+            # fully_shard gives a model new parameters; the ones of before train nothing.
+            raise ValueError(
+                f"{name}: its parameters are those of no model among the parts; make it after "
+                "fully_shard, or add its model"
+            )
         return torch.nn.Module()
 
     def _by_name(self, names: list[str]) -> dict[str, Any]:

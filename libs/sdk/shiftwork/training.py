@@ -172,7 +172,7 @@ def checkpoint_saved(
         ValueError: an argument is out of range, or the platform refuses it.
         TypeError: an argument has the wrong type.
     """
-    number = _step(step)
+    number = step_number(step)
     _text("uri", uri, URI_BYTES_MAX)
     if digest is not None:
         _text("digest", digest, DIGEST_CHARACTERS_MAX)
@@ -248,7 +248,11 @@ def asked_by_platform() -> bool:
     return _process.live is not None and _process.live.preempt
 
 
-def _step(step: int) -> int:
+def step_number(step: int) -> int:
+    """A step as a number that every part of the platform takes; for the adapters.
+
+    Raises TypeError or ValueError if it is none.
+    """
     try:
         number = step.__index__()
     except AttributeError:

@@ -66,3 +66,9 @@ def test_the_quotas_sentence_says_whose_it_is_and_whether_waiting_helps() -> Non
 
 def test_levels_are_written_as_people_write_them() -> None:
     assert level_name(Priority.VERY_HIGH) == "very_high"
+
+
+def test_no_checkpoint_is_claimed_of_a_run_that_left() -> None:
+    assert said(ReasonCode.RUN_PREEMPTED, {"attempt": 1}) == ("attempt 1 left when it was asked to")
+    for text in SENTENCES[ReasonCode.RUN_PREEMPTED][1], SENTENCES[ReasonCode.WAITS_FOR_VICTIMS][1]:
+        assert "save" not in text

@@ -135,3 +135,13 @@ def test_every_file_and_folder_is_synced_before_the_manifest(
             path,
         )
     ]
+
+
+@pytest.mark.parametrize(("step", "kind"), [(-1, ValueError), ("5", TypeError), (5.0, TypeError)])
+def test_what_is_no_step_leaves_no_folder(
+    tmp_path: Path, step: object, kind: type[Exception]
+) -> None:
+    be("ta", 1)
+    with pytest.raises(kind, match="step must be"):
+        folders.new(tmp_path / "out", step)  # type: ignore[arg-type]
+    assert not names(tmp_path)

@@ -1,5 +1,6 @@
 """``shiftwork events``: what happened, to one task or to all, and what happens now."""
 
+from math import inf
 from typing import Any, Dict, List, Optional
 
 import typer
@@ -39,9 +40,12 @@ def events(
         query["from"] = -RECENT
     if follow_it:
         repeats = timeline.Repeats()
-        for event in follow.events(api, query):
+        names = ids.Names(now.api(), lookups_max=inf)
+        # Programs get events as they come: the last position is where they go on.
+        stream = follow.events if now.json or task is None else follow.events_in_order
+        for event in stream(api, query):
             if now.json or not repeats.is_repeat(event):
-                _show(event, of_task=task is not None)
+                _show(event, names, of_task=task is not None)
         return
     found = api.items("/v1/events", {**query, "follow": 0})
     if now.json:
@@ -49,6 +53,7 @@ def events(
         return
     items = timeline.ordered(found["items"]) if task is not None else found["items"]
     repeats = timeline.Repeats()
+    names = ids.Names(api)
     render.table(
         (
             render.Column("POSITION", drop=1),
@@ -56,29 +61,36 @@ def events(
             render.Column("ATTEMPT" if task is not None else "TASK"),
             render.Column("EVENT", least=30, wrap=True),
         ),
-        [_row(each, of_task=task is not None) for each in items if not repeats.is_repeat(each)],
+        [
+            _row(each, names, of_task=task is not None)
+            for each in items
+            if not repeats.is_repeat(each)
+        ],
         "no events",
     )
 
 
-def _row(event: timeline.Data, *, of_task: bool) -> List["str | render.Cell"]:
+def _row(event: timeline.Data, names: ids.Names, *, of_task: bool) -> List["str | render.Cell"]:
     attempt = event.get("attempt") or ""
     subject: Any = str(attempt)
     if not of_task:
         run = f"{event['task']}.{attempt}".rstrip(".") if event.get("task") else ""
         subject = render.Cell(ids.short(event.get("task") or ""), run)
-    what = timeline.sentence(str(event.get("type", "")), parse.fields(event.get("data")))
+    naming = names.put_into if render.is_narrow() else None
+    what = timeline.sentence(str(event.get("type", "")), parse.fields(event.get("data")), naming)
     return [
         str(event.get("position", "")),
         render.when(event.get("at"), exact=True),
         subject,
-        render.Cell(ids.named(what, {}), what),
+        what,
     ]
 
 
-def _show(event: Dict[str, Any], *, of_task: bool) -> None:
+def _show(event: timeline.Data, names: ids.Names, *, of_task: bool) -> None:
     if render.wants_json():
         render.record(event)
     else:
         position = str(event.get("position", "")).rjust(6)
-        render.line(f"{position}  {timeline.line(event, of_task=of_task)}", hang=HANG)
+        naming = names.put_into if render.is_narrow() else None
+        text = timeline.line(event, of_task=of_task, naming=naming)
+        render.line(f"{position}  {text}", hang=HANG)

@@ -101,7 +101,7 @@ def _runs(found: Told, told: Told, tasks: Told) -> str:
 
 def _leaves(found: Told, told: Told, tasks: Told) -> str:
     del tasks
-    return f"{found['name']} saves and leaves: {_reason(told)}"
+    return f"{found['name']} was asked to save and leave: {_reason(told)}"
 
 
 def _ended(found: Told, told: Told, tasks: Told) -> str:
@@ -236,7 +236,7 @@ def _kept(promised: dict[str, Any]) -> str:
     return f"{promised['node']}, " + (f"still held by {held}" if held else "free")
 
 
-def show_history(decisions: list[dict[str, Any]]) -> None:
+def show_history(decisions: list[dict[str, Any]], names: ids.Names) -> None:
     """A line for each decision about a task."""
     rows: list[list[str | render.Cell]] = []
     for each in decisions:
@@ -246,7 +246,7 @@ def show_history(decisions: list[dict[str, Any]]) -> None:
                 render.when(each.get("decided_at"), exact=True),
                 str(each.get("attempt") or ""),
                 each.get("kind") or "",
-                render.Cell(ids.named(text, {}), text),
+                render.Cell(names.put_into(text), text) if render.is_narrow() else text,
             ]
         )
     columns = (

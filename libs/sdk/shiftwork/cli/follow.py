@@ -14,9 +14,10 @@ import threading
 import time
 from collections import deque
 from datetime import timezone
+from math import inf
 from typing import Any, Callable, Iterator, Mapping, NamedTuple
 
-from shiftwork.cli import environments, listening, parse, render, timeline
+from shiftwork.cli import environments, ids, listening, parse, render, timeline
 from shiftwork.cli.client import Api, Stopped, chunk_bytes, part
 from shiftwork.cli.failures import INTERRUPTED, UNREACHABLE, Failure
 
@@ -289,6 +290,34 @@ def events(api: Api, query: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             return
 
 
+def events_in_order(api: Api, query: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """One task's events as they come, for ever, in the order that they have later, too."""
+    arrived: queue.Queue[Mapping[str, Any] | Failure] = queue.Queue(QUEUED_MAX)
+
+    def read() -> None:
+        try:
+            for event in events(api, query):
+                arrived.put(event)
+        except Failure as failure:
+            arrived.put(failure)
+
+    threading.Thread(target=read, name="follow-events", daemon=True).start()
+    in_order = timeline.InOrder()
+    try:
+        while True:
+            try:
+                found = arrived.get(timeout=AGAIN_SECONDS)
+            except queue.Empty:
+                yield from in_order.due(time.monotonic())
+                continue
+            if isinstance(found, Failure):
+                yield from in_order.due(inf)
+                raise found
+            yield from in_order.add(found, time.monotonic())
+    finally:
+        api.unwanted.set()
+
+
 def to_the_end(api: Api, task: dict[str, Any]) -> int:
     """Show everything of a task until it has ended; the exit code to leave with.
 
@@ -333,6 +362,8 @@ class _Follower:
         self._looks_at: tuple[int, float] | None = (0, 0.0)
         self._readers: list[Api] = []
         self._repeats = timeline.Repeats()
+        self._in_order = timeline.InOrder()
+        self._names = ids.Names(api, {task["id"]: task}, lookups_max=inf)
 
     @property
     def last(self) -> list[str]:
@@ -362,6 +393,7 @@ class _Follower:
             self._take(kind, value)
             if time.monotonic() >= self._held_until:
                 self._release()
+            self._show_due()
             self._advise()
             if self._task["state"] in ENDED and ended_at is None:
                 ended_at = time.monotonic()
@@ -408,14 +440,20 @@ class _Follower:
     def _drain(self) -> None:
         self._release()
         until = time.monotonic() + AGAIN_SECONDS
+        ended = False
         while time.monotonic() < until:
             try:
                 kind, value = self._queue.get(timeout=0.1)
             except queue.Empty:
-                break
+                if not self._in_order.is_waiting:
+                    break
+                continue
             self._take(kind, value)
-            if kind == "event" and parse.fields(value.get("data")).get("state") in ENDED:
+            ended |= kind == "event" and parse.fields(value.get("data")).get("state") in ENDED
+            if ended and not self._in_order.is_waiting:
                 break
+        for event in self._in_order.due(inf):
+            self._print_event(event)
         self._screen.end()
 
     def _read(self, kind: str, source: Callable[[Api], Iterator[Any]]) -> None:
@@ -451,11 +489,23 @@ class _Follower:
                 if text := listening.advice(task, runs):
                     render.note(text)
 
-    def _show_event(self, event: dict[str, Any]) -> None:
+    def _show_event(self, event: Mapping[str, Any]) -> None:
+        if render.wants_json():
+            self._print_event(event)
+            return
+        for each in self._in_order.add(event, time.monotonic()):
+            self._print_event(each)
+
+    def _show_due(self) -> None:
+        for each in self._in_order.due(time.monotonic()):
+            self._print_event(each)
+
+    def _print_event(self, event: Mapping[str, Any]) -> None:
         if render.wants_json():
             render.record({"event": event})
         elif not self._repeats.is_repeat(event):
-            render.note(timeline.line(event, of_task=True))
+            naming = self._names.put_into if render.is_terminal(sys.stderr) else None
+            render.note(timeline.line(event, of_task=True, naming=naming))
 
     def _show_progress(self) -> None:
         task = self._task
@@ -465,8 +515,8 @@ class _Follower:
         if task.get("checkpoint"):
             parts.append(f"saved at step {task['checkpoint']['step']}")
         reason = parse.fields(task.get("reason")).get("text")
-        if reason and task["state"] != "running":
-            parts.append(reason)
+        if reason and task["state"] != "running" and self._progress.wanted:
+            parts.append(self._names.put_into(reason))
         parts.append(render.ago(task.get("submitted_at")).replace(" ago", ""))
         self._progress.show(" · ".join(text for text in parts if text))
 

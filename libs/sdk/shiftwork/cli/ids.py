@@ -1,4 +1,4 @@
-"""Short ids and names of tasks, for people. Pure.
+"""Short ids and names of tasks, for people. Only ``Names`` asks the server.
 
 An id begins with its time, so the ids of a list share their first characters. Its last ten are
 random: the last six tell a task among thousands, and every TASK argument takes them.
@@ -10,11 +10,18 @@ import re
 from typing import Any, Iterable, Mapping
 
 from shiftwork.cli import parse
+from shiftwork.cli.client import Api, part
+from shiftwork.cli.failures import Failure
 
 SHORT = 6
 TAIL = re.compile(r"[a-z2-7]{6,26}")
-# An id as it stands in a sentence; and with an attempt behind it, a run's.
-_IN_TEXT = re.compile(r"\bt[a-z2-7]{20}\b")
+# An id that is a word of a sentence, or with an attempt behind it a run's. Punctuation of sentences
+# may stand around it. In a path, a URI or a name of something else it is never a word.
+_IN_TEXT = re.compile(
+    r"""(?<![^\s("'\[{<])t[a-z2-7]{20}(?=(?:\.\d+)?(?:'s)?[)"'\]}>,;:.!?]*(?:\s|$))"""
+)
+# So many tasks are looked up for a table: each is a request.
+LOOKUPS_MAX = 20
 
 
 def short(task_id: str) -> str:
@@ -45,15 +52,41 @@ def called(task_id: str, tasks: Mapping[str, Any]) -> str:
     return f"{name} ({short(task_id)})" if name else short(task_id)
 
 
+class Names:
+    """The names of the tasks that texts mention; the server is asked for those not known yet."""
+
+    def __init__(
+        self,
+        api: Api,
+        known: Mapping[str, Any] | None = None,
+        lookups_max: float = LOOKUPS_MAX,
+    ) -> None:
+        self._api = api
+        self._tasks: dict[str, Any] = dict(known or {})
+        self._lookups_left = lookups_max
+
+    def put_into(self, text: str) -> str:
+        """The text with names instead of ids. A task that cannot be read keeps its short id."""
+        for task_id in _IN_TEXT.findall(text):
+            if task_id not in self._tasks and self._lookups_left > 0:
+                self._lookups_left -= 1
+                try:
+                    found = self._api.get("/v1/tasks/" + part(task_id))
+                except Failure:
+                    found = {}
+                self._tasks[task_id] = {"name": found.get("name")}
+        return named(text, self._tasks)
+
+
 def named(text: str, tasks: Mapping[str, Any]) -> str:
     """A sentence with names instead of ids; in commands, which stand in backticks, short ids."""
     parts = text.split("`")
-    for place, part in enumerate(parts):
+    for place, text_part in enumerate(parts):
         command = place % 2 == 1
         parts[place] = _IN_TEXT.sub(
             lambda found, command=command: (  # type: ignore[misc]
                 short(found.group()) if command else called(found.group(), tasks)
             ),
-            part,
+            text_part,
         )
     return "`".join(parts)

@@ -74,18 +74,23 @@ def logs(
     if tail is not None and attempt is None:
         last = max((log["attempt"] for log in wanted), default=0)
         wanted = [log for log in wanted if log["attempt"] == last]
-    if not wanted:
-        render.note(_nothing(kept))
     if tail != 0:
         _show(Kept(api, task_id, {**asked, "tail": tail}), wanted, shown)
+    if not wanted:
+        render.note(_nothing(kept))
+    elif tail != 0 and not shown.any:
+        render.note(_no_lines(since, search))
 
 
-class Shown(NamedTuple):
-    """Which lines are shown, and how."""
+class Shown:
+    """Which lines are shown, and how; and whether any was."""
 
-    printer: follow.Printer
-    # None: all.
-    wanted: Optional[Callable[[bytes], object]]
+    def __init__(
+        self, printer: follow.Printer, wanted: Optional[Callable[[bytes], object]] = None
+    ) -> None:
+        # Of ``wanted`` None stands for all lines.
+        self.printer, self.wanted = printer, wanted
+        self.any = False
 
     @property
     def is_plain(self) -> bool:
@@ -96,7 +101,21 @@ class Shown(NamedTuple):
     def show(self, lines: List[follow.Line]) -> None:
         """Print those that are wanted."""
         wanted = self.wanted
-        self.printer.show([line for line in lines if wanted is None or wanted(line.text)])
+        chosen = [line for line in lines if wanted is None or wanted(line.text)]
+        self.any = self.any or bool(chosen)
+        self.printer.show(chosen)
+
+    def show_bytes(self, data: bytes) -> None:
+        """Print output as it is."""
+        self.any = self.any or bool(data)
+        render.raw(data)
+
+
+def _no_lines(since: str, search: str) -> str:
+    """Why nothing is shown of output that is there."""
+    parts = [f"since {since}" if since else "", f"that matches {search!r}" if search else ""]
+    said = " ".join(["no output", *(part for part in parts if part)])
+    return said if since or search else "there is no output"
 
 
 def _nothing(kept: List[Dict[str, Any]]) -> str:
@@ -167,7 +186,7 @@ def _show(kept: Kept, wanted: List[Dict[str, Any]], shown: Shown) -> None:
     for log in wanted:
         if exact:
             for part in kept.ranges(log, RANGE_BYTES):
-                render.raw(part.data)
+                shown.show_bytes(part.data)
         else:
             for lines in kept.lines(log, RANGE_BYTES):
                 shown.show(lines)

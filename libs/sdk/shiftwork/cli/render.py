@@ -118,6 +118,11 @@ def is_terminal(stream: IO[str]) -> bool:
     return bool(getattr(stream, "isatty", lambda: False)())
 
 
+def is_narrow() -> bool:
+    """True if the result is for a person, in its short form: names and short ids."""
+    return is_terminal(sys.stdout) and not _Mode.wide
+
+
 # Further lines of a text that is broken are indented: none of them can pass for a line of ours.
 _HANG = 4
 
@@ -245,7 +250,7 @@ def table(
     so that a row is a line. With ``--wide``, and where no terminal is, everything is shown.
     """
     wanted = [Column(each) if isinstance(each, str) else each for each in columns]
-    narrow = is_terminal(sys.stdout) and not _Mode.wide
+    narrow = is_narrow()
     cells = [[_text(cell, narrow=narrow) for cell in row] for row in rows]
     if not cells:
         note(empty)

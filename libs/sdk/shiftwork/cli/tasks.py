@@ -187,10 +187,10 @@ def ls(
         render.document(found)
         return
     short = ids.shortened(task["id"] for task in found["items"])
-    known = {task["id"]: task for task in found["items"]}
+    names = ids.Names(api, {task["id"]: task for task in found["items"]})
     render.table(
         COLUMNS,
-        [_row(task, short[task["id"]], known) for task in found["items"]],
+        [_row(task, short[task["id"]], names) for task in found["items"]],
         "no tasks" if everything or state else "no live tasks; --all shows the ended ones",
     )
     if found.get("next_cursor"):
@@ -238,15 +238,14 @@ COLUMNS = (
     render.Column("STATE"),
     render.Column("PRIORITY", drop=5),
     render.Column("SIZE", drop=6),
-    render.Column("PROGRESS", drop=3, least=12),
-    render.Column("SUBMITTED", drop=2),
-    render.Column("REASON", drop=1, least=20),
+    # What runs says here how it goes on; its reason says only that it runs.
+    render.Column("PROGRESS", drop=1, least=24),
+    render.Column("SUBMITTED", drop=3),
+    render.Column("REASON", drop=2, least=20),
 )
 
 
-def _row(
-    task: Dict[str, Any], short: str, known: Dict[str, Dict[str, Any]]
-) -> List["str | render.Cell"]:
+def _row(task: Dict[str, Any], short: str, names: ids.Names) -> List["str | render.Cell"]:
     reason = parse.fields(task.get("reason")).get("text", "")
     return [
         render.Cell(short, task["id"]),
@@ -257,7 +256,7 @@ def _row(
         size(task),
         progress(task),
         render.when(task.get("submitted_at")),
-        render.Cell(ids.named(reason, known), reason),
+        render.Cell(names.put_into(reason), reason) if render.is_narrow() else reason,
     ]
 
 
@@ -317,6 +316,7 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
     checkpoint = found.get("checkpoint")
     ended = found.get("exit")
     reason = parse.fields(found.get("reason"))
+    names = ids.Names(api, {found["id"]: found})
     runs = api.get(f"/v1/tasks/{part(found['id'])}/runs")["items"]
     render.facts(
         [
@@ -324,7 +324,7 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
             ("name", found["name"]),
             ("owner", found["owner"]),
             ("state", found["state"]),
-            ("reason", reason.get("text", "")),
+            ("reason", names.put_into(reason.get("text", ""))),
             ("not started", _delayed(runs, found)),
             ("preemption", listening.advice(found, runs)),
             ("goal", found["goal"]),
@@ -459,7 +459,8 @@ def explain(
     _show_ending(api, found)
     if history:
         render.line("")
-        explanation.show_history(told["decisions"])
+        known = {**parse.fields(told.get("tasks")), found["id"]: found}
+        explanation.show_history(told["decisions"], ids.Names(api, known))
 
 
 def wait(

@@ -9,10 +9,22 @@ from shiftwork.cli import parse, render
 Data = Mapping[str, Any]
 
 
-def sentence(kind: str, data: Data) -> str:
-    """What happened, in a few words; the type itself if it is not known here."""
-    told = SENTENCES.get(kind)
-    return told(data) if told else kind.replace(".", " ").replace("_", " ")
+Naming = Callable[[str], str]
+
+
+def sentence(kind: str, data: Data, naming: Naming | None = None) -> str:
+    """What happened, in a few words; the type itself if it is not known here.
+
+    ``naming`` puts names of tasks into texts that the platform wrote. What programs wrote, such as
+    the path of a checkpoint, never passes it.
+    """
+    form = SENTENCES.get(kind)
+    if form is None:
+        return kind.replace(".", " ").replace("_", " ")
+    reason = parse.fields(data.get("reason"))
+    if naming and reason.get("text"):
+        data = {**data, "reason": {**reason, "text": naming(str(reason["text"]))}}
+    return form(data)
 
 
 def _reason(data: Data) -> str:
@@ -33,10 +45,16 @@ def _from(data: Data) -> str:
 
 
 def _again(data: Data) -> str:
-    """A later attempt, and what it starts from, where that is the platform's to know."""
-    preemption = parse.fields(parse.fields(data.get("spec")).get("preemption"))
-    if data.get("resume_from") or preemption.get("mode") == "signal":
+    """A later attempt, and what it starts from. What a program saves at a signal is known only if
+    it reports it."""
+    if data.get("resume_from"):
         return f"resumed on {_nodes(data)}{_from(data)}"
+    preemption = parse.fields(parse.fields(data.get("spec")).get("preemption"))
+    if preemption.get("mode") == "signal":
+        return (
+            f"started again on {_nodes(data)}; {_NO_CHECKPOINT}, the program begins where it finds"
+            " its own state"
+        )
     return f"restarted on {_nodes(data)} from the beginning (no checkpoint)"
 
 
@@ -56,10 +74,10 @@ def _asked(data: Data) -> str:
     return f"asked to leave by {render.clock(data.get('deadline_at'))}{_reason(data)}"
 
 
+_NO_CHECKPOINT = "no checkpoint is known"
 # How a run ended, by the kind of its exit.
 _ENDS = {
     "ok": "the program ended successfully",
-    "preempted": "the program saved a checkpoint and left",
     "killed": "the program was ended by force",
     "failed": "the program failed",
     "lost": "the run was lost",
@@ -69,8 +87,30 @@ _ENDS = {
 def _exited(data: Data) -> str:
     ended = parse.fields(data.get("exit"))
     kind = str(ended.get("kind"))
+    if kind == "preempted":
+        return _left(data)
     detail = f" ({ended['detail']})" if ended.get("detail") else ""
     return _ENDS.get(kind, f"the program ended: {kind}") + detail
+
+
+def _left(data: Data) -> str:
+    """A run that left when it was asked to: what it saved as far as the SDK reported it."""
+    ended, saved = parse.fields(data.get("exit")), parse.fields(data.get("checkpoint"))
+    own = bool(saved) and saved.get("attempt") == data.get("attempt")
+    ranks = parse.listed(ended.get("ranks"))
+    if "ranks" in ended and not (ranks or own):
+        return "the run was withdrawn before its program had started"
+    codes = {rank["code"] for rank in ranks if rank.get("code") is not None}
+    numbers = {rank["signal"] for rank in ranks if rank.get("signal") is not None}
+    how = [f"exit code {code}" for code in sorted(codes)]
+    how += [f"signal {number}" for number in sorted(numbers)]
+    left = "left when asked to" + (f" ({', '.join(how)})" if how else "")
+    if own:
+        return f"the program saved a checkpoint of step {saved.get('step')} and {left}"
+    if saved:
+        known = f"the last checkpoint known is of attempt {saved.get('attempt')}"
+        return f"the program {left}; {known}, step {saved.get('step')}"
+    return f"the program {left}; {_NO_CHECKPOINT}"
 
 
 # States whose usual reason says what the state says.
@@ -168,7 +208,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
 
 
 # The order in which one attempt's events come about; those of one step are ordered by time.
-_ASSIGNED, _WAITING, _STARTED, _RUNNING, _EXITED, _AFTER, _USED = range(7)
+_ASSIGNED, _WAITING, _STARTED, _RUNNING, _EXITED, _USED, _AFTER = range(7)
 _STEPS: Mapping[str, int] = {
     "run.assigned": _ASSIGNED,
     "run.resumed": _ASSIGNED,
@@ -196,6 +236,75 @@ def _step(event: Data) -> int:
     return _STEPS.get(kind, _AFTER)
 
 
+class InOrder:
+    """Events of one task as they come, put into the order of ``ordered``.
+
+    Where an event comes before one that it follows, it is held until that one is there: for at most
+    ``HELD_SECONDS``, as a service may be down. Nothing is held of attempts whose start is not
+    among the events.
+    """
+
+    HELD_SECONDS = 1.0
+
+    def __init__(self) -> None:
+        self._held: list[tuple[float, Data]] = []
+        self._seen: set[tuple[object, int]] = set()
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while an event is held."""
+        return bool(self._held)
+
+    def add(self, event: Data, now: float) -> list[Data]:
+        """What is to be shown now that this event is there."""
+        self._held.append((now + self.HELD_SECONDS, event))
+        return self.due(now)
+
+    def due(self, now: float) -> list[Data]:
+        """What is to be shown by now, in its order."""
+        shown: list[Data] = []
+        while True:
+            found = [held for held in self._held if held[0] <= now or self._may_follow(held[1])]
+            if not found:
+                return shown
+            first = min(found, key=lambda held: _place(held[1]))
+            self._held.remove(first)
+            self._seen.add((first[1].get("attempt"), _mark(first[1])))
+            shown.append(first[1])
+
+    def _may_follow(self, event: Data) -> bool:
+        """Whether all that brings it about has been shown."""
+        attempt = event.get("attempt")
+        if not attempt:
+            return True
+        before = attempt - 1
+        if (before, _STARTED) in self._seen and (before, _AFTER) not in self._seen:
+            return False
+        if (attempt, _STARTED) not in self._seen:
+            return True
+        step = _step(event)
+        needed = [_TOLD_RUNNING] if step == _EXITED else []
+        needed += [_EXITED] if step in (_USED, _AFTER) else []
+        needed += [_USED] if step == _AFTER else []
+        return all((attempt, each) in self._seen for each in needed)
+
+
+# The mark of a state that says that an attempt has started; the start itself is another event.
+_TOLD_RUNNING = -1
+
+
+def _place(event: Data) -> tuple[int, int]:
+    """What orders events: attempt and step. What is of no attempt comes first."""
+    attempt = event.get("attempt")
+    return (attempt, _step(event)) if attempt else (0, 0)
+
+
+def _mark(event: Data) -> int:
+    step = _step(event)
+    told = event.get("type") == "task.state_changed" and step in (_STARTED, _RUNNING)
+    return _TOLD_RUNNING if told else step
+
+
 def ordered(events: Sequence[Data]) -> list[Data]:
     """One task's events in the order in which they came about.
 
@@ -211,7 +320,7 @@ def ordered(events: Sequence[Data]) -> list[Data]:
     timed: list[tuple[float, Data]] = []
     latest = float("-inf")
     of_attempts = [event for event in events if event.get("attempt")]
-    of_attempts.sort(key=lambda event: (event["attempt"], _step(event), at(event)))
+    of_attempts.sort(key=lambda event: (_place(event), at(event)))
     for event in of_attempts:
         latest = max(latest, at(event))
         timed.append((latest, event))
@@ -260,7 +369,7 @@ class Repeats:
         return any(each is not None and reason in ("", each) for each in said)
 
 
-def line(event: Data, *, of_task: bool) -> str:
+def line(event: Data, *, of_task: bool, naming: Naming | None = None) -> str:
     """``10:00:00.123  taskid.2  checkpoint saved: …``; without the id where it is understood."""
     attempt = event.get("attempt")
     if of_task:
@@ -268,5 +377,5 @@ def line(event: Data, *, of_task: bool) -> str:
     else:
         task = event.get("task")
         subject = "" if not task else f"{task}.{attempt}" if attempt else str(task)
-    words = sentence(str(event.get("type", "")), parse.fields(event.get("data")))
+    words = sentence(str(event.get("type", "")), parse.fields(event.get("data")), naming)
     return "  ".join(text for text in (render.clock(event.get("at")), subject, words) if text)

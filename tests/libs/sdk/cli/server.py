@@ -150,7 +150,8 @@ class CliServer:
 
     def move(self, task_id: str, state: str, **fields: Any) -> None:
         self.tasks[task_id].update({"state": state, **fields})
-        self.happen(task_id, "task.state_changed", state=state)
+        attempt = fields.get("attempt", 1)
+        self.happen(task_id, "task.state_changed", state=state, attempt=attempt)
 
     def write(self, attempt: int, rank: int, data: bytes) -> None:
         with self.changed:

@@ -80,7 +80,7 @@ CAPACITY = "waits for 1 whole node to come free in group default"
         (told("running", "attempt 1 runs"), "train runs."),
         (
             told("preempting", f"makes room for task {BIG} at level high"),
-            "train saves and leaves: makes room for task big (22bbb2) at level high.",
+            "train was asked to save and leave: makes room for task big (22bbb2) at level high.",
         ),
         (told("paused", "its owner paused it"), "train is paused: its owner paused it."),
         (told("succeeded", "finished successfully"), "train finished successfully."),

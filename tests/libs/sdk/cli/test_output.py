@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from shiftwork.cli import follow, render
+from shiftwork.cli import follow, ids, render
 
 from tests.libs.sdk.cli.server import CliServer, a_task, an_exit
 
@@ -257,6 +257,21 @@ def test_no_output_is_said(shiftwork: Shiftwork, server: CliServer) -> None:
     assert "there is no output" in done.err
 
 
+def test_an_empty_result_says_why_it_is_empty(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.tasks["ta"] = a_task("ta", state="succeeded")
+    server.output[1, 0] = b"step 1\n"
+    done = shiftwork("logs", "ta", "--search", "nomatch")
+    assert (done.code, done.out, done.err) == (0, "", "no output that matches 'nomatch'\n")
+    assert shiftwork("logs", "ta", "--search", "nomatch", "-q").err == ""
+    assert shiftwork("logs", "ta", "--search", "step").err == ""
+    assert shiftwork("logs", "ta", "--tail", "0").err == ""
+    server.output[1, 0] = b""
+    for options in ((), ("-t",)):
+        done = shiftwork("logs", "ta", "--since", "2099-01-01T00:00:00Z", *options)
+        assert (done.out, done.err) == ("", "no output since 2099-01-01T00:00:00Z\n")
+    assert shiftwork("logs", "ta").err == "there is no output\n"
+
+
 @pytest.fixture
 def happened(server: CliServer) -> CliServer:
     server.tasks["ta"] = a_task("ta")
@@ -295,8 +310,8 @@ def test_events_are_followed_until_interrupted(
     shown: list[dict[str, Any]] = []
     show = events._show
 
-    def until_the_sixth(event: dict[str, Any], *, of_task: bool) -> None:
-        show(event, of_task=of_task)
+    def until_the_sixth(event: dict[str, Any], names: ids.Names, *, of_task: bool) -> None:
+        show(event, names, of_task=of_task)
         shown.append(event)
         if len(shown) == 6:
             raise KeyboardInterrupt

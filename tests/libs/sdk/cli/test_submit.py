@@ -235,9 +235,10 @@ def a_life(server: CliServer, code: int) -> Any:
             deadline_at="2026-11-21T10:01:00Z",
             reason={"code": "preempted_by", "text": "makes room for tb"},
         )
-        saved = {"no": 1, "step": 2, "uri": "file:///c/2"}
+        saved = {"no": 1, "attempt": 1, "step": 2, "uri": "file:///c/2"}
         server.happen(task_id, "run.checkpoint_saved", checkpoint=saved)
-        server.happen(task_id, "run.exited", exit={"kind": "preempted", "detail": "code 75"})
+        ended = {"kind": "preempted", "detail": "", "ranks": [{"rank": 0, "code": 75}]}
+        server.happen(task_id, "run.exited", attempt=1, exit=ended, checkpoint=saved)
         server.happen(task_id, "run.resumed", attempt=2, resume_from=saved, placements=placements)
         time.sleep(0.05)
         server.write(2, 0, b"step 3\ndone")
@@ -269,9 +270,9 @@ def test_following_shows_everything_and_ends_with_the_tasks_code(
         "attempt 1  running",
         "attempt 1  asked to leave by 10:01:00.000: makes room for tb",
         "attempt 1  checkpoint saved: step 2, file:///c/2",
-        "attempt 1  the program saved a checkpoint and left (code 75)",
+        "attempt 1  the program saved a checkpoint of step 2 and left when asked to (exit code 75)",
         "attempt 2  resumed on local-0 from step 2",
-        f"attempt 1  {'failed' if code else 'succeeded'}",
+        f"attempt 2  {'failed' if code else 'succeeded'}",
     ]
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from shiftwork.cli import ids, render
+from shiftwork.cli import client, follow, ids, render
 
-from tests.libs.sdk.cli.server import CliServer, a_task
+from tests.libs.sdk.cli.server import TOKEN, CliServer, a_task
 
 if TYPE_CHECKING:
     from tests.libs.sdk.cli.conftest import Shiftwork
@@ -165,6 +165,23 @@ def test_ls_fits_eighty_columns_and_names_tasks(
 
 @pytest.mark.server
 @pytest.mark.usefixtures("terminal")
+def test_a_long_name_does_not_cut_the_progress(shiftwork: Shiftwork, server: CliServer) -> None:
+    values = {"values": {"step": 387, "loss": 0.31234}, "at": None}
+    runs = {"code": "started", "text": "attempt 1 runs"}
+    server.tasks["ta"] = a_task(
+        "ta",
+        name="resnet-of-a-very-long-name-indeed-1",
+        state="running",
+        progress=values,
+        reason=runs,
+    )
+    (_, row) = shiftwork("ls").out.splitlines()
+    assert "step 387  loss 0.3123" in row
+    assert cell_len(row) <= 80
+
+
+@pytest.mark.server
+@pytest.mark.usefixtures("terminal")
 def test_facts_events_and_sentences_fit_eighty_columns(
     shiftwork: Shiftwork, server: CliServer
 ) -> None:
@@ -215,6 +232,87 @@ def test_sentences_name_tasks_and_commands_have_short_ids() -> None:
     text = f"1 run ends: {task_id} (`shiftwork stop {task_id}`)"
     tasks = {task_id: {"name": "train"}}
     assert ids.named(text, tasks) == "1 run ends: train (567abc) (`shiftwork stop 567abc`)"
+
+
+ID = "t23oc4wkymi5qco4clsx7"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"checkpoint saved: step 8, /tmp/ckf/{ID}-attempt-0001-step-000000000008",
+        f"/tmp/{ID}/x",
+        f"/tmp/{ID}",
+        f"file:///c/{ID}.json",
+        f"s3://bucket/{ID}?part={ID}",
+        f"{ID}.json",
+        f"{ID}-1-worker-0 is pending",
+        f"./{ID}",
+        f"a:{ID}",
+        f"cannot open '/data/{ID}'",
+        f"C:\\{ID}",
+        f"{ID}/out",
+        f"no such image: registry/{ID}:latest",
+    ],
+)
+def test_paths_uris_and_file_names_are_never_altered(text: str) -> None:
+    assert ids.named(text, {ID: {"name": "train"}}) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("waits for ID", "waits for train (4clsx7)"),
+        ("ID.", "train (4clsx7)."),
+        (
+            "free (ID, ID.2): ID's turn",
+            "free (train (4clsx7), train (4clsx7).2): train (4clsx7)'s turn",
+        ),
+        ("`shiftwork stop ID`: 'ID'", "`shiftwork stop 4clsx7`: 'train (4clsx7)'"),
+    ],
+)
+def test_an_id_that_is_a_word_becomes_a_name(text: str, expected: str) -> None:
+    assert ids.named(text.replace("ID", ID), {ID: {"name": "train"}}) == expected
+
+
+@pytest.mark.server
+@pytest.mark.usefixtures("terminal")
+def test_events_call_other_tasks_by_their_names_and_leave_paths_alone(
+    shiftwork: Shiftwork, server: CliServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    other, gone = "t23oc4wkymi5qco4cbbbb", "t23oc4wkymi5qco4ccccc"
+    path = f"/tmp/with space {ID}"
+    server.tasks = {ID: a_task(ID, name="mine"), other: a_task(other, name="big")}
+    text = f"makes room for task {other}"
+    server.tasks[ID]["reason"]["text"] = text
+    server.happen(ID, "run.preemption_requested", deadline_at=None, reason={"text": text})
+    server.happen(ID, "run.checkpoint_saved", checkpoint={"step": 3, "uri": path})
+    server.happen(ID, "run.kill_requested", reason={"text": f"makes room for task {gone}"})
+    server.decisions = [{"kind": "preempt", "decided_at": None, "reason": {"text": text}}]
+    for arguments in (("events", ID), ("events",)):
+        told = shiftwork(*arguments).out
+        assert "makes room for task big (4cbbbb)" in told
+        assert f"checkpoint saved: step 3, {path}\n" in told
+        assert "makes room for task 4ccccc" in told
+    for arguments in (("show", ID), ("explain", ID, "--history")):
+        assert "makes room for task big (4cbbbb)" in shiftwork(*arguments).out, arguments
+    # Programs get ids.
+    assert f"room for task {other}" in shiftwork("events", ID, "--wide").out
+
+
+@pytest.mark.server
+def test_the_line_at_the_bottom_calls_other_tasks_by_their_names(server: CliServer) -> None:
+    task = a_task("ta", state="preempting", reason={"text": f"makes room for task {ID}"})
+    server.tasks = {ID: a_task(ID, name="big"), "ta": task}
+    api = client.Api(server.url, TOKEN)
+    progress = render.Progress()
+    progress.wanted = True
+    shown: list[str] = []
+    progress.show = shown.append  # type: ignore[method-assign]
+    follow._Follower(api, task, progress)._show_progress()
+    api.close()
+    assert "makes room for task big (4clsx7)" in shown[0]
 
 
 @pytest.mark.server

@@ -190,7 +190,7 @@ def test_a_later_attempt_erases_nothing_of_an_earlier_one(
     output, events = split(shown)
     assert output == [ID, "begins", "first 100%|####", "second 100%|####", "ends"]
     assert len(events) == 9
-    preempted = next(n for n, row in enumerate(shown) if "the program saved a checkpoint" in row)
+    preempted = next(n for n, row in enumerate(shown) if "the program left when asked to" in row)
     assert shown.index("first 100%|####") < preempted < shown.index("second 100%|####")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from shiftwork.cli import timeline
 from shiftwork.cli.timeline import node_state, ordered, sentence
 
@@ -76,7 +78,10 @@ NODE = {"ready": True, "schedulable": True, "draining": False}
         (
             "run.resumed",
             {"placements": [{"node_id": "n1"}], "spec": {"preemption": {"mode": "signal"}}},
-            "resumed on n1",
+            (
+                "started again on n1; no checkpoint is known, the program begins where"
+                " it finds its own state"
+            ),
         ),
         (
             "task.goal_changed",
@@ -173,11 +178,73 @@ def test_a_tasks_history_is_in_the_order_in_which_it_came_about() -> None:
     assert ordered([]) == []
 
 
+def test_what_a_run_used_stands_between_its_end_and_the_state_after_it() -> None:
+    events = [
+        an_event(1, "run.exited", 1.3, 1, exit={"kind": "failed"}),
+        state(2, "failed", 1.4, 1),
+        an_event(3, "quota.usage", 1.3, 1),
+    ]
+    for arrived in (events, [events[2], *events[:2]], [events[0], *events[:0:-1]]):
+        assert [each["position"] for each in ordered(arrived)] == [1, 3, 2]
+
+
+STORY = [
+    state(1, "queued", 0.0, None),
+    an_event(2, "run.assigned", 1.0, 1),
+    state(3, "starting", 1.0, 1),
+    an_event(4, "run.started", 1.2, 1),
+    state(5, "running", 1.25, 1),
+    an_event(6, "run.exited", 1.3, 1, exit={"kind": "preempted"}),
+    an_event(7, "quota.usage", 1.3, 1),
+    state(8, "queued", 1.4, 1),
+    an_event(9, "run.resumed", 2.0, 2),
+    an_event(10, "run.started", 2.2, 2),
+    state(11, "running", 2.25, 2),
+    an_event(12, "run.exited", 2.3, 2, exit={"kind": "failed"}),
+    an_event(13, "quota.usage", 2.3, 2),
+    state(14, "failed", 2.4, 2),
+]
+
+
+@given(st.lists(st.integers(0, 4), min_size=14, max_size=14))
+def test_events_have_one_order_live_and_later(late: list[int]) -> None:
+    """Whatever services hear late of each other: the ends come in another order."""
+    first = {2, 3, 4, 9, 10}
+    # What follows a start may come in any order; starts come before what follows them.
+    block = [event for event in STORY if event["position"] not in first]
+    one = [event for event in block if event["position"] in range(5, 9)]
+    two = [event for event in block if event["position"] in range(11, 15)]
+    late_of = dict(zip(range(1, 15), late, strict=True))
+
+    def shaken(events: list[Any]) -> list[Any]:
+        return sorted(events, key=lambda each: (late_of[each["position"]], each["position"]))
+
+    # The next attempt may begin before all is heard of the one before.
+    arrived = [*STORY[:4], *shaken(one), *STORY[8:10], *shaken(two)]
+    arrived.sort(key=lambda each: 9 if late[0] and each["position"] == 8 else each["position"] // 9)
+    in_order = timeline.InOrder()
+    shown = [each for event in arrived for each in in_order.add(event, 0.0)]
+    assert shown == STORY == ordered(arrived)
+    assert not in_order.is_waiting
+
+
+def test_an_event_whose_cause_never_comes_is_shown_after_a_while() -> None:
+    in_order = timeline.InOrder()
+    in_order.add(an_event(1, "run.started", 1.0, 1), 0.0)
+    assert in_order.add(state(2, "failed", 1.4, 1), 0.0) == []
+    (news,) = in_order.add(an_event(3, "task.goal_changed", 1.5, None, goal="stop"), 0.1)
+    assert news["position"] == 3
+    assert in_order.is_waiting
+    assert in_order.due(0.9) == []
+    (shown,) = in_order.due(1.0)
+    assert shown["position"] == 2
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
         ("ok", "the program ended successfully"),
-        ("preempted", "the program saved a checkpoint and left"),
+        ("preempted", "the program left when asked to; no checkpoint is known"),
         ("killed", "the program was ended by force"),
         ("failed", "the program failed (rank 0 ended with code 7)"),
         ("lost", "the run was lost"),
@@ -186,6 +253,43 @@ def test_a_tasks_history_is_in_the_order_in_which_it_came_about() -> None:
 def test_ends_are_said_plainly(kind: str, text: str) -> None:
     detail = "rank 0 ended with code 7" if kind == "failed" else ""
     assert sentence("run.exited", {"exit": {"kind": kind, "detail": detail}}) == text
+
+
+EXITED = {"kind": "preempted", "detail": "by the launcher's words"}
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (
+            {"ranks": [{"rank": 0, "code": 75}, {"rank": 1, "code": 75}]},
+            ("the program left when asked to (exit code 75); no checkpoint is known"),
+        ),
+        (
+            {"ranks": [{"rank": 0, "code": 75}, {"rank": 1, "signal": 10}], "saved_in": 1},
+            (
+                "the program left when asked to (exit code 75, signal 10); the last checkpoint"
+                " known is of attempt 1, step 7"
+            ),
+        ),
+        (
+            {"ranks": [{"rank": 0, "code": 0}], "saved_in": 2},
+            "the program saved a checkpoint of step 7 and left when asked to (exit code 0)",
+        ),
+        # Its processes are gone, and nobody saw how.
+        (
+            {"ranks": [], "saved_in": 2},
+            "the program saved a checkpoint of step 7 and left when asked to",
+        ),
+        ({"ranks": []}, "the run was withdrawn before its program had started"),
+        ({"ranks": [], "saved_in": 1}, "the run was withdrawn before its program had started"),
+    ],
+)
+def test_a_checkpoint_is_claimed_only_if_it_was_reported(data: dict[str, Any], text: str) -> None:
+    event: dict[str, Any] = {"attempt": 2, "exit": {**EXITED, "ranks": data["ranks"]}}
+    if "saved_in" in data:
+        event["checkpoint"] = {"attempt": data["saved_in"], "step": 7}
+    assert sentence("run.exited", event) == text
 
 
 def test_a_draining_node_is_drained_once_nothing_runs_there() -> None:
