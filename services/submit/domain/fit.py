@@ -30,9 +30,12 @@ def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
             "group",
             spec.group,
             "no node belongs to this group",
-            f"{meant(spec.group, known)} use one of: {', '.join(known)}".strip()
-            if known
-            else "add nodes first",
+            (
+                f"{meant(spec.group, known)} use one of: {', '.join(known)}".strip()
+                if known
+                else "add nodes first"
+            )
+            + f"; {FOR_NODES_TO_COME}",
         )
         return
     unmatched = list(_unmatched(spec, facts, group))
@@ -48,7 +51,7 @@ def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
             "nodes",
             spec.nodes,
             f"{_where(spec)} has {nodes} that one of its replicas fits on",
-            f"ask for at most {usable}, or use another group",
+            f"ask for at most {usable}, or use another group; {FOR_NODES_TO_COME}",
         )
 
 
@@ -154,7 +157,8 @@ def _larger_than_any(spec: TaskSpec, group: Sequence[Shape]) -> Iterator[FieldEr
             "gpus_per_node",
             spec.gpus_per_node,
             f"the largest node of {_where(spec)} has {gpus}",
-            f"ask for at most {gpus} on each of more nodes, or use another group",
+            f"ask for at most {gpus} on each of more nodes, or use another group; "
+            f"{FOR_NODES_TO_COME}",
         )
     cpus = max(shape.cpus for shape in group)
     if _all_known(group, "cpus") and (spec.cpus or 0) > cpus:
@@ -162,7 +166,7 @@ def _larger_than_any(spec: TaskSpec, group: Sequence[Shape]) -> Iterator[FieldEr
             "cpus",
             spec.cpus,
             f"the largest node of {_where(spec)} has {cpus:g}",
-            f"ask for at most {cpus:g}, or use another group",
+            f"ask for at most {cpus:g}, or use another group; {FOR_NODES_TO_COME}",
         )
     memory = max(shape.memory_bytes for shape in group)
     if _all_known(group, "memory_bytes") and (spec.memory_bytes or 0) > memory:
@@ -170,7 +174,7 @@ def _larger_than_any(spec: TaskSpec, group: Sequence[Shape]) -> Iterator[FieldEr
             "memory_bytes",
             spec.memory_bytes,
             f"the largest node of {_where(spec)} has {memory} ({memory / GIB:.1f} GiB)",
-            f"ask for at most {memory}, or use another group",
+            f"ask for at most {memory}, or use another group; {FOR_NODES_TO_COME}",
         )
 
 
