@@ -226,7 +226,7 @@ def _field_error(detail: ErrorDetails, body: type[BaseModel] | None) -> FieldErr
     if detail["type"] in _OF_FIELDS and place != ("body",):
         message, fix = _OBJECT[0], f"write {_as_fields(detail, place, body)}"
     if message == _NUMBER[0] and last.endswith("_seconds"):
-        fix = "give seconds" + _as_seconds(detail["input"])
+        fix = "give a number of seconds" + _as_seconds(detail["input"])
     if detail["type"] == "list_type" and not secret:
         fix += _as_list(detail["input"])
     return FieldError(
@@ -258,7 +258,7 @@ def _as_fields(
 def _as_seconds(value: object) -> str:
     """``4h`` as a number of seconds."""
     found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    return f": {float(found[1]) * _SPANS[found[2]]:g}" if found else " as a number"
+    return f": {float(found[1]) * _SPANS[found[2]]:g}" if found else ""
 
 
 def _as_list(value: object) -> str:

@@ -27,7 +27,14 @@ from services.gateway.api.deps import (
 )
 from services.gateway.auth import Identity, may_change, require_owner
 from services.gateway.bodies import BatchBody, GoalBody, PriorityBody, TaskBody
-from services.gateway.commands import accepted, create_task, retry_task, set_goal, set_priority
+from services.gateway.commands import (
+    accepted,
+    create_task,
+    in_terms_of,
+    retry_task,
+    set_goal,
+    set_priority,
+)
 from services.gateway.explanations import NAMED_MAX, explanation, ids_in
 from services.gateway.json_values import LIVE, PRIORITIES, STATES
 from services.gateway.problems import CONFLICT, TOO_MANY, ProblemError, invalid
@@ -89,7 +96,10 @@ async def dry_run(body: TaskBody, caller: Caller, parts: Parts) -> Response:
         detail = f"{caller.user} asks for more than {rate:g} dry runs a second; ask again later"
         raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
     command = create_task(body, caller, "").model_copy(update={"dry_run": True})
-    reply = await parts.commands.ask(command, m.CreateTaskReply)
+    try:
+        reply = await parts.commands.ask(command, m.CreateTaskReply)
+    except ProblemError as problem:
+        raise in_terms_of(body, problem) from None
     row = accepted(reply, command)
     assert row.spec is not None, "submit answers with the spec"
     cluster = await parts.capacity.now()
@@ -143,7 +153,10 @@ async def _submit(
 ) -> tuple[bool, TaskRow]:
     command = create_task(body, caller, key or parts.mint.id())
     async with parts.changing(caller, "task.submit", body.name) as change:
-        return await _create(parts, command, change)
+        try:
+            return await _create(parts, command, change)
+        except ProblemError as problem:
+            raise in_terms_of(body, problem) from None
 
 
 async def _create(parts: Context, command: m.CreateTask, change: Change) -> tuple[bool, TaskRow]:

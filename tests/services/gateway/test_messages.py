@@ -129,8 +129,13 @@ async def test_what_is_there_already_is_a_field(
         ({"labels": ["a"]}, "labels", "is not an object", "write labels: {NAME: VALUE}"),
         ({"roles": ["a"]}, "roles[0]", "is not an object", "write roles: [{name: ...}]"),
         ({"priority": "hgh"}, "priority", "is not known here", "did you mean high? give one of"),
-        ({"max_run_seconds": "4h"}, "max_run_seconds", "is not a number", "give seconds: 14400"),
-        ({"fence_after_seconds": "x"}, "fence_after_seconds", "", "give seconds as a number"),
+        (
+            {"max_run_seconds": "4h"},
+            "max_run_seconds",
+            "is not a number",
+            "a number of seconds: 14400",
+        ),
+        ({"fence_after_seconds": "x"}, "fence_after_seconds", "", "give a number of seconds"),
     ],
 )
 async def test_a_wrong_field_says_what_may_have_been_meant(
@@ -154,6 +159,33 @@ async def test_a_roles_field_that_is_the_tasks_says_so(ann: httpx.AsyncClient) -
         "did you mean gpus_per_node? It is a field of the whole task: write it beside roles."
     )
     assert "write it beside roles" in fixes["roles[0].priority"]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"nodes": 0}, "nodes"),
+        ({"preemption": {"ack_deadline_seconds": 0}}, "preemption.ack_deadline_seconds"),
+    ],
+)
+async def test_zero_is_not_left_out(
+    ann: httpx.AsyncClient, body: dict[str, Any], field: str
+) -> None:
+    error = only(await ann.post("/v1/tasks", json={"command": ["true"], **body}), 422)
+    assert (error["field"], error["message"]) == (field, "is less than 1")
+    assert error["fix"] == "give 1 or more, or leave it out"
+
+
+async def test_a_command_is_called_as_it_was_given(ann: httpx.AsyncClient) -> None:
+    body = {"command": [""], "env": {"1A": "b"}}
+    for path in ("/v1/tasks", "/v1/tasks:dry-run"):
+        refused = (await ann.post(path, json=body)).json()
+        assert [each["field"] for each in refused["errors"]] == ["command", "env"]
+        assert refused["errors"][1]["value"] == "1A"
+        assert refused["detail"].startswith("command: is empty")
+        assert "--" not in refused["errors"][0]["fix"]
+    batch = (await ann.post("/v1/tasks:batch", json={"tasks": [body]})).json()
+    assert batch["items"][0]["problem"]["errors"][0]["field"] == "command"
 
 
 async def test_no_secret_is_repeated(ann: httpx.AsyncClient) -> None:

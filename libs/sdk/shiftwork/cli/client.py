@@ -62,9 +62,9 @@ class Stopped(Exception):  # noqa: N818 - a stream that ended; the reader opens 
 
 
 class Api:
-    """One server, one token."""
+    """One server, one token. ``where``: what gives the address, for the error of a wrong one."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, where: str = "--url") -> None:
         self.url = url.rstrip("/")
         self._token = token
         # Set when nobody wants what this one reads any more: a reader does not begin again.
@@ -72,7 +72,7 @@ class Api:
         try:
             self._client = Client(self.url, token)
         except ValueError as error:
-            raise usage(str(error), where="--url", fix="write http://HOST:PORT") from None
+            raise usage(str(error), where=where, fix="write http://HOST:PORT") from None
 
     def close(self) -> None:
         """Let go of the connection."""

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Mapping, Optional
 import typer
 
 from shiftwork.cli import environments, files, follow, here, parse, render, session
-from shiftwork.cli.failures import naming, usage
+from shiftwork.cli.failures import Failure, naming, usage
 from shiftwork.cli.task_fields import set_field, with_task_options
 from shiftwork.cli.task_options import TASK_OPTIONS
 
@@ -33,8 +33,11 @@ def submit(
         None, "--venv", metavar="DIR", help="Its environment. Left out: the one activated here."
     ),
     key: str = typer.Option("", "--key", help="Submitting twice with one key gives one task."),
-    file: Optional[Path] = typer.Option(
-        None, "--file", help="A task in YAML or JSON, - for standard input; options override it."
+    from_files: Optional[List[Path]] = typer.Option(
+        None,
+        "--file",
+        metavar="FILE",
+        help="A task in YAML or JSON, - for standard input; options override it.",
     ),
     dry_run: bool = typer.Option(
         False, "--dry-run", help="Say what would be submitted, and whether it fits; nothing is."
@@ -48,8 +51,11 @@ def submit(
 ) -> None:
     """Submit a task. Prints its id."""
     now = session.current()
-    if command == ["-"] and not now.separated and file is None:
-        command, file = None, Path("-")
+    command = list(command or [])
+    file = _only(from_files or [])
+    dash = ["-", "--"] if now.separated and session.words()[-1] == "-" else ["-"]
+    if file is None and command[: len(dash)] == dash and (now.separated == (len(dash) > 1)):
+        command, file = command[len(dash) :], Path("-")
     if command and not now.separated:
         raise usage(
             "the task's command must follow --",
@@ -68,12 +74,13 @@ def submit(
         for option in TASK_OPTIONS
         if option.flags[0] in given or not source
     }
-    fields["wait_for_nodes"] = "--force"
+    if not source or force:
+        fields["wait_for_nodes"] = "--force"
     if not source or "CMD" in given:
         fields.update({"roles": "CMD", "command": "CMD"})
     with naming(fields, file=source):
         body = _overridden(files.document(file) if file is not None else {}, given, source)
-        _add_surroundings(body, fields, venv, force=force)
+        _add_surroundings(body, fields, venv, force=force, source=source)
         api = now.api()
         if dry_run:
             _show_dry_run(api.create("/v1/tasks:dry-run", body))
@@ -93,8 +100,22 @@ def submit(
     )
 
 
+def _only(given: List[Path]) -> Optional[Path]:
+    """The file that ``--file`` gives. Raises Failure for several: one would be passed over."""
+    if len(given) > 1:
+        names = ", ".join(map(str, given))
+        fix = "give one, and submit the others by themselves"
+        raise usage(f"--file is there twice: {names}", where="--file", fix=fix)
+    return given[0] if given else None
+
+
 def _add_surroundings(
-    body: Dict[str, Any], fields: Mapping[str, str], venv: Optional[Path], *, force: bool
+    body: Dict[str, Any],
+    fields: Mapping[str, str],
+    venv: Optional[Path],
+    *,
+    force: bool,
+    source: str,
 ) -> None:
     """What a task takes from where it is submitted, if it runs there: environment and directory.
     Raises Failure for what is not there."""
@@ -109,8 +130,13 @@ def _add_surroundings(
                 "directory": fields.get("working_directory", "working_directory"),
                 "command": fields.get("command", "command"),
             }
-            here.check(body, **named)
-            here.check_rights(body, _tasks_run_as, **named)
+            try:
+                here.check(body, **named)
+                here.check_rights(body, _tasks_run_as, **named)
+            except Failure as failure:
+                if source and failure.where not in fields.values():
+                    failure.where = files.place(source, failure.where)
+                raise
 
 
 def _tasks_run_as() -> str:

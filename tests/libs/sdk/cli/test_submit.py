@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -154,6 +155,17 @@ def test_a_task_from_a_file(
         "command": ["false"],
         "nodes": 3,
     }
+
+
+@pytest.mark.parametrize("line", ["submit -", "submit - -- false", "submit --file - -- false"])
+def test_a_dash_is_standard_input_also_before_a_command(
+    shiftwork: Shiftwork, server: CliServer, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    text = io.TextIOWrapper(io.BytesIO(b"command: ['true']\nnodes: 2\n"))
+    monkeypatch.setattr(sys, "stdin", text)
+    assert shiftwork(*line.split()).code == 0
+    command = ["false"] if "false" in line else ["true"]
+    assert (body(server)["command"], body(server)["nodes"]) == (command, 2)
 
 
 @pytest.mark.parametrize("text", ["[1]", "a: [", "- x"])
@@ -423,7 +435,7 @@ def test_a_field_of_the_file_is_named_as_the_file_has_it(
     server.first["POST", "/v1/tasks"] = [told, told]
     done = shiftwork("submit", "--file", str(file))
     assert done.err == (
-        f"error: {field}: is too short\n  where: {file}\n  fix:   {field}: give 1\n"
+        f"error: {field} 0.5: is too short\n  where: {file}, line 1\n  fix:   {field}: give 1\n"
     )
     done = shiftwork("submit", "--ack-deadline", "0.5", "--", "true")
     assert done.err == (
