@@ -54,6 +54,8 @@ SORTS = {
     "state": Sort("state", False, "task_id", True),
     "-state": Sort("state", True, "task_id", True),
 }
+# What people call setting a goal.
+VERBS = {"run": "resume", "pause": "pause", "stop": "stop"}
 KEY_CHARACTERS_MAX = 200
 # The last ten characters of an id are random; a suffix of this length identifies a task.
 ID_SUFFIX_MIN = 6
@@ -117,7 +119,7 @@ async def retry(task_id: str, caller: Caller, parts: Parts, key: Key = None) -> 
         row = await task_or_404(tx, task_id)
         owner = await tx.get(UserRow, row.owner)
     async with parts.changing(caller, "task.retry", task_id) as change:
-        require_owner(caller, row, "submit a copy")
+        require_owner(caller, row, "submit it again")
         if row.state in LIVE:
             message = f"the task is still {row.state}"
             fix = "wait for its end, or end it first with: PUT /v1/tasks/ID/goal"
@@ -301,7 +303,7 @@ async def put_goal(task_id: str, body: GoalBody, caller: Caller, parts: Parts) -
     async with parts.store.transaction() as tx:
         row = await task_or_404(tx, task_id)
     async with parts.changing(caller, f"task.goal.{body.goal}", task_id):
-        require_owner(caller, row, "change the goal")
+        require_owner(caller, row, f"{VERBS[body.goal]} it")
         reply = await parts.commands.ask(set_goal(task_id, body, caller), m.SetGoalReply)
     return answer({"task": task_id, "revision": reply.revision}, 202)
 
@@ -312,7 +314,7 @@ async def put_priority(task_id: str, body: PriorityBody, caller: Caller, parts: 
     async with parts.store.transaction() as tx:
         row = await task_or_404(tx, task_id)
     async with parts.changing(caller, f"task.priority.{body.priority}", task_id):
-        require_owner(caller, row, "change the priority")
+        require_owner(caller, row, "give it another priority")
         command = set_priority(task_id, body.priority, caller)
         reply = await parts.commands.ask(command, m.SetPriorityReply)
     return answer({"task": task_id, "revision": reply.revision}, 202)

@@ -269,3 +269,47 @@ def test_each_route_that_a_message_names_is_one_and_has_a_command() -> None:
         assert templates().of(path) != "none", each
         command = typed.in_commands(f"{method} {path}")
         assert command.startswith("`shiftwork "), each
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "said"),
+    [
+        ("PUT", "goal", {"goal": "stop"}, "stop it"),
+        ("PUT", "goal", {"goal": "pause"}, "pause it"),
+        ("PUT", "goal", {"goal": "run"}, "resume it"),
+        ("PUT", "priority", {"priority": "high"}, "give it another priority"),
+        ("POST", "retry", None, "submit it again"),
+    ],
+)
+async def test_somebody_elses_task_is_refused_with_what_was_wanted_of_it(  # noqa: PLR0917 - the table's
+    world: World,
+    ann: httpx.AsyncClient,
+    bob: httpx.AsyncClient,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None,
+    said: str,
+) -> None:
+    task = (await world.submitted(ann, name="demo"))["id"]
+    error = only(await bob.request(method, f"/v1/tasks/{task}/{path}", json=body), 403)
+    assert (error["field"], error["value"]) == ("task_id", task)
+    assert error["message"] == f"the task is ann's, and bob may not {said}"
+    assert error["fix"] == "ask ann or an administrator"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "verb"),
+    [
+        ("schedulable", {"schedulable": False, "drain": True}, "drain"),
+        ("schedulable", {"schedulable": False}, "cordon"),
+        ("schedulable", {"schedulable": True}, "uncordon"),
+        ("labels", {"set": {"a": "b"}}, "label"),
+        ("taints", {"set": ["a"]}, "taint"),
+    ],
+)
+async def test_members_may_not_do_what_they_asked_for(
+    ann: httpx.AsyncClient, path: str, body: dict[str, Any], verb: str
+) -> None:
+    refused = await ann.put(f"/v1/nodes/n0/{path}", json=body)
+    assert refused.status_code == 403
+    assert refused.json()["detail"] == f"ann may not {verb} nodes; ask an administrator"

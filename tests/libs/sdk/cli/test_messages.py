@@ -70,6 +70,19 @@ def test_with_several_tasks_each_error_names_its_task(
     assert "PUT" not in done.err
 
 
+@pytest.mark.parametrize("verb", ["stop", "pause"])
+def test_somebody_elses_task_is_named_as_it_was_typed(
+    shiftwork: Shiftwork, server: CliServer, verb: str
+) -> None:
+    server.tasks = {"ta": a_task("ta", name="resnet", owner="ann")}
+    message, fix = f"the task is ann's, and bob may not {verb} it", "ask ann or an administrator"
+    theirs = field("task_id", "ta", message, fix)
+    server.first["PUT", "/v1/tasks/ta/goal"] = [refusal(403, theirs)]
+    assert shiftwork(verb, "resnet").err == (
+        f"error: resnet is ann's, and bob may not {verb} it\n  where: TASK\n  fix:   {fix}\n"
+    )
+
+
 def test_retry_of_a_live_task_says_what_to_do(shiftwork: Shiftwork, server: CliServer) -> None:
     server.tasks["ta"] = a_task("ta", name="demo", state="running")
     live = field(
