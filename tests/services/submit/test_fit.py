@@ -54,6 +54,42 @@ def test_only_what_can_never_fit_is_refused(changes: dict[str, Any], fields: lis
     assert refused_fields(asked(**changes), Facts(shapes=SHAPES)) == []
 
 
+PARTLY_TAINTED = (
+    Shape("default", gpus=1, cpus=0.0, memory_bytes=0, nodes=3),
+    Shape("default", gpus=1, cpus=0.0, memory_bytes=0, nodes=1, taints=("reserved=vision",)),
+)
+
+
+@pytest.mark.parametrize(
+    ("tolerations", "fix"),
+    [
+        (
+            ("reserved=visin",),
+            "did you mean reserved=vision? tolerate reserved=vision to use it, too",
+        ),
+        ((), "tolerate reserved=vision to use it, too"),
+    ],
+)
+def test_taints_that_keep_nodes_from_a_gang_are_named(
+    tolerations: tuple[str, ...], fix: str
+) -> None:
+    facts = Facts(shapes=PARTLY_TAINTED, inventory_known=True)
+    spec = fill_in(
+        asked(nodes=4, gpus_per_node=1, tolerations=tolerations),
+        task_id=TASK_ID,
+        defaults=Defaults(),
+    )
+    found = validate(spec, owner="ann", team="", facts=facts, limits=Limits())
+    assert isinstance(found, Refusal)
+    taint, nodes = found.errors
+    assert (taint.field, taint.value) == ("tolerations", ", ".join(tolerations))
+    said = "1 node of group default is kept from the task by the taint reserved=vision"
+    assert (taint.message, taint.fix) == (said, fix)
+    assert (nodes.field, nodes.value) == ("nodes", "4")
+    for right in ("reserved=vision", "reserved"):
+        assert refused_fields(asked(nodes=4, gpus_per_node=1, tolerations=(right,)), facts) == []
+
+
 @pytest.mark.parametrize(
     "changes",
     [
