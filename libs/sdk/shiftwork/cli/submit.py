@@ -12,6 +12,9 @@ from shiftwork.cli.task_fields import set_field, with_task_options
 from shiftwork.cli.task_options import TASK_OPTIONS
 
 
+_UNITS = (("d", 86_400), ("h", 3600), ("m", 60))
+
+
 def register(app: session.App) -> None:
     """Add the command."""
     # What follows the first word that is no option belongs to the task, `--json` included.
@@ -80,7 +83,8 @@ def submit(
         fields.update({"roles": "CMD", "command": "CMD"})
     with naming(fields, file=source):
         body = _overridden(files.document(file) if file is not None else {}, given, source)
-        _add_surroundings(body, fields, venv, force=force, source=source)
+        typed = str(given.get("--workdir", ""))
+        _add_surroundings(body, fields, venv, force=force, source=source, typed=typed)
         api = now.api()
         if dry_run:
             _show_dry_run(api.create("/v1/tasks:dry-run", body))
@@ -116,6 +120,7 @@ def _add_surroundings(
     *,
     force: bool,
     source: str,
+    typed: str,
 ) -> None:
     """What a task takes from where it is submitted, if it runs there: environment and directory.
     Raises Failure for what is not there."""
@@ -131,12 +136,14 @@ def _add_surroundings(
                 "command": fields.get("command", "command"),
             }
             try:
-                here.check(body, **named)
+                here.check(body, typed=typed, **named)
                 here.check_rights(body, _tasks_run_as, **named)
             except Failure as failure:
                 if source and failure.where not in fields.values():
                     failure.where = files.place(source, failure.where)
                 raise
+            for text in here.missing_scripts(body):
+                render.warning(text)
 
 
 def _tasks_run_as() -> str:
@@ -155,6 +162,7 @@ def _show_dry_run(told: Dict[str, Any]) -> None:
     if ahead:
         fits += f"; {ahead} of its group wait at its level or above"
     gpus = task["gpus_per_node"]
+    preemption = task["preemption"]
     command = "; ".join(" ".join(role["command"]) for role in task["roles"])
     render.facts(
         [
@@ -167,11 +175,25 @@ def _show_dry_run(told: Dict[str, Any]) -> None:
             ("on nodes with", render.labels(task["node_selector"])),
             ("command", command),
             ("directory", task["working_directory"]),
-            ("preemption", task["preemption"]["mode"]),
+            ("variables", ", ".join(sorted(parse.fields(task.get("env"))))),
+            ("preemption", ":".join(filter(None, (preemption["mode"], preemption.get("signal"))))),
+            ("ack deadline", _span(preemption.get("ack_deadline_seconds"))),
+            ("retries", str(parse.fields(task.get("retry")).get("max_retries") or "")),
+            ("max run time", _span(task.get("max_run_seconds"))),
+            ("fence after", _span(task.get("fence_after_seconds"))),
+            ("tolerates", " ".join(parse.listed(task.get("tolerations")))),
             ("fits", fits),
         ]
     )
     render.note("nothing is submitted")
+
+
+def _span(seconds: Optional[float]) -> str:
+    """Exactly so long, as it can be typed again: ``90s``, ``4h``."""
+    if not seconds:
+        return ""
+    unit, size = next((each for each in _UNITS if seconds % each[1] == 0), ("s", 1))
+    return f"{seconds / size:.15g}{unit}"
 
 
 def _size(nodes: int, gpus: Optional[int]) -> str:
