@@ -11,7 +11,6 @@ from shiftwork.cli.failures import Failure, naming, usage
 from shiftwork.cli.task_fields import set_field, with_task_options
 from shiftwork.cli.task_options import TASK_OPTIONS
 
-
 _UNITS = (("d", 86_400), ("h", 3600), ("m", 60))
 
 
