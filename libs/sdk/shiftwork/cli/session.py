@@ -133,6 +133,17 @@ def _refuse_other_encodings(words: Sequence[str]) -> None:
         raise usage(f"{shown}: this argument is not UTF-8", where=where, fix=fix)
 
 
+def _with_help(words: Sequence[str]) -> List[str]:
+    """``help COMMAND`` as ``COMMAND --help``."""
+    place = 0
+    while place < len(words) and words[place].startswith("-"):
+        place += 2 if words[place] in _VALUED else 1
+    rest = list(words[place + 1 :])
+    if list(words[place : place + 1]) != ["help"] or any(word.startswith("-") for word in rest):
+        return list(words)
+    return [*words[:place], *rest, "--help"]
+
+
 class App(typer.Typer):
     """A Typer application whose commands are ``Command``s."""
 
@@ -198,7 +209,7 @@ class Root(TyperGroup):
     def parse_args(self, ctx: Any, args: List[str]) -> List[str]:  # noqa: ANN401 - Typer's
         """Parse with the global options in front."""
         global _current, _words  # noqa: PLW0603 - one command line per process
-        hoisted, separated = hoist(args)
+        hoisted, separated = hoist(_with_help(args))
         # A copy: the parser empties its list.
         _words = hoisted[: hoisted.index("--") if separated else len(hoisted)]
         _current = Session(separated=separated, json="--json" in hoisted)

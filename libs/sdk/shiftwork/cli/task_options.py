@@ -103,7 +103,7 @@ TASK_OPTIONS: tuple[TaskOption, ...] = (
         ("--nodes",),
         "number",
         False,
-        "The sum of the roles' replicas; left out: counted, 1 without roles.",
+        "How many nodes it has, all of them at once; left out: 1, or as many as its roles have replicas.",
         least=1,
     ),
     TaskOption(
