@@ -103,7 +103,7 @@ TASK_OPTIONS: tuple[TaskOption, ...] = (
         ("--nodes",),
         "number",
         False,
-        "How many nodes it has, all of them at once; left out: 1, or as many as its roles have replicas.",
+        "How many nodes, all of them at once; left out: as many as replicas, 1 without roles.",
         least=1,
     ),
     TaskOption(
