@@ -136,7 +136,7 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
             unit="bytes",
         ),
         "nodes": Shown(
-            about="The sum of the roles' replicas; left out: counted, 1 without roles.",
+            about="How many nodes, all of them at once; left out: as many as replicas, 1 without roles.",
             options=("--nodes",),
             min=1.0,
             max=8192.0,

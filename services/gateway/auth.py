@@ -19,6 +19,7 @@ from typing import TypeVar
 import structlog
 
 from libs.contracts.ids import RunId
+from libs.contracts.messages import FieldError
 from libs.contracts.run_token import PREFIX as RUN_PREFIX
 from libs.contracts.run_token import verify_run_token
 from libs.service.clock import Clock
@@ -315,12 +316,13 @@ def require_admin(identity: Identity, what: str) -> None:
 
 
 def require_owner(identity: Identity, row: TaskRow, what: str) -> None:
-    """403 unless the task's owner or an administrator asks."""
-    if not may_change(identity, row):
-        raise forbidden(
-            f"{identity.user} may not {what} of {row.task_id}; ask its owner, {row.owner}, or an"
-            " administrator"
-        )
+    """403 unless the task's owner or an administrator asks. ``what``: as in "may not stop it"."""
+    if may_change(identity, row):
+        return
+    message = f"the task is {row.owner}'s, and {identity.user} may not {what}"
+    fix = f"ask {row.owner} or an administrator"
+    error = FieldError(field="task_id", value=row.task_id, message=message, fix=fix)
+    raise ProblemError(FORBIDDEN, f"task_id: {message}; {fix}", [error])
 
 
 def may_change(identity: Identity, row: TaskRow) -> bool:

@@ -6,7 +6,7 @@ say. A field that is not known is refused, so that a misspelt one is noticed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, FailFast, Field
@@ -30,21 +30,21 @@ from services.gateway.spec_bodies import TaskSpecBody
 from services.gateway.strict_input import Moment
 
 
-def fields_beside(body: object, place: Sequence[str | int]) -> Collection[str]:
-    """The fields of the part of a body that has ``place``; none if the part is ambiguous."""
-    part = _body_in(body)
+def body_around(body: object, place: Sequence[str | int]) -> type[BaseModel] | None:
+    """That part of a body in which ``place`` is a field; None if it cannot be told."""
+    part = body_in(body)
     for name in place[:-1]:
         if isinstance(name, str):
             known = part.model_fields if part is not None else {}
-            part = _body_in(known[name].annotation) if name in known else None
-    return part.model_fields.keys() if part is not None else ()
+            part = body_in(known[name].annotation) if name in known else None
+    return part
 
 
-def _body_in(kind: object) -> type[BaseModel] | None:
+def body_in(kind: object) -> type[BaseModel] | None:
     """The body that a type consists of, such as the items of a list."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return kind
-    return next(filter(None, map(_body_in, get_args(kind))), None)
+    return next(filter(None, map(body_in, get_args(kind))), None)
 
 
 class TaskBody(TaskSpecBody):

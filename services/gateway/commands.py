@@ -8,8 +8,10 @@ from libs.bus.port import Bus, BusError
 from libs.contracts import messages as m
 from libs.contracts.base import Message
 from libs.contracts.ids import RETRY_OF, name_ending
+from libs.contracts.kinds import kinds
 from services.gateway.auth import Identity
 from services.gateway.bodies import GoalBody, QuotaBody, TaskBody
+from services.gateway.body_types import Body
 from services.gateway.conversion import to_message
 from services.gateway.handlers import with_submission
 from services.gateway.json_values import GOALS, LIVE, PRIORITIES, UNITS
@@ -53,10 +55,43 @@ def create_task(body: TaskBody, identity: Identity, key: str) -> m.CreateTask:
     if body.command and body.roles:
         raise invalid("command", "", "stands beside roles", "give command or roles, not both")
     spec = to_message(m.TaskSpec, body)
+    require_no_zeros(m.TaskSpec, body, "")
     if body.command:
         role = m.Role(command=tuple(body.command))
         spec = spec.model_copy(update={"roles": (role,)})
     return m.CreateTask(client_key=key, owner=identity.user, team=identity.team, spec=spec)
+
+
+def require_no_zeros(kind: type[Message], body: Body, above: str) -> None:
+    """Raises the problem of a number that is given as 0 where that is too few: in a message it
+    would be a number that is left out, and get its default."""
+    for name, field in kinds(kind).items():
+        if name not in body.model_fields_set:
+            continue
+        value, path = getattr(body, name), above + name
+        if field.message and value is not None:
+            for place, item in enumerate(value if field.repeated else [value]):
+                at = f"{path}[{place}]" if field.repeated else path
+                require_no_zeros(field.message, item, f"{at}.")
+        elif value == 0 and not field.optional and (field.shown.min or 0) > 0:
+            least = f"{field.shown.min:g}"
+            raise invalid(
+                path, value, f"is less than {least}", f"give {least} or more, or leave it out"
+            )
+
+
+def in_terms_of(body: TaskBody, problem: ProblemError) -> ProblemError:
+    """Submit's refusal of a task, with the names that its body has: one command is a role there."""
+    role = "roles[0]."
+    if not body.command:
+        return problem
+    errors = [
+        each.model_copy(update={"field": each.field.removeprefix(role)}) for each in problem.errors
+    ]
+    detail = problem.detail.removeprefix(role)
+    found = ProblemError(problem.kind, detail, errors, problem.headers)
+    found.audited = problem.audited
+    return found
 
 
 def accepted(reply: m.CreateTaskReply, command: m.CreateTask) -> AcceptedRow:

@@ -7,6 +7,7 @@ an answer. ``type`` is one word that programs can compare; ``errors`` name field
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from pydantic_core import ErrorDetails
 from libs.contracts.ids import NAME_RULE
 from libs.contracts.messages import FieldError, Refusal, RefusalCode
 from libs.contracts.wording import meant, not_found
-from services.gateway.bodies import NAME, fields_beside
+from services.gateway import misnamed
+from services.gateway.bodies import body_around, body_in
+from services.gateway.body_types import NAME
 
 VALUE_CHARACTERS_MAX = 80
 ERRORS_MAX = 50
@@ -108,11 +111,19 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "list_type": ("is not a list", "give a list"),
     "dict_type": _OBJECT,
     "model_type": _OBJECT,
-    "model_attributes_type": ("", "give an object with content type application/json"),
+    "model_attributes_type": (
+        "is not an object",
+        "give an object with content type application/json",
+    ),
     "finite_number": ("is not finite", "give a finite number"),
 }
 _DESCRIBED = ("", "correct this field: /docs describes it")
 _NAME = ("is not a name", f"use {NAME_RULE}")
+# Kinds of errors of a value that stands where an object is wanted.
+_OF_FIELDS = frozenset({"dict_type", "model_type", "model_attributes_type"})
+_QUOTED = re.compile("'([^']*)'")
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])")
+_SPANS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class ProblemError(Exception):
@@ -197,14 +208,25 @@ def shown(value: object) -> str:
 def _field_error(detail: ErrorDetails, body: type[BaseModel] | None) -> FieldError:
     place = detail["loc"][1:] if len(detail["loc"]) > 1 else detail["loc"]
     secret = bool({"env", "template"} & set(place)) or detail["type"] in {"missing", "json_invalid"}
+    last = str(place[-1]) if place else ""
+    if detail["type"] == "extra_forbidden" and misnamed.is_secret(last):
+        secret = True
     context = _Known({name: str(value) for name, value in (detail.get("ctx") or {}).items()})
     words = WORDS.get(detail["type"], _DESCRIBED)
     message, fix = (text.format_map(context) for text in words)
     if context["pattern"].endswith(NAME):
         message, fix = _NAME
     if detail["type"] == "extra_forbidden":
-        near = meant(field_path(place[-1:]), fields_beside(body, place))
+        part = body_around(body, place)
+        near = misnamed.advice(part, field_path(place[-1:]), detail["input"])
         fix = f"{near} Else {fix}" if near else fix
+    if detail["type"] == "literal_error" and isinstance(detail["input"], str):
+        choices = _QUOTED.findall(context["expected"])
+        fix = f"{meant(detail['input'].lower(), choices)} {fix}".strip()
+    if detail["type"] in _OF_FIELDS and place != ("body",):
+        message, fix = _OBJECT[0], f"write {_as_fields(detail, place, body)}"
+    if message == _NUMBER[0] and last.endswith("_seconds"):
+        fix = "give a number of seconds" + _as_seconds(detail["input"])
     if detail["type"] == "list_type" and not secret:
         fix += _as_list(detail["input"])
     return FieldError(
@@ -213,6 +235,30 @@ def _field_error(detail: ErrorDetails, body: type[BaseModel] | None) -> FieldErr
         message=message or _begun_small(detail["msg"]),
         fix=fix,
     )
+
+
+def _as_fields(
+    detail: ErrorDetails, place: Sequence[str | int], body: type[BaseModel] | None
+) -> str:
+    """One value that was given in the place of several, as a task file has them."""
+    # Without the index of an item.
+    path = place[:-1] if isinstance(place[-1], int) else place
+    name = str(path[-1]) if path else ""
+    around = body_around(body, path)
+    known = around.model_fields if around is not None else {}
+    below = body_in(known[name].annotation) if name in known else None
+    if below is None:
+        return f"{name}: {{NAME: VALUE}}"
+    # A list of objects; or an object, whose first field is the one that is usually meant.
+    if isinstance(place[-1], int):
+        return f"{name}: [{{{next(iter(below.model_fields))}: ...}}]"
+    return misnamed.example(f"{name}.{next(iter(below.model_fields))}", detail["input"])
+
+
+def _as_seconds(value: object) -> str:
+    """``4h`` as a number of seconds."""
+    found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    return f": {float(found[1]) * _SPANS[found[2]]:g}" if found else ""
 
 
 def _as_list(value: object) -> str:

@@ -155,7 +155,7 @@ class TaskSpecBody(Body):
     )
     nodes: Count = Field(
         default=0,
-        description="The sum of the roles' replicas; left out: counted, 1 without roles. At least 1, at most 8192 unless the site sets other bounds.",
+        description="How many nodes, all of them at once; left out: as many as replicas, 1 without roles. At least 1, at most 8192 unless the site sets other bounds.",
     )
     node_selector: TextMap = Field(
         default_factory=dict, description="Labels that its nodes must have."

@@ -17,7 +17,7 @@ from services.gateway import views
 from services.gateway.api.deps import Audited, Context
 from services.gateway.auth import Identity
 from services.gateway.bodies import BatchTaskBody
-from services.gateway.commands import accepted, create_task
+from services.gateway.commands import accepted, create_task, in_terms_of
 from services.gateway.problems import ProblemError
 from services.gateway.rows import TaskRow
 
@@ -30,7 +30,7 @@ class _Asked:
     """One task of the batch as a command, with its place in the batch."""
 
     place: int
-    name: str
+    body: BatchTaskBody
     command: m.CreateTask
     size: int
 
@@ -50,7 +50,7 @@ async def submit(
             refused.append(Audited(body.name, problem.kind.type, problem.detail))
         else:
             size = len(command.to_json())
-            asked.append(_Asked(place, body.name, command, size))
+            asked.append(_Asked(place, body, command, size))
     if refused:
         await parts.audit(caller, ACTION, refused)
     slots = asyncio.Semaphore(parts.settings.batch_in_flight_max)
@@ -94,17 +94,17 @@ async def _submit(
     try:
         replies = (await parts.commands.ask(command, m.CreateTasksReply)).replies
     except ProblemError as problem:
-        entries = [Audited(each.name, problem.kind.type, problem.detail) for each in piece]
+        entries = [Audited(each.body.name, problem.kind.type, problem.detail) for each in piece]
         await parts.audit(caller, ACTION, entries)
         return [_refused(problem)] * len(piece)
     outcomes = [
-        parts.commands.refused(reply.refusal)
+        in_terms_of(each.body, parts.commands.refused(reply.refusal))
         if reply.refusal is not None
         else accepted(reply, each.command)
         for each, reply in zip(piece, replies, strict=True)
     ]
     entries = [
-        Audited(each.name, outcome.kind.type, outcome.detail)
+        Audited(each.body.name, outcome.kind.type, outcome.detail)
         if isinstance(outcome, ProblemError)
         else Audited(reply.task_id, detail="" if reply.created else KEY_USED)
         for each, reply, outcome in zip(piece, replies, outcomes, strict=True)

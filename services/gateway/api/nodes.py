@@ -109,7 +109,8 @@ async def put_schedulable(
         raise invalid("drain", True, "is for a node that takes no new runs", fix)
     done = "drain" if body.drain else f"schedulable.{body.schedulable}"
     async with parts.changing(caller, f"node.{done}", node_id):
-        require_admin(caller, "cordon nodes")
+        verb = "drain" if body.drain else "uncordon" if body.schedulable else "cordon"
+        require_admin(caller, f"{verb} nodes")
         command = m.SetSchedulable(
             node_id=node_id,
             schedulable=body.schedulable,
@@ -126,7 +127,7 @@ async def put_labels(node_id: str, body: LabelsBody, caller: Caller, parts: Part
     command = m.SetNodeMarks(
         node_id=node_id, labels=body.set, unlabel=tuple(body.remove), asked_by=caller.user
     )
-    return await _marked(command, "node.labels", caller, parts)
+    return await _marked(command, "label", caller, parts)
 
 
 @router.put("/nodes/{node_id}/taints", response_model=shapes.NodeMarks)
@@ -138,14 +139,12 @@ async def put_taints(node_id: str, body: TaintsBody, caller: Caller, parts: Part
         untaint=tuple(body.remove),
         asked_by=caller.user,
     )
-    return await _marked(command, "node.taints", caller, parts)
+    return await _marked(command, "taint", caller, parts)
 
 
-async def _marked(
-    command: m.SetNodeMarks, action: str, caller: Identity, parts: Context
-) -> Response:
-    async with parts.changing(caller, action, command.node_id):
-        require_admin(caller, "label and taint nodes")
+async def _marked(command: m.SetNodeMarks, verb: str, caller: Identity, parts: Context) -> Response:
+    async with parts.changing(caller, f"node.{verb}s", command.node_id):
+        require_admin(caller, f"{verb} nodes")
         reply = await parts.commands.ask(command, m.SetNodeMarksReply)
     marks = {"labels": dict(reply.labels), "taints": list(reply.taints)}
     return answer({"id": command.node_id, **marks})

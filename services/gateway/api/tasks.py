@@ -27,7 +27,14 @@ from services.gateway.api.deps import (
 )
 from services.gateway.auth import Identity, may_change, require_owner
 from services.gateway.bodies import BatchBody, GoalBody, PriorityBody, TaskBody
-from services.gateway.commands import accepted, create_task, retry_task, set_goal, set_priority
+from services.gateway.commands import (
+    accepted,
+    create_task,
+    in_terms_of,
+    retry_task,
+    set_goal,
+    set_priority,
+)
 from services.gateway.explanations import NAMED_MAX, explanation, ids_in
 from services.gateway.json_values import LIVE, PRIORITIES, STATES
 from services.gateway.problems import CONFLICT, TOO_MANY, ProblemError, invalid
@@ -47,6 +54,8 @@ SORTS = {
     "state": Sort("state", False, "task_id", True),
     "-state": Sort("state", True, "task_id", True),
 }
+# What people call setting a goal.
+VERBS = {"run": "resume", "pause": "pause", "stop": "stop"}
 KEY_CHARACTERS_MAX = 200
 # The last ten characters of an id are random; a suffix of this length identifies a task.
 ID_SUFFIX_MIN = 6
@@ -89,7 +98,10 @@ async def dry_run(body: TaskBody, caller: Caller, parts: Parts) -> Response:
         detail = f"{caller.user} asks for more than {rate:g} dry runs a second; ask again later"
         raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
     command = create_task(body, caller, "").model_copy(update={"dry_run": True})
-    reply = await parts.commands.ask(command, m.CreateTaskReply)
+    try:
+        reply = await parts.commands.ask(command, m.CreateTaskReply)
+    except ProblemError as problem:
+        raise in_terms_of(body, problem) from None
     row = accepted(reply, command)
     assert row.spec is not None, "submit answers with the spec"
     cluster = await parts.capacity.now()
@@ -107,7 +119,7 @@ async def retry(task_id: str, caller: Caller, parts: Parts, key: Key = None) -> 
         row = await task_or_404(tx, task_id)
         owner = await tx.get(UserRow, row.owner)
     async with parts.changing(caller, "task.retry", task_id) as change:
-        require_owner(caller, row, "submit a copy")
+        require_owner(caller, row, "submit it again")
         if row.state in LIVE:
             message = f"the task is still {row.state}"
             fix = "wait for its end, or end it first with: PUT /v1/tasks/ID/goal"
@@ -143,7 +155,10 @@ async def _submit(
 ) -> tuple[bool, TaskRow]:
     command = create_task(body, caller, key or parts.mint.id())
     async with parts.changing(caller, "task.submit", body.name) as change:
-        return await _create(parts, command, change)
+        try:
+            return await _create(parts, command, change)
+        except ProblemError as problem:
+            raise in_terms_of(body, problem) from None
 
 
 async def _create(parts: Context, command: m.CreateTask, change: Change) -> tuple[bool, TaskRow]:
@@ -288,7 +303,7 @@ async def put_goal(task_id: str, body: GoalBody, caller: Caller, parts: Parts) -
     async with parts.store.transaction() as tx:
         row = await task_or_404(tx, task_id)
     async with parts.changing(caller, f"task.goal.{body.goal}", task_id):
-        require_owner(caller, row, "change the goal")
+        require_owner(caller, row, f"{VERBS[body.goal]} it")
         reply = await parts.commands.ask(set_goal(task_id, body, caller), m.SetGoalReply)
     return answer({"task": task_id, "revision": reply.revision}, 202)
 
@@ -299,7 +314,7 @@ async def put_priority(task_id: str, body: PriorityBody, caller: Caller, parts: 
     async with parts.store.transaction() as tx:
         row = await task_or_404(tx, task_id)
     async with parts.changing(caller, f"task.priority.{body.priority}", task_id):
-        require_owner(caller, row, "change the priority")
+        require_owner(caller, row, "give it another priority")
         command = set_priority(task_id, body.priority, caller)
         reply = await parts.commands.ask(command, m.SetPriorityReply)
     return answer({"task": task_id, "revision": reply.revision}, 202)

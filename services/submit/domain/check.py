@@ -106,7 +106,7 @@ def _role(at: str, role: Role, seen: set[str], limits: Limits) -> Errors:
 
 def _command(at: str, command: tuple[str, ...], limits: Limits) -> Errors:
     if not command or not command[0]:
-        yield problem(at, "", "is empty", "give the program and its arguments after --")
+        yield problem(at, "", "is empty", "give the program and its arguments")
         return
     if len(command) > limits.command_arguments_max:
         yield problem(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from libs.contracts.messages import FieldError, Priority, Quota, TaskSpec, Unit
 from libs.contracts.whole_nodes import Nodes, kinds_for
-from libs.contracts.wording import counted, meant
+from libs.contracts.wording import are, counted, meant
 from services.submit.domain.model import Facts, Shape, problem
 
 LEVELS = tuple(level for level in Priority if level not in {Priority.UNSPECIFIED, Priority.AUTO})
@@ -30,13 +30,17 @@ def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
             "group",
             spec.group,
             "no node belongs to this group",
-            f"{meant(spec.group, known)} use one of: {', '.join(known)}".strip()
-            if known
-            else "add nodes first",
+            (
+                f"{meant(spec.group, known)} use one of: {', '.join(known)}".strip()
+                if known
+                else "add nodes first"
+            )
+            + f"; {FOR_NODES_TO_COME}",
         )
         return
     unmatched = list(_unmatched(spec, facts, group))
     yield from unmatched
+    tainted = [] if unmatched else _tainted(spec, facts)
     suitable = _suitable(spec, facts)
     too_large = [] if unmatched else list(_larger_than_any(spec, suitable))
     yield from too_large
@@ -44,11 +48,14 @@ def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
     if not (unmatched or too_large) and spec.nodes > usable:
         # All nodes of a gang of whole nodes have one number of GPUs.
         nodes = counted(usable, "node") + (" of one kind" if spec.gpus_per_node is None else "")
+        if tainted:
+            yield _intolerant(spec, tainted)
         yield problem(
             "nodes",
             spec.nodes,
-            f"{_where(spec)} has {nodes} that one of its replicas fits on",
-            f"ask for at most {usable}, or use another group",
+            f"{_where(spec)} has {nodes} that one of its replicas fits on"
+            + (" and whose taints it tolerates" if tainted else ""),
+            f"ask for at most {usable}, or use another group; {FOR_NODES_TO_COME}",
         )
 
 
@@ -67,12 +74,48 @@ def _unmatched(spec: TaskSpec, facts: Facts, group: Sequence[Shape]) -> Iterator
         )
     elif not _suitable(spec, facts):
         taints = sorted({each for shape in facts.selected or group for each in shape.taints})
+        there = f"taints there are: {', '.join(taints[:LABELS_SHOWN_MAX])}; {FOR_NODES_TO_COME}"
         yield problem(
             "tolerations",
             ", ".join(spec.tolerations),
             f"every node of {_where(spec)} has a taint that the task does not tolerate",
-            f"taints there are: {', '.join(taints[:LABELS_SHOWN_MAX])}; {FOR_NODES_TO_COME}",
+            f"{_near_taint(spec, taints)} {there}".strip(),
         )
+
+
+def _tainted(spec: TaskSpec, facts: Facts) -> list[Shape]:
+    """Return the nodes of the group that have the labels, but taints that it does not tolerate."""
+    return [shape for shape in _labelled(spec, facts) if not _is_tolerated(shape, spec)]
+
+
+def _intolerant(spec: TaskSpec, tainted: Sequence[Shape]) -> FieldError:
+    """Return the error that names the taints that keep nodes from the task."""
+    tolerated = set(spec.tolerations)
+    taints = sorted(
+        {
+            taint
+            for shape in tainted
+            for taint in shape.taints
+            if not {taint, taint.partition("=")[0]} & tolerated
+        }
+    )
+    count = sum(shape.nodes for shape in tainted)
+    shown = ", ".join(taints[:LABELS_SHOWN_MAX])
+    fix = f"tolerate {shown} to use {'it' if count == 1 else 'them'}, too"
+    return problem(
+        "tolerations",
+        ", ".join(spec.tolerations),
+        f"{counted(count, 'node')} of {_where(spec)} {are(count)} kept from the task by the taint"
+        f"{'' if len(taints) == 1 else 's'} {shown}",
+        f"{_near_taint(spec, taints)} {fix}".strip(),
+    )
+
+
+def _near_taint(spec: TaskSpec, taints: Sequence[str]) -> str:
+    """Return ``did you mean TAINT?`` for a toleration that no taint has; empty if none is near."""
+    known = {*taints, *(taint.partition("=")[0] for taint in taints)}
+    unknown = [each for each in spec.tolerations if each not in known]
+    return next(filter(None, (meant(each, taints) for each in unknown)), "")
 
 
 def check_quota(spec: TaskSpec, owner: str, team: str, facts: Facts) -> Iterator[FieldError]:
@@ -111,14 +154,20 @@ def demand(spec: TaskSpec, unit: Unit, facts: Facts) -> int:
 def _suitable(spec: TaskSpec, facts: Facts) -> list[Shape]:
     """Return the nodes of the task's group with the labels that it selects and only taints that it
     tolerates."""
-    tolerated = set(spec.tolerations)
+    return [shape for shape in _labelled(spec, facts) if _is_tolerated(shape, spec)]
+
+
+def _labelled(spec: TaskSpec, facts: Facts) -> list[Shape]:
     return [
         shape
         for shape in (facts.shapes if facts.selected is None else facts.selected)
-        if shape.group == spec.group
-        and shape.nodes > 0
-        and all({taint, taint.partition("=")[0]} & tolerated for taint in shape.taints)
+        if shape.group == spec.group and shape.nodes > 0
     ]
+
+
+def _is_tolerated(shape: Shape, spec: TaskSpec) -> bool:
+    tolerated = set(spec.tolerations)
+    return all({taint, taint.partition("=")[0]} & tolerated for taint in shape.taints)
 
 
 def _usable_count(spec: TaskSpec, group: Sequence[Shape], suitable: Sequence[Shape]) -> int:
@@ -154,7 +203,8 @@ def _larger_than_any(spec: TaskSpec, group: Sequence[Shape]) -> Iterator[FieldEr
             "gpus_per_node",
             spec.gpus_per_node,
             f"the largest node of {_where(spec)} has {gpus}",
-            f"ask for at most {gpus} on each of more nodes, or use another group",
+            f"ask for at most {gpus} on each of more nodes, or use another group; "
+            f"{FOR_NODES_TO_COME}",
         )
     cpus = max(shape.cpus for shape in group)
     if _all_known(group, "cpus") and (spec.cpus or 0) > cpus:
@@ -162,7 +212,7 @@ def _larger_than_any(spec: TaskSpec, group: Sequence[Shape]) -> Iterator[FieldEr
             "cpus",
             spec.cpus,
             f"the largest node of {_where(spec)} has {cpus:g}",
-            f"ask for at most {cpus:g}, or use another group",
+            f"ask for at most {cpus:g}, or use another group; {FOR_NODES_TO_COME}",
         )
     memory = max(shape.memory_bytes for shape in group)
     if _all_known(group, "memory_bytes") and (spec.memory_bytes or 0) > memory:
@@ -170,7 +220,7 @@ def _larger_than_any(spec: TaskSpec, group: Sequence[Shape]) -> Iterator[FieldEr
             "memory_bytes",
             spec.memory_bytes,
             f"the largest node of {_where(spec)} has {memory} ({memory / GIB:.1f} GiB)",
-            f"ask for at most {memory}, or use another group",
+            f"ask for at most {memory}, or use another group; {FOR_NODES_TO_COME}",
         )
 
 

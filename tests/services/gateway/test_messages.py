@@ -94,6 +94,48 @@ async def test_what_is_there_already_is_a_field(
         ({"command": 'say "it'}, "command", "is not a list", "give a list"),
         ({"command": ["x", True]}, "command[1]", "is not a text", "quotation marks"),
         ({"env": {"A": 1}}, "env.A", "is not a text", "quotation marks"),
+        (
+            {"retries": 3},
+            "retries",
+            "there is no",
+            "retry.max_retries? Write retry: {max_retries: 3}",
+        ),
+        ({"preempt": "signal"}, "preempt", "there is no", "Write preemption: {mode: signal}"),
+        (
+            {"preempt": "signal:TERM"},
+            "preempt",
+            "",
+            "Write preemption: {mode: signal, signal: TERM}",
+        ),
+        ({"gpus": 1}, "gpus", "there is no", "did you mean gpus_per_node? Write gpus_per_node: 1"),
+        ({"directory": "/d"}, "directory", "there is no", "Write working_directory: /d"),
+        ({"workdir": "/d"}, "workdir", "there is no", "did you mean working_directory?"),
+        ({"cwd": "/d"}, "cwd", "there is no", "did you mean working_directory?"),
+        ({"ack_deadline": 5}, "ack_deadline", "", "Write preemption: {ack_deadline_seconds: 5}"),
+        ({"force": True}, "force", "there is no", "Write wait_for_nodes: true"),
+        ({"environment": {"A": "secret"}}, "environment", "there is no", "did you mean env? Else"),
+        ({"venv": "v"}, "venv", "there is no", "the option --venv of `shiftwork submit` does it"),
+        ({"image": "x:1"}, "image", "there is no", "Write pod: {image: x:1}"),
+        ({"retrys": 1}, "retrys", "there is no", "did you mean retry?"),
+        ({"fence_afer": 1}, "fence_afer", "there is no", "did you mean fence_after_seconds?"),
+        ({"retry": 3}, "retry", "is not an object", "write retry: {max_retries: 3}"),
+        (
+            {"preemption": "kill"},
+            "preemption",
+            "is not an object",
+            "write preemption: {mode: kill}",
+        ),
+        ({"env": "A=1"}, "env", "is not an object", "write env: {NAME: VALUE}"),
+        ({"labels": ["a"]}, "labels", "is not an object", "write labels: {NAME: VALUE}"),
+        ({"roles": ["a"]}, "roles[0]", "is not an object", "write roles: [{name: ...}]"),
+        ({"priority": "hgh"}, "priority", "is not known here", "did you mean high? give one of"),
+        (
+            {"max_run_seconds": "4h"},
+            "max_run_seconds",
+            "is not a number",
+            "a number of seconds: 14400",
+        ),
+        ({"fence_after_seconds": "x"}, "fence_after_seconds", "", "give a number of seconds"),
     ],
 )
 async def test_a_wrong_field_says_what_may_have_been_meant(
@@ -107,6 +149,50 @@ async def test_a_wrong_field_says_what_may_have_been_meant(
     batch = await ann.post("/v1/tasks:batch", json={"tasks": [{"command": ["true"], **body}]})
     error = next(e for e in batch.json()["errors"] if e["field"] == f"tasks[0].{field}")
     assert fix in error["fix"]
+
+
+async def test_a_roles_field_that_is_the_tasks_says_so(ann: httpx.AsyncClient) -> None:
+    role = {"command": ["true"], "gpus": 1, "priority": "low"}
+    refused = await ann.post("/v1/tasks", json={"roles": [role]})
+    fixes = {each["field"]: each["fix"] for each in refused.json()["errors"]}
+    assert fixes["roles[0].gpus"].startswith(
+        "did you mean gpus_per_node? It is a field of the whole task: write it beside roles."
+    )
+    assert "write it beside roles" in fixes["roles[0].priority"]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"nodes": 0}, "nodes"),
+        ({"preemption": {"ack_deadline_seconds": 0}}, "preemption.ack_deadline_seconds"),
+    ],
+)
+async def test_zero_is_not_left_out(
+    ann: httpx.AsyncClient, body: dict[str, Any], field: str
+) -> None:
+    error = only(await ann.post("/v1/tasks", json={"command": ["true"], **body}), 422)
+    assert (error["field"], error["message"]) == (field, "is less than 1")
+    assert error["fix"] == "give 1 or more, or leave it out"
+
+
+async def test_a_command_is_called_as_it_was_given(ann: httpx.AsyncClient) -> None:
+    body = {"command": [""], "env": {"1A": "b"}}
+    for path in ("/v1/tasks", "/v1/tasks:dry-run"):
+        refused = (await ann.post(path, json=body)).json()
+        assert [each["field"] for each in refused["errors"]] == ["command", "env"]
+        assert refused["errors"][1]["value"] == "1A"
+        assert refused["detail"].startswith("command: is empty")
+        assert "--" not in refused["errors"][0]["fix"]
+    batch = (await ann.post("/v1/tasks:batch", json={"tasks": [body]})).json()
+    assert batch["items"][0]["problem"]["errors"][0]["field"] == "command"
+
+
+async def test_no_secret_is_repeated(ann: httpx.AsyncClient) -> None:
+    for body in ({"environment": "A=s3cret"}, {"env": "s3cret"}, {"pod_template": "s3cret"}):
+        refused = await ann.post("/v1/tasks", json={"command": ["true"], **body})
+        assert refused.status_code == 422
+        assert "s3cret" not in refused.text
 
 
 async def test_a_name_is_asked_for_in_words(admin: httpx.AsyncClient) -> None:
@@ -183,3 +269,47 @@ def test_each_route_that_a_message_names_is_one_and_has_a_command() -> None:
         assert templates().of(path) != "none", each
         command = typed.in_commands(f"{method} {path}")
         assert command.startswith("`shiftwork "), each
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "said"),
+    [
+        ("PUT", "goal", {"goal": "stop"}, "stop it"),
+        ("PUT", "goal", {"goal": "pause"}, "pause it"),
+        ("PUT", "goal", {"goal": "run"}, "resume it"),
+        ("PUT", "priority", {"priority": "high"}, "give it another priority"),
+        ("POST", "retry", None, "submit it again"),
+    ],
+)
+async def test_somebody_elses_task_is_refused_with_what_was_wanted_of_it(  # noqa: PLR0917 - the table's
+    world: World,
+    ann: httpx.AsyncClient,
+    bob: httpx.AsyncClient,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None,
+    said: str,
+) -> None:
+    task = (await world.submitted(ann, name="demo"))["id"]
+    error = only(await bob.request(method, f"/v1/tasks/{task}/{path}", json=body), 403)
+    assert (error["field"], error["value"]) == ("task_id", task)
+    assert error["message"] == f"the task is ann's, and bob may not {said}"
+    assert error["fix"] == "ask ann or an administrator"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "verb"),
+    [
+        ("schedulable", {"schedulable": False, "drain": True}, "drain"),
+        ("schedulable", {"schedulable": False}, "cordon"),
+        ("schedulable", {"schedulable": True}, "uncordon"),
+        ("labels", {"set": {"a": "b"}}, "label"),
+        ("taints", {"set": ["a"]}, "taint"),
+    ],
+)
+async def test_members_may_not_do_what_they_asked_for(
+    ann: httpx.AsyncClient, path: str, body: dict[str, Any], verb: str
+) -> None:
+    refused = await ann.put(f"/v1/nodes/n0/{path}", json=body)
+    assert refused.status_code == 403
+    assert refused.json()["detail"] == f"ann may not {verb} nodes; ask an administrator"

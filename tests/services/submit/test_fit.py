@@ -18,6 +18,7 @@ SHAPES = (
     Shape("cpu", gpus=0, cpus=16.0, memory_bytes=64 * GIB, nodes=4),
 )
 KNOWN = Facts(shapes=SHAPES, inventory_known=True)
+TO_COME = "with wait_for_nodes it waits for nodes that are to come"
 
 
 def refused_fields(spec: TaskSpec, facts: Facts, owner: str = "ann", team: str = "") -> list[str]:
@@ -53,6 +54,65 @@ def test_only_what_can_never_fit_is_refused(changes: dict[str, Any], fields: lis
     assert refused_fields(asked(**changes), Facts(shapes=SHAPES)) == []
 
 
+PARTLY_TAINTED = (
+    Shape("default", gpus=1, cpus=0.0, memory_bytes=0, nodes=3),
+    Shape("default", gpus=1, cpus=0.0, memory_bytes=0, nodes=1, taints=("reserved=vision",)),
+)
+
+
+@pytest.mark.parametrize(
+    ("tolerations", "fix"),
+    [
+        (
+            ("reserved=visin",),
+            "did you mean reserved=vision? tolerate reserved=vision to use it, too",
+        ),
+        ((), "tolerate reserved=vision to use it, too"),
+    ],
+)
+def test_taints_that_keep_nodes_from_a_gang_are_named(
+    tolerations: tuple[str, ...], fix: str
+) -> None:
+    facts = Facts(shapes=PARTLY_TAINTED, inventory_known=True)
+    spec = fill_in(
+        asked(nodes=4, gpus_per_node=1, tolerations=tolerations),
+        task_id=TASK_ID,
+        defaults=Defaults(),
+    )
+    found = validate(spec, owner="ann", team="", facts=facts, limits=Limits())
+    assert isinstance(found, Refusal)
+    taint, nodes = found.errors
+    assert (taint.field, taint.value) == ("tolerations", ", ".join(tolerations))
+    said = "1 node of group default is kept from the task by the taint reserved=vision"
+    assert (taint.message, taint.fix) == (said, fix)
+    assert (nodes.field, nodes.value) == ("nodes", "4")
+    for right in ("reserved=vision", "reserved"):
+        assert refused_fields(asked(nodes=4, gpus_per_node=1, tolerations=(right,)), facts) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"group": "elsewhere"},
+        {"nodes": 40},
+        {"gpus_per_node": 80},
+        {"cpus": 650.0},
+        {"memory_bytes": 5130 * GIB},
+        {"node_selector": {"disk": "nvme"}},
+    ],
+    ids=str,
+)
+def test_whatever_only_lacks_nodes_may_wait_for_them(changes: dict[str, Any]) -> None:
+    facts = Facts(
+        shapes=SHAPES, inventory_known=True, selected=() if changes.get("node_selector") else None
+    )
+    spec = fill_in(asked(**changes), task_id=TASK_ID, defaults=Defaults())
+    found = validate(spec, owner="ann", team="", facts=facts, limits=Limits())
+    assert isinstance(found, Refusal)
+    assert all(error.fix.endswith(TO_COME) for error in found.errors), found.errors
+    assert refused_fields(asked(**changes, wait_for_nodes=True), facts) == []
+
+
 def test_unknown_sizes_of_nodes_refuse_nothing() -> None:
     shape = Shape("default", gpus=1, cpus=0.0, memory_bytes=0, nodes=1)
     facts = Facts(shapes=(shape,), inventory_known=True)
@@ -64,7 +124,7 @@ def test_the_unknown_group_error_names_the_known_ones() -> None:
     found = validate(filled, owner="ann", team="", facts=KNOWN, limits=Limits())
     assert isinstance(found, Refusal)
     assert found.errors[0].value == "gpu"
-    assert found.errors[0].fix == "did you mean cpu? use one of: cpu, default"
+    assert found.errors[0].fix == f"did you mean cpu? use one of: cpu, default; {TO_COME}"
 
 
 def limit(number: int, *, unit: Unit = Unit.GPUS, **changes: Any) -> Quota:

@@ -62,9 +62,9 @@ class Stopped(Exception):  # noqa: N818 - a stream that ended; the reader opens 
 
 
 class Api:
-    """One server, one token."""
+    """One server, one token. ``where``: what gives the address, for the error of a wrong one."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, where: str = "--url") -> None:
         self.url = url.rstrip("/")
         self._token = token
         # Set when nobody wants what this one reads any more: a reader does not begin again.
@@ -72,7 +72,7 @@ class Api:
         try:
             self._client = Client(self.url, token)
         except ValueError as error:
-            raise usage(str(error), where="--url", fix="write http://HOST:PORT") from None
+            raise usage(str(error), where=where, fix="write http://HOST:PORT") from None
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -169,9 +169,7 @@ class Api:
             told = Answer(response.status, body, {}).fields()
             after = response.headers.get("retry-after")
             request = f"GET {where}"
-            raise refused(
-                told, response.status, server=self.url, request=request, retry_after=after
-            )
+            raise self._refused(told, response.status, request=request, retry_after=after)
         try:
             yield from _events(response)
         finally:
@@ -220,16 +218,27 @@ class Api:
                 if answer.status < 400:  # noqa: PLR2004 - no refusal
                     return answer
                 if answer.status not in (429, 503) or not tries_left:
-                    raise refused(
+                    raise self._refused(
                         answer.fields(),
                         answer.status,
-                        server=self.url,
                         request=f"{method} {path}",
                         retry_after=answer.headers.get("retry-after"),
                     )
             time.sleep(wait)
             wait *= 2
         raise AssertionError("the loop returns or raises")
+
+    def _refused(
+        self, told: Mapping[str, Any], status: int, *, request: str, retry_after: str | None
+    ) -> Failure:
+        found = refused(told, status, server=self.url, request=request, retry_after=retry_after)
+        if status == 401 and not self._token:  # noqa: PLR2004 - Unauthorized
+            found.what = "no token is given"
+            found.fix = (
+                "give yours with --token or SHIFTWORK_TOKEN, or choose a context that has one"
+                " (`shiftwork context ls`); an administrator makes it"
+            )
+        return found
 
     def _unreachable(self, error: Exception) -> Failure:
         return Failure(

@@ -4,6 +4,7 @@ help, then when, then the details. Called by ``tasks.py``. Pure but for ``show_h
 
 from __future__ import annotations
 
+import re
 from typing import Any, Callable, Mapping
 
 from shiftwork.cli import ids, parse, render
@@ -109,11 +110,16 @@ def _ended(found: Told, told: Told, tasks: Told) -> str:
     when = render.ago(found.get("finished_at"))
     how = {"succeeded": "finished successfully"}.get(str(told.get("state")), str(told.get("state")))
     reason = "" if told.get("state") == "succeeded" else _reason(told)
+    # The reason of a failure says again that it is one.
+    attempt = _ATTEMPT_FAILED.match(reason) if how == "failed" else None
+    if attempt:
+        how, reason = f"failed in attempt {attempt[1]}", reason[attempt.end() :]
     return (
         f"{found['name']} {how}" + (f" {when}" if when else "") + (f": {reason}" if reason else "")
     )
 
 
+_ATTEMPT_FAILED = re.compile(r"attempt (\d+) failed: ")
 Form = Callable[[Told, Told, Told], str]
 HEADLINES: Mapping[str, Form] = {
     "queued": _waits,

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
+import re
 import sys
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from shiftwork.cli import parse
-from shiftwork.cli.failures import usage
+from shiftwork.cli.failures import Failure, usage
 
 DOCUMENT_BYTES_MAX = 1_048_576
 STANDARD_INPUT = "standard input"
+# Documents that were read, for the lines of their fields.
+_texts: dict[str, str] = {}
 
 
 def name_of(path: str) -> str:
@@ -74,6 +79,7 @@ def values(path: str, bytes_max: int) -> Any:  # noqa: ANN401 - any document
         text = read(path, bytes_max).decode()
     except UnicodeDecodeError:
         raise usage("the file is not UTF-8", where=where, fix="save it as UTF-8") from None
+    _texts[where] = text
     try:
         return _parsed(path, where, text)
     except RecursionError:
@@ -92,15 +98,54 @@ def document(path: Path, what: str = "task", such_as: str = "command: [...]") ->
     return body
 
 
+def place(name: str, field: str) -> str:
+    """``FILE, line N`` of a field ``a[0].b`` in a document that was read; the file alone where the
+    line is not known."""
+    try:
+        import yaml  # noqa: PLC0415 - optional: the extra needs Typer alone
+    except ImportError:
+        return name
+    node: Any = None
+    # What the parser of JSON takes, such as tabs, YAML's may not.
+    with contextlib.suppress(ValueError, yaml.YAMLError):
+        node = cast("Any", yaml).compose(_texts.get(name, ""), yaml.SafeLoader)
+    line = 0
+    for part in re.findall(r"[^.\[\]]+", field):
+        found: Any = node.value if node is not None else None
+        if isinstance(node, yaml.MappingNode):
+            key, node = next((pair for pair in found if pair[0].value == part), (None, None))
+        elif isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(found):
+            key = node = found[int(part)]
+        else:
+            break
+        if key is None:
+            break
+        line = key.start_mark.line + 1
+    return f"{name}, line {line}" if line else name
+
+
 def _parsed(path: str, where: str, text: str) -> Any:  # noqa: ANN401 - any document
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=functools.partial(_object, where))
     except ValueError as error:
         if not path.endswith(".json"):
             return _yaml(where, text, error)
         line = getattr(error, "lineno", 0)
         what = f"the file is not JSON: {getattr(error, 'msg', error)}"
         raise usage(what, where=f"{where}, line {line}", fix="correct that line") from None
+
+
+def _object(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise _twice(where, name)
+        found[name] = value
+    return found
+
+
+def _twice(where: str, name: str) -> Failure:
+    return usage(f"the field {name!r} is there twice", where=where, fix="keep one of them")
 
 
 def _yaml(where: str, text: str, not_json: ValueError) -> Any:  # noqa: ANN401 - any document
@@ -120,6 +165,16 @@ def _yaml(where: str, text: str, not_json: ValueError) -> Any:  # noqa: ANN401 -
             first: [(tag, form) for tag, form in known if not tag.endswith(":timestamp")]
             for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: ANN401 - PyYAML's
+            """A mapping, unless a key stands twice in it: the last one would win unnoticed."""
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    if key.value in seen:
+                        raise _twice(f"{where}, line {key.start_mark.line + 1}", key.value)
+                    seen.add(key.value)
+            return super().construct_mapping(node, deep)
 
     try:
         return yaml.load(text, Loader)  # noqa: S506 - a safe loader

@@ -8,6 +8,7 @@ Elsewhere nobody but the task's nodes could say.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -20,6 +21,8 @@ from shiftwork.cli.failures import Failure
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _RUNNERS = {".py": "python", ".sh": "bash", ".R": "Rscript", ".jl": "julia"}
+# Programs that run a script which is one of their arguments.
+_INTERPRETER = re.compile(r"(python|bash|sh|Rscript|julia|torchrun|accelerate|deepspeed)[\d.]*")
 FORCE = "--force submits it nevertheless"
 
 
@@ -32,17 +35,18 @@ class _Program:
     env: Mapping[str, Any]
 
 
-def check(body: Mapping[str, Any], *, directory: str, command: str) -> None:
+def check(body: Mapping[str, Any], *, directory: str, command: str, typed: str = "") -> None:
     """Raises Failure for a directory that is not there, or a program that cannot be found.
 
     Args:
         body: the new task, in the API's fields.
         directory: what people typed to give the directory, such as ``--workdir``.
         command: the same for the command.
+        typed: the directory as it was typed, if it was.
     """
     at = str(body.get("working_directory") or "")
     if at:
-        _directory(at, directory)
+        _directory(at, directory, typed or at)
     for each in _programs(body, command):
         # What is no list of texts the server refuses.
         if each.words and isinstance(each.words[0], str):
@@ -134,7 +138,24 @@ def search_path(env: Mapping[str, Any]) -> str:
     return os.pathsep.join([os.environ.get("PATH", ""), platform, DEFAULT_PATH])
 
 
-def _directory(at: str, where: str) -> None:
+def missing_scripts(body: Mapping[str, Any]) -> Iterator[str]:
+    """What to say about each script that a command hands to an interpreter and that is not there:
+    a program may make it before, so that it is no error."""
+    folder = Path(str(body.get("working_directory") or os.curdir))
+    if not os.access(folder, os.X_OK):
+        return
+    for each in _programs(body, ""):
+        words = [word for word in each.words if isinstance(word, str)]
+        if not words or not _INTERPRETER.fullmatch(Path(words[0]).name):
+            continue
+        script = next((word for word in words[1:] if Path(word).suffix in _RUNNERS), "")
+        before = words[1 : words.index(script)] if script else []
+        path = folder / script
+        if script and " " not in script and not {"-c", "-m"} & set(before) and not path.exists():
+            yield f"{script}: there is no such file in {folder}; {files.near(path)}".rstrip("; ")
+
+
+def _directory(at: str, where: str, typed: str) -> None:
     try:
         there = os.path.exists(at)  # noqa: PTH110 - whatever it is called
         if os.path.isdir(at):  # noqa: PTH112 - as above
@@ -143,9 +164,11 @@ def _directory(at: str, where: str) -> None:
         return
     if not there:
         fix = files.near(Path(at)) or f"make it: mkdir -p {shlex.quote(at)}"
-        raise Failure(f"{where} {at}: there is no such directory", where=where, fix=fix)
+        if typed.startswith("~"):
+            fix = f"write it without quotes, or as {os.path.expanduser(typed)}"  # noqa: PTH111 - as typed
+        raise Failure(f"{where} {typed}: there is no such directory", where=where, fix=fix)
     fix = "give the directory that it lies in"
-    raise Failure(f"{where} {at}: this is a file, no directory", where=where, fix=fix)
+    raise Failure(f"{where} {typed}: this is a file, no directory", where=where, fix=fix)
 
 
 def _program(words: Sequence[Any], path: str, directory: str, where: str) -> None:
@@ -171,12 +194,11 @@ def _advice(program: str, words: Sequence[Any], folder: Path, path: str) -> tupl
     there = folder / program
     if there.is_file():
         runner = _RUNNERS.get(there.suffix)
-        if runner:
-            line = shlex.join([runner, program, *rest])
-        elif os.access(there, os.X_OK):
-            line = shlex.join([f"./{program}", *rest])
-        else:
-            return "this file is not executable", f"chmod +x {shlex.quote(str(there))}"
+        run = f"write: -- {shlex.join([runner, program, *rest])}" if runner else ""
+        executable = f"chmod +x {shlex.quote(str(there))}"
+        if "/" in program or not (runner or os.access(there, os.X_OK)):
+            return "this file is not executable", f"{executable}, or {run}" if run else executable
+        line = shlex.join([runner or f"./{program}", *([program] if runner else []), *rest])
         return f"this file of {folder} is no command on the PATH", f"write: -- {line}"
     if " " in program.strip() and not rest:
         return "this is a whole command line in one word", f"write it without quotes: -- {program}"
@@ -190,4 +212,9 @@ def _advice(program: str, words: Sequence[Any], folder: Path, path: str) -> tupl
     meant = guide.meant(program, sorted(names), 0.75)
     if meant:
         return problem, meant
-    return problem, "give its path, or install it; with --env PATH=... another PATH is searched"
+    if "/" in program:
+        return problem, "give the path of a program that is there"
+    return problem, (
+        "give its path, or install it; with --venv DIR the environment in DIR is searched, and with"
+        " --env PATH=... another PATH"
+    )

@@ -5,12 +5,12 @@ import sys
 from datetime import datetime, timezone
 from heapq import merge
 from itertools import chain, groupby, islice
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import typer
 
 from shiftwork.cli import complete, follow, parse, render, session
-from shiftwork.cli.client import RANGE_BYTES, Api, Range
+from shiftwork.cli.client import RANGE_BYTES, Api, Range, chunk_bytes
 from shiftwork.cli.failures import usage
 from shiftwork.cli.tasks import TASK_HELP, find
 
@@ -59,19 +59,26 @@ def logs(
     several = int(found.get("nodes") or 1) > 1 and rank is None
     printer = follow.Printer(ranks=several, times=timestamps)
     shown = Shown(printer, pattern.search if pattern else None)
+    kept: List[Dict[str, Any]] = []
+    if tail is not None or not follow_it:
+        kept = api.get(follow.logs_path(task_id), {"list": 1})["logs"]
+
+    def is_wanted(log: Dict[str, Any]) -> bool:
+        return (
+            attempt in (None, log["attempt"])
+            and rank in (None, log["rank"])
+            and role in ("", log.get("role"))
+        )
+
     if follow_it:
         chosen = {"attempt": attempt, "rank": rank, "role": role, "tail": tail or None}
-        _follow(api, task_id, {**asked, **chosen}, shown)
+        first = max((log["attempt"] for log in kept if is_wanted(log)), default=0)
+        # Of no kept lines at all, what follows is shown alone.
+        sizes = {(log["attempt"], log["rank"]): log["size"] for log in kept if tail == 0}
+        _follow(api, task_id, {**asked, **chosen}, shown, _Begin(first, sizes))
         return
-    kept = api.get(follow.logs_path(task_id), {"list": 1})["logs"]
-    wanted = [
-        log
-        for log in kept
-        if attempt in (None, log["attempt"])
-        and rank in (None, log["rank"])
-        and role in ("", log.get("role"))
-    ]
-    if tail is not None and attempt is None:
+    wanted = [log for log in kept if is_wanted(log)]
+    if tail is not None:
         last = max((log["attempt"] for log in wanted), default=0)
         wanted = [log for log in wanted if log["attempt"] == last]
     if tail != 0:
@@ -204,11 +211,25 @@ def _show_merged(kept: Kept, logs: List[Dict[str, Any]], shown: Shown) -> None:
         shown.show(lines)
 
 
-def _follow(api: Api, task_id: str, query: Dict[str, Any], shown: Shown) -> None:
+class _Begin(NamedTuple):
+    """Where followed output begins: at an attempt, and behind so many bytes of its ranks."""
+
+    attempt: int
+    sizes: Dict[Tuple[int, int], int]
+
+    def has(self, piece: Dict[str, Any]) -> bool:
+        """True for output that is to be shown."""
+        skipped = self.sizes.get((piece["attempt"], piece["rank"]), 0)
+        end = piece["offset"] + len(chunk_bytes(piece))
+        return piece["attempt"] >= self.attempt and (end > skipped or not skipped)
+
+
+def _follow(api: Api, task_id: str, query: Dict[str, Any], shown: Shown, begin: "_Begin") -> None:
     # A file or a program gets every byte; on a terminal lines that are rewritten are drawn.
     exact = shown.is_plain and not render.is_terminal(sys.stdout)
     with render.Progress() as progress:
         screen = follow.Screen(progress, shown.printer, wanted=shown.wanted, exact=exact)
         for piece in follow.output(api, task_id, query):
-            screen.take(piece)
+            if begin.has(piece):
+                screen.take(piece)
         screen.end()

@@ -1,4 +1,4 @@
-"""``shiftwork nodes``, ``node cordon|uncordon|drain|label|taint`` and ``group ls``."""
+"""``shiftwork nodes``, ``node ls|cordon|uncordon|drain|label|taint`` and ``group ls``."""
 
 import sys
 import time
@@ -15,6 +15,7 @@ def register(app: session.App) -> None:
     """Add the commands."""
     app.command("nodes")(nodes)
     one = session.App(name="node", help="One node.", no_args_is_help=True)
+    one.command("ls")(nodes)
     one.command("cordon")(cordon)
     one.command("uncordon")(uncordon)
     one.command("drain")(drain)

@@ -104,8 +104,16 @@ def states(text: str, option: str) -> list[str]:
 
 def priority(text: str, option: str) -> str:
     """A level in the API's spelling; ``very-high`` and ``VERY_HIGH`` are understood."""
-    word = text.strip().lower().replace("-", "_")
-    return choice(word, PRIORITIES, "priority", option)
+    return choice(_level(text), PRIORITIES, "priority", option)
+
+
+def is_priority(text: str) -> bool:
+    """True for a level."""
+    return _level(text) in PRIORITIES
+
+
+def _level(text: str) -> str:
+    return text.strip().lower().replace("-", "_")
 
 
 def fields(value: object) -> dict[str, Any]:

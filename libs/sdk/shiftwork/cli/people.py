@@ -144,12 +144,15 @@ def whoami() -> None:
     if now.json:
         render.document(told)
         return
+    token = parse.fields(told.get("token"))
     render.facts(
         [
             ("user", told["user"]),
             ("role", told["role"]),
             ("team", told.get("team") or ""),
             ("server", api.url),
+            ("token", token.get("name") or token.get("id") or ""),
+            ("expires", render.moment(token.get("expires_at")) or ("never" if token else "")),
         ]
     )
 

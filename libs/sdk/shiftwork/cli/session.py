@@ -53,9 +53,15 @@ class Session:
     def api(self) -> Api:
         """The server's API; closed when the command ends."""
         found = self.target()
-        api = Api(found.url, found.token)
+        api = Api(found.url, found.token, self._address_given_by())
         _open.append(api)
         return api
+
+    def _address_given_by(self) -> str:
+        if self.url:
+            return "--url"
+        is_set = not self.context and os.environ.get("SHIFTWORK_URL")
+        return "SHIFTWORK_URL" if is_set else str(contexts.default_path())
 
 
 _current = Session()
@@ -114,6 +120,30 @@ def hoist(arguments: Sequence[str]) -> Tuple[List[str], bool]:
     return front + rest, False
 
 
+def _refuse_other_encodings(words: Sequence[str]) -> None:
+    """Raises Failure for an argument that is not UTF-8: nothing that is sent could carry it."""
+    for place, word in enumerate(words):
+        # Half a surrogate pair stands for each byte that is no UTF-8.
+        if not any("\ud800" <= sign <= "\udfff" for sign in word):
+            continue
+        shown = os.fsencode(word).decode("utf-8", "backslashreplace")
+        before = words[place - 1] if place else ""
+        where = before if before.startswith("-") and before != "--" else shown
+        fix = "write it in UTF-8; a file gets another name with mv"
+        raise usage(f"{shown}: this argument is not UTF-8", where=where, fix=fix)
+
+
+def _with_help(words: Sequence[str]) -> List[str]:
+    """``help COMMAND`` as ``COMMAND --help``."""
+    place = 0
+    while place < len(words) and words[place].startswith("-"):
+        place += 2 if words[place] in _VALUED else 1
+    rest = list(words[place + 1 :])
+    if list(words[place : place + 1]) != ["help"] or any(word.startswith("-") for word in rest):
+        return list(words)
+    return [*words[:place], *rest, "--help"]
+
+
 class App(typer.Typer):
     """A Typer application whose commands are ``Command``s."""
 
@@ -132,10 +162,24 @@ EPILOG = (
 class Command(TyperCommand):
     """A command whose options are known to those who report its failures."""
 
+    def parse_args(self, ctx: Any, args: List[str]) -> List[str]:  # noqa: ANN401 - Typer's
+        """Parse, and say of each error which command it is about."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            _set_context(error, ctx)
+            raise
+
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - Typer's
         """Run it."""
         _set_line(ctx)
         return super().invoke(ctx)
+
+
+def _set_context(error: Any, ctx: Any) -> None:  # noqa: ANN401 - Typer's
+    """The parser does not say which command lacks an option's value."""
+    if getattr(error, "ctx", ctx) is None:
+        error.ctx = ctx
 
 
 def _set_line(ctx: Any) -> None:  # noqa: ANN401 - Typer's
@@ -165,12 +209,17 @@ class Root(TyperGroup):
     def parse_args(self, ctx: Any, args: List[str]) -> List[str]:  # noqa: ANN401 - Typer's
         """Parse with the global options in front."""
         global _current, _words  # noqa: PLW0603 - one command line per process
-        hoisted, separated = hoist(args)
+        hoisted, separated = hoist(_with_help(args))
         # A copy: the parser empties its list.
         _words = hoisted[: hoisted.index("--") if separated else len(hoisted)]
         _current = Session(separated=separated, json="--json" in hoisted)
         render.configure(json=_current.json, quiet=False, verbose=False)
-        return super().parse_args(ctx, hoisted)
+        _refuse_other_encodings(args)
+        try:
+            return super().parse_args(ctx, hoisted)
+        except Exception as error:
+            _set_context(error, ctx)
+            raise
 
     def list_commands(self, ctx: Any) -> List[str]:  # noqa: ANN401 - Typer's
         """Our own commands and the plug-ins', the first steps first."""

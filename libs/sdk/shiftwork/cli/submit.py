@@ -7,9 +7,11 @@ from typing import Any, Dict, List, Mapping, Optional
 import typer
 
 from shiftwork.cli import environments, files, follow, here, parse, render, session
-from shiftwork.cli.failures import naming, usage
+from shiftwork.cli.failures import Failure, naming, usage
 from shiftwork.cli.task_fields import set_field, with_task_options
 from shiftwork.cli.task_options import TASK_OPTIONS
+
+_UNITS = (("d", 86_400), ("h", 3600), ("m", 60))
 
 
 def register(app: session.App) -> None:
@@ -33,8 +35,11 @@ def submit(
         None, "--venv", metavar="DIR", help="Its environment. Left out: the one activated here."
     ),
     key: str = typer.Option("", "--key", help="Submitting twice with one key gives one task."),
-    file: Optional[Path] = typer.Option(
-        None, "--file", help="A task in YAML or JSON, - for standard input; options override it."
+    from_files: Optional[List[Path]] = typer.Option(
+        None,
+        "--file",
+        metavar="FILE",
+        help="A task in YAML or JSON, - for standard input; options override it.",
     ),
     dry_run: bool = typer.Option(
         False, "--dry-run", help="Say what would be submitted, and whether it fits; nothing is."
@@ -48,8 +53,11 @@ def submit(
 ) -> None:
     """Submit a task. Prints its id."""
     now = session.current()
-    if command == ["-"] and not now.separated and file is None:
-        command, file = None, Path("-")
+    command = list(command or [])
+    file = _only(from_files or [])
+    dash = ["-", "--"] if now.separated and session.words()[-1] == "-" else ["-"]
+    if file is None and command[: len(dash)] == dash and (now.separated == (len(dash) > 1)):
+        command, file = command[len(dash) :], Path("-")
     if command and not now.separated:
         raise usage(
             "the task's command must follow --",
@@ -68,12 +76,14 @@ def submit(
         for option in TASK_OPTIONS
         if option.flags[0] in given or not source
     }
-    fields["wait_for_nodes"] = "--force"
+    if not source or force:
+        fields["wait_for_nodes"] = "--force"
     if not source or "CMD" in given:
         fields.update({"roles": "CMD", "command": "CMD"})
     with naming(fields, file=source):
         body = _overridden(files.document(file) if file is not None else {}, given, source)
-        _add_surroundings(body, fields, venv, force=force)
+        typed = str(given.get("--workdir", ""))
+        _add_surroundings(body, fields, venv, force=force, source=source, typed=typed)
         api = now.api()
         if dry_run:
             _show_dry_run(api.create("/v1/tasks:dry-run", body))
@@ -93,8 +103,23 @@ def submit(
     )
 
 
+def _only(given: List[Path]) -> Optional[Path]:
+    """The file that ``--file`` gives. Raises Failure for several: one would be passed over."""
+    if len(given) > 1:
+        names = ", ".join(map(str, given))
+        fix = "give one, and submit the others by themselves"
+        raise usage(f"--file is there twice: {names}", where="--file", fix=fix)
+    return given[0] if given else None
+
+
 def _add_surroundings(
-    body: Dict[str, Any], fields: Mapping[str, str], venv: Optional[Path], *, force: bool
+    body: Dict[str, Any],
+    fields: Mapping[str, str],
+    venv: Optional[Path],
+    *,
+    force: bool,
+    source: str,
+    typed: str,
 ) -> None:
     """What a task takes from where it is submitted, if it runs there: environment and directory.
     Raises Failure for what is not there."""
@@ -109,8 +134,15 @@ def _add_surroundings(
                 "directory": fields.get("working_directory", "working_directory"),
                 "command": fields.get("command", "command"),
             }
-            here.check(body, **named)
-            here.check_rights(body, _tasks_run_as, **named)
+            try:
+                here.check(body, typed=typed, **named)
+                here.check_rights(body, _tasks_run_as, **named)
+            except Failure as failure:
+                if source and failure.where not in fields.values():
+                    failure.where = files.place(source, failure.where)
+                raise
+            for text in here.missing_scripts(body):
+                render.warning(text)
 
 
 def _tasks_run_as() -> str:
@@ -129,6 +161,7 @@ def _show_dry_run(told: Dict[str, Any]) -> None:
     if ahead:
         fits += f"; {ahead} of its group wait at its level or above"
     gpus = task["gpus_per_node"]
+    preemption = task["preemption"]
     command = "; ".join(" ".join(role["command"]) for role in task["roles"])
     render.facts(
         [
@@ -141,11 +174,25 @@ def _show_dry_run(told: Dict[str, Any]) -> None:
             ("on nodes with", render.labels(task["node_selector"])),
             ("command", command),
             ("directory", task["working_directory"]),
-            ("preemption", task["preemption"]["mode"]),
+            ("variables", ", ".join(sorted(parse.fields(task.get("env"))))),
+            ("preemption", ":".join(filter(None, (preemption["mode"], preemption.get("signal"))))),
+            ("ack deadline", _span(preemption.get("ack_deadline_seconds"))),
+            ("retries", str(parse.fields(task.get("retry")).get("max_retries") or "")),
+            ("max run time", _span(task.get("max_run_seconds"))),
+            ("fence after", _span(task.get("fence_after_seconds"))),
+            ("tolerates", " ".join(parse.listed(task.get("tolerations")))),
             ("fits", fits),
         ]
     )
     render.note("nothing is submitted")
+
+
+def _span(seconds: Optional[float]) -> str:
+    """Exactly so long, as it can be typed again: ``90s``, ``4h``."""
+    if not seconds:
+        return ""
+    unit, size = next((each for each in _UNITS if seconds % each[1] == 0), ("s", 1))
+    return f"{seconds / size:.15g}{unit}"
 
 
 def _size(nodes: int, gpus: Optional[int]) -> str:

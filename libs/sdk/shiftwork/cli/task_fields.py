@@ -38,8 +38,12 @@ def with_task_options(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**given: Any) -> None:  # noqa: ANN401 - as the command's
         options = {option.flags[0]: given.pop(name) for name, option in made.items()}
+        for flag, value in options.items():
+            if value == "":
+                fix = "give a value, or leave the option out"
+                raise usage(f"{flag}: the value is empty", where=flag, fix=fix)
         command(
-            options={flag: value for flag, value in options.items() if value not in (None, "", [])},
+            options={flag: value for flag, value in options.items() if value not in (None, [])},
             **given,
         )
 

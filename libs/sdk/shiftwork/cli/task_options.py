@@ -103,7 +103,7 @@ TASK_OPTIONS: tuple[TaskOption, ...] = (
         ("--nodes",),
         "number",
         False,
-        "The sum of the roles' replicas; left out: counted, 1 without roles.",
+        "How many nodes, all of them at once; left out: as many as replicas, 1 without roles.",
         least=1,
     ),
     TaskOption(

@@ -594,8 +594,8 @@ def _standing(goal: str, found: Dict[str, Any], *, changed: bool) -> str:
 
 
 def priority(
-    tasks: List[str] = typer.Argument(
-        ..., metavar="TASK...", help=TASK_HELP, autocompletion=complete.tasks_then_priority
+    tasks: Optional[List[str]] = typer.Argument(
+        None, metavar="TASK...", help=TASK_HELP, autocompletion=complete.tasks_then_priority
     ),
     level: str = typer.Argument(
         ...,
@@ -605,6 +605,11 @@ def priority(
     ),
 ) -> None:
     """Give tasks another priority."""
+    if not tasks:
+        # The last argument takes the only word that is there.
+        missing = "TASK..." if parse.is_priority(level) else "PRIORITY"
+        fix = "write: shiftwork priority [OPTIONS] TASK... PRIORITY"
+        raise usage(f"{missing} is missing", where=missing.rstrip("."), fix=fix)
     word = parse.priority(level, "PRIORITY")
 
     def act(api: Api, task: str) -> Dict[str, Any]:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Iterator, Mapping, Sequence
 
-from shiftwork.cli import render
+from shiftwork.cli import files, render
 from shiftwork.cli.failures import Failure, objects
 
 # The command that does what a route does. The server's messages name routes, because the API is
@@ -141,8 +141,9 @@ def _summarize(
     if failure.what.startswith(f"{fields[0]}: "):
         found.what = first.sentence() + (f" (and {more} more)" if more else "")
     found.fix = "\n         ".join(each.advice(alone=not more) for each in errors)
-    if failure.file and not all(each.option for each in errors):
-        found.where = failure.file
+    of_file = next((each.field for each in errors if not each.option), None)
+    if failure.file and of_file is not None:
+        found.where = files.place(failure.file, of_file)
     elif first.option or first.field:
         found.where = first.option or first.field
 
@@ -176,7 +177,8 @@ class _Error:
         """What is wrong."""
         if self._of_argument and self.complete:
             return self.message
-        value = f" {self.value}" if self.option and self.value and not self.below else ""
+        is_said = self.below or (not self.option and self.value in self.message)
+        value = f" {self.value}" if self.value and not is_said else ""
         return f"{self._label}{value}: {self.message}"
 
     def advice(self, *, alone: bool) -> str:
@@ -230,6 +232,9 @@ class _Terms:
         name, value = str(given.get("field") or ""), str(given.get("value") or "")
         message, fix = str(given.get("message") or ""), str(given.get("fix") or "")
         option, rest = self._option(name)
+        is_about_task = bool(self.task) and message.startswith(_THE_TASK)
+        if is_about_task:
+            option, rest = self.fields.get("task_id", option), ""
         if option and name.endswith("_seconds"):
             message, fix = (_SECONDS.sub(_span, each) for each in (message, fix))
         below = rest[1:] if rest.startswith(".") else ""
@@ -242,7 +247,7 @@ class _Terms:
             value="" if value == _HIDDEN else value,
             message=self.text(message),
             fix=self.text(fix),
-            complete=message.startswith(("there is ", *([_THE_TASK] if self.task else []))),
+            complete=is_about_task or message.startswith("there is "),
         )
 
     def _option(self, name: str) -> tuple[str, str]:

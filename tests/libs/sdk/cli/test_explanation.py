@@ -86,7 +86,7 @@ CAPACITY = "waits for 1 whole node to come free in group default"
         (told("succeeded", "finished successfully"), "train finished successfully."),
         (
             told("failed", "attempt 1 failed: rank 0 ended with code 7"),
-            "train failed: attempt 1 failed: rank 0 ended with code 7.",
+            "train failed in attempt 1: rank 0 ended with code 7.",
         ),
     ],
 )

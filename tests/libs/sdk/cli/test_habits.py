@@ -13,7 +13,7 @@ import pytest
 import typer
 from shiftwork.cli import guide, main
 
-from tests.libs.sdk.cli.server import TOKEN, CliServer, a_task
+from tests.libs.sdk.cli.server import TOKEN, CliServer, a_task, problem
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -239,3 +239,39 @@ def test_completion_is_silent_and_soon_over_without_a_server(home: Path) -> None
     assert complete(home, "http://127.0.0.1:1", "shiftwork stop t") == ([], "")
     assert complete(home, "no address", "shiftwork stop t") == ([], "")
     assert time.monotonic() - began < 60
+
+
+def test_help_is_a_command_too(shiftwork: Shiftwork) -> None:
+    assert shiftwork("help").out == shiftwork("--help").out
+    for line in (["submit"], ["node", "drain"], ["ps"]):
+        done = shiftwork("help", *line)
+        assert (done.code, done.out) == (0, shiftwork(*line, "--help").out)
+    assert "did you mean submit?" in shiftwork("help", "submitt").err
+    assert shiftwork("--json", "help", "ls").out == shiftwork("ls", "--help").out
+
+
+def test_nodes_are_listed_under_their_noun(shiftwork: Shiftwork) -> None:
+    assert shiftwork("node", "ls").out == shiftwork("nodes").out
+
+
+def test_without_a_token_the_ways_to_give_one_are_named(
+    shiftwork: Shiftwork, server: CliServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SHIFTWORK_TOKEN")
+    header = "send the header Authorization: Bearer TOKEN"
+    server.first["GET", "/v1/tasks"] = [problem(401, "unauthenticated", header)]
+    done = shiftwork("ls")
+    assert done.code == 1
+    assert done.err.startswith(f"error: no token is given\n  where: {server.url}\n")
+    assert "--token or SHIFTWORK_TOKEN, or choose a context" in done.err
+    assert "header" not in done.err
+
+
+def test_whoami_says_which_token_is_used(shiftwork: Shiftwork, server: CliServer) -> None:
+    token = {"id": "tok", "name": "laptop", "expires_at": "2027-01-01T00:00:00Z"}
+    told = {"user": "ada", "role": "member", "team": None, "token": token}
+    server.first["GET", "/v1/whoami"] = [(200, told), (200, {**told, "token": {"id": "tok"}})]
+    out = shiftwork("whoami").out
+    assert "laptop" in out
+    assert "2027-01-01" in out
+    assert "never" in shiftwork("whoami").out

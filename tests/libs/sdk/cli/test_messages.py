@@ -70,6 +70,19 @@ def test_with_several_tasks_each_error_names_its_task(
     assert "PUT" not in done.err
 
 
+@pytest.mark.parametrize("verb", ["stop", "pause"])
+def test_somebody_elses_task_is_named_as_it_was_typed(
+    shiftwork: Shiftwork, server: CliServer, verb: str
+) -> None:
+    server.tasks = {"ta": a_task("ta", name="resnet", owner="ann")}
+    message, fix = f"the task is ann's, and bob may not {verb} it", "ask ann or an administrator"
+    theirs = field("task_id", "ta", message, fix)
+    server.first["PUT", "/v1/tasks/ta/goal"] = [refusal(403, theirs)]
+    assert shiftwork(verb, "resnet").err == (
+        f"error: resnet is ann's, and bob may not {verb} it\n  where: TASK\n  fix:   {fix}\n"
+    )
+
+
 def test_retry_of_a_live_task_says_what_to_do(shiftwork: Shiftwork, server: CliServer) -> None:
     server.tasks["ta"] = a_task("ta", name="demo", state="running")
     live = field(
@@ -244,9 +257,21 @@ def test_what_is_wrong_before_anything_is_sent_names_the_option_too(
         ("node drain", "NODE is missing", "write: shiftwork node drain [OPTIONS] NODE"),
         (
             "priority one",
+            "PRIORITY is missing",
+            "write: shiftwork priority [OPTIONS] TASK... PRIORITY",
+        ),
+        (
+            "priority high",
             "TASK... is missing",
             "write: shiftwork priority [OPTIONS] TASK... PRIORITY",
         ),
+        ("wait one --for", "--for: the value is missing", "write: --for VALUE"),
+        ("submit --gpus", "--gpus: the value is missing", "write: --gpus VALUE"),
+        ("ls --sort", "--sort: the value is missing", "write: --sort VALUE"),
+        ("submit -l", "-l: the value is missing", "write: -l VALUE"),
+        ("node drain n0 --timeout", "--timeout: the value is missing", "write: --timeout VALUE"),
+        ("submit --priority= -- true", "--priority: the value is empty", "give a value, or leave"),
+        ("submit --name= -- true", "--name: the value is empty", "give a value, or leave"),
         ("ls one", "one: this argument is too much", "write: shiftwork ls [OPTIONS]"),
         ("ls --context", "--context: the value is missing", "write: --context VALUE"),
         ("ls --jsn", "no such option: --jsn", "did you mean --json?"),
@@ -263,6 +288,135 @@ def test_a_line_that_is_not_understood(
     assert done.code == 2
     assert f"error: {what}\n" in done.err
     assert f"fix:   {fix}" in done.err
+
+
+@pytest.mark.parametrize("option", ["--for", "--timeout"])
+def test_an_option_without_its_value_is_where_the_fault_is(
+    shiftwork: Shiftwork, option: str
+) -> None:
+    done = shiftwork("wait", "one", option)
+    assert f"  where: {option}\n" in done.err
+
+
+def test_a_fault_of_the_task_is_not_one_of_the_priority(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    server.tasks["ta"] = a_task("ta", name="one")
+    ended = field("priority", "PRIORITY_HIGH", "the task has already succeeded", "submit it again")
+    server.first["PUT", "/v1/tasks/ta/priority"] = [refusal(409, ended)]
+    done = shiftwork("priority", "one", "high")
+    assert done.err.startswith("error: one has already succeeded\n  where: TASK\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "where"),
+    [
+        (["submit", "--", "python", "fich\udce9.py"], "fich\\xe9.py"),
+        (["submit", "--label", "a=\udce9", "--", "true"], "--label"),
+        (["show", "n\udce9"], "n\\xe9"),
+        (["node", "drain", "n\udce9"], "n\\xe9"),
+    ],
+)
+def test_an_argument_that_is_not_utf8_is_named_before_anything_is_sent(
+    shiftwork: Shiftwork, server: CliServer, line: list[str], where: str
+) -> None:
+    done = shiftwork(*line)
+    assert done.code == 2
+    assert "\\xe9" in done.err.splitlines()[0]
+    assert "is not UTF-8" in done.err
+    assert f"  where: {where}\n" in done.err
+    assert not server.seen
+
+
+def test_an_address_is_where_it_was_given(
+    shiftwork: Shiftwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "  where: --url\n" in shiftwork("ls", "--url", "127.0.0.1:1").err
+    monkeypatch.setenv("SHIFTWORK_URL", "127.0.0.1:1")
+    done = shiftwork("ls")
+    assert done.code == 2
+    assert "  where: SHIFTWORK_URL\n" in done.err
+
+
+@pytest.mark.parametrize(
+    ("fault", "what", "line"),
+    [
+        (
+            field("priority", "hgh", "is not known here", "did you mean high?"),
+            "priority hgh: is not known here",
+            2,
+        ),
+        (field("group", "gpu", "no node belongs to this group", "x"), "group gpu: no node", 3),
+        (field("env", "1A", "is not a variable's name", "x"), "env 1A: is not a", 4),
+        (field("env.RANK", "(not shown)", "is set by the platform", "x"), "env.RANK: is set", 6),
+        (field("wait_for_nodes", "maybe", "is neither", "x"), "wait_for_nodes maybe: is", 7),
+        (field("command[0]", "", "holds a NUL character", "x"), "command[0]: holds", 8),
+        (field("nodes", "4", "there are 2", "x"), "nodes 4: there are 2", 0),
+    ],
+)
+def test_a_fault_of_a_file_has_the_field_the_value_and_the_line(  # noqa: PLR0917 - the table's
+    shiftwork: Shiftwork,
+    server: CliServer,
+    tmp_path: Path,
+    fault: dict[str, str],
+    what: str,
+    line: int,
+) -> None:
+    file = tmp_path / "task.yaml"
+    file.write_text(
+        "name: x\npriority: hgh\ngroup: gpu\nenv:\n  1A: b\n  RANK: '1'\n"
+        "wait_for_nodes: maybe\ncommand: ['true']\n"
+    )
+    server.first["POST", "/v1/tasks"] = [refusal(422, fault)]
+    done = shiftwork("submit", "--file", str(file))
+    assert done.err.startswith(f"error: {what}")
+    assert f"\n  where: {file}{f', line {line}' if line else ''}\n" in done.err
+    assert "--" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        ("nodes: 1\ncommand: [no-such-program]\n", 2, "'no-such-program'"),
+        ("command: ['true']\nworking_directory: /nowhere\n", 2, "/nowhere: there is no such"),
+        ("roles:\n- name: a\n  command: [no-such-program]\n", 3, "'no-such-program'"),
+    ],
+)
+def test_what_is_not_there_is_where_the_file_says_it(
+    shiftwork: Shiftwork, tmp_path: Path, text: str, line: int, what: str
+) -> None:
+    file = tmp_path / "task.yaml"
+    file.write_text(text)
+    done = shiftwork("submit", "--file", str(file))
+    assert what in done.err
+    assert f"  where: {file}, line {line}\n" in done.err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("task.yaml", "nodes: 1\ncommand: ['true']\nnodes: 2\n", 3),
+        ("task.yaml", "command: ['true']\nenv: {A: b, A: c}\n", 2),
+        ("task.json", '{"command": ["true"], "nodes": 1, "nodes": 2}', 0),
+    ],
+)
+def test_a_field_that_stands_twice_is_refused(  # noqa: PLR0917 - one row of the table
+    shiftwork: Shiftwork, server: CliServer, tmp_path: Path, name: str, text: str, line: int
+) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    done = shiftwork("submit", "--file", str(file))
+    assert done.code == 2
+    assert "is there twice\n" in done.err
+    assert f"  where: {file}{f', line {line}' if line else ''}\n" in done.err
+    assert not server.seen
+
+
+def test_of_two_files_none_is_passed_over(shiftwork: Shiftwork, server: CliServer) -> None:
+    done = shiftwork("submit", "--file", "a.yaml", "--file", "b.yaml")
+    assert done.code == 2
+    assert "error: --file is there twice: a.yaml, b.yaml\n  where: --file\n" in done.err
+    assert not server.seen
 
 
 def test_wrong_usage_in_json_has_the_field_the_option_and_the_value(shiftwork: Shiftwork) -> None:

@@ -48,6 +48,16 @@ def test_tail_is_of_the_last_attempt(shiftwork: Shiftwork, written: CliServer) -
     assert shiftwork("logs", "ta", "--tail", "0").out == ""
 
 
+def test_a_followed_tail_is_of_the_last_attempt_too(
+    shiftwork: Shiftwork, written: CliServer
+) -> None:
+    # The server of these tests leaves the cutting of a stream to others.
+    assert shiftwork("logs", "ta", "-f", "--tail", "1").out == "three\nfour"
+    assert written.seen[-1].query["tail"] == "1"
+    assert shiftwork("logs", "ta", "-f").out == "one\ntwo\nthree\nfour"
+    assert shiftwork("logs", "ta", "-f", "--tail", "0").out == ""
+
+
 def test_since_is_a_moment_or_so_long_ago(shiftwork: Shiftwork, written: CliServer) -> None:
     shiftwork("logs", "ta", "--since", "2026-11-21T12:00:00+02:00", "--attempt", "1")
     assert written.seen[-1].query["since"] == "2026-11-21T10:00:00Z"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -154,6 +155,17 @@ def test_a_task_from_a_file(
         "command": ["false"],
         "nodes": 3,
     }
+
+
+@pytest.mark.parametrize("line", ["submit -", "submit - -- false", "submit --file - -- false"])
+def test_a_dash_is_standard_input_also_before_a_command(
+    shiftwork: Shiftwork, server: CliServer, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    text = io.TextIOWrapper(io.BytesIO(b"command: ['true']\nnodes: 2\n"))
+    monkeypatch.setattr(sys, "stdin", text)
+    assert shiftwork(*line.split()).code == 0
+    command = ["false"] if "false" in line else ["true"]
+    assert (body(server)["command"], body(server)["nodes"]) == (command, 2)
 
 
 @pytest.mark.parametrize("text", ["[1]", "a: [", "- x"])
@@ -424,7 +436,7 @@ def test_a_field_of_the_file_is_named_as_the_file_has_it(
     server.first["POST", "/v1/tasks"] = [told, told]
     done = shiftwork("submit", "--file", str(file))
     assert done.err == (
-        f"error: {field}: is too short\n  where: {file}\n  fix:   {field}: give 1\n"
+        f"error: {field} 0.5: is too short\n  where: {file}, line 1\n  fix:   {field}: give 1\n"
     )
     done = shiftwork("submit", "--ack-deadline", "0.5", "--", "true")
     assert done.err == (
@@ -474,6 +486,8 @@ def test_a_directory_that_is_not_there_is_refused(
         (["train.py", "--lr", "1"], "write: -- python train.py --lr 1"),
         (["./nothing"], "there is no such file"),
         (["python train.py"], "write it without quotes"),
+        (["./train.py", "--lr", "1"], "train.py, or write: -- python ./train.py --lr 1"),
+        (["torch-run-x"], "with --venv DIR the environment in DIR is searched"),
     ],
 )
 def test_a_program_that_cannot_be_found_is_refused_with_advice(
@@ -490,6 +504,63 @@ def test_a_program_that_cannot_be_found_is_refused_with_advice(
     for good in (["./mine"], [str(program)], ["--env", f"PATH={tmp_path}", "--", "mine"]):
         line = good if "--" in good else ["--", *good]
         assert shiftwork("submit", "--workdir", str(tmp_path), *line).code == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (
+            ["python3", "tarin.py"],
+            "tarin.py: there is no such file in {at}; did you mean {at}/train.py?",
+        ),
+        (["python3", "-u", "other/x.py"], "other/x.py: there is no such file in {at}"),
+        (["python3", "train.py", "none.py"], ""),
+        (["python3", "-m", "x", "y.py"], ""),
+        (["python3", "-c", "open('a.py')"], ""),
+        (["bash", "-c", "python none.py"], ""),
+        (["true", "none.py"], ""),
+    ],
+)
+def test_a_script_that_is_not_there_is_a_warning(
+    shiftwork: Shiftwork, server: CliServer, tmp_path: Path, command: list[str], said: str
+) -> None:
+    (tmp_path / "train.py").touch()
+    done = shiftwork("submit", "--workdir", str(tmp_path), "--", *command)
+    assert (done.code, done.out) == (0, "taaaaa\n")
+    warnings = [line for line in done.err.splitlines() if line.startswith("warning: ")]
+    assert warnings == ([f"warning: {said.format(at=tmp_path)}"] if said else [])
+    assert server.tasks
+
+
+def test_a_directory_is_named_as_it_was_typed(shiftwork: Shiftwork, home: Path) -> None:
+    done = shiftwork("submit", "--workdir", "~/none", "--", "true")
+    assert "error: --workdir ~/none: there is no such directory\n" in done.err
+    assert f"fix:   write it without quotes, or as {home}/none" in done.err
+
+
+def test_a_dry_run_shows_all_that_was_given(shiftwork: Shiftwork, server: CliServer) -> None:
+    task = a_task(
+        "",
+        preemption={"mode": "signal", "signal": "TERM", "ack_deadline_seconds": 90.0},
+        node_selector={},
+        env={"SEED": "secret", "A": "b"},
+        retry={"max_retries": 3},
+        max_run_seconds=14_400.0,
+        fence_after_seconds=30.0,
+        tolerations=["reserved"],
+    )
+    answer = {"task": task, "free_nodes": 1, "ahead": 0}
+    server.first["POST", "/v1/tasks:dry-run"] = [(200, answer)]
+    shown = dict(
+        line.split("  ", 1)
+        for line in shiftwork("submit", "--dry-run", "--", "true").out.splitlines()
+    )
+    facts = {name: value.strip() for name, value in shown.items()}
+    assert facts["variables"] == "A, SEED"
+    assert facts["preemption"] == "signal:TERM"
+    assert facts["ack deadline"] == "90s"
+    assert (facts["retries"], facts["max run time"], facts["fence after"]) == ("3", "4h", "30s")
+    assert facts["tolerates"] == "reserved"
 
 
 def test_a_dry_run_shows_what_would_be(shiftwork: Shiftwork, server: CliServer) -> None:
