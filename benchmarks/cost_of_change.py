@@ -28,7 +28,8 @@ from libs.contracts.messages import Goal as TaskGoal
 from libs.contracts.messages import Priority, TaskState
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.index import Index
-from services.scheduler.domain.model import Inventory, Node, PolicySettings
+from services.scheduler.domain.model.group_policy import PolicySettings
+from services.scheduler.domain.model.rows import Inventory, Node
 from services.scheduler.domain.snapshot import Snapshot
 
 BENCHMARK = Benchmark(
@@ -205,7 +206,11 @@ def idle(queued: int, seconds: int) -> float:
 def restart(world: World) -> tuple[float, float]:
     """CPU seconds for the index from the rows, and for the first round, over all queues."""
     index = world.index
-    tasks, books, nodes = [*index.tasks.values()], [*index.books.values()], [*index.nodes.values()]
+    tasks, ledgers, nodes = (
+        [*index.tasks.values()],
+        [*index.ledgers.values()],
+        [*index.nodes.values()],
+    )
     build, first = Clock(), Clock()
     with quiet_memory():
         with build:
@@ -214,7 +219,7 @@ def restart(world: World) -> tuple[float, float]:
                 put=[policy_of(len(nodes)), *nodes, Inventory("bench", (), world.now)],
             )
             made.refresh()
-            made.apply(put=[*books, *tasks])
+            made.apply(put=[*ledgers, *tasks])
             for pool in made.pools.values():
                 pool.recognise()
             snapshot = Snapshot.view(made)

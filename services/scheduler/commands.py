@@ -25,8 +25,8 @@ from libs.contracts.messages import (
 from libs.service.definition import CommandHandler
 from libs.store.port import Tx
 from services.scheduler import store
-from services.scheduler.domain.model import Task
-from services.scheduler.domain.outgoing import FIRST_ATTEMPT, state_changed
+from services.scheduler.domain.model.changes import FIRST_ATTEMPT, state_changed
+from services.scheduler.domain.model.rows import Task
 from services.scheduler.explaining import unknown
 from services.scheduler.policy_commands import changed
 

@@ -18,7 +18,8 @@ from libs.contracts.messages import (
     Priority,
     Verdict,
 )
-from services.scheduler.domain.model import Assign, Hold, Kill, Mark, Plan, Preempt, Task
+from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, Preempt, Reorder
+from services.scheduler.domain.model.rows import Task
 
 WAIT = "wait"
 SINK = "sink"
@@ -88,7 +89,7 @@ def verdicts(plan: Plan, tasks: Mapping[str, Task]) -> dict[str, Verdict]:
     for decision in plan.decisions:
         if isinstance(decision, Hold):
             found[decision.task_id] = Verdict(kind=WAIT, reason=decision.reason)
-        elif isinstance(decision, Mark):
+        elif isinstance(decision, Reorder):
             # A new place in the order is no news by itself, another level is.
             if decision.level not in {Priority.UNSPECIFIED, tasks[decision.task_id].level}:
                 found[decision.task_id] = Verdict(kind=SINK, reason=decision.reason)

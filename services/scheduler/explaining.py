@@ -34,7 +34,7 @@ from services.scheduler.domain.explanation.explain import of_row, step_by_step
 from services.scheduler.domain.explanation.forecast import NO_TIME
 from services.scheduler.domain.explanation.play import Bounds
 from services.scheduler.domain.index import Index
-from services.scheduler.domain.model import Task
+from services.scheduler.domain.model.rows import Task
 from services.scheduler.loop import Brain
 
 SECONDS = Histogram("shiftwork_scheduler_explain_seconds", "Duration of one explanation")

@@ -33,8 +33,10 @@ from services.scheduler import set_apart, store
 from services.scheduler.cluster_metrics import METRICS, ClusterMetrics
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.index import Index
-from services.scheduler.domain.model import Assign, Hold, Node, Plan, PolicySettings, Task
-from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.model.decisions import Assign, Hold, Plan
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
+from services.scheduler.domain.model.rows import Node, Task
+from services.scheduler.domain.model.values import reason
 from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.proof.isolate import (
     Decide,
@@ -44,7 +46,6 @@ from services.scheduler.domain.proof.isolate import (
     sound_plan,
 )
 from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.domain.why import reason
 from services.scheduler.refusals import Refusals
 from services.scheduler.replay import write_dump
 from services.scheduler.set_apart import Apart
@@ -243,7 +244,7 @@ class Brain:
             limits=index.limits.values(),
             inventories=index.inventories.values(),
             policies=[*{**index.policies, **policies}.values()],
-            books=index.books.values(),
+            ledgers=index.ledgers.values(),
             settings=self._policy,
             histories={group: pool.history for group, pool in index.pools.items()},
         )
@@ -308,7 +309,7 @@ class Brain:
                 return await self._put_off(snapshot, part, failure, epoch)
         self._conflicts = 0
         self._pass(sifted)
-        if not (plan.decisions or plan.books):
+        if not (plan.decisions or plan.ledgers):
             # After a commit this is not so: the next round, at the latest in a tick, confirms it.
             self._decided_version = version
         again = (plan.due_at, self.refusals.next_at(now), self._refused_tasks.next_at(now))
@@ -385,13 +386,13 @@ class Brain:
         limit what one before it gave back.
         """
         groups = {snapshot.tasks[each.task_id].group for each in plan.decisions}
-        groups.update(book.group for book in plan.books)
+        groups.update(book.group for book in plan.ledgers)
         each_apart = self._conflicts >= CONFLICTS_TOGETHER_MAX
         alone = groups if each_apart else groups & self.refusals.names
         if not alone or (len(groups) == 1 and not each_apart):
             yield plan
             return
-        for is_alone, some in groupby(sorted({*groups, *plan.looks}), alone.__contains__):
+        for is_alone, some in groupby(sorted({*groups, *plan.scans}), alone.__contains__):
             for part in ([each] for each in some) if is_alone else (some,):
                 # Parts of one plan: what the others changed was taken into account.
                 yield replace(of_groups(snapshot, plan, part), version=self._version)
@@ -402,7 +403,7 @@ class Brain:
         ``settles``: the plan is about all there was to decide. After a part of a plan the next
         round evaluates everything again.
         """
-        if plan.decisions or plan.books:
+        if plan.decisions or plan.ledgers:
             return await self._commit(plan, epoch, settles=settles)
         if settles:
             self._index.settle(plan)
@@ -473,7 +474,7 @@ class Brain:
             self._log.error("a start is put off", task=task.id, problem=str(error))
             why = reason(ReasonCode.EVENT_TOO_LARGE, bytes=error.size, limit=float(EVENT_BYTES_MAX))
             until = plan.decided_at + self._too_large_retry
-            hold = Hold(task.id, why, accepted=True, promised=(), not_before_at=until)
+            hold = Hold(task.id, why, accepted=True, reserved=(), not_before_at=until)
             alone = Plan(self._version, plan.decided_at, (hold,), {task.id: why})
             try:
                 kept = await self._commit(alone, epoch, settles=False)

@@ -52,13 +52,15 @@ from services.scheduler import handlers as scheduler_handlers
 from services.scheduler import loop as scheduler_loop
 from services.scheduler import set_apart
 from services.scheduler import store as scheduler_store
-from services.scheduler.domain import decide, model
+from services.scheduler.domain import decide
 from services.scheduler.domain.explanation import explain as explanation
 from services.scheduler.domain.explanation.explain import explain
 from services.scheduler.domain.explanation.play import Bounds, Play
 from services.scheduler.domain.index import Index
-from services.scheduler.domain.lifecycle import Trigger
-from services.scheduler.domain.model import Assign, Kill, Node, Preempt, Task
+from services.scheduler.domain.model import decisions
+from services.scheduler.domain.model.decisions import Assign, Kill, Preempt
+from services.scheduler.domain.model.lifecycle import Trigger
+from services.scheduler.domain.model.rows import Node, Task
 from services.scheduler.domain.placement.place import Capacity
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.proof import isolate
@@ -150,14 +152,14 @@ _OF_PROCESS: set[asyncio.Task[None]] = set()
 
 def unfenced_attempts() -> contextlib.AbstractContextManager[None]:
     """The scheduler takes the end of any attempt for the end of the live one."""
-    honest = scheduler_handlers.facts.on_run_exited
+    honest = scheduler_handlers.observations.on_run_exited
 
     def on_run_exited(task: Any, event: Any, *more: Any) -> Any:
         if task.live_attempt is not None:
             event = event.model_copy(update={"attempt": task.live_attempt})
         return honest(task, event, *more)
 
-    return replaced((scheduler_handlers.facts, "on_run_exited", on_run_exited))
+    return replaced((scheduler_handlers.observations, "on_run_exited", on_run_exited))
 
 
 class InterleavedStore(MemoryStore):
@@ -258,7 +260,7 @@ def calm_people(plan: Plan) -> Plan:
 
 def silent_runs_waited_for() -> contextlib.AbstractContextManager[None]:
     """A run gets the whole deadline, whether its program ever asked or not."""
-    return replaced((Task, "gone_by", lambda self, _seconds: self.ack_deadline_at))
+    return replaced((Task, "forced_at", lambda self, _seconds: self.ack_deadline_at))
 
 
 def listening_runs_cut_short() -> contextlib.AbstractContextManager[None]:
@@ -577,7 +579,7 @@ def deadlines_in_memory() -> contextlib.AbstractContextManager[None]:
     """A deadline is a timer of the leader that asked, instead of a column."""
     honest = scheduler_loop.Brain._commit
 
-    async def commit(self: Any, plan: model.Plan, epoch: int, **more: Any) -> bool:
+    async def commit(self: Any, plan: decisions.Plan, epoch: int, **more: Any) -> bool:
         timers = self.__dict__.setdefault("timers", set())
         timers |= {each.task_id for each in plan.decisions if isinstance(each, Preempt)}
         kept = tuple(
@@ -783,7 +785,7 @@ def one_dark_node(plan: Plan) -> Plan:
 
 def bad_nodes_forgotten() -> contextlib.AbstractContextManager[None]:
     """A task whose start failed is tried again on whatever node comes first."""
-    return replaced((scheduler_handlers.facts, "_avoids", lambda _task, _event: ()))
+    return replaced((scheduler_handlers.observations, "_avoids", lambda _task, _event: ()))
 
 
 def last_arrival_wins() -> contextlib.AbstractContextManager[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from services.scheduler.domain.model import Task
+from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.timeshare.rule import Account, Budget, is_big, preemption_budget

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
-from services.scheduler.domain.model import WEIGHTS, Task
-from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
+from services.scheduler.domain.model.group_policy import GroupPolicy, VirtualCluster
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import WEIGHTS
 
 # How far up the tree a guarantee covers it; UNCOVERED: none does.
 Depth: TypeAlias = int

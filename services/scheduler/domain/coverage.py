@@ -14,7 +14,8 @@ from typing import NamedTuple, TypeAlias
 
 from services.scheduler.domain.clusters import UNCOVERED, Clusters, Depth, Row, entitlement
 from services.scheduler.domain.covered import Tree
-from services.scheduler.domain.model import WEIGHTS, Task
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import WEIGHTS
 
 # What losing a run of one size costs, smaller = cheaper at every moment alike; and the run's id.
 Cost: TypeAlias = tuple[float, str]

@@ -8,10 +8,11 @@ from __future__ import annotations
 from libs.contracts.messages import Reason, ReasonCode
 from services.scheduler.domain.goals import goal_reason
 from services.scheduler.domain.handover import tell_to_go
-from services.scheduler.domain.lifecycle import PREEMPTING, STARTING, Trigger
-from services.scheduler.domain.model import Kill, Task
+from services.scheduler.domain.model.decisions import Kill
+from services.scheduler.domain.model.lifecycle import PREEMPTING, STARTING, Trigger
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import reason
 from services.scheduler.domain.round import Round
-from services.scheduler.domain.why import reason
 
 
 def expire(round_: Round, task_ids: list[str]) -> None:
@@ -46,7 +47,7 @@ def _why_forced(round_: Round, task: Task) -> Reason:
     if task.ends_now:
         return goal_reason(task.goal)
     seconds = round_.settings.silent_ack_seconds_max
-    at = task.gone_by(seconds)
+    at = task.forced_at(seconds)
     if at is not None and at != task.ack_deadline_at:
         return reason(ReasonCode.NEVER_ASKED, seconds=seconds)
     return reason(ReasonCode.ACK_EXPIRED)

@@ -20,7 +20,8 @@ from services.scheduler.domain import slices
 from services.scheduler.domain.deadlines import expire
 from services.scheduler.domain.drain import drain
 from services.scheduler.domain.goals import converge
-from services.scheduler.domain.model import Plan, Task
+from services.scheduler.domain.model.decisions import Plan
+from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.moments import Kind, Moment
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.share import share
@@ -74,7 +75,7 @@ def _decided(round_: Round) -> Plan:
             or group in round_.told
             or (group in round_.left and pool.holds_back)
             or (pool.due_at is not None and pool.due_at <= now)
-            or (pool.passed_at is not None and pool.passed_at > now)
+            or (pool.slice_round_at is not None and pool.slice_round_at > now)
         )
         if touched:
             share(round_, pool, by_pool.get(group, []), back.get(group, []))
@@ -90,8 +91,8 @@ def _decided(round_: Round) -> Plan:
         decisions=tuple(round_.decisions),
         explanations=round_.explanations,
         due_at=round_.due_at,
-        books=tuple(round_.books.values()),
-        looks=round_.looks,
+        ledgers=tuple(round_.ledgers.values()),
+        scans=round_.scans,
         urgent=urgent,
         left_out=snapshot.left_out,
         left_out_tasks=snapshot.left_out_tasks,

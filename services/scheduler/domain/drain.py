@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from libs.contracts.messages import ReasonCode
 from services.scheduler.domain.handover import tell_to_go
+from services.scheduler.domain.model.values import reason
 from services.scheduler.domain.round import Round
-from services.scheduler.domain.why import reason
 
 
 def drain(round_: Round) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from libs.contracts.messages import Reason, ReasonCode
+from services.scheduler.domain.model.values import reason
 from services.scheduler.domain.order import Entry
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.timeshare.rule import RULE, flood_share
-from services.scheduler.domain.why import reason
 
 
 class _Flood(NamedTuple):

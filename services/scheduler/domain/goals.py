@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from libs.contracts.messages import Goal, Reason, ReasonCode
 from services.scheduler.domain.handover import tell_to_go
-from services.scheduler.domain.lifecycle import GOALS, Trigger
-from services.scheduler.domain.model import Move, Task
+from services.scheduler.domain.model.decisions import Move
+from services.scheduler.domain.model.lifecycle import GOALS, Trigger
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import reason
 from services.scheduler.domain.round import Round
-from services.scheduler.domain.why import reason
 
 _CODES: dict[Goal, ReasonCode] = {
     Goal.RUN: ReasonCode.GOAL_RUN,

@@ -19,7 +19,9 @@ from services.scheduler.domain.accounts import counted
 from services.scheduler.domain.clusters import UNCOVERED, Depth
 from services.scheduler.domain.floods import flooded
 from services.scheduler.domain.lanes import QueueName
-from services.scheduler.domain.model import WEIGHTS, Mark, Task
+from services.scheduler.domain.model.decisions import Reorder
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import WEIGHTS, reason
 from services.scheduler.domain.order import Entry
 from services.scheduler.domain.placement.place import Capacity
 from services.scheduler.domain.pool import Pool
@@ -27,7 +29,6 @@ from services.scheduler.domain.room import outranks
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.timeshare.rule import grant_budget, grant_cost, spent
 from services.scheduler.domain.waits import is_stopped, retry_later
-from services.scheduler.domain.why import reason
 
 # Before every other task, and before each other in the order of the grants.
 GRANTED_KEY = -1e15
@@ -56,12 +57,12 @@ def grant(
         at = budget.covered_at(account, cost)
         return None, None if at is None else round_.after(max(1.0, at - round_.seconds))
     left = spent(account, cost)
-    round_.books[pool.group] = replace(book, grants=left.tokens, grants_at=round_.now)
+    round_.ledgers[pool.group] = replace(book, grants=left.tokens, grants_at=round_.now)
     marks = replace(
         round_.marks_of(task), key=GRANTED_KEY + round_.seconds, scaled=0.0, granted=True
     )
     why = reason(ReasonCode.GRANTED, seconds=round(round_.seconds - since))
-    round_.remark(Mark(task.id, why, marks))
+    round_.remark(Reorder(task.id, why, marks))
     # There may be more of them: one in each pass.
     return task, round_.after(pool.policy.timeshare.pass_seconds)
 

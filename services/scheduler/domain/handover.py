@@ -6,19 +6,11 @@ wants its place.
 
 from __future__ import annotations
 
-from libs.contracts.messages import Goal, Placement, PreemptMode, Reason
-from services.scheduler.domain.lifecycle import RUNNING
-from services.scheduler.domain.model import Kill, PolicySettings, Preempt, Task
+from libs.contracts.messages import Placement, PreemptMode, Reason
+from services.scheduler.domain.model.decisions import Kill, Preempt
+from services.scheduler.domain.model.lifecycle import RUNNING
+from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.round import Round
-
-
-def ack_seconds(task: Task, settings: PolicySettings) -> float:
-    """How long the task may take to save and go; a task that is to stop gets less."""
-    if task.ends_now:
-        return 0.0
-    asked = task.spec.preemption.ack_deadline_seconds or settings.ack_deadline_seconds_default
-    allowed = min(asked, settings.ack_deadline_seconds_max)
-    return min(allowed, settings.stop_ack_seconds_max) if task.goal is Goal.STOP else allowed
 
 
 def tell_to_go(
@@ -40,7 +32,7 @@ def tell_to_go(
     asks = task.preempt_mode is not PreemptMode.KILL and not task.ends_now
     if task.state is RUNNING and asks:
         settings = round_.settings
-        deadline_at = round_.after(ack_seconds(task, settings))
+        deadline_at = round_.after(task.ack_seconds(settings))
         round_.wake_at(deadline_at)
         silent_at = None
         if task.is_silent:

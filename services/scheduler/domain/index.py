@@ -14,22 +14,27 @@ from dataclasses import replace
 from datetime import datetime
 
 from libs.contracts.ids import TaskId
-from services.scheduler.domain.alike import keeps, same_place, same_state, waits_alike
-from services.scheduler.domain.lifecycle import GOALS, LEAVING, QUEUED, RUNNING, STARTING, TERMINAL
-from services.scheduler.domain.marks import Ended, PoolBook
-from services.scheduler.domain.model import (
-    NOTHING,
-    Each,
+from services.scheduler.domain.model.decisions import Plan
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
+from services.scheduler.domain.model.lifecycle import (
+    GOALS,
+    LEAVING,
+    QUEUED,
+    RUNNING,
+    STARTING,
+    TERMINAL,
+)
+from services.scheduler.domain.model.rows import (
+    EndedTask,
     Inventory,
     Limit,
     LimitKey,
     Node,
-    Plan,
-    PolicySettings,
+    PoolLedger,
     Task,
 )
+from services.scheduler.domain.model.values import NO_RESOURCES, NodeResources
 from services.scheduler.domain.moments import Kind, Moment, Moments, moments_of
-from services.scheduler.domain.order import is_auto
 from services.scheduler.domain.placement.fleet import cpus_of, memory_of, roomy
 from services.scheduler.domain.placement.place import (
     Capacity,
@@ -39,7 +44,6 @@ from services.scheduler.domain.placement.place import (
     usable_mask,
 )
 from services.scheduler.domain.placement.topology import crosses_zone
-from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.pool import Pool, waiting_since
 from services.scheduler.domain.quota import Ledger, held_need, minus
 from services.scheduler.domain.timeshare.history import History
@@ -59,7 +63,7 @@ class Index:
         self.limits: dict[LimitKey, Limit] = {}
         self.inventories: dict[str, Inventory] = {}
         self.policies: dict[str, GroupPolicy] = {}
-        self.books: dict[str, PoolBook] = {}
+        self.ledgers: dict[str, PoolLedger] = {}
         self.pools: dict[str, Pool] = {}
         self.held: dict[str, Task] = {}
         self.unsettled: set[str] = set()
@@ -79,7 +83,7 @@ class Index:
         self.withheld: AbstractSet[str] = frozenset()
         self._slots: dict[str, tuple[Slot, ...]] = {}
         # What each rank of those tasks asks for beside, if it asks for anything.
-        self._each: dict[str, Each] = {}
+        self._each: dict[str, NodeResources] = {}
         self._crossing: dict[str, set[str]] = {}
         self._nodes_stale = False
         self._changed_limits: set[LimitKey] = set()
@@ -99,7 +103,7 @@ class Index:
         gone = [TaskId(str(key[0])) for kind, key in deleted if kind is Task]
         # All that leaves, leaves first: what one run gave back, another may have taken.
         changed = [(self.tasks.pop(task_id, None), new.get(task_id)) for task_id in (*gone, *new)]
-        ended = {row.task_id: row for row in rows if isinstance(row, Ended)}
+        ended = {row.task_id: row for row in rows if isinstance(row, EndedTask)}
         for old, after in changed:
             if old is not None:
                 self.pools[old.group].observe(old, after, ended.get(old.id))
@@ -131,8 +135,8 @@ class Index:
             self.policies[row.group] = row
             self._nodes_stale = True
             self._rebuild(row.group)
-        elif isinstance(row, PoolBook):
-            self.books[row.group] = row
+        elif isinstance(row, PoolLedger):
+            self.ledgers[row.group] = row
             if row.group in self.pools:
                 pool = self.pools[row.group]
                 moved = row.scale != pool.book.scale
@@ -148,9 +152,9 @@ class Index:
             node = replace(node, schedulable=False)
         old = self.nodes.get(node.id)
         self.nodes[node.id] = node
-        if self._nodes_stale or old is None or not same_place(old, node):
+        if self._nodes_stale or old is None or not old.same_place(node):
             self._nodes_stale = True
-        elif not node.removed and not same_state(old, node):
+        elif not node.removed and not old.same_state(node):
             changed = self.totals.change(old, node, self.capacity)
             for owners in (self.holders, self.keepers):
                 self._take_all(node.id, owners.get(node.id, {}))
@@ -173,7 +177,7 @@ class Index:
     def _take_all(self, node_id: str, masks: Mapping[str, int]) -> None:
         """Take what tasks have of a node, or are promised, all of which was free."""
         for task_id, mask in masks.items():
-            self.capacity.take((Slot(node_id, mask),), self._each.get(task_id, NOTHING))
+            self.capacity.take((Slot(node_id, mask),), self._each.get(task_id, NO_RESOURCES))
 
     def _widen(self) -> None:
         for pool in self.pools.values():
@@ -188,7 +192,7 @@ class Index:
                 policy = GroupPolicy(group, policy=self.settings.policy)
             found = Pool(group, policy, self.settings, width=self.totals.width(group))
             found.units, found.narrow = self.totals.units(group), self.totals.narrow(group)
-            found.book = self.books.get(group, found.book)
+            found.book = self.ledgers.get(group, found.book)
             found.limited = bool(self.limits)
             self.pools[group] = found
         return found
@@ -235,11 +239,11 @@ class Index:
         pool.leave(old)
         if after is None or after.state not in (STARTING, RUNNING):
             pool.relevel.discard(old.id)
-            pool.unlevelled.discard(old.id)
+            pool.level_blocked.discard(old.id)
         if old.holds:
             self.held.pop(old.id, None)
             self.drained.discard(old.id)
-        if (old.placements or old.promised) and not keeps(old, after):
+        if (old.placements or old.promised) and not old.same_holdings(after):
             self._take_back(old)
             pool.wide = True
             if self.ledger.across:
@@ -263,10 +267,10 @@ class Index:
         elif (
             task.state is QUEUED
             and not task.promised
-            and (old is None or task.id in pool.arrived or not waits_alike(old, task))
+            and (old is None or task.id in pool.arrived or not old.waits_unchanged(task))
         ):
             pool.arrived[task.id] = task
-        if (task.placements or task.promised) and (old is None or not keeps(task, old)):
+        if (task.placements or task.promised) and (old is None or not task.same_holdings(old)):
             self._give(task)
             # Who is covered by a guarantee changes with what others of his have.
             pool.wide = pool.wide or bool(pool.clusters)
@@ -285,7 +289,7 @@ class Index:
         """
         if (
             task.state in (STARTING, RUNNING)
-            and not is_auto(task)
+            and not task.is_auto
             and task.level is not pool.level(task)
         ):
             pool.relevel.add(task.id)
@@ -302,16 +306,16 @@ class Index:
         found = self._slots.get(task.id)
         return slots_of(task) if found is None else found
 
-    def each(self, task: Task) -> Each:
+    def resources(self, task: Task) -> NodeResources:
         """What each rank of a run, or of a promise, takes of its node beside GPUs."""
-        return self._each.get(task.id, NOTHING)
+        return self._each.get(task.id, NO_RESOURCES)
 
     def _give(self, task: Task) -> None:
         """The task has (or is promised) its slots."""
         owners = self.holders if task.placements else self.keepers
         slots = self._slots[task.id] = slots_of(task)
-        each = task.shape.each
-        if each != NOTHING:
+        each = task.shape.resources
+        if each != NO_RESOURCES:
             self._each[task.id] = each
         for node_id, mask in slots:
             there = owners.get(node_id)
@@ -339,7 +343,7 @@ class Index:
         owners, others = self.holders, self.keepers
         if not task.placements:
             owners, others = others, owners
-        slots, each = self._slots.pop(task.id), self._each.pop(task.id, NOTHING)
+        slots, each = self._slots.pop(task.id), self._each.pop(task.id, NO_RESOURCES)
         contested = False
         for node_id, _ in slots:
             there = owners[node_id]
@@ -350,7 +354,9 @@ class Index:
         self._sync(slots, each, contested=contested, taken=False)
         self.ledger.charge(task, task.level, minus(held_need(task)))
 
-    def _sync(self, slots: tuple[Slot, ...], each: Each, *, contested: bool, taken: bool) -> None:
+    def _sync(
+        self, slots: tuple[Slot, ...], each: NodeResources, *, contested: bool, taken: bool
+    ) -> None:
         """Make the free bits of nodes what their holders and keepers leave."""
         if self._nodes_stale:
             return
@@ -376,13 +382,15 @@ class Index:
                     mask |= each
         return mask
 
-    def ripe(self, task: Task, begun: Mapping[str, int], given: Mapping[str, Each]) -> bool:
+    def ripe(
+        self, task: Task, begun: Mapping[str, int], given: Mapping[str, NodeResources]
+    ) -> bool:
         """True if all that is promised to a task is observed free, on nodes that take new runs.
 
         ``begun`` and ``given``: CPU-only ranks, and CPUs and memory, by node, of what was promised
         to others and begins in this round.
         """
-        each = task.shape.each
+        each = task.shape.resources
         for node_id, mask in self.slots(task):
             node = self.capacity.nodes.get(node_id)
             if node is None:
@@ -396,16 +404,16 @@ class Index:
                     return False
                 if not node.gpus and any(held.values()):
                     return False
-            if each != NOTHING and exceeds(
-                node, each, [self.asked(held), given.get(node_id, NOTHING)]
+            if each != NO_RESOURCES and exceeds(
+                node, each, [self.asked(held), given.get(node_id, NO_RESOURCES)]
             ):
                 return False
         return True
 
-    def asked(self, task_ids: Iterable[str]) -> Each:
+    def asked(self, task_ids: Iterable[str]) -> NodeResources:
         """What one rank of each of these tasks asks for of its node, together."""
         found = [each for task_id in task_ids if (each := self._each.get(task_id))]
-        return Each(sum(e.cpus for e in found), sum(e.memory_bytes for e in found))
+        return NodeResources(sum(e.cpus for e in found), sum(e.memory_bytes for e in found))
 
     def broken(self, task: Task, released: Container[str] = ()) -> bool:
         """True if something that is promised to a task can no longer be had: its nodes must still
@@ -423,12 +431,12 @@ class Index:
                 or not roomy(node, shape)
             ):
                 return True
-            if shape.each != NOTHING:
+            if shape.resources != NO_RESOURCES:
                 # A node that offers less than it did breaks what it cannot hold any more.
                 held, kept = self.holders.get(node_id, {}), self.keepers.get(node_id, {})
                 stay = [other for other in held if self.tasks[other].state not in LEAVING]
                 others = [each for each in kept if each != task.id and each not in released]
-                if exceeds(node, shape.each, [self.asked(stay), self.asked(others)]):
+                if exceeds(node, shape.resources, [self.asked(stay), self.asked(others)]):
                     return True
         # A whole node is all of it, also after it was rebuilt.
         whole = shape.gpus is None
@@ -449,7 +457,7 @@ class Index:
         self.capacity = self.totals.offered.copy()
         self._nodes_stale = False
         for task_id, slots in self._slots.items():
-            self.capacity.take(slots, self._each.get(task_id, NOTHING))
+            self.capacity.take(slots, self._each.get(task_id, NO_RESOURCES))
         self._crossing.clear()
         for task in self.tasks.values() if self.totals.zoned else ():
             if task.group in self.totals.zoned and len(task.placements or task.promised) > 1:
@@ -586,20 +594,20 @@ class Index:
         self.settled_at = plan.decided_at
         self.overdue.clear()
         self.overdue.update(left_out)
-        for group, look in plan.looks.items():
+        for group, look in plan.scans.items():
             pool = self.pools[group]
             pool.arrived.clear()
             pool.wide = pool.nodes_changed = False
             pool.relevel.clear()
             # What was decided about a single task may have been left out; and the end of a run
             # may have been observed meanwhile.
-            pool.unlevelled = {
+            pool.level_blocked = {
                 each
-                for each in look.unlevelled | plan.left_out_tasks
+                for each in look.level_blocked | plan.left_out_tasks
                 if each in pool.sizes and self.tasks[each].state in (STARTING, RUNNING)
             }
             pool.due_at = look.due_at
-            pool.passed_at = look.passed_at
+            pool.slice_round_at = look.slice_round_at
 
     def _left_out(self, moment: Moment, plan: Plan) -> bool:
         """True if the plan does without what the moment asks for."""
@@ -609,7 +617,7 @@ class Index:
         return group in plan.left_out and moment.kind is not Kind.EXPIRES
 
 
-def exceeds(node: Node, each: Each, others: Iterable[Each]) -> bool:
+def exceeds(node: Node, each: NodeResources, others: Iterable[NodeResources]) -> bool:
     """True if a rank and the others ask for more than the node offers, of what the rank asks."""
     cpus, memory, each_other = cpus_of(node), memory_of(node), list(others)
     for total, own, rest in (

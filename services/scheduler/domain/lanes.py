@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
-from services.scheduler.domain.model import Shape
+from services.scheduler.domain.model.values import Shape
 from services.scheduler.domain.shape_class import Row, ShapeClass, class_of
 
 # The order key in seconds, and the id, which makes it unique.

@@ -22,12 +22,12 @@ from typing import NamedTuple
 from libs.contracts.messages import Priority, ReasonCode, Unit
 from libs.contracts.reasons import level_name
 from services.scheduler.domain.index import Index
-from services.scheduler.domain.model import WEIGHTS, Mark, Task
+from services.scheduler.domain.model.decisions import Reorder
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import LEVELS, WEIGHTS, reason
 from services.scheduler.domain.moments import Kind, Moment, level_at
-from services.scheduler.domain.order import LEVELS, is_auto
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.round import Round
-from services.scheduler.domain.why import reason
 
 
 class _Move(NamedTuple):
@@ -51,7 +51,7 @@ def follow(round_: Round, pool: Pool, moments: list[Moment]) -> frozenset[str]:
     due = {moment.task_id for moment in moments if moment.kind is Kind.SINKS}
     stopped: set[str] = set()
     moves: list[_Move] = []
-    for task_id in due | pool.relevel | pool.unlevelled:
+    for task_id in due | pool.relevel | pool.level_blocked:
         task = round_.index.tasks[task_id]
         wanted = level_at(task, pool.policy, round_.now)
         if wanted is task.level:
@@ -90,16 +90,16 @@ def _admitted(round_: Round, move: _Move) -> Priority | None:
     return None
 
 
-def _mark(round_: Round, pool: Pool, move: _Move, level: Priority) -> Mark:
+def _mark(round_: Round, pool: Pool, move: _Move, level: Priority) -> Reorder:
     task = move.task
     names = {"priority": task.level.value, "to": level.value}
-    base = task.level if is_auto(task) else task.priority
+    base = task.level if task.is_auto else task.priority
     if not move.rises and WEIGHTS[move.wanted] < WEIGHTS[base]:
         seconds = round(pool.attained(task, round_.now))
         why = reason(ReasonCode.LEVEL_SANK, names=names, seconds=seconds)
     else:
         why = reason(ReasonCode.LEVEL_CHANGED, names=names)
-    return Mark(task.id, why, round_.marks_of(task), level)
+    return Reorder(task.id, why, round_.marks_of(task), level)
 
 
 def outlook(index: Index, task: Task, now: datetime) -> Iterator[str]:
@@ -108,7 +108,7 @@ def outlook(index: Index, task: Task, now: datetime) -> Iterator[str]:
     Which limit stops it is counted at this moment.
     """
     pool = index.pools[task.group]
-    if task.id not in pool.unlevelled and task.id not in pool.relevel:
+    if task.id not in pool.level_blocked and task.id not in pool.relevel:
         return
     wanted = level_at(task, pool.policy, now)
     if wanted is task.level:

@@ -12,9 +12,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from libs.contracts.messages import Priority
-from services.scheduler.domain.lifecycle import PREEMPTING, QUEUED, RUNNING, STARTING
-from services.scheduler.domain.model import Task
-from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.model.group_policy import GroupPolicy
+from services.scheduler.domain.model.lifecycle import PREEMPTING, QUEUED, RUNNING, STARTING
+from services.scheduler.domain.model.rows import Task
 
 
 class Kind(StrEnum):
@@ -41,7 +41,7 @@ def expires_at(task: Task, silent_seconds: float) -> datetime | None:
     if task.state is STARTING:
         return task.start_deadline_at
     if task.state is PREEMPTING:
-        return task.gone_by(silent_seconds)
+        return task.forced_at(silent_seconds)
     run_seconds_max = task.spec.max_run_seconds
     if task.state is RUNNING and run_seconds_max is not None and task.run_started_at is not None:
         return task.run_started_at + timedelta(seconds=run_seconds_max - task.run_seconds)
@@ -71,7 +71,7 @@ def level_at(task: Task, policy: GroupPolicy, now: datetime) -> Priority:
     AUTO came to a level when the run began, which sinks like any other.
     """
     auto = task.priority in (Priority.AUTO, Priority.UNSPECIFIED)
-    level = task.level if auto else policy.sunk(task.priority, task.run_seconds)
+    level = task.level if auto else policy.demoted(task.priority, task.run_seconds)
     steps = {demotion.level: demotion for demotion in policy.demotions}
     while step := steps.pop(level, None):
         at = _has_run(task, step.after_seconds)

@@ -16,16 +16,11 @@ from typing import NamedTuple, Protocol, TypeAlias
 from libs.contracts.messages import Priority
 from services.scheduler.domain.clusters import UNCOVERED, Depth
 from services.scheduler.domain.lanes import AUTO, Group, Lanes, Queue
-from services.scheduler.domain.model import WEIGHTS, Shape, Task
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import LEVELS, WEIGHTS, Shape
 from services.scheduler.domain.quota import Ledger, Need
 from services.scheduler.domain.shape_class import Branch, Tree
 
-LEVELS: tuple[Priority, ...] = tuple(
-    sorted(
-        (level for level in WEIGHTS if level not in (Priority.AUTO, Priority.UNSPECIFIED)),
-        key=lambda level: -WEIGHTS[level],
-    )
-)
 # More than any weight; and how many levels of virtual clusters are told apart.
 COVERED = 1_000
 DEPTHS_MAX = 8
@@ -73,11 +68,6 @@ class Entry(NamedTuple):
 def rank_of(weight: int, depth: Depth) -> int:
     """The first part of the order: the best covered first, then the highest level."""
     return -weight - COVERED * max(0, DEPTHS_MAX - depth)
-
-
-def is_auto(task: Task) -> bool:
-    """True if the scheduler chooses the task's level."""
-    return task.priority in (Priority.AUTO, Priority.UNSPECIFIED)
 
 
 def auto_level(task: Task, need: Need, ledger: Ledger, level_max: Priority) -> Priority:
@@ -286,7 +276,7 @@ class Line:
         if late is not None:
             if isinstance(late, Branch):
                 return None
-            if self._fixed and not is_auto(late.task):
+            if self._fixed and not late.task.is_auto:
                 return late
         if queue is not None and task_id in self._late:
             # It comes, or came, by itself.

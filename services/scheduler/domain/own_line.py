@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from libs.contracts.messages import ReasonCode
 from services.scheduler.domain.lanes import Key
-from services.scheduler.domain.lifecycle import QUEUED
-from services.scheduler.domain.model import Task
+from services.scheduler.domain.model.lifecycle import QUEUED
+from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.order import Entry, Outcome
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.round import Round

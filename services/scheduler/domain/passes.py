@@ -19,7 +19,7 @@ from services.scheduler.domain import room, slices
 from services.scheduler.domain.accounts import counted, entitled, turn_budget
 from services.scheduler.domain.floods import turnless
 from services.scheduler.domain.lanes import Key
-from services.scheduler.domain.model import Task
+from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.order import Entry
 from services.scheduler.domain.placement.place import Slot
 from services.scheduler.domain.pool import Pool, saved_until
@@ -45,13 +45,13 @@ class Turns:
         self._pool = pool
         self.due_at: datetime | None = None
         self.open = False
-        self.passed_at = pool.passed_at
+        self.slice_round_at = pool.slice_round_at
         if pool.discipline.preempts and pool.unserved:
             next_at = self._next_pass()
             self.open = next_at is None or next_at <= round_.now
             self.due_at = None if self.open else next_at
         if self.open:
-            self.passed_at = round_.now
+            self.slice_round_at = round_.now
         # For a walk in which nobody is to have a turn.
         self.paused = False
         # The task that the budget is saved for, once there is one.
@@ -62,11 +62,11 @@ class Turns:
         self._rows: dict[int, _Row] = {}
 
     def _next_pass(self) -> datetime | None:
-        passed_at = self._pool.passed_at
-        if passed_at is None or passed_at > self._round.now:
+        slice_round_at = self._pool.slice_round_at
+        if slice_round_at is None or slice_round_at > self._round.now:
             # The first one; or the clock was set back.
             return None
-        return passed_at + timedelta(seconds=self._pool.policy.timeshare.pass_seconds)
+        return slice_round_at + timedelta(seconds=self._pool.policy.timeshare.pass_seconds)
 
     def worth(self, weight: int) -> bool:
         """True if a task of this weight might have a turn."""
@@ -184,7 +184,7 @@ class Turns:
                 self.due_at = round_.after(max(1.0, at - round_.seconds))
             return False
         left = spent(account, cost)
-        round_.books[pool.group] = replace(book, tokens=left.tokens, tokens_at=round_.now)
+        round_.ledgers[pool.group] = replace(book, tokens=left.tokens, tokens_at=round_.now)
         return True
 
 

@@ -18,11 +18,10 @@ from services.scheduler.domain.disciplines import DISCIPLINES
 from services.scheduler.domain.disciplines.base import Filling
 from services.scheduler.domain.disciplines.timeshare import features_of
 from services.scheduler.domain.lanes import AUTO, NOBODY, Key, Lanes, QueueName, Who
-from services.scheduler.domain.lifecycle import LEAVING, PAUSED, QUEUED
-from services.scheduler.domain.marks import Ended, Marks, PoolBook
-from services.scheduler.domain.model import WEIGHTS, PolicySettings, Shape, Task
-from services.scheduler.domain.order import is_auto
-from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
+from services.scheduler.domain.model.lifecycle import LEAVING, PAUSED, QUEUED
+from services.scheduler.domain.model.rows import EndedTask, PoolLedger, Task
+from services.scheduler.domain.model.values import WEIGHTS, OrderKey, Shape
 from services.scheduler.domain.timeshare.history import History
 from services.scheduler.domain.timeshare.rule import RULE
 from services.scheduler.domain.timeshare.tempo import Tempo, tempo_of, unit_of
@@ -74,7 +73,7 @@ class Pool:
         self.units = 0.0
         # The smallest node with GPUs as a part of the largest.
         self.narrow = 1.0
-        self.book = PoolBook(group)
+        self.book = PoolLedger(group)
         self.clusters = Clusters(policy)
         self.coverage = Coverage(self.clusters)
         self.limited = False
@@ -100,7 +99,7 @@ class Pool:
         # Runs whose level no round has compared with their priority yet; and those that a quota
         # keeps from the level that they should count at.
         self.relevel: set[str] = set()
-        self.unlevelled: set[str] = set()
+        self.level_blocked: set[str] = set()
         # Runs whose marks are another discipline's.
         self.foreign: dict[str, Task] = {}
         # Tasks that wait or run (paused ones want nothing): Σ size, Σ size x since when they age;
@@ -120,7 +119,7 @@ class Pool:
         self.wide = True
         self.nodes_changed = True
         self.due_at: datetime | None = None
-        self.passed_at: datetime | None = None
+        self.slice_round_at: datetime | None = None
 
     @property
     def guarded(self) -> bool:
@@ -152,7 +151,7 @@ class Pool:
         found = self.sizes.get(task.id)
         return units_of(task.shape, self.width) if found is None else found
 
-    def key(self, marks: Marks) -> float:
+    def key(self, marks: OrderKey) -> float:
         """The order key at the present scale."""
         return marks.key + self.book.scale * marks.scaled
 
@@ -165,7 +164,7 @@ class Pool:
 
     def level(self, task: Task) -> Priority:
         """The level a task that waits counts at: its own, or what it sank to by running."""
-        return self.policy.sunk(task.priority, task.run_seconds)
+        return self.policy.demoted(task.priority, task.run_seconds)
 
     def attained(self, task: Task, now: datetime) -> float:
         """Seconds a task has run in all."""
@@ -176,7 +175,7 @@ class Pool:
 
     def name(self, task: Task) -> QueueName:
         """The queue a waiting task belongs to."""
-        weight = AUTO if is_auto(task) else WEIGHTS[self.level(task)]
+        weight = AUTO if task.is_auto else WEIGHTS[self.level(task)]
         return QueueName(weight, task.shape, self.who(task))
 
     def marked(self, task: Task) -> bool:
@@ -185,7 +184,7 @@ class Pool:
 
     # Changes of rows.
 
-    def observe(self, old: Task, new: Task | None, ended: Ended | None) -> None:
+    def observe(self, old: Task, new: Task | None, ended: EndedTask | None) -> None:
         """Learn from a change: how long tasks run, and what being moved costs."""
         counted = old.marks.counted_seconds
         if ended is not None and ended.run_seconds > 0:
@@ -336,7 +335,7 @@ class Pool:
         """Smaller = cheaper for runs of one size, at every moment alike."""
         return self.move_seconds(task) - saved_until(task), task.id
 
-    def rescale(self, book: PoolBook, tasks: Mapping[str, Task]) -> None:
+    def rescale(self, book: PoolLedger, tasks: Mapping[str, Task]) -> None:
         """Take a new book over; if the scale changed, all that is in order of keys is sorted
         again. Nothing else depends on the scale.
         """

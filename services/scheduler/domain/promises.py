@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from math import inf
 
 from services.scheduler.domain.clusters import ALMOST, UNCOVERED, Depth
-from services.scheduler.domain.model import NOTHING, WEIGHTS, Each, Task
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import NO_RESOURCES, WEIGHTS, NodeResources
 from services.scheduler.domain.order import Entry, rank_of
 from services.scheduler.domain.placement.place import Slot
 from services.scheduler.domain.pool import Pool
@@ -31,7 +32,7 @@ class Promises:
         # CPU-only ranks by node that were redeemed already; they share what is promised.
         self._begun: Counter[str] = Counter()
         # CPUs and memory by node that were redeemed.
-        self._given: dict[str, Each] = {}
+        self._given: dict[str, NodeResources] = {}
 
     def sort_out(self) -> None:
         """Take back what can no longer be had, and find what is free by now."""
@@ -101,12 +102,12 @@ class Promises:
         round_, task = self._round, entry.task
         if task.id in round_.released or not self._is_ripe(task):
             return None
-        slots, each = round_.index.slots(task), task.shape.each
+        slots, each = round_.index.slots(task), task.shape.resources
         self._begun.update(slot.node_id for slot in slots if not slot.mask)
-        if each != NOTHING:
+        if each != NO_RESOURCES:
             for node_id, _ in slots:
-                before = self._given.get(node_id, NOTHING)
-                self._given[node_id] = Each(
+                before = self._given.get(node_id, NO_RESOURCES)
+                self._given[node_id] = NodeResources(
                     before.cpus + each.cpus, before.memory_bytes + each.memory_bytes
                 )
         return slots

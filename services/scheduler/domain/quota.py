@@ -13,7 +13,7 @@ from itertools import product
 from typing import NamedTuple, TypeAlias
 
 from libs.contracts.messages import Priority, Unit
-from services.scheduler.domain.model import Limit, LimitKey, Task
+from services.scheduler.domain.model.rows import Limit, LimitKey, Task
 
 # A row, and whose holdings it counts (empty: the row says it).
 Account: TypeAlias = tuple[LimitKey, str]

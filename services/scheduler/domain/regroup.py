@@ -16,8 +16,9 @@ from libs.contracts.messages import ReasonCode
 from services.scheduler.domain import room
 from services.scheduler.domain.clusters import UNCOVERED
 from services.scheduler.domain.handover import tell_to_go
-from services.scheduler.domain.lifecycle import LEAVING
-from services.scheduler.domain.model import Task
+from services.scheduler.domain.model.lifecycle import LEAVING
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import reason
 from services.scheduler.domain.order import Entry
 from services.scheduler.domain.placement.place import (
     Allowed,
@@ -28,7 +29,6 @@ from services.scheduler.domain.placement.place import (
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.room import Trial
 from services.scheduler.domain.round import Round
-from services.scheduler.domain.why import reason
 
 # No more runs are moved for one task; and from so many of the cheapest nodes it is tried.
 MOVES_MAX = 64
@@ -116,7 +116,7 @@ def _homes(trial: Trial, borrowed: Trial) -> dict[str, tuple[Slot, ...]] | None:
     if slots is None:
         return None
     left = trial.capacity.copy()
-    left.take(slots, trial.entry.shape.each)
+    left.take(slots, trial.entry.shape.resources)
     # None of them crosses the largest domains where it goes.
     inside = trial.round.topology(pool, pool.policy.cross_zone_gangs_max)
     moving = [task for task in trial.taken if task.id not in borrowed.given]
@@ -125,7 +125,7 @@ def _homes(trial: Trial, borrowed: Trial) -> dict[str, tuple[Slot, ...]] | None:
         home = left.pick(task.shape, topology=inside)
         if home is None:
             return None
-        left.take(home, task.shape.each)
+        left.take(home, task.shape.resources)
         homes[task.id] = home
     return homes
 
@@ -145,5 +145,5 @@ def _send(
         there = placements_of(home, task.spec, round_.index.nodes)
         tell_to_go(round_, task, why, beneficiary=entry.id, moves_to=there)
     for task_id, home in homes.items():
-        round_.keep(home, round_.index.tasks[task_id].shape.each)
+        round_.keep(home, round_.index.tasks[task_id].shape.resources)
     return slots

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from services.scheduler.domain.model import NOTHING, Each, Shape, Task
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import NO_RESOURCES, NodeResources, Shape
 from services.scheduler.domain.order import Entry
 from services.scheduler.domain.placement.place import Capacity, Slot, slots_of
 from services.scheduler.domain.placement.topology import Topology
@@ -26,7 +27,7 @@ class End(NamedTuple):
     at: datetime
     task_id: str
     slots: Sequence[Slot]
-    each: Each = NOTHING
+    resources: NodeResources = NO_RESOURCES
 
 
 def expected_end(pool: Pool, task: Task, now: datetime) -> datetime | None:
@@ -59,7 +60,7 @@ class Reservation:
         """A place for a later task that does not delay the reservation, or None."""
         if self.starts_at is not None and ends_at is not None and ends_at <= self.starts_at:
             return free.pick(shape, topology=topology)
-        now, over, each = free.free, self.over.free, shape.each
+        now, over, each = free.free, self.over.free, shape.resources
         slots = free.pick(
             shape,
             lambda node_id: (
@@ -79,7 +80,7 @@ def reserve(round_: Round, pool: Pool, entry: Entry) -> Reservation:
     runs += pool.leaving.values()
     runs += round_.started.get(pool.group, ())
     ends = [
-        End(at, run.id, slots_of(run), run.shape.each)
+        End(at, run.id, slots_of(run), run.shape.resources)
         for run in runs
         if (at := expected_end(pool, run, round_.now)) is not None
     ]
@@ -93,11 +94,11 @@ def reserve_among(
     trial = free.copy()
     ordered = sorted(ends)
     for place, end in enumerate(ordered):
-        trial.give(end.slots, end.each)
+        trial.give(end.slots, end.resources)
         following = ordered[place + 1].at if place + 1 < len(ordered) else None
         # All ends of one moment count together.
         if following != end.at and trial.fits(shape):
-            trial.take(_least_free_now(free.free, shape, trial), shape.each)
+            trial.take(_least_free_now(free.free, shape, trial), shape.resources)
             return Reservation(end.at, trial, wanted)
     return Reservation(None, free.copy(), frozenset())
 

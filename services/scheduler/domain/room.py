@@ -19,7 +19,8 @@ from libs.contracts.messages import ReasonCode
 from services.scheduler.domain.clusters import UNCOVERED, Depth
 from services.scheduler.domain.floods import flooded
 from services.scheduler.domain.handover import tell_to_go
-from services.scheduler.domain.model import WEIGHTS, Shape, Task
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import WEIGHTS, Shape, reason
 from services.scheduler.domain.moments import protected_until
 from services.scheduler.domain.order import Entry
 from services.scheduler.domain.placement.place import Allowed, Capacity, Slot
@@ -27,7 +28,6 @@ from services.scheduler.domain.placement.topology import address
 from services.scheduler.domain.pool import Pool, saved_until, units_of
 from services.scheduler.domain.quota import Account
 from services.scheduler.domain.round import Round
-from services.scheduler.domain.why import reason
 
 ALMOST = 1e-6
 # Room inside one of the largest domains may cost so many times as much as room across them.
@@ -72,14 +72,14 @@ class Trial:
     def give(self, task: Task) -> None:
         """Count what a run holds, or a task is promised, as free."""
         index = self.round.index
-        self.capacity.give(index.slots(task), index.each(task))
+        self.capacity.give(index.slots(task), index.resources(task))
         self._crossing -= task.id in self._across
         self.given[task.id] = task
 
     def take_back(self, task: Task) -> None:
         """Count it as held again."""
         index = self.round.index
-        self.capacity.take(index.slots(task), index.each(task))
+        self.capacity.take(index.slots(task), index.resources(task))
         self._crossing += task.id in self._across
         del self.given[task.id]
 

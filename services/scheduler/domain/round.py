@@ -11,29 +11,32 @@ from datetime import datetime, timedelta
 
 from libs.contracts.messages import Priority, Reason, ReasonCode
 from services.scheduler.domain.clusters import Clusters, Depth
-from services.scheduler.domain.lifecycle import LEAVING
-from services.scheduler.domain.marks import Marks, PoolBook
-from services.scheduler.domain.model import (
-    NOTHING,
-    WEIGHTS,
+from services.scheduler.domain.model.decisions import (
     Assign,
     Decision,
-    Each,
     Hold,
     Kill,
-    Look,
-    Mark,
+    PoolScan,
     Preempt,
     Reject,
+    Reorder,
+)
+from services.scheduler.domain.model.lifecycle import LEAVING
+from services.scheduler.domain.model.rows import PoolLedger, Task
+from services.scheduler.domain.model.values import (
+    NO_RESOURCES,
+    WEIGHTS,
+    NodeResources,
+    OrderKey,
     Shape,
-    Task,
+    reason,
+    same_reason,
 )
 from services.scheduler.domain.placement.place import Capacity, Slot, placements_of
 from services.scheduler.domain.placement.topology import Topology, crosses_zone
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.quota import Need, held_need, minus
 from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.domain.why import reason, same
 
 ANYWHERE = Topology()
 TOO_SMALL_NOW = ReasonCode.CLUSTER_TOO_SMALL_NOW
@@ -80,13 +83,13 @@ class Round:
         self._decisions: list[Decision | None] = []
         self._holds: dict[str, int] = {}
         self.explanations: dict[str, Reason] = {}
-        self.books: dict[str, PoolBook] = {}
-        self.looks: dict[str, Look] = {}
+        self.ledgers: dict[str, PoolLedger] = {}
+        self.scans: dict[str, PoolScan] = {}
         # Tasks that got a decision which moves them; marks and owners' tags made in this round.
         self.moved: set[str] = set()
         # Waiting tasks that got a place or a promise in this round, or were rejected.
         self.served: set[str] = set()
-        self.marks: dict[str, Marks] = {}
+        self.marks: dict[str, OrderKey] = {}
         # Runs that count at another level from this round on. Limits count that at once; whom they
         # may be taken by changes with the commit.
         self.levels: dict[str, Priority] = {}
@@ -164,7 +167,7 @@ class Round:
         count = self.crossing(pool).now if crossing is None else crossing
         return Topology(cross_zone_allowed=count < pool.policy.cross_zone_gangs_max)
 
-    def may_begin(self, pool: Pool, slots: tuple[Slot, ...], each: Each) -> bool:
+    def may_begin(self, pool: Pool, slots: tuple[Slot, ...], each: NodeResources) -> bool:
         """True if a gang may begin in a place now: all of it is free, and it may cross domains."""
         if not all(self.free.covers(slot, each) for slot in slots):
             return False
@@ -179,7 +182,7 @@ class Round:
             crossing.soon -= 1
         self.released.add(task.id)
         self.displaced.setdefault(task.group, []).append(task)
-        self.free.give_amounts(self.index.slots(task), task.shape.each)
+        self.free.give_amounts(self.index.slots(task), task.shape.resources)
         for slot in self.index.slots(task):
             if slot.mask:
                 held = 0
@@ -194,11 +197,11 @@ class Round:
             task, task.level, minus(held_need(task)), -self.index.pools[task.group].size(task)
         )
 
-    def book(self, pool: Pool) -> PoolBook:
+    def book(self, pool: Pool) -> PoolLedger:
         """The pool's accounts, with what this round spent."""
-        return self.books.get(pool.group, pool.book)
+        return self.ledgers.get(pool.group, pool.book)
 
-    def marks_of(self, task: Task) -> Marks:
+    def marks_of(self, task: Task) -> OrderKey:
         """A task's marks, with what this round noted."""
         return self.marks.get(task.id, task.marks)
 
@@ -229,10 +232,10 @@ class Round:
         if place is not None:
             self._decisions[place] = None
 
-    def remark(self, mark: Mark) -> None:
+    def remark(self, mark: Reorder) -> None:
         """Note a run's new place in the order; the pool is as it was until this is committed."""
         self._decisions.append(mark)
-        self.marks[mark.task_id] = mark.marks
+        self.marks[mark.task_id] = mark.order_key
         self._remarked.add(mark.task_id)
         if mark.level is not Priority.UNSPECIFIED:
             run = self.index.tasks[mark.task_id]
@@ -261,7 +264,7 @@ class Round:
         if promised is not None:
             kept = placements_of(promised, task.spec, self.index.nodes) if promised else ()
         news = (
-            not same(task.reason, why)
+            not same_reason(task.reason, why)
             or (accepted and not task.accepted)
             or marks is not None
             # Nodes promised anew are said again even if they are the same: what is preempted for
@@ -314,13 +317,13 @@ class Round:
             found = self._promised_units[pool.group, weight] = sum(map(pool.size, lower))
         return found
 
-    def take(self, slots: tuple[Slot, ...], each: Each) -> None:
+    def take(self, slots: tuple[Slot, ...], each: NodeResources) -> None:
         """Take free slots for a run that begins."""
         self.free.take(slots, each)
         for capacity in self._soon.values():
             capacity.take(slots, each)
 
-    def keep(self, slots: tuple[Slot, ...], each: Each) -> None:
+    def keep(self, slots: tuple[Slot, ...], each: NodeResources) -> None:
         """Keep slots, free or coming free, for a task that waits for the rest of them."""
         for capacity in self._soon.values():
             capacity.take(slots, each)
@@ -338,7 +341,7 @@ class Round:
     def _free(self, capacity: Capacity, task: Task) -> None:
         """Give what a run on its way out will leave, and nobody is promised."""
         # What others are promised of CPUs and memory was taken already.
-        if (each := self.index.each(task)) is not NOTHING:
+        if (each := self.index.resources(task)) is not NO_RESOURCES:
             capacity.give_amounts(self.index.slots(task), each)
         capacity.give(self._freed(task))
 
@@ -366,7 +369,7 @@ class Round:
             leaving = (*pool.leaving.values(), *self.told.get(pool.group, ()))
             found.give([slot for task in leaving for slot in self._freed(task)])
             for task in leaving:
-                if (each := self.index.each(task)) is not NOTHING:
+                if (each := self.index.resources(task)) is not NO_RESOURCES:
                     found.give_amounts(self.index.slots(task), each)
         return found
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
-from services.scheduler.domain.model import SHAPES_KEPT_MAX, Shape
+from services.scheduler.domain.model.values import SHAPES_KEPT_MAX, Shape
 
 if TYPE_CHECKING:
     from services.scheduler.domain.lanes import Group, Head, Key
@@ -34,7 +34,7 @@ def class_of(shape: Shape) -> Shape:
 @lru_cache(maxsize=SHAPES_KEPT_MAX)
 def _code(shape: Shape) -> int:
     """The bits of both amounts in turn, the highest first, so that near codes are near in both."""
-    cpus, memory = shape.each
+    cpus, memory = shape.resources
     wide = max(cpus.bit_length(), memory.bit_length(), 1)
     pairs = zip(f"{cpus:0{wide}b}", f"{memory:0{wide}b}", strict=True)
     return int("".join(map("".join, pairs)), 2)

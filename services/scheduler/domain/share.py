@@ -16,10 +16,12 @@ from services.scheduler.domain.clusters import UNCOVERED
 from services.scheduler.domain.disciplines.base import Filling
 from services.scheduler.domain.floods import flooded
 from services.scheduler.domain.grants import grant
-from services.scheduler.domain.lifecycle import QUEUED
-from services.scheduler.domain.model import WEIGHTS, Assign, Look, Shape, Task
+from services.scheduler.domain.model.decisions import Assign, PoolScan
+from services.scheduler.domain.model.lifecycle import QUEUED
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import WEIGHTS, Shape, reason
 from services.scheduler.domain.moments import Kind, Moment
-from services.scheduler.domain.order import Entry, Line, Outcome, auto_level, is_auto, rank_of
+from services.scheduler.domain.order import Entry, Line, Outcome, auto_level, rank_of
 from services.scheduler.domain.own_line import OwnLine
 from services.scheduler.domain.passes import Turns
 from services.scheduler.domain.placement.place import Allowed, Slot, placements_of
@@ -29,7 +31,6 @@ from services.scheduler.domain.quota import Need
 from services.scheduler.domain.reserve import Reservation, expected_end_if_begun, reserve
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.waits import waits_by_itself
-from services.scheduler.domain.why import reason
 
 
 def share(round_: Round, pool: Pool, moments: list[Moment], resumed: list[Task]) -> None:
@@ -38,7 +39,7 @@ def share(round_: Round, pool: Pool, moments: list[Moment], resumed: list[Task])
     slices.tend(round_, pool, moments)
     stopped = levels.follow(round_, pool, moments)
     Sharing(round_, pool, moments, resumed).run()
-    round_.looks[pool.group] = round_.looks[pool.group]._replace(unlevelled=stopped)
+    round_.scans[pool.group] = round_.scans[pool.group]._replace(level_blocked=stopped)
 
 
 class Sharing:
@@ -111,7 +112,7 @@ class Sharing:
             (moment for moment in (granted_due, self.turns.due_at) if moment is not None),
             default=None,
         )
-        self.round.looks[self.pool.group] = Look(due_at, self.turns.passed_at)
+        self.round.scans[self.pool.group] = PoolScan(due_at, self.turns.slice_round_at)
         self.round.wake_at(due_at)
 
     def _begin_again(self) -> None:
@@ -170,7 +171,7 @@ class Sharing:
             key = pool.key(round_.marks_of(task))
         key = slices.order(round_, pool, task, key)
         shape, level, cluster, depth = task.shape, pool.level(task), "", UNCOVERED
-        if is_auto(task):
+        if task.is_auto:
             need = round_.totals.need(shape)
             most = round_.settings.auto_level_max
             level = auto_level(task, need, round_.ledger, most)
@@ -265,7 +266,7 @@ class Sharing:
 
     def _gets(self, entry: Entry, made: tuple[Slot, ...], *, later: bool = False) -> Outcome:
         """Promise what others leave (``later``: free nodes, too); look at the displaced again."""
-        if not later and self.round.may_begin(self.pool, made, entry.shape.each):
+        if not later and self.round.may_begin(self.pool, made, entry.shape.resources):
             # Nobody has to go: it was only promised to others.
             self.assign(entry, made)
         else:
@@ -406,7 +407,7 @@ class Sharing:
         """Start an attempt on these slots."""
         round_, pool, task = self.round, self.pool, entry.task
         if not counted:
-            round_.take(slots, entry.shape.each)
+            round_.take(slots, entry.shape.resources)
         start_deadline_at = round_.after(round_.settings.start_deadline_seconds)
         if round_.crosses(pool, slots):
             round_.crossing(pool).begin(promised=counted)
@@ -419,7 +420,7 @@ class Sharing:
             start_deadline_at=start_deadline_at,
             resume_from=task.checkpoint,
             reason=reason(ReasonCode.PLACED, names=names, nodes=len(slots), gpus=entry.shape.gpus),
-            marks=slices.mark_starting(round_, pool, task),
+            order_key=slices.mark_starting(round_, pool, task),
         )
         round_.wake_at(start_deadline_at)
         round_.assign(task, decision, pool.size(task), counted=counted)
@@ -427,7 +428,7 @@ class Sharing:
     def promise(self, entry: Entry, slots: tuple[Slot, ...]) -> None:
         """Keep these slots for the task until they are all observed free."""
         round_, pool, task = self.round, self.pool, entry.task
-        round_.keep(slots, entry.shape.each)
+        round_.keep(slots, entry.shape.resources)
         if round_.crosses(pool, slots):
             round_.crossing(pool).promise()
         round_.charge(task, entry.level, round_.totals.need(entry.shape), pool.size(task))

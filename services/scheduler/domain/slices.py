@@ -9,13 +9,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from libs.contracts.messages import ReasonCode
-from services.scheduler.domain.marks import Marks
-from services.scheduler.domain.model import Mark, Task
+from services.scheduler.domain.model.decisions import Reorder
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import OrderKey, reason
 from services.scheduler.domain.moments import Kind, Moment
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.timeshare.rule import RULE, Load, sample_due, sampled, scale
-from services.scheduler.domain.why import reason
 
 
 def mark_waiting(round_: Round, pool: Pool, task: Task) -> None:
@@ -40,12 +40,12 @@ def order(round_: Round, pool: Pool, task: Task, key: float) -> float:
     return discipline.order(pool, key, finish_of(round_, pool, task.owner), round_.now)
 
 
-def _note_finish(round_: Round, pool: Pool, owner: str, marks: Marks) -> None:
+def _note_finish(round_: Round, pool: Pool, owner: str, marks: OrderKey) -> None:
     if marks.user_finish > finish_of(round_, pool, owner):
         round_.finishes[pool.group, owner] = marks.user_finish
 
 
-def mark_starting(round_: Round, pool: Pool, task: Task) -> Marks:
+def mark_starting(round_: Round, pool: Pool, task: Task) -> OrderKey:
     """The marks of a run that begins."""
     marks = round_.marks.get(task.id)
     if marks is None and not pool.marked(task):
@@ -73,7 +73,7 @@ def tend(round_: Round, pool: Pool, moments: list[Moment]) -> None:
             _slice_over(round_, pool, task)
 
 
-def _wake(round_: Round, marks: Marks) -> None:
+def _wake(round_: Round, marks: OrderKey) -> None:
     """What is noted in this round is not among the index's moments yet."""
     round_.wake_at(marks.rekey_at)
     round_.wake_at(marks.held_until)
@@ -85,7 +85,7 @@ def _slice_over(round_: Round, pool: Pool, task: Task) -> None:
     _note_finish(round_, pool, task.owner, marks)
     _wake(round_, marks)
     why = reason(ReasonCode.SLICE_OVER, seconds=round(pool.attained(task, round_.now)))
-    round_.remark(Mark(task.id, why, marks))
+    round_.remark(Reorder(task.id, why, marks))
 
 
 def sample(round_: Round, pool: Pool, *, resumed: bool = False) -> None:
@@ -97,14 +97,14 @@ def sample(round_: Round, pool: Pool, *, resumed: bool = False) -> None:
         return
     book = round_.book(pool)
     if book.sampled_at is None:
-        round_.books[pool.group] = replace(book, sampled_at=round_.now)
+        round_.ledgers[pool.group] = replace(book, sampled_at=round_.now)
         return
     before = Load(book.load, book.sampled_at.timestamp())
     if not sample_due(RULE, before, round_.seconds):
         return
     age = round_.seconds - pool.live_moments / pool.live_units if pool.live() else 0.0
     load = sampled(RULE, before, age, round_.seconds)
-    round_.books[pool.group] = replace(
+    round_.ledgers[pool.group] = replace(
         book, load=load.mean_age_seconds, scale=scale(pool.tempo.rule, load), sampled_at=round_.now
     )
 

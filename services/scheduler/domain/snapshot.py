@@ -11,17 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from services.scheduler.domain.index import Index
-from services.scheduler.domain.marks import PoolBook
-from services.scheduler.domain.model import (
-    Inventory,
-    Limit,
-    LimitKey,
-    Node,
-    PolicySettings,
-    Task,
-)
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
+from services.scheduler.domain.model.rows import Inventory, Limit, LimitKey, Node, PoolLedger, Task
 from services.scheduler.domain.placement.place import Capacity
-from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.timeshare.history import History
 from services.scheduler.domain.totals import Totals
@@ -47,7 +39,7 @@ class Snapshot:
         limits: Iterable[Limit] = (),
         inventories: Iterable[Inventory] = (),
         policies: Iterable[GroupPolicy] = (),
-        books: Iterable[PoolBook] = (),
+        ledgers: Iterable[PoolLedger] = (),
         settings: PolicySettings | None = None,
         histories: Mapping[str, History] | None = None,
     ) -> Snapshot:
@@ -57,7 +49,7 @@ class Snapshot:
         index.refresh()
         for group, history in (histories or {}).items():
             index.pool(group).history = history
-        index.apply(put=[*books, *tasks])
+        index.apply(put=[*ledgers, *tasks])
         return Snapshot.view(index, version)
 
     @staticmethod

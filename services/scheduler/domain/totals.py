@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
 from libs.contracts.whole_nodes import Nodes, kinds_for
-from services.scheduler.domain.model import Node, PolicySettings, Shape, Task
+from services.scheduler.domain.model.group_policy import PolicySettings
+from services.scheduler.domain.model.rows import Node, Task
+from services.scheduler.domain.model.values import Shape
 from services.scheduler.domain.placement.fleet import cpus_of, memory_of, roomy
 from services.scheduler.domain.placement.place import Capacity, width
 from services.scheduler.domain.placement.topology import LEVELS, address
@@ -250,7 +252,7 @@ class _Between:
 
     def __contains__(self, shape: Shape) -> bool:
         (less, more), (smaller, larger) = self._cpus, self._memory
-        if shape.cpus and less < shape.each.cpus <= more:
+        if shape.cpus and less < shape.resources.cpus <= more:
             return True
         return smaller < shape.memory_bytes <= larger
 

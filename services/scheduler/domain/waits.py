@@ -5,14 +5,15 @@ from __future__ import annotations
 from datetime import datetime
 
 from libs.contracts.messages import ExitKind, Priority, Reason, ReasonCode
-from services.scheduler.domain.lifecycle import QUEUED
-from services.scheduler.domain.model import Reject, Task
+from services.scheduler.domain.model.decisions import Reject
+from services.scheduler.domain.model.group_policy import VirtualCluster
+from services.scheduler.domain.model.lifecycle import QUEUED
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import reason
 from services.scheduler.domain.order import Entry, Outcome
-from services.scheduler.domain.policy import VirtualCluster
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.quota import Excess, Need
 from services.scheduler.domain.round import Round
-from services.scheduler.domain.why import reason
 
 
 def retry_later(task: Task, now: datetime) -> bool:

@@ -31,25 +31,14 @@ from libs.contracts.messages import (
     TaskState,
     TaskStateChanged,
 )
-from services.scheduler.domain import facts
-from services.scheduler.domain.apply import task_after
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.index import Index
-from services.scheduler.domain.lifecycle import TERMINAL
-from services.scheduler.domain.marks import Ended
-from services.scheduler.domain.model import (
-    Assign,
-    Hold,
-    Inventory,
-    Kill,
-    Mark,
-    Node,
-    Plan,
-    PolicySettings,
-    Preempt,
-    Task,
-)
-from services.scheduler.domain.outgoing import state_changed
+from services.scheduler.domain.model import observations
+from services.scheduler.domain.model.changes import state_changed, task_after
+from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, Preempt, Reorder
+from services.scheduler.domain.model.group_policy import PolicySettings
+from services.scheduler.domain.model.lifecycle import TERMINAL
+from services.scheduler.domain.model.rows import EndedTask, Inventory, Node, Task
 from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.lab.errors import LabError
@@ -220,9 +209,9 @@ class _World:
                 self.record.refused_plans += 1
             self.index.settle(plan)
             self.due_s = None if plan.due_at is None else (plan.due_at - START).total_seconds()
-            if not plan.decisions and not plan.books:
+            if not plan.decisions and not plan.ledgers:
                 return
-            if not self._carry_out(plan) and not plan.books:
+            if not self._carry_out(plan) and not plan.ledgers:
                 return
         raise LabError(f"policy {self.policy}: no rest at {self.now_s:.3f} s", fix="report it")
 
@@ -238,11 +227,11 @@ class _World:
                 after = self._begin(after)
             elif isinstance(decision, Preempt | Kill):
                 leaving.append(after)
-            acts = acts or not isinstance(decision, Assign | Hold | Mark)
+            acts = acts or not isinstance(decision, Assign | Hold | Reorder)
             rows[after.id] = after
         for task in leaving:
             rows[task.id] = self._leave(rows[task.id])
-        self.index.apply(put=[*plan.books, *rows.values()])
+        self.index.apply(put=[*plan.ledgers, *rows.values()])
         return acts
 
     # What happens to jobs.
@@ -296,12 +285,12 @@ class _World:
         if restart:
             self._at(self.now_s + restart, 1, partial(self._start, task.id, task.attempt))
             return task
-        return facts.started(task, self.now)
+        return observations.started(task, self.now)
 
     def _start(self, task_id: str, attempt: int) -> None:
         task = self.index.tasks.get(task_id)
         if task is not None and task.live_attempt == attempt:
-            self.index.apply(put=[facts.started(task, self.now)])
+            self.index.apply(put=[observations.started(task, self.now)])
 
     def _save_later(self, task_id: str, attempt: int, restart_s: float) -> None:
         moment = self.now_s + restart_s + self.options.checkpoint_interval_s
@@ -341,7 +330,7 @@ class _World:
         exit_ = RunExit(attempt=task.attempt, kind=kind, ranks=(), exited_at=self.now, detail="")
         # What being moved costs is given here, not measured.
         told = replace(task, preempt_requested_at=None)
-        return facts.exited(told, _Exit(task.attempt, exit_), self.now, self.settings)
+        return observations.exited(told, _Exit(task.attempt, exit_), self.now, self.settings)
 
     def _finish(self, task_id: str, attempt: int) -> None:
         run = self._runs.get(task_id)
@@ -354,7 +343,7 @@ class _World:
         )
         after = self._exited(task, ExitKind.OK)
         assert after.state in TERMINAL, "a job that is finished has ended"
-        ended = Ended(task_id, self.now, self._last_word(after), after.run_seconds)
+        ended = EndedTask(task_id, self.now, self._last_word(after), after.run_seconds)
         self.index.apply(put=[ended], deleted=[(Task, (task_id,))])
         self._done.pop(task_id, None)
 

@@ -31,7 +31,7 @@ from libs.store.port import DatabaseFaultError, UnfitValueError
 from services.scheduler import loop, store
 from services.scheduler.domain import decide as decide_module
 from services.scheduler.domain import goals
-from services.scheduler.domain.model import Plan
+from services.scheduler.domain.model.decisions import Plan
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import a_node, a_spec, a_task, at, exited_event, started_event, submitted_event

@@ -25,7 +25,8 @@ from libs.contracts.messages import (
 from libs.contracts.reasons import render
 from services.scheduler import loop
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.model import Assign, Node, Plan, Task
+from services.scheduler.domain.model.decisions import Assign, Plan
+from services.scheduler.domain.model.rows import Node, Task
 from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.proof.isolate import Sifted, sound_plan
 from services.scheduler.domain.proof.violations import Fault
@@ -124,7 +125,7 @@ def test_a_refused_group_does_not_stop_the_others() -> None:
     sifted = sound(snapshot, twisted("b"))
     assert [each.task_id for each in sifted.plan.decisions] == ["a1", "c1"]
     assert set(sifted.refused) == {"b"}
-    assert set(sifted.plan.looks) == {"a", "c"}
+    assert set(sifted.plan.scans) == {"a", "c"}
     assert sifted.plan.left_out == {"b"}
 
 

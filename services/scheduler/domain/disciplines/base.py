@@ -12,9 +12,9 @@ from enum import Enum
 from typing import Protocol
 
 from services.scheduler.domain.lanes import Key
-from services.scheduler.domain.marks import Marks, PoolBook
-from services.scheduler.domain.model import Task
-from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.model.group_policy import GroupPolicy
+from services.scheduler.domain.model.rows import PoolLedger, Task
+from services.scheduler.domain.model.values import OrderKey
 from services.scheduler.domain.timeshare.history import History
 from services.scheduler.domain.timeshare.tempo import Tempo
 
@@ -39,7 +39,7 @@ class PoolView(Protocol):
         ...
 
     @property
-    def book(self) -> PoolBook:
+    def book(self) -> PoolLedger:
         """Its accounts and the load scale."""
         ...
 
@@ -72,7 +72,7 @@ class PoolView(Protocol):
         """Node equivalents of a task."""
         ...
 
-    def key(self, marks: Marks) -> float:
+    def key(self, marks: OrderKey) -> float:
         """The order key at the present scale."""
         ...
 
@@ -117,18 +117,18 @@ class Discipline(Protocol):
         """
         ...
 
-    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """The place in the order of a task that arrives or is back in the queue.
 
         ``finish``: what is kept of the owner; 0 if nothing is.
         """
         ...
 
-    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """The marks of a run that begins; the task still has those it waited with."""
         ...
 
-    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """The marks of a run whose ``rekey_at`` has come."""
         ...
 
@@ -143,7 +143,7 @@ class Discipline(Protocol):
         """True if a waiting task never takes the nodes of this run, however late that comes."""
         ...
 
-    def reach(self, pool: PoolView, task: Task, marks: Marks, key: float, ratio: float) -> float:
+    def reach(self, pool: PoolView, task: Task, marks: OrderKey, key: float, ratio: float) -> float:
         """Runs with a larger key than this may be taken by a waiting task.
 
         ``ratio``: the size of the runs that would have to go, for the task's own size.
@@ -160,7 +160,7 @@ class Plain:
 
     __slots__ = ()
 
-    def reach(self, pool: PoolView, task: Task, marks: Marks, key: float, ratio: float) -> float:
+    def reach(self, pool: PoolView, task: Task, marks: OrderKey, key: float, ratio: float) -> float:
         """Whatever comes after it."""
         del pool, task, marks, ratio
         return key

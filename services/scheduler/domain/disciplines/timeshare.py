@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from services.scheduler.domain.disciplines.base import Filling, Ordered, PoolView
-from services.scheduler.domain.lifecycle import PAUSED
-from services.scheduler.domain.marks import Marks
-from services.scheduler.domain.model import Task
+from services.scheduler.domain.model.lifecycle import PAUSED
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import OrderKey
 from services.scheduler.domain.timeshare.features import Features
 from services.scheduler.domain.timeshare.rule import (
     delay,
@@ -44,7 +44,7 @@ class TimeShare(Ordered):
     preempts: bool = True
     pays: bool = True
 
-    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """Its place by what it has had so far; the tag is made once."""
         old = task.marks
         if old.policy == self.name:
@@ -56,7 +56,7 @@ class TimeShare(Ordered):
             kin = pool.history.kin(task.owner, pool.size(task))
         # A pause is neither waiting nor running: the task is as old as it was when it was paused.
         base += paused_seconds(task, now)
-        return Marks(
+        return OrderKey(
             policy=self.name,
             key=base + set_back,
             scaled=_delay(pool, task, task.run_seconds, kin),
@@ -67,7 +67,7 @@ class TimeShare(Ordered):
             counted_seconds=max(old.counted_seconds, task.run_seconds),
         )
 
-    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """Its slice begins; a big gang is held, because assembling it cost much."""
         del finish
         marks, tempo = task.marks, pool.tempo
@@ -90,7 +90,7 @@ class TimeShare(Ordered):
             held_until=now + timedelta(seconds=held) if held else None,
         )
 
-    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """A new place by what it has had now."""
         del finish
         attained = pool.attained(task, now)
@@ -107,7 +107,7 @@ class TimeShare(Ordered):
             rekey_at=now + timedelta(seconds=slice_seconds(pool.tempo.numbers, attained)),
         )
 
-    def reach(self, pool: PoolView, task: Task, marks: Marks, key: float, ratio: float) -> float:
+    def reach(self, pool: PoolView, task: Task, marks: OrderKey, key: float, ratio: float) -> float:
         """Runs that come clearly later, the more so the more of its nodes it takes."""
         del key
         scale = pool.book.scale
@@ -131,7 +131,7 @@ def paused_seconds(task: Task, now: datetime) -> float:
     return max(0.0, (now - task.unserved_since).total_seconds())
 
 
-def _base(marks: Marks, task: Task) -> float:
+def _base(marks: OrderKey, task: Task) -> float:
     return marks.base or task.submitted_at.timestamp()
 
 

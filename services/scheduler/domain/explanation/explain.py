@@ -32,8 +32,10 @@ from services.scheduler.domain.explanation.play import Bounds, Play, Worlds
 from services.scheduler.domain.explanation.remedies import Remedies, Remedy
 from services.scheduler.domain.index import Index
 from services.scheduler.domain.levels import outlook
-from services.scheduler.domain.lifecycle import LEAVING, QUEUED
-from services.scheduler.domain.model import WEIGHTS, PolicySettings, Task
+from services.scheduler.domain.model.group_policy import PolicySettings
+from services.scheduler.domain.model.lifecycle import LEAVING, QUEUED
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import WEIGHTS
 from services.scheduler.domain.order import Entry, rank_of
 from services.scheduler.domain.placement.masks import mask_of
 from services.scheduler.domain.pool import Pool
@@ -239,7 +241,7 @@ def _chosen(place: _Place) -> tuple[ChosenVictim, ...]:
                 nodes=pool.size(task),
                 # What the plan that chose it said losing it costs.
                 cost_node_seconds=task.reason.numbers.get("cost_node_seconds", 0.0),
-                deadline_at=task.gone_by(silent_seconds)
+                deadline_at=task.forced_at(silent_seconds)
                 if task.state is TaskState.PREEMPTING
                 else None,
                 why=_why_chosen(place, task),

@@ -14,7 +14,7 @@ from libs.contracts.reasons import duration
 from libs.contracts.wording import counted
 from services.scheduler.domain.explanation.play import Pace, Play, Stopped, Worlds
 from services.scheduler.domain.explanation.words import named
-from services.scheduler.domain.lifecycle import QUEUED
+from services.scheduler.domain.model.lifecycle import QUEUED
 
 HORIZON_SECONDS = 30 * 86_400.0
 NO_TIME = "too large to forecast within the time for one question"

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 
 from libs.contracts.messages import Holder, ReasonCode
 from services.scheduler.domain.explanation.play import Play
-from services.scheduler.domain.lifecycle import KILLING, PREEMPTING
-from services.scheduler.domain.model import Task
+from services.scheduler.domain.model.lifecycle import KILLING, PREEMPTING
+from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.pool import Pool
 
 HOLDERS_MAX = 10

@@ -16,15 +16,20 @@ from enum import Enum
 from typing import Any, Protocol
 
 from libs.contracts.messages import Checkpoint, ExitKind, Reason, RunExit
-from services.scheduler.domain import facts
-from services.scheduler.domain.apply import task_after
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.disciplines.timeshare import features_of
 from services.scheduler.domain.index import Index
-from services.scheduler.domain.lifecycle import KILLING, PREEMPTING, QUEUED, STARTING, TERMINAL
-from services.scheduler.domain.marks import Ended
-from services.scheduler.domain.model import Decision, Kill, Plan, Preempt, Task
-from services.scheduler.domain.outgoing import state_changed
+from services.scheduler.domain.model import observations
+from services.scheduler.domain.model.changes import state_changed, task_after
+from services.scheduler.domain.model.decisions import Decision, Kill, Plan, Preempt
+from services.scheduler.domain.model.lifecycle import (
+    KILLING,
+    PREEMPTING,
+    QUEUED,
+    STARTING,
+    TERMINAL,
+)
+from services.scheduler.domain.model.rows import EndedTask, Task
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.snapshot import Snapshot
 
@@ -180,7 +185,7 @@ class Play:
             self.index.settle(plan)
             self._due_at = plan.due_at
             self.why = plan.explanations.get(self.task_id, self.why)
-            if not plan.decisions and not plan.books:
+            if not plan.decisions and not plan.ledgers:
                 return
             self._carry_out(plan)
             if self._expired():
@@ -193,7 +198,7 @@ class Play:
             rows[task.id] = task_after(task, decision, self.now)
             self._note(decision)
         begun = {task.id: self._begun(task) for task in rows.values()}
-        self._put(*begun.values(), books=plan.books)
+        self._put(*begun.values(), ledgers=plan.ledgers)
         if self._running:
             for task in begun.values():
                 self._expect(task)
@@ -206,15 +211,15 @@ class Play:
                 self.disturbed = True
 
     def _begun(self, task: Task) -> Task:
-        return facts.started(task, self.now) if task.state is STARTING else task
+        return observations.started(task, self.now) if task.state is STARTING else task
 
-    def _put(self, *tasks: Task, books: tuple[object, ...] = ()) -> None:
+    def _put(self, *tasks: Task, ledgers: tuple[object, ...] = ()) -> None:
         """Commit tasks as they are now; those that have ended leave."""
         over = [task for task in tasks if task.state in TERMINAL]
         self.index.apply(
-            put=[*books, *(task for task in tasks if task.state not in TERMINAL)]
+            put=[*ledgers, *(task for task in tasks if task.state not in TERMINAL)]
             + [
-                Ended(
+                EndedTask(
                     task.id, self.now, state_changed(task, task.state, self.now), task.run_seconds
                 )
                 for task in over
@@ -239,7 +244,7 @@ class Play:
             saved = Checkpoint(no=number, attempt=task.attempt, step=step, saved_at=self.now)
         ended = RunExit(attempt=task.attempt, kind=kind, ranks=(), exited_at=self.now, detail="")
         event = _Exit(task.attempt, ended, saved)
-        self._put(facts.exited(task, event, self.now, self.index.settings))
+        self._put(observations.exited(task, event, self.now, self.index.settings))
 
     def leave_queue(self, task_id: str) -> None:
         """A waiting task is gone."""
@@ -267,7 +272,7 @@ class Play:
                 self._at(datetime.fromtimestamp(self.now.timestamp() + left, UTC), task)
 
     def _gone_by(self, task: Task) -> datetime | None:
-        return task.gone_by(self.index.settings.silent_ack_seconds_max)
+        return task.forced_at(self.index.settings.silent_ack_seconds_max)
 
     def _at(self, moment: datetime, task: Task) -> None:
         self._count += 1

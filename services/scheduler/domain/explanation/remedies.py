@@ -17,15 +17,17 @@ from libs.contracts.ids import NodeId
 from libs.contracts.messages import ExitKind, Priority, PriorityChanged, ReasonCode, Unit
 from libs.contracts.reasons import duration, level_name
 from libs.contracts.wording import counted as number
-from services.scheduler.domain import facts
 from services.scheduler.domain.accounts import counted, turn_budget
-from services.scheduler.domain.apply import Change as Changed
 from services.scheduler.domain.explanation.play import Bounds, Play, Worlds, expected_left
 from services.scheduler.domain.explanation.words import moment, named
 from services.scheduler.domain.index import Index
-from services.scheduler.domain.lifecycle import PREEMPTING
-from services.scheduler.domain.model import WEIGHTS, Inventory, Kill, Limit, Node, Preempt, Task
-from services.scheduler.domain.order import LEVELS, Entry
+from services.scheduler.domain.model import observations
+from services.scheduler.domain.model.changes import Change as Changed
+from services.scheduler.domain.model.decisions import Kill, Preempt
+from services.scheduler.domain.model.lifecycle import PREEMPTING
+from services.scheduler.domain.model.rows import Inventory, Limit, Node, Task
+from services.scheduler.domain.model.values import LEVELS, WEIGHTS
+from services.scheduler.domain.order import Entry
 from services.scheduler.domain.placement.place import slots_of
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.snapshot import Snapshot
@@ -259,7 +261,7 @@ class Remedies:
             yield Remedy(text, change)
         silent_seconds = self._index.settings.silent_ack_seconds_max
         ends = [
-            tasks[owner].gone_by(silent_seconds)
+            tasks[owner].forced_at(silent_seconds)
             for owner in owners
             if tasks[owner].state is PREEMPTING
         ]
@@ -331,7 +333,7 @@ class Remedies:
                 revision=self._task.priority_revision + 1,
                 changed_at=self._now,
             )
-            raised = facts.on_priority_changed(self._task, event, self._now)
+            raised = observations.on_priority_changed(self._task, event, self._now)
             assert isinstance(raised, Changed), "a newer revision is applied"
             change = Change(put=(raised.task,))
             found = self._helps(change)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 
-from services.scheduler.domain.model import Node, PolicySettings, Shape, thousandths
+from services.scheduler.domain.model.group_policy import PolicySettings
+from services.scheduler.domain.model.rows import Node
+from services.scheduler.domain.model.values import Shape, millicpus
 from services.scheduler.domain.placement.amounts import Left
 from services.scheduler.domain.placement.masks import mask_of, places, span
 from services.scheduler.domain.placement.topology import address, tree
@@ -45,7 +47,7 @@ def selected(node: Node, selector: Iterable[tuple[str, str]]) -> bool:
 
 def cpus_of(node: Node) -> int | None:
     """The CPUs of a node in thousandths; None if it does not report them."""
-    return thousandths(node.cpus) if node.cpus > 0 else None
+    return millicpus(node.cpus) if node.cpus > 0 else None
 
 
 def memory_of(node: Node) -> int | None:
@@ -60,7 +62,7 @@ def roomy(node: Node, shape: Shape) -> bool:
     that are selected, its taints are tolerated.
     """
     cpus, memory = cpus_of(node), memory_of(node)
-    each = shape.each
+    each = shape.resources
     return (
         (cpus is None or each.cpus <= cpus)
         and (memory is None or each.memory_bytes <= memory)
@@ -208,7 +210,7 @@ class Fleet:
 
 def within(there: int | None, shape: Shape, cpus: Left | None, memory: Left | None) -> int | None:
     """Those of the places (None: all) with so much of both left; None: all."""
-    each = shape.each
+    each = shape.resources
     for left, asked in ((cpus, each.cpus), (memory, each.memory_bytes)):
         if left is not None and asked:
             enough = left.at_least(asked)

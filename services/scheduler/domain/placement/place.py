@@ -18,7 +18,9 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from libs.contracts.messages import Placement, TaskSpec
-from services.scheduler.domain.model import NOTHING, Each, Node, PolicySettings, Shape, Task
+from services.scheduler.domain.model.group_policy import PolicySettings
+from services.scheduler.domain.model.rows import Node, Task
+from services.scheduler.domain.model.values import NO_RESOURCES, NodeResources, Shape
 from services.scheduler.domain.placement.fleet import Fleet, cpu_ranks_max, usable_mask, width
 from services.scheduler.domain.placement.masks import (
     first,
@@ -148,33 +150,33 @@ class Capacity:
         """The free units of each node, as a mask; a view."""
         return _Free(self.spots, self.stocks)
 
-    def take(self, slots: Iterable[Slot], each: Each = NOTHING) -> None:
-        """Take slots, and of each one's node what ``each`` rank asks for.
+    def take(self, slots: Iterable[Slot], each: NodeResources = NO_RESOURCES) -> None:
+        """Take slots, and of each one's node what ``resources`` rank asks for.
 
         What is not offered or not free is passed over; CPU and memory may become less than none.
         """
-        if each is not NOTHING:
+        if each is not NO_RESOURCES:
             slots = tuple(slots)
             self.take_amounts(slots, each)
         self._move(slots, give=False)
 
-    def give(self, slots: Iterable[Slot], each: Each = NOTHING) -> None:
+    def give(self, slots: Iterable[Slot], each: NodeResources = NO_RESOURCES) -> None:
         """Give back what ``take`` took; what is not offered or not usable stays so."""
-        if each is not NOTHING:
+        if each is not NO_RESOURCES:
             slots = tuple(slots)
             self.give_amounts(slots, each)
         self._move(slots, give=True)
 
-    def take_amounts(self, slots: Iterable[Slot], each: Each) -> None:
+    def take_amounts(self, slots: Iterable[Slot], each: NodeResources) -> None:
         """Of each slot's node take the CPU and memory alone; the slots are on different nodes."""
         self._move_amounts(slots, each, -1)
 
-    def give_amounts(self, slots: Iterable[Slot], each: Each) -> None:
+    def give_amounts(self, slots: Iterable[Slot], each: NodeResources) -> None:
         """Give the CPU and memory alone back; the slots are on different nodes."""
         self._move_amounts(slots, each, 1)
 
-    def _move_amounts(self, slots: Iterable[Slot], each: Each, times: int) -> None:
-        if each == NOTHING:
+    def _move_amounts(self, slots: Iterable[Slot], each: NodeResources, times: int) -> None:
+        if each == NO_RESOURCES:
             return
         spots, there = self.spots, dict[str, list[int]]()
         for node_id, _ in slots:
@@ -197,12 +199,12 @@ class Capacity:
         for group, units in masks.items():
             self._owned(group).move(units, give=give)
 
-    def offers(self, node_id: str, each: Each) -> bool:
+    def offers(self, node_id: str, each: NodeResources) -> bool:
         """True if so much CPU and memory is left on a node."""
         spot = self.spots.get(node_id)
         return spot is not None and self.stocks[spot[0]].offers(spot[1], each)
 
-    def covers(self, slot: Slot, each: Each = NOTHING) -> bool:
+    def covers(self, slot: Slot, each: NodeResources = NO_RESOURCES) -> bool:
         """True if this slot is free now, and on its node what a rank asks for beside."""
         spot = self.spots.get(slot.node_id)
         if spot is None:

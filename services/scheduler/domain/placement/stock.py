@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from services.scheduler.domain.model import Each, Shape
+from services.scheduler.domain.model.values import NodeResources, Shape
 from services.scheduler.domain.placement.amounts import Left
 from services.scheduler.domain.placement.fleet import Fleet, cpus_of, memory_of, within
 from services.scheduler.domain.placement.masks import places
@@ -166,7 +166,7 @@ class Stock:
             counts[before] -= count
             counts[after] += count
 
-    def add_amounts(self, there: list[int], each: Each, times: int) -> None:
+    def add_amounts(self, there: list[int], each: NodeResources, times: int) -> None:
         """Give back (1) or take (-1) what each of a gang's ranks asks for of its node."""
         self._take_amounts_over()
         if self.cpus is not None and each.cpus:
@@ -174,7 +174,7 @@ class Stock:
         if self.memory is not None and each.memory_bytes:
             self.memory.add(there, times * each.memory_bytes)
 
-    def offers(self, place: int, each: Each) -> bool:
+    def offers(self, place: int, each: NodeResources) -> bool:
         """True if so much CPU and memory is left on a node."""
         for left, asked in ((self.cpus, each.cpus), (self.memory, each.memory_bytes)):
             there = left.at(place) if left is not None and asked else None

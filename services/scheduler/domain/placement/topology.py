@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from services.scheduler.domain.model import Node
+from services.scheduler.domain.model.rows import Node
 from services.scheduler.domain.placement.masks import span, written
 
 # Node labels from the largest domain to the smallest.

@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from libs.contracts.messages import Placement
-from services.scheduler.domain.lifecycle import LEAVING
-from services.scheduler.domain.model import Assign, Hold, Kill, Node, Plan, Preempt, Task
+from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, Preempt
+from services.scheduler.domain.model.lifecycle import LEAVING
+from services.scheduler.domain.model.rows import Node, Task
 from services.scheduler.domain.proof.violations import Fault, Violation
 from services.scheduler.domain.snapshot import Snapshot
 
@@ -70,7 +71,7 @@ def _given(
         if isinstance(decision, Assign):
             given, placements = starts, decision.placements
         elif isinstance(decision, Hold):
-            placements = decision.promised
+            placements = decision.reserved
         elif isinstance(decision, Preempt | Kill):
             # A run that is only to move has a place that nobody else is given.
             placements = decision.moves_to or None

@@ -12,19 +12,19 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from libs.contracts.messages import Goal, Placement, PreemptMode, Priority, ReasonCode
-from services.scheduler.domain.lifecycle import QUEUED, TRANSITIONS, Trigger
-from services.scheduler.domain.model import (
-    WEIGHTS,
+from services.scheduler.domain.model.decisions import (
     Assign,
     Hold,
     Kill,
-    Mark,
     Move,
     Plan,
     Preempt,
     Reject,
-    Task,
+    Reorder,
 )
+from services.scheduler.domain.model.lifecycle import QUEUED, TRANSITIONS, Trigger
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import WEIGHTS
 from services.scheduler.domain.proof.amounts import overcommitted
 from services.scheduler.domain.proof.conserve import (
     clusters_broken,
@@ -51,10 +51,10 @@ def check(snapshot: Snapshot, plan: Plan, *, deep: bool = False) -> list[Violati
         if task is None:
             found.append(Violation(Fault.UNKNOWN_TASK, decision.task_id))
             continue
-        if isinstance(decision, Hold | Mark):
+        if isinstance(decision, Hold | Reorder):
             found += _noted(snapshot, task, decision)
-            if isinstance(decision, Hold) and decision.promised:
-                found += _gang(snapshot, task, decision.promised)
+            if isinstance(decision, Hold) and decision.reserved:
+                found += _gang(snapshot, task, decision.reserved)
             continue
         to = TRANSITIONS.get((task.state, decision.trigger))
         if to is None or to is task.state:
@@ -87,7 +87,7 @@ def _located(snapshot: Snapshot, found: Violation) -> Violation:
     return found if found.group or task is None else replace(found, group=task.group)
 
 
-def _noted(snapshot: Snapshot, task: Task, decision: Hold | Mark) -> Iterator[Violation]:
+def _noted(snapshot: Snapshot, task: Task, decision: Hold | Reorder) -> Iterator[Violation]:
     """A note leaves the task where it is."""
     if isinstance(decision, Hold):
         if task.state is not QUEUED:
@@ -105,7 +105,7 @@ def _highest(snapshot: Snapshot, task: Task) -> int:
     if task.priority in (Priority.AUTO, Priority.UNSPECIFIED):
         return WEIGHTS[task.level]
     policy = snapshot.pools[task.group].policy
-    return max(WEIGHTS[task.level], WEIGHTS[policy.sunk(task.priority, task.run_seconds)])
+    return max(WEIGHTS[task.level], WEIGHTS[policy.demoted(task.priority, task.run_seconds)])
 
 
 def _general(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
@@ -116,13 +116,13 @@ def _general(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
         decision.task_id
         for decision in plan.decisions
         # Resume and start in one plan are two steps of one task, in this order.
-        if not isinstance(decision, Hold | Mark)
+        if not isinstance(decision, Hold | Reorder)
         and not (isinstance(decision, Move) and decision.trigger is Trigger.RESUME)
     )
     for task_id, count in moves.items():
         if count > 1:
             yield Violation(Fault.TWICE, task_id)
-    for group in plan.looks:
+    for group in plan.scans:
         pool = snapshot.pools[group]
         for task_id in (*pool.fresh, *pool.arrived):
             if task_id not in plan.explanations and snapshot.tasks[task_id].state is QUEUED:

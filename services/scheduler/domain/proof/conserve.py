@@ -11,20 +11,18 @@ from itertools import product
 
 from libs.contracts.messages import Placement, Priority, Unit
 from services.scheduler.domain.clusters import Clusters
-from services.scheduler.domain.lifecycle import LEAVING
-from services.scheduler.domain.model import (
+from services.scheduler.domain.model.decisions import (
     Assign,
     Decision,
     Hold,
     Kill,
-    Limit,
-    LimitKey,
-    Mark,
     Plan,
     Preempt,
-    Task,
+    Reorder,
 )
-from services.scheduler.domain.policy import VirtualCluster
+from services.scheduler.domain.model.group_policy import VirtualCluster
+from services.scheduler.domain.model.lifecycle import LEAVING
+from services.scheduler.domain.model.rows import Limit, LimitKey, Task
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.proof.violations import Fault, Violation
 from services.scheduler.domain.snapshot import Snapshot
@@ -71,8 +69,8 @@ def taken_twice(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Viola
     """Every unit has one owner; a run that is leaving still owns what it has."""
     owners = _Owners(snapshot)
     starts = [each for each in plan.decisions if isinstance(each, Assign)]
-    promises = [each for each in plan.decisions if isinstance(each, Hold) and each.promised]
-    given = [each.placements for each in starts] + [each.promised or () for each in promises]
+    promises = [each for each in plan.decisions if isinstance(each, Hold) and each.reserved]
+    given = [each.placements for each in starts] + [each.reserved or () for each in promises]
     nodes = {placement.node_id for placements in given for placement in placements}
     for task in _holders(snapshot, nodes, deep=deep):
         for placement in task.placements:
@@ -108,7 +106,7 @@ def _promised_twice(
                 kept.update(((p.node_id, gpu), task.id) for p in task.promised for gpu in p.gpus)
     told = {each.task_id for each in plan.decisions if isinstance(each, Preempt | Kill)}
     later: list[tuple[Decision, tuple[Placement, ...]]]
-    later = [(each, each.promised or ()) for each in promises]
+    later = [(each, each.reserved or ()) for each in promises]
     # A run that is only to move has a place that nobody else is given.
     later += [
         (each, each.moves_to)
@@ -144,7 +142,7 @@ def taken_back(plan: Plan) -> set[str]:
     return {
         each.task_id
         for each in plan.decisions
-        if isinstance(each, Hold) and each.promised is not None
+        if isinstance(each, Hold) and each.reserved is not None
     }
 
 
@@ -181,7 +179,7 @@ def clusters_broken(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
             full = None
             if isinstance(decision, Assign):
                 full = holdings.begin(task)
-            elif isinstance(decision, Hold) and decision.promised:
+            elif isinstance(decision, Hold) and decision.reserved:
                 full = holdings.promise(task)
             if full is not None:
                 yield Violation(Fault.CLUSTER, task.id, full.name)
@@ -243,7 +241,7 @@ def too_many_crossing(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
             task = snapshot.tasks.get(decision.task_id)
             if task is None or task.group != group or not isinstance(decision, Assign | Hold):
                 continue
-            ranks = decision.placements if isinstance(decision, Assign) else decision.promised
+            ranks = decision.placements if isinstance(decision, Assign) else decision.reserved
             begins = isinstance(decision, Assign)
             if not ranks or not _crosses(snapshot, pool, ranks):
                 continue
@@ -307,7 +305,7 @@ def limits_broken(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Vio
     relevelled = [
         (snapshot.tasks[decision.task_id], decision.level)
         for decision in plan.decisions
-        if isinstance(decision, Mark)
+        if isinstance(decision, Reorder)
         and decision.level is not Priority.UNSPECIFIED
         and decision.task_id in snapshot.tasks
     ]

@@ -14,19 +14,10 @@ from functools import cached_property
 
 from libs.contracts.messages import Priority, ReasonCode
 from services.scheduler.domain.clusters import UNCOVERED, Clusters, Depth, Row, entitlement
-from services.scheduler.domain.lifecycle import RUNNING
-from services.scheduler.domain.marks import Marks
-from services.scheduler.domain.model import (
-    WEIGHTS,
-    Assign,
-    Hold,
-    Kill,
-    Mark,
-    Plan,
-    Preempt,
-    Task,
-)
-from services.scheduler.domain.order import is_auto
+from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, Preempt, Reorder
+from services.scheduler.domain.model.lifecycle import RUNNING
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import WEIGHTS, OrderKey
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.proof.conserve import applying, taken_back
 from services.scheduler.domain.proof.violations import Fault, Violation
@@ -60,15 +51,15 @@ class Victims:
     @cached_property
     def _promised(self) -> set[str]:
         """Waiting tasks that the plan promises nodes."""
-        return {e.task_id for e in self._plan.decisions if isinstance(e, Hold) and e.promised}
+        return {e.task_id for e in self._plan.decisions if isinstance(e, Hold) and e.reserved}
 
     @cached_property
-    def _noted(self) -> dict[str, Marks]:
+    def _noted(self) -> dict[str, OrderKey]:
         """The last marks that the plan notes, by task."""
         return {
-            each.task_id: each.marks
+            each.task_id: each.order_key
             for each in self._plan.decisions
-            if isinstance(each, Hold | Mark) and each.marks is not None
+            if isinstance(each, Hold | Reorder) and each.order_key is not None
         }
 
     @cached_property
@@ -101,7 +92,7 @@ class Victims:
         """By owner: the ends of tags that the plan notes, with the place of the decision."""
         found: dict[str, list[tuple[int, float]]] = defaultdict(list)
         for place, each in enumerate(self._plan.decisions):
-            noted = each.marks if isinstance(each, Assign | Hold | Mark) else None
+            noted = each.order_key if isinstance(each, Assign | Hold | Reorder) else None
             task = self._snapshot.tasks.get(each.task_id)
             if noted is not None and task is not None:
                 found[task.owner].append((place, noted.user_finish))
@@ -267,7 +258,7 @@ class Victims:
         if marks.held_until is not None and marks.held_until > plan.decided_at:
             yield Violation(Fault.VICTIM_PROTECTED, task.id, "held")
 
-    def _key(self, task: Task, marks: Marks, before: int) -> float:
+    def _key(self, task: Task, marks: OrderKey, before: int) -> float:
         """A task's place in the order of the plan's moment, after the decisions before a place."""
         pool = self._snapshot.pools[task.group]
         if not pool.discipline.by_user:
@@ -283,6 +274,6 @@ class Victims:
 def _level(snapshot: Snapshot, better: Task, decision: Preempt | Kill) -> Priority:
     """The level the waiting task counts at; what AUTO came to is written in the reason."""
     named = decision.reason.names.get("priority", "")
-    if is_auto(better) and named:
+    if better.is_auto and named:
         return Priority(named)
     return snapshot.pools[better.group].level(better)

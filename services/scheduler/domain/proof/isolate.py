@@ -19,7 +19,7 @@ from datetime import datetime
 from types import MappingProxyType
 
 from services.scheduler.domain.decide import UndecidedError
-from services.scheduler.domain.model import Decision, Kill, Plan, Preempt
+from services.scheduler.domain.model.decisions import Decision, Kill, Plan, Preempt
 from services.scheduler.domain.proof.violations import Fault, Violation
 from services.scheduler.domain.snapshot import Snapshot
 
@@ -135,7 +135,7 @@ def _rest(
     """
     rest = without(snapshot, plan, snapshot.left_out, snapshot.left_out_tasks)
     if _checked(snapshot, rest, check, blame.errors):
-        blame.everything(plan.looks, found)
+        blame.everything(plan.scans, found)
         tasks = {each.task_id for each in plan.decisions}
         rest = without(snapshot, plan, set(snapshot.pools), tasks)
     return blame.sifted(rest)
@@ -196,7 +196,7 @@ def _group_of(snapshot: Snapshot, task_id: str) -> str:
 
 
 def _groups_of(snapshot: Snapshot, plan: Plan) -> set[str]:
-    return {*plan.looks, *(_group_of(snapshot, each.task_id) for each in plan.decisions)}
+    return {*plan.scans, *(_group_of(snapshot, each.task_id) for each in plan.decisions)}
 
 
 def of_groups(snapshot: Snapshot, plan: Plan, groups: Iterable[str]) -> Plan:
@@ -228,8 +228,8 @@ def without(
         plan,
         decisions=tuple(each for _, each in kept),
         urgent=sum(number < plan.urgent for number, _ in kept),
-        books=tuple(book for book in plan.books if book.group not in groups),
-        looks={group: look for group, look in plan.looks.items() if group not in groups},
+        ledgers=tuple(book for book in plan.ledgers if book.group not in groups),
+        scans={group: look for group, look in plan.scans.items() if group not in groups},
         left_out=plan.left_out | groups,
         left_out_tasks=plan.left_out_tasks | tasks,
     )

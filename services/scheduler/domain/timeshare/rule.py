@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import floor, log2
 
-from services.scheduler.domain.policy import Timeshare
+from services.scheduler.domain.model.group_policy import Timeshare
 
 
 @dataclass(frozen=True, slots=True)

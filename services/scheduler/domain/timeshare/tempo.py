@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log2
 
-from services.scheduler.domain.policy import Timeshare
+from services.scheduler.domain.model.group_policy import Timeshare
 from services.scheduler.domain.timeshare.rule import RuleSettings
 
 # The mean running time within which times are as they are set, in seconds.

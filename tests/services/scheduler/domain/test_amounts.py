@@ -10,8 +10,9 @@ import pytest
 
 from libs.contracts.messages import ExitKind, Placement, Priority, ReasonCode, TaskState
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.model import Assign, Kill, Node, Preempt, Task
-from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.model.decisions import Assign, Kill, Preempt
+from services.scheduler.domain.model.group_policy import GroupPolicy
+from services.scheduler.domain.model.rows import Node, Task
 from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.proof.violations import Fault
 from tests.builders import a_node, a_snapshot, a_spec, a_task, at, preempting, running

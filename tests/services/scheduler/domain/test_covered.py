@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from services.scheduler.domain import covered
 from services.scheduler.domain.clusters import Clusters, Depth, Row
 from services.scheduler.domain.covered import Tree
-from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
+from services.scheduler.domain.model.group_policy import GroupPolicy, VirtualCluster
 
 CLUSTERS = (
     VirtualCluster("all", 12.0),

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from libs.contracts.messages import Priority, Unit
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.lanes import NOBODY, QueueName
-from services.scheduler.domain.model import Limit, Mark, Node, Plan, Task
-from services.scheduler.domain.policy import GroupPolicy, Timeshare, VirtualCluster
+from services.scheduler.domain.model.decisions import Plan, Reorder
+from services.scheduler.domain.model.group_policy import GroupPolicy, Timeshare, VirtualCluster
+from services.scheduler.domain.model.rows import Limit, Node, Task
 from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.unserved import Unserved
 from tests.builders import a_limit, a_snapshot, a_task, at, running, some_nodes
@@ -47,7 +48,9 @@ def granted(
     plan: Plan = decide(snapshot, at(0))
     assert check(snapshot, plan, deep=True) == []
     return [
-        each.task_id for each in plan.decisions if isinstance(each, Mark) and each.marks.granted
+        each.task_id
+        for each in plan.decisions
+        if isinstance(each, Reorder) and each.order_key.granted
     ]
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from libs.contracts.messages import ExitKind, Priority, ReasonCode, TaskState
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.model import Assign, Hold, Kill, Plan, Preempt, Task
-from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
+from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, Preempt
+from services.scheduler.domain.model.group_policy import GroupPolicy, VirtualCluster
+from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.proof.violations import Fault
 from services.scheduler.domain.snapshot import Snapshot
@@ -52,8 +53,8 @@ def test_a_covered_whole_node_task_moves_the_fewest_covered_small_runs() -> None
     )
     found, plan = moved(snapshot)
     assert found == {"b1": "n1"}
-    (kept,) = [each for each in plan.decisions if isinstance(each, Hold) and each.promised]
-    assert (kept.task_id, kept.promised and kept.promised[0].node_id) == ("red", "n0")
+    (kept,) = [each for each in plan.decisions if isinstance(each, Hold) and each.reserved]
+    assert (kept.task_id, kept.reserved and kept.reserved[0].node_id) == ("red", "n0")
 
 
 def test_the_place_of_a_run_that_moves_is_kept_from_others_in_the_round() -> None:
@@ -185,7 +186,7 @@ def test_a_guaranteed_node_is_had_whenever_the_others_fit_on_the_rest(
     )
     served = any(each.task_id == "red" and not isinstance(each, Hold) for each in plan.decisions)
     kept = any(
-        isinstance(each, Hold) and each.task_id == "red" and each.promised
+        isinstance(each, Hold) and each.task_id == "red" and each.reserved
         for each in plan.decisions
     )
     assert possible == (served or kept)

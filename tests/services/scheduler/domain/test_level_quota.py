@@ -10,12 +10,13 @@ from libs.contracts.ids import TaskId
 from libs.contracts.messages import ExitKind, Goal, Priority, ReasonCode, TaskState, Unit
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.explanation.explain import of_row
-from services.scheduler.domain.model import Limit, Mark
-from services.scheduler.domain.policy import Demotion, GroupPolicy
+from services.scheduler.domain.model.decisions import Reorder
+from services.scheduler.domain.model.group_policy import Demotion, GroupPolicy
+from services.scheduler.domain.model.rows import Limit
+from services.scheduler.domain.model.values import reason
 from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.proof.violations import Fault
 from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.domain.why import reason
 from tests.builders import a_limit, a_node, a_task, some_nodes
 from tests.services.scheduler.domain.stage import Stage
 
@@ -172,7 +173,7 @@ def test_the_check_refuses_a_level_that_passes_its_quota_or_the_priority() -> No
 
     def faults(task_id: str, level: Priority) -> set[Fault]:
         why = reason(ReasonCode.LEVEL_CHANGED)
-        mark = Mark(TaskId(task_id), why, stage.tasks[task_id].marks, level)
+        mark = Reorder(TaskId(task_id), why, stage.tasks[task_id].marks, level)
         return {each.fault for each in check(snapshot, replace(plan, decisions=(mark,)), deep=True)}
 
     # Only its owner raises a task.

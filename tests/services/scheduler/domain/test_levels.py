@@ -8,9 +8,9 @@ from itertools import permutations
 import pytest
 
 from libs.contracts.messages import Priority, Unit
-from services.scheduler.domain.model import Limit
+from services.scheduler.domain.model.group_policy import Demotion, GroupPolicy
+from services.scheduler.domain.model.rows import Limit
 from services.scheduler.domain.order import auto_level
-from services.scheduler.domain.policy import Demotion, GroupPolicy
 from services.scheduler.domain.quota import Ledger, Need
 from tests.builders import a_limit, a_node, a_task
 from tests.services.scheduler.domain.stage import Stage

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from libs.contracts.messages import ExitKind, Goal, Priority, ReasonCode, TaskState, Unit
-from services.scheduler.domain.model import Task
-from services.scheduler.domain.policy import GroupPolicy, Rotation
+from services.scheduler.domain.model.group_policy import GroupPolicy, Rotation
+from services.scheduler.domain.model.rows import Task
 from tests.builders import a_limit, a_task, at, some_nodes
 from tests.services.scheduler.domain.stage import Stage
 

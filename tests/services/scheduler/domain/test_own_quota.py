@@ -9,8 +9,9 @@ import pytest
 
 from libs.contracts.messages import ExitKind, Priority, TaskState, Unit
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.model import Limit, Plan, PolicySettings
-from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
+from services.scheduler.domain.model.decisions import Plan
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings, VirtualCluster
+from services.scheduler.domain.model.rows import Limit
 from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.proof.isolate import sound_plan
 from services.scheduler.domain.proof.violations import Fault, Violation

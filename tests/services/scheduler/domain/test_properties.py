@@ -9,21 +9,15 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.messages import ReasonCode, TaskState
-from services.scheduler.domain.apply import applied
 from services.scheduler.domain.clusters import UNCOVERED, Clusters
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.disciplines.base import Filling
 from services.scheduler.domain.index import Index
-from services.scheduler.domain.lifecycle import HOLDING, LEAVING, TERMINAL
-from services.scheduler.domain.model import (
-    WEIGHTS,
-    Assign,
-    Hold,
-    Kill,
-    Plan,
-    Preempt,
-    Task,
-)
+from services.scheduler.domain.model.changes import applied
+from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, Preempt
+from services.scheduler.domain.model.lifecycle import HOLDING, LEAVING, TERMINAL
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import WEIGHTS
 from services.scheduler.domain.moments import protected_until
 from services.scheduler.domain.placement.place import Slot, slots_of
 from services.scheduler.domain.pool import Pool
@@ -45,7 +39,7 @@ def committed(snapshot: Snapshot, plan: Plan) -> Snapshot:
     index.settle(plan)
     ended = [task_id for task_id, task in rows.items() if task.state in TERMINAL]
     index.apply(
-        put=[*plan.books, *(task for task in rows.values() if task.id not in ended)],
+        put=[*plan.ledgers, *(task for task in rows.values() if task.id not in ended)],
         deleted=[(Task, (task_id,)) for task_id in ended],
     )
     return Snapshot.view(index, snapshot.version)
@@ -167,7 +161,7 @@ def test_deciding_again_on_the_result_decides_nothing(snapshot: Snapshot) -> Non
     after = committed(snapshot, decide(snapshot, NOW))
     again = decide(after, NOW)
     assert again.decisions == ()
-    assert again.books == ()
+    assert again.ledgers == ()
 
 
 @EXAMPLES

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from libs.contracts.messages import Priority, Unit
-from services.scheduler.domain.model import Limit, Task
+from services.scheduler.domain.model.rows import Limit, Task
 from services.scheduler.domain.order import auto_level
 from services.scheduler.domain.quota import Ledger, Need
 from tests.builders import a_limit, a_task, running

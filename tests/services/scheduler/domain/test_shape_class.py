@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, example, given, settings
 from libs.contracts.messages import ExitKind, Priority, TaskState
 from services.scheduler.domain import lanes, shape_class
 from services.scheduler.domain.lanes import NOBODY, Key, Lanes, QueueName
-from services.scheduler.domain.model import Shape, Task
-from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
+from services.scheduler.domain.model.group_policy import GroupPolicy, VirtualCluster
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import Shape
 from services.scheduler.domain.shape_class import Branch, Row, Tree
 from tests.builders import a_node, a_spec, a_task
 from tests.services.scheduler.domain.stage import Stage
@@ -42,9 +43,9 @@ def verify(tree: Tree, parent: Branch | None = None) -> None:
     rows = list(rows_of(tree))
     assert tree.first == min(head[:2] for row in rows for head in row.heads)
     shapes = [head[2].name.shape for row in rows for head in row.heads]
-    assert tree.least.cpus == min(shape.cpus for shape in shapes) or tree.least.each.cpus == min(
-        shape.each.cpus for shape in shapes
-    )
+    assert tree.least.cpus == min(
+        shape.cpus for shape in shapes
+    ) or tree.least.resources.cpus == min(shape.resources.cpus for shape in shapes)
     assert tree.least.memory_bytes == min(shape.memory_bytes for shape in shapes)
     if isinstance(tree, Branch):
         verify(tree.low, tree)
@@ -113,8 +114,8 @@ def play(tasks: list[Task], memory: list[int], policy: GroupPolicy, ends: list[i
         while True:
             plan = stage.plan()
             stage.index.settle(plan)
-            plans.append(repr((plan.decisions, plan.books, plan.due_at)))
-            if not plan.decisions and not plan.books:
+            plans.append(repr((plan.decisions, plan.ledgers, plan.due_at)))
+            if not plan.decisions and not plan.ledgers:
                 return
             stage.commit(plan)
             for task in list(stage.tasks.values()):

@@ -23,13 +23,13 @@ def copy_of(index: Index) -> Index:
     fresh.apply(put=[*index.policies.values(), *index.nodes.values(), *index.limits.values()])
     fresh.apply(put=index.inventories.values())
     fresh.refresh()
-    fresh.apply(put=[*index.books.values(), *index.tasks.values()])
+    fresh.apply(put=[*index.ledgers.values(), *index.tasks.values()])
     for group, pool in index.pools.items():
         twin = fresh.pool(group)
         # Learned from what is gone; and the pace of the passes.
         twin.finishes = dict(pool.finishes)
         twin.history = deepcopy(pool.history)
-        twin.passed_at = pool.passed_at
+        twin.slice_round_at = pool.slice_round_at
     return fresh
 
 

@@ -12,13 +12,18 @@ from libs.contracts.messages import (
     ReasonCode,
     TaskState,
 )
-from services.scheduler.domain.apply import applied
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.explanation.explain import BOUNDS, explain
 from services.scheduler.domain.explanation.play import Bounds
 from services.scheduler.domain.index import Index
-from services.scheduler.domain.model import Inventory, Limit, Node, PolicySettings, Task
-from services.scheduler.domain.policy import GroupPolicy, Timeshare, VirtualCluster
+from services.scheduler.domain.model.changes import applied
+from services.scheduler.domain.model.group_policy import (
+    GroupPolicy,
+    PolicySettings,
+    Timeshare,
+    VirtualCluster,
+)
+from services.scheduler.domain.model.rows import Inventory, Limit, Node, Task
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.share import Sharing
 from services.scheduler.domain.snapshot import Snapshot
@@ -185,7 +190,7 @@ def shared(
     for _ in range(3):
         plan = decide(Snapshot.view(index), at(10))
         index.settle(plan)
-        index.apply(put=plan.books)
+        index.apply(put=plan.ledgers)
         for decision in plan.decisions:
             after = applied(index.tasks[decision.task_id], decision, at(10)).task
             index.apply(put=[after])
@@ -301,7 +306,7 @@ def test_a_turn_that_cannot_be_paid_says_when_it_can() -> None:
         policy=policy,
         nodes=1,
     )
-    index.apply(put=[replace(index.books["default"], tokens=40.0, tokens_at=at(10))])
+    index.apply(put=[replace(index.ledgers["default"], tokens=40.0, tokens_at=at(10))])
     index.apply(put=[a_task("new", submitted=11, owner="bob")])
     reply = told(index, "new", 11)
     (turn,) = [each for each in reply.remedies if each.startswith("its turn")]

@@ -19,8 +19,14 @@ from libs.contracts.messages import (
 from services.scheduler.domain.explanation.explain import explain
 from services.scheduler.domain.explanation.forecast import HORIZON_SECONDS, NO_TIME
 from services.scheduler.domain.explanation.play import Bounds
-from services.scheduler.domain.model import Limit, Node, PolicySettings, Task
-from services.scheduler.domain.policy import GroupPolicy, Rotation, Timeshare, VirtualCluster
+from services.scheduler.domain.model.group_policy import (
+    GroupPolicy,
+    PolicySettings,
+    Rotation,
+    Timeshare,
+    VirtualCluster,
+)
+from services.scheduler.domain.model.rows import Limit, Node, Task
 from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import START, a_limit, a_spec, a_task, at, running, some_nodes
 from tests.services.scheduler.domain.explanation.copies import Copies, copy_of
@@ -255,7 +261,7 @@ def test_a_turn_waits_until_the_budget_is_enough() -> None:
         submitted_at=at(-90_000),
     )
     stage = world(policy, old, nodes=1)
-    book = replace(stage.index.books["default"], tokens=40.0, tokens_at=at(10))
+    book = replace(stage.index.ledgers["default"], tokens=40.0, tokens_at=at(10))
     stage.put(book)
     stage.put(a_task("new", submitted=10, owner="bob"))
     stage.rounds()

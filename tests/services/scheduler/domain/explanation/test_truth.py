@@ -14,9 +14,14 @@ from services.scheduler.domain.decide import decide
 from services.scheduler.domain.explanation.explain import Explanation, explain
 from services.scheduler.domain.explanation.play import Bounds
 from services.scheduler.domain.explanation.remedies import Change
-from services.scheduler.domain.lifecycle import QUEUED, STARTING
-from services.scheduler.domain.model import Limit, Node, PolicySettings, Task
-from services.scheduler.domain.policy import GroupPolicy, Timeshare, VirtualCluster
+from services.scheduler.domain.model.group_policy import (
+    GroupPolicy,
+    PolicySettings,
+    Timeshare,
+    VirtualCluster,
+)
+from services.scheduler.domain.model.lifecycle import QUEUED, STARTING
+from services.scheduler.domain.model.rows import Limit, Node, Task
 from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import START, a_limit, a_node, a_task, running, some_nodes
 from tests.services.scheduler.domain.explanation.copies import Copies, copy_of
@@ -37,7 +42,7 @@ class Real(Stage):
             plan = decide(Snapshot.view(self.index), self.now)
             self.index.settle(plan)
             self.due = None if plan.due_at is None else (plan.due_at - START).total_seconds()
-            if not plan.decisions and not plan.books:
+            if not plan.decisions and not plan.ledgers:
                 return
             self.commit(plan)
             self.begin()

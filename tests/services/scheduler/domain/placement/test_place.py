@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.messages import Role
-from services.scheduler.domain.model import Node, PolicySettings, Shape
+from services.scheduler.domain.model.group_policy import PolicySettings
+from services.scheduler.domain.model.rows import Node
+from services.scheduler.domain.model.values import Shape
 from services.scheduler.domain.placement.fleet import usable_mask
 from services.scheduler.domain.placement.masks import gpus_of, mask_of
 from services.scheduler.domain.placement.place import (

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.domain.model import Each, Node, PolicySettings, Shape
+from services.scheduler.domain.model.group_policy import PolicySettings
+from services.scheduler.domain.model.rows import Node
+from services.scheduler.domain.model.values import NodeResources, Shape
 from services.scheduler.domain.placement.fleet import cpu_ranks_max, roomy, usable_mask, width
 from services.scheduler.domain.placement.place import Capacity, Slot
 from tests.builders import a_node
@@ -37,7 +39,7 @@ class Slow:
         counted = dict(self.ranks), dict(self.cpus), dict(self.memory)
         return Slow(self.nodes, dict(self.free), *counted)
 
-    def move(self, slot: Slot, sign: int, each: Each) -> None:
+    def move(self, slot: Slot, sign: int, each: NodeResources) -> None:
         self.cpus[slot.node_id] += sign * each.cpus
         self.memory[slot.node_id] += sign * each.memory_bytes
         if not slot.mask:
@@ -138,7 +140,7 @@ def picked(fast: Capacity, slow: Slow, shape: Shape) -> tuple[Slot, ...]:
     for slot in slots:
         node = slow.nodes[slot.node_id]
         assert slow.suits(node, shape, node.gpus)
-        assert fast.covers(slot, shape.each)
+        assert fast.covers(slot, shape.resources)
         assert slot.mask & ~slow.free[slot.node_id] == 0
         wanted = width(node) if shape.gpus is None else shape.gpus
         assert slot.mask.bit_count() == wanted
@@ -150,17 +152,17 @@ def picked(fast: Capacity, slow: Slow, shape: Shape) -> tuple[Slot, ...]:
 def test_placement_is_what_brute_force_finds(
     nodes: list[Node], todo: list[tuple[str, int, Shape]]
 ) -> None:
-    pairs = [(Capacity(nodes, SETTINGS), Slow.of(nodes), list[tuple[Slot, Each]]())]
+    pairs = [(Capacity(nodes, SETTINGS), Slow.of(nodes), list[tuple[Slot, NodeResources]]())]
     for step, number, shape in todo:
         fast, slow, taken = pairs[number % len(pairs)]
         if step == "copy":
             pairs.append((fast.copy(), slow.copy(), list(taken)))
         elif step == "pick":
             slots = picked(fast, slow, shape)
-            fast.take(slots, shape.each)
-            taken += [(slot, shape.each) for slot in slots]
+            fast.take(slots, shape.resources)
+            taken += [(slot, shape.resources) for slot in slots]
             for slot in slots:
-                slow.move(slot, 1, shape.each)
+                slow.move(slot, 1, shape.resources)
         elif taken:
             slot, each = taken.pop(number % len(taken))
             fast.give([slot], each)

@@ -12,27 +12,25 @@ import pytest
 from libs.contracts.ids import TaskId
 from libs.contracts.messages import Goal, Placement, Priority, ReasonCode, TaskState
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.lifecycle import Trigger
-from services.scheduler.domain.marks import Marks
-from services.scheduler.domain.model import (
+from services.scheduler.domain.model.decisions import (
     Assign,
     Decision,
     Hold,
     Kill,
-    Mark,
     Move,
     Plan,
-    PolicySettings,
     Preempt,
     Reject,
-    Task,
+    Reorder,
 )
-from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings, VirtualCluster
+from services.scheduler.domain.model.lifecycle import Trigger
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import OrderKey, reason
 from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.proof.isolate import sound_plan
 from services.scheduler.domain.proof.violations import Fault, Violation
 from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.domain.why import reason
 from tests.builders import (
     a_checkpoint,
     a_limit,
@@ -82,7 +80,7 @@ def good(snapshot: Snapshot, now: float = 10) -> Plan:
 def changed(plan: Plan, task_id: str, change: Callable[[Any], Decision | None]) -> Plan:
     """The plan with one task's moving decision changed, or dropped."""
     decisions = [
-        change(each) if each.task_id == task_id and not isinstance(each, Hold | Mark) else each
+        change(each) if each.task_id == task_id and not isinstance(each, Hold | Reorder) else each
         for each in plan.decisions
     ]
     return replace(plan, decisions=tuple(each for each in decisions if each is not None))
@@ -251,15 +249,15 @@ def test_a_victim_that_is_not_lower() -> None:
 
 def test_a_promise_of_what_is_promised_to_another() -> None:
     plan = good(the_snapshot())
-    (held,) = [each for each in plan.decisions if isinstance(each, Hold) and each.promised]
-    other = replace(a_task("other", owner="bob"), promised=held.promised, level=Priority.NORMAL)
+    (held,) = [each for each in plan.decisions if isinstance(each, Hold) and each.reserved]
+    other = replace(a_task("other", owner="bob"), promised=held.reserved, level=Priority.NORMAL)
     assert Fault.PROMISED in faults(the_snapshot(other), plan)
 
 
 def test_a_level_that_rises_by_itself() -> None:
     snapshot = the_snapshot()
     for level in (Priority.LOW, Priority.HIGH):
-        plan = with_decision(good(snapshot), Mark(TaskId("low"), WHY, Marks(), level))
+        plan = with_decision(good(snapshot), Reorder(TaskId("low"), WHY, OrderKey(), level))
         assert faults(snapshot, plan) == {Fault.LEVEL_ROSE}
 
 
@@ -267,7 +265,7 @@ def turns(waits: float, runs: float, **changes: Any) -> Snapshot:
     """One node, one run of a discipline that takes turns, and one that waits for it."""
     settings = PolicySettings(policy="las")
     run = running(a_task("r", submitted=runs), {"n0": ALL}, since=0)
-    run = replace(run, marks=Marks(policy="las", waiting=False, key=at(runs).timestamp()))
+    run = replace(run, marks=OrderKey(policy="las", waiting=False, key=at(runs).timestamp()))
     told: dict[str, Any] = {"settings": settings, **changes}
     return a_snapshot([run, a_task("w", submitted=waits)], [a_node("n0")], **told)
 
@@ -330,7 +328,7 @@ def test_inside_a_virtual_cluster_borrowing_takes_nothing_that_its_guarantee_cov
         Placement(rank=rank, role="worker", role_index=rank, node_id=f"n{rank}", gpus=ALL)
         for rank in (0, 1)
     )
-    hold = Hold(TaskId("waits"), WHY, accepted=True, promised=both, level=Priority.HIGH)
+    hold = Hold(TaskId("waits"), WHY, accepted=True, reserved=both, level=Priority.HIGH)
     forced = replace(good(moment(2, Priority.HIGH)), decisions=(asked, hold))
     assert Fault.VICTIM_NOT_LOWER in faults(moment(2, Priority.HIGH), forced)
 

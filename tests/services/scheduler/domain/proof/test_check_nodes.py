@@ -10,8 +10,9 @@ import pytest
 from libs.contracts.messages import Placement, Priority, ReasonCode
 from libs.contracts.reasons import render
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.model import Assign, Hold, Plan, Reject, Task
-from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.model.decisions import Assign, Hold, Plan, Reject
+from services.scheduler.domain.model.group_policy import GroupPolicy
+from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.proof.violations import Fault
 from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import a_node, a_snapshot, a_spec, a_task, at, running
@@ -53,14 +54,14 @@ def test_nodes_that_do_not_suit(promised: bool) -> None:
 
 def test_a_promise_of_less_than_the_gang_or_of_a_node_that_takes_nothing() -> None:
     plan = good(the_snapshot())
-    (held,) = [each for each in plan.decisions if isinstance(each, Hold) and each.promised]
-    placements = held.promised or ()
+    (held,) = [each for each in plan.decisions if isinstance(each, Hold) and each.reserved]
+    placements = held.reserved or ()
     for changes, fault in (
         ({"gpus": (0, 1)}, Fault.GANG),
         ({"node_id": "cordoned"}, Fault.NODE),
         ({"node_id": "other"}, Fault.NODE),
     ):
-        other = replace(held, promised=(placements[0].model_copy(update=changes),))
+        other = replace(held, reserved=(placements[0].model_copy(update=changes),))
         others = [each for each in plan.decisions if each is not held]
         assert fault in faults(the_snapshot(), replace(plan, decisions=(*others, other)))
 
@@ -90,7 +91,7 @@ def test_gangs_that_cross_zones_are_counted() -> None:
     )
     across = changed(good(alone), "comes", lambda d: replace(d, placements=crossing))
     assert faults(alone, across) == {Fault.CROSSING}
-    hold = Hold(comes.id, WHY, accepted=True, promised=crossing, level=Priority.NORMAL)
+    hold = Hold(comes.id, WHY, accepted=True, reserved=crossing, level=Priority.NORMAL)
     kept = replace(good(alone), decisions=(hold,))
     assert faults(alone, kept) == {Fault.CROSSING}
 
@@ -160,7 +161,7 @@ def test_a_promise_is_void_when_its_node_suits_no_longer() -> None:
     waits = a_task("waits", priority=Priority.HIGH)
     plan = good(a_snapshot([low, waits], [a_node("n0")]))
     (held,) = [each for each in plan.decisions if isinstance(each, Hold)]
-    kept = replace(waits, promised=held.promised or (), level=Priority.HIGH)
+    kept = replace(waits, promised=held.reserved or (), level=Priority.HIGH)
     tainted = a_snapshot([kept], [a_node("n0", taints=("old",)), a_node("n1")])
     (start,) = [each for each in good(tainted).decisions if isinstance(each, Assign)]
     assert [each.node_id for each in start.placements] == ["n1"]
@@ -183,5 +184,5 @@ def test_more_memory_than_is_left() -> None:
         snapshot = a_snapshot([there, comes], [a_node("n0", **offered)])
         assert faults(snapshot, beside) == {Fault.TOO_FULL}
         place = (Placement(rank=0, role="worker", node_id="n0", gpus=(1,)),)
-        hold = Hold(comes.id, WHY, accepted=True, promised=place, level=Priority.NORMAL)
+        hold = Hold(comes.id, WHY, accepted=True, reserved=place, level=Priority.NORMAL)
         assert faults(snapshot, replace(plan, decisions=(hold,))) == {Fault.TOO_FULL}

@@ -9,10 +9,10 @@ import pytest
 
 from libs.contracts.messages import ExitKind, Priority
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.lifecycle import Trigger
-from services.scheduler.domain.marks import Marks
-from services.scheduler.domain.model import Assign, Kill, Preempt
-from services.scheduler.domain.policy import GroupPolicy, Rotation
+from services.scheduler.domain.model.decisions import Assign, Kill, Preempt
+from services.scheduler.domain.model.group_policy import GroupPolicy, Rotation
+from services.scheduler.domain.model.lifecycle import Trigger
+from services.scheduler.domain.model.values import OrderKey
 from services.scheduler.domain.proof.check import check
 from tests.builders import a_node, a_snapshot, a_spec, a_task, at, preempting, running
 from tests.services.scheduler.domain.stage import Stage
@@ -29,7 +29,7 @@ def test_a_kill_at_a_deadline_is_no_victim_of_a_turn_that_is_taken_in_the_same_p
         silent = replace(silent, preempted_for="waits")
         other = running(a_task("other", owner="cat"), {"n1": ALL})
         other = replace(
-            other, marks=Marks(policy="timeshare", waiting=False, key=at(key).timestamp())
+            other, marks=OrderKey(policy="timeshare", waiting=False, key=at(key).timestamp())
         )
         waits = a_task("waits", submitted=0)
         nodes = [a_node("n0", schedulable=False), a_node("n1")]
@@ -48,7 +48,7 @@ def test_under_rotation_what_a_user_gets_later_in_a_plan_does_not_count_before()
     """A user's first task takes a turn; the second one starts on what is free, in the same plan."""
     both = 0
     for finish in range(-6000, 3000, 20):
-        marks = Marks(
+        marks = OrderKey(
             policy="rotation",
             waiting=False,
             key=at(-5000).timestamp(),

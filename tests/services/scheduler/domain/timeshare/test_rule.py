@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.domain.disciplines.timeshare import TIMESHARE
-from services.scheduler.domain.policy import Timeshare
+from services.scheduler.domain.model.group_policy import Timeshare
 from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.domain.timeshare.rule import (
     Account,
@@ -288,7 +288,7 @@ def test_tags_survive_a_restart() -> None:
     rows = stage.index
     before = rows.pools["default"]
     again = Snapshot.of(
-        tasks=rows.tasks.values(), nodes=rows.nodes.values(), books=rows.books.values()
+        tasks=rows.tasks.values(), nodes=rows.nodes.values(), ledgers=rows.ledgers.values()
     )
     after = again.pools["default"]
     assert before.finishes["ann"] > before.finishes["bob"] > 0.0

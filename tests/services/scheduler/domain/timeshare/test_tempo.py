@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.domain.policy import Timeshare
+from services.scheduler.domain.model.group_policy import Timeshare
 from services.scheduler.domain.timeshare.rule import RULE, grant_budget
 from services.scheduler.domain.timeshare.tempo import STEPS, tempo_of, unit_of
 

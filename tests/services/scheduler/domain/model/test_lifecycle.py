@@ -5,14 +5,14 @@ from itertools import product
 import pytest
 
 from libs.contracts.messages import ExitKind, Goal, ReasonCode, TaskState
-from services.scheduler.domain.lifecycle import (
+from services.scheduler.domain.model.lifecycle import (
     GOALS,
     HOLDING,
     IGNORED,
     STATES,
     TERMINAL,
     TRANSITIONS,
-    Ended,
+    RunEnd,
     Trigger,
     exit_rule,
     render,
@@ -79,8 +79,8 @@ def ended(
     end: ReasonCode | None = None,
     retries: bool = False,
     used_up: bool = False,
-) -> Ended:
-    return Ended(
+) -> RunEnd:
+    return RunEnd(
         kind=kind,
         state=state,
         goal=goal,
@@ -122,7 +122,7 @@ P, K = TaskState.PREEMPTING, TaskState.KILLING
         (ended(ExitKind.UNSPECIFIED), Trigger.EXIT_FAILED, ReasonCode.RETRIES_USED_UP),
     ],
 )
-def test_the_exit_rule(end: Ended, trigger: Trigger, code: ReasonCode) -> None:
+def test_the_exit_rule(end: RunEnd, trigger: Trigger, code: ReasonCode) -> None:
     verdict = exit_rule(end, retries_max=3)
     assert (verdict.trigger, verdict.code) == (trigger, code)
 

@@ -1,7 +1,7 @@
-"""How one node group is shared: the values of a policy file, as the domain reads them.
+"""How node groups are shared: the settings of all groups, and the policy of each.
 
-Parsed and validated in ``services/scheduler/policies.py``; a ``GroupPolicy`` is also a row that
-``store.py`` keeps. What a group's policy does not say, ``PolicySettings`` says for all groups.
+``services/scheduler/policies.py`` parses and validates policy files. A ``GroupPolicy`` is also a
+row that ``store.py`` keeps. What it leaves open, ``PolicySettings`` says for all groups.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ DEMOTIONS: tuple[Demotion, ...] = (Demotion(Priority.ABOVE_NORMAL, Priority.NORM
 
 @dataclass(frozen=True, slots=True)
 class VirtualCluster:
-    """Nodes guaranteed to teams and users; what they leave idle is lent.
+    """Nodes guaranteed to teams and users. Other tasks borrow what is idle.
 
     ``nodes`` is a number of node equivalents: 0.5 is half of a node's GPUs. ``parent`` names the
-    virtual cluster that this one is a part of: within it, it borrows before others do.
+    virtual cluster that this one is a part of: inside it, it borrows before others do.
     """
 
     name: str
@@ -39,7 +39,7 @@ class VirtualCluster:
     parent: str = ""
     teams: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
-    # The most it may hold, borrowed nodes included; None: as much as is there.
+    # The most that it may hold, borrowed nodes included; None: no maximum.
     nodes_max: float | None = None
 
 
@@ -59,13 +59,14 @@ class Shares:
 class Timeshare:
     """The numbers of the ``timeshare`` discipline; seconds unless said otherwise."""
 
-    # How often a waiting task may take the nodes of a running one of its own level.
+    # How often a waiting task may preempt a running one of its own level.
     pass_seconds: float = 60.0
-    # What a preemption costs a task whose own cost was not measured yet.
+    # What a preemption costs a task whose own cost is not measured yet.
     restart_seconds: float = 60.0
-    # Part of the pool's capacity that may be spent on preemptions inside a level.
+    # Part of the pool's capacity that preemptions inside a level may cost.
     budget_share: float = 0.018
-    # Part of the pool's capacity that may be granted to those without service for long.
+    # Part of the pool's capacity for starvation grants, and after how long without service a task
+    # gets one.
     grant_share: float = 0.015
     grant_after_seconds: float = 86_400.0
     slice_seconds_min: float = 3600.0
@@ -75,7 +76,7 @@ class Timeshare:
     use_limits: bool = True
     # Slices, holds and grants are shorter where tasks are, and longer where they run for days.
     adapt_times: bool = True
-    # A user's flood beyond a day of the whole pool yields while others wait.
+    # A user with a backlog of more than a day of the whole pool yields while others wait.
     flood_guard: bool = False
 
 
@@ -101,21 +102,21 @@ class GroupPolicy:
     demotions: tuple[Demotion, ...] = DEMOTIONS
     shares: Shares = field(default_factory=Shares)
     virtual_clusters: tuple[VirtualCluster, ...] = ()
-    # A run is not preempted before it ran so long; None: what PolicySettings says.
+    # A run is not preempted before it ran so long; None: as ``PolicySettings`` says.
     protected_seconds: float | None = None
     # Node labels from the largest domain to the smallest.
     topology: tuple[str, ...] = ("zone", "spine", "leaf")
     # How many gangs may span more than one of the largest domains at once.
     cross_zone_gangs_max: int = 1
-    # Taken away: the group has no policy of its own again. Kept for its version.
+    # The policy was removed: the group has the defaults again. Kept for its version.
     removed: bool = False
-    # True if the scheduler's policy file says so, False if a command did.
+    # True if the scheduler's policy file set it, False if a command did.
     from_file: bool = False
     changed_by: str = ""
     changed_at: datetime | None = None
 
-    def sunk(self, level: Priority, run_seconds: float) -> Priority:
-        """The level a task of ``level`` counts at after running so long.
+    def demoted(self, level: Priority, run_seconds: float) -> Priority:
+        """The level at which a task of ``level`` counts after running so long.
 
         Demotions form chains, which are followed to their end in whatever order they are listed.
         """
@@ -126,8 +127,35 @@ class GroupPolicy:
         return level
 
     def same_rules(self, other: GroupPolicy) -> bool:
-        """True if both say the same, whoever set them and when."""
+        """True if both policies share the group in the same way, whoever set them and when."""
         return self._rules() == other._rules()
 
     def _rules(self) -> GroupPolicy:
         return replace(self, version=0, from_file=False, changed_by="", changed_at=None)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """The numbers of the policy; seconds unless said otherwise."""
+
+    # The discipline of groups without a policy of their own.
+    policy: str = "timeshare"
+    start_deadline_seconds: float = 300.0
+    start_attempts_max: int = 5
+    # A run is not preempted before it ran so long.
+    protected_seconds: float = 0.0
+    retry_delay_seconds: float = 10.0
+    retry_delay_seconds_max: float = 600.0
+    ack_deadline_seconds_default: float = 60.0
+    ack_deadline_seconds_max: float = 3600.0
+    # A task that is to stop gets no more than this to save.
+    stop_ack_seconds_max: float = 30.0
+    # A run whose program never asked whether to leave gets no more than this.
+    silent_ack_seconds_max: float = 5.0
+    # CPU-only ranks on one node: as many as it has CPUs, this many where that is not known.
+    cpu_ranks_per_node: int = 16
+    # AUTO rises above this only to a level that a limit names together with the owner or the
+    # team; limits for each user only lower it.
+    auto_level_max: Priority = Priority.NORMAL
+    # After so many attempts in a row without a newer checkpoint, the owner is warned.
+    no_progress_attempts: int = 3

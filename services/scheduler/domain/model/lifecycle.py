@@ -1,8 +1,9 @@
 """The two tables of a task's life, and the rule for the end of a run.
 
-``TRANSITIONS`` and ``IGNORED`` split every (state, trigger) pair between them; ``GOALS`` says what
-the owner's goal asks of a state; ``EXIT_RULE`` turns an observed exit into a trigger. Nothing else
-moves a task. ``apply.py`` and ``facts.py`` call this; ``render`` makes the page in the docs.
+``TRANSITIONS`` and ``IGNORED`` divide every (state, trigger) pair between them; ``GOALS`` says what
+the owner's goal requires in a state; ``EXIT_RULE`` turns an observed exit into a trigger. Nothing
+else moves a task. ``changes.py`` and ``observations.py`` use them; ``render`` makes the page in the
+docs.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ STATES: tuple[TaskState, ...] = tuple(s for s in TaskState if s is not TaskState
 TERMINAL: frozenset[TaskState] = frozenset({SUCCEEDED, FAILED, STOPPED, REJECTED})
 # A run of the task may have processes: its GPUs are taken until its exit is observed.
 HOLDING: frozenset[TaskState] = frozenset({STARTING, RUNNING, PREEMPTING, KILLING})
-# The run was told to go: its GPUs come free, but are not free yet.
+# The run was requested to leave: its GPUs come free, but are not free yet.
 LEAVING: frozenset[TaskState] = frozenset({PREEMPTING, KILLING})
 
 TRANSITIONS: dict[tuple[TaskState, Trigger], TaskState] = {
@@ -54,7 +55,7 @@ TRANSITIONS: dict[tuple[TaskState, Trigger], TaskState] = {
     (QUEUED, Trigger.STOP): STOPPED,
     (QUEUED, Trigger.CHECKPOINT): QUEUED,
     (STARTING, Trigger.STARTED): RUNNING,
-    # Nothing to save yet: asking would only cost the deadline.
+    # Nothing to save yet: a request would only cost the deadline.
     (STARTING, Trigger.PREEMPT): KILLING,
     (STARTING, Trigger.KILL): KILLING,
     (STARTING, Trigger.START_EXPIRED): KILLING,
@@ -65,7 +66,7 @@ TRANSITIONS: dict[tuple[TaskState, Trigger], TaskState] = {
     (STARTING, Trigger.EXIT_PAUSED): PAUSED,
     (STARTING, Trigger.EXIT_REQUEUED): QUEUED,
     (RUNNING, Trigger.PREEMPT): PREEMPTING,
-    # The preemption mode `kill`: the program cannot be asked.
+    # The preemption mode `kill`: the program cannot react to a request.
     (RUNNING, Trigger.KILL): KILLING,
     (RUNNING, Trigger.CHECKPOINT): RUNNING,
     (RUNNING, Trigger.EXIT_SUCCEEDED): SUCCEEDED,
@@ -101,7 +102,7 @@ _OF_A_RUN = (
     Trigger.ACK_EXPIRED,
 )
 
-# Pairs that change nothing: they come late, doubled, or from a run that is no longer the live one.
+# Pairs that change nothing: the trigger is late, doubled, or from a run that is not live.
 IGNORED: frozenset[tuple[TaskState, Trigger]] = frozenset(
     {(state, trigger) for state in TERMINAL for trigger in Trigger}
     | {(state, trigger) for state in (QUEUED, PAUSED) for trigger in (*_OF_A_RUN, *_EXITS)}
@@ -127,7 +128,7 @@ IGNORED: frozenset[tuple[TaskState, Trigger]] = frozenset(
     }
 )
 
-# What the goal asks of a task in a state; None: nothing (the exit rule reads the goal then).
+# What the goal requires of a task in a state; None: nothing (the exit rule reads the goal).
 GOALS: dict[tuple[Goal, TaskState], Trigger | None] = {
     (Goal.RUN, QUEUED): None,
     (Goal.RUN, STARTING): None,
@@ -152,8 +153,8 @@ GOALS: dict[tuple[Goal, TaskState], Trigger | None] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The end of a run, with all that the rule may look at."""
+class RunEnd:
+    """The end of a run, with everything that the rule may read."""
 
     kind: ExitKind
     state: TaskState
@@ -167,10 +168,10 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class ExitLine:
-    """One line of the exit rule: the first that holds, counts."""
+    """One line of the exit rule: the first that holds counts."""
 
     when: str
-    holds: Callable[[Ended], bool]
+    holds: Callable[[RunEnd], bool]
     trigger: Trigger
     # None: the code comes from the end itself (the end reason, or the kind of exit).
     code: ReasonCode | None = None
@@ -240,7 +241,7 @@ EXIT_RULE: tuple[ExitLine, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ExitVerdict:
     """What the exit rule says about one end of a run."""
 
     trigger: Trigger
@@ -248,8 +249,8 @@ class Verdict:
     spends_retry: bool
 
 
-def exit_rule(end: Ended, *, retries_max: int) -> Verdict:
-    """Judge the end of a run by the first line that holds.
+def exit_rule(end: RunEnd, *, retries_max: int) -> ExitVerdict:
+    """The first line that holds for the end of a run.
 
     ``retries_max`` only chooses the reason of a final failure: used up, or never allowed.
     """
@@ -260,7 +261,7 @@ def exit_rule(end: Ended, *, retries_max: int) -> Verdict:
         or (line.trigger is Trigger.EXIT_FAILED and end.end_reason)
         or _NOT_THE_PROGRAMS_FAULT.get(end.kind, out_of_retries)
     )
-    return Verdict(trigger=line.trigger, code=code, spends_retry=line.spends_retry)
+    return ExitVerdict(trigger=line.trigger, code=code, spends_retry=line.spends_retry)
 
 
 def _name(state: TaskState) -> str:
@@ -270,7 +271,7 @@ def _name(state: TaskState) -> str:
 def _lines() -> Iterator[str]:
     yield "# A task's life"
     yield ""
-    yield "Generated from `services/scheduler/domain/lifecycle.py`. Do not edit."
+    yield "Generated from `services/scheduler/domain/model/lifecycle.py`. Do not edit."
     yield ""
     yield "```mermaid"
     yield "stateDiagram-v2"
@@ -299,8 +300,8 @@ def _lines() -> Iterator[str]:
     yield "| state | run | pause | stop |"
     yield "| --- | --- | --- | --- |"
     for state in STATES:
-        asked = (GOALS[goal, state] for goal in (Goal.RUN, Goal.PAUSE, Goal.STOP))
-        yield f"| {_name(state)} | {' | '.join(a.value if a else '' for a in asked)} |"
+        cells = (GOALS[goal, state] for goal in (Goal.RUN, Goal.PAUSE, Goal.STOP))
+        yield f"| {_name(state)} | {' | '.join(cell.value if cell else '' for cell in cells)} |"
     yield ""
     yield "## The exit rule"
     yield ""

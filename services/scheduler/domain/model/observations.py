@@ -1,13 +1,13 @@
-"""What an observed fact does to its task: ``on_*(task, event, ...) -> Change | Drop``.
+"""What an observed event does to its task: ``on_*(task, event, ...) -> Change | Drop``.
 
-Called by the handlers. Right under duplicates and any order: a fact about a run counts only for
-the live attempt, a fact of submit's only if its revision is newer, and the checkpoint with the
-highest number wins whenever it comes.
+Called by ``handlers.py``. Correct under duplicates and any order: an event about a run counts only
+for the live attempt, an event of submit's only if its revision is newer, and the checkpoint with
+the highest number wins whenever it arrives.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, Protocol, TypeAlias
@@ -32,25 +32,24 @@ from libs.contracts.messages import (
     TaskState,
     TaskSubmitted,
 )
-from services.scheduler.domain.apply import Change, moved
-from services.scheduler.domain.handover import ack_seconds
-from services.scheduler.domain.lifecycle import (
+from services.scheduler.domain.model.changes import Change, state_changed, transitioned
+from services.scheduler.domain.model.group_policy import PolicySettings
+from services.scheduler.domain.model.lifecycle import (
     KILLING,
     PREEMPTING,
     STARTING,
     TRANSITIONS,
-    Ended,
+    ExitVerdict,
+    RunEnd,
     Trigger,
-    Verdict,
     exit_rule,
 )
-from services.scheduler.domain.model import PolicySettings, Task
-from services.scheduler.domain.outgoing import state_changed
-from services.scheduler.domain.why import reason
+from services.scheduler.domain.model.rows import EarlyFacts, Task
+from services.scheduler.domain.model.values import reason
 
 
 class Drop(Enum):
-    """Why a fact changed nothing; counted, so that a flood of them shows."""
+    """Why an event changed nothing; counted, so that a flood of them shows."""
 
     UNKNOWN_TASK = "unknown_task"
     ENDED_TASK = "ended_task"
@@ -61,66 +60,54 @@ class Drop(Enum):
     DUPLICATE = "duplicate"
 
 
-# No hand-over counts for more: the longest deadline, and a start.
+# No move counts for more: the longest deadline, and a start.
 MOVE_SECONDS_MAX = 7200.0
-# A task avoids so many nodes at most; beyond that it is likelier that the task is at fault.
+# A task avoids at most so many nodes; beyond that the task is likelier at fault.
 AVOIDED_MAX = 64
-# A submission that claims to be older counts as this old, and one that is still to come as of now:
-# one wrong clock must not put its tasks before or behind all others for ever.
+# A submission that claims to be older counts as this old, and one in the future as of now: a wrong
+# clock must not put its tasks before or behind all others for ever.
 SUBMITTED_AGO_MAX = timedelta(days=30)
-Outcome: TypeAlias = Change | Drop
 
 
-class Exit(Protocol):
-    """What is told of the end of a run: the event, or the lab's word for it."""
+ChangeOrDrop: TypeAlias = Change | Drop
+
+
+class ExitReport(Protocol):
+    """The end of a run: the launcher's event, or what a simulation reports."""
 
     @property
     def attempt(self) -> int:
-        """Which run."""
+        """Which run ended."""
         ...
 
     @property
     def exit(self) -> RunExit:
-        """How and when."""
+        """How and when it ended."""
         ...
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The last that is saved."""
+        """The last checkpoint that is saved."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Early:
-    """Submit's facts about a task whose submission has not arrived yet; a revision of 0: none."""
-
-    task_id: TaskId
-    goal: Goal = Goal.RUN
-    goal_now: bool = False
-    goal_revision: int = 0
-    priority: Priority = Priority.UNSPECIFIED
-    priority_revision: int = 0
-    # When the first of them came.
-    first_at: datetime | None = None
-
-
-def early_goal(early: Early, event: GoalChanged) -> Early:
-    """Keep a goal that came before its task."""
+def early_goal(early: EarlyFacts, event: GoalChanged) -> EarlyFacts:
+    """Keeps a goal that arrived before its task."""
     if event.revision <= early.goal_revision:
         return early
     return replace(early, goal=event.goal, goal_now=event.now, goal_revision=event.revision)
 
 
-def early_priority(early: Early, event: PriorityChanged) -> Early:
-    """Keep a priority that came before its task."""
+def early_priority(early: EarlyFacts, event: PriorityChanged) -> EarlyFacts:
+    """Keeps a priority that arrived before its task."""
     if event.revision <= early.priority_revision:
         return early
     return replace(early, priority=event.priority, priority_revision=event.revision)
 
 
-def on_submitted(event: TaskSubmitted, early: Early | None, now: datetime) -> Change:
-    """A new task, queued; with the facts that overtook its submission."""
-    early = early or Early(TaskId(event.task_id))
+def on_submitted(event: TaskSubmitted, early: EarlyFacts | None, now: datetime) -> Change:
+    """A new task, queued, with the facts that overtook its submission."""
+    early = early or EarlyFacts(TaskId(event.task_id))
     changed = early.priority_revision > event.revision
     task = Task(
         id=TaskId(event.task_id),
@@ -140,20 +127,20 @@ def on_submitted(event: TaskSubmitted, early: Early | None, now: datetime) -> Ch
     return Change(task, (state_changed(task, TaskState.UNSPECIFIED, now),))
 
 
-def _told(task: Task, now: datetime) -> Change:
-    """A change that moves no state but must be seen, like an observed revision."""
+def _published(task: Task, now: datetime) -> Change:
+    """A change that moves no state but must be published, such as an observed revision."""
     after = replace(task, version=task.version + 1)
     return Change(after, (state_changed(after, task.state, now),))
 
 
 def on_goal_changed(
     task: Task, event: GoalChanged, now: datetime, settings: PolicySettings
-) -> Outcome:
-    """Note the goal; ``decide`` acts on it.
+) -> ChangeOrDrop:
+    """Notes the goal; ``decide`` acts on it.
 
-    A run that is already asked to go gets no more time than the new goal allows from now on: else a
-    stop of a run that is being preempted would wait for the longer deadline of the preemption. One
-    that is to end at once gets none.
+    A run that is already leaving gets no more time than the new goal allows from now on: otherwise
+    the stop of a run that is being preempted would wait for the longer deadline of the preemption.
+    A goal that ends the run now leaves it no time.
     """
     if event.revision <= task.goal_revision:
         return Drop.OLD_REVISION
@@ -165,11 +152,11 @@ def on_goal_changed(
         goal_revision=event.revision,
         revision=revision,
     )
-    deadline_at = now + timedelta(seconds=ack_seconds(after, settings))
+    deadline_at = now + timedelta(seconds=after.ack_seconds(settings))
     if task.state is not PREEMPTING or not _is_sooner(deadline_at, task.ack_deadline_at):
-        return _told(after, now)
+        return _published(after, now)
     after = replace(after, ack_deadline_at=deadline_at)
-    change = _told(after, now)
+    change = _published(after, now)
     assert task.live_attempt is not None, "a run that is asked to go is live"
     request = PreemptionRequested(
         task_id=task.id,
@@ -186,43 +173,44 @@ def _is_sooner(one: datetime, other: datetime | None) -> bool:
     return other is None or one < other
 
 
-def on_priority_changed(task: Task, event: PriorityChanged, now: datetime) -> Outcome:
-    """Note the priority; ``decide`` lets a live run count at its level (AUTO keeps the old one).
+def on_priority_changed(task: Task, event: PriorityChanged, now: datetime) -> ChangeOrDrop:
+    """Notes the priority; ``decide`` moves a live run to its level (with AUTO it keeps the old
+    one).
 
-    Nodes that were promised at the old level are given up: who gets them is decided again, at the
-    level that the task has now.
+    A reservation at the old level ends: the next round decides who gets the nodes, at the level
+    that the task has now.
     """
     if event.revision <= task.priority_revision:
         return Drop.OLD_REVISION
-    gives_up = task.promised and event.priority is not task.priority
+    loses_nodes = task.promised and event.priority is not task.priority
     after = replace(
         task,
         priority=event.priority,
-        promised=() if gives_up else task.promised,
-        level=Priority.UNSPECIFIED if gives_up else task.level,
+        promised=() if loses_nodes else task.promised,
+        level=Priority.UNSPECIFIED if loses_nodes else task.level,
         priority_revision=event.revision,
         revision=max(task.revision, event.revision),
     )
-    return _told(after, now)
+    return _published(after, now)
 
 
-def on_run_started(task: Task, event: RunStarted, now: datetime) -> Outcome:
-    """Every rank's process exists."""
+def on_run_started(task: Task, event: RunStarted, now: datetime) -> ChangeOrDrop:
+    """Every rank of the run has a process."""
     if event.attempt != task.live_attempt:
         return Drop.OTHER_ATTEMPT
     if task.run_started_at is not None:
         return Drop.DUPLICATE
-    heard = replace(task, listens=task.listens or False)
-    after = started(heard, _believed(event.started_at, task.assigned_at, now))
+    observed = replace(task, listens=task.listens or False)
+    after = started(observed, _plausible(event.started_at, task.assigned_at, now))
     if after.state is task.state:
-        # It was told to go meanwhile; its run time counts all the same.
+        # It was requested to leave meanwhile; its run time counts all the same.
         return Change(after)
     return Change(after, (state_changed(after, task.state, now),))
 
 
-def on_run_listened(task: Task, event: RunListened) -> Outcome:
-    """The live run's program asks whether to leave. If it was asked to meanwhile, it now has the
-    whole deadline, which counts from the request."""
+def on_run_listened(task: Task, event: RunListened) -> ChangeOrDrop:
+    """The program of the live run asked for the first time whether to leave. If the run was already
+    requested to leave, it now has the whole deadline, which counts from the request."""
     if event.attempt != task.live_attempt:
         return Drop.OTHER_ATTEMPT
     if task.listens:
@@ -231,7 +219,7 @@ def on_run_listened(task: Task, event: RunListened) -> Outcome:
 
 
 def started(task: Task, at: datetime) -> Task:
-    """The task once every rank's process exists."""
+    """The task once every rank has a process."""
     noted: dict[str, Any] = {
         "run_started_at": at,
         "first_started_at": task.first_started_at or at,
@@ -240,15 +228,18 @@ def started(task: Task, at: datetime) -> Task:
     }
     if (task.state, Trigger.STARTED) not in TRANSITIONS:
         return replace(task, **noted)
-    again = _goes_on(task, task.began_from_checkpoint) if task.attempt > 1 else {}
+    again = _resume_point(task, task.began_from_checkpoint) if task.attempt > 1 else {}
     why = reason(ReasonCode.STARTED, names=None, attempt=task.attempt, **again)
-    return moved(task, Trigger.STARTED, why, **noted)
+    return transitioned(task, Trigger.STARTED, why, **noted)
 
 
-def _believed(at: datetime, since: datetime | None, now: datetime) -> datetime:
-    """A moment of the launcher's clock, if it is possible by ours: after what it followed, and not
-    to come. Else the clocks differ, perhaps by hours, and it counts as of now: a run that has just
-    begun would seem to have had its turn, and equals would send each other away for ever."""
+def _plausible(at: datetime, since: datetime | None, now: datetime) -> datetime:
+    """The launcher's time if ours allows it: after the event that it followed, and not in the
+    future. Otherwise ``now``.
+
+    The clocks may differ by hours. A run that has just begun would then seem to have used its
+    slice, and equal tasks would preempt each other for ever.
+    """
     return at if (since is None or since <= at) and at <= now else now
 
 
@@ -258,29 +249,31 @@ def newest(one: Checkpoint | None, other: Checkpoint | None) -> Checkpoint | Non
     return max(found, key=lambda checkpoint: checkpoint.no, default=None)
 
 
-def on_checkpoint_saved(task: Task, event: CheckpointSaved) -> Outcome:
-    """Note the checkpoint; of whatever attempt, it is durable."""
+def on_checkpoint_saved(task: Task, event: CheckpointSaved) -> ChangeOrDrop:
+    """Notes the checkpoint, whichever attempt saved it: it is durable."""
     if task.checkpoint is not None and event.checkpoint.no <= task.checkpoint.no:
         return Drop.OLD_CHECKPOINT
     return Change(replace(task, checkpoint=event.checkpoint))
 
 
-def on_run_exited(task: Task, event: RunExited, now: datetime, settings: PolicySettings) -> Outcome:
-    """The exit was observed: the exit rule says where the task goes; its capacity is free."""
+def on_run_exited(
+    task: Task, event: RunExited, now: datetime, settings: PolicySettings
+) -> ChangeOrDrop:
+    """The exit was observed: the exit rule says where the task goes, and its capacity is free."""
     if event.attempt != task.live_attempt:
         return Drop.OTHER_ATTEMPT
     after = exited(task, event, now, settings)
     return Change(after, (state_changed(after, task.state, now),))
 
 
-def exited(task: Task, event: Exit, now: datetime, settings: PolicySettings) -> Task:
+def exited(task: Task, event: ExitReport, now: datetime, settings: PolicySettings) -> Task:
     """The task once no process of its live run is left."""
     retries_max = task.spec.retry.max_retries
     # A run that the site cannot start is tried elsewhere, but not for ever, and not at once.
     lost_start = event.exit.kind is ExitKind.LOST and task.state is STARTING
     expired = task.state is KILLING and task.reason.code is ReasonCode.START_EXPIRED
     start_attempts = task.start_attempts + lost_start
-    end = Ended(
+    end = RunEnd(
         kind=event.exit.kind,
         state=task.state,
         goal=task.goal,
@@ -290,7 +283,7 @@ def exited(task: Task, event: Exit, now: datetime, settings: PolicySettings) -> 
     )
     verdict = exit_rule(end, retries_max=retries_max)
     checkpoint = newest(task.checkpoint, event.checkpoint)
-    return moved(
+    return transitioned(
         task,
         verdict.trigger,
         _exit_reason(task, event, verdict, checkpoint),
@@ -318,11 +311,12 @@ def exited(task: Task, event: Exit, now: datetime, settings: PolicySettings) -> 
     )
 
 
-def _avoids(task: Task, event: Exit) -> tuple[str, ...]:
-    """The nodes that the next start is not tried on, while others could hold the task.
+def _avoids(task: Task, event: ExitReport) -> tuple[str, ...]:
+    """The nodes that the next start avoids while others could hold the task.
 
-    Those whose ranks nobody saw end, as far as that is known. The newest failures come first: they
-    count if there are too many, or if the others could not hold the task.
+    Those are the nodes of ranks whose end nobody observed, as far as that is known. The newest
+    failures come first: they count if there are too many, or if the other nodes cannot hold the
+    task.
     """
     by_rank = {placement.rank: placement.node_id for placement in task.placements}
     ended = {
@@ -335,18 +329,18 @@ def _avoids(task: Task, event: Exit) -> tuple[str, ...]:
     return (*sorted(failed)[:AVOIDED_MAX], *older[:kept])
 
 
-def _run_seconds(task: Task, event: Exit, now: datetime) -> float:
+def _run_seconds(task: Task, event: ExitReport, now: datetime) -> float:
     if task.run_started_at is None:
         return 0.0
-    ended_at = _believed(event.exit.exited_at, task.run_started_at, now)
+    ended_at = _plausible(event.exit.exited_at, task.run_started_at, now)
     return max(0.0, (ended_at - task.run_started_at).total_seconds())
 
 
-def _move_seconds(task: Task, event: Exit, now: datetime) -> float | None:
-    """What being moved costs this task: its start and its hand-over, as last measured."""
+def _move_seconds(task: Task, event: ExitReport, now: datetime) -> float | None:
+    """What a move costs this task: its start and its release, as last measured."""
     if event.exit.kind is not ExitKind.PREEMPTED or task.preempt_requested_at is None:
         return task.move_seconds
-    ended_at = _believed(event.exit.exited_at, task.preempt_requested_at, now)
+    ended_at = _plausible(event.exit.exited_at, task.preempt_requested_at, now)
     seconds = (ended_at - task.preempt_requested_at).total_seconds()
     if task.run_started_at is not None and task.assigned_at is not None:
         seconds += (task.run_started_at - task.assigned_at).total_seconds()
@@ -355,8 +349,8 @@ def _move_seconds(task: Task, event: Exit, now: datetime) -> float | None:
     return measured if task.move_seconds is None else (task.move_seconds + measured) / 2
 
 
-def _without_progress(task: Task, event: Exit, checkpoint: Checkpoint | None) -> int:
-    """Attempts in a row that worked and left no newer checkpoint."""
+def _without_progress(task: Task, event: ExitReport, checkpoint: Checkpoint | None) -> int:
+    """The number of attempts in a row that worked and left no newer checkpoint."""
     if checkpoint is not None and checkpoint.no > task.began_from_checkpoint:
         return 0
     worked = task.run_started_at is not None or any(
@@ -366,10 +360,10 @@ def _without_progress(task: Task, event: Exit, checkpoint: Checkpoint | None) ->
 
 
 def _not_before(
-    task: Task, verdict: Verdict, lost_start: bool, settings: PolicySettings, now: datetime
+    task: Task, verdict: ExitVerdict, lost_start: bool, settings: PolicySettings, now: datetime
 ) -> datetime | None:
-    """Each retry, and each start after one that was lost, waits twice as long as the one before,
-    up to the maximum; None: it may start at once."""
+    """When the next start may be tried; None: at once. Each retry, and each start after a lost one,
+    waits twice as long as the one before, up to the maximum."""
     if not (verdict.spends_retry or lost_start):
         return None
     doublings = min(task.start_attempts if lost_start else task.retries_used, 30)
@@ -377,9 +371,9 @@ def _not_before(
     return now + timedelta(seconds=min(delay, settings.retry_delay_seconds_max))
 
 
-def _goes_on(task: Task, checkpoint_no: int) -> dict[str, float]:
-    """From where a later attempt goes on, for its reason: a step, or the beginning. What a program
-    that is asked by a signal saves is its own affair."""
+def _resume_point(task: Task, checkpoint_no: int) -> dict[str, float]:
+    """Where a later attempt resumes, for its reason: at a step, or at the beginning. Nobody knows
+    what a program saves that is requested to leave by a signal."""
     if task.preempt_mode is PreemptMode.SIGNAL:
         return {}
     if not checkpoint_no:
@@ -389,7 +383,7 @@ def _goes_on(task: Task, checkpoint_no: int) -> dict[str, float]:
 
 
 def _exit_reason(
-    task: Task, event: Exit, verdict: Verdict, checkpoint: Checkpoint | None
+    task: Task, event: ExitReport, verdict: ExitVerdict, checkpoint: Checkpoint | None
 ) -> Reason:
     if verdict.trigger is Trigger.EXIT_FAILED and task.end_reason is not None:
         return task.end_reason
@@ -399,7 +393,9 @@ def _exit_reason(
     attempts = task.start_attempts + 1 if used_up else None
     code, again = verdict.code, {}
     if code in (ReasonCode.RUN_KILLED, ReasonCode.RUN_LOST) and task.run_started_at is not None:
-        again = _goes_on(replace(task, checkpoint=checkpoint), checkpoint.no if checkpoint else 0)
+        again = _resume_point(
+            replace(task, checkpoint=checkpoint), checkpoint.no if checkpoint else 0
+        )
     if code is ReasonCode.RUN_KILLED and task.reason.code is ReasonCode.NEVER_ASKED:
         code = ReasonCode.NEVER_ASKED
     return reason(
