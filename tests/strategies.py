@@ -16,7 +16,7 @@ from services.scheduler.domain.disciplines import DISCIPLINES
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings, VirtualCluster
 from services.scheduler.domain.model.rows import Limit, Node, Task
 from services.scheduler.domain.model.values import OrderKey
-from services.scheduler.domain.placement.place import Capacity, placements_of
+from services.scheduler.domain.placement.capacity import Capacity, placements_of
 from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import a_checkpoint, a_limit, a_node, a_snapshot, a_spec, a_task, at
 

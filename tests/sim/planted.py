@@ -61,7 +61,7 @@ from services.scheduler.domain.model import decisions
 from services.scheduler.domain.model.decisions import Assign, Kill, Preempt
 from services.scheduler.domain.model.lifecycle import Trigger
 from services.scheduler.domain.model.rows import Node, Task
-from services.scheduler.domain.placement.place import Capacity
+from services.scheduler.domain.placement.capacity import Capacity
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.proof import isolate
 from services.scheduler.domain.snapshot import Snapshot
@@ -109,7 +109,7 @@ def asking_for_amounts(plan: Plan) -> Plan:
 def amounts_not_added_up() -> contextlib.AbstractContextManager[None]:
     """Each rank's CPUs and memory are compared with what the whole node has."""
     return replaced(
-        (Capacity, "_move_amounts", lambda _self, _slots, _each, _times: None),
+        (Capacity, "_move_resources", lambda _self, _slots, _each, _times: None),
         (scheduler_loop, "check", lambda _snapshot, _plan: []),
     )
 

@@ -23,7 +23,7 @@ from services.scheduler.domain.model.decisions import Reorder
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import WEIGHTS, reason
 from services.scheduler.domain.order import Entry
-from services.scheduler.domain.placement.place import Capacity
+from services.scheduler.domain.placement.capacity import Capacity
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.room import outranks
 from services.scheduler.domain.round import Round

@@ -35,12 +35,12 @@ from services.scheduler.domain.model.rows import (
 )
 from services.scheduler.domain.model.values import NO_RESOURCES, NodeResources
 from services.scheduler.domain.moments import Kind, Moment, Moments, moments_of
-from services.scheduler.domain.placement.fleet import cpus_of, memory_of, roomy
-from services.scheduler.domain.placement.place import (
-    Capacity,
-    Slot,
+from services.scheduler.domain.placement.capacity import Capacity, Slot, slots_of
+from services.scheduler.domain.placement.node_index import (
+    could_hold_rank,
     cpu_ranks_max,
-    slots_of,
+    memory_of,
+    millicpus_of,
     usable_mask,
 )
 from services.scheduler.domain.placement.topology import crosses_zone
@@ -314,16 +314,16 @@ class Index:
         """The task has (or is promised) its slots."""
         owners = self.holders if task.placements else self.keepers
         slots = self._slots[task.id] = slots_of(task)
-        each = task.shape.resources
-        if each != NO_RESOURCES:
-            self._each[task.id] = each
+        resources = task.shape.resources
+        if resources != NO_RESOURCES:
+            self._each[task.id] = resources
         for node_id, mask in slots:
             there = owners.get(node_id)
             if there is None:
                 owners[node_id] = {task.id: mask}
             else:
                 there[task.id] = mask
-        self._sync(slots, each, contested=False, taken=True)
+        self._sync(slots, resources, contention_key=False, taken=True)
         self.ledger.charge(task, task.level, held_need(task))
         if task.group in self.totals.zoned and len(slots) > 1:
             self._note_crossing(task)
@@ -343,30 +343,35 @@ class Index:
         owners, others = self.holders, self.keepers
         if not task.placements:
             owners, others = others, owners
-        slots, each = self._slots.pop(task.id), self._each.pop(task.id, NO_RESOURCES)
-        contested = False
+        slots, resources = self._slots.pop(task.id), self._each.pop(task.id, NO_RESOURCES)
+        contention_key = False
         for node_id, _ in slots:
             there = owners[node_id]
             del there[task.id]
             if not there:
                 del owners[node_id]
-            contested = contested or node_id in others or bool(there)
-        self._sync(slots, each, contested=contested, taken=False)
+            contention_key = contention_key or node_id in others or bool(there)
+        self._sync(slots, resources, contention_key=contention_key, taken=False)
         self.ledger.charge(task, task.level, minus(held_need(task)))
 
     def _sync(
-        self, slots: tuple[Slot, ...], each: NodeResources, *, contested: bool, taken: bool
+        self,
+        slots: tuple[Slot, ...],
+        resources: NodeResources,
+        *,
+        contention_key: bool,
+        taken: bool,
     ) -> None:
         """Make the free bits of nodes what their holders and keepers leave."""
         if self._nodes_stale:
             return
         if taken:
             # What is taken already stays so; a counted place counts for each.
-            self.capacity.take(slots, each)
-        elif not contested:
-            self.capacity.give(slots, each)
+            self.capacity.take(slots, resources)
+        elif not contention_key:
+            self.capacity.give(slots, resources)
         else:
-            self.capacity.give_amounts(slots, each)
+            self.capacity.give_resources(slots, resources)
             self.capacity.give(
                 Slot(node_id, mask & ~self.taken(node_id)) if mask else Slot(node_id, 0)
                 for node_id, mask in slots
@@ -390,7 +395,7 @@ class Index:
         ``begun`` and ``given``: CPU-only ranks, and CPUs and memory, by node, of what was promised
         to others and begins in this round.
         """
-        each = task.shape.resources
+        resources = task.shape.resources
         for node_id, mask in self.slots(task):
             node = self.capacity.nodes.get(node_id)
             if node is None:
@@ -404,15 +409,15 @@ class Index:
                     return False
                 if not node.gpus and any(held.values()):
                     return False
-            if each != NO_RESOURCES and exceeds(
-                node, each, [self.asked(held), given.get(node_id, NO_RESOURCES)]
+            if resources != NO_RESOURCES and exceeds(
+                node, resources, [self.asked(held), given.get(node_id, NO_RESOURCES)]
             ):
                 return False
         return True
 
     def asked(self, task_ids: Iterable[str]) -> NodeResources:
         """What one rank of each of these tasks asks for of its node, together."""
-        found = [each for task_id in task_ids if (each := self._each.get(task_id))]
+        found = [resources for task_id in task_ids if (resources := self._each.get(task_id))]
         return NodeResources(sum(e.cpus for e in found), sum(e.memory_bytes for e in found))
 
     def broken(self, task: Task, released: Container[str] = ()) -> bool:
@@ -428,7 +433,7 @@ class Index:
                 node is None
                 or node.group != task.group
                 or mask & ~usable_mask(node)
-                or not roomy(node, shape)
+                or not could_hold_rank(node, shape)
             ):
                 return True
             if shape.resources != NO_RESOURCES:
@@ -617,12 +622,12 @@ class Index:
         return group in plan.left_out and moment.kind is not Kind.EXPIRES
 
 
-def exceeds(node: Node, each: NodeResources, others: Iterable[NodeResources]) -> bool:
+def exceeds(node: Node, resources: NodeResources, others: Iterable[NodeResources]) -> bool:
     """True if a rank and the others ask for more than the node offers, of what the rank asks."""
-    cpus, memory, each_other = cpus_of(node), memory_of(node), list(others)
+    cpus, memory, each_other = millicpus_of(node), memory_of(node), list(others)
     for total, own, rest in (
-        (cpus, each.cpus, sum(other.cpus for other in each_other)),
-        (memory, each.memory_bytes, sum(other.memory_bytes for other in each_other)),
+        (cpus, resources.cpus, sum(other.cpus for other in each_other)),
+        (memory, resources.memory_bytes, sum(other.memory_bytes for other in each_other)),
     ):
         if total is not None and own and own + rest > total:
             return True

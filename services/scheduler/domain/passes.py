@@ -21,7 +21,7 @@ from services.scheduler.domain.floods import turnless
 from services.scheduler.domain.lanes import Key
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.order import Entry
-from services.scheduler.domain.placement.place import Slot
+from services.scheduler.domain.placement.capacity import Slot
 from services.scheduler.domain.pool import Pool, saved_until
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.timeshare.rule import spent

@@ -15,7 +15,7 @@ from services.scheduler.domain.clusters import ALMOST, UNCOVERED, Depth
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import NO_RESOURCES, WEIGHTS, NodeResources
 from services.scheduler.domain.order import Entry, rank_of
-from services.scheduler.domain.placement.place import Slot
+from services.scheduler.domain.placement.capacity import Slot
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.waits import retry_later
@@ -102,12 +102,12 @@ class Promises:
         round_, task = self._round, entry.task
         if task.id in round_.released or not self._is_ripe(task):
             return None
-        slots, each = round_.index.slots(task), task.shape.resources
+        slots, resources = round_.index.slots(task), task.shape.resources
         self._begun.update(slot.node_id for slot in slots if not slot.mask)
-        if each != NO_RESOURCES:
+        if resources != NO_RESOURCES:
             for node_id, _ in slots:
                 before = self._given.get(node_id, NO_RESOURCES)
                 self._given[node_id] = NodeResources(
-                    before.cpus + each.cpus, before.memory_bytes + each.memory_bytes
+                    before.cpus + resources.cpus, before.memory_bytes + resources.memory_bytes
                 )
         return slots

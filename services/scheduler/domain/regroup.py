@@ -20,12 +20,8 @@ from services.scheduler.domain.model.lifecycle import LEAVING
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import reason
 from services.scheduler.domain.order import Entry
-from services.scheduler.domain.placement.place import (
-    Allowed,
-    Slot,
-    placements_of,
-    usable_mask,
-)
+from services.scheduler.domain.placement.capacity import Allowed, Slot, placements_of
+from services.scheduler.domain.placement.node_index import usable_mask
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.room import Trial
 from services.scheduler.domain.round import Round

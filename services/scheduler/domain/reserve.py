@@ -15,7 +15,7 @@ from typing import NamedTuple
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import NO_RESOURCES, NodeResources, Shape
 from services.scheduler.domain.order import Entry
-from services.scheduler.domain.placement.place import Capacity, Slot, slots_of
+from services.scheduler.domain.placement.capacity import Capacity, Slot, slots_of
 from services.scheduler.domain.placement.topology import Topology
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.round import Round
@@ -60,17 +60,17 @@ class Reservation:
         """A place for a later task that does not delay the reservation, or None."""
         if self.starts_at is not None and ends_at is not None and ends_at <= self.starts_at:
             return free.pick(shape, topology=topology)
-        now, over, each = free.free, self.over.free, shape.resources
+        now, over, resources = free.free, self.over.free, shape.resources
         slots = free.pick(
             shape,
             lambda node_id: (
                 node_id not in self.wanted
-                or (now[node_id] & ~over[node_id] == 0 and self.over.offers(node_id, each))
+                or (now[node_id] & ~over[node_id] == 0 and self.over.offers(node_id, resources))
             ),
             topology=topology,
         )
         if slots is not None:
-            self.over.take(slots, each)
+            self.over.take(slots, resources)
         return slots
 
 

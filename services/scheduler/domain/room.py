@@ -23,7 +23,7 @@ from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import WEIGHTS, Shape, reason
 from services.scheduler.domain.moments import protected_until
 from services.scheduler.domain.order import Entry
-from services.scheduler.domain.placement.place import Allowed, Capacity, Slot
+from services.scheduler.domain.placement.capacity import Allowed, Capacity, Slot
 from services.scheduler.domain.placement.topology import address
 from services.scheduler.domain.pool import Pool, saved_until, units_of
 from services.scheduler.domain.quota import Account

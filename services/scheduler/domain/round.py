@@ -32,7 +32,7 @@ from services.scheduler.domain.model.values import (
     reason,
     same_reason,
 )
-from services.scheduler.domain.placement.place import Capacity, Slot, placements_of
+from services.scheduler.domain.placement.capacity import Capacity, Slot, placements_of
 from services.scheduler.domain.placement.topology import Topology, crosses_zone
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.quota import Need, held_need, minus
@@ -167,9 +167,9 @@ class Round:
         count = self.crossing(pool).now if crossing is None else crossing
         return Topology(cross_zone_allowed=count < pool.policy.cross_zone_gangs_max)
 
-    def may_begin(self, pool: Pool, slots: tuple[Slot, ...], each: NodeResources) -> bool:
+    def may_begin(self, pool: Pool, slots: tuple[Slot, ...], resources: NodeResources) -> bool:
         """True if a gang may begin in a place now: all of it is free, and it may cross domains."""
-        if not all(self.free.covers(slot, each) for slot in slots):
+        if not all(self.free.covers(slot, resources) for slot in slots):
             return False
         most = pool.policy.cross_zone_gangs_max
         return not self.crosses(pool, slots) or self.crossing(pool).now < most
@@ -182,7 +182,7 @@ class Round:
             crossing.soon -= 1
         self.released.add(task.id)
         self.displaced.setdefault(task.group, []).append(task)
-        self.free.give_amounts(self.index.slots(task), task.shape.resources)
+        self.free.give_resources(self.index.slots(task), task.shape.resources)
         for slot in self.index.slots(task):
             if slot.mask:
                 held = 0
@@ -317,17 +317,17 @@ class Round:
             found = self._promised_units[pool.group, weight] = sum(map(pool.size, lower))
         return found
 
-    def take(self, slots: tuple[Slot, ...], each: NodeResources) -> None:
+    def take(self, slots: tuple[Slot, ...], resources: NodeResources) -> None:
         """Take free slots for a run that begins."""
-        self.free.take(slots, each)
+        self.free.take(slots, resources)
         for capacity in self._soon.values():
-            capacity.take(slots, each)
+            capacity.take(slots, resources)
 
-    def keep(self, slots: tuple[Slot, ...], each: NodeResources) -> None:
+    def keep(self, slots: tuple[Slot, ...], resources: NodeResources) -> None:
         """Keep slots, free or coming free, for a task that waits for the rest of them."""
         for capacity in self._soon.values():
-            capacity.take(slots, each)
-        self.free.take_amounts(slots, each)
+            capacity.take(slots, resources)
+        self.free.take_resources(slots, resources)
         for slot in slots:
             if slot.mask:
                 self.kept[slot.node_id] = self.kept.get(slot.node_id, 0) | slot.mask
@@ -341,8 +341,8 @@ class Round:
     def _free(self, capacity: Capacity, task: Task) -> None:
         """Give what a run on its way out will leave, and nobody is promised."""
         # What others are promised of CPUs and memory was taken already.
-        if (each := self.index.resources(task)) is not NO_RESOURCES:
-            capacity.give_amounts(self.index.slots(task), each)
+        if (resources := self.index.resources(task)) is not NO_RESOURCES:
+            capacity.give_resources(self.index.slots(task), resources)
         capacity.give(self._freed(task))
 
     def _freed(self, task: Task) -> Iterator[Slot]:
@@ -369,8 +369,8 @@ class Round:
             leaving = (*pool.leaving.values(), *self.told.get(pool.group, ()))
             found.give([slot for task in leaving for slot in self._freed(task)])
             for task in leaving:
-                if (each := self.index.resources(task)) is not NO_RESOURCES:
-                    found.give_amounts(self.index.slots(task), each)
+                if (resources := self.index.resources(task)) is not NO_RESOURCES:
+                    found.give_resources(self.index.slots(task), resources)
         return found
 
     def waits(self, code: ReasonCode, shape: Shape) -> Reason:

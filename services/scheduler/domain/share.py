@@ -24,7 +24,7 @@ from services.scheduler.domain.moments import Kind, Moment
 from services.scheduler.domain.order import Entry, Line, Outcome, auto_level, rank_of
 from services.scheduler.domain.own_line import OwnLine
 from services.scheduler.domain.passes import Turns
-from services.scheduler.domain.placement.place import Allowed, Slot, placements_of
+from services.scheduler.domain.placement.capacity import Allowed, Slot, placements_of
 from services.scheduler.domain.pool import Pool, units_of
 from services.scheduler.domain.promises import Promises
 from services.scheduler.domain.quota import Need

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from services.scheduler.domain.index import Index
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
 from services.scheduler.domain.model.rows import Inventory, Limit, LimitKey, Node, PoolLedger, Task
-from services.scheduler.domain.placement.place import Capacity
+from services.scheduler.domain.placement.capacity import Capacity
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.timeshare.history import History
 from services.scheduler.domain.totals import Totals

@@ -14,9 +14,14 @@ from libs.contracts.whole_nodes import Nodes, kinds_for
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.rows import Node, Task
 from services.scheduler.domain.model.values import Shape
-from services.scheduler.domain.placement.fleet import cpus_of, memory_of, roomy
-from services.scheduler.domain.placement.place import Capacity, width
-from services.scheduler.domain.placement.topology import LEVELS, address
+from services.scheduler.domain.placement.capacity import Capacity
+from services.scheduler.domain.placement.node_index import (
+    could_hold_rank,
+    memory_of,
+    millicpus_of,
+    width,
+)
+from services.scheduler.domain.placement.topology import DOMAIN_LABELS, address
 from services.scheduler.domain.quota import Need
 
 # Answers kept for each group: shapes differ by every byte of memory that somebody asks for.
@@ -66,8 +71,8 @@ class Totals:
             replace(node, unusable_gpus=()) if node.unusable_gpus else node for node in standing
         )
         self.known = Capacity(whole, settings)
-        shut = {str(node.id) for node in standing if not node.offered}
-        self.offered = Capacity(standing, settings, levels, shut)
+        closed = {str(node.id) for node in standing if not node.offered}
+        self.offered = Capacity(standing, settings, levels, closed)
         self._levels = levels or {}
         # Groups with more than one of the largest domains.
         zones: dict[str, set[str]] = {}
@@ -96,7 +101,7 @@ class Totals:
         """
         group, answers = node.group, self._answers[node.group]
         sizes = self.offered.whole_sizes(group)
-        self.offered.change(node, capacity, shut=not node.offered)
+        self.offered.change(node, capacity, closed=not node.offered)
         if node.draining:
             self.draining.add(str(node.id))
         else:
@@ -139,7 +144,7 @@ class Totals:
 
     def levels(self, group: str) -> Sequence[str]:
         """The labels of a group's domains, the largest first."""
-        return self._levels.get(group, LEVELS)
+        return self._levels.get(group, DOMAIN_LABELS)
 
     def fits_known(self, shape: Shape) -> bool:
         """True if the whole known inventory, empty, could hold the gang."""
@@ -202,7 +207,7 @@ class Totals:
         found = answers.get(shape)
         if found is None:
             group = (
-                Nodes(node.gpus, 1, roomy(node, shape))
+                Nodes(node.gpus, 1, could_hold_rank(node, shape))
                 for node in self.known.nodes.values()
                 if node.group == shape.group
             )
@@ -221,7 +226,7 @@ class Totals:
 
     def _kind(self, shape: Shape) -> _ShapeKind:
         """Shapes of one kind compete for the same nodes, however many they want."""
-        return shape.gpus, self.offered.suiting(shape._replace(nodes=1))
+        return shape.gpus, self.offered.suitable(shape._replace(nodes=1))
 
     def _eligible(self, shape: Shape, kind: _ShapeKind) -> frozenset[str]:
         answers = self._answers[shape.group].eligible
@@ -247,7 +252,7 @@ class _Between:
     """The shapes that exactly one of two descriptions of a node could hold by its amounts."""
 
     def __init__(self, old: Node, new: Node) -> None:
-        self._cpus = sorted((cpus_of(old) or 0, cpus_of(new) or 0))
+        self._cpus = sorted((millicpus_of(old) or 0, millicpus_of(new) or 0))
         self._memory = sorted((memory_of(old) or 0, memory_of(new) or 0))
 
     def __contains__(self, shape: Shape) -> bool:

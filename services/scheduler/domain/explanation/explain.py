@@ -37,7 +37,7 @@ from services.scheduler.domain.model.lifecycle import LEAVING, QUEUED
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import WEIGHTS
 from services.scheduler.domain.order import Entry, rank_of
-from services.scheduler.domain.placement.masks import mask_of
+from services.scheduler.domain.placement.bitsets import mask_of
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.share import Sharing

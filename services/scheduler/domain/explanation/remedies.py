@@ -28,7 +28,7 @@ from services.scheduler.domain.model.lifecycle import PREEMPTING
 from services.scheduler.domain.model.rows import Inventory, Limit, Node, Task
 from services.scheduler.domain.model.values import LEVELS, WEIGHTS
 from services.scheduler.domain.order import Entry
-from services.scheduler.domain.placement.place import slots_of
+from services.scheduler.domain.placement.capacity import slots_of
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.snapshot import Snapshot
 

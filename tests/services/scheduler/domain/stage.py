@@ -275,12 +275,13 @@ def facts_of(index: Index) -> dict[str, Any]:
 
 def _amounts(index: Index) -> dict[str, tuple[int | None, ...]]:
     """What is left of the CPUs and memory of each offered node."""
-    stocks = index.capacity.stocks
+    free_nodes = index.capacity.groups
     return {
         node_id: tuple(
-            left.at(place) if left else None for left in (stocks[group].cpus, stocks[group].memory)
+            left.at(place) if left else None
+            for left in (free_nodes[group].cpus, free_nodes[group].memory)
         )
-        for node_id, (group, place) in index.capacity.spots.items()
+        for node_id, (group, place) in index.capacity.locations.items()
     }
 
 
@@ -292,7 +293,7 @@ def _answers(index: Index, shape: Shape) -> tuple[object, ...]:
 
 
 def _stocks(index: Index) -> Iterable[tuple[str, Any]]:
-    return sorted(index.capacity.stocks.items())
+    return sorted(index.capacity.groups.items())
 
 
 def _pool(pool: Any) -> dict[str, Any]:

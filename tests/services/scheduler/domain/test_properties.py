@@ -19,7 +19,7 @@ from services.scheduler.domain.model.lifecycle import HOLDING, LEAVING, TERMINAL
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import WEIGHTS
 from services.scheduler.domain.moments import protected_until
-from services.scheduler.domain.placement.place import Slot, slots_of
+from services.scheduler.domain.placement.capacity import Slot, slots_of
 from services.scheduler.domain.pool import Pool
 from services.scheduler.domain.proof.check import check
 from services.scheduler.domain.snapshot import Snapshot

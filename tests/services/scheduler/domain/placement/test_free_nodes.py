@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.rows import Node
 from services.scheduler.domain.model.values import NodeResources, Shape
-from services.scheduler.domain.placement.fleet import cpu_ranks_max, roomy, usable_mask, width
-from services.scheduler.domain.placement.place import Capacity, Slot
+from services.scheduler.domain.placement.capacity import Capacity, Slot
+from services.scheduler.domain.placement.node_index import (
+    could_hold_rank,
+    cpu_ranks_max,
+    usable_mask,
+    width,
+)
 from tests.builders import a_node
 
 SETTINGS = PolicySettings(cpu_ranks_per_node=2)
@@ -52,7 +57,7 @@ class Slow:
     def suits(self, node: Node, shape: Shape, size: int | None) -> bool:
         """True if one rank of the shape may lie here now; a whole-node gang has one size."""
         free, ranks = self.free[node.id], self.ranks[node.id]
-        if node.group != shape.group or not roomy(node, shape):
+        if node.group != shape.group or not could_hold_rank(node, shape):
             return False
         cpus = self.cpus[node.id] / 1000 + shape.cpus
         if node.cpus > 0 and shape.cpus > 0 and cpus > node.cpus + 1e-9:

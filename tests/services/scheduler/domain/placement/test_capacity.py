@@ -10,14 +10,9 @@ from libs.contracts.messages import Role
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.rows import Node
 from services.scheduler.domain.model.values import Shape
-from services.scheduler.domain.placement.fleet import usable_mask
-from services.scheduler.domain.placement.masks import gpus_of, mask_of
-from services.scheduler.domain.placement.place import (
-    Capacity,
-    Slot,
-    placements_of,
-    slots_of,
-)
+from services.scheduler.domain.placement.bitsets import gpus_of, mask_of
+from services.scheduler.domain.placement.capacity import Capacity, Slot, placements_of, slots_of
+from services.scheduler.domain.placement.node_index import usable_mask
 from tests.builders import a_node, a_spec, a_task, running, some_nodes
 
 
