@@ -27,10 +27,10 @@ from benchmarks.worlds import Kind
 from libs.contracts.messages import Goal as TaskGoal
 from libs.contracts.messages import Priority, TaskState
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.index import Index
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.rows import Inventory, Node
-from services.scheduler.domain.snapshot import Snapshot
 
 BENCHMARK = Benchmark(
     name="cost_of_change",

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from libs.contracts.messages import Goal, PreemptMode, Priority, TaskState, Unit
 from services.scheduler.domain.disciplines import DISCIPLINES
+from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings, VirtualCluster
 from services.scheduler.domain.model.rows import Limit, Node, Task
 from services.scheduler.domain.model.values import OrderKey
 from services.scheduler.domain.placement.capacity import Capacity, placements_of
-from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import a_checkpoint, a_limit, a_node, a_snapshot, a_spec, a_task, at
 
 T = TypeVar("T")

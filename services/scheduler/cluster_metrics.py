@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from libs.contracts.ids import TaskId
 from libs.contracts.messages import TaskState
-from services.scheduler.domain.index import Index
+from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.model.lifecycle import TERMINAL
 from services.scheduler.domain.model.rows import Node, Task
 

@@ -30,10 +30,10 @@ from libs.contracts.messages import (
 from libs.service import observability
 from libs.service.definition import Ports
 from services.scheduler import forks, store
-from services.scheduler.domain.explanation.explain import of_row, step_by_step
-from services.scheduler.domain.explanation.forecast import NO_TIME
-from services.scheduler.domain.explanation.play import Bounds
-from services.scheduler.domain.index import Index
+from services.scheduler.domain.explain.explanation import of_row, step_by_step
+from services.scheduler.domain.explain.forecast import NO_TIME
+from services.scheduler.domain.explain.group_simulation import Bounds
+from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.loop import Brain
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from services.scheduler.domain.index import Index
+from services.scheduler.domain.facts.index import Index
 
 R = TypeVar("R")
 # Behind the leader, where both want the processor.

@@ -31,21 +31,21 @@ from libs.store.port import (
 )
 from services.scheduler import set_apart, store
 from services.scheduler.cluster_metrics import METRICS, ClusterMetrics
-from services.scheduler.domain.decide import decide
-from services.scheduler.domain.index import Index
-from services.scheduler.domain.model.decisions import Assign, Hold, Plan
-from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
-from services.scheduler.domain.model.rows import Node, Task
-from services.scheduler.domain.model.values import reason
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.proof.isolate import (
+from services.scheduler.domain.check.isolate import (
     Decide,
     Sifted,
     of_groups,
     raised,
     sound_plan,
 )
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.check.plan import check
+from services.scheduler.domain.decide import decide
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model.decisions import Assign, Hold, Plan
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
+from services.scheduler.domain.model.rows import Node, Task
+from services.scheduler.domain.model.values import reason
 from services.scheduler.refusals import Refusals
 from services.scheduler.replay import write_dump
 from services.scheduler.set_apart import Apart

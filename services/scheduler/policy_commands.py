@@ -31,9 +31,9 @@ from libs.service import observability
 from libs.service.definition import CommandHandler, QueryHandler
 from libs.store.port import Store, Tx
 from services.scheduler import forks, store
+from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import Plan
 from services.scheduler.domain.model.group_policy import GroupPolicy
-from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.dry_run import DryRun, diff
 from services.scheduler.policies import Parsed, document_of, named, overcommitted, parse
 from services.scheduler.policy_fields import at

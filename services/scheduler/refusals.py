@@ -16,8 +16,8 @@ from datetime import datetime, timedelta
 from prometheus_client import Counter
 
 from libs.contracts.messages import Reason, ReasonCode
+from services.scheduler.domain.check.violations import Violation
 from services.scheduler.domain.model.values import reason
-from services.scheduler.domain.proof.violations import Violation
 
 HELD_UP = Counter(
     "shiftwork_scheduler_group_held_up_rounds_total",

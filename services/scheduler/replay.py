@@ -18,12 +18,12 @@ from pydantic import TypeAdapter
 
 from libs.contracts.messages import Role, TaskSpec
 from libs.contracts.reasons import render
+from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
+from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import Decision
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
 from services.scheduler.domain.model.rows import Inventory, Limit, Node, PoolLedger, Task
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,11 @@ from libs.contracts.messages import (
     Verdict,
 )
 from libs.contracts.reasons import level_name
+from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.explanation.explain import explain
-from services.scheduler.domain.index import Index
+from services.scheduler.domain.explain.explanation import explain
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model import observations
 from services.scheduler.domain.model.changes import Change, applied
 from services.scheduler.domain.model.decisions import Assign, Decision, Hold, Plan, Preempt, Reorder
@@ -48,8 +50,6 @@ from services.scheduler.domain.model.lifecycle import LEAVING, TERMINAL
 from services.scheduler.domain.model.rows import EndedTask, Inventory, Node, Task
 from services.scheduler.domain.model.values import reason
 from services.scheduler.domain.placement.capacity import Slot, placements_of
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.dry_run import diff
 from services.scheduler.policies import validate
 from tests.builders import (
@@ -65,7 +65,7 @@ from tests.builders import (
     started_event,
     submitted_event,
 )
-from tests.services.scheduler.domain.explanation.copies import Copies, copy_of
+from tests.services.scheduler.domain.explain.copies import Copies, copy_of
 
 HERE = Path(__file__).parent
 SCENARIOS = sorted(HERE.glob("*.yaml"))

@@ -23,9 +23,9 @@ from services.log_collector.tables import TABLES as LOGS
 from services.quota import store as quota
 from services.quota.tables import TABLES as QUOTA
 from services.scheduler import store as scheduler
+from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.rows import Inventory, Limit, Task
 from services.scheduler.domain.model.rows import Node as SchedulerNode
-from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.tables import TABLES as SCHEDULER
 from services.submit import store as submit
 from services.submit.store import TaskRow as SubmittedRow

@@ -53,19 +53,19 @@ from services.scheduler import loop as scheduler_loop
 from services.scheduler import set_apart
 from services.scheduler import store as scheduler_store
 from services.scheduler.domain import decide
-from services.scheduler.domain.explanation import explain as explanation
-from services.scheduler.domain.explanation.explain import explain
-from services.scheduler.domain.explanation.play import Bounds, Play
-from services.scheduler.domain.index import Index
+from services.scheduler.domain.check import isolate
+from services.scheduler.domain.explain import explanation
+from services.scheduler.domain.explain.explanation import explain
+from services.scheduler.domain.explain.group_simulation import Bounds, Play
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.pool import Pool
+from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model import decisions
 from services.scheduler.domain.model.decisions import Assign, Kill, Preempt
 from services.scheduler.domain.model.lifecycle import Trigger
 from services.scheduler.domain.model.rows import Node, Task
 from services.scheduler.domain.placement.capacity import Capacity
-from services.scheduler.domain.pool import Pool
-from services.scheduler.domain.proof import isolate
-from services.scheduler.domain.snapshot import Snapshot
-from tests.services.scheduler.domain.explanation.copies import Copies, copy_of
+from tests.services.scheduler.domain.explain.copies import Copies, copy_of
 from tests.sim import people
 from tests.sim.endings import NOTICED_SECONDS
 from tests.sim.plan import ENDLESS_STEPS, SILENT_SECONDS, Job, Plan, Points, Strike

@@ -1,31 +1,30 @@
 """``decide(snapshot, now) -> Plan``: the whole policy, as a table of contents.
 
-1. expire: deadlines that have passed (``deadlines.py``)
-2. converge goals: what owners asked for (``goals.py``)
-3. drain: nodes that are to be empty (``drain.py``)
-4. each pool that changed or is due (``share.py``): sink levels and end slices (``slices.py``),
-   redeem promises, then in order of level and key: place gangs, all or nothing (``place.py``),
-   make room (``room.py``), explain; at last let runs of one level take turns (``passes.py``)
+1. ``urgent.py``: expired deadlines, the goals of owners, nodes that are being drained
+2. ``allocate.py``, for each pool that changed or is due:
+   a. ``slices/order_keys.py``, ``slices/levels.py``: slices end, runs change their level
+   b. promises that are void are taken back, and those whose nodes are free are redeemed
+   c. the waiting tasks are evaluated in order (``queue/walk.py``); one that nothing in
+      ``blockers.py`` stops gets free nodes (``placement/``), or nodes that less entitled runs leave
+      (``preemption/``), or at last nodes of equals whose turn is over (``slices/slice_round.py``)
 
-A round looks only at what changed since the last one that settled, or at what time has brought;
-on a snapshot made from bare rows that is everything. Everything is deterministic, independent of
-the order of the input, and a second call on the result of the first decides nothing new.
+A round evaluates only what changed since the last one that settled, or what time has brought; on a
+snapshot made from bare rows that is everything. Everything is deterministic, independent of the
+order of the input, and a second call on the result of the first decides nothing new.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from services.scheduler.domain import slices
-from services.scheduler.domain.deadlines import expire
-from services.scheduler.domain.drain import drain
-from services.scheduler.domain.goals import converge
+from services.scheduler.domain.allocate import share
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.facts.timers import Kind, Moment
 from services.scheduler.domain.model.decisions import Plan
 from services.scheduler.domain.model.rows import Task
-from services.scheduler.domain.moments import Kind, Moment
 from services.scheduler.domain.round import Round
-from services.scheduler.domain.share import share
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.slices import order_keys
+from services.scheduler.domain.urgent import converge, drain, expire
 
 
 class UndecidedError(Exception):
@@ -80,9 +79,9 @@ def _decided(round_: Round) -> Plan:
         if touched:
             share(round_, pool, by_pool.get(group, []), back.get(group, []))
         else:
-            slices.sample(round_, pool)
+            order_keys.sample(round_, pool)
             round_.wake_at(pool.due_at)
-        round_.wake_at(slices.next_sample(round_, pool))
+        round_.wake_at(order_keys.next_sample(round_, pool))
     round_.group = ""
     round_.wake_at(index.moments.next_after(round_.seconds))
     return Plan(

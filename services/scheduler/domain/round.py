@@ -10,7 +10,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from libs.contracts.messages import Priority, Reason, ReasonCode
-from services.scheduler.domain.clusters import Clusters, Depth
+from services.scheduler.domain.facts.pool import Pool
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.limits.quota import Need, held_need, minus
+from services.scheduler.domain.limits.virtual_clusters import Clusters, Depth
 from services.scheduler.domain.model.decisions import (
     Assign,
     Decision,
@@ -34,9 +37,6 @@ from services.scheduler.domain.model.values import (
 )
 from services.scheduler.domain.placement.capacity import Capacity, Slot, placements_of
 from services.scheduler.domain.placement.topology import Topology, crosses_zone
-from services.scheduler.domain.pool import Pool
-from services.scheduler.domain.quota import Need, held_need, minus
-from services.scheduler.domain.snapshot import Snapshot
 
 ANYWHERE = Topology()
 TOO_SMALL_NOW = ReasonCode.CLUSTER_TOO_SMALL_NOW

@@ -31,16 +31,16 @@ from libs.contracts.messages import (
     TaskState,
     TaskStateChanged,
 )
+from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.index import Index
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model import observations
 from services.scheduler.domain.model.changes import state_changed, task_after
 from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, Preempt, Reorder
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.lifecycle import TERMINAL
 from services.scheduler.domain.model.rows import EndedTask, Inventory, Node, Task
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.lab.errors import LabError
 from services.scheduler.lab.options import Options
 from services.scheduler.lab.record import Ending, RunRecord, begin

@@ -30,10 +30,11 @@ from libs.store import unit
 from libs.store.port import DatabaseFaultError, UnfitValueError
 from services.scheduler import loop, store
 from services.scheduler.domain import decide as decide_module
-from services.scheduler.domain import goals
+from services.scheduler.domain import urgent
+from services.scheduler.domain.facts.pool import Pool
+from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import Plan
-from services.scheduler.domain.pool import Pool
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.slices import order_keys
 from tests.builders import a_node, a_spec, a_task, at, exited_event, started_event, submitted_event
 from tests.services.scheduler.faults import (
     PoisonError,
@@ -115,8 +116,8 @@ async def test_an_exception_about_one_urgent_task_stops_that_task_alone(
     for each in ("a1", "a2"):
         await world.hear(started_event(await world.task(each)))
     await world.said()
-    failing = raising(goals.tell_to_go, lambda _round, task, *_: task.id == "a1")
-    monkeypatch.setattr(goals, "tell_to_go", failing)
+    failing = raising(urgent.tell_to_go, lambda _round, task, *_: task.id == "a1")
+    monkeypatch.setattr(urgent, "tell_to_go", failing)
     for each in ("a1", "a2"):
         await world.hear(GoalChanged(task_id=each, goal=Goal.STOP, revision=2, changed_at=at(1)))
     await world.hear(submitted_event(of("a", "a3", gpus=1)))
@@ -135,8 +136,8 @@ async def test_an_exception_that_concerns_no_group_leaves_deadlines_and_goals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = await a_world()
-    honest = decide_module.slices.next_sample
-    monkeypatch.setattr(decide_module.slices, "next_sample", raising(honest, lambda *_: True))
+    honest = order_keys.next_sample
+    monkeypatch.setattr(order_keys, "next_sample", raising(honest, lambda *_: True))
     await world.hear(submitted_event(of("a", "a1")), submitted_event(of("b", "b1")))
     await world.hear(GoalChanged(task_id="b1", goal=Goal.PAUSE, revision=2, changed_at=at(0)))
     await world.settle()

@@ -24,13 +24,13 @@ from libs.contracts.messages import (
 )
 from libs.contracts.reasons import render
 from services.scheduler import loop
+from services.scheduler.domain.check.isolate import Sifted, sound_plan
+from services.scheduler.domain.check.plan import check
+from services.scheduler.domain.check.violations import Fault
 from services.scheduler.domain.decide import decide
+from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import Assign, Plan
 from services.scheduler.domain.model.rows import Node, Task
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.proof.isolate import Sifted, sound_plan
-from services.scheduler.domain.proof.violations import Fault
-from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.loop import Brain
 from tests.builders import (
     a_limit,

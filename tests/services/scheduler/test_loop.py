@@ -24,10 +24,10 @@ from libs.contracts.messages import (
 from libs.store.port import NotLeaderError
 from services.scheduler import replay
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.disciplines.timeshare import features_of
+from services.scheduler.domain.disciplines.timeshare.discipline import features_of
+from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import Assign, Plan
 from services.scheduler.domain.model.group_policy import GroupPolicy
-from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.loop import CONFLICT_PAUSE_SECONDS, REFUSED, VIOLATIONS, Brain
 from services.scheduler.store import SlotRow
 from tests.builders import (

@@ -20,12 +20,12 @@ from libs.store.port import ConflictError, Store
 from libs.store.sql import SqlStore
 from services.scheduler import store
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.index import Index
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model import observations
 from services.scheduler.domain.model.changes import Change
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.rows import EarlyFacts, Inventory, Limit, Node, Task
-from services.scheduler.domain.snapshot import Snapshot
 from services.scheduler.loop import Brain
 from services.scheduler.main import WIRING
 from services.scheduler.settings import SchedulerSettings

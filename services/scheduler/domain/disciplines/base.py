@@ -1,7 +1,7 @@
 """What a discipline is: how the tasks of one level of one pool are ordered and share it.
 
-``share.py`` and ``passes.py`` do the work the same way for all of them; a discipline only says the
-order key of a task, and when it changes. Keys are seconds; the smallest runs first.
+``allocate.py`` and ``slice_round.py`` work the same way for all of them; a discipline only computes
+the order key of a task, and when it changes. Keys are seconds; the smallest runs first.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from datetime import datetime
 from enum import Enum
 from typing import Protocol
 
-from services.scheduler.domain.lanes import Key
+from services.scheduler.domain.disciplines.timeshare.history import History
+from services.scheduler.domain.disciplines.timeshare.tempo import Tempo
 from services.scheduler.domain.model.group_policy import GroupPolicy
 from services.scheduler.domain.model.rows import PoolLedger, Task
-from services.scheduler.domain.model.values import OrderKey
-from services.scheduler.domain.timeshare.history import History
-from services.scheduler.domain.timeshare.tempo import Tempo
+from services.scheduler.domain.model.values import Key, OrderKey
 
 
 class Filling(Enum):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from libs.contracts.messages import Priority, Reason, ReasonCode, TaskSpec
 
@@ -35,6 +35,9 @@ LEVELS: tuple[Priority, ...] = tuple(
         key=lambda level: -WEIGHTS[level],
     )
 )
+
+# The order key in seconds, and the task id, which makes it unique.
+Key: TypeAlias = tuple[float, str]
 
 SHAPES_KEPT_MAX = 65_536
 REASONS_KEPT_MAX = 65_536

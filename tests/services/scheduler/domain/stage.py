@@ -21,9 +21,11 @@ from libs.contracts.messages import (
     PriorityChanged,
     TaskState,
 )
-from services.scheduler.domain.clusters import UNCOVERED
+from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.index import Index
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.limits.virtual_clusters import UNCOVERED
 from services.scheduler.domain.model import observations
 from services.scheduler.domain.model.changes import Change, applied, state_changed
 from services.scheduler.domain.model.decisions import Decision, Hold, Plan, Reorder
@@ -31,9 +33,7 @@ from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySett
 from services.scheduler.domain.model.lifecycle import TERMINAL
 from services.scheduler.domain.model.rows import EndedTask, Inventory, Limit, Node, Task
 from services.scheduler.domain.model.values import Shape
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.shape_class import Branch, Tree
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.queue.queues import Branch, Tree
 from tests.builders import (
     START,
     a_checkpoint,

@@ -13,19 +13,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.messages import ExitKind, TaskState
+from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.disciplines import DISCIPLINES
-from services.scheduler.domain.explanation.explain import explain
-from services.scheduler.domain.explanation.play import Bounds
-from services.scheduler.domain.index import Index
+from services.scheduler.domain.explain.explanation import explain
+from services.scheduler.domain.explain.group_simulation import Bounds
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model import observations
 from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Preempt
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
 from services.scheduler.domain.model.rows import Task
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import START, a_node, a_snapshot, a_task, at, some_nodes, submitted_event
-from tests.services.scheduler.domain.explanation.copies import Copies, copy_of
+from tests.services.scheduler.domain.explain.copies import Copies, copy_of
 from tests.services.scheduler.domain.stage import Stage
 from tests.services.scheduler.domain.test_properties import committed
 from tests.strategies import NOW, snapshots

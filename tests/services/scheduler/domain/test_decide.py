@@ -14,6 +14,7 @@ from libs.contracts.messages import (
     Unit,
 )
 from services.scheduler.domain.decide import decide
+from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import (
     Assign,
     Decision,
@@ -28,7 +29,6 @@ from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.lifecycle import Trigger
 from services.scheduler.domain.model.rows import Inventory, Limit, Node, Task
 from services.scheduler.domain.model.values import OrderKey, reason
-from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import (
     START,
     a_checkpoint,

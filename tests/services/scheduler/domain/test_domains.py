@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from libs.contracts.messages import ExitKind, Priority, TaskState
+from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Preempt
 from services.scheduler.domain.model.group_policy import GroupPolicy, VirtualCluster
 from services.scheduler.domain.model.rows import Node, Task
 from services.scheduler.domain.model.values import OrderKey
-from services.scheduler.domain.proof.check import check
 from tests.builders import a_node, a_snapshot, a_task, at, running
 from tests.services.scheduler.domain.stage import Stage
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from libs.contracts.messages import ExitKind, ReasonCode
+from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
+from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import Assign, Hold, Plan, Preempt
 from services.scheduler.domain.model.group_policy import GroupPolicy, Timeshare
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import OrderKey
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import a_snapshot, a_task, at, running, some_nodes
 from tests.services.scheduler.domain.stage import Stage
 

@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from libs.contracts.messages import ExitKind, Goal, PreemptMode, Priority, TaskState, Unit
-from services.scheduler.domain.clusters import ALMOST, Clusters
 from services.scheduler.domain.disciplines import DISCIPLINES
+from services.scheduler.domain.limits.quota import Account, Ledger
+from services.scheduler.domain.limits.virtual_clusters import ALMOST, Clusters
 from services.scheduler.domain.model.group_policy import (
     Demotion,
     GroupPolicy,
@@ -25,7 +26,6 @@ from services.scheduler.domain.model.group_policy import (
 )
 from services.scheduler.domain.model.lifecycle import HOLDING
 from services.scheduler.domain.model.rows import Limit, LimitKey, Node
-from services.scheduler.domain.quota import Account, Ledger
 from tests.builders import a_limit, a_node, a_spec, a_task
 from tests.services.scheduler.domain.stage import Stage, facts_of, rebuilt
 

@@ -9,20 +9,20 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.messages import ReasonCode, TaskState
-from services.scheduler.domain.clusters import UNCOVERED, Clusters
+from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.disciplines.base import Filling
-from services.scheduler.domain.index import Index
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.pool import Pool
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.facts.timers import protected_until
+from services.scheduler.domain.limits.virtual_clusters import UNCOVERED, Clusters
 from services.scheduler.domain.model.changes import applied
 from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, Preempt
 from services.scheduler.domain.model.lifecycle import HOLDING, LEAVING, TERMINAL
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import WEIGHTS
-from services.scheduler.domain.moments import protected_until
 from services.scheduler.domain.placement.capacity import Slot, slots_of
-from services.scheduler.domain.pool import Pool
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.snapshot import Snapshot
 from tests.builders import a_snapshot, played
 from tests.services.scheduler.domain.stage import facts_of, rebuilt
 from tests.strategies import NOW, snapshots

@@ -19,6 +19,9 @@ from libs.contracts.messages import (
     TaskState,
 )
 from libs.contracts.reasons import render
+from services.scheduler.domain.check.plan import check
+from services.scheduler.domain.check.violations import Fault
+from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model import observations
 from services.scheduler.domain.model.changes import applied
 from services.scheduler.domain.model.decisions import Kill, Plan, Preempt
@@ -26,10 +29,7 @@ from services.scheduler.domain.model.lifecycle import Trigger
 from services.scheduler.domain.model.observations import Drop
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import reason
-from services.scheduler.domain.passes import turn_cost
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.proof.violations import Fault
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.slices.slice_round import turn_cost
 from tests.builders import (
     a_node,
     a_spec,

@@ -1,0 +1,237 @@
+"""Turns: a waiting task takes the nodes of runs of its own level that come after it in the order.
+
+``allocate.py`` asks for it, at most once in ``pass_seconds``, for each task in order that finds no
+place. Runs are taken from the largest key down until the gang fits, those not needed are spared,
+and what that costs (node-seconds of being moved, and unsaved work of programs that cannot be asked
+to save) is paid from the pool's budget. The first that cannot pay is saved for: nobody behind it
+takes anything. Runs that are held or protected are not there for anybody.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Container, Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from libs.contracts.messages import PreemptMode, ReasonCode
+from services.scheduler.domain.blockers import turnless
+from services.scheduler.domain.disciplines.timeshare.rule import spent
+from services.scheduler.domain.facts.pool import Pool, saved_until
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import Key
+from services.scheduler.domain.placement.capacity import Slot
+from services.scheduler.domain.preemption import victims
+from services.scheduler.domain.queue.entry import Entry
+from services.scheduler.domain.round import Round
+from services.scheduler.domain.slices import order_keys
+from services.scheduler.domain.slices.budgets import counted, entitled, turn_budget
+
+ALMOST = 1e-6
+
+
+def turn_cost(pool: Pool, task: Task, now: float) -> float:
+    """What a turn costs that this run pays with: one that can be asked saves before it goes."""
+    unsaved = 0.0
+    if task.preempt_mode is PreemptMode.KILL or task.is_silent:
+        unsaved = max(0.0, now - saved_until(task))
+    return pool.size(task) * (unsaved + pool.move_seconds(task))
+
+
+class Turns:
+    """The pass of one round over one pool; without one, nobody has a turn."""
+
+    def __init__(self, round_: Round, pool: Pool) -> None:
+        self._round = round_
+        self._pool = pool
+        self.due_at: datetime | None = None
+        self.open = False
+        self.slice_round_at = pool.slice_round_at
+        if pool.discipline.preempts and pool.unserved:
+            next_at = self._next_pass()
+            self.open = next_at is None or next_at <= round_.now
+            self.due_at = None if self.open else next_at
+        if self.open:
+            self.slice_round_at = round_.now
+        # For a walk in which nobody is to have a turn.
+        self.paused = False
+        # The task that the budget is saved for, once there is one.
+        self._saving = False
+        # How many runs told to go are counted, and what those and the leaving ones hold.
+        self._coming: tuple[int, float] | None = None
+        self._used: set[str] = set()
+        self._rows: dict[int, _Row] = {}
+
+    def _next_pass(self) -> datetime | None:
+        slice_round_at = self._pool.slice_round_at
+        if slice_round_at is None or slice_round_at > self._round.now:
+            # The first one; or the clock was set back.
+            return None
+        return slice_round_at + timedelta(seconds=self._pool.policy.timeshare.pass_seconds)
+
+    def worth(self, weight: int) -> bool:
+        """True if a task of this weight might have a turn."""
+        return self.open and not self.paused and not self._saving and weight in self._pool.running
+
+    def _row(self, weight: int) -> _Row:
+        found = self._rows.get(weight)
+        if found is None:
+            found = self._rows[weight] = _Row(self._round, self._pool, weight)
+        return found
+
+    def coming_units(self) -> float:
+        """Node equivalents that runs on their way out hold, whoever they were promised to."""
+        pool, told = self._pool, self._round.told.get(self._pool.group, [])
+        if self._coming is None:
+            self._coming = 0, sum(map(pool.size, pool.leaving.values()))
+        count, units = self._coming
+        for task in told[count:]:
+            units += pool.size(task)
+        self._coming = len(told), units
+        return units
+
+    def take(self, entry: Entry) -> tuple[Slot, ...] | None:
+        """Slots for the task once the runs that are asked here have gone; None: not its turn.
+
+        Only for one that is ``worth`` it.
+        """
+        round_, pool = self._round, self._pool
+        row = self._row(entry.weight)
+        size = pool.size(entry.task)
+        there = round_.free.free_units(pool.group) + self.coming_units()
+        ratio = max(0.0, size - there) / size
+        after = self._reach(entry, ratio)
+        count = row.after(after, entry.id)
+        if not count or there + row.units(count) < pool.least_units(entry.shape) - ALMOST:
+            return None
+        if turnless(round_, pool, entry):
+            return None
+        return self._take(entry, row, count)
+
+    def _reach(self, entry: Entry, ratio: float) -> float:
+        """Runs with a larger key may be taken, if they are so many of the nodes it needs."""
+        discipline, round_ = self._pool.discipline, self._round
+        lead = discipline.lead(round_.now)
+        marks = round_.marks_of(entry.task)
+        if marks.granted:
+            return entry.key + lead
+        return discipline.reach(self._pool, entry.task, marks, entry.key, ratio) + lead
+
+    def _take(self, entry: Entry, row: _Row, count: int) -> tuple[Slot, ...] | None:
+        round_, pool = self._round, self._pool
+
+        def search(domain: str | None) -> victims.Trial | None:
+            trial = victims.Trial(round_, pool, entry, inside=domain is not None)
+            for task in self._may_be_taken(entry, row, count):
+                if domain is not None and not victims.touches(round_, pool, task, domain):
+                    continue
+                trial.give(task)
+                if trial.pick() is not None:
+                    trial.spare()
+                    return trial if self._later(entry, row, trial.taken, count) else None
+            return None
+
+        trial = victims.least_disturbing(round_, pool, search)
+        if trial is None:
+            return None
+        taken, slots = trial.taken, trial.pick()
+        if not self._pay(entry, sum(turn_cost(pool, task, round_.seconds) for task in taken)):
+            self._saving = True
+            return None
+        victims.send(round_, pool, taken, entry, ReasonCode.TURN_OF)
+        self._used.update(task.id for task in taken)
+        return slots
+
+    def _may_be_taken(self, entry: Entry, row: _Row, count: int) -> Iterator[Task]:
+        """Of the last so many runs those that the task may take, from the end."""
+        round_, discipline = self._round, self._pool.discipline
+        for _, task_id in reversed(row.runs[-count:]):
+            task = round_.index.tasks[task_id]
+            if not (
+                task_id in self._used
+                or task_id in round_.moved
+                or discipline.spares(entry.task, task)
+                or self._covered_better(entry, task)
+            ):
+                yield task
+
+    def _covered_better(self, entry: Entry, task: Task) -> bool:
+        """True if a guarantee covers the run, and none so well the task that wants its turn."""
+        clusters = self._pool.clusters
+        if not clusters or (entry.cluster and clusters.of(task) == entry.cluster):
+            return False
+        return self._round.coverage(self._pool)[task.id] < entry.depth
+
+    def _later(self, entry: Entry, row: _Row, victims: list[Task], count: int) -> bool:
+        """True if the task reaches all of them, for so many as they are."""
+        if not victims:
+            return False
+        pool = self._pool
+        ratio = sum(map(pool.size, victims)) / pool.size(entry.task)
+        first = row.key({task.id for task in victims}, count)
+        return first > self._reach(entry, ratio)
+
+    def _pay(self, entry: Entry, cost: float) -> bool:
+        """Pay for a turn; else note when the budget will be enough."""
+        round_, pool = self._round, self._pool
+        if not pool.discipline.pays:
+            return True
+        book, budget = round_.book(pool), turn_budget(pool)
+        account = counted(budget, book.tokens, book.tokens_at, round_)
+        may = entitled(round_, pool, entry.task)
+        if not budget.covers(account, cost, entitled=may):
+            at = budget.covered_at(account, cost, entitled=may)
+            if at is not None:
+                self.due_at = round_.after(max(1.0, at - round_.seconds))
+            return False
+        left = spent(account, cost)
+        round_.ledgers[pool.group] = replace(book, tokens=left.tokens, tokens_at=round_.now)
+        return True
+
+
+class _Row:
+    """The runs of one level that may be taken, in order."""
+
+    def __init__(self, round_: Round, pool: Pool, weight: int) -> None:
+        self.runs: list[Key] = _open_runs(round_, pool, weight)
+        self._sizes = pool.sizes
+        # What the last so many hold, as far as it was asked for.
+        self._behind = [0.0]
+
+    def after(self, key: float, task_id: str) -> int:
+        """How many of them come after a key."""
+        return len(self.runs) - bisect_right(self.runs, (key, task_id))
+
+    def units(self, count: int) -> float:
+        """Node equivalents of so many of them, from the end."""
+        behind, runs = self._behind, self.runs
+        while len(behind) <= count:
+            behind.append(behind[-1] + self._sizes[runs[-len(behind)][1]])
+        return behind[count]
+
+    def key(self, task_ids: Container[str], count: int) -> float:
+        """The smallest key of these among the last so many."""
+        return min(key for key, task_id in self.runs[-count:] if task_id in task_ids)
+
+
+def _open_runs(round_: Round, pool: Pool, weight: int) -> list[Key]:
+    row = pool.running[weight]
+    plain = not pool.held_until and not round_.moved and not round_.marks
+    if plain and pool.protected_seconds <= 0 and not pool.discipline.by_user:
+        return row
+    # Their place is the one they have but for what this round noted, and for owners.
+    tasks = round_.index.tasks
+    same = pool.protected_seconds <= 0 and not pool.discipline.by_user
+    noted = [task_id for task_id in round_.marks if task_id in tasks and tasks[task_id].holds]
+    looked_at = pool.held_until.union(round_.moved, noted) if same else None
+    found = [] if looked_at is None else [each for each in row if each[1] not in looked_at]
+    for _, task_id in row:
+        if looked_at is not None and task_id not in looked_at:
+            continue
+        task = tasks[task_id]
+        marks = round_.marks_of(task)
+        if marks.held_until is not None and marks.held_until > round_.now:
+            continue
+        if victims.may_go(round_, pool, task):
+            found.append((order_keys.order(round_, pool, task, pool.key(marks)), task_id))
+    return sorted(found)
