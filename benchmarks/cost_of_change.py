@@ -221,7 +221,7 @@ def restart(world: World) -> tuple[float, float]:
             made.refresh()
             made.apply(put=[*ledgers, *tasks])
             for pool in made.pools.values():
-                pool.recognise()
+                pool.skip_known_arrivals()
             snapshot = Snapshot.view(made)
         with first:
             decide(snapshot, world.now)

@@ -149,7 +149,7 @@ class Explaining:
     def _held_up(self, task: Task, reply: ExplainReply) -> ExplainReply:
         """Where what is decided about the group is refused, nothing that was found out counts."""
         apart = self._brain.apart.group(task.group)
-        why = apart.reason if apart else self._brain.refusals.why(task.group)
+        why = apart.reason if apart else self._brain.refused_plans.why(task.group)
         if why is None:
             return reply
         general = of_row(self._brain.index, task, self._ports.clock.now()).remedies

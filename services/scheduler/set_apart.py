@@ -147,7 +147,7 @@ def build(settings: PolicySettings, rows: Rows, withheld: frozenset[str] = froze
         index.apply(put=some)
         index.refresh()
     for pool in index.pools.values():
-        pool.recognise()
+        pool.skip_known_arrivals()
     return index
 
 

@@ -151,8 +151,8 @@ def put_change(tx: Tx, before: Task | None, change: Change) -> None:
 
 
 def _last_word(change: Change, now: datetime) -> TaskStateChanged:
-    told = [message for message in change.messages if isinstance(message, TaskStateChanged)]
-    return told[-1] if told else state_changed(change.task, change.task.state, now)
+    published = [message for message in change.messages if isinstance(message, TaskStateChanged)]
+    return published[-1] if published else state_changed(change.task, change.task.state, now)
 
 
 async def commit(tx: Tx, plan: Plan, *, version: int) -> None:

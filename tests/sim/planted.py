@@ -56,7 +56,7 @@ from services.scheduler.domain import decide
 from services.scheduler.domain.check import isolate
 from services.scheduler.domain.explain import explanation
 from services.scheduler.domain.explain.explanation import explain
-from services.scheduler.domain.explain.group_simulation import Bounds, Play
+from services.scheduler.domain.explain.group_simulation import Bounds, GroupSimulation
 from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.facts.snapshot import Snapshot
@@ -393,8 +393,8 @@ class ExplainedWorld(World):
 
     def _started_on_more_nodes(self, index: Index, task: Task, now: datetime) -> list[str]:
         index.unsettle(task.id)
-        play = Play(index, task.id, now)
-        play.rest()
+        play = GroupSimulation(index, task.id, now)
+        play.settle()
         more = [
             replace(node, id=f"more-{number}", version=1, schedulable=True, ready=True)
             for number, node in enumerate([*index.nodes.values()][:1] * task.spec.nodes)
@@ -460,7 +460,7 @@ class PoisonedGroupWorld(PoisonedWorld):
         self.cluster.join(node.model_copy(update={"id": "node-p", "group": self.GROUP}))
 
     def poison(self) -> contextlib.AbstractContextManager[None]:
-        honest_share, honest_spec = decide.share, people.spec_of
+        honest_share, honest_spec = decide.allocate, people.spec_of
         last = self.plan.jobs[-1].name
 
         def share(round_: Any, pool: Pool, *more: Any) -> None:
@@ -472,7 +472,7 @@ class PoisonedGroupWorld(PoisonedWorld):
             spec = honest_spec(job)
             return spec.model_copy(update={"group": self.GROUP}) if job.name == last else spec
 
-        return replaced((decide, "share", share), (people, "spec_of", spec_of))
+        return replaced((decide, "allocate", share), (people, "spec_of", spec_of))
 
 
 def a_group_that_cannot_be_decided(plan: Plan) -> Plan:
@@ -509,14 +509,16 @@ def nodes_of_bad_rows_given_away() -> contextlib.AbstractContextManager[None]:
 def faults_not_isolated() -> contextlib.AbstractContextManager[None]:
     """What raises for one group, or a violation in its plan, is the whole round's."""
 
-    def sound_plan(snapshot: Any, now: datetime, decide: Any, check: Any) -> isolate.Sifted:
+    def decide_checked(
+        snapshot: Any, now: datetime, decide: Any, check: Any
+    ) -> isolate.CheckedPlan:
         plan = decide(snapshot, now)
         found = check(snapshot, plan)
         if found:
             raise ValueError(found)
-        return isolate.Sifted(plan)
+        return isolate.CheckedPlan(plan)
 
-    return replaced((scheduler_loop, "sound_plan", sound_plan))
+    return replaced((scheduler_loop, "decide_checked", decide_checked))
 
 
 def failed_commits_forgotten() -> contextlib.AbstractContextManager[None]:

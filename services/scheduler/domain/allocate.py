@@ -17,10 +17,10 @@ from math import inf, nextafter
 
 from libs.contracts.messages import Priority, ReasonCode
 from services.scheduler.domain.backfill import Reservation, expected_end_if_begun, reserve
-from services.scheduler.domain.blockers import flooded, is_stopped, retry_later, waits_by_itself
+from services.scheduler.domain.blockers import blocked_by, flood_reason, is_blocked, retry_later
 from services.scheduler.domain.disciplines.base import Filling
 from services.scheduler.domain.facts.pool import Pool, units_of
-from services.scheduler.domain.facts.timers import Kind, Moment
+from services.scheduler.domain.facts.timers import Timer, TimerKind
 from services.scheduler.domain.limits.quota import Need, auto_level
 from services.scheduler.domain.limits.virtual_clusters import ALMOST, UNCOVERED, Depth
 from services.scheduler.domain.model.decisions import Assign, PoolScan
@@ -37,158 +37,167 @@ from services.scheduler.domain.model.values import (
 from services.scheduler.domain.placement.capacity import Allowed, Slot, placements_of
 from services.scheduler.domain.preemption import defragment, victims
 from services.scheduler.domain.queue.entry import Entry, rank_of
-from services.scheduler.domain.queue.walk import Line, Outcome
+from services.scheduler.domain.queue.walk import Outcome, QueueWalk
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.slices import levels, order_keys
-from services.scheduler.domain.slices.slice_round import Turns
+from services.scheduler.domain.slices.slice_round import SliceRound
 from services.scheduler.domain.slices.starvation import grant
 
 
-def share(round_: Round, pool: Pool, moments: list[Moment], resumed: list[Task]) -> None:
-    """Decide all there is to decide about one pool."""
-    order_keys.sample(round_, pool, resumed=bool(resumed))
-    order_keys.tend(round_, pool, moments)
-    stopped = levels.follow(round_, pool, moments)
-    Sharing(round_, pool, moments, resumed).run()
+def allocate(round_: Round, pool: Pool, timers: list[Timer], resumed: list[Task]) -> None:
+    """Make every decision about one pool."""
+    order_keys.sample_load(round_, pool, resumed=bool(resumed))
+    order_keys.end_slices(round_, pool, timers)
+    stopped = levels.update_levels(round_, pool, timers)
+    Allocation(round_, pool, timers, resumed).run()
     round_.scans[pool.group] = round_.scans[pool.group]._replace(level_blocked=stopped)
 
 
-class Sharing:
+class Allocation:
     """One pool in one round."""
 
-    def __init__(
-        self, round_: Round, pool: Pool, moments: list[Moment], resumed: list[Task]
-    ) -> None:
+    def __init__(self, round_: Round, pool: Pool, timers: list[Timer], resumed: list[Task]) -> None:
         self.round = round_
         self.pool = pool
-        self.wide = (
-            pool.wide
-            or pool.group in round_.told
-            or any(moment.kind is not Kind.RETRIES for moment in moments)
+        self.full_scan = (
+            pool.full_scan
+            or pool.group in round_.releasing
+            or any(timer.kind is not TimerKind.RETRIES for timer in timers)
             or (
-                # Who comes may hold others back, and waits behind others; who leaves lets them go.
+                # A new task may hold others back or wait behind them; one that leaves ends that.
                 pool.holds_back
-                and (bool(pool.arrived or resumed or moments) or pool.group in round_.left)
+                and (bool(pool.arrived or resumed or timers) or pool.group in round_.groups_left)
             )
             or (pool.due_at is not None and pool.due_at <= round_.now)
         )
-        # Moved in this round already, and to be looked at all the same.
+        # These were moved in this round already, and are evaluated all the same.
         self._resumed = {task.id for task in resumed}
-        self.late = self._newcomers(moments, resumed)
-        # By rank: shapes that found no place, whom they hold back, and what is reserved.
+        self.individual = self._newcomers(timers, resumed)
+        # By rank: the shapes that found no place, with their virtual cluster, and what is reserved.
         self._stuck: dict[int, dict[tuple[Shape, str], None]] = {}
         self._reserved: dict[int, Reservation] = {}
-        # Whoever heads a queue is to be looked at. Else: shapes for which there is no place.
+        # True: the head of every queue is evaluated. Else: the shapes for which there is no place.
         self._all = pool.nodes_changed or pool.discipline.filling is not Filling.GREEDY
         self._full: set[Shape] = set()
         self._full_at = (0, 0)
-        self._yielded = self._second = False
-        self.turns = Turns(round_, pool)
+        self._yielded = self._second_walk = False
+        self.slice_round = SliceRound(round_, pool)
         self._promises = Promises(round_, pool)
-        self._own_line = OwnLine(round_, pool)
+        self._owner_order = OwnerOrder(round_, pool)
 
-    def _newcomers(self, moments: list[Moment], resumed: list[Task]) -> dict[str, Task]:
-        """Tasks to be looked at whatever their queue: new, back, or changed."""
+    def _newcomers(self, timers: list[Timer], resumed: list[Task]) -> dict[str, Task]:
+        """Tasks that are evaluated whatever their queue: new, back, or changed."""
         tasks = self.round.index.tasks
-        retried = [tasks[each.task_id] for each in moments if each.kind is Kind.RETRIES]
-        late = {
+        retried = [tasks[each.task_id] for each in timers if each.kind is TimerKind.RETRIES]
+        individual = {
             task.id: task
-            for task in (*self.pool.fresh.values(), *self.pool.arrived.values(), *retried, *resumed)
+            for task in (
+                *self.pool.unkeyed.values(),
+                *self.pool.arrived.values(),
+                *retried,
+                *resumed,
+            )
             if task.id not in self.pool.promised
         }
         moved = self.round.moved - self._resumed
-        return {task_id: late[task_id] for task_id in sorted(late) if task_id not in moved}
+        return {
+            task_id: individual[task_id] for task_id in sorted(individual) if task_id not in moved
+        }
 
     def run(self) -> None:
-        """The whole of it."""
-        if self.wide:
+        """Allocate the pool: walk along the waiting tasks once, or more often as slices require."""
+        if self.full_scan:
             self._promises.sort_out()
-        self.late |= {task.id: task for task in self._displaced()}
-        for task in sorted(self.late.values(), key=_arrival):
-            self._mark(task)
+        self.individual |= {task.id: task for task in self._displaced()}
+        for task in sorted(self.individual.values(), key=_arrival):
+            self._ensure_order_key(task)
         granted_due = self._grant()
-        if self.turns.open and self.pool.discipline.pays:
-            # What is free goes out in order first; who still waits then may take a turn.
-            self.turns.paused = True
-            self._walk(wide=self.wide)
-            self.turns.paused = False
-            self._begin_again()
-        self._walk(wide=self.wide or self.turns.open)
+        if self.slice_round.open and self.pool.discipline.pays:
+            # Free nodes are given in order first; tasks that still wait may then preempt equals.
+            self.slice_round.paused = True
+            self._walk(full_scan=self.full_scan)
+            self.slice_round.paused = False
+            self._restart()
+        self._walk(full_scan=self.full_scan or self.slice_round.open)
         if self._yielded:
-            # What is free after the others is anybody's.
-            self._second = True
-            self._begin_again()
-            self._walk(wide=True)
+            # Nodes that are still free are open to flooding owners, too.
+            self._second_walk = True
+            self._restart()
+            self._walk(full_scan=True)
         due_at = min(
-            (moment for moment in (granted_due, self.turns.due_at) if moment is not None),
+            (timer for timer in (granted_due, self.slice_round.due_at) if timer is not None),
             default=None,
         )
-        self.round.scans[self.pool.group] = PoolScan(due_at, self.turns.slice_round_at)
+        self.round.scans[self.pool.group] = PoolScan(due_at, self.slice_round.slice_round_at)
         self.round.wake_at(due_at)
 
-    def _begin_again(self) -> None:
-        """Who found no place is looked at once more."""
+    def _restart(self) -> None:
+        """Evaluate tasks that found no place once more."""
         self._stuck.clear()
         done = self.round.served | (self.round.moved - self._resumed)
-        self.late = {task_id: task for task_id, task in self.late.items() if task_id not in done}
+        self.individual = {
+            task_id: task for task_id, task in self.individual.items() if task_id not in done
+        }
 
     def _grant(self) -> datetime | None:
-        """Let the longest unserved be the first; returns when that is due next, as far as known."""
-        if not self.turns.open or not self.pool.discipline.pays:
+        """Give a starvation grant if one is due; returns when the next is due, as far as known."""
+        if not self.slice_round.open or not self.pool.discipline.pays:
             return None
         granted, due_at = grant(self.round, self.pool, self.entry)
         if granted is not None:
-            self.late[granted.id] = granted
+            self.individual[granted.id] = granted
         return due_at
 
-    def _mark(self, task: Task) -> None:
-        if task.id not in self.round.marks and not (
-            task.state is QUEUED and self.pool.marked(task)
+    def _ensure_order_key(self, task: Task) -> None:
+        if task.id not in self.round.order_keys and not (
+            task.state is QUEUED and self.pool.has_order_key(task)
         ):
-            order_keys.mark_waiting(self.round, self.pool, task)
+            order_keys.set_waiting_key(self.round, self.pool, task)
 
     def _displaced(self) -> list[Task]:
-        """Tasks whose promises were taken back since this was asked last; they wait again."""
+        """Tasks whose promises were withdrawn since the last call; they wait again."""
         return self.round.displaced.pop(self.pool.group, [])
 
-    def _walk(self, *, wide: bool) -> None:
-        entries = [self.entry(task) for task in self.late.values()] + self._promises.entries()
-        self._own_line.begin(self.late.values())
+    def _walk(self, *, full_scan: bool) -> None:
+        entries = [self.entry(task) for task in self.individual.values()] + self._promises.entries()
+        self._owner_order.begin(self.individual.values())
         keyed, ranked = not self.pool.discipline.by_user, bool(self.pool.clusters)
-        self._line = line = Line(self.pool.lanes, self.make, entries, keyed=keyed, ranked=ranked)
-        line.walk(self, wide=wide)
+        self._walk_now = walk = QueueWalk(
+            self.pool.queues, self.make_entry, entries, keyed=keyed, ranked=ranked
+        )
+        walk.walk(self, full_scan=full_scan)
 
-    def sent(self) -> tuple[int, int]:
-        """Runs of this pool sent away, and promises taken back, in this round."""
-        return len(self.round.told.get(self.pool.group, ())), len(self.round.released)
+    def releases(self) -> tuple[int, int]:
+        """Runs of this pool released, and promises withdrawn, in this round."""
+        return len(self.round.releasing.get(self.pool.group, ())), len(self.round.withdrawn)
 
-    def again(self, rank: int, shape: Shape, cluster: str) -> bool:
-        """True if what others left meanwhile is enough for those who found no place."""
+    def fits_again(self, rank: int, shape: Shape, cluster: str) -> bool:
+        """True if what was released meanwhile is enough for tasks that found no place."""
         greedy = self.pool.discipline.filling is Filling.GREEDY
-        if fits := greedy and self.round.soon(self.pool).fits(shape):
+        if fits := greedy and self.round.available_soon(self.pool).fits(shape):
             self._stuck.get(rank, {}).pop((shape, cluster), None)
         return fits
 
-    def there(self) -> float:
-        """Node equivalents that are free or coming free, and promised to nobody."""
-        return self.round.soon(self.pool).free_units(self.pool.group) + ALMOST
+    def units_available(self) -> float:
+        """Node equivalents that are free or being released, and not promised."""
+        return self.round.available_soon(self.pool).free_units(self.pool.group) + ALMOST
 
-    # Entries of the line.
+    # Entries of the walk.
 
     def entry(self, task: Task, key: float | None = None) -> Entry:
-        """A waiting task with its place in the order of this moment."""
+        """A waiting task with its place in the order of this round."""
         round_, pool = self.round, self.pool
         if key is None:
-            key = pool.key(round_.marks_of(task))
-        key = order_keys.order(round_, pool, task, key)
+            key = pool.key(round_.order_key_of(task))
+        key = order_keys.current_key(round_, pool, task, key)
         shape, level, cluster, depth = task.shape, pool.level(task), "", UNCOVERED
         if task.is_auto:
             need = round_.totals.need(shape)
             most = round_.settings.auto_level_max
-            level = auto_level(task, need, round_.ledger, most)
+            level = auto_level(task, need, round_.quota_usage, most)
             if level is Priority.IDLE and (least := round_.totals.least_need(shape)) != need:
                 # No level has quota left for whole nodes of the largest kind.
-                level = auto_level(task, least, round_.ledger, most)
+                level = auto_level(task, least, round_.quota_usage, most)
         if pool.clusters:
             cluster = pool.clusters.of(task)
             depth = round_.clusters(pool).depth(cluster, pool.size(task))
@@ -196,15 +205,15 @@ class Sharing:
             rank_of(WEIGHTS[level], depth), key, task.id, task, shape, level, cluster, depth
         )
 
-    def make(self, task_id: str, key: float | None) -> Entry | None:
-        """The entry of a task that comes up; None if it is not to be looked at."""
+    def make_entry(self, task_id: str, key: float | None) -> Entry | None:
+        """The entry of a task that is due; None if it is not evaluated."""
         if task_id in self.round.served:
             return None
         if task_id in self._promises:
             return self._promises[task_id]
-        late = self.late.get(task_id)
-        if late is not None:
-            return self.entry(late)
+        individual = self.individual.get(task_id)
+        if individual is not None:
+            return self.entry(individual)
         if task_id in self.round.moved:
             return None
         return self.entry(self.round.index.tasks[task_id], key)
@@ -216,55 +225,59 @@ class Sharing:
         size = units_of(shape, self.pool.width)
         return rank_of(weight, self.round.clusters(self.pool).depth(cluster, size))
 
-    def steady(self, weight: int) -> bool:
-        """True if larger gangs of a level lack more."""
-        return self.pool.narrow == 1.0 and not self._all and not self.turns.worth(weight)
+    def larger_needs_more(self, weight: int) -> bool:
+        """True if larger gangs of a level always need more node equivalents."""
+        return (
+            self.pool.least_node_share == 1.0
+            and not self._all
+            and not self.slice_round.worth(weight)
+        )
 
     def size(self, shape: Shape) -> float:
         """Node equivalents of a gang."""
         return units_of(shape, self.pool.width)
 
-    def lacks(self, weight: int, shape: Shape, cluster: str) -> float:
-        """What would have to be there for a look at these queues to move anything."""
+    def units_needed(self, weight: int, shape: Shape, cluster: str) -> float:
+        """What would have to be available for evaluating these queues to move anything."""
         pool, round_ = self.pool, self.round
-        if self._all or (self.turns.worth(weight) and round_.totals.fits_now(shape)):
+        if self._all or (self.slice_round.worth(weight) and round_.totals.fits_now(shape)):
             return -inf
-        if self._full_at != (sent := self.sent()):
-            self._full_at = sent
+        if self._full_at != (releases := self.releases()):
+            self._full_at = releases
             self._full.clear()
         if shape not in self._full:
-            if round_.soon(pool).fits(shape):
+            if round_.available_soon(pool).fits(shape):
                 return -inf
             self._full.add(shape)
         least = pool.least_units(shape)
         most = victims.takeable(round_, pool, weight, shape, cluster)
         if most or (cluster and round_.clusters(pool).depth(cluster, self.size(shape)) < UNCOVERED):
-            # Where a guarantee covers it, what lies in the wrong places is moved together.
+            # Where a guarantee covers it, runs in the wrong places are moved together.
             return least - most
-        # With nothing to take it needs more to be there than is, however that is spread.
-        return max(least, nextafter(self.there(), inf))
+        # With nothing to take, more must be available than is, however that is spread.
+        return max(least, nextafter(self.units_available(), inf))
 
-    def aside(self, entry: Entry) -> Outcome | None:
-        """What stops the task, whatever others do; None: nothing does."""
-        found = waits_by_itself(self.round, self.pool, entry)
-        if found is None and not self._second:
-            why = flooded(self.round, self.pool, entry)
+    def blocked(self, entry: Entry) -> Outcome | None:
+        """What stops the task whatever others do; None: nothing does."""
+        found = blocked_by(self.round, self.pool, entry)
+        if found is None and not self._second_walk:
+            why = flood_reason(self.round, self.pool, entry)
             if why is not None:
                 self._yielded = True
                 self.round.explain(entry.task, why)
                 return Outcome.LIMITED
         return found
 
-    # One look.
+    # One task.
 
-    def look(self, entry: Entry) -> Outcome:
-        """Give the task a place, promise it one, or say why it waits."""
+    def evaluate(self, entry: Entry) -> Outcome:
+        """Give the task nodes, promise them to it, or note why it waits."""
         if entry.id in self._promises:
             return self._redeem(entry)
-        aside = self.aside(entry) or self._own_line.stops(entry, self.entry)
-        if aside is not None:
-            return self._limited(entry) if aside is Outcome.LIMITED else aside
-        if self._barred(entry):
+        blocked = self.blocked(entry) or self._owner_order.stops(entry, self.entry)
+        if blocked is not None:
+            return self._limited(entry) if blocked is Outcome.LIMITED else blocked
+        if self._is_held_back(entry):
             return self._waits_on(entry, behind=True)
         slots = self._place(entry)
         if slots is not None:
@@ -272,25 +285,28 @@ class Sharing:
             return Outcome.SERVED
         if entry.rank in self._reserved:
             return self._unless_shorter(entry, behind=True)
-        made = None if self._second else self._made(entry)
-        return self._stops(entry) if made is None else self._gets(entry, made)
+        made = None if self._second_walk else self._from_others(entry)
+        return self._stops(entry) if made is None else self._use(entry, made)
 
-    def _gets(self, entry: Entry, made: tuple[Slot, ...], *, later: bool = False) -> Outcome:
-        """Promise what others leave (``later``: free nodes, too); look at the displaced again."""
+    def _use(self, entry: Entry, made: tuple[Slot, ...], *, later: bool = False) -> Outcome:
+        """Promise the nodes that others leave (``later``: even if all are free).
+
+        Tasks that lost a promise are evaluated again.
+        """
         if not later and self.round.may_begin(self.pool, made, entry.shape.resources):
-            # Nobody has to go: it was only promised to others.
+            # No run has to leave: the nodes were only promised to others.
             self.assign(entry, made)
         else:
             self.promise(entry, made)
         for task in self._displaced():
-            self.late[task.id] = task
-            self._mark(task)
-            self._own_line.add(task)
-            self._line.push(self.entry(task))
+            self.individual[task.id] = task
+            self._ensure_order_key(task)
+            self._owner_order.add(task)
+            self._walk_now.push(self.entry(task))
         return Outcome.SERVED
 
-    def _barred(self, entry: Entry) -> bool:
-        """True if an earlier one of its kind found no place, or holds back what it could use."""
+    def _is_held_back(self, entry: Entry) -> bool:
+        """True if an earlier equivalent task found no place, or holds back what it could use."""
         stuck = self._stuck.setdefault(entry.rank, {})
         if (entry.shape, entry.cluster) in stuck:
             return True
@@ -300,59 +316,65 @@ class Sharing:
         return False
 
     def _stops(self, entry: Entry) -> Outcome:
-        """There is no place for it: those of its kind wait too, or respect its reservation."""
+        """Note that it has no place: equivalent tasks wait too, or respect its reservation."""
         if self.pool.discipline.filling is Filling.RESERVE:
             self._reserved[entry.rank] = reserve(self.round, self.pool, entry)
             return self._unless_shorter(entry, behind=False)
         self._stuck[entry.rank][entry.shape, entry.cluster] = None
         return self._waits_on(entry, behind=False)
 
-    def _made(self, entry: Entry) -> tuple[Slot, ...] | None:
-        """A place that others leave: lower ones, or those whose turn is over."""
+    def _from_others(self, entry: Entry) -> tuple[Slot, ...] | None:
+        """A place that less entitled runs leave, or equals whose slice is over."""
         allowed = self._allowed(entry)
         slots = victims.find(self.round, self.pool, entry, allowed)
         if slots is None:
             slots = defragment.find(self.round, self.pool, entry, allowed)
-        if slots is None and self.turns.worth(entry.weight):
-            return self.turns.take(entry)
+        if slots is None and self.slice_round.worth(entry.weight):
+            return self.slice_round.take(entry)
         return slots
 
     def _limited(self, entry: Entry) -> Outcome:
-        """What a task gets that a limit stops: smaller nodes, or its owner's own lower runs'."""
+        """Try a task that a limit stops on smaller nodes, or on those of its owner's lower runs."""
         smaller = self._smaller(entry)
         if smaller is not None:
             self.assign(entry, smaller)
             return Outcome.SERVED
         within = self._within_quota(entry)
-        return Outcome.LIMITED if within is None else self._gets(entry, within, later=True)
+        return Outcome.LIMITED if within is None else self._use(entry, within, later=True)
 
     def _within_quota(self, entry: Entry) -> tuple[Slot, ...] | None:
         """A place for a task whose quota its owner's own lower runs use up."""
-        if self._second or self._barred(entry) or self._own_line.behind(entry, self.entry):
+        if (
+            self._second_walk
+            or self._is_held_back(entry)
+            or self._owner_order.behind(entry, self.entry)
+        ):
             return None
         return victims.find_within_quota(self.round, self.pool, entry, self._allowed(entry))
 
     def _smaller(self, entry: Entry) -> tuple[Slot, ...] | None:
         """Free nodes of a smaller kind, for a gang of whole nodes that its quota admits only there.
 
-        Nobody is asked to go for it, and nothing is promised to it.
+        No run leaves for it, and nothing is promised to it.
         """
         round_, pool, shape = self.round, self.pool, entry.shape
         if shape.gpus is not None or len(kinds := round_.totals.kinds(shape)) == 1:
             return None
         stopped = (
-            self._second
+            self._second_walk
             or entry.rank in self._reserved
-            or self._barred(entry)
-            or self._own_line.behind(entry, self.entry)
+            or self._is_held_back(entry)
+            or self._owner_order.behind(entry, self.entry)
             or (entry.cluster and round_.clusters(pool).full(entry.cluster, pool.size(entry.task)))
-            or flooded(round_, pool, entry)
+            or flood_reason(round_, pool, entry)
         )
         if stopped:
             return None
         allowed, nodes = self._allowed(entry), round_.free.nodes
         for gpus in reversed(kinds):
-            if round_.ledger.excess(entry.task, entry.level, Need(gpus * shape.nodes, shape.nodes)):
+            if round_.quota_usage.excess(
+                entry.task, entry.level, Need(gpus * shape.nodes, shape.nodes)
+            ):
                 continue
             slots = round_.free.pick(
                 shape,
@@ -366,7 +388,7 @@ class Sharing:
         return None
 
     def _unless_shorter(self, entry: Entry, *, behind: bool) -> Outcome:
-        """It waits; one of the same shape that ends earlier may still start, if there is room."""
+        """Let it wait; one of its shape that ends earlier may still start if nodes are free."""
         outcome = self._waits_on(entry, behind=behind)
         return Outcome.ASIDE if self.round.free.fits(entry.shape) else outcome
 
@@ -382,7 +404,7 @@ class Sharing:
         code = (
             ReasonCode.WAITS_BEHIND_OTHERS if behind and strict else ReasonCode.WAITS_FOR_CAPACITY
         )
-        if not self._second or entry.id not in self.round.explanations:
+        if not self._second_walk or entry.id not in self.round.explanations:
             self.round.explain(entry.task, self.round.waits(code, entry.shape))
         return Outcome.STUCK
 
@@ -407,7 +429,7 @@ class Sharing:
         return lambda node_id: node_id + (cpu if nodes[node_id].gpus else "") not in kept
 
     def _redeem(self, entry: Entry) -> Outcome:
-        """Begin a run on the nodes that were promised, if a higher one did not take them."""
+        """Start a run on the nodes that it was promised, if no higher task took them."""
         slots = self._promises.take(entry)
         if slots is None:
             return Outcome.ASIDE
@@ -431,13 +453,13 @@ class Sharing:
             start_deadline_at=start_deadline_at,
             resume_from=task.checkpoint,
             reason=reason(ReasonCode.PLACED, names=names, nodes=len(slots), gpus=entry.shape.gpus),
-            order_key=order_keys.mark_starting(round_, pool, task),
+            order_key=order_keys.starting_key(round_, pool, task),
         )
         round_.wake_at(start_deadline_at)
         round_.assign(task, decision, pool.size(task), counted=counted)
 
     def promise(self, entry: Entry, slots: tuple[Slot, ...]) -> None:
-        """Keep these slots for the task until they are all observed free."""
+        """Reserve these slots for the task until all of them are observed free."""
         round_, pool, task = self.round, self.pool, entry.task
         round_.keep(slots, entry.shape.resources)
         if round_.crosses(pool, slots):
@@ -456,7 +478,11 @@ def _arrival(task: Task) -> tuple[datetime, str]:
 
 
 class Promises:
-    """The promises of one pool that are to be redeemed in this round."""
+    """The promises of one pool that can be redeemed in this round.
+
+    The walk evaluates them with the waiting tasks, each before all others of its rank: a higher
+    level that arrives when a promise is ripe takes the nodes instead of the promised run.
+    """
 
     def __init__(self, round_: Round, pool: Pool) -> None:
         self._round = round_
@@ -469,18 +495,18 @@ class Promises:
         self._given: dict[str, NodeResources] = {}
 
     def sort_out(self) -> None:
-        """Take back what can no longer be had, and find what is free by now."""
+        """Withdraw promises that cannot be kept, and find those whose nodes are free now."""
         round_, pool = self._round, self._pool
         depths: Mapping[str, Depth] = round_.coverage(pool) if pool.clusters else {}
         for task_id, task in sorted(pool.promised.items()):
-            if task_id in round_.moved or task_id in round_.released:
+            if task_id in round_.moved or task_id in round_.withdrawn:
                 continue
             passed = self._passed(task)
-            if round_.index.broken(task, round_.released) or (
+            if round_.index.broken(task, round_.withdrawn) or (
                 # What leaving runs still hold of a quota may be what the task waits for.
                 passed and self._passed(task, round_.leaving())
             ):
-                round_.release(task)
+                round_.withdraw_promise(task)
             elif not passed and self._is_ripe(task) and not retry_later(task, round_.now):
                 depth = depths.get(task_id, UNCOVERED)
                 rank, own = rank_of(WEIGHTS[task.level], depth), f"{task_id}/promised"
@@ -492,11 +518,11 @@ class Promises:
     def _passed(self, task: Task, leaving: Iterable[Task] = ()) -> bool:
         """True if a limit, or the most that its virtual cluster may hold, is passed.
 
-        Even once the runs in ``leaving`` have gone; the promise itself is counted.
+        Even once the runs in ``leaving`` have left; the promise itself is counted.
         """
         round_, pool = self._round, self._pool
         runs = list(leaving)
-        if round_.ledger.passed(task, task.level, runs):
+        if round_.quota_usage.passed(task, task.level, runs):
             return True
         if not pool.clusters.bounded:
             return False
@@ -528,13 +554,13 @@ class Promises:
         return self._ripe[entry_id]
 
     def entries(self) -> list[Entry]:
-        """Those that were not redeemed yet."""
+        """The promises that were not redeemed yet."""
         return [entry for entry in self._ripe.values() if entry.task.id not in self._round.served]
 
     def take(self, entry: Entry) -> tuple[Slot, ...] | None:
-        """What was promised, to begin with; None if another took it meanwhile."""
+        """The promised slots; None if another task took them meanwhile."""
         round_, task = self._round, entry.task
-        if task.id in round_.released or not self._is_ripe(task):
+        if task.id in round_.withdrawn or not self._is_ripe(task):
             return None
         slots, resources = round_.index.slots(task), task.shape.resources
         self._begun.update(slot.node_id for slot in slots if not slot.mask)
@@ -547,35 +573,41 @@ class Promises:
         return slots
 
 
-class OwnLine:
-    """The waiting tasks of one pool by owner, in one round."""
+class OwnerOrder:
+    """First come, first served inside a user, where a discipline orders by user (``rotation``).
+
+    A task waits while an earlier one of its owner and level waits for nodes that it could use. Else
+    the owner's later small tasks would fill every node that comes free, and because no task takes
+    nodes from its own owner's runs, a gang of the owner would wait for as long as they keep coming.
+    Tasks of other users are not held back.
+    """
 
     def __init__(self, round_: Round, pool: Pool) -> None:
         self._round = round_
         self._pool = pool
-        # Tasks that the lanes do not have, by owner: those without marks, those that are back from
-        # a pause, and those whose promises were taken back.
-        self._late: dict[str, list[Key]] = {}
+        # Tasks that are in no queue, by owner: those without an order key, those that are back from
+        # a pause, and those whose promises were withdrawn.
+        self._individual: dict[str, list[Key]] = {}
 
-    def begin(self, late: Iterable[Task]) -> None:
-        """Take note of the tasks that are looked at by themselves in the walk that begins."""
-        self._late.clear()
+    def begin(self, individual: Iterable[Task]) -> None:
+        """Note the tasks that are evaluated individually in the walk that begins."""
+        self._individual.clear()
         if self._pool.discipline.by_user:
-            for task in late:
+            for task in individual:
                 self.add(task)
 
     def add(self, task: Task) -> None:
-        """Take note of one more."""
+        """Note one more."""
         pool = self._pool
-        in_lanes = task.state is QUEUED and pool.marked(task) and not task.promised
-        if pool.discipline.by_user and not in_lanes:
-            insort(self._late.setdefault(task.owner, []), self._key(task))
+        in_queues = task.state is QUEUED and pool.has_order_key(task) and not task.promised
+        if pool.discipline.by_user and not in_queues:
+            insort(self._individual.setdefault(task.owner, []), self._key(task))
 
     def _key(self, task: Task) -> Key:
-        return self._pool.key(self._round.marks_of(task)), task.id
+        return self._pool.key(self._round.order_key_of(task)), task.id
 
     def stops(self, entry: Entry, entry_of: Callable[[Task], Entry]) -> Outcome | None:
-        """What becomes of a task behind an earlier one of its owner, with the reason noted."""
+        """Let a task wait behind an earlier one of its owner; None: there is none."""
         if not self.behind(entry, entry_of):
             return None
         why = self._round.waits(ReasonCode.WAITS_BEHIND_OTHERS, entry.shape)
@@ -597,8 +629,8 @@ class OwnLine:
     def _earlier(self, task: Task, entry_of: Callable[[Task], Entry]) -> Iterator[Entry]:
         """For each kind of earlier task of the owner, the first that nothing but nodes stops."""
         tasks, own = self._round.index.tasks, self._key(task)
-        rows = [queue.keys for queue in self._pool.lanes.owned(task.owner)]
-        for keys in (*rows, *([key] for key in self._late.get(task.owner, ()))):
+        rows = [queue.keys for queue in self._pool.queues.owned(task.owner)]
+        for keys in (*rows, *([key] for key in self._individual.get(task.owner, ()))):
             for key in keys:
                 if key >= own:
                     break
@@ -606,13 +638,13 @@ class OwnLine:
                 if self._gone(each):
                     continue
                 entry = entry_of(each)
-                if not is_stopped(self._round, self._pool, entry):
+                if not is_blocked(self._round, self._pool, entry):
                     yield entry
                 # The next of a queue are of the same level and shape, and stopped by the same.
                 break
 
     def _gone(self, task: Task) -> bool:
-        """True if it waits no longer, or for its retry."""
+        """True if it no longer waits, or waits for its retry."""
         round_ = self._round
         moved = task.id in round_.moved and task.state is QUEUED
         return task.id in round_.served or moved or retry_later(task, round_.now)

@@ -25,20 +25,20 @@ from services.scheduler.domain.round import Round
 
 
 def retry_later(task: Task, now: datetime) -> bool:
-    """A retry waits its time; a task that its owner resumed does not."""
+    """True if a task waits for the time of its retry; one that its owner resumed does not."""
     until = task.not_before_at
     return task.state is QUEUED and until is not None and until > now
 
 
-def is_stopped(round_: Round, pool: Pool, entry: Entry) -> bool:
+def is_blocked(round_: Round, pool: Pool, entry: Entry) -> bool:
     """True if the task could not start now whatever others do: it does not wait for nodes."""
     if not round_.totals.fits_now(entry.shape):
         return True
     return _limit_of(round_, pool, entry) is not None
 
 
-def waits_by_itself(round_: Round, pool: Pool, entry: Entry) -> Outcome | None:
-    """What stops the task, with the reason noted; None: nothing but others."""
+def blocked_by(round_: Round, pool: Pool, entry: Entry) -> Outcome | None:
+    """What stops the task whatever others do, with the reason noted; None: nothing."""
     task, shape, totals = entry.task, entry.shape, round_.totals
     if retry_later(task, round_.now):
         round_.explain(task, _retry_reason(task), accepted=task.accepted)
@@ -55,7 +55,7 @@ def waits_by_itself(round_: Round, pool: Pool, entry: Entry) -> Outcome | None:
 def _limit_of(round_: Round, pool: Pool, entry: Entry) -> Excess | VirtualCluster | None:
     """The quota or the virtual cluster's maximum that the task would pass."""
     need = round_.totals.need(entry.shape)
-    excess = round_.ledger.excess(entry.task, entry.level, need)
+    excess = round_.quota_usage.excess(entry.task, entry.level, need)
     if excess is not None or not entry.cluster:
         return excess
     return round_.clusters(pool).full(entry.cluster, pool.size(entry.task))
@@ -161,23 +161,23 @@ class _Flood(NamedTuple):
     held: float
 
 
-def flooded(round_: Round, pool: Pool, entry: Entry) -> Reason | None:
-    """Why the task yields; None: its owner floods nobody, or holds less than its part."""
+def flood_reason(round_: Round, pool: Pool, entry: Entry) -> Reason | None:
+    """Why the task yields; None: its owner causes no flood, or holds less than its part."""
     flood = _flood(round_, pool, entry.task.owner)
     if flood is None or not flood.held or not _passes(flood, pool, entry):
-        # One task of everybody's may always run.
+        # One task of each owner may always run.
         return None
     hours = round(flood.backlog_seconds / 3600.0)
     return reason(ReasonCode.WAITS_FOR_SHARE, hours=hours, limit=round(flood.most, 1))
 
 
-def turnless(round_: Round, pool: Pool, entry: Entry) -> bool:
-    """True if the task may have what is free, but nobody goes for it.
+def flood_blocks_slice(round_: Round, pool: Pool, entry: Entry) -> bool:
+    """True if the task may have what is free, but preempts nothing.
 
     Else the one task that may always run would be the next of the flood, again and again. What
     went without service for long is granted all the same.
     """
-    if round_.marks_of(entry.task).granted:
+    if round_.order_key_of(entry.task).granted:
         return False
     flood = _flood(round_, pool, entry.task.owner)
     return flood is not None and _passes(flood, pool, entry)

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from services.scheduler.domain.allocate import share
+from services.scheduler.domain.allocate import allocate
 from services.scheduler.domain.facts.snapshot import Snapshot
-from services.scheduler.domain.facts.timers import Kind, Moment
+from services.scheduler.domain.facts.timers import Timer, TimerKind
 from services.scheduler.domain.model.decisions import Plan
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.round import Round
@@ -53,7 +53,7 @@ def decide(snapshot: Snapshot, now: datetime) -> Plan:
 def _decided(round_: Round) -> Plan:
     snapshot, now, index = round_.snapshot, round_.now, round_.index
     due = index.due(now)
-    expire(round_, [moment.task_id for moment in due if moment.kind is Kind.EXPIRES])
+    expire(round_, [timer.task_id for timer in due if timer.kind is TimerKind.EXPIRES])
     resumed = converge(round_)
     drain(round_)
     urgent = len(round_.decisions)
@@ -66,24 +66,24 @@ def _decided(round_: Round) -> Plan:
             continue
         round_.group = group
         touched = (
-            pool.wide
+            pool.full_scan
             or pool.arrived
             or pool.relevel
             or group in by_pool
             or group in back
-            or group in round_.told
-            or (group in round_.left and pool.holds_back)
+            or group in round_.releasing
+            or (group in round_.groups_left and pool.holds_back)
             or (pool.due_at is not None and pool.due_at <= now)
             or (pool.slice_round_at is not None and pool.slice_round_at > now)
         )
         if touched:
-            share(round_, pool, by_pool.get(group, []), back.get(group, []))
+            allocate(round_, pool, by_pool.get(group, []), back.get(group, []))
         else:
-            order_keys.sample(round_, pool)
+            order_keys.sample_load(round_, pool)
             round_.wake_at(pool.due_at)
         round_.wake_at(order_keys.next_sample(round_, pool))
     round_.group = ""
-    round_.wake_at(index.moments.next_after(round_.seconds))
+    round_.wake_at(index.timers.next_after(round_.seconds))
     return Plan(
         version=snapshot.version,
         decided_at=now,
@@ -98,17 +98,17 @@ def _decided(round_: Round) -> Plan:
     )
 
 
-def _by_pool(round_: Round, due: list[Moment]) -> dict[str, list[Moment]]:
+def _by_pool(round_: Round, due: list[Timer]) -> dict[str, list[Timer]]:
     """What has come due, by the pool that it concerns."""
-    found: dict[str, list[Moment]] = {}
-    for moment in due:
-        if moment.kind is not Kind.EXPIRES:
-            group = round_.index.tasks[moment.task_id].group
-            found.setdefault(group, []).append(moment)
-            if moment.kind is Kind.OPENS and round_.ledger.across:
+    found: dict[str, list[Timer]] = {}
+    for timer in due:
+        if timer.kind is not TimerKind.EXPIRES:
+            group = round_.index.tasks[timer.task_id].group
+            found.setdefault(group, []).append(timer)
+            if timer.kind is TimerKind.OPENS and round_.quota_usage.across:
                 # From now on the run may go for a task of its owner in another group.
-                owner = round_.index.tasks[moment.task_id].owner
+                owner = round_.index.tasks[timer.task_id].owner
                 for other, pool in round_.index.pools.items():
                     if other != group and owner in pool.owners:
-                        found.setdefault(other, []).append(moment)
+                        found.setdefault(other, []).append(timer)
     return found

@@ -12,7 +12,7 @@ from services.scheduler.domain.model.decisions import Kill, Move
 from services.scheduler.domain.model.lifecycle import GOALS, PREEMPTING, STARTING, Trigger
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import reason
-from services.scheduler.domain.preemption.release import tell_to_go
+from services.scheduler.domain.preemption.release import request_release
 from services.scheduler.domain.round import Round
 
 
@@ -35,16 +35,16 @@ def _expire(round_: Round, task: Task) -> None:
         round_.decide(Kill(task.id, task.live_attempt, why, trigger, end_reason=end))
     elif task.state is PREEMPTING:
         why = _why_forced(round_, task)
-        # The beneficiary stays the one the run was asked for.
+        # The beneficiary stays the one of the request.
         trigger, beneficiary = Trigger.ACK_EXPIRED, task.preempted_for
         round_.decide(Kill(task.id, task.live_attempt, why, trigger, beneficiary))
     else:
         why = reason(ReasonCode.MAX_RUN_TIME, seconds=task.spec.max_run_seconds)
-        tell_to_go(round_, task, why, end_reason=why)
+        request_release(round_, task, why, end_reason=why)
 
 
 def _why_forced(round_: Round, task: Task) -> Reason:
-    """Why a run that was asked to go is ended now."""
+    """Why a run that was requested to leave is ended now."""
     if task.ends_now:
         return goal_reason(task.goal)
     seconds = round_.settings.silent_ack_seconds_max
@@ -67,27 +67,27 @@ def goal_reason(goal: Goal) -> Reason:
 
 
 def converge(round_: Round) -> list[Task]:
-    """Decide what the goals ask; returns the tasks that are back in the queue by it."""
+    """Apply the goals; returns the tasks that are back in the queue."""
     resumed: list[Task] = []
     for task in round_.individually(round_.index.unsettled - round_.moved):
         trigger = GOALS[task.goal, task.state]
         assert trigger is not None, "the index holds only tasks whose goal asks for something"
         why = goal_reason(task.goal)
         if task.holds:
-            tell_to_go(round_, task, why)
+            request_release(round_, task, why)
             continue
         round_.decide(Move(task.id, trigger, why))
         if trigger is Trigger.RESUME:
             resumed.append(task)
         else:
-            round_.left.add(task.group)
+            round_.groups_left.add(task.group)
             round_.explanations[task.id] = why
     return resumed
 
 
 def drain(round_: Round) -> None:
-    """Tell the runs on draining nodes to go, whole gangs at once."""
+    """Request the runs on draining nodes to leave, whole gangs at once."""
     for task in round_.individually(round_.index.drained):
         node_id = round_.totals.drained_node(task)
         if node_id is not None and task.id not in round_.moved:
-            tell_to_go(round_, task, reason(ReasonCode.NODE_DRAINED, names={"node": node_id}))
+            request_release(round_, task, reason(ReasonCode.NODE_DRAINED, names={"node": node_id}))

@@ -278,7 +278,7 @@ async def test_what_is_loaded_is_what_was_kept(kept: Store) -> None:
     index, _ = await store.load(kept, PolicySettings())
     snapshot = Snapshot.view(index, 1)
     assert list(snapshot.held) == ["a"]
-    assert [task_id for _, (_, task_id) in snapshot.pools["default"].lanes] == ["b"]
+    assert [task_id for _, (_, task_id) in snapshot.pools["default"].queues] == ["b"]
     assert snapshot.tasks["b"].reason.code is ReasonCode.WAITS_FOR_CAPACITY
     assert snapshot.tasks["b"].marks.policy == "timeshare"
     assert snapshot.index.ledgers["default"].sampled_at == at(1)

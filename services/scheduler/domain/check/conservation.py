@@ -13,7 +13,7 @@ from libs.contracts.messages import Placement, Priority, Unit
 from services.scheduler.domain.check.violations import Fault, Violation
 from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.facts.snapshot import Snapshot
-from services.scheduler.domain.limits.virtual_clusters import Clusters
+from services.scheduler.domain.limits.virtual_clusters import VirtualClusters
 from services.scheduler.domain.model.decisions import (
     Assign,
     Decision,
@@ -85,7 +85,7 @@ def taken_twice(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Viola
 
 
 def _holders(snapshot: Snapshot, nodes: set[str], *, deep: bool) -> list[Task]:
-    """The runs on these nodes: as the index says, or by a look at every task."""
+    """The runs on these nodes: from the index, or from a scan of every task."""
     if deep:
         return [task for task in snapshot.tasks.values() if task.holds]
     there = {task_id for node in nodes for task_id in snapshot.index.holders.get(node, ())}
@@ -147,7 +147,7 @@ def taken_back(plan: Plan) -> set[str]:
 
 
 def _groups(snapshot: Snapshot, plan: Plan) -> list[str]:
-    """The node groups in which somebody gets something, whatever the plan says it looked at."""
+    """The node groups in which somebody gets something, whatever the plan says it evaluated."""
     given = [
         snapshot.tasks.get(each.task_id)
         for each in plan.decisions
@@ -200,11 +200,11 @@ class _Holdings:
         for run in {run.id: run for run in (*pool.leaving.values(), *told)}.values():
             self._charge(run, -1, self._soon)
 
-    def _charge(self, task: Task, times: int, *holdings: Clusters) -> None:
+    def _charge(self, task: Task, times: int, *holdings: VirtualClusters) -> None:
         for each in holdings:
             each.charge(each.of(task), times * self._pool.size(task))
 
-    def _full(self, task: Task, *holdings: Clusters) -> VirtualCluster | None:
+    def _full(self, task: Task, *holdings: VirtualClusters) -> VirtualCluster | None:
         found = (each.full(each.of(task), self._pool.size(task)) for each in holdings)
         return next((full for full in found if full is not None), None)
 
@@ -373,7 +373,7 @@ def _held(snapshot: Snapshot, limit: Limit, task: Task, *, deep: bool) -> int:
             for each in pool.promised.values()
             if _applies(limit, each, each.level) and _subject(limit, each) == subject
         )
-        return snapshot.index.ledger.held(limit, task) - promised
+        return snapshot.index.quota_usage.held(limit, task) - promised
     return sum(
         _amount(limit, each.placements)
         for each in snapshot.tasks.values()

@@ -1,4 +1,4 @@
-"""Who may take nodes from whom: the part of ``check`` about victims.
+"""Which task may take nodes from which: the part of ``check`` about victims.
 
 Works from the rows: levels, order keys and guarantees are compared here, not taken from ``decide``.
 What all victims of a plan are compared with is counted once per plan, and only for the trees of
@@ -19,9 +19,9 @@ from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.limits.virtual_clusters import (
     UNCOVERED,
-    Clusters,
+    CoverageRow,
     Depth,
-    Row,
+    VirtualClusters,
     entitlement,
 )
 from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, Preempt, Reorder
@@ -47,8 +47,8 @@ class Victims:
         self._snapshot = snapshot
         self._plan = plan
         self._deep = deep
-        self._clusters: dict[str, Clusters] = {}
-        self._rows: dict[tuple[str, str], list[Row]] = {}
+        self._clusters: dict[str, VirtualClusters] = {}
+        self._rows: dict[tuple[str, str], list[CoverageRow]] = {}
         self._depths: dict[tuple[str, str], dict[str, Depth]] = {}
         self._claims: dict[tuple[str, Priority], Depth] = {}
 
@@ -61,7 +61,7 @@ class Victims:
 
     @cached_property
     def _noted(self) -> dict[str, OrderKey]:
-        """The last marks that the plan notes, by task."""
+        """The last order key that the plan notes, by task."""
         return {
             each.task_id: each.order_key
             for each in self._plan.decisions
@@ -70,10 +70,10 @@ class Victims:
 
     @cached_property
     def _taken(self) -> dict[str, float]:
-        """Node equivalents that the plan takes in turns, by beneficiary.
+        """Node equivalents that the plan takes in slice rounds, by beneficiary.
 
-        A run that was asked to go earlier, and is killed at its deadline now, is no victim of a
-        turn: its reason differs.
+        A run that was requested to leave earlier, and is killed at its deadline now, is no victim
+        of a slice round: its reason differs.
         """
         found: dict[str, float] = defaultdict(float)
         for each in self._plan.decisions:
@@ -207,7 +207,7 @@ class Victims:
             self._depths[pool.group, root] = found
         return found[task.id]
 
-    def _tree(self, pool: Pool, root: str) -> Iterable[Row]:
+    def _tree(self, pool: Pool, root: str) -> Iterable[CoverageRow]:
         """The runs and promises of a tree of virtual clusters, the most entitled first."""
         if not self._deep:
             return pool.coverage.rows(root)
@@ -226,12 +226,12 @@ class Victims:
         runs = [each for each in self._snapshot.held.values() if each.group == pool.group]
         return [*runs, *pool.promised.values()]
 
-    def _held(self, pool: Pool) -> Clusters:
+    def _held(self, pool: Pool) -> VirtualClusters:
         """What the virtual clusters hold but for promises that the plan takes back."""
         found = self._clusters.get(pool.group)
         if found is None:
             if self._deep:
-                found = Clusters(pool.policy)
+                found = VirtualClusters(pool.policy)
                 for each in self._all(pool):
                     found.charge(found.of(each), pool.size(each))
             else:
@@ -253,28 +253,28 @@ class Victims:
             yield Violation(Fault.VICTIM_NOT_LOWER, task.id, f"covered better than {better.id}")
         if task.level is not level:
             yield Violation(Fault.VICTIM_NOT_LOWER, task.id, f"{task.level} is not {level}")
-        marks = self._noted.get(task.id, task.marks)
+        order_key = self._noted.get(task.id, task.marks)
         ahead = self._noted.get(better.id, better.marks)
         reach = self._key(better, ahead, place)
         if not ahead.granted:
             ratio = self._taken[better.id] / pool.size(better)
             reach = pool.discipline.reach(pool, better, ahead, reach, ratio)
-        if self._key(task, marks, place) < reach + pool.discipline.lead(plan.decided_at):
+        if self._key(task, order_key, place) < reach + pool.discipline.lead(plan.decided_at):
             yield Violation(Fault.VICTIM_NOT_LATER, task.id, f"before {better.id}")
-        if marks.held_until is not None and marks.held_until > plan.decided_at:
+        if order_key.held_until is not None and order_key.held_until > plan.decided_at:
             yield Violation(Fault.VICTIM_PROTECTED, task.id, "held")
 
-    def _key(self, task: Task, marks: OrderKey, before: int) -> float:
+    def _key(self, task: Task, order_key: OrderKey, before: int) -> float:
         """A task's place in the order of the plan's moment, after the decisions before a place."""
         pool = self._snapshot.pools[task.group]
         if not pool.discipline.by_user:
-            return pool.key(marks)
+            return pool.key(order_key)
         finish = pool.finishes.get(task.owner, 0.0)
         for place, noted in self._finishes.get(task.owner, ()):
             if place >= before:
                 break
             finish = max(finish, noted)
-        return pool.discipline.order(pool, pool.key(marks), finish, self._plan.decided_at)
+        return pool.discipline.order(pool, pool.key(order_key), finish, self._plan.decided_at)
 
 
 def _level(snapshot: Snapshot, better: Task, decision: Preempt | Kill) -> Priority:

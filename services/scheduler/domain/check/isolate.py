@@ -1,4 +1,4 @@
-"""The part of what is to be decided that may be committed although another part is wrong.
+"""Isolation: the part of a plan that may be committed although another part is wrong.
 
 Called by ``loop.py`` with ``decide`` and ``check``. What is wrong with a group (its plan has a
 violation, or deciding or checking it raises an exception) takes out the decisions about that group:
@@ -28,7 +28,7 @@ Decide = Callable[[Snapshot, datetime], Plan]
 
 
 @dataclass(frozen=True, slots=True)
-class Sifted:
+class CheckedPlan:
     """What may be committed; everything that was found wrong; and that again by group, or by task
     where nothing else of its group is concerned."""
 
@@ -40,32 +40,32 @@ class Sifted:
     errors: Sequence[Exception] = ()
 
 
-def sound_plan(snapshot: Snapshot, now: datetime, decide: Decide, check: Check) -> Sifted:
+def decide_checked(snapshot: Snapshot, now: datetime, decide: Decide, check: Check) -> CheckedPlan:
     """Decide and check: a plan without the groups, and the urgent tasks, about which deciding or
     checking raises, or whose decisions have a violation.
 
-    Each turn leaves something more out, so it ends; usually the first one finds nothing wrong.
+    Each attempt leaves something more out, so it ends; usually the first one finds nothing wrong.
     Raises what ``decide`` raises only if not even the urgent decisions can be made.
     """
-    blame = _Blame()
+    exclusions = _Exclusions()
     while True:
         try:
             plan = decide(snapshot, now)
         except Exception as error:
-            rest = blame.undecided(snapshot, error)
+            rest = exclusions.undecided(snapshot, error)
             if rest is None:
                 raise
         else:
-            found = _checked(snapshot, plan, check, blame.errors) if plan.decisions else []
+            found = _checked(snapshot, plan, check, exclusions.errors) if plan.decisions else []
             if not found:
-                return blame.sifted(plan)
-            rest = blame.wrong(snapshot, found)
+                return exclusions.result(plan)
+            rest = exclusions.wrong(snapshot, found)
             if rest is None:
-                return _rest(snapshot, plan, check, blame, found)
+                return _remainder(snapshot, plan, check, exclusions, found)
         snapshot = rest
 
 
-class _Blame:
+class _Exclusions:
     """What was found wrong so far, and what is left out because of it."""
 
     def __init__(self) -> None:
@@ -74,9 +74,9 @@ class _Blame:
         self._groups: defaultdict[str, list[Violation]] = defaultdict(list)
         self._tasks: dict[str, Violation] = {}
 
-    def sifted(self, plan: Plan) -> Sifted:
+    def result(self, plan: Plan) -> CheckedPlan:
         """The plan, with all that was found wrong on the way to it."""
-        return Sifted(plan, self._violations, dict(self._groups), self._tasks, self.errors)
+        return CheckedPlan(plan, self._violations, dict(self._groups), self._tasks, self.errors)
 
     def undecided(self, snapshot: Snapshot, error: Exception) -> Snapshot | None:
         """Deciding raised: without what it raised for; None if that is left out already."""
@@ -126,19 +126,23 @@ class _Blame:
             self._groups[group] = [*found]
 
 
-def _rest(
-    snapshot: Snapshot, plan: Plan, check: Check, blame: _Blame, found: Sequence[Violation]
-) -> Sifted:
+def _remainder(
+    snapshot: Snapshot,
+    plan: Plan,
+    check: Check,
+    exclusions: _Exclusions,
+    found: Sequence[Violation],
+) -> CheckedPlan:
     """What remains of a plan that decides about what was to be left out: that part is taken out.
 
     If the rest is not right either, the plan was made for something else altogether.
     """
     rest = without(snapshot, plan, snapshot.left_out, snapshot.left_out_tasks)
-    if _checked(snapshot, rest, check, blame.errors):
-        blame.everything(plan.scans, found)
+    if _checked(snapshot, rest, check, exclusions.errors):
+        exclusions.everything(plan.scans, found)
         tasks = {each.task_id for each in plan.decisions}
         rest = without(snapshot, plan, set(snapshot.pools), tasks)
-    return blame.sifted(rest)
+    return exclusions.result(rest)
 
 
 def raised(error: Exception, *, group: str = "", task_id: str = "") -> Violation:
@@ -157,11 +161,11 @@ def _checked(
         errors.append(error)
         found: list[Violation] = []
         for group in sorted(_groups_of(snapshot, plan)):
-            found += _traced(snapshot, of_groups(snapshot, plan, [group]), group, check)
+            found += _culprits(snapshot, of_groups(snapshot, plan, [group]), group, check)
         return found or [raised(error)]
 
 
-def _traced(snapshot: Snapshot, plan: Plan, group: str, check: Check) -> list[Violation]:
+def _culprits(snapshot: Snapshot, plan: Plan, group: str, check: Check) -> list[Violation]:
     """Nothing, or what is raised for this group's part of the plan; if that consists of urgent
     decisions alone, for each of them that it is raised for (or all, if they are only wrong
     together)."""
@@ -222,20 +226,20 @@ def without(
         (number, each)
         for number, each in enumerate(plan.decisions)
         if each.task_id not in tasks
-        and (number < plan.urgent or groups.isdisjoint(_about(snapshot, each)))
+        and (number < plan.urgent or groups.isdisjoint(_groups_concerned(snapshot, each)))
     ]
     return replace(
         plan,
         decisions=tuple(each for _, each in kept),
         urgent=sum(number < plan.urgent for number, _ in kept),
-        ledgers=tuple(book for book in plan.ledgers if book.group not in groups),
-        scans={group: look for group, look in plan.scans.items() if group not in groups},
+        ledgers=tuple(ledger for ledger in plan.ledgers if ledger.group not in groups),
+        scans={group: scan for group, scan in plan.scans.items() if group not in groups},
         left_out=plan.left_out | groups,
         left_out_tasks=plan.left_out_tasks | tasks,
     )
 
 
-def _about(snapshot: Snapshot, decision: Decision) -> Iterator[str]:
+def _groups_concerned(snapshot: Snapshot, decision: Decision) -> Iterator[str]:
     """The groups that a decision is about: its task's, and the one of the task that it is for."""
     yield _group_of(snapshot, decision.task_id)
     if isinstance(decision, Preempt | Kill) and decision.beneficiary:

@@ -40,8 +40,8 @@ from services.scheduler.domain.model.values import WEIGHTS
 def check(snapshot: Snapshot, plan: Plan, *, deep: bool = False) -> list[Violation]:
     """Everything that is wrong with the plan; empty if it may be committed.
 
-    Looks at what the plan touches; ``deep`` counts everything anew from the bare rows instead of
-    trusting the index about who is where (tests, simulation and replay do).
+    Checks what the plan touches; ``deep`` recounts everything from the bare rows instead of
+    trusting the index about which run is where (tests, simulation and replay do).
     """
     found = list(_general(snapshot, plan))
     victims = Victims(snapshot, plan, deep=deep)
@@ -124,7 +124,7 @@ def _general(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
             yield Violation(Fault.TWICE, task_id)
     for group in plan.scans:
         pool = snapshot.pools[group]
-        for task_id in (*pool.fresh, *pool.arrived):
+        for task_id in (*pool.unkeyed, *pool.arrived):
             if task_id not in plan.explanations and snapshot.tasks[task_id].state is QUEUED:
                 yield Violation(Fault.UNEXPLAINED, task_id)
 
@@ -204,7 +204,7 @@ def _hand_over(
 
 
 def _ack_expires(snapshot: Snapshot, task: Task) -> datetime | None:
-    """When a run that was asked to go may be forced: one that never listened goes earlier."""
+    """When a run that was requested to leave may be forced: earlier if it never listened."""
     deadlines = [task.ack_deadline_at]
     mode = task.spec.preemption.mode
     if task.listens is False and mode in (PreemptMode.SDK, PreemptMode.UNSPECIFIED):

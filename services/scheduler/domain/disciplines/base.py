@@ -38,7 +38,7 @@ class PoolView(Protocol):
         ...
 
     @property
-    def book(self) -> PoolLedger:
+    def ledger(self) -> PoolLedger:
         """Its accounts and the load scale."""
         ...
 
@@ -64,14 +64,14 @@ class PoolView(Protocol):
 
     @property
     def running(self) -> Mapping[int, Sequence[Key]]:
-        """Runs that could be asked to go, by the weight of their level, in order."""
+        """Runs that could be preempted, by the weight of their level, in order."""
         ...
 
     def size(self, task: Task) -> float:
         """Node equivalents of a task."""
         ...
 
-    def key(self, marks: OrderKey) -> float:
+    def key(self, order_key: OrderKey) -> float:
         """The order key at the present scale."""
         ...
 
@@ -124,17 +124,17 @@ class Discipline(Protocol):
         ...
 
     def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
-        """The marks of a run that begins; the task still has those it waited with."""
+        """The order key of a run that starts; the task still has the one it waited with."""
         ...
 
     def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
-        """The marks of a run whose ``rekey_at`` has come."""
+        """The order key of a run whose ``rekey_at`` has come."""
         ...
 
     def order(self, pool: PoolView, key: float, finish: float, now: datetime) -> float:
-        """The key in the order of this moment, given what is kept of the owner.
+        """The key in the order of this round, given what is kept of the owner.
 
-        The order of any two keys changes only when a mark is made, never by time alone.
+        The order of any two keys changes only when an order key is computed, never by time alone.
         """
         ...
 
@@ -142,7 +142,9 @@ class Discipline(Protocol):
         """True if a waiting task never takes the nodes of this run, however late that comes."""
         ...
 
-    def reach(self, pool: PoolView, task: Task, marks: OrderKey, key: float, ratio: float) -> float:
+    def reach(
+        self, pool: PoolView, task: Task, order_key: OrderKey, key: float, ratio: float
+    ) -> float:
         """Runs with a larger key than this may be taken by a waiting task.
 
         ``ratio``: the size of the runs that would have to go, for the task's own size.
@@ -159,9 +161,11 @@ class Plain:
 
     __slots__ = ()
 
-    def reach(self, pool: PoolView, task: Task, marks: OrderKey, key: float, ratio: float) -> float:
+    def reach(
+        self, pool: PoolView, task: Task, order_key: OrderKey, key: float, ratio: float
+    ) -> float:
         """Whatever comes after it."""
-        del pool, task, marks, ratio
+        del pool, task, order_key, ratio
         return key
 
     def lead(self, now: datetime) -> float:
@@ -171,7 +175,7 @@ class Plain:
 
 
 class Ordered(Plain):
-    """What is the same for all disciplines that look at tasks and not at their owners."""
+    """What is the same for all disciplines that order tasks and not owners."""
 
     __slots__ = ()
 

@@ -39,15 +39,15 @@ class LeastAttained(Ordered):
     def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """As it waited, until it has had its ten node-hours."""
         del finish
-        marks = self._made(pool, task, task.run_seconds, waiting=False)
-        return replace(marks, rekey_at=_crosses_at(pool, task, task.run_seconds, now))
+        order_key = self._made(pool, task, task.run_seconds, waiting=False)
+        return replace(order_key, rekey_at=_crosses_at(pool, task, task.run_seconds, now))
 
     def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """In the second queue from now on; or a little later, if its start took long."""
         del finish
         attained = pool.attained(task, now)
-        marks = self._made(pool, task, attained, waiting=False)
-        return replace(marks, rekey_at=_crosses_at(pool, task, attained, now))
+        order_key = self._made(pool, task, attained, waiting=False)
+        return replace(order_key, rekey_at=_crosses_at(pool, task, attained, now))
 
     def _made(self, pool: PoolView, task: Task, attained: float, *, waiting: bool) -> OrderKey:
         served = _missing(pool, task, attained) <= ALMOST

@@ -45,21 +45,21 @@ class RoundRobin(Ordered):
     def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """Behind all that wait; if no pass takes its nodes now, it has another slice."""
         del finish
-        marks = task.marks
+        order_key = task.marks
         open_seconds = pool.policy.timeshare.pass_seconds + 1.0
-        if marks.policy == self.name and marks.held_until is None:
-            left = max(marks.base + SLICE_SECONDS - now.timestamp(), open_seconds)
+        if order_key.policy == self.name and order_key.held_until is None:
+            left = max(order_key.base + SLICE_SECONDS - now.timestamp(), open_seconds)
             until = now + timedelta(seconds=left)
-            return replace(marks, held_until=until, rekey_at=until)
+            return replace(order_key, held_until=until, rekey_at=until)
         runs = pool.running.get(WEIGHTS[task.level], [])
-        place = bisect_left(runs, (pool.key(marks), task.id))
+        place = bisect_left(runs, (pool.key(order_key), task.id))
         return OrderKey(
             policy=self.name,
             waiting=False,
             key=now.timestamp() + BEHIND_SECONDS + place * BESIDE_SECONDS,
             base=now.timestamp(),
             rekey_at=now + timedelta(seconds=open_seconds),
-            counted_seconds=marks.counted_seconds,
+            counted_seconds=order_key.counted_seconds,
         )
 
 

@@ -25,9 +25,9 @@ from libs.contracts.messages import (
     TaskState,
 )
 from libs.contracts.reasons import level_name
-from services.scheduler.domain.allocate import Sharing
+from services.scheduler.domain.allocate import Allocation
 from services.scheduler.domain.explain.forecast import NO_TIME, forecast
-from services.scheduler.domain.explain.group_simulation import Bounds, Play, Worlds
+from services.scheduler.domain.explain.group_simulation import Bounds, GroupSimulation, IndexCopies
 from services.scheduler.domain.explain.holders import holders
 from services.scheduler.domain.explain.remedies import Remedies, Remedy
 from services.scheduler.domain.facts.index import Index
@@ -88,19 +88,19 @@ def explain(
     index: Index,
     task: Task,
     now: datetime,
-    worlds: Worlds,
+    copies: IndexCopies,
     bounds: Bounds = BOUNDS,
 ) -> Explanation:
     """The answer about a task that has not ended. The index is used up.
 
     When the time for the question is over, the rest is left out, or said to be.
     """
-    *_, last = step_by_step(index, task, now, worlds, bounds)
+    *_, last = step_by_step(index, task, now, copies, bounds)
     return last
 
 
 def step_by_step(
-    index: Index, task: Task, now: datetime, worlds: Worlds, bounds: Bounds = BOUNDS
+    index: Index, task: Task, now: datetime, copies: IndexCopies, bounds: Bounds = BOUNDS
 ) -> Iterator[Explanation]:
     """The same, each time with all that is known so far: the last one is the answer."""
     reply = of_row(index, task, now)
@@ -110,8 +110,8 @@ def step_by_step(
     index.refresh()
     index.unsettle(task.id)
     alone = index.narrow(task.group) or len(index.pools) == 1
-    base = Play(index, task.id, now, expired=bounds.over(FORECAST_PART))
-    base.rest()
+    base = GroupSimulation(index, task.id, now, expired=bounds.over(FORECAST_PART))
+    base.settle()
     update: dict[str, Any] = {"forecast": Forecast(unknown=NO_TIME)}
     after = base.task
     remedies: tuple[Remedy, ...] = ()
@@ -120,7 +120,7 @@ def step_by_step(
         place = _place(index, after, now)
         update |= _standing(base, after, place)
         yield Explanation(reply.model_copy(update=update))
-        asked = Remedies(base, worlds, entry=place.own, ahead=place.before, bounds=bounds)
+        asked = Remedies(base, copies, entry=place.own, ahead=place.before, bounds=bounds)
         for remedy in asked.find():
             remedies = (*remedies, remedy)
             update["remedies"] = (*reply.remedies, *(each.text for each in remedies))
@@ -128,7 +128,7 @@ def step_by_step(
     elif base.started:
         update |= {"remedies": (*reply.remedies, "nothing: it starts with the next decision")}
     if bounds.used() < FORECAST_PART:
-        update["forecast"] = forecast(base, worlds, alone=alone, rounds_max=bounds.rounds_max)
+        update["forecast"] = forecast(base, copies, alone=alone, rounds_max=bounds.rounds_max)
     yield Explanation(reply.model_copy(update=update), remedies)
 
 
@@ -148,7 +148,7 @@ def _place(index: Index, task: Task, now: datetime) -> _Place:
     """Find the place, in the order that ``decide`` walks along."""
     round_ = Round(Snapshot.view(index), now)
     pool = index.pools[task.group]
-    sharing = Sharing(round_, pool, [], [])
+    sharing = Allocation(round_, pool, [], [])
     own = sharing.entry(task)
     if task.promised:
         own = own._replace(level=task.level, rank=rank_of(WEIGHTS[task.level], own.depth))
@@ -168,7 +168,7 @@ def _place(index: Index, task: Task, now: datetime) -> _Place:
     return _Place(own, round_, pool, tuple(before), above)
 
 
-def _standing(base: Play, task: Task, place: _Place) -> dict[str, Any]:
+def _standing(base: GroupSimulation, task: Task, place: _Place) -> dict[str, Any]:
     """What the reply says of its place, and of those who make room."""
     chosen = _chosen(place)
     held, held_by = holders(base, task)
@@ -186,9 +186,9 @@ def _standing(base: Play, task: Task, place: _Place) -> dict[str, Any]:
 
 def _order(place: _Place) -> OrderPlace:
     pool, entry = place.pool, place.own
-    marks, scale = place.round.marks_of(entry.task), pool.book.scale
+    order_key, scale = place.round.order_key_of(entry.task), pool.ledger.scale
     # Where the discipline begins its keys with a submission, they are made of parts.
-    parts = bool(marks.base) and not marks.granted
+    parts = bool(order_key.base) and not order_key.granted
     clusters = place.round.clusters(pool)
     return OrderPlace(
         level=entry.level,
@@ -196,11 +196,11 @@ def _order(place: _Place) -> OrderPlace:
         above=place.above,
         before=len(place.before) - place.above,
         key=entry.key,
-        submitted_at=datetime.fromtimestamp(marks.base, UTC) if parts else None,
-        tag_seconds=marks.tag if parts else 0.0,
-        delay_seconds=marks.scaled * scale if parts else 0.0,
+        submitted_at=datetime.fromtimestamp(order_key.base, UTC) if parts else None,
+        tag_seconds=order_key.tag if parts else 0.0,
+        delay_seconds=order_key.scaled * scale if parts else 0.0,
         load_scale=scale if parts else 0.0,
-        granted=marks.granted,
+        granted=order_key.granted,
         virtual_cluster=entry.cluster,
         guaranteed_nodes=clusters.guaranteed(entry.cluster),
         held_nodes=clusters.held(entry.cluster),

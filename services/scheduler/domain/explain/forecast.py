@@ -12,7 +12,12 @@ from datetime import timedelta
 from libs.contracts.messages import Forecast, ReasonCode
 from libs.contracts.reasons import duration
 from libs.contracts.wording import counted
-from services.scheduler.domain.explain.group_simulation import Pace, Play, Stopped, Worlds
+from services.scheduler.domain.explain.group_simulation import (
+    GroupSimulation,
+    IndexCopies,
+    Pace,
+    Stopped,
+)
 from services.scheduler.domain.explain.text import named
 from services.scheduler.domain.model.lifecycle import QUEUED
 
@@ -28,7 +33,9 @@ _UNKNOWN = {
 }
 
 
-def forecast(base: Play, worlds: Worlds, *, alone: bool, rounds_max: int) -> Forecast:
+def forecast(
+    base: GroupSimulation, copies: IndexCopies, *, alone: bool, rounds_max: int
+) -> Forecast:
     """The moment, and between which moments it lies; or why there is none.
 
     ``alone``: the tasks of other groups are not there, as no limit counts several groups.
@@ -39,9 +46,9 @@ def forecast(base: Play, worlds: Worlds, *, alone: bool, rounds_max: int) -> For
     rounds_max += base.rounds
 
     def played(pace: Pace) -> tuple[Forecast, bool] | None:
-        return worlds.apart(
+        return copies.with_copy(
             base.index,
-            lambda index: _played(base.elsewhere(index, pace), alone=alone, rounds_max=rounds_max),
+            lambda index: _played(base.on_copy(index, pace), alone=alone, rounds_max=rounds_max),
         )
 
     found, uncertain = played(Pace.EXPECTED) or (Forecast(unknown=NO_TIME), False)
@@ -70,27 +77,27 @@ RANGE = (
 )
 
 
-def _played(play: Play, *, alone: bool, rounds_max: int) -> tuple[Forecast, bool]:
+def _played(simulation: GroupSimulation, *, alone: bool, rounds_max: int) -> tuple[Forecast, bool]:
     """The forecast at one pace, and whether another pace may come to another one."""
-    now = play.now
+    now = simulation.now
     until = now + timedelta(seconds=HORIZON_SECONDS)
-    stopped = play.run(until=until, rounds_max=rounds_max)
-    assumptions = tuple(_assumptions(play, alone=alone))
+    stopped = simulation.run(until=until, rounds_max=rounds_max)
+    assumptions = tuple(_assumptions(simulation, alone=alone))
     if stopped is None:
-        return Forecast(starts_at=play.now, assumptions=assumptions), play.uncertain
-    passed = duration((play.now - now).total_seconds())
-    unknown = _stopped(play, stopped, passed)
-    return Forecast(unknown=unknown, assumptions=assumptions), play.uncertain
+        return Forecast(starts_at=simulation.now, assumptions=assumptions), simulation.uncertain
+    passed = duration((simulation.now - now).total_seconds())
+    unknown = _stopped(simulation, stopped, passed)
+    return Forecast(unknown=unknown, assumptions=assumptions), simulation.uncertain
 
 
-def _stopped(play: Play, why: Stopped, passed: str) -> str:
-    task = play.task
+def _stopped(simulation: GroupSimulation, why: Stopped, passed: str) -> str:
+    task = simulation.task
     if task is None or task.state is not QUEUED:
         return "its owner, or what it asks for, keeps it from starting"
     endless = ""
-    if play.endless:
+    if simulation.endless:
         endless = "nobody knows how long these runs take, which hold nodes"
-        endless += f": {named(play.endless)}"
+        endless += f": {named(simulation.endless)}"
     if why is Stopped.NOTHING_LEFT:
         return endless or (
             "not even when everything that runs has ended: others before it or limits are in its"
@@ -102,16 +109,16 @@ def _stopped(play: Play, why: Stopped, passed: str) -> str:
             return NO_TIME
         far = (
             "too much happens here to look further ahead:"
-            f" not within {passed} ({counted(play.rounds, 'round')} of decisions)"
+            f" not within {passed} ({counted(simulation.rounds, 'round')} of decisions)"
         )
     return f"{far}; {endless}" if endless else far
 
 
-def _assumptions(play: Play, *, alone: bool) -> Iterator[str]:
+def _assumptions(simulation: GroupSimulation, *, alone: bool) -> Iterator[str]:
     yield "nothing new is submitted, nothing fails, and nodes and policies stay as they are"
-    if play.by_history:
-        group = "" if play.task is None else f" in group {play.task.group}"
-        ends = play.ends_known
+    if simulation.by_history:
+        group = "" if simulation.task is None else f" in group {simulation.task.group}"
+        ends = simulation.ends_known
         yield (
             "runs end at their owners' time limits; where there is none, after as long as half of"
             f" the tasks like them took ({counted(ends, 'end')} known{group})"
@@ -119,7 +126,7 @@ def _assumptions(play: Play, *, alone: bool) -> Iterator[str]:
     else:
         yield "runs end at their owners' time limits"
     yield "runs that are asked to go take as long to save as they may"
-    asked = sorted(play.chosen) if play.started else []
+    asked = sorted(simulation.chosen) if simulation.started else []
     if asked:
         verb = "is" if len(asked) == 1 else "are"
         yield f"{counted(len(asked), 'run')} {verb} asked to leave for it by then: {named(asked)}"

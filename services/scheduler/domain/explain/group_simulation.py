@@ -33,7 +33,7 @@ from services.scheduler.domain.model.lifecycle import (
 )
 from services.scheduler.domain.model.rows import EndedTask, Task
 
-# With fewer ends known, the predictor says nothing that is worth saying.
+# With fewer ends known, the predictor is not used.
 ENDS_MIN = 5
 # At one moment a world comes to rest in a few rounds, or never.
 ROUNDS_AT_REST_MAX = 1_000
@@ -41,7 +41,7 @@ ROUNDS_AT_REST_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much one question may cost; what is left out for it is said, or not said at all."""
+    """How much one question may cost; what is left out because of it is noted."""
 
     # Changes that are tried, and rounds of decisions that the forecast plays.
     trials_max: int = 60
@@ -59,7 +59,7 @@ class Pace(Enum):
 
     # By their limits, else by the predictor's median; with all the time to save that they have.
     EXPECTED = "expected"
-    # As early as one in ten of the tasks like them, and at once when they are asked to go.
+    # As early as one in ten of the tasks like them, and at once when they are requested to leave.
     EARLY = "early"
     # By their limits, else as late as nine in ten.
     LATE = "late"
@@ -103,15 +103,15 @@ def expected_left(
     return limit
 
 
-class Worlds(Protocol):
-    """Gives each trial a copy of an index, so that what it does is seen by nobody."""
+class IndexCopies(Protocol):
+    """Gives each trial a copy of an index, so that it changes nothing else."""
 
-    def apart(self, index: Index, play: Callable[[Index], Any]) -> Any:  # noqa: ANN401 - what it says
+    def with_copy(self, index: Index, simulation: Callable[[Index], Any]) -> Any:  # noqa: ANN401 - what it returns
         """What ``play`` returns when it has a copy of the index for itself; None: no time."""
         ...
 
 
-class Play:
+class GroupSimulation:
     """The group of one task from a moment on. The index is its own: it is changed.
 
     ``ends`` False: no run ends by itself, so that time alone is what changes anything.
@@ -129,10 +129,10 @@ class Play:
         self.index = index
         self.now = now
         self.task_id = task_id
-        # Decisions that ask a run to go for the task, and why it waits, as last decided.
+        # Decisions that preempt a run for the task, and why it waits, as last decided.
         self.chosen: dict[str, Preempt | Kill] = {}
         self.why: Reason | None = None
-        # True once a run was asked to go for anything else.
+        # True once a run was preempted for anything else.
         self.disturbed = False
         self.rounds = 0
         # Runs of which nobody knows when they end; whether the predictor was asked, and from how
@@ -150,7 +150,7 @@ class Play:
         # From when on the ends of runs are played.
         self._running = False
 
-    def elsewhere(self, index: Index, pace: Pace) -> Play:
+    def on_copy(self, index: Index, pace: Pace) -> GroupSimulation:
         """The same moment on a copy of the index, at a pace of its own."""
         twin = copy(self)
         twin.index, twin._pace = index, pace  # noqa: SLF001 - of the same class
@@ -177,7 +177,7 @@ class Play:
 
     # Rounds.
 
-    def rest(self) -> None:
+    def settle(self) -> None:
         """Decide until nothing more is decided at this moment."""
         for _ in range(ROUNDS_AT_REST_MAX):
             plan = decide(Snapshot.view(self.index), self.now)
@@ -227,10 +227,10 @@ class Play:
             deleted=[(Task, (task.id,)) for task in over],
         )
 
-    # What others do.
+    # What the world around the scheduler does.
 
     def put(self, *rows: object) -> None:
-        """Change rows as somebody from outside does."""
+        """Change rows as an event from outside does."""
         self.index.apply(put=rows)
 
     def exit(self, task_id: str, kind: ExitKind) -> None:
@@ -247,7 +247,7 @@ class Play:
         self._put(observations.exited(task, event, self.now, self.index.settings))
 
     def leave_queue(self, task_id: str) -> None:
-        """A waiting task is gone."""
+        """Delete a waiting task."""
         self.index.apply(deleted=[(Task, (task_id,))])
 
     def _expect(self, task: Task) -> None:
@@ -305,7 +305,7 @@ class Play:
                 return Stopped.TOO_FAR
             self.now = max(self.now, moment)
             self._happen()
-            self.rest()
+            self.settle()
         return None
 
     def _next(self) -> datetime | None:

@@ -6,7 +6,7 @@ import heapq
 from datetime import datetime, timedelta
 
 from libs.contracts.messages import Holder, ReasonCode
-from services.scheduler.domain.explain.group_simulation import Play
+from services.scheduler.domain.explain.group_simulation import GroupSimulation
 from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.model.lifecycle import KILLING, PREEMPTING
 from services.scheduler.domain.model.rows import Task
@@ -25,7 +25,7 @@ _HELD = frozenset(
 )
 
 
-def holders(base: Play, task: Task) -> tuple[tuple[Holder, ...], int]:
+def holders(base: GroupSimulation, task: Task) -> tuple[tuple[Holder, ...], int]:
     """The first runs by their known ends, and how many there are in all."""
     why = base.why or task.reason
     if why.code not in _HELD:
@@ -38,7 +38,7 @@ def holders(base: Play, task: Task) -> tuple[tuple[Holder, ...], int]:
     return tuple(first), len(found)
 
 
-def _holds(base: Play, task: Task, run: Task, code: ReasonCode) -> bool:
+def _holds(base: GroupSimulation, task: Task, run: Task, code: ReasonCode) -> bool:
     """True if the end of the run gives back some of what the task waits for."""
     index = base.index
     if code is ReasonCode.WAITS_FOR_QUOTA:
@@ -56,13 +56,13 @@ def _holds(base: Play, task: Task, run: Task, code: ReasonCode) -> bool:
     return any(node is not None and selector <= set(node.labels) for node in nodes)
 
 
-def _under_limit(base: Play, task: Task, run: Task) -> bool:
+def _under_limit(base: GroupSimulation, task: Task, run: Task) -> bool:
     """True if one of the limits that count the task counts the run, for the same subject."""
-    ledger = base.index.ledger
-    wanted = {row.key for row in ledger.rows(task, task.level)}
+    quota_usage = base.index.quota_usage
+    wanted = {row.key for row in quota_usage.rows(task, task.level)}
     return any(
         row.key in wanted and (bool(row.user or row.team) or run.owner == task.owner)
-        for row in ledger.rows(run, run.level)
+        for row in quota_usage.rows(run, run.level)
     )
 
 

@@ -17,7 +17,12 @@ from libs.contracts.ids import NodeId
 from libs.contracts.messages import ExitKind, Priority, PriorityChanged, ReasonCode, Unit
 from libs.contracts.reasons import duration, level_name
 from libs.contracts.wording import counted as number
-from services.scheduler.domain.explain.group_simulation import Bounds, Play, Worlds, expected_left
+from services.scheduler.domain.explain.group_simulation import (
+    Bounds,
+    GroupSimulation,
+    IndexCopies,
+    expected_left,
+)
 from services.scheduler.domain.explain.text import moment, named
 from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.facts.snapshot import Snapshot
@@ -30,7 +35,7 @@ from services.scheduler.domain.model.values import LEVELS, WEIGHTS
 from services.scheduler.domain.placement.capacity import slots_of
 from services.scheduler.domain.queue.entry import Entry
 from services.scheduler.domain.round import Round
-from services.scheduler.domain.slices.budgets import counted, turn_budget
+from services.scheduler.domain.slices.budgets import account_now, slice_budget
 
 # The part of the time for a question that looking for remedies may take.
 REMEDIES_PART = 0.45
@@ -84,20 +89,22 @@ class Outcome:
     chosen: dict[str, Preempt | Kill]
 
 
-def attempt(play: Play, change: Change) -> Outcome:
+def attempt(simulation: GroupSimulation, change: Change) -> Outcome:
     """Do the change in a world, and see whether the task gets its nodes or the promise of them."""
-    play.put(*change.put)
+    simulation.put(*change.put)
     for task_id in change.ends:
-        play.exit(task_id, ExitKind.OK)
+        simulation.exit(task_id, ExitKind.OK)
     for task_id in change.gone:
-        play.leave_queue(task_id)
-    play.rest()
+        simulation.leave_queue(task_id)
+    simulation.settle()
     if change.within_seconds is not None:
-        until = play.now + timedelta(seconds=change.within_seconds)
-        play.run(until=until, rounds_max=TIME_ROUNDS_MAX, ends=False)
+        until = simulation.now + timedelta(seconds=change.within_seconds)
+        simulation.run(until=until, rounds_max=TIME_ROUNDS_MAX, ends=False)
         # Where others' runs go meanwhile, it is not time alone that helps.
-        return Outcome(play.served and not play.disturbed, play.now, play.chosen)
-    return Outcome(play.served, play.now, play.chosen)
+        return Outcome(
+            simulation.served and not simulation.disturbed, simulation.now, simulation.chosen
+        )
+    return Outcome(simulation.served, simulation.now, simulation.chosen)
 
 
 class Remedies:
@@ -105,8 +112,8 @@ class Remedies:
 
     def __init__(
         self,
-        base: Play,
-        worlds: Worlds,
+        base: GroupSimulation,
+        copies: IndexCopies,
         *,
         entry: Entry,
         ahead: Sequence[str],
@@ -115,7 +122,7 @@ class Remedies:
         task = base.task
         assert task is not None, "asked only for a task that waits"
         self._base = base
-        self._worlds = worlds
+        self._worlds = copies
         self._index = base.index
         self._task = task
         self._now = base.now
@@ -161,10 +168,10 @@ class Remedies:
         self._trials += 1
         task_id, now, expired = self._task.id, self._now, self._expired
 
-        def play(index: Index) -> Outcome:
-            return attempt(Play(index, task_id, now, expired=expired), change)
+        def simulation(index: Index) -> Outcome:
+            return attempt(GroupSimulation(index, task_id, now, expired=expired), change)
 
-        found: Outcome | None = self._worlds.apart(self._index, play)
+        found: Outcome | None = self._worlds.with_copy(self._index, simulation)
         return found
 
     def _helps(self, change: Change) -> Outcome | None:
@@ -219,8 +226,8 @@ class Remedies:
             f" which loses about {duration(cost)} of one node's time"
         )
         if pool.discipline.pays:
-            book = pool.book
-            tokens = counted(turn_budget(pool), book.tokens, book.tokens_at, round_).tokens
+            ledger = pool.ledger
+            tokens = account_now(slice_budget(pool), ledger.tokens, ledger.tokens_at, round_).tokens
             has = f"holds {duration(tokens)}" if tokens >= 0 else f"owes {duration(-tokens)}"
             text += f"; the budget for such losses {has} of one node's time now" + (
                 ", and enough by then" if tokens < cost else ""
@@ -374,7 +381,7 @@ class Remedies:
         round_ = Round(Snapshot.view(self._index), self._now)
         task, level = self._task, self._entry.level
         need = round_.totals.need(task.shape)
-        excess = round_.ledger.excess(task, level, need)
+        excess = round_.quota_usage.excess(task, level, need)
         if excess is None:
             # An AUTO task counts at the level that its limits leave it.
             return
@@ -387,9 +394,9 @@ class Remedies:
             yield from self._runs(under, instead=text)
         raised: dict[object, object] = {}
         words: list[str] = []
-        ledger = round_.ledger
-        for row in ledger.rows(task, level)[:LIMITS_RAISED_MAX]:
-            most = ledger.held(row, task) + need.of(row.unit)
+        quota_usage = round_.quota_usage
+        for row in quota_usage.rows(task, level)[:LIMITS_RAISED_MAX]:
+            most = quota_usage.held(row, task) + need.of(row.unit)
             if need.of(row.unit) and most > row.limit:
                 raised[row.key] = replace(row, limit=most)
                 unit = "nodes" if row.unit is Unit.NODES else "GPUs"
@@ -403,7 +410,7 @@ class Remedies:
     def _counts(self, key: tuple[str, str, str, Any], run: Task) -> bool:
         """True if a run is counted by a limit, for the subject that the task is of."""
         group, user, team, level = key
-        rows = self._index.ledger.rows(run, run.level)
+        rows = self._index.quota_usage.rows(run, run.level)
         return any(row.key == (group, user, team, level) for row in rows) and (
             bool(user or team) or run.owner == self._task.owner
         )

@@ -16,9 +16,9 @@ from datetime import datetime
 from libs.contracts.ids import TaskId
 from services.scheduler.domain.disciplines.timeshare.history import History
 from services.scheduler.domain.facts.pool import Pool, waiting_since
-from services.scheduler.domain.facts.timers import Kind, Moment, Moments, moments_of
+from services.scheduler.domain.facts.timers import Timer, TimerKind, Timers, timers_of
 from services.scheduler.domain.facts.totals import Totals
-from services.scheduler.domain.limits.quota import Ledger, held_need, minus
+from services.scheduler.domain.limits.quota import QuotaUsage, held_need, minus
 from services.scheduler.domain.model.decisions import Plan
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
 from services.scheduler.domain.model.lifecycle import (
@@ -67,8 +67,8 @@ class Index:
         self.pools: dict[str, Pool] = {}
         self.held: dict[str, Task] = {}
         self.unsettled: set[str] = set()
-        self.moments = Moments()
-        self.ledger = Ledger(self.limits)
+        self.timers = Timers()
+        self.quota_usage = QuotaUsage(self.limits)
         self.totals = Totals((), settings)
         self.capacity = Capacity((), settings)
         # Who has which bits of a node, and which bits are kept for somebody.
@@ -78,7 +78,7 @@ class Index:
         self.drained: set[str] = set()
         self.settled_at: datetime | None = None
         # Moments that were past when they came into being: no round has seen them.
-        self.overdue: set[Moment] = set()
+        self.overdue: set[Timer] = set()
         # Nodes that take no new runs because a run on them is not among the tasks here.
         self.withheld: AbstractSet[str] = frozenset()
         self._slots: dict[str, tuple[Slot, ...]] = {}
@@ -119,7 +119,7 @@ class Index:
                 self.tasks[after.id] = after
                 self._enter(after, old)
             elif old is not None:
-                self.pools[old.group].gone(old.owner)
+                self.pools[old.group].forget_idle_owner(old.owner)
         return concerned
 
     def _put(self, row: object) -> bool:
@@ -139,10 +139,10 @@ class Index:
             self.ledgers[row.group] = row
             if row.group in self.pools:
                 pool = self.pools[row.group]
-                moved = row.scale != pool.book.scale
+                moved = row.scale != pool.ledger.scale
                 pool.rescale(row, self.tasks)
                 # In a new order others may be first.
-                pool.wide = pool.wide or moved
+                pool.full_scan = pool.full_scan or moved
         else:
             return False
         return True
@@ -165,7 +165,7 @@ class Index:
                         self._note_drained(self.tasks[task_id])
             pool = self.pools.get(node.group)
             if pool is not None:
-                pool.units, pool.wide = self.totals.units(node.group), True
+                pool.units, pool.full_scan = self.totals.units(node.group), True
                 pool.nodes_changed = pool.nodes_changed or changed
 
     def _forget_node(self, node_id: str) -> bool:
@@ -181,7 +181,7 @@ class Index:
 
     def _widen(self) -> None:
         for pool in self.pools.values():
-            pool.wide = pool.nodes_changed = True
+            pool.full_scan = pool.nodes_changed = True
 
     def pool(self, group: str) -> Pool:
         """The pool of a group, made when it is first named."""
@@ -191,8 +191,11 @@ class Index:
             if policy is None or policy.removed:
                 policy = GroupPolicy(group, policy=self.settings.policy)
             found = Pool(group, policy, self.settings, width=self.totals.width(group))
-            found.units, found.narrow = self.totals.units(group), self.totals.narrow(group)
-            found.book = self.ledgers.get(group, found.book)
+            found.units, found.least_node_share = (
+                self.totals.units(group),
+                self.totals.least_node_share(group),
+            )
+            found.ledger = self.ledgers.get(group, found.ledger)
             found.limited = bool(self.limits)
             self.pools[group] = found
         return found
@@ -206,33 +209,33 @@ class Index:
         new.finishes, new.history = old.finishes, old.history
         for task_id in old.sizes:
             task = self.tasks[task_id]
-            for moment in self._moments_of(task, old):
-                self._forget(moment)
-            for moment in self._moments_of(task, new):
-                self._expect(moment)
+            for timer in self._timers_of(task, old):
+                self._forget(timer)
+            for timer in self._timers_of(task, new):
+                self._expect(timer)
             new.enter(task)
             self._compare_level(new, task)
 
     # Tasks.
 
-    def _moments_of(self, task: Task, pool: Pool) -> Iterator[Moment]:
+    def _timers_of(self, task: Task, pool: Pool) -> Iterator[Timer]:
         silent_seconds = self.settings.silent_ack_seconds_max
-        return moments_of(task, pool.policy, pool.protected_seconds, silent_seconds)
+        return timers_of(task, pool.policy, pool.protected_seconds, silent_seconds)
 
-    def _expect(self, moment: Moment) -> None:
-        self.moments.add(moment)
+    def _expect(self, timer: Timer) -> None:
+        self.timers.add(timer)
         settled = self.settled_at
-        if settled and moment.at <= settled.timestamp() and moment.kind is not Kind.OPENS:
-            self.overdue.add(moment)
+        if settled and timer.at <= settled.timestamp() and timer.kind is not TimerKind.OPENS:
+            self.overdue.add(timer)
 
-    def _forget(self, moment: Moment) -> None:
-        self.moments.remove(moment)
-        self.overdue.discard(moment)
+    def _forget(self, timer: Timer) -> None:
+        self.timers.remove(timer)
+        self.overdue.discard(timer)
 
     def _leave(self, old: Task, after: Task | None) -> None:
         pool = self.pools[old.group]
-        for moment in self._moments_of(old, pool):
-            self._forget(moment)
+        for timer in self._timers_of(old, pool):
+            self._forget(timer)
         self.unsettled.discard(old.id)
         if after is None or after.state is not QUEUED or after.promised:
             pool.arrived.pop(old.id, None)
@@ -245,17 +248,17 @@ class Index:
             self.drained.discard(old.id)
         if (old.placements or old.promised) and not old.same_holdings(after):
             self._take_back(old)
-            pool.wide = True
-            if self.ledger.across:
+            pool.full_scan = True
+            if self.quota_usage.across:
                 # Others of its owner may run elsewhere.
                 for other in self.pools.values():
-                    other.wide = True
+                    other.full_scan = True
 
     def _enter(self, task: Task, old: Task | None) -> None:
         pool = self.pool(task.group)
         pool.enter(task)
-        for moment in self._moments_of(task, pool):
-            self._expect(moment)
+        for timer in self._timers_of(task, pool):
+            self._expect(timer)
         if GOALS[task.goal, task.state] is not None:
             self.unsettled.add(task.id)
         if task.holds:
@@ -273,13 +276,13 @@ class Index:
         if (task.placements or task.promised) and (old is None or not task.same_holdings(old)):
             self._give(task)
             # Who is covered by a guarantee changes with what others of his have.
-            pool.wide = pool.wide or bool(pool.clusters)
+            pool.full_scan = pool.full_scan or bool(pool.clusters)
         if old is not None and old.is_silent and task.holds and not task.is_silent:
             # It can save from now on: its turn costs less.
-            pool.wide = True
+            pool.full_scan = True
         if task.state in LEAVING and (old is None or old.state not in LEAVING):
             # What it has, and is not promised to the one it goes for, is coming free.
-            pool.wide = True
+            pool.full_scan = True
 
     @staticmethod
     def _compare_level(pool: Pool, task: Task) -> None:
@@ -324,7 +327,7 @@ class Index:
             else:
                 there[task.id] = mask
         self._sync(slots, resources, contention_key=False, taken=True)
-        self.ledger.charge(task, task.level, held_need(task))
+        self.quota_usage.charge(task, task.level, held_need(task))
         if task.group in self.totals.zoned and len(slots) > 1:
             self._note_crossing(task)
 
@@ -352,7 +355,7 @@ class Index:
                 del owners[node_id]
             contention_key = contention_key or node_id in others or bool(there)
         self._sync(slots, resources, contention_key=contention_key, taken=False)
-        self.ledger.charge(task, task.level, minus(held_need(task)))
+        self.quota_usage.charge(task, task.level, minus(held_need(task)))
 
     def _sync(
         self,
@@ -472,7 +475,10 @@ class Index:
             for task_id in self.holders.get(node_id, ()):
                 self._note_drained(self.tasks[task_id])
         for group, pool in list(self.pools.items()):
-            pool.units, pool.narrow = self.totals.units(group), self.totals.narrow(group)
+            pool.units, pool.least_node_share = (
+                self.totals.units(group),
+                self.totals.least_node_share(group),
+            )
             if pool.width != self.totals.width(group):
                 self._rebuild(group)
         self._widen()
@@ -481,11 +487,11 @@ class Index:
         """Follow the limits that changed: what they count, and what waits for them."""
         changed = [self.limits[key] for key in sorted(self._changed_limits)]
         self._changed_limits.clear()
-        self.ledger.change(changed, self._held_by)
+        self.quota_usage.change(changed, self._held_by)
         for group, pool in list(self.pools.items()):
             if pool.limited != bool(self.limits):
                 self._rebuild(group)
-                self.pools[group].wide = self.pools[group].nodes_changed = True
+                self.pools[group].full_scan = self.pools[group].nodes_changed = True
         for row in changed:
             own = self.pools.get(row.group)
             for pool in self.pools.values() if not row.group else [own] if own else []:
@@ -505,12 +511,12 @@ class Index:
         Of a user's or a team's limit those are the first tasks of its queues; the others of a queue
         are stopped by the same.
         """
-        pool.wide = True
+        pool.full_scan = True
         if not row.user and not row.team:
             pool.nodes_changed = True
             return
-        lanes = pool.lanes
-        for queue in lanes.owned(row.user) if row.user else lanes.of_team(row.team):
+        queues = pool.queues
+        for queue in queues.owned(row.user) if row.user else queues.of_team(row.team):
             task_id = queue.keys[0][1]
             pool.arrived[task_id] = self.tasks[task_id]
 
@@ -537,13 +543,13 @@ class Index:
         for group, value in learned.items():
             self.pool(group).saved(value)
 
-    def due(self, now: datetime) -> list[Moment]:
+    def due(self, now: datetime) -> list[Timer]:
         """The moments that came since the last round, in order."""
         seconds = now.timestamp()
         after = self.settled_at.timestamp() if self.settled_at else None
         # Where the clock was set back, what was past may be still to come.
-        overdue = {moment for moment in self.overdue if moment.at <= seconds}
-        return sorted({*overdue, *self.moments.between(after, seconds)})
+        overdue = {timer for timer in self.overdue if timer.at <= seconds}
+        return sorted({*overdue, *self.timers.between(after, seconds)})
 
     def unsettle(self, task_id: str) -> None:
         """Forget what rounds have settled: the next one evaluates everything, as a new leader's,
@@ -554,11 +560,11 @@ class Index:
         self.settled_at = None
         self.overdue.clear()
         for pool in self.pools.values():
-            pool.wide = pool.nodes_changed = True
+            pool.full_scan = pool.nodes_changed = True
             pool.due_at = None
             tasks = (self.tasks[task_id] for _, task_id in pool.unserved)
             pool.arrived = {task.id: task for task in tasks if not task.promised}
-            pool.recognise()
+            pool.skip_known_arrivals()
         task = self.tasks[task_id]
         if task.state is QUEUED and not task.promised:
             self.pools[task.group].arrived[task_id] = task
@@ -568,7 +574,7 @@ class Index:
 
         For an index of somebody's own that is about one group.
         """
-        if self.ledger.across:
+        if self.quota_usage.across:
             return False
         own = self.pools[group]
         self.pools = {group: own}
@@ -577,8 +583,8 @@ class Index:
         self.unsettled &= self.tasks.keys()
         self.drained &= self.tasks.keys()
         self.holders, self.keepers = self._own(self.holders), self._own(self.keepers)
-        self.moments = self.moments.of(self.tasks)
-        self.overdue = {moment for moment in self.overdue if moment.task_id in self.tasks}
+        self.timers = self.timers.of(self.tasks)
+        self.overdue = {timer for timer in self.overdue if timer.task_id in self.tasks}
         return True
 
     def _own(self, owners: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
@@ -593,7 +599,7 @@ class Index:
 
         Groups that the plan leaves out are as if no round had been: their moments stay due.
         """
-        left_out: list[Moment] = []
+        left_out: list[Timer] = []
         if plan.left_out or plan.left_out_tasks:
             left_out = [each for each in self.due(plan.decided_at) if self._left_out(each, plan)]
         self.settled_at = plan.decided_at
@@ -602,7 +608,7 @@ class Index:
         for group, look in plan.scans.items():
             pool = self.pools[group]
             pool.arrived.clear()
-            pool.wide = pool.nodes_changed = False
+            pool.full_scan = pool.nodes_changed = False
             pool.relevel.clear()
             # What was decided about a single task may have been left out; and the end of a run
             # may have been observed meanwhile.
@@ -614,12 +620,12 @@ class Index:
             pool.due_at = look.due_at
             pool.slice_round_at = look.slice_round_at
 
-    def _left_out(self, moment: Moment, plan: Plan) -> bool:
+    def _left_out(self, timer: Timer, plan: Plan) -> bool:
         """True if the plan does without what the moment asks for."""
-        if moment.task_id in plan.left_out_tasks:
+        if timer.task_id in plan.left_out_tasks:
             return True
-        group = self.tasks[moment.task_id].group
-        return group in plan.left_out and moment.kind is not Kind.EXPIRES
+        group = self.tasks[timer.task_id].group
+        return group in plan.left_out and timer.kind is not TimerKind.EXPIRES
 
 
 def exceeds(node: Node, resources: NodeResources, others: Iterable[NodeResources]) -> bool:

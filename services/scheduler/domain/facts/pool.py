@@ -19,12 +19,12 @@ from services.scheduler.domain.disciplines.timeshare.history import History
 from services.scheduler.domain.disciplines.timeshare.rule import RULE
 from services.scheduler.domain.disciplines.timeshare.tempo import Tempo, tempo_of, unit_of
 from services.scheduler.domain.limits.coverage import Cost, Coverage, cheapest
-from services.scheduler.domain.limits.virtual_clusters import Clusters
+from services.scheduler.domain.limits.virtual_clusters import VirtualClusters
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
 from services.scheduler.domain.model.lifecycle import LEAVING, PAUSED, QUEUED
 from services.scheduler.domain.model.rows import EndedTask, PoolLedger, Task
 from services.scheduler.domain.model.values import WEIGHTS, Key, OrderKey, Shape
-from services.scheduler.domain.queue.queues import AUTO, NOBODY, Lanes, QueueName, Who
+from services.scheduler.domain.queue.queues import AUTO, NO_SCOPE, LimitScope, QueueName, Queues
 from services.scheduler.domain.queue.unserved import Unserved
 
 
@@ -72,22 +72,22 @@ class Pool:
         self.width = max(1, width)
         self.units = 0.0
         # The smallest node with GPUs as a part of the largest.
-        self.narrow = 1.0
-        self.book = PoolLedger(group)
-        self.clusters = Clusters(policy)
+        self.least_node_share = 1.0
+        self.ledger = PoolLedger(group)
+        self.clusters = VirtualClusters(policy)
         self.coverage = Coverage(self.clusters)
         self.limited = False
         self.history = History()
         self.saved_ends = 0
-        # The pace, and what it was reckoned from.
+        # The pace, and what it was computed from.
         self._tempo = Tempo(RULE, policy.timeshare)
         self._paced: tuple[float, int] | None = None
-        self.lanes = Lanes()
-        # Queued tasks without valid marks; those that are promised nodes; runs on their way out.
-        self.fresh: dict[str, Task] = {}
+        self.queues = Queues()
+        # Queued tasks without a valid order key; those that are promised nodes; leaving runs.
+        self.unkeyed: dict[str, Task] = {}
         self.promised: dict[str, Task] = {}
         self.leaving: dict[str, Task] = {}
-        # Runs that could be asked to go, by weight: by key; by size and cost; and their sizes' sum.
+        # Runs that could be preempted, by weight: by key; by size and cost; and their sizes' sum.
         self.running: dict[int, list[Key]] = {}
         self.costs: dict[int, dict[float, list[Cost]]] = {}
         self.held_units: dict[int, float] = {}
@@ -100,12 +100,12 @@ class Pool:
         # keeps from the level that they should count at.
         self.relevel: set[str] = set()
         self.level_blocked: set[str] = set()
-        # Runs whose marks are another discipline's.
+        # Runs whose order key is another discipline's.
         self.foreign: dict[str, Task] = {}
         # Tasks that wait or run (paused ones want nothing): Σ size, Σ size x since when they age;
         # by owner, how many, their size, what they hold, and the end of their tags.
         self.live_units = 0.0
-        self.live_moments = 0.0
+        self.live_since_sum = 0.0
         self.owners: dict[str, int] = {}
         self.owner_units: dict[str, float] = {}
         self.owner_held: dict[str, float] = {}
@@ -114,9 +114,9 @@ class Pool:
         self.unended: dict[str, int] = {}
         # Waiting tasks, the longest without service first.
         self.unserved = Unserved()
-        # What the next round has to look at, and when time alone makes it look.
+        # What the next round has to evaluate, and when time alone requires one.
         self.arrived: dict[str, Task] = {}
-        self.wide = True
+        self.full_scan = True
         self.nodes_changed = True
         self.due_at: datetime | None = None
         self.slice_round_at: datetime | None = None
@@ -142,7 +142,7 @@ class Pool:
 
     @property
     def protected_seconds(self) -> float:
-        """How long a run is left alone by everybody."""
+        """How long a run is not preempted at all."""
         own = self.policy.protected_seconds
         return self.settings.protected_seconds if own is None else own
 
@@ -151,16 +151,16 @@ class Pool:
         found = self.sizes.get(task.id)
         return units_of(task.shape, self.width) if found is None else found
 
-    def key(self, marks: OrderKey) -> float:
+    def key(self, order_key: OrderKey) -> float:
         """The order key at the present scale."""
-        return marks.key + self.book.scale * marks.scaled
+        return order_key.key + self.ledger.scale * order_key.scaled
 
-    def who(self, task: Task) -> Who:
+    def limit_scope(self, task: Task) -> LimitScope:
         """Whose limits count for a task."""
         cluster = self.clusters.of(task) if self.clusters else ""
         if self.limited or self.discipline.by_user or self.guarded:
             return cluster, task.owner, task.team if self.limited else ""
-        return (cluster, "", "") if cluster else NOBODY
+        return (cluster, "", "") if cluster else NO_SCOPE
 
     def level(self, task: Task) -> Priority:
         """The level a task that waits counts at: its own, or what it sank to by running."""
@@ -176,10 +176,10 @@ class Pool:
     def name(self, task: Task) -> QueueName:
         """The queue a waiting task belongs to."""
         weight = AUTO if task.is_auto else WEIGHTS[self.level(task)]
-        return QueueName(weight, task.shape, self.who(task))
+        return QueueName(weight, task.shape, self.limit_scope(task))
 
-    def marked(self, task: Task) -> bool:
-        """True if a queued task has marks of this discipline."""
+    def has_order_key(self, task: Task) -> bool:
+        """True if a queued task has an order key of this discipline."""
         return task.marks.policy == self.discipline.name and task.marks.waiting
 
     # Changes of rows.
@@ -198,7 +198,7 @@ class Pool:
     def least_units(self, shape: Shape) -> float:
         """What a gang must find at least: whole nodes may be small, CPU ranks are only counted."""
         if shape.gpus is None:
-            return shape.nodes * self.narrow
+            return shape.nodes * self.least_node_share
         return units_of(shape, self.width) if shape.gpus else 0.0
 
     def enter(self, task: Task) -> None:
@@ -243,32 +243,32 @@ class Pool:
         """Count a task that wants nodes, or forget it (negative)."""
         owner = task.owner
         self.live_units += size
-        self.live_moments += size * (task.marks.base or task.submitted_at.timestamp())
+        self.live_since_sum += size * (task.marks.base or task.submitted_at.timestamp())
         self.owners[owner] = self.owners.get(owner, 0) + one
         if not self.owners[owner]:
             del self.owners[owner], self.owner_units[owner]
             self.owner_held.pop(owner, None)
             if not self.owners:
                 # Sums of many small steps end at exactly nothing.
-                self.live_units = self.live_moments = 0.0
+                self.live_units = self.live_since_sum = 0.0
             return
         self.owner_units[owner] = self.owner_units.get(owner, 0.0) + size
         if task.holds or task.promised:
             self.owner_held[owner] = self.owner_held.get(owner, 0.0) + size
 
-    def recognise(self) -> None:
-        """After a restart: who waits with a place and a reason was looked at before.
+    def skip_known_arrivals(self) -> None:
+        """After a restart: tasks that wait with an order key and a reason were evaluated before.
 
-        Their queues are walked along as in any round; only who is new is looked at one by one.
+        Their queues are walked along as in any round; only new tasks are evaluated individually.
         """
         looked_at = [
-            key for key, task in self.arrived.items() if task.accepted and self.marked(task)
+            key for key, task in self.arrived.items() if task.accepted and self.has_order_key(task)
         ]
         for task_id in looked_at:
             del self.arrived[task_id]
 
-    def gone(self, owner: str) -> None:
-        """After a change: an owner without live tasks begins anew."""
+    def forget_idle_owner(self, owner: str) -> None:
+        """After a change: forget what an owner without live tasks had."""
         if owner in self.unended:
             return
         if not self.discipline.by_user:
@@ -282,20 +282,20 @@ class Pool:
         self.unserved.add(name, waiting_since(task))
         if task.promised:
             self.promised[task.id] = task
-        elif self.marked(task):
-            self.lanes.add(name, (self.key(task.marks), task.id))
+        elif self.has_order_key(task):
+            self.queues.add(name, (self.key(task.marks), task.id))
         else:
-            self.fresh[task.id] = task
+            self.unkeyed[task.id] = task
 
     def _unwait(self, task: Task) -> None:
         name = self.name(task)
         self.unserved.remove(name, waiting_since(task))
         if task.promised:
             _drop(self.promised, task.id)
-        elif self.marked(task):
-            self.lanes.remove(name, (self.key(task.marks), task.id))
+        elif self.has_order_key(task):
+            self.queues.remove(name, (self.key(task.marks), task.id))
         else:
-            _drop(self.fresh, task.id)
+            _drop(self.unkeyed, task.id)
 
     def _run(self, task: Task, size: float) -> None:
         weight = WEIGHTS[task.level]
@@ -335,26 +335,26 @@ class Pool:
         """Smaller = cheaper for runs of one size, at every moment alike."""
         return self.move_seconds(task) - saved_until(task), task.id
 
-    def rescale(self, book: PoolLedger, tasks: Mapping[str, Task]) -> None:
-        """Take a new book over; if the scale changed, all that is in order of keys is sorted
+    def rescale(self, ledger: PoolLedger, tasks: Mapping[str, Task]) -> None:
+        """Take a new ledger over; if the scale changed, all that is in order of keys is sorted
         again. Nothing else depends on the scale.
         """
-        moved = book.scale != self.book.scale
-        self.book = book
+        moved = ledger.scale != self.ledger.scale
+        self.ledger = ledger
         if not moved:
             return
 
         def keyed(row: list[Key]) -> list[Key]:
             # As ``key``, without a call for each of what may be 100,000 tasks.
-            scale = book.scale
+            scale = ledger.scale
             return sorted(
                 [
-                    ((marks := tasks[task_id].marks).key + scale * marks.scaled, task_id)
+                    ((order_key := tasks[task_id].marks).key + scale * order_key.scaled, task_id)
                     for _, task_id in row
                 ]
             )
 
-        self.lanes.rekey(keyed)
+        self.queues.rekey(keyed)
         for row in self.running.values():
             row[:] = keyed(row)
 
@@ -377,7 +377,7 @@ class Pool:
         return len(self.unserved)
 
     def lower_units(self, weight: int) -> float:
-        """Node equivalents held by runs of lower levels that could be asked to go."""
+        """Node equivalents held by runs of lower levels that could be preempted."""
         return sum(held for level, held in self.held_units.items() if level < weight)
 
     def cheapest(self, weight: int, now: float) -> Iterator[Cost]:

@@ -1,7 +1,7 @@
-"""What ``decide`` looks at: the rows of one moment, with the indexes over them.
+"""What ``decide`` reads: the rows of one moment, with the indexes over them.
 
 Made by an ``Index`` it is a view, valid until the index changes. ``Snapshot.of`` builds the same
-from the bare rows, with everything still to be looked at: the slow, obviously right way, used by
+from the bare rows, with everything still to be evaluated: the slow, obviously right way, used by
 tests, ``replay.py`` and the dry run.
 """
 
@@ -26,7 +26,7 @@ class Snapshot:
     version: int
     index: Index
     # Groups that are not to be shared out, and tasks that nothing urgent is to be decided about:
-    # deciding about them failed a moment ago.
+    # deciding about them has just failed.
     left_out: frozenset[str] = frozenset()
     left_out_tasks: frozenset[str] = frozenset()
 
@@ -90,7 +90,7 @@ class Snapshot:
 
     @property
     def capacity(self) -> Capacity:
-        """What is observed free and promised to nobody."""
+        """What is observed free and not promised."""
         return self.index.capacity
 
     @property
@@ -100,5 +100,5 @@ class Snapshot:
 
     @property
     def inventory_listed(self) -> bool:
-        """True once every runtime's full list of nodes was heard, and all of them are known."""
+        """True once every runtime's full list of nodes was received, and all of them are known."""
         return self.index.listed()

@@ -1,4 +1,4 @@
-"""Every moment at which time alone changes something about a task, in one sorted list.
+"""Timers: every moment at which time alone changes something about a task, in one sorted list.
 
 ``index.py`` keeps it; ``decide`` takes what has come since the last round that settled.
 """
@@ -17,8 +17,8 @@ from services.scheduler.domain.model.lifecycle import PREEMPTING, QUEUED, RUNNIN
 from services.scheduler.domain.model.rows import Task
 
 
-class Kind(StrEnum):
-    """What comes due."""
+class TimerKind(StrEnum):
+    """What a timer is about."""
 
     EXPIRES = "expires"
     RETRIES = "retries"
@@ -28,12 +28,12 @@ class Kind(StrEnum):
     OPENS = "opens"
 
 
-class Moment(NamedTuple):
+class Timer(NamedTuple):
     """When, whose, what; seconds since the epoch."""
 
     at: float
     task_id: str
-    kind: Kind
+    kind: TimerKind
 
 
 def expires_at(task: Task, silent_seconds: float) -> datetime | None:
@@ -88,62 +88,62 @@ def protected_until(task: Task, protected_seconds: float) -> datetime | None:
     return task.run_started_at + timedelta(seconds=protected_seconds)
 
 
-def moments_of(
+def timers_of(
     task: Task, policy: GroupPolicy, protected_seconds: float, silent_seconds: float
-) -> Iterator[Moment]:
-    """The moments of one task, in the state it is in."""
+) -> Iterator[Timer]:
+    """The timers of one task, in the state it is in."""
     if task.state is QUEUED:
         if task.not_before_at is not None:
-            yield Moment(task.not_before_at.timestamp(), task.id, Kind.RETRIES)
+            yield Timer(task.not_before_at.timestamp(), task.id, TimerKind.RETRIES)
         return
     if not task.holds:
         return
     pairs = (
-        (expires_at(task, silent_seconds), Kind.EXPIRES),
-        (sinks_at(task, policy), Kind.SINKS),
-        (protected_until(task, protected_seconds), Kind.OPENS),
+        (expires_at(task, silent_seconds), TimerKind.EXPIRES),
+        (sinks_at(task, policy), TimerKind.SINKS),
+        (protected_until(task, protected_seconds), TimerKind.OPENS),
     )
     for at, kind in pairs:
         if at is not None:
-            yield Moment(at.timestamp(), task.id, kind)
+            yield Timer(at.timestamp(), task.id, kind)
     if task.state is RUNNING:
-        marks = task.marks
-        if marks.rekey_at is not None:
-            yield Moment(marks.rekey_at.timestamp(), task.id, Kind.REKEYS)
-        if marks.held_until is not None:
-            yield Moment(marks.held_until.timestamp(), task.id, Kind.OPENS)
+        order_key = task.marks
+        if order_key.rekey_at is not None:
+            yield Timer(order_key.rekey_at.timestamp(), task.id, TimerKind.REKEYS)
+        if order_key.held_until is not None:
+            yield Timer(order_key.held_until.timestamp(), task.id, TimerKind.OPENS)
 
 
-class Moments:
+class Timers:
     """All of them, sorted."""
 
     def __init__(self) -> None:
-        self._all: list[Moment] = []
+        self._all: list[Timer] = []
 
-    def add(self, moment: Moment) -> None:
+    def add(self, timer: Timer) -> None:
         """Put one in."""
-        insort(self._all, moment)
+        insort(self._all, timer)
 
-    def remove(self, moment: Moment) -> None:
+    def remove(self, timer: Timer) -> None:
         """Take one out."""
-        place = bisect_left(self._all, moment)
-        assert self._all[place] == moment, "what was put in is there"
+        place = bisect_left(self._all, timer)
+        assert self._all[place] == timer, "what was put in is there"
         del self._all[place]
 
-    def of(self, task_ids: Container[str]) -> Moments:
+    def of(self, task_ids: Container[str]) -> Timers:
         """Those of some tasks."""
-        found = Moments()
-        found._all = [moment for moment in self._all if moment.task_id in task_ids]
+        found = Timers()
+        found._all = [timer for timer in self._all if timer.task_id in task_ids]
         return found
 
-    def between(self, after: float | None, until: float) -> list[Moment]:
+    def between(self, after: float | None, until: float) -> list[Timer]:
         """Those after one moment (None: from the beginning), up to another and with it."""
         start = 0 if after is None else bisect_right(self._all, after, key=_at)
         return self._all[start : bisect_right(self._all, until, key=_at)]
 
-    def next_after(self, moment: float) -> datetime | None:
+    def next_after(self, timer: float) -> datetime | None:
         """When the next one comes."""
-        place = bisect_right(self._all, moment, key=_at)
+        place = bisect_right(self._all, timer, key=_at)
         if place == len(self._all):
             return None
         return datetime.fromtimestamp(self._all[place].at, UTC)
@@ -152,5 +152,5 @@ class Moments:
         return len(self._all)
 
 
-def _at(moment: Moment) -> float:
-    return moment.at
+def _at(timer: Timer) -> float:
+    return timer.at

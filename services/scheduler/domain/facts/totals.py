@@ -1,6 +1,6 @@
 """What the nodes could hold if they were empty; each question is answered once per shape.
 
-Made anew by ``index.py`` when nodes come, go or are rebuilt; a change of their state is followed.
+Built again by ``index.py`` when nodes come, go or are rebuilt; a change of their state is followed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ShapeKind: TypeAlias = tuple[int | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """What was asked about one group before."""
+    """The answers that were computed for one group before."""
 
     fits_known: dict[Shape, bool] = field(default_factory=dict[Shape, bool])
     fits_now: dict[Shape, bool] = field(default_factory=dict[Shape, bool])
@@ -81,7 +81,7 @@ class Totals:
         self._zones = {group: tuple(sorted(names)) for group, names in zones.items()}
         # Nodes without the label lie in one domain of no name, which is none to cross from.
         self.zoned = frozenset(group for group, names in zones.items() if len(names - {""}) > 1)
-        # Nodes whose runs are asked to leave.
+        # Nodes whose runs are requested to leave.
         self.draining = {str(node.id) for node in standing if node.draining}
         self._widths: dict[str, int] = {}
         self._narrowest: dict[str, int] = {}
@@ -134,7 +134,7 @@ class Totals:
         """GPUs of the largest node of a group; at least 1."""
         return self._widths.get(group, 1)
 
-    def narrow(self, group: str) -> float:
+    def least_node_share(self, group: str) -> float:
         """The smallest node with GPUs as a part of the largest; 0 if none has any."""
         return self._narrowest.get(group, 0) / self.width(group)
 

@@ -1,8 +1,8 @@
-"""How the runs of a pool are covered by guarantees, and who could be taken from, kept up to date.
+"""How guarantees cover the runs of a pool, and which runs could be victims, kept up to date.
 
 ``pool.py`` reports every run and promise that comes or goes. Where something changed is counted
 again (``coverage_tree.py``) when ``round.py`` asks; runs are kept by how they are covered and by
-weight, cheapest first, so that ``victims.py`` finds victims without a look at all of them.
+weight, cheapest first, so that ``victims.py`` finds victims without a scan of all of them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import NamedTuple, TypeAlias
 from services.scheduler.domain.limits.coverage_tree import Tree
 from services.scheduler.domain.limits.virtual_clusters import (
     UNCOVERED,
-    Clusters,
+    CoverageRow,
     Depth,
-    Row,
+    VirtualClusters,
     entitlement,
 )
 from services.scheduler.domain.model.rows import Task
@@ -40,7 +40,7 @@ class _Open(NamedTuple):
 class Coverage:
     """The runs and promises of one pool by how they are covered."""
 
-    def __init__(self, clusters: Clusters) -> None:
+    def __init__(self, clusters: VirtualClusters) -> None:
         self._clusters = clusters
         # By the root of their tree.
         self._trees: dict[str, Tree] = {}
@@ -78,7 +78,7 @@ class Coverage:
         self._displace(task.id)
         self._open.pop(task.id, None)
 
-    def rows(self, root: str) -> Iterable[Row]:
+    def rows(self, root: str) -> Iterable[CoverageRow]:
         """The runs and promises of a tree, the most entitled first."""
         return self._trees.get(root, ())
 

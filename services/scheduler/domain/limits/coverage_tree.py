@@ -14,7 +14,12 @@ from collections.abc import Iterator
 from itertools import chain
 from math import inf
 
-from services.scheduler.domain.limits.virtual_clusters import UNCOVERED, Clusters, Depth, Row
+from services.scheduler.domain.limits.virtual_clusters import (
+    UNCOVERED,
+    CoverageRow,
+    Depth,
+    VirtualClusters,
+)
 
 # A block of more rows is cut in two, one of fewer is joined with the next.
 ROWS_MAX, ROWS_MIN = 128, 32
@@ -29,7 +34,7 @@ class _Block:
 
     __slots__ = ("charged", "least", "low", "most", "rows", "stale", "start")
 
-    def __init__(self, rows: list[Row], start: dict[str, float]) -> None:
+    def __init__(self, rows: list[CoverageRow], start: dict[str, float]) -> None:
         self.rows = rows
         # No row before this belongs here, unless it is the first block.
         self.low: tuple[object, ...] = rows[0][:3] if rows else ()
@@ -52,7 +57,7 @@ class _Block:
                 return False
         return True
 
-    def count(self, clusters: Clusters) -> Iterator[tuple[str, Depth]]:
+    def count(self, clusters: VirtualClusters) -> Iterator[tuple[str, Depth]]:
         """How its rows are covered; to be run to the end."""
         start, held = self.start, dict(self.start)
         most, least = dict[str, float](), dict[str, float]()
@@ -82,12 +87,12 @@ class _Block:
 class Tree:
     """The runs and promises of one tree."""
 
-    def __init__(self, clusters: Clusters) -> None:
+    def __init__(self, clusters: VirtualClusters) -> None:
         self._clusters = clusters
         self._blocks: list[_Block] = []
         self._changes = 0
 
-    def enter(self, row: Row) -> None:
+    def enter(self, row: CoverageRow) -> None:
         """One more."""
         if not self._blocks:
             self._blocks.append(_Block([], {}))
@@ -107,7 +112,7 @@ class Tree:
         """The block in which a row lies or belongs."""
         return max(0, bisect_right(self._blocks, key[:3], key=_low) - 1)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[CoverageRow]:
         """All rows, the most entitled first."""
         return chain.from_iterable([block.rows for block in self._blocks])
 
@@ -164,9 +169,9 @@ class Tree:
 
         What ``changed`` returns has been asked for before.
         """
-        own: Row = (-weight, 0.0, "", size, name)
-        behind: Row = (-weight, inf, "", size, name)
-        rows: list[Row] = []
+        own: CoverageRow = (-weight, 0.0, "", size, name)
+        behind: CoverageRow = (-weight, inf, "", size, name)
+        rows: list[CoverageRow] = []
         start: dict[str, float] = {}
         if self._blocks:
             block = self._blocks[self._at(behind)]

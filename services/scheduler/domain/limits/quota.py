@@ -54,7 +54,7 @@ def _account(limit: Limit, task: Task) -> Account:
     return (limit.key, subject)
 
 
-class Ledger:
+class QuotaUsage:
     """Limits, and what is held of them. A fork counts on without touching what it came from."""
 
     def __init__(self, limits: Mapping[LimitKey, Limit], held: Iterable[Task] = ()) -> None:
@@ -63,7 +63,7 @@ class Ledger:
         # By owner, then by group, team and level.
         self._matching: dict[str, dict[tuple[str, str, Priority], tuple[Limit, ...]]] = {}
         self._held: dict[LimitKey, dict[str, int]] = {}
-        self._base: Ledger | None = None
+        self._base: QuotaUsage | None = None
         # Limits that count what is held in several groups together.
         self._across = {key for key, row in self._limits.items() if not row.group}
         for task in held:
@@ -74,9 +74,9 @@ class Ledger:
         """True if a limit counts what is held in several groups together."""
         return bool(self._across)
 
-    def fork(self) -> Ledger:
+    def fork(self) -> QuotaUsage:
         """A ledger that begins with what this one holds; O(1)."""
-        twin = Ledger({})
+        twin = QuotaUsage({})
         twin._limits, twin._across = self._limits, self._across
         twin._matching, twin._base = self._matching, self
         return twin
@@ -217,7 +217,7 @@ class Ledger:
         return None
 
 
-def auto_level(task: Task, need: Need, ledger: Ledger, level_max: Priority) -> Priority:
+def auto_level(task: Task, need: Need, quota_usage: QuotaUsage, level_max: Priority) -> Priority:
     """The highest level at which the owner has quota left; IDLE if there is none.
 
     Levels up to ``level_max`` are open to everybody. A higher one is open only where a row names
@@ -226,10 +226,10 @@ def auto_level(task: Task, need: Need, ledger: Ledger, level_max: Priority) -> P
     the level that it restricts.
     """
     for level in LEVELS:
-        rows = ledger.rows(task, level)
+        rows = quota_usage.rows(task, level)
         given = any(row.priority is level and (row.user or row.team) for row in rows)
         if WEIGHTS[level] > WEIGHTS[level_max] and not given:
             continue
-        if ledger.excess(task, level, need) is None:
+        if quota_usage.excess(task, level, need) is None:
             return level
     return Priority.IDLE

@@ -1,4 +1,4 @@
-"""Virtual clusters: what is guaranteed to whom, what is borrowed, and who must give it back.
+"""Virtual clusters: what is guaranteed to whom, what is borrowed, and what must be given back.
 
 A run is *covered* at some depth if its virtual cluster (depth 0), that one's parent (depth 1), …
 holds no more than it is guaranteed, counting its most entitled runs first. A task that would be
@@ -19,12 +19,12 @@ from services.scheduler.domain.model.values import WEIGHTS
 Depth: TypeAlias = int
 UNCOVERED: Depth = 1_000
 # A run or promise: its place in the order of entitlement, its size and its virtual cluster.
-Row: TypeAlias = tuple[int, float, str, float, str]
+CoverageRow: TypeAlias = tuple[int, float, str, float, str]
 # Sums of node equivalents carry rounding errors of this size at most.
 ALMOST = 1e-6
 
 
-class Clusters:
+class VirtualClusters:
     """The tree of one pool's virtual clusters, and what each holds."""
 
     def __init__(self, policy: GroupPolicy) -> None:
@@ -41,14 +41,14 @@ class Clusters:
         self.bounded = any(vc.nodes_max is not None for vc in policy.virtual_clusters)
         # Node equivalents held (or promised), by name, its parts' included.
         self._held: dict[str, float] = dict.fromkeys(self._by_name, 0.0)
-        self._base: Clusters | None = None
+        self._base: VirtualClusters | None = None
 
     def __bool__(self) -> bool:
         return bool(self._by_name)
 
-    def fork(self) -> Clusters:
+    def fork(self) -> VirtualClusters:
         """The same, to count on from here; O(number of virtual clusters)."""
-        twin = object.__new__(Clusters)
+        twin = object.__new__(VirtualClusters)
         twin._by_name, twin._above, twin.bounds = self._by_name, self._above, self.bounds
         twin._of_team, twin._of_user = self._of_team, self._of_user
         twin._held, twin._base = dict(self._held), None
@@ -123,7 +123,7 @@ class Clusters:
         return self.counted(rows)
 
     def counted(
-        self, rows: Iterable[Row], start: Mapping[str, float] | None = None
+        self, rows: Iterable[CoverageRow], start: Mapping[str, float] | None = None
     ) -> dict[str, Depth]:
         """How runs are covered, given in the order of ``entitlement``, each with size and name.
 

@@ -12,7 +12,7 @@ from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.round import Round
 
 
-def tell_to_go(
+def request_release(
     round_: Round,
     task: Task,
     why: Reason,
@@ -21,10 +21,10 @@ def tell_to_go(
     end_reason: Reason | None = None,
     moves_to: tuple[Placement, ...] = (),
 ) -> None:
-    """Decide that the task's live run hands over: nothing to save, no way to ask or an owner who
-    does not want it asked means force.
+    """Decide that the task's live run leaves. It is ended by force if it has nothing to save,
+    cannot be requested, or its owner wants it to end now.
 
-    A silent run is asked, too, and may begin to listen: then it has the whole deadline.
+    A silent run is requested, too, and may begin to listen: then it has the whole deadline.
     ``moves_to``: where there is a place for it, if it is only to move.
     """
     assert task.live_attempt is not None, "a task that holds capacity has a live attempt"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from libs.contracts.messages import ReasonCode
-from services.scheduler.domain.blockers import flooded
+from services.scheduler.domain.blockers import flood_reason
 from services.scheduler.domain.facts.pool import Pool, saved_until, units_of
 from services.scheduler.domain.facts.timers import protected_until
 from services.scheduler.domain.limits.quota import Account
@@ -25,7 +25,7 @@ from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import WEIGHTS, Shape, reason
 from services.scheduler.domain.placement.capacity import Allowed, Capacity, Slot
 from services.scheduler.domain.placement.topology import address
-from services.scheduler.domain.preemption.release import tell_to_go
+from services.scheduler.domain.preemption.release import request_release
 from services.scheduler.domain.queue.entry import Entry
 from services.scheduler.domain.round import Round
 
@@ -34,13 +34,13 @@ ALMOST = 1e-6
 INSIDE_COST_MAX = 2.0
 
 
-def move_cost(pool: Pool, task: Task, now: float) -> float:
-    """What sending a run away costs now, in node-seconds: unsaved work, and being moved."""
+def preemption_cost(pool: Pool, task: Task, now: float) -> float:
+    """What preempting a run costs now, in node-seconds: unsaved work, and being moved."""
     return pool.size(task) * (max(0.0, now - saved_until(task)) + pool.move_seconds(task))
 
 
 class Trial:
-    """What a waiting task would find if some runs had gone and some promises were taken back.
+    """What a waiting task would find if some runs had left and some promises were withdrawn.
 
     ``inside``: the gang may not cross the pool's largest domains. ``allowed`` narrows the nodes.
     """
@@ -55,8 +55,8 @@ class Trial:
         inside: bool = False,
     ) -> None:
         self.round, self.pool, self.entry = round_, pool, entry
-        self.capacity: Capacity = round_.soon(pool).copy()
-        # Whose runs and promises count as free, by id.
+        self.capacity: Capacity = round_.available_soon(pool).copy()
+        # The tasks whose runs and promises count as free, by id.
         self.given: dict[str, Task] = {}
         self._allowed, self._inside = allowed, inside
         self._crossing = round_.crossing(pool).soon
@@ -112,8 +112,8 @@ class Trial:
         return [task for task in self.given.values() if not task.promised]
 
     def cost(self) -> float:
-        """What sending these runs away costs now."""
-        return sum(move_cost(self.pool, task, self.round.seconds) for task in self.runs)
+        """What preempting these runs costs now."""
+        return sum(preemption_cost(self.pool, task, self.round.seconds) for task in self.runs)
 
     def most_entitled(self) -> tuple[int, int]:
         """The best covered of these runs, of those the highest level; larger is more entitled."""
@@ -131,11 +131,11 @@ Search = Callable[[str | None], Trial | None]
 def find(
     round_: Round, pool: Pool, entry: Entry, allowed: Allowed | None = None
 ) -> tuple[Slot, ...] | None:
-    """Slots for the task among what is free, coming, or can be made to come; asks who must go.
+    """Slots for the task among what is free, being released, or can be preempted; preempts victims.
 
     ``allowed`` narrows the nodes.
     """
-    slots = coming_anyway(round_, pool, entry, allowed)
+    slots = place_from_releases(round_, pool, entry, allowed)
     most = takeable(round_, pool, entry.weight, entry.shape, entry.cluster)
     if slots is None and most > 0 and enough(round_, pool, entry):
         slots = _make(round_, pool, entry, allowed)
@@ -145,7 +145,7 @@ def find(
 def find_within_quota(
     round_: Round, pool: Pool, entry: Entry, allowed: Allowed | None = None
 ) -> tuple[Slot, ...] | None:
-    """Slots for a task that only lower runs of its own owner keep from its quota; asks them to go.
+    """Slots for a task that only lower runs of its own owner keep from its quota; preempts these.
 
     Else a user whose own lower run uses the quota up could not run anything more urgent until that
     run ends. The quota is a limit, or the most that its virtual cluster may hold. A limit may count
@@ -153,7 +153,7 @@ def find_within_quota(
     any task.
     """
     own = _own_over_quota(round_, pool, entry)
-    if not own or flooded(round_, pool, entry) is not None:
+    if not own or flood_reason(round_, pool, entry) is not None:
         return None
     elsewhere = [task for task in own if task.group != pool.group]
     trial = Trial(round_, pool, entry, allowed)
@@ -177,9 +177,9 @@ def find_within_quota(
         trial.spare(works)
     code = ReasonCode.RECLAIMED_BY if entry.depth < UNCOVERED else ReasonCode.PREEMPTED_BY
     slots = trial.pick()
-    send(round_, pool, trial.taken, entry, code)
+    preempt(round_, pool, trial.taken, entry, code)
     # No guarantee of this group speaks for the task in another one.
-    send(round_, pool, elsewhere, entry, ReasonCode.PREEMPTED_BY)
+    preempt(round_, pool, elsewhere, entry, ReasonCode.PREEMPTED_BY)
     return slots
 
 
@@ -192,8 +192,8 @@ def _own_over_quota(round_: Round, pool: Pool, entry: Entry) -> list[Task]:
 
     Empty if those are not enough, or if what leaves anyway is.
     """
-    ledger, task, need = round_.ledger, entry.task, round_.totals.need(entry.shape)
-    lacking: dict[_Quota, float] = {**ledger.lacking(task, entry.level, need)}
+    quota_usage, task, need = round_.quota_usage, entry.task, round_.totals.need(entry.shape)
+    lacking: dict[_Quota, float] = {**quota_usage.lacking(task, entry.level, need)}
     if entry.cluster:
         lacking |= round_.clusters(pool).lacking(entry.cluster, pool.size(task))
     if not lacking:
@@ -205,7 +205,7 @@ def _own_over_quota(round_: Round, pool: Pool, entry: Entry) -> list[Task]:
     for run in round_.leaving():
         _give_back(lacking, counted(run))
     lower = [*_own_lower(round_, pool, entry)]
-    if ledger.across:
+    if quota_usage.across:
         for other in round_.index.pools.values():
             if other is not pool and other.group not in round_.snapshot.left_out:
                 lower += _own_lower(round_, other, entry)
@@ -237,7 +237,7 @@ def _enough(
 
 def _counted(round_: Round, pool: Pool, run: Task) -> Mapping[_Quota, float]:
     """What a run (or promise) takes of each limit, and of the pool's virtual clusters."""
-    found: dict[_Quota, float] = {**round_.ledger.counted(run)}
+    found: dict[_Quota, float] = {**round_.quota_usage.counted(run)}
     if pool.clusters and run.group == pool.group:
         found |= dict.fromkeys(pool.clusters.above(pool.clusters.of(run)), pool.size(run))
     return found
@@ -256,7 +256,7 @@ def _own_lower(round_: Round, pool: Pool, entry: Entry) -> Iterator[Task]:
         if (
             WEIGHTS[each.level] < entry.weight
             and each.id not in round_.levels
-            and (each.promised or may_go(round_, pool, each))
+            and (each.promised or is_preemptible(round_, pool, each))
             and (not pool.clusters or not here or _outranks_own(round_, pool, entry, each))
         ):
             yield each
@@ -271,7 +271,7 @@ def _outranks_own(round_: Round, pool: Pool, entry: Entry, task: Task) -> bool:
 
 def _own_cost(round_: Round, task: Task) -> tuple[float, str]:
     pool = round_.index.pools[task.group]
-    return 0.0 if task.promised else move_cost(pool, task, round_.seconds), task.id
+    return 0.0 if task.promised else preemption_cost(pool, task, round_.seconds), task.id
 
 
 def _give_back(lacking: dict[_Quota, float], counted: Mapping[_Quota, float]) -> None:
@@ -280,20 +280,20 @@ def _give_back(lacking: dict[_Quota, float], counted: Mapping[_Quota, float]) ->
             lacking[quota] -= amount
 
 
-def coming_anyway(
+def place_from_releases(
     round_: Round, pool: Pool, entry: Entry, allowed: Allowed | None = None
 ) -> tuple[Slot, ...] | None:
-    """A place in what leaving runs set free and nobody is promised."""
+    """A place in what leaving runs release and what is not promised."""
     crossing = round_.crossing(pool)
-    if round_.soon(pool) is round_.free and crossing.soon == crossing.now:
+    if round_.available_soon(pool) is round_.free and crossing.soon == crossing.now:
         return None
-    return pick(round_, pool, entry, round_.soon(pool), allowed)
+    return pick(round_, pool, entry, round_.available_soon(pool), allowed)
 
 
 def pick(
     round_: Round, pool: Pool, entry: Entry, capacity: Capacity, allowed: Allowed | None = None
 ) -> tuple[Slot, ...] | None:
-    """A place for a gang as the pool's topology wants it, once runs on their way out have gone."""
+    """A place for a gang as the pool's topology wants it, once leaving runs have left."""
     topology = round_.topology(pool, round_.crossing(pool).soon)
     return capacity.pick(entry.shape, allowed, topology=topology)
 
@@ -309,14 +309,15 @@ def takeable(round_: Round, pool: Pool, weight: int, shape: Shape, cluster: str)
 def enough(round_: Round, pool: Pool, entry: Entry) -> bool:
     """False if not even all that it may take would be enough; counts only."""
     most = takeable(round_, pool, entry.weight, entry.shape, entry.cluster)
-    there = round_.soon(pool).free_units(pool.group) + most
+    there = round_.available_soon(pool).free_units(pool.group) + most
     return there >= pool.least_units(entry.shape) - ALMOST
 
 
 def _make(
     round_: Round, pool: Pool, entry: Entry, allowed: Allowed | None
 ) -> tuple[Slot, ...] | None:
-    """Ask the least to go that lets the gang fit; None, and nobody asked, if all is not enough."""
+    """Preempt the least that lets the gang fit; None, and nothing is preempted, if all is not
+    enough."""
 
     def search(domain: str | None) -> Trial | None:
         trial = Trial(round_, pool, entry, allowed, inside=domain is not None)
@@ -329,19 +330,19 @@ def _make(
                 return trial
         return None
 
-    trial = least_disturbing(round_, pool, search)
+    trial = least_disruptive(round_, pool, search)
     if trial is None:
         return None
     code = ReasonCode.RECLAIMED_BY if entry.depth < UNCOVERED else ReasonCode.PREEMPTED_BY
     slots = trial.pick()
-    send(round_, pool, trial.taken, entry, code)
+    preempt(round_, pool, trial.taken, entry, code)
     return slots
 
 
-def least_disturbing(round_: Round, pool: Pool, search: Search) -> Trial | None:
+def least_disruptive(round_: Round, pool: Pool, search: Search) -> Trial | None:
     """What works at the least cost; across the largest domains only if that is much cheaper.
 
-    ``search`` is asked for each domain only where the cheapest that works crosses them.
+    ``search`` is called for each domain only where the cheapest that works crosses them.
     """
     found = search(None)
     slots = None if found is None else found.pick()
@@ -369,24 +370,24 @@ def touches(round_: Round, pool: Pool, task: Task, domain: str) -> bool:
     )
 
 
-def send(
+def preempt(
     round_: Round, pool: Pool, victims: Iterable[Task], entry: Entry, code: ReasonCode
 ) -> None:
-    """Ask runs to go and take promises back, for a task; each is told what that costs."""
+    """Preempt runs and withdraw promises for a task; each reason has the cost."""
     names = {"task": entry.id, "priority": entry.level.value}
     if code is ReasonCode.RECLAIMED_BY:
         names["cluster"] = pool.clusters.of(entry.task)
     for task in sorted(victims, key=lambda each: each.id):
         if task.promised:
-            round_.release(task)
+            round_.withdraw_promise(task)
         else:
-            cost = round(move_cost(round_.index.pools[task.group], task, round_.seconds))
+            cost = round(preemption_cost(round_.index.pools[task.group], task, round_.seconds))
             why = reason(code, names=names, cost_node_seconds=cost)
-            tell_to_go(round_, task, why, beneficiary=entry.id)
+            request_release(round_, task, why, beneficiary=entry.id)
 
 
-def may_go(round_: Round, pool: Pool, task: Task) -> bool:
-    """True if a run may be asked to go at all now."""
+def is_preemptible(round_: Round, pool: Pool, task: Task) -> bool:
+    """True if a run may be requested to leave at all now."""
     if task.id in round_.moved:
         return False
     level = round_.levels.get(task.id)
@@ -410,7 +411,7 @@ def candidates(round_: Round, pool: Pool, entry: Entry) -> Iterator[Task]:
             if WEIGHTS[task.level] == weight:
                 yield task
         for _, task_id in pool.cheapest(weight, round_.seconds):
-            if may_go(round_, pool, tasks[task_id]):
+            if is_preemptible(round_, pool, tasks[task_id]):
                 yield tasks[task_id]
 
 
@@ -418,7 +419,7 @@ def _promised(round_: Round, pool: Pool) -> list[Task]:
     return [
         task
         for task_id, task in sorted(pool.promised.items())
-        if task_id not in round_.released and task_id not in round_.moved
+        if task_id not in round_.withdrawn and task_id not in round_.moved
     ]
 
 
@@ -437,5 +438,5 @@ def _less_covered(round_: Round, pool: Pool, entry: Entry) -> Iterator[Task]:
     entitled = entry.cluster, entry.depth, claim, entry.weight
     for task_id in pool.coverage.candidates(*entitled, round_.seconds):
         task = round_.index.tasks[task_id]
-        if task_id not in round_.released and may_go(round_, pool, task):
+        if task_id not in round_.withdrawn and is_preemptible(round_, pool, task):
             yield task

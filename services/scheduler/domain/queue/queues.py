@@ -22,8 +22,8 @@ from services.scheduler.domain.model.values import SHAPES_KEPT_MAX, Key, Shape
 from services.scheduler.domain.queue.entry import Entry
 
 # Whose limits count: (virtual cluster, owner, team); all empty where nothing is limited.
-Who: TypeAlias = tuple[str, str, str]
-NOBODY: Who = ("", "", "")
+LimitScope: TypeAlias = tuple[str, str, str]
+NO_SCOPE: LimitScope = ("", "", "")
 # In place of a level's weight: the scheduler chooses the level.
 AUTO = -1
 
@@ -37,7 +37,7 @@ class QueueName(NamedTuple):
 
     weight: int
     shape: Shape
-    who: Who
+    scope: LimitScope
 
 
 def class_of(shape: Shape) -> Shape:
@@ -55,12 +55,12 @@ def class_of(shape: Shape) -> Shape:
 def _code(shape: Shape) -> int:
     """The bits of both amounts in turn, the highest first, so that near codes are near in both."""
     cpus, memory = shape.resources
-    wide = max(cpus.bit_length(), memory.bit_length(), 1)
-    pairs = zip(f"{cpus:0{wide}b}", f"{memory:0{wide}b}", strict=True)
+    width = max(cpus.bit_length(), memory.bit_length(), 1)
+    pairs = zip(f"{cpus:0{width}b}", f"{memory:0{width}b}", strict=True)
     return int("".join(map("".join, pairs)), 2)
 
 
-class Row:
+class ShapeRow:
     """The queues of the shapes that ask for the same amounts, sorted by their heads."""
 
     __slots__ = ("code", "heads", "least", "parent")
@@ -133,7 +133,7 @@ class Branch:
         self.first = min(self.low.first, self.high.first)
 
 
-Tree: TypeAlias = Row | Branch
+Tree: TypeAlias = ShapeRow | Branch
 
 
 class ShapeClass:
@@ -143,19 +143,19 @@ class ShapeClass:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, ShapeRow] = {}
         self.top: Tree | None = None
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[ShapeRow]:
         """All rows, in no order."""
         return iter(self._rows.values())
 
-    def row(self, shape: Shape) -> Row:
+    def row(self, shape: Shape) -> ShapeRow:
         """The row of a shape; a new one is without tasks, and ``add`` puts it into the tree."""
         code = _code(shape) if shape.cpus or shape.memory_bytes else 0
-        return self._rows.get(code) or Row(code, shape)
+        return self._rows.get(code) or ShapeRow(code, shape)
 
-    def add(self, row: Row) -> None:
+    def add(self, row: ShapeRow) -> None:
         """Put a new row, which has its first task, into the tree."""
         self._rows[row.code] = row
         if self.top is None:
@@ -173,7 +173,7 @@ class ShapeClass:
         low, high = (node, row) if row.code & bit else (row, node)
         self._replace(parent, node, Branch(self._group, bit, low, high, parent))
 
-    def remove(self, row: Row) -> None:
+    def remove(self, row: ShapeRow) -> None:
         """Take a row out that has no task left."""
         del self._rows[row.code]
         branch = row.parent
@@ -205,7 +205,7 @@ class Queue:
 
     __slots__ = ("keys", "name", "row")
 
-    def __init__(self, name: QueueName, row: Row) -> None:
+    def __init__(self, name: QueueName, row: ShapeRow) -> None:
         self.name = name
         self.row = row
         self.keys: list[Key] = []
@@ -222,14 +222,14 @@ def _first_two(head: Head) -> Key:
 # Rank, key, id, place in its queue (LATE: before the first), the queue; without a queue the late
 # entry, or a branch of a class of shapes with the first task below it.
 Item: TypeAlias = tuple[int, float, str, int, Queue | None, Entry | Branch | None]
-LATE = -1
+INDIVIDUAL = -1
 
 
-class Lanes:
+class Queues:
     """All queues of a pool."""
 
     def __init__(self) -> None:
-        self._queues: dict[QueueName, Queue] = {}
+        self._by_name: dict[QueueName, Queue] = {}
         # The shapes of each group by class; and the classes of a group in order, as asked.
         self.groups: dict[Group, dict[Shape, ShapeClass]] = {}
         self._ordered: dict[Group, list[ShapeClass]] = {}
@@ -241,7 +241,7 @@ class Lanes:
     def add(self, name: QueueName, key: Key) -> None:
         """Put a task where its key says."""
         self.length += 1
-        queue = self._queues.get(name)
+        queue = self._by_name.get(name)
         if queue is None:
             self._begin(name, key)
         elif queue.keys[0] < key:
@@ -253,7 +253,7 @@ class Lanes:
 
     def remove(self, name: QueueName, key: Key) -> None:
         """Take a task out."""
-        queue = self._queues[name]
+        queue = self._by_name[name]
         keys = queue.keys
         self.length -= 1
         if keys[0] == key:
@@ -273,7 +273,7 @@ class Lanes:
 
         Costs a key and a part of a sort for each task, as all of them may change places.
         """
-        for queue in self._queues.values():
+        for queue in self._by_name.values():
             queue.keys = keyed(queue.keys)
         for classes in self.groups.values():
             for shapes in classes.values():
@@ -286,9 +286,9 @@ class Lanes:
         """The first task of a queue comes."""
         shapes = self._class(name)
         row = shapes.row(name.shape)
-        queue = self._queues[name] = Queue(name, row)
+        queue = self._by_name[name] = Queue(name, row)
         queue.keys.append(key)
-        _, owner, team = name.who
+        _, owner, team = name.scope
         if owner:
             self._owned.setdefault(owner, {})[name] = queue
         if team:
@@ -302,8 +302,8 @@ class Lanes:
     def _end(self, queue: Queue) -> None:
         """No task of the queue is left."""
         name, row = queue.name, queue.row
-        del self._queues[name]
-        _, owner, team = name.who
+        del self._by_name[name]
+        _, owner, team = name.scope
         if owner:
             _drop(self._owned, owner, name)
         if team:
@@ -312,7 +312,7 @@ class Lanes:
             if row.parent is not None:
                 row.parent.refresh(shapes=False)
             return
-        group = name.weight, name.who[0]
+        group = name.weight, name.scope[0]
         classes, named = self.groups[group], class_of(name.shape)
         classes[named].remove(row)
         if classes[named].top is None:
@@ -323,7 +323,7 @@ class Lanes:
 
     def _class(self, name: QueueName) -> ShapeClass:
         """The class that a queue belongs to."""
-        group = name.weight, name.who[0]
+        group = name.weight, name.scope[0]
         classes, named = self.groups.setdefault(group, {}), class_of(name.shape)
         found = classes.get(named)
         if found is None:
@@ -363,7 +363,7 @@ class Lanes:
         del heads[place]
 
     def __iter__(self) -> Iterator[tuple[QueueName, Key]]:
-        for name, queue in self._queues.items():
+        for name, queue in self._by_name.items():
             for key in queue.keys:
                 yield name, key
 

@@ -17,12 +17,12 @@ from services.scheduler.domain.model.values import Shape
 from services.scheduler.domain.queue.entry import COVERED, Entry
 from services.scheduler.domain.queue.queues import (
     AUTO,
-    LATE,
+    INDIVIDUAL,
     Branch,
     Group,
     Item,
-    Lanes,
     Queue,
+    Queues,
     Tree,
 )
 
@@ -31,9 +31,9 @@ RANK_FIRST = -10 * COVERED
 
 
 class Outcome(Enum):
-    """What came of looking at a task."""
+    """What came of evaluating a task."""
 
-    # It got nodes, was promised some, or left the queue: the next of its queue is to be looked at.
+    # It got nodes, was promised some, or left the queue: the next of its queue is evaluated.
     SERVED = "served"
     # It waits by itself, for a reason that does not concern the next of its queue.
     ASIDE = "aside"
@@ -47,14 +47,14 @@ class Outcome(Enum):
     OVER = "over"
 
 
-# From an id and its key (None: as it is known) to an entry; None: not to be looked at now.
-Make = Callable[[str, float | None], Entry | None]
+# From an id and its key (None: as it is known) to an entry; None: it is not evaluated now.
+MakeEntry = Callable[[str, float | None], Entry | None]
 
 
-class _Parked(NamedTuple):
-    """What lacks too much to be looked at: a place in a queue, a branch, or queues of a level."""
+class _Skipped(NamedTuple):
+    """What needs more nodes than are free: a place in a queue, a branch, or queues of a level."""
 
-    lack: float
+    needed: float
     item: Item | None
     # Else: the level and the virtual cluster, and which of their classes of shapes.
     group: Group = (0, "")
@@ -62,47 +62,47 @@ class _Parked(NamedTuple):
     end: int = 0
 
 
-def _lack(parked: _Parked) -> float:
-    return parked.lack
+def _units_needed(skipped: _Skipped) -> float:
+    return skipped.needed
 
 
-class Looker(Protocol):
-    """Who walks along the line."""
+class Evaluator(Protocol):
+    """Decides about the tasks of a walk."""
 
     def rank(self, weight: int, shape: Shape, cluster: str) -> int:
         """The rank that tasks of a level, a shape and a virtual cluster have now."""
         ...
 
-    def look(self, entry: Entry) -> Outcome:
+    def evaluate(self, entry: Entry) -> Outcome:
         """Decide about a task."""
         ...
 
-    def lacks(self, weight: int, shape: Shape, cluster: str) -> float:
-        """Node equivalents that must be there before a look at these queues moves anything."""
+    def units_needed(self, weight: int, shape: Shape, cluster: str) -> float:
+        """Node equivalents that must be available before evaluating these queues moves anything."""
         ...
 
-    def steady(self, weight: int) -> bool:
-        """True if larger gangs of a level lack more."""
+    def larger_needs_more(self, weight: int) -> bool:
+        """True if larger gangs of a level always need more node equivalents."""
         ...
 
     def size(self, shape: Shape) -> float:
         """Node equivalents of a gang."""
         ...
 
-    def there(self) -> float:
-        """Node equivalents that are there, free or coming free."""
+    def units_available(self) -> float:
+        """Node equivalents that are free or being released."""
         ...
 
-    def again(self, rank: int, shape: Shape, cluster: str) -> bool:
-        """True if those of a kind that found no place are to be looked at again."""
+    def fits_again(self, rank: int, shape: Shape, cluster: str) -> bool:
+        """True if equivalent tasks that found no place are to be evaluated again."""
         ...
 
-    def sent(self) -> tuple[int, int]:
-        """How many runs were sent away, and promises taken back, since the walk began."""
+    def releases(self) -> tuple[int, int]:
+        """How many runs were released, and promises withdrawn, in this round."""
         ...
 
 
-class Line:
+class QueueWalk:
     """One walk along the waiting tasks of a pool.
 
     ``keyed``: the keys of the queues are those of this moment. Otherwise, and for AUTO, an entry
@@ -111,47 +111,54 @@ class Line:
     """
 
     def __init__(
-        self, lanes: Lanes, make: Make, late: Iterable[Entry], *, keyed: bool, ranked: bool
+        self,
+        queues: Queues,
+        make: MakeEntry,
+        individual: Iterable[Entry],
+        *,
+        keyed: bool,
+        ranked: bool,
     ) -> None:
-        self._lanes = lanes
-        self._make = make
+        self._queues = queues
+        self._make_entry = make
         self._keyed = keyed
         # Ranks are levels alone.
         self._fixed = keyed and not ranked
-        self._late = {each.id: each for each in late}
-        self._heap: list[Item] = [(*each[:3], LATE, None, each) for each in self._late.values()]
-        # Least lacking first; None: nothing was asked about yet.
-        self._parked: list[_Parked] | None = None
-        self._sent = (0, 0)
-        # Who found no place, by what they have in common.
+        self._individual = {each.id: each for each in individual}
+        self._heap: list[Item] = [
+            (*each[:3], INDIVIDUAL, None, each) for each in self._individual.values()
+        ]
+        # The least needed first; None: the queues were not evaluated yet.
+        self._skipped: list[_Skipped] | None = None
+        self._releases = (0, 0)
+        # What found no place, by what they have in common.
         self._stuck: dict[tuple[int, Shape, str], list[Item]] = {}
-        # Who waits behind an earlier task of the owner, by owner.
+        # What waits behind an earlier task of the owner, by owner.
         self._behind: dict[str, list[Item]] = {}
 
     def push(self, entry: Entry) -> None:
-        """Take up one more that is to be looked at, before the walk or on the way."""
-        self._late[entry.id] = entry
-        heapq.heappush(self._heap, (*entry[:3], LATE, None, entry))
+        """Add a task that is evaluated whatever its queue, before or during the walk."""
+        self._individual[entry.id] = entry
+        heapq.heappush(self._heap, (*entry[:3], INDIVIDUAL, None, entry))
 
-    def walk(self, looker: Looker, *, wide: bool) -> None:
-        """Look at everything once, in order; ``wide``: at the queues too, not only who is late.
+    def walk(self, evaluator: Evaluator, *, full_scan: bool) -> None:
+        """Evaluate everything once, in order; without ``full_scan`` only the individual tasks.
 
-        Queues where more is lacking than is there are passed over. When somebody was sent away
-        they are asked about again: what those leave over goes to the first in order, not to the
-        last who came.
+        Queues that need more than is available are skipped. They are reconsidered when runs were
+        released: what those leave over goes to the first task in order.
         """
-        self._sent = looker.sent()
+        self._releases = evaluator.releases()
         heapq.heapify(self._heap)
-        if wide:
-            self._begin(looker)
+        if full_scan:
+            self._begin(evaluator)
         while self._heap:
             item = heapq.heappop(self._heap)
             queue = item[4]
             if queue is None:
                 if isinstance(item[5], Branch):
-                    self._part(looker, item[5], item)
+                    self._descend(evaluator, item[5], item)
                     continue
-            elif not self._comes_up(looker, queue, item):
+            elif not self._is_due(evaluator, queue, item):
                 continue
             entry = self._entry(item)
             if entry is None:
@@ -160,14 +167,14 @@ class Line:
                 # An AUTO task's true rank; or its owner was served on the way.
                 heapq.heappush(self._heap, (*entry[:3], *item[3:]))
             else:
-                outcome = looker.look(entry)
+                outcome = evaluator.evaluate(entry)
                 if outcome is Outcome.OVER:
                     return
-                self._ask_again(looker)
-                self._put_aside(item, entry, outcome)
+                self._reconsider(evaluator)
+                self._continue_after(item, entry, outcome)
 
-    def _put_aside(self, item: Item, entry: Entry, outcome: Outcome) -> None:
-        """What becomes of a queue after its first was looked at."""
+    def _continue_after(self, item: Item, entry: Entry, outcome: Outcome) -> None:
+        """Continue with the queue of a task that was evaluated, or leave it for later."""
         if outcome is Outcome.SERVED:
             for each in self._behind.pop(entry.task.owner, ()):
                 heapq.heappush(self._heap, each)
@@ -179,32 +186,32 @@ class Line:
         elif outcome is not Outcome.LIMITED:
             self._next(item)
 
-    def _comes_up(self, looker: Looker, queue: Queue, item: Item) -> bool:
-        """True if a task of a queue is to be looked at now; else it is put where it belongs."""
-        weight, shape, who = queue.name
-        alike = self._stuck.get((item[0], shape, who[0]))
+    def _is_due(self, evaluator: Evaluator, queue: Queue, item: Item) -> bool:
+        """True if a task of a queue is to be evaluated now; else its queue is stored for later."""
+        weight, shape, scope = queue.name
+        alike = self._stuck.get((item[0], shape, scope[0]))
         if alike is not None:
             alike.append(item)
             return False
         if weight == AUTO:
             return True
-        ask = weight, shape, who[0]
+        ask = weight, shape, scope[0]
         if self._keyed and not self._fixed:
-            rank = looker.rank(*ask)
+            rank = evaluator.rank(*ask)
             if rank != item[0]:
                 heapq.heappush(self._heap, (rank, *item[1:]))
                 return False
-        lack = looker.lacks(*ask)
-        if lack > looker.there():
-            self._parked = self._parked or []
-            insort(self._parked, _Parked(lack, item), key=_lack)
+        needed = evaluator.units_needed(*ask)
+        if needed > evaluator.units_available():
+            self._skipped = self._skipped or []
+            insort(self._skipped, _Skipped(needed, item), key=_units_needed)
             return False
         return True
 
-    def _part(self, looker: Looker, branch: Branch, item: Item) -> None:
-        """Take up the first row of a branch and what lies beside it, as far as tasks can move."""
+    def _descend(self, evaluator: Evaluator, branch: Branch, item: Item) -> None:
+        """Add the first row of a branch, and what lies beside it, as far as tasks can move."""
         weight, cluster = branch.group
-        rank = item[0] if self._fixed else looker.rank(weight, branch.least, cluster)
+        rank = item[0] if self._fixed else evaluator.rank(weight, branch.least, cluster)
         if rank != item[0]:
             heapq.heappush(self._heap, (rank, *item[1:]))
             return
@@ -213,10 +220,10 @@ class Line:
         while isinstance(tree, Branch):
             if tree.least != asked:
                 asked = tree.least
-                lack = looker.lacks(weight, asked, cluster)
-                if lack > looker.there():
-                    self._parked = self._parked or []
-                    insort(self._parked, _Parked(lack, tree.items(rank)[0]), key=_lack)
+                needed = evaluator.units_needed(weight, asked, cluster)
+                if needed > evaluator.units_available():
+                    self._skipped = self._skipped or []
+                    insort(self._skipped, _Skipped(needed, tree.items(rank)[0]), key=_units_needed)
                     return
             low = tree.low.first == tree.first
             tree, other = (tree.low, tree.high) if low else (tree.high, tree.low)
@@ -226,38 +233,38 @@ class Line:
             heapq.heappush(self._heap, each)
 
     def _entry(self, item: Item) -> Entry | None:
-        """The entry of what comes up, as it is now; a branch has none."""
-        _, _, task_id, place, queue, late = item
-        if late is not None:
-            if isinstance(late, Branch):
+        """The entry of an item as it is now; None: it is not evaluated, or it is a branch."""
+        _, _, task_id, place, queue, individual = item
+        if individual is not None:
+            if isinstance(individual, Branch):
                 return None
-            if self._fixed and not late.task.is_auto:
-                return late
-        if queue is not None and task_id in self._late:
-            # It comes, or came, by itself.
+            if self._fixed and not individual.task.is_auto:
+                return individual
+        if queue is not None and task_id in self._individual:
+            # It is evaluated individually.
             return None
-        # The key of the lanes, not the one that it has in the order of this moment.
+        # The key of the queue, not the one that it has in the order of this round.
         own = queue.keys[place][0] if queue is not None else None
-        return self._make(task_id, own)
+        return self._make_entry(task_id, own)
 
-    def _ask_again(self, looker: Looker) -> None:
-        """Those that were sent away on the way may leave enough for who was passed over."""
-        if (sent := looker.sent()) == self._sent:
+    def _reconsider(self, evaluator: Evaluator) -> None:
+        """Reconsider queues that were passed over: runs that were released may leave enough."""
+        if (releases := evaluator.releases()) == self._releases:
             return
-        if sent[1] != self._sent[1] and not self._fixed:
-            self._rank_anew(looker)
-        self._sent = sent
-        for alike in [each for each in self._stuck if looker.again(*each)]:
+        if releases[1] != self._releases[1] and not self._fixed:
+            self._recompute_ranks(evaluator)
+        self._releases = releases
+        for alike in [each for each in self._stuck if evaluator.fits_again(*each)]:
             for item in self._stuck.pop(alike):
                 heapq.heappush(self._heap, item)
-        if self._parked is None:
-            self._begin(looker)
+        if self._skipped is None:
+            self._begin(evaluator)
         else:
-            # Less may be there than before, and yet enough in one place.
-            self._go_on(looker)
+            # Less may be available than before, and yet enough in one place.
+            self._resume(evaluator)
 
-    def _rank_anew(self, looker: Looker) -> None:
-        """A promise that was taken back may let a guarantee cover others better."""
+    def _recompute_ranks(self, evaluator: Evaluator) -> None:
+        """Recompute ranks: a withdrawn promise may let a guarantee cover others better."""
         heap, self._heap = self._heap, []
         for item in heap:
             entry, branch = self._entry(item), item[5]
@@ -265,40 +272,43 @@ class Line:
                 self._heap.append((*entry[:3], *item[3:]))
             elif isinstance(branch, Branch):
                 weight, cluster = branch.group
-                self._heap.append((looker.rank(weight, branch.least, cluster), *item[1:]))
+                self._heap.append((evaluator.rank(weight, branch.least, cluster), *item[1:]))
             else:
                 self._heap.append(item)
         heapq.heapify(self._heap)
 
-    def _begin(self, looker: Looker) -> None:
-        """Take up all that is worth a look now."""
-        self._parked = []
-        for group in self._lanes.groups:
-            classes = self._lanes.classes(group, looker.size)
-            self._take_up(looker, group, range(len(classes)))
+    def _begin(self, evaluator: Evaluator) -> None:
+        """Add every queue for which enough is available."""
+        self._skipped = []
+        for group in self._queues.groups:
+            classes = self._queues.classes(group, evaluator.size)
+            self._add_group(evaluator, group, range(len(classes)))
         heapq.heapify(self._heap)
-        self._parked.sort(key=_lack)
+        self._skipped.sort(key=_units_needed)
 
-    def _go_on(self, looker: Looker) -> None:
-        """Take up those for which enough is there now."""
-        parked = self._parked or []
-        self._parked = []
-        for each in parked:
+    def _resume(self, evaluator: Evaluator) -> None:
+        """Add the skipped queues for which enough is available now."""
+        skipped = self._skipped or []
+        self._skipped = []
+        for each in skipped:
             if each.item is None:
-                self._take_up(looker, each.group, range(each.start, each.end))
+                self._add_group(evaluator, each.group, range(each.start, each.end))
             else:
-                # What it lacks is looked at when it comes up.
+                # What it needs is compared when it is due.
                 self._heap.append(each.item)
         heapq.heapify(self._heap)
-        self._parked.sort(key=_lack)
+        self._skipped.sort(key=_units_needed)
 
-    def _take_up(self, looker: Looker, group: Group, which: range) -> None:
-        """Take up the queues of a level and virtual cluster for which enough is there."""
+    def _add_group(self, evaluator: Evaluator, group: Group, which: range) -> None:
+        """Add the queues of a level and virtual cluster for which enough is available."""
         weight, cluster = group
-        assert self._parked is not None, "its callers begin with a list"
-        classes, steady = self._lanes.classes(group, looker.size), looker.steady(weight)
-        there = looker.there()
-        spread = nextafter(there, inf)
+        assert self._skipped is not None, "its callers begin with a list"
+        classes, larger_needs_more = (
+            self._queues.classes(group, evaluator.size),
+            evaluator.larger_needs_more(weight),
+        )
+        units_available = evaluator.units_available()
+        spread = nextafter(units_available, inf)
         # Where the scheduler chooses the level, or owners count, the rank and the key are known
         # when the entry is made.
         known = weight != AUTO and self._keyed
@@ -307,19 +317,19 @@ class Line:
             top = shapes.top
             assert top is not None, "a class without tasks is forgotten"
             least = top.least
-            lack = -inf if weight == AUTO else looker.lacks(weight, least, cluster)
-            if lack <= there:
+            needed = -inf if weight == AUTO else evaluator.units_needed(weight, least, cluster)
+            if needed <= units_available:
                 if known:
-                    self._heap += top.items(looker.rank(weight, least, cluster))
+                    self._heap += top.items(evaluator.rank(weight, least, cluster))
                 else:
                     for row in shapes:
                         self._heap += row.items(RANK_FIRST)
-            elif steady and lack > spread:
-                # Those after it are larger and lack more.
-                self._parked.append(_Parked(lack, None, group, place, which.stop))
+            elif larger_needs_more and needed > spread:
+                # Those after it are larger and need more.
+                self._skipped.append(_Skipped(needed, None, group, place, which.stop))
                 return
             else:
-                self._parked.append(_Parked(lack, None, group, place, place + 1))
+                self._skipped.append(_Skipped(needed, None, group, place, place + 1))
 
     def _next(self, item: Item) -> None:
         rank, _, _, place, queue, _ = item

@@ -15,20 +15,20 @@ from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.round import Round
 
 
-def counted(budget: Budget, tokens: float, at: datetime | None, round_: Round) -> Account:
+def account_now(budget: Budget, tokens: float, at: datetime | None, round_: Round) -> Account:
     """What an account holds now; one that was never used is full."""
     if at is None:
         return budget.opened(round_.seconds)
     return budget.accrued(Account(tokens, at.timestamp()), round_.seconds)
 
 
-def turn_budget(pool: Pool) -> Budget:
-    """What the pool may spend on turns."""
+def slice_budget(pool: Pool) -> Budget:
+    """What slice rounds of the pool may cost."""
     rule, numbers = pool.tempo.rule, pool.tempo.numbers
     return preemption_budget(rule, numbers, pool.units, numbers.restart_seconds)
 
 
-def entitled(round_: Round, pool: Pool, task: Task) -> bool:
+def may_use_reserve(round_: Round, pool: Pool, task: Task) -> bool:
     """True if a task may use the part of the budget that is reserved."""
     big = is_big(pool.tempo.rule, pool.size(task) / max(pool.units, 1e-9))
-    return big or round_.marks_of(task).granted
+    return big or round_.order_key_of(task).granted

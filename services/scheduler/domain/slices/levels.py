@@ -10,7 +10,7 @@ where the owner has none.
   whose quota admits it. It does not stay where it is: else a full quota of a low level would keep
   its owner's runs at a high one for good. Where no lower level admits it, it stays.
 
-Called by ``allocate.py`` before it looks at which tasks wait, and by ``explanation.py``.
+Called by ``allocate.py`` before it evaluates the waiting tasks, and by ``explanation.py``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from libs.contracts.messages import Priority, ReasonCode, Unit
 from libs.contracts.reasons import level_name
 from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.facts.pool import Pool
-from services.scheduler.domain.facts.timers import Kind, Moment, level_at
+from services.scheduler.domain.facts.timers import Timer, TimerKind, level_at
 from services.scheduler.domain.model.decisions import Reorder
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import LEVELS, WEIGHTS, reason
@@ -46,9 +46,9 @@ class _Move(NamedTuple):
         return not self.rises, -WEIGHTS[self.wanted], self.task.submitted_at, self.task.id
 
 
-def follow(round_: Round, pool: Pool, moments: list[Moment]) -> frozenset[str]:
+def update_levels(round_: Round, pool: Pool, timers: list[Timer]) -> frozenset[str]:
     """Let runs count at the levels that they should; returns those that a quota stops."""
-    due = {moment.task_id for moment in moments if moment.kind is Kind.SINKS}
+    due = {timer.task_id for timer in timers if timer.kind is TimerKind.SINKS}
     stopped: set[str] = set()
     moves: list[_Move] = []
     for task_id in due | pool.relevel | pool.level_blocked:
@@ -57,7 +57,7 @@ def follow(round_: Round, pool: Pool, moments: list[Moment]) -> frozenset[str]:
         if wanted is task.level:
             continue
         stopped.add(task_id)
-        # A run that is told to go in this round counts where it is until it has gone.
+        # A run that is requested to leave in this round keeps its level until it has left.
         if task_id not in round_.moved:
             moves.append(_Move(task, wanted))
     moves.sort(key=lambda move: move.order)
@@ -68,7 +68,7 @@ def follow(round_: Round, pool: Pool, moments: list[Moment]) -> frozenset[str]:
             if level is None:
                 left.append(move)
                 continue
-            round_.remark(_mark(round_, pool, move, level))
+            round_.reorder(_mark(round_, pool, move, level))
             if level is move.wanted:
                 stopped.discard(move.task.id)
         if len(left) == len(moves):
@@ -85,7 +85,7 @@ def _admitted(round_: Round, move: _Move) -> Priority | None:
     else:
         open_to = [level for level in LEVELS if WEIGHTS[level] <= WEIGHTS[move.wanted]]
     for level in open_to:
-        if round_.ledger.excess_of_move(move.task, level) is None:
+        if round_.quota_usage.excess_of_move(move.task, level) is None:
             return level
     return None
 
@@ -99,7 +99,7 @@ def _mark(round_: Round, pool: Pool, move: _Move, level: Priority) -> Reorder:
         why = reason(ReasonCode.LEVEL_SANK, names=names, seconds=seconds)
     else:
         why = reason(ReasonCode.LEVEL_CHANGED, names=names)
-    return Reorder(task.id, why, round_.marks_of(task), level)
+    return Reorder(task.id, why, round_.order_key_of(task), level)
 
 
 def outlook(index: Index, task: Task, now: datetime) -> Iterator[str]:
@@ -113,7 +113,7 @@ def outlook(index: Index, task: Task, now: datetime) -> Iterator[str]:
     wanted = level_at(task, pool.policy, now)
     if wanted is task.level:
         return
-    excess = index.ledger.excess_of_move(task, wanted)
+    excess = index.quota_usage.excess_of_move(task, wanted)
     here, there = level_name(task.level), level_name(wanted)
     if excess is None:
         yield f"it counts at level {here} and will count at level {there} at once"

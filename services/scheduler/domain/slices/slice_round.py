@@ -1,10 +1,11 @@
-"""Turns: a waiting task takes the nodes of runs of its own level that come after it in the order.
+"""Slice rounds: a waiting task takes the nodes of later runs of its own level.
 
-``allocate.py`` asks for it, at most once in ``pass_seconds``, for each task in order that finds no
-place. Runs are taken from the largest key down until the gang fits, those not needed are spared,
-and what that costs (node-seconds of being moved, and unsaved work of programs that cannot be asked
-to save) is paid from the pool's budget. The first that cannot pay is saved for: nobody behind it
-takes anything. Runs that are held or protected are not there for anybody.
+A slice round is open at most once in ``pass_seconds``. ``allocate.py`` then calls ``take`` for each
+task in order that finds no place. Runs are taken from the largest order key down until the gang
+fits, and those not needed are spared. The cost (node-seconds of being moved, and unsaved work of
+programs that cannot be requested to save) is paid from the pool's preemption budget. If a task
+cannot pay, the budget is saved for it: no later task takes anything. Runs that are held or
+protected are never taken.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from libs.contracts.messages import PreemptMode, ReasonCode
-from services.scheduler.domain.blockers import turnless
+from services.scheduler.domain.blockers import flood_blocks_slice
 from services.scheduler.domain.disciplines.timeshare.rule import spent
 from services.scheduler.domain.facts.pool import Pool, saved_until
 from services.scheduler.domain.model.rows import Task
@@ -25,21 +26,21 @@ from services.scheduler.domain.preemption import victims
 from services.scheduler.domain.queue.entry import Entry
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.slices import order_keys
-from services.scheduler.domain.slices.budgets import counted, entitled, turn_budget
+from services.scheduler.domain.slices.budgets import account_now, may_use_reserve, slice_budget
 
 ALMOST = 1e-6
 
 
-def turn_cost(pool: Pool, task: Task, now: float) -> float:
-    """What a turn costs that this run pays with: one that can be asked saves before it goes."""
+def slice_end_cost(pool: Pool, task: Task, now: float) -> float:
+    """What it costs to preempt this run in a slice round: one that can save does so first."""
     unsaved = 0.0
     if task.preempt_mode is PreemptMode.KILL or task.is_silent:
         unsaved = max(0.0, now - saved_until(task))
     return pool.size(task) * (unsaved + pool.move_seconds(task))
 
 
-class Turns:
-    """The pass of one round over one pool; without one, nobody has a turn."""
+class SliceRound:
+    """The slice round of one pool; while it is closed, no run is preempted by equals."""
 
     def __init__(self, round_: Round, pool: Pool) -> None:
         self._round = round_
@@ -53,11 +54,11 @@ class Turns:
             self.due_at = None if self.open else next_at
         if self.open:
             self.slice_round_at = round_.now
-        # For a walk in which nobody is to have a turn.
+        # True during a walk in which no task may preempt equals.
         self.paused = False
         # The task that the budget is saved for, once there is one.
         self._saving = False
-        # How many runs told to go are counted, and what those and the leaving ones hold.
+        # How many released runs are counted, and what those and the leaving ones hold.
         self._coming: tuple[int, float] | None = None
         self._used: set[str] = set()
         self._rows: dict[int, _Row] = {}
@@ -70,7 +71,7 @@ class Turns:
         return slice_round_at + timedelta(seconds=self._pool.policy.timeshare.pass_seconds)
 
     def worth(self, weight: int) -> bool:
-        """True if a task of this weight might have a turn."""
+        """True if a task of this weight might preempt an equal."""
         return self.open and not self.paused and not self._saving and weight in self._pool.running
 
     def _row(self, weight: int) -> _Row:
@@ -79,9 +80,9 @@ class Turns:
             found = self._rows[weight] = _Row(self._round, self._pool, weight)
         return found
 
-    def coming_units(self) -> float:
-        """Node equivalents that runs on their way out hold, whoever they were promised to."""
-        pool, told = self._pool, self._round.told.get(self._pool.group, [])
+    def releasing_units(self) -> float:
+        """Node equivalents that leaving runs hold, promised or not."""
+        pool, told = self._pool, self._round.releasing.get(self._pool.group, [])
         if self._coming is None:
             self._coming = 0, sum(map(pool.size, pool.leaving.values()))
         count, units = self._coming
@@ -91,20 +92,20 @@ class Turns:
         return units
 
     def take(self, entry: Entry) -> tuple[Slot, ...] | None:
-        """Slots for the task once the runs that are asked here have gone; None: not its turn.
+        """Slots for the task once the runs that are preempted here have left, or None.
 
         Only for one that is ``worth`` it.
         """
         round_, pool = self._round, self._pool
         row = self._row(entry.weight)
         size = pool.size(entry.task)
-        there = round_.free.free_units(pool.group) + self.coming_units()
+        there = round_.free.free_units(pool.group) + self.releasing_units()
         ratio = max(0.0, size - there) / size
         after = self._reach(entry, ratio)
         count = row.after(after, entry.id)
         if not count or there + row.units(count) < pool.least_units(entry.shape) - ALMOST:
             return None
-        if turnless(round_, pool, entry):
+        if flood_blocks_slice(round_, pool, entry):
             return None
         return self._take(entry, row, count)
 
@@ -112,10 +113,10 @@ class Turns:
         """Runs with a larger key may be taken, if they are so many of the nodes it needs."""
         discipline, round_ = self._pool.discipline, self._round
         lead = discipline.lead(round_.now)
-        marks = round_.marks_of(entry.task)
-        if marks.granted:
+        order_key = round_.order_key_of(entry.task)
+        if order_key.granted:
             return entry.key + lead
-        return discipline.reach(self._pool, entry.task, marks, entry.key, ratio) + lead
+        return discipline.reach(self._pool, entry.task, order_key, entry.key, ratio) + lead
 
     def _take(self, entry: Entry, row: _Row, count: int) -> tuple[Slot, ...] | None:
         round_, pool = self._round, self._pool
@@ -131,14 +132,14 @@ class Turns:
                     return trial if self._later(entry, row, trial.taken, count) else None
             return None
 
-        trial = victims.least_disturbing(round_, pool, search)
+        trial = victims.least_disruptive(round_, pool, search)
         if trial is None:
             return None
         taken, slots = trial.taken, trial.pick()
-        if not self._pay(entry, sum(turn_cost(pool, task, round_.seconds) for task in taken)):
+        if not self._pay(entry, sum(slice_end_cost(pool, task, round_.seconds) for task in taken)):
             self._saving = True
             return None
-        victims.send(round_, pool, taken, entry, ReasonCode.TURN_OF)
+        victims.preempt(round_, pool, taken, entry, ReasonCode.TURN_OF)
         self._used.update(task.id for task in taken)
         return slots
 
@@ -156,7 +157,7 @@ class Turns:
                 yield task
 
     def _covered_better(self, entry: Entry, task: Task) -> bool:
-        """True if a guarantee covers the run, and none so well the task that wants its turn."""
+        """True if a guarantee covers the run better than the waiting task."""
         clusters = self._pool.clusters
         if not clusters or (entry.cluster and clusters.of(task) == entry.cluster):
             return False
@@ -172,20 +173,20 @@ class Turns:
         return first > self._reach(entry, ratio)
 
     def _pay(self, entry: Entry, cost: float) -> bool:
-        """Pay for a turn; else note when the budget will be enough."""
+        """Pay for the preemptions; else note when the budget will be enough."""
         round_, pool = self._round, self._pool
         if not pool.discipline.pays:
             return True
-        book, budget = round_.book(pool), turn_budget(pool)
-        account = counted(budget, book.tokens, book.tokens_at, round_)
-        may = entitled(round_, pool, entry.task)
+        ledger, budget = round_.ledger_of(pool), slice_budget(pool)
+        account = account_now(budget, ledger.tokens, ledger.tokens_at, round_)
+        may = may_use_reserve(round_, pool, entry.task)
         if not budget.covers(account, cost, entitled=may):
             at = budget.covered_at(account, cost, entitled=may)
             if at is not None:
                 self.due_at = round_.after(max(1.0, at - round_.seconds))
             return False
         left = spent(account, cost)
-        round_.ledgers[pool.group] = replace(book, tokens=left.tokens, tokens_at=round_.now)
+        round_.ledgers[pool.group] = replace(ledger, tokens=left.tokens, tokens_at=round_.now)
         return True
 
 
@@ -216,22 +217,22 @@ class _Row:
 
 def _open_runs(round_: Round, pool: Pool, weight: int) -> list[Key]:
     row = pool.running[weight]
-    plain = not pool.held_until and not round_.moved and not round_.marks
+    plain = not pool.held_until and not round_.moved and not round_.order_keys
     if plain and pool.protected_seconds <= 0 and not pool.discipline.by_user:
         return row
     # Their place is the one they have but for what this round noted, and for owners.
     tasks = round_.index.tasks
     same = pool.protected_seconds <= 0 and not pool.discipline.by_user
-    noted = [task_id for task_id in round_.marks if task_id in tasks and tasks[task_id].holds]
+    noted = [task_id for task_id in round_.order_keys if task_id in tasks and tasks[task_id].holds]
     looked_at = pool.held_until.union(round_.moved, noted) if same else None
     found = [] if looked_at is None else [each for each in row if each[1] not in looked_at]
     for _, task_id in row:
         if looked_at is not None and task_id not in looked_at:
             continue
         task = tasks[task_id]
-        marks = round_.marks_of(task)
-        if marks.held_until is not None and marks.held_until > round_.now:
+        order_key = round_.order_key_of(task)
+        if order_key.held_until is not None and order_key.held_until > round_.now:
             continue
-        if victims.may_go(round_, pool, task):
-            found.append((order_keys.order(round_, pool, task, pool.key(marks)), task_id))
+        if victims.is_preemptible(round_, pool, task):
+            found.append((order_keys.current_key(round_, pool, task, pool.key(order_key)), task_id))
     return sorted(found)

@@ -1,11 +1,11 @@
-"""Grants: the task longest without service is next, as far as the pool's account of grants goes.
+"""Starvation grants: the task longest without service is next, as far as the account allows.
 
-Called by ``allocate.py`` before each pass, so that nothing starves in an order that prefers short
-and small tasks. A smaller task never jumps ahead of one that cannot be paid yet.
+Called by ``allocate.py`` before each slice round, so that nothing starves in an order that prefers
+short and small tasks. A smaller task never jumps ahead of one that cannot be paid yet.
 
 Only a task that a grant can help gets one. A grant makes a task the first of its level; it lifts no
 quota and takes nothing from higher levels, so a task that waits for those would use the account up
-and hold back everybody behind it.
+and hold back every task behind it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from libs.contracts.messages import ReasonCode
-from services.scheduler.domain.blockers import flooded, is_stopped, retry_later
+from services.scheduler.domain.blockers import flood_reason, is_blocked, retry_later
 from services.scheduler.domain.disciplines.timeshare.rule import grant_budget, grant_cost, spent
 from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.limits.virtual_clusters import UNCOVERED, Depth
@@ -27,7 +27,7 @@ from services.scheduler.domain.preemption.victims import outranks
 from services.scheduler.domain.queue.entry import Entry
 from services.scheduler.domain.queue.queues import QueueName
 from services.scheduler.domain.round import Round
-from services.scheduler.domain.slices.budgets import counted
+from services.scheduler.domain.slices.budgets import account_now
 
 # Before every other task, and before each other in the order of the grants.
 GRANTED_KEY = -1e15
@@ -49,20 +49,20 @@ def grant(
     if due > round_.seconds:
         return None, datetime.fromtimestamp(due, UTC)
     budget = grant_budget(rule, numbers, pool.units)
-    book = round_.book(pool)
-    account = counted(budget, book.grants, book.grants_at, round_)
+    ledger = round_.ledger_of(pool)
+    account = account_now(budget, ledger.grants, ledger.grants_at, round_)
     cost = min(budget.ceiling, grant_cost(rule, pool.size(task), pool.move_seconds(task)))
     if not budget.covers(account, cost):
         at = budget.covered_at(account, cost)
         return None, None if at is None else round_.after(max(1.0, at - round_.seconds))
     left = spent(account, cost)
-    round_.ledgers[pool.group] = replace(book, grants=left.tokens, grants_at=round_.now)
-    marks = replace(
-        round_.marks_of(task), key=GRANTED_KEY + round_.seconds, scaled=0.0, granted=True
+    round_.ledgers[pool.group] = replace(ledger, grants=left.tokens, grants_at=round_.now)
+    order_key = replace(
+        round_.order_key_of(task), key=GRANTED_KEY + round_.seconds, scaled=0.0, granted=True
     )
     why = reason(ReasonCode.GRANTED, seconds=round(round_.seconds - since))
-    round_.remark(Reorder(task.id, why, marks))
-    # There may be more of them: one in each pass.
+    round_.reorder(Reorder(task.id, why, order_key))
+    # There may be more of them: one in each slice round.
     return task, round_.after(pool.policy.timeshare.pass_seconds)
 
 
@@ -77,7 +77,7 @@ def _longest_unserved(
         # One that got a place or a promise in this round is served.
         if task.promised or task_id in round_.served or task_id in round_.moved:
             continue
-        if round_.marks_of(task).granted or retry_later(task, round_.now):
+        if round_.order_key_of(task).granted or retry_later(task, round_.now):
             continue
         if since + after_seconds > round_.seconds or open_to(entry_of(task)):
             return since, task
@@ -91,12 +91,12 @@ class _Open:
     def __init__(self, round_: Round, pool: Pool) -> None:
         self._round = round_
         self._pool = pool
-        # What is left to a level and a guarantee once nobody else of its level is there.
+        # What is left to a level and a guarantee once no other task of its level is there.
         self._left: dict[tuple[int, str, Depth, Depth], Capacity] = {}
 
     def __call__(self, entry: Entry) -> bool:
         round_, pool = self._round, self._pool
-        if is_stopped(round_, pool, entry) or flooded(round_, pool, entry) is not None:
+        if is_blocked(round_, pool, entry) or flood_reason(round_, pool, entry) is not None:
             return False
         left = self._left_to(entry)
         return left is None or left.pick(entry.shape) is not None
@@ -127,7 +127,7 @@ class _Open:
         return (WEIGHTS[task.level] for task in self._pool.promised.values())
 
     def _may_take(self, entry: Entry, claim: Depth, task: Task) -> bool:
-        """True if the task may take what this one has, from a lower level or in a turn."""
+        """True if the task may take what this one has, from a lower level or in a slice round."""
         pool, weight = self._pool, WEIGHTS[task.level]
         if not pool.clusters:
             return weight <= entry.weight

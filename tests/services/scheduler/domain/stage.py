@@ -266,8 +266,8 @@ def facts_of(index: Index) -> dict[str, Any]:
         "drained": sorted(index.drained),
         "draining": sorted(index.totals.draining),
         "totals": {task.shape: _answers(index, task.shape) for task in index.tasks.values()},
-        "moments": index.moments.between(None, float("inf")),
-        "ledger": index.ledger.counted_accounts(),
+        "moments": index.timers.between(None, float("inf")),
+        "ledger": index.quota_usage.counted_accounts(),
         "crossing": {group: index.crossing(group) for group in index.pools},
         "pools": {group: _pool(pool) for group, pool in index.pools.items() if pool.sizes},
     }
@@ -300,17 +300,17 @@ def _pool(pool: Any) -> dict[str, Any]:
     names = pool.clusters.names()
     return {
         "policy": pool.policy,
-        "book": pool.book,
+        "book": pool.ledger,
         "width": pool.width,
         "units": round(pool.units, 6),
-        "lanes": {key: name for name, key in pool.lanes},
-        "length": pool.lanes.length,
+        "lanes": {key: name for name, key in pool.queues},
+        "length": pool.queues.length,
         "classes": {
             (group, named): _tree(shapes.top)
-            for group, classes in pool.lanes.groups.items()
+            for group, classes in pool.queues.groups.items()
             for named, shapes in classes.items()
         },
-        "fresh": pool.fresh,
+        "fresh": pool.unkeyed,
         "promised": pool.promised,
         "leaving": pool.leaving,
         "running": pool.running,
@@ -318,7 +318,7 @@ def _pool(pool: Any) -> dict[str, Any]:
         "runs_of": pool.runs_of,
         "held": {weight: round(held, 6) for weight, held in pool.held_units.items()},
         "sizes": pool.sizes,
-        "live": (round(pool.live_units, 6), round(pool.live_moments / 1e3, 0)),
+        "live": (round(pool.live_units, 6), round(pool.live_since_sum / 1e3, 0)),
         "owners": pool.owners,
         "unended": pool.unended,
         "owner_units": {owner: round(held, 6) for owner, held in pool.owner_units.items()},

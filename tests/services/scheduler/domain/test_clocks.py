@@ -67,7 +67,7 @@ def test_any_submission_gives_finite_keys_and_a_sound_plan(
         assert all(map(math.isfinite, (each.key, each.scaled, each.tag, each.user_finish)))
     after = committed(snapshot, plan)
     for pool in after.pools.values():
-        for _, (key, task_id) in pool.lanes:
+        for _, (key, task_id) in pool.queues:
             assert math.isfinite(key)
             assert explain(
                 copy_of(after.index), after.tasks[task_id], NOW, Copies(), Bounds(trials_max=0)
@@ -151,7 +151,7 @@ def test_a_task_of_a_century_ago_breaks_no_order(name: str) -> None:
                 stage.exit(task_id, ExitKind.OK)
             stage.seconds += 1
         orders.append([task_id for task_id in order if task_id != "old"])
-        scale = stage.index.pools["default"].book.scale
+        scale = stage.index.pools["default"].ledger.scale
         assert scale == pytest.approx(1.0, abs=0.5), "one old submission is no load"
     assert orders[0] == orders[1]
     assert len(orders[0]) == 4

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from libs.contracts.messages import ExitKind, Goal, PreemptMode, Priority, TaskState, Unit
 from services.scheduler.domain.disciplines import DISCIPLINES
-from services.scheduler.domain.limits.quota import Account, Ledger
-from services.scheduler.domain.limits.virtual_clusters import ALMOST, Clusters
+from services.scheduler.domain.limits.quota import Account, QuotaUsage
+from services.scheduler.domain.limits.virtual_clusters import ALMOST, VirtualClusters
 from services.scheduler.domain.model.group_policy import (
     Demotion,
     GroupPolicy,
@@ -359,9 +359,9 @@ class Histories(RuleBasedStateMachine):
         if not hasattr(self, "stage"):
             return
         held: Counter[Account] = Counter()
-        ledger = Ledger(self.stage.index.limits)
+        quota_usage = QuotaUsage(self.stage.index.limits)
         for task in self.stage.index.held.values():
-            held.update(ledger.counted(task))
+            held.update(quota_usage.counted(task))
         for account, amount in held.items():
             limit = self.stage.index.limits[account[0]]
             if amount > limit.limit and limit == self.limits.get(account[0]):
@@ -375,7 +375,7 @@ class Histories(RuleBasedStateMachine):
             return
         most: Counter[tuple[str, float, str]] = Counter()
         for group, pool in self.stage.index.pools.items():
-            clusters = Clusters(pool.policy)
+            clusters = VirtualClusters(pool.policy)
             for task in self.stage.index.held.values():
                 if task.group == group:
                     clusters.charge(clusters.of(task), pool.size(task))

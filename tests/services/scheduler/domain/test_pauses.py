@@ -40,7 +40,7 @@ def sampled_for(stage: Stage, seconds: float) -> float:
             stage.exit(name, ExitKind.OK)
         stage.rounds()
         place += 1
-    return stage.index.pool("default").book.scale
+    return stage.index.pool("default").ledger.scale
 
 
 @pytest.mark.parametrize("ran", [False, True])

@@ -16,7 +16,7 @@ from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.facts.timers import protected_until
-from services.scheduler.domain.limits.virtual_clusters import UNCOVERED, Clusters
+from services.scheduler.domain.limits.virtual_clusters import UNCOVERED, VirtualClusters
 from services.scheduler.domain.model.changes import applied
 from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, Preempt
 from services.scheduler.domain.model.lifecycle import HOLDING, LEAVING, TERMINAL
@@ -242,7 +242,7 @@ def holding(pool: Pool, snapshot: Snapshot) -> list[Task]:
 
 def depth_of(pool: Pool, snapshot: Snapshot, task: Task) -> int:
     """Counted anew from the rows."""
-    clusters = Clusters(pool.policy)
+    clusters = VirtualClusters(pool.policy)
     for each in holding(pool, snapshot):
         clusters.charge(clusters.of(each), pool.size(each))
     return clusters.depth(clusters.of(task), pool.size(task))
@@ -252,7 +252,7 @@ def reclaimable(pool: Pool, snapshot: Snapshot, depth: int) -> list[Slot]:
     """What runs that are covered less than so hold, and what runs on their way out do."""
     runs = holding(pool, snapshot)
     sizes = {task.id: pool.size(task) for task in runs}
-    depths = Clusters(pool.policy).coverage(runs, sizes)
+    depths = VirtualClusters(pool.policy).coverage(runs, sizes)
     kept: defaultdict[str, int] = defaultdict(int)
     for task in runs:
         if task.promised:

@@ -29,7 +29,7 @@ from services.scheduler.domain.model.lifecycle import Trigger
 from services.scheduler.domain.model.observations import Drop
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import reason
-from services.scheduler.domain.slices.slice_round import turn_cost
+from services.scheduler.domain.slices.slice_round import slice_end_cost
 from tests.builders import (
     a_node,
     a_spec,
@@ -182,9 +182,11 @@ def test_a_turn_costs_what_a_silent_run_would_lose() -> None:
     stage = a_stage()
     stage.until(100.0)
     pool, now = stage.index.pools["default"], stage.now.timestamp()
-    before = turn_cost(pool, low(stage), now)
+    before = slice_end_cost(pool, low(stage), now)
     stage.listen("low")
-    assert before - turn_cost(pool, low(stage), now) == pytest.approx(100.0 * pool.size(low(stage)))
+    assert before - slice_end_cost(pool, low(stage), now) == pytest.approx(
+        100.0 * pool.size(low(stage))
+    )
 
 
 def test_a_restart_says_from_where() -> None:

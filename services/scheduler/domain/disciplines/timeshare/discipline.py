@@ -70,21 +70,21 @@ class TimeShare(Ordered):
     def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """Its slice begins; a big gang is held, because assembling it cost much."""
         del finish
-        marks, tempo = task.marks, pool.tempo
+        order_key, tempo = task.marks, pool.tempo
         restart = pool.move_seconds(task)
         length = slice_seconds(tempo.numbers, task.run_seconds)
-        if marks.granted:
+        if order_key.granted:
             length = tempo.rule.grant_seconds + (restart if task.attempt else 0.0)
         held = hold_seconds(
             tempo.rule,
             tempo.numbers,
             share=pool.size(task) / max(pool.units, 1e-9),
-            age_seconds=max(0.0, now.timestamp() - _base(marks, task)),
+            age_seconds=max(0.0, now.timestamp() - _base(order_key, task)),
             attained_seconds=task.run_seconds,
             restart_seconds=restart,
         )
         return replace(
-            marks,
+            order_key,
             waiting=False,
             rekey_at=now + timedelta(seconds=length),
             held_until=now + timedelta(seconds=held) if held else None,
@@ -94,29 +94,31 @@ class TimeShare(Ordered):
         """A new place by what it has had now."""
         del finish
         attained = pool.attained(task, now)
-        marks = task.marks
-        base = _base(marks, task)
+        order_key = task.marks
+        base = _base(order_key, task)
         return replace(
-            marks,
+            order_key,
             policy=self.name,
             waiting=False,
-            key=base + marks.tag,
-            scaled=_delay(pool, task, attained, marks.kin),
+            key=base + order_key.tag,
+            scaled=_delay(pool, task, attained, order_key.kin),
             granted=False,
-            counted_seconds=max(marks.counted_seconds, attained),
+            counted_seconds=max(order_key.counted_seconds, attained),
             rekey_at=now + timedelta(seconds=slice_seconds(pool.tempo.numbers, attained)),
         )
 
-    def reach(self, pool: PoolView, task: Task, marks: OrderKey, key: float, ratio: float) -> float:
+    def reach(
+        self, pool: PoolView, task: Task, order_key: OrderKey, key: float, ratio: float
+    ) -> float:
         """Runs that come clearly later, the more so the more of its nodes it takes."""
         del key
-        scale = pool.book.scale
+        scale = pool.ledger.scale
         return (
-            marks.base
-            + marks.tag
+            order_key.base
+            + order_key.tag
             + margin_seconds(
                 pool.tempo.rule,
-                delay_seconds=scale * marks.scaled,
+                delay_seconds=scale * order_key.scaled,
                 scale=scale,
                 restart_seconds=pool.move_seconds(task),
                 ratio=ratio,
@@ -131,8 +133,8 @@ def paused_seconds(task: Task, now: datetime) -> float:
     return max(0.0, (now - task.unserved_since).total_seconds())
 
 
-def _base(marks: OrderKey, task: Task) -> float:
-    return marks.base or task.submitted_at.timestamp()
+def _base(order_key: OrderKey, task: Task) -> float:
+    return order_key.base or task.submitted_at.timestamp()
 
 
 def _delay(pool: PoolView, task: Task, attained: float, kin: int) -> float:

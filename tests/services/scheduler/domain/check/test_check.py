@@ -11,7 +11,7 @@ import pytest
 
 from libs.contracts.ids import TaskId
 from libs.contracts.messages import Goal, Placement, Priority, ReasonCode, TaskState
-from services.scheduler.domain.check.isolate import sound_plan
+from services.scheduler.domain.check.isolate import decide_checked
 from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.check.violations import Fault, Violation
 from services.scheduler.domain.decide import decide
@@ -403,10 +403,10 @@ def test_a_check_that_raises_proves_nothing() -> None:
         raise ValueError(len(plan.decisions))
 
     snapshot = the_snapshot()
-    sifted = sound_plan(snapshot, at(60), decide, raises)
-    assert sifted.plan.decisions == ()
-    assert {each.fault for each in sifted.violations} == {Fault.RAISED}
-    assert set(sifted.refused) == set(sifted.plan.left_out) == {"default"}
+    checked = decide_checked(snapshot, at(60), decide, raises)
+    assert checked.plan.decisions == ()
+    assert {each.fault for each in checked.violations} == {Fault.RAISED}
+    assert set(checked.refused) == set(checked.plan.left_out) == {"default"}
 
 
 def test_every_fault_is_planted_somewhere() -> None:

@@ -36,6 +36,6 @@ def copy_of(index: Index) -> Index:
 class Copies:
     """Worlds that are copies built from rows."""
 
-    def apart(self, index: Index, play: Callable[[Index], R]) -> R:
+    def with_copy(self, index: Index, simulation: Callable[[Index], R]) -> R:
         """What ``play`` returns when it has a copy of the index for itself."""
-        return play(copy_of(index))
+        return simulation(copy_of(index))

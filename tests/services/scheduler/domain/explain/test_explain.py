@@ -12,7 +12,7 @@ from libs.contracts.messages import (
     ReasonCode,
     TaskState,
 )
-from services.scheduler.domain.allocate import Sharing
+from services.scheduler.domain.allocate import Allocation
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.explain.explanation import BOUNDS, explain
 from services.scheduler.domain.explain.group_simulation import Bounds
@@ -227,7 +227,7 @@ def test_the_place_in_the_order_is_the_sorted_lists() -> None:
             limits=(a_limit(6, user="u1"), a_limit(8, priority=Priority.HIGH)),
         )
         waiting = [t for t in index.tasks.values() if t.state is TaskState.QUEUED]
-        sharing = Sharing(Round(Snapshot.view(index), at(12)), index.pools["default"], [], [])
+        sharing = Allocation(Round(Snapshot.view(index), at(12)), index.pools["default"], [], [])
         order = sorted(sharing.entry(t)[:3] for t in waiting if not t.promised)
         promised = len(index.pools["default"].promised)
         for place, (_, _, task_id) in enumerate(order):

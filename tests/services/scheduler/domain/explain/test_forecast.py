@@ -261,8 +261,8 @@ def test_a_turn_waits_until_the_budget_is_enough() -> None:
         submitted_at=at(-90_000),
     )
     stage = world(policy, old, nodes=1)
-    book = replace(stage.index.ledgers["default"], tokens=40.0, tokens_at=at(10))
-    stage.put(book)
+    ledger = replace(stage.index.ledgers["default"], tokens=40.0, tokens_at=at(10))
+    stage.put(ledger)
     stage.put(a_task("new", submitted=10, owner="bob"))
     stage.rounds()
     # Full are 4 restarts of 60 s on one node, of which a small task may use all but one: the cost

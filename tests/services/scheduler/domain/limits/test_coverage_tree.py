@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from services.scheduler.domain.limits import coverage_tree
 from services.scheduler.domain.limits.coverage_tree import Tree
-from services.scheduler.domain.limits.virtual_clusters import Clusters, Depth, Row
+from services.scheduler.domain.limits.virtual_clusters import CoverageRow, Depth, VirtualClusters
 from services.scheduler.domain.model.group_policy import GroupPolicy, VirtualCluster
 
 CLUSTERS = (
@@ -49,9 +49,9 @@ CHANGES = st.lists(
 def test_a_change_is_answered_as_by_counting_everything(
     changes: list[tuple[int, int, float, VirtualCluster, int]],
 ) -> None:
-    clusters = Clusters(GroupPolicy("default", virtual_clusters=CLUSTERS))
+    clusters = VirtualClusters(GroupPolicy("default", virtual_clusters=CLUSTERS))
     tree = Tree(clusters)
-    rows: dict[str, Row] = {}
+    rows: dict[str, CoverageRow] = {}
     depths: dict[str, Depth] = {}
     for number, minus, size, cluster, together in changes:
         task_id = f"t{number}"

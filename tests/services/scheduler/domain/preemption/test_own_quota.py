@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from libs.contracts.messages import ExitKind, Priority, TaskState, Unit
-from services.scheduler.domain.check.isolate import sound_plan
+from services.scheduler.domain.check.isolate import decide_checked
 from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.check.violations import Fault, Violation
 from services.scheduler.domain.decide import decide
@@ -345,9 +345,9 @@ def test_a_run_of_another_group_stays_if_the_decision_that_it_would_go_for_is_re
         wrong = [each for each in plan.decisions if each.task_id == "high"]
         return [Violation(Fault.GANG, "high", group=here)] if wrong else check(snapshot, plan)
 
-    sifted = sound_plan(Snapshot.view(stage.index), plan.decided_at, decide, refuse)
-    assert [each.task_id for each in sifted.plan.decisions] == ["bobs"]
-    assert set(sifted.refused) == {here}
+    checked = decide_checked(Snapshot.view(stage.index), plan.decided_at, decide, refuse)
+    assert [each.task_id for each in checked.plan.decisions] == ["bobs"]
+    assert set(checked.refused) == {here}
 
 
 def test_a_promise_that_is_given_again_under_a_lowered_limit_stands_in_the_plan() -> None:

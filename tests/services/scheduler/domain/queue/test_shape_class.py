@@ -13,7 +13,14 @@ from services.scheduler.domain.model.group_policy import GroupPolicy, VirtualClu
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import Key, Shape
 from services.scheduler.domain.queue import queues
-from services.scheduler.domain.queue.queues import NOBODY, Branch, Lanes, QueueName, Row, Tree
+from services.scheduler.domain.queue.queues import (
+    NO_SCOPE,
+    Branch,
+    QueueName,
+    Queues,
+    ShapeRow,
+    Tree,
+)
 from tests.builders import a_node, a_spec, a_task
 from tests.services.scheduler.domain.stage import Stage
 
@@ -28,7 +35,7 @@ def some_shapes(draw: st.DrawFn) -> Shape:
     return PLAIN._replace(cpus=draw(CPUS), memory_bytes=draw(MEMORY))
 
 
-def rows_of(tree: Tree) -> Iterator[Row]:
+def rows_of(tree: Tree) -> Iterator[ShapeRow]:
     if isinstance(tree, Branch):
         yield from rows_of(tree.low)
         yield from rows_of(tree.high)
@@ -64,7 +71,7 @@ def drawn(tree: Tree | None) -> object:
 def test_a_class_follows_its_tasks_as_they_come_and_go(
     tasks: list[tuple[Shape, int, str]], data: st.DataObject
 ) -> None:
-    found = Lanes()
+    found = Queues()
     there: dict[Key, QueueName] = {}
     for number, (shape, key, owner) in enumerate(tasks):
         at = (float(key), f"t{number}")
@@ -78,7 +85,7 @@ def test_a_class_follows_its_tasks_as_they_come_and_go(
                 assert each.top is not None
                 verify(each.top)
     assert {key: name for name, key in found} == there
-    again = Lanes()
+    again = Queues()
     for key in sorted(there, reverse=True):
         again.add(there[key], key)
     assert found.groups.keys() == again.groups.keys()
@@ -93,10 +100,10 @@ def test_a_class_follows_its_tasks_as_they_come_and_go(
 
 
 def test_shapes_that_avoid_nodes_are_classes_of_their_own() -> None:
-    found = Lanes()
+    found = Queues()
     for number, avoids in enumerate([(), ("n1",), ("n1",)]):
         shape = PLAIN._replace(memory_bytes=number + 1, avoids=avoids)
-        found.add(QueueName(10, shape, NOBODY), (0.0, f"t{number}"))
+        found.add(QueueName(10, shape, NO_SCOPE), (0.0, f"t{number}"))
     assert len(found.groups[10, ""]) == 3
 
 

@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 
 from libs.contracts.messages import Priority, Unit
-from services.scheduler.domain.limits.quota import Ledger, Need, auto_level
+from services.scheduler.domain.limits.quota import Need, QuotaUsage, auto_level
 from services.scheduler.domain.model.group_policy import Demotion, GroupPolicy
 from services.scheduler.domain.model.rows import Limit
 from tests.builders import a_limit, a_node, a_task
@@ -29,8 +29,8 @@ CHAIN = (
 
 
 def auto(*limits: Limit) -> Priority:
-    ledger = Ledger({limit.key: limit for limit in limits})
-    return auto_level(a_task(priority=Priority.AUTO), NODE, ledger, NORMAL)
+    quota_usage = QuotaUsage({limit.key: limit for limit in limits})
+    return auto_level(a_task(priority=Priority.AUTO), NODE, quota_usage, NORMAL)
 
 
 @pytest.mark.parametrize("group", ["", "default"])

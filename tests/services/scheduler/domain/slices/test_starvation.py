@@ -14,7 +14,7 @@ from services.scheduler.domain.decide import decide
 from services.scheduler.domain.model.decisions import Plan, Reorder
 from services.scheduler.domain.model.group_policy import GroupPolicy, Timeshare, VirtualCluster
 from services.scheduler.domain.model.rows import Limit, Node, Task
-from services.scheduler.domain.queue.queues import NOBODY, QueueName
+from services.scheduler.domain.queue.queues import NO_SCOPE, QueueName
 from services.scheduler.domain.queue.unserved import Unserved
 from tests.builders import a_limit, a_snapshot, a_task, at, running, some_nodes
 
@@ -163,7 +163,7 @@ def test_a_grant_looks_at_each_kind_of_task_once() -> None:
 
 
 NAMES = [
-    QueueName(weight, a_task(nodes=nodes).shape, NOBODY) for weight in (5, 10) for nodes in (1, 2)
+    QueueName(weight, a_task(nodes=nodes).shape, NO_SCOPE) for weight in (5, 10) for nodes in (1, 2)
 ]
 
 

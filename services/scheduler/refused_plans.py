@@ -41,7 +41,7 @@ class Refusal:
 
 
 @dataclass
-class Refusals:
+class RefusedPlans:
     """The groups (or tasks) that are refused now. ``count_max`` refusals in a row are an alarm."""
 
     count_max: int
