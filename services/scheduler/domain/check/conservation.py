@@ -231,8 +231,8 @@ def too_many_crossing(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
     One that is promised its nodes may count on the end of runs on their way out; one that begins
     may not.
     """
-    anew = taken_back(plan)
-    told = {each.task_id for each in plan.decisions if isinstance(each, Preempt | Kill)}
+    replaced = taken_back(plan) | _started_elsewhere(snapshot, plan)
+    released = {each.task_id for each in plan.decisions if isinstance(each, Preempt | Kill)}
     for group in _groups(snapshot, plan):
         pool = snapshot.pools[group]
         new: list[tuple[str, bool]] = []
@@ -253,11 +253,11 @@ def too_many_crossing(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
             continue
         runs = [task for task in snapshot.held.values() if task.group == group]
         runs = [task for task in runs if _crosses(snapshot, pool, task.placements)]
-        leave = sum(task.state in LEAVING or task.id in told for task in runs)
+        leave = sum(task.state in LEAVING or task.id in released for task in runs)
         kept = sum(
             _crosses(snapshot, pool, each.promised)
             for each in pool.promised.values()
-            if each.id not in anew
+            if each.id not in replaced
         )
         most = pool.policy.cross_zone_gangs_max
         waits = any(task.state in LEAVING for task in runs)
@@ -270,6 +270,17 @@ def too_many_crossing(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
             count += 1
             if count + (leave if begins else 0) > most:
                 yield Violation(Fault.CROSSING, task_id, f"{count} of {most}")
+
+
+def _started_elsewhere(snapshot: Snapshot, plan: Plan) -> set[str]:
+    """The tasks that start on other nodes than those that they were promised."""
+    return {
+        each.task_id
+        for each in plan.decisions
+        if isinstance(each, Assign)
+        and each.task_id in snapshot.tasks
+        and each.placements != snapshot.tasks[each.task_id].promised
+    }
 
 
 def _crosses(snapshot: Snapshot, pool: Pool, ranks: tuple[Placement, ...]) -> bool:

@@ -14,7 +14,7 @@ from services.scheduler.domain.model.decisions import Assign, Kill, Preempt
 from services.scheduler.domain.model.group_policy import GroupPolicy, Rotation
 from services.scheduler.domain.model.lifecycle import Trigger
 from services.scheduler.domain.model.values import OrderKey
-from tests.builders import a_node, a_snapshot, a_spec, a_task, at, preempting, running
+from tests.builders import a_node, a_snapshot, a_spec, a_task, at, on_nodes, preempting, running
 from tests.services.scheduler.domain.stage import Stage
 
 ALL = tuple(range(8))
@@ -99,3 +99,15 @@ def test_a_promised_node_that_changes_is_promised_no_more(change: dict[str, Any]
     for task_id in ("first", "second"):
         stage.exit(task_id, ExitKind.PREEMPTED)
     stage.rounds()
+
+
+def test_a_promise_that_a_start_elsewhere_replaces_is_no_second_gang_across_zones() -> None:
+    """A GPU of the promised nodes fails, and the gang starts at once on others."""
+    east = {"zone": "east"}
+    nodes = [a_node("n0"), a_node("n1", labels=east, unusable=(0,)), a_node("n2", labels=east)]
+    task = replace(a_task("waits", nodes=2), accepted=True, level=Priority.NORMAL)
+    waits = replace(task, promised=on_nodes(task, {"n0": ALL, "n1": ALL}))
+    snapshot = a_snapshot([waits], nodes)
+    plan = decide(snapshot, at(0))
+    assert [type(each) for each in plan.decisions] == [Assign]
+    assert check(snapshot, plan, deep=True) == []
