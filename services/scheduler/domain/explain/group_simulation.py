@@ -7,16 +7,14 @@ Nothing is submitted and nothing fails. Pure.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import Enum
 from typing import Any, Protocol
 
 from libs.contracts.messages import Checkpoint, ExitKind, Reason, RunExit
-from services.scheduler.domain.decide import decide
 from services.scheduler.domain.disciplines.timeshare.discipline import features_of
 from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.facts.pool import Pool
@@ -32,11 +30,10 @@ from services.scheduler.domain.model.lifecycle import (
     TERMINAL,
 )
 from services.scheduler.domain.model.rows import EndedTask, Task
+from services.scheduler.domain.virtual_clock import VirtualClock
 
 # With fewer ends known, the predictor is not used.
 ENDS_MIN = 5
-# At one moment a world comes to rest in a few rounds, or never.
-ROUNDS_AT_REST_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +123,7 @@ class GroupSimulation:
         expired: Callable[[], bool] = bool,
         pace: Pace = Pace.EXPECTED,
     ) -> None:
-        self.index = index
-        self.now = now
+        self._clock: VirtualClock[tuple[str, int]] = VirtualClock(index, now)
         self.task_id = task_id
         # Decisions that preempt a run for the task, and why it waits, as last decided.
         self.chosen: dict[str, Preempt | Kill] = {}
@@ -144,19 +140,25 @@ class GroupSimulation:
         self.ends_known = index.pools[index.tasks[task_id].group].history.ends
         self._expired = expired
         self._pace = pace
-        self._due_at: datetime | None = None
-        self._events: list[tuple[float, int, str, int]] = []
-        self._count = 0
         # From when on the ends of runs are played.
         self._running = False
 
     def on_copy(self, index: Index, pace: Pace) -> GroupSimulation:
         """The same moment on a copy of the index, at a pace of its own."""
         twin = copy(self)
-        twin.index, twin._pace = index, pace  # noqa: SLF001 - of the same class
+        twin._clock, twin._pace = self._clock.copy(index), pace  # noqa: SLF001 - of the same class
         twin.chosen, twin.endless = dict(self.chosen), set(self.endless)
-        twin._events = list(self._events)  # noqa: SLF001
         return twin
+
+    @property
+    def index(self) -> Index:
+        """The rows at this moment."""
+        return self._clock.index
+
+    @property
+    def now(self) -> datetime:
+        """The time in the simulation."""
+        return self._clock.now
 
     @property
     def task(self) -> Task | None:
@@ -179,17 +181,16 @@ class GroupSimulation:
 
     def settle(self) -> None:
         """Decide until nothing more is decided at this moment."""
-        for _ in range(ROUNDS_AT_REST_MAX):
-            plan = decide(Snapshot.view(self.index), self.now)
-            self.rounds += 1
-            self.index.settle(plan)
-            self._due_at = plan.due_at
-            self.why = plan.explanations.get(self.task_id, self.why)
-            if not plan.decisions and not plan.ledgers:
-                return
-            self._carry_out(plan)
-            if self._expired():
-                return
+        self._clock.settle(self._commit)
+
+    def _commit(self, _snapshot: Snapshot, plan: Plan) -> bool:
+        """Commit a plan, if it decides anything; True if there may be more to decide."""
+        self.rounds += 1
+        self.why = plan.explanations.get(self.task_id, self.why)
+        if not plan.decisions and not plan.ledgers:
+            return False
+        self._carry_out(plan)
+        return not self._expired()
 
     def _carry_out(self, plan: Plan) -> None:
         rows: dict[str, Task] = {}
@@ -254,13 +255,14 @@ class GroupSimulation:
         """Note when a run will be over."""
         self.endless.discard(task.id)
         if task.state is KILLING:
-            self._at(self.now, task)
+            self._clock.at(self._clock.seconds, (task.id, task.attempt))
         elif task.state is PREEMPTING:
             by = self._gone_by(task)
             # A silent run is there to its deadline; another may save at once.
             self.uncertain = self.uncertain or not task.is_silent
             early = self._pace is Pace.EARLY and not task.is_silent
-            self._at(self.now if early or by is None else by, task)
+            at = self.now if early or by is None else by
+            self._clock.at((at - self._clock.origin).total_seconds(), (task.id, task.attempt))
         elif task.holds:
             pool = self.index.pools[task.group]
             left = expected_left(pool, task, self.now, self._pace)
@@ -269,14 +271,10 @@ class GroupSimulation:
                 self.endless.add(task.id)
             else:
                 self.by_history = self.by_history or task.expected_seconds is None
-                self._at(datetime.fromtimestamp(self.now.timestamp() + left, UTC), task)
+                self._clock.at(self._clock.seconds + left, (task.id, task.attempt))
 
     def _gone_by(self, task: Task) -> datetime | None:
         return task.forced_at(self.index.settings.silent_ack_seconds_max)
-
-    def _at(self, moment: datetime, task: Task) -> None:
-        self._count += 1
-        heapq.heappush(self._events, (moment.timestamp(), self._count, task.id, task.attempt))
 
     # Time.
 
@@ -297,27 +295,19 @@ class GroupSimulation:
                 return Stopped.NOTHING_LEFT
             if self.rounds >= rounds_max or self._expired():
                 return Stopped.TOO_LONG
-            moment = self._next()
-            if moment is None:
+            seconds = min(self._clock.next_times(), default=None)
+            if seconds is None:
                 return Stopped.NOTHING_LEFT
-            if moment > until:
-                self.now = until
+            limit = (until - self._clock.origin).total_seconds()
+            self._clock.seconds = min(max(self._clock.seconds, seconds), limit)
+            if seconds > limit:
                 return Stopped.TOO_FAR
-            self.now = max(self.now, moment)
             self._happen()
             self.settle()
         return None
 
-    def _next(self) -> datetime | None:
-        moments = [] if self._due_at is None else [self._due_at]
-        if self._events:
-            moments.append(datetime.fromtimestamp(self._events[0][0], UTC))
-        return min(moments, default=None)
-
     def _happen(self) -> None:
-        seconds = self.now.timestamp()
-        while self._events and self._events[0][0] <= seconds:
-            _, _, task_id, attempt = heapq.heappop(self._events)
+        for task_id, attempt in self._clock.happening():
             task = self.index.tasks.get(task_id)
             if task is None or task.live_attempt != attempt:
                 continue
