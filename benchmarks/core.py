@@ -29,26 +29,16 @@ from libs.contracts.messages import (
     TaskSpec,
     TaskState,
 )
-from services.scheduler.domain import facts
-from services.scheduler.domain.apply import task_after
+from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.index import Index
-from services.scheduler.domain.lifecycle import TERMINAL
-from services.scheduler.domain.marks import Ended
-from services.scheduler.domain.model import (
-    Assign,
-    Inventory,
-    Kill,
-    Node,
-    Plan,
-    PolicySettings,
-    Preempt,
-    Task,
-)
-from services.scheduler.domain.outgoing import state_changed
-from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model import observations
+from services.scheduler.domain.model.changes import state_changed, task_after
+from services.scheduler.domain.model.decisions import Assign, Kill, Plan, Preempt
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings, VirtualCluster
+from services.scheduler.domain.model.lifecycle import TERMINAL
+from services.scheduler.domain.model.rows import EndedTask, Inventory, Node, Task
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 GROUP = "default"
@@ -168,8 +158,8 @@ class World:
         for decision in plan.decisions:
             task = rows.get(decision.task_id) or self.index.tasks[decision.task_id]
             rows[task.id] = task_after(task, decision, plan.decided_at)
-        if rows or plan.books:
-            self.index.apply(put=[*plan.books, *rows.values()])
+        if rows or plan.ledgers:
+            self.index.apply(put=[*plan.ledgers, *rows.values()])
         self._note(plan, len(rows))
         return plan
 
@@ -206,14 +196,18 @@ class World:
         """Every rank's process exists."""
         task = self.index.tasks.get(task_id)
         if task is not None and task.state is TaskState.STARTING:
-            self.put(facts.started(task, self.now))
+            self.put(observations.started(task, self.now))
 
     def start_all(self) -> None:
         """Whoever was assigned nodes runs."""
         rows = [self.index.tasks[task_id] for task_id in self.started]
         self.started.clear()
         self.put(
-            *(facts.started(task, self.now) for task in rows if task.state is TaskState.STARTING)
+            *(
+                observations.started(task, self.now)
+                for task in rows
+                if task.state is TaskState.STARTING
+            )
         )
 
     def leave_all(self) -> None:
@@ -237,18 +231,18 @@ class World:
 
     def end(self, *task_ids: str) -> None:
         """Runs ended well."""
-        rows: list[Ended] = []
+        rows: list[EndedTask] = []
         for task_id in task_ids:
             after = self._exited(self.index.tasks[task_id], ExitKind.OK)
             assert after.state in TERMINAL, "a run that succeeded has ended"
             self._last = self._last or state_changed(after, TaskState.RUNNING, self.now)
-            rows.append(Ended(task_id, self.now, self._last, after.run_seconds))
+            rows.append(EndedTask(task_id, self.now, self._last, after.run_seconds))
         self.count.rows += len(rows)
         self.index.apply(put=rows, deleted=[(Task, (row.task_id,)) for row in rows])
 
     def _exited(self, task: Task, kind: ExitKind) -> Task:
         exit_ = RunExit(attempt=task.attempt, kind=kind, ranks=(), exited_at=self.now, detail="")
-        return facts.exited(task, Exit(task.attempt, exit_), self.now, self.index.settings)
+        return observations.exited(task, Exit(task.attempt, exit_), self.now, self.index.settings)
 
     def running(self) -> list[str]:
         """Everything that runs."""

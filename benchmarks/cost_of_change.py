@@ -27,9 +27,10 @@ from benchmarks.worlds import Kind
 from libs.contracts.messages import Goal as TaskGoal
 from libs.contracts.messages import Priority, TaskState
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.index import Index
-from services.scheduler.domain.model import Inventory, Node, PolicySettings
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model.group_policy import PolicySettings
+from services.scheduler.domain.model.rows import Inventory, Node
 
 BENCHMARK = Benchmark(
     name="cost_of_change",
@@ -205,7 +206,11 @@ def idle(queued: int, seconds: int) -> float:
 def restart(world: World) -> tuple[float, float]:
     """CPU seconds for the index from the rows, and for the first round, over all queues."""
     index = world.index
-    tasks, books, nodes = [*index.tasks.values()], [*index.books.values()], [*index.nodes.values()]
+    tasks, ledgers, nodes = (
+        [*index.tasks.values()],
+        [*index.ledgers.values()],
+        [*index.nodes.values()],
+    )
     build, first = Clock(), Clock()
     with quiet_memory():
         with build:
@@ -214,9 +219,9 @@ def restart(world: World) -> tuple[float, float]:
                 put=[policy_of(len(nodes)), *nodes, Inventory("bench", (), world.now)],
             )
             made.refresh()
-            made.apply(put=[*books, *tasks])
+            made.apply(put=[*ledgers, *tasks])
             for pool in made.pools.values():
-                pool.recognise()
+                pool.skip_known_arrivals()
             snapshot = Snapshot.view(made)
         with first:
             decide(snapshot, world.now)

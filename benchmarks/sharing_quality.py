@@ -33,7 +33,7 @@ from typing import Any
 
 from benchmarks.guard import run
 from benchmarks.report import Benchmark, Goal, Report
-from services.scheduler.domain.policy import VirtualCluster
+from services.scheduler.domain.model.group_policy import VirtualCluster
 from services.scheduler.lab.drive import drive
 from services.scheduler.lab.options import Options
 from services.scheduler.lab.results import Private, numbers

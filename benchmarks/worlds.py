@@ -16,9 +16,8 @@ from itertools import count, cycle
 from benchmarks.core import GROUP, World
 from libs.contracts.ids import NodeId, TaskId
 from libs.contracts.messages import PreemptionPolicy, Priority, RetryPolicy, Role, TaskSpec, Unit
-from services.scheduler.domain.marks import PoolBook
-from services.scheduler.domain.model import Limit, Node, Task
-from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
+from services.scheduler.domain.model.group_policy import GroupPolicy, VirtualCluster
+from services.scheduler.domain.model.rows import Limit, Node, PoolLedger, Task
 
 OTHER_GROUP = "other"
 CLUSTERS = 12
@@ -191,7 +190,7 @@ def load_scale(queued: int) -> Event:
 
     def event() -> None:
         world.passes(1.0)
-        book = world.index.books.get(GROUP, PoolBook(GROUP))
+        book = world.index.ledgers.get(GROUP, PoolLedger(GROUP))
         world.put(replace(book, scale=next(scales)))
         world.settle()
 

@@ -27,19 +27,12 @@ from libs.contracts.messages import (
     TaskSubmitted,
     Unit,
 )
-from services.scheduler.domain.apply import applied
-from services.scheduler.domain.lifecycle import TERMINAL
-from services.scheduler.domain.marks import PoolBook
-from services.scheduler.domain.model import (
-    Inventory,
-    Limit,
-    Node,
-    Plan,
-    PolicySettings,
-    Task,
-)
-from services.scheduler.domain.policy import GroupPolicy
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model.changes import applied
+from services.scheduler.domain.model.decisions import Plan
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
+from services.scheduler.domain.model.lifecycle import TERMINAL
+from services.scheduler.domain.model.rows import Inventory, Limit, Node, PoolLedger, Task
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -226,7 +219,7 @@ def a_snapshot(
     *,
     limits: Iterable[Limit] = (),
     policies: Iterable[GroupPolicy] = (),
-    books: Iterable[PoolBook] = (),
+    ledgers: Iterable[PoolLedger] = (),
     listed: bool = True,
     settings: PolicySettings | None = None,
     version: int = 1,
@@ -239,7 +232,7 @@ def a_snapshot(
         nodes=nodes,
         limits=limits,
         policies=policies,
-        books=books,
+        ledgers=ledgers,
         inventories=[full] if listed else [],
         settings=settings,
     )
@@ -251,14 +244,14 @@ def played(snapshot: Snapshot, plan: Plan, *, now: datetime | None = None) -> Sn
     for decision in plan.decisions:
         change = applied(tasks[decision.task_id], decision, now or plan.decided_at)
         tasks[decision.task_id] = change.task
-    books = {**snapshot.index.books, **{book.group: book for book in plan.books}}
+    ledgers = {**snapshot.index.ledgers, **{book.group: book for book in plan.ledgers}}
     return Snapshot.of(
         version=snapshot.version + 1,
         tasks=[task for task in tasks.values() if task.state not in TERMINAL],
         nodes=snapshot.nodes.values(),
         limits=snapshot.limits.values(),
         policies=snapshot.index.policies.values(),
-        books=books.values(),
+        ledgers=ledgers.values(),
         inventories=[Inventory("process", (), START)] if snapshot.inventory_listed else [],
         settings=snapshot.settings,
     )

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from libs.contracts.messages import Goal, PreemptMode, Priority, TaskState, Unit
 from services.scheduler.domain.disciplines import DISCIPLINES
-from services.scheduler.domain.marks import Marks
-from services.scheduler.domain.model import Limit, Node, PolicySettings, Task
-from services.scheduler.domain.placement.place import Capacity, placements_of
-from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings, VirtualCluster
+from services.scheduler.domain.model.rows import Limit, Node, Task
+from services.scheduler.domain.model.values import OrderKey
+from services.scheduler.domain.placement.capacity import Capacity, placements_of
 from tests.builders import a_checkpoint, a_limit, a_node, a_snapshot, a_spec, a_task, at
 
 T = TypeVar("T")
@@ -111,14 +111,14 @@ def queued_tasks(draw: Draw, task_id: str) -> Task:
 
 
 @st.composite
-def marks(draw: Draw, *, waiting: bool) -> Marks:
+def marks(draw: Draw, *, waiting: bool) -> OrderKey:
     """What some discipline noted at some time; or nothing."""
     name = draw(st.sampled_from(["", *NAMES]))
     if not name:
-        return Marks()
+        return OrderKey()
     rekey = draw(st.sampled_from([None, NOW_SECONDS - 1, NOW_SECONDS + 50]))
     held = draw(st.sampled_from([None, None, NOW_SECONDS + 20]))
-    return Marks(
+    return OrderKey(
         policy=name,
         waiting=waiting,
         key=at(draw(st.sampled_from([0.0, 1.0, 500.0]))).timestamp(),
@@ -133,7 +133,7 @@ def _live(draw: Draw, task: Task, snapshot_nodes: dict[str, Node], room: Capacit
     slots = room.pick(task.shape)
     if slots is None:
         return task
-    room.take(slots, task.shape.each)
+    room.take(slots, task.shape.resources)
     state = draw(st.sampled_from(HELD))
     started = state in (TaskState.RUNNING, TaskState.PREEMPTING)
     since = draw(st.sampled_from([0.0, 400.0, NOW_SECONDS - 1]))
@@ -163,7 +163,7 @@ def _promised(task: Task, snapshot_nodes: dict[str, Node], room: Capacity) -> Ta
     slots = room.pick(task.shape)
     if slots is None or task.state is not TaskState.QUEUED or task.goal is not Goal.RUN:
         return task
-    room.take(slots, task.shape.each)
+    room.take(slots, task.shape.resources)
     level = Priority.NORMAL if task.priority is Priority.AUTO else task.priority
     placements = placements_of(slots, task.spec, snapshot_nodes)
     return replace(task, promised=placements, level=level, accepted=True, not_before_at=None)

@@ -21,7 +21,7 @@ from services.launcher.domain import exits as launcher_exits
 from services.launcher.domain import grace_periods, rank_faults
 from services.launcher.domain import run_lifecycle as launcher_lifecycle
 from services.log_collector.agent.settings import AgentSettings
-from services.scheduler.domain import lifecycle as scheduler_lifecycle
+from services.scheduler.domain.model import lifecycle as scheduler_lifecycle
 from tools import benchmark_page, import_graph
 from tools.chart_schemas import schemas
 from tools.settings_tables import settings_table

@@ -25,8 +25,8 @@ from libs.contracts.messages import (
 from libs.service.definition import CommandHandler
 from libs.store.port import Tx
 from services.scheduler import store
-from services.scheduler.domain.model import Task
-from services.scheduler.domain.outgoing import FIRST_ATTEMPT, state_changed
+from services.scheduler.domain.model.changes import FIRST_ATTEMPT, state_changed
+from services.scheduler.domain.model.rows import Task
 from services.scheduler.explaining import unknown
 from services.scheduler.policy_commands import changed
 
@@ -36,7 +36,7 @@ def live_run(task: Task, now: datetime, silent_seconds: float) -> list[Message]:
     if task.live_attempt is None or task.assigned_at is None or task.start_deadline_at is None:
         return []
     kind = RunAssigned if task.live_attempt == FIRST_ATTEMPT else RunResumed
-    said: list[Message] = [
+    reply: list[Message] = [
         kind(
             task_id=task.id,
             attempt=task.live_attempt,
@@ -50,7 +50,7 @@ def live_run(task: Task, now: datetime, silent_seconds: float) -> list[Message]:
         )
     ]
     if task.state is TaskState.PREEMPTING and task.ack_deadline_at is not None:
-        said.append(
+        reply.append(
             PreemptionRequested(
                 task_id=task.id,
                 attempt=task.live_attempt,
@@ -61,12 +61,12 @@ def live_run(task: Task, now: datetime, silent_seconds: float) -> list[Message]:
             )
         )
     elif task.state is TaskState.KILLING:
-        said.append(
+        reply.append(
             KillRequested(
                 task_id=task.id, attempt=task.live_attempt, reason=task.reason, requested_at=now
             )
         )
-    return said
+    return reply
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from libs.contracts.messages import (
     Priority,
     Verdict,
 )
-from services.scheduler.domain.model import Assign, Hold, Kill, Mark, Plan, Preempt, Task
+from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, Preempt, Reorder
+from services.scheduler.domain.model.rows import Task
 
 WAIT = "wait"
 SINK = "sink"
@@ -48,7 +49,7 @@ class _Round:
     gpus_handed_over: int = 0
     gpu_seconds_at_risk: float = 0.0
 
-    def told(self) -> PolicyRound:
+    def message(self) -> PolicyRound:
         return PolicyRound(
             starts=self.starts,
             promised=len(self.promised),
@@ -88,7 +89,7 @@ def verdicts(plan: Plan, tasks: Mapping[str, Task]) -> dict[str, Verdict]:
     for decision in plan.decisions:
         if isinstance(decision, Hold):
             found[decision.task_id] = Verdict(kind=WAIT, reason=decision.reason)
-        elif isinstance(decision, Mark):
+        elif isinstance(decision, Reorder):
             # A new place in the order is no news by itself, another level is.
             if decision.level not in {Priority.UNSPECIFIED, tasks[decision.task_id].level}:
                 found[decision.task_id] = Verdict(kind=SINK, reason=decision.reason)
@@ -135,19 +136,19 @@ def _outlooks(
 ) -> tuple[PolicyOutlook, ...]:
     sums_now, sums_then = _rounds(before, tasks, now), _rounds(after, tasks, then)
     return tuple(
-        PolicyOutlook(group=group, now=sums_now[group].told(), then=sums_then[group].told())
+        PolicyOutlook(group=group, now=sums_now[group].message(), then=sums_then[group].message())
         for group in sorted({*sums_now, *sums_then})
     )
 
 
 def _rounds(
-    plan: Plan, tasks: Mapping[str, Task], said: Mapping[str, Verdict]
+    plan: Plan, tasks: Mapping[str, Task], verdicts: Mapping[str, Verdict]
 ) -> defaultdict[str, _Round]:
     """The sums of one plan by group."""
     found: defaultdict[str, _Round] = defaultdict(_Round)
     for task in tasks.values():
         found[task.group].gpus_held += task.held_gpus
-    for task_id, verdict in said.items():
+    for task_id, verdict in verdicts.items():
         found[tasks[task_id].group].waiting += verdict.kind == WAIT
     for decision in plan.decisions:
         task = tasks[decision.task_id]

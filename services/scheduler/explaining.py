@@ -30,11 +30,11 @@ from libs.contracts.messages import (
 from libs.service import observability
 from libs.service.definition import Ports
 from services.scheduler import forks, store
-from services.scheduler.domain.explanation.explain import of_row, step_by_step
-from services.scheduler.domain.explanation.forecast import NO_TIME
-from services.scheduler.domain.explanation.play import Bounds
-from services.scheduler.domain.index import Index
-from services.scheduler.domain.model import Task
+from services.scheduler.domain.explain.explanation import of_row, step_by_step
+from services.scheduler.domain.explain.forecast import NO_TIME
+from services.scheduler.domain.explain.group_simulation import Bounds
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.model.rows import Task
 from services.scheduler.loop import Brain
 
 SECONDS = Histogram("shiftwork_scheduler_explain_seconds", "Duration of one explanation")
@@ -149,7 +149,7 @@ class Explaining:
     def _held_up(self, task: Task, reply: ExplainReply) -> ExplainReply:
         """Where what is decided about the group is refused, nothing that was found out counts."""
         apart = self._brain.apart.group(task.group)
-        why = apart.reason if apart else self._brain.refusals.why(task.group)
+        why = apart.reason if apart else self._brain.refused_plans.why(task.group)
         if why is None:
             return reply
         general = of_row(self._brain.index, task, self._ports.clock.now()).remedies

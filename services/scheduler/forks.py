@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from services.scheduler.domain.index import Index
+from services.scheduler.domain.facts.index import Index
 
 R = TypeVar("R")
 # Behind the leader, where both want the processor.
@@ -177,9 +177,9 @@ class Forks:
         # Of ``time.monotonic()``.
         self._until = until
 
-    def apart(self, index: Index, play: Callable[[Index], R]) -> R | None:
+    def with_copy(self, index: Index, simulation: Callable[[Index], R]) -> R | None:
         """What ``play`` returns when it has a copy of the index for itself; None: no time."""
         try:
-            return call(lambda: map(play, [index]), self._until - time.monotonic())
+            return call(lambda: map(simulation, [index]), self._until - time.monotonic())
         except (NoAnswerError, OSError):
             return None

@@ -28,9 +28,10 @@ from libs.contracts.messages import (
 from libs.service.definition import Handler, Reads
 from libs.store.port import Tx
 from services.scheduler import store
-from services.scheduler.domain import facts
-from services.scheduler.domain.facts import Drop, Early, Outcome
-from services.scheduler.domain.model import Inventory, Limit, Node, PolicySettings, Task
+from services.scheduler.domain.model import observations
+from services.scheduler.domain.model.group_policy import PolicySettings
+from services.scheduler.domain.model.observations import ChangeOrDrop, Drop
+from services.scheduler.domain.model.rows import EarlyFacts, Inventory, Limit, Node, Task
 
 DROPPED = Counter("shiftwork_scheduler_facts_dropped_total", "Facts that changed nothing", ["why"])
 
@@ -39,7 +40,7 @@ def _dropped(why: Drop) -> None:
     DROPPED.labels(why.value).inc()
 
 
-def _record(tx: Tx, task: Task, outcome: Outcome) -> None:
+def _record(tx: Tx, task: Task, outcome: ChangeOrDrop) -> None:
     if isinstance(outcome, Drop):
         _dropped(outcome)
     else:
@@ -59,18 +60,18 @@ async def on_task_submitted(tx: Tx, event: TaskSubmitted) -> None:
     elif await store.ended(tx, event.task_id) is not None:
         _dropped(Drop.ENDED_TASK)
     else:
-        early = await tx.get(Early, event.task_id)
-        store.put_change(tx, None, facts.on_submitted(event, early, tx.now))
+        early = await tx.get(EarlyFacts, event.task_id)
+        store.put_change(tx, None, observations.on_submitted(event, early, tx.now))
         if early is not None:
-            tx.delete(Early, event.task_id)
+            tx.delete(EarlyFacts, event.task_id)
 
 
-async def _early(tx: Tx, task_id: str) -> Early | None:
+async def _early(tx: Tx, task_id: str) -> EarlyFacts | None:
     """The place for a fact that came before its task; None if the task has ended."""
     if await store.ended(tx, task_id) is not None:
         _dropped(Drop.ENDED_TASK)
         return None
-    return await tx.get(Early, task_id) or Early(TaskId(task_id), first_at=tx.now)
+    return await tx.get(EarlyFacts, task_id) or EarlyFacts(TaskId(task_id), first_at=tx.now)
 
 
 def goal_changed_handler(policy: PolicySettings) -> Callable[[Tx, GoalChanged], Awaitable[None]]:
@@ -80,9 +81,9 @@ def goal_changed_handler(policy: PolicySettings) -> Callable[[Tx, GoalChanged], 
         """Note what the owner wants."""
         task = await tx.get(Task, event.task_id)
         if task is not None:
-            _record(tx, task, facts.on_goal_changed(task, event, tx.now, policy))
+            _record(tx, task, observations.on_goal_changed(task, event, tx.now, policy))
         elif (early := await _early(tx, event.task_id)) is not None:
-            tx.put(facts.early_goal(early, event))
+            tx.put(observations.early_goal(early, event))
 
     return on_goal_changed
 
@@ -91,9 +92,9 @@ async def on_priority_changed(tx: Tx, event: PriorityChanged) -> None:
     """Note the level."""
     task = await tx.get(Task, event.task_id)
     if task is not None:
-        _record(tx, task, facts.on_priority_changed(task, event, tx.now))
+        _record(tx, task, observations.on_priority_changed(task, event, tx.now))
     elif (early := await _early(tx, event.task_id)) is not None:
-        tx.put(facts.early_priority(early, event))
+        tx.put(observations.early_priority(early, event))
 
 
 async def on_run_started(tx: Tx, event: RunStarted) -> None:
@@ -102,7 +103,7 @@ async def on_run_started(tx: Tx, event: RunStarted) -> None:
     if task is None:
         _dropped(await _missing(tx, event.task_id))
     else:
-        _record(tx, task, facts.on_run_started(task, event, tx.now))
+        _record(tx, task, observations.on_run_started(task, event, tx.now))
 
 
 async def on_run_listened(tx: Tx, event: RunListened) -> None:
@@ -111,7 +112,7 @@ async def on_run_listened(tx: Tx, event: RunListened) -> None:
     if task is None:
         _dropped(await _missing(tx, event.task_id))
     else:
-        _record(tx, task, facts.on_run_listened(task, event))
+        _record(tx, task, observations.on_run_listened(task, event))
 
 
 async def on_checkpoint_saved(tx: Tx, event: CheckpointSaved) -> None:
@@ -120,7 +121,7 @@ async def on_checkpoint_saved(tx: Tx, event: CheckpointSaved) -> None:
     if task is None:
         _dropped(await _missing(tx, event.task_id))
     else:
-        _record(tx, task, facts.on_checkpoint_saved(task, event))
+        _record(tx, task, observations.on_checkpoint_saved(task, event))
 
 
 def run_exited_handler(policy: PolicySettings) -> Callable[[Tx, RunExited], Awaitable[None]]:
@@ -132,7 +133,7 @@ def run_exited_handler(policy: PolicySettings) -> Callable[[Tx, RunExited], Awai
         if task is None:
             _dropped(await _missing(tx, event.task_id))
         else:
-            _record(tx, task, facts.on_run_exited(task, event, tx.now, policy))
+            _record(tx, task, observations.on_run_exited(task, event, tx.now, policy))
 
     return on_run_exited
 
@@ -197,7 +198,7 @@ async def on_quota_changed(tx: Tx, event: QuotaChanged) -> None:
 
 READS: Mapping[type[Message], Reads] = {
     # Whether it has ended is asked of every task that is not in the working set yet.
-    TaskSubmitted: lambda event: [(store.Ended, event.task_id)],
+    TaskSubmitted: lambda event: [(store.EndedTask, event.task_id)],
 }
 
 

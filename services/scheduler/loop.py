@@ -4,7 +4,7 @@ Wired in ``main.py``. The leader keeps the working set in memory: loaded when it
 then followed commit by commit. A round in which nothing changed and no deadline came is skipped.
 
 A defect harms as little as can be told: a decision, an urgent task, a node group, a row. What fails
-is left out for a while (``refusals.py``), everything else goes on, and the process stays up.
+is left out for a while (``refused_plans.py``), everything else goes on, and the process stays up.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ from libs.store.port import (
 )
 from services.scheduler import set_apart, store
 from services.scheduler.cluster_metrics import METRICS, ClusterMetrics
-from services.scheduler.domain.decide import decide
-from services.scheduler.domain.index import Index
-from services.scheduler.domain.model import Assign, Hold, Node, Plan, PolicySettings, Task
-from services.scheduler.domain.policy import GroupPolicy
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.proof.isolate import (
+from services.scheduler.domain.check.isolate import (
+    CheckedPlan,
     Decide,
-    Sifted,
+    decide_checked,
     of_groups,
     raised,
-    sound_plan,
 )
-from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.domain.why import reason
-from services.scheduler.refusals import Refusals
+from services.scheduler.domain.check.plan import check
+from services.scheduler.domain.decide import decide
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model.decisions import Assign, Hold, Plan
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
+from services.scheduler.domain.model.rows import Node, Task
+from services.scheduler.domain.model.values import reason
+from services.scheduler.refused_plans import RefusedPlans
 from services.scheduler.replay import write_dump
 from services.scheduler.set_apart import Apart
 
@@ -118,11 +119,11 @@ class Brain:
         # How many plans in a row the tables refused.
         self._conflicts = 0
         # Groups, and tasks about which something urgent is to be decided; and whole rounds.
-        self.refusals, self._refused_tasks, self._failures = (
-            Refusals(refusals_max, tick_seconds, refusal_backoff_seconds_max) for _ in range(3)
+        self.refused_plans, self._refused_tasks, self._failures = (
+            RefusedPlans(refusals_max, tick_seconds, refusal_backoff_seconds_max) for _ in range(3)
         )
         # Rows that are set apart and were tried again in vain; their alarm is another.
-        self._retries = Refusals(sys.maxsize, tick_seconds, refusal_backoff_seconds_max)
+        self._retries = RefusedPlans(sys.maxsize, tick_seconds, refusal_backoff_seconds_max)
         # Which of those that are set apart changed since the last load.
         self._changed_apart: set[str] = set()
         self._log = observability.log("scheduler")
@@ -183,7 +184,7 @@ class Brain:
     async def lead(self, epoch: int) -> None:
         """Load the working set; a new leader's first step."""
         del epoch
-        for each in (self.refusals, self._refused_tasks, self._failures, self._retries):
+        for each in (self.refused_plans, self._refused_tasks, self._failures, self._retries):
             each.clear()
         self._changed_apart.clear()
         self._conflicts = 0
@@ -243,7 +244,7 @@ class Brain:
             limits=index.limits.values(),
             inventories=index.inventories.values(),
             policies=[*{**index.policies, **policies}.values()],
-            books=index.books.values(),
+            ledgers=index.ledgers.values(),
             settings=self._policy,
             histories={group: pool.history for group, pool in index.pools.items()},
         )
@@ -267,7 +268,7 @@ class Brain:
         self._stale = True
         REFUSED.labels("error").inc()
         found = [raised(error)]
-        self.refusals.note(dict.fromkeys(self._index.pools, found), now)
+        self.refused_plans.note(dict.fromkeys(self._index.pools, found), now)
         self._failures.note({ROUND: found}, now)
         self._log.error("a round of decisions failed", exc_info=error)
         return self._tick_seconds
@@ -290,15 +291,15 @@ class Brain:
         version = self._version
         snapshot = replace(
             self.snapshot(),
-            left_out=self.refusals.waiting(now) | self.apart.groups,
+            left_out=self.refused_plans.waiting(now) | self.apart.groups,
             left_out_tasks=self._refused_tasks.waiting(now),
         )
         with DECIDE_SECONDS.time():
-            sifted = sound_plan(snapshot, now, self._decide, check)
-        self.refusals.know(snapshot.pools)
-        if sifted.violations:
-            self._refuse(snapshot, sifted)
-        plan = sifted.plan
+            checked = decide_checked(snapshot, now, self._decide, check)
+        self.refused_plans.know(snapshot.pools)
+        if checked.violations:
+            self._refuse(snapshot, checked)
+        plan = checked.plan
         for part in self._parts(snapshot, plan):
             try:
                 if not await self._carry_out(part, epoch, settles=part is plan):
@@ -307,11 +308,11 @@ class Brain:
                 # Nothing of it was stored. The next round decides what goes without it.
                 return await self._put_off(snapshot, part, failure, epoch)
         self._conflicts = 0
-        self._pass(sifted)
-        if not (plan.decisions or plan.books):
+        self._pass(checked)
+        if not (plan.decisions or plan.ledgers):
             # After a commit this is not so: the next round, at the latest in a tick, confirms it.
             self._decided_version = version
-        again = (plan.due_at, self.refusals.next_at(now), self._refused_tasks.next_at(now))
+        again = (plan.due_at, self.refused_plans.next_at(now), self._refused_tasks.next_at(now))
         self._due_at = min((each for each in again if each is not None), default=None)
         return self._until_due(now)
 
@@ -321,48 +322,48 @@ class Brain:
             return self._tick_seconds
         return min(self._tick_seconds, max(0.0, (self._due_at - now).total_seconds()))
 
-    def _pass(self, sifted: Sifted) -> None:
+    def _pass(self, checked: CheckedPlan) -> None:
         """Note and log what passes again, now that it is committed."""
-        plan = sifted.plan
+        plan = checked.plan
         # Groups that were tried, or about which there was nothing to decide.
-        tried = self.refusals.names - plan.left_out - sifted.refused.keys()
-        for group, refusal in self.refusals.passed(tried).items():
+        tried = self.refused_plans.names - plan.left_out - checked.refused.keys()
+        for group, refusal in self.refused_plans.passed(tried).items():
             self._log.warning("decisions of a group pass again", group=group, rounds=refusal.count)
         tasks = self._refused_tasks
         for task_id, refusal in tasks.passed(tasks.names - plan.left_out_tasks).items():
             self._log.warning("decisions of a task pass again", task=task_id, rounds=refusal.count)
 
-    def _refuse(self, snapshot: Snapshot, sifted: Sifted) -> None:
+    def _refuse(self, snapshot: Snapshot, checked: CheckedPlan) -> None:
         """Count and log what is wrong; after so many refusals in a row memory is not trusted."""
-        REFUSED.labels("error" if sifted.errors else "violation").inc()
-        for violation in sifted.violations:
+        REFUSED.labels("error" if checked.errors else "violation").inc()
+        for violation in checked.violations:
             VIOLATIONS.labels(violation.fault.name.lower()).inc()
-        now = sifted.plan.decided_at
-        of_tasks = {task_id: [each] for task_id, each in sifted.refused_tasks.items()}
-        held_up = self.refusals.note(sifted.refused, now)
+        now = checked.plan.decided_at
+        of_tasks = {task_id: [each] for task_id, each in checked.refused_tasks.items()}
+        held_up = self.refused_plans.note(checked.refused, now)
         held_up |= self._refused_tasks.note(of_tasks, now)
         for name, refusal in held_up.items():
             self._reload = True
             self._log.error(
                 "decisions of a group are held up: they are refused again and again",
-                group=name if name in sifted.refused else "",
+                group=name if name in checked.refused else "",
                 task=name if name in of_tasks else "",
                 rounds=refusal.count,
                 since=refusal.since.isoformat(),
                 faults=refusal.faults,
             )
-        first = self.refusals.first(sifted.refused) or self._refused_tasks.first(of_tasks)
-        if not (held_up or first or not (sifted.refused or of_tasks)):
+        first = self.refused_plans.first(checked.refused) or self._refused_tasks.first(of_tasks)
+        if not (held_up or first or not (checked.refused or of_tasks)):
             # The same again, a moment later.
             return
         self._log.error(
             "plan refused",
-            groups=sorted(sifted.refused),
+            groups=sorted(checked.refused),
             tasks=sorted(of_tasks)[:NAMED_MAX],
-            violations=[str(violation) for violation in sifted.violations[:NAMED_MAX]],
-            count=len(sifted.violations),
+            violations=[str(violation) for violation in checked.violations[:NAMED_MAX]],
+            count=len(checked.violations),
             snapshot=self._dump(snapshot, now),
-            exc_info=sifted.errors[0] if sifted.errors else None,
+            exc_info=checked.errors[0] if checked.errors else None,
         )
 
     def _dump(self, snapshot: Snapshot, now: datetime) -> str | None:
@@ -385,13 +386,13 @@ class Brain:
         limit what one before it gave back.
         """
         groups = {snapshot.tasks[each.task_id].group for each in plan.decisions}
-        groups.update(book.group for book in plan.books)
+        groups.update(ledger.group for ledger in plan.ledgers)
         each_apart = self._conflicts >= CONFLICTS_TOGETHER_MAX
-        alone = groups if each_apart else groups & self.refusals.names
+        alone = groups if each_apart else groups & self.refused_plans.names
         if not alone or (len(groups) == 1 and not each_apart):
             yield plan
             return
-        for is_alone, some in groupby(sorted({*groups, *plan.looks}), alone.__contains__):
+        for is_alone, some in groupby(sorted({*groups, *plan.scans}), alone.__contains__):
             for part in ([each] for each in some) if is_alone else (some,):
                 # Parts of one plan: what the others changed was taken into account.
                 yield replace(of_groups(snapshot, plan, part), version=self._version)
@@ -402,7 +403,7 @@ class Brain:
         ``settles``: the plan is about all there was to decide. After a part of a plan the next
         round evaluates everything again.
         """
-        if plan.decisions or plan.books:
+        if plan.decisions or plan.ledgers:
             return await self._commit(plan, epoch, settles=settles)
         if settles:
             self._index.settle(plan)
@@ -451,10 +452,12 @@ class Brain:
         groups = {
             task.group for each in plan.decisions if (task := snapshot.tasks.get(each.task_id))
         }
-        again = groups <= self.refusals.names or self._conflicts > CONFLICTS_TOGETHER_MAX
+        again = groups <= self.refused_plans.names or self._conflicts > CONFLICTS_TOGETHER_MAX
         if again and len(groups) == 1:
             found = raised(error, group=groups.pop())
-            self._refuse(snapshot, Sifted(plan, [found], {found.group: [found]}, errors=[error]))
+            self._refuse(
+                snapshot, CheckedPlan(plan, [found], {found.group: [found]}, errors=[error])
+            )
 
     async def _put_off(
         self, snapshot: Snapshot, plan: Plan, failure: store.DecisionFailedError, epoch: int
@@ -473,7 +476,7 @@ class Brain:
             self._log.error("a start is put off", task=task.id, problem=str(error))
             why = reason(ReasonCode.EVENT_TOO_LARGE, bytes=error.size, limit=float(EVENT_BYTES_MAX))
             until = plan.decided_at + self._too_large_retry
-            hold = Hold(task.id, why, accepted=True, promised=(), not_before_at=until)
+            hold = Hold(task.id, why, accepted=True, reserved=(), not_before_at=until)
             alone = Plan(self._version, plan.decided_at, (hold,), {task.id: why})
             try:
                 kept = await self._commit(alone, epoch, settles=False)
@@ -482,10 +485,12 @@ class Brain:
             return 0.0 if kept else CONFLICT_PAUSE_SECONDS
         violation = raised(error, group=task.group, task_id=task.id)
         if failure.number < plan.urgent:
-            self._refuse(snapshot, Sifted(plan, [violation], {}, {task.id: violation}, [error]))
+            self._refuse(
+                snapshot, CheckedPlan(plan, [violation], {}, {task.id: violation}, [error])
+            )
         else:
             self._refuse(
-                snapshot, Sifted(plan, [violation], {task.group: [violation]}, {}, [error])
+                snapshot, CheckedPlan(plan, [violation], {task.group: [violation]}, {}, [error])
             )
         return 0.0
 

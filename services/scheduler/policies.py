@@ -16,8 +16,7 @@ from typing import Any, cast
 from libs.contracts.messages import FieldError
 from libs.contracts.wording import meant
 from services.scheduler import policy_fields as f
-from services.scheduler.domain.model import WEIGHTS
-from services.scheduler.domain.policy import (
+from services.scheduler.domain.model.group_policy import (
     Demotion,
     GroupPolicy,
     Rotation,
@@ -25,6 +24,7 @@ from services.scheduler.domain.policy import (
     Timeshare,
     VirtualCluster,
 )
+from services.scheduler.domain.model.values import WEIGHTS
 from services.scheduler.policy_fields import DAY, Faults, Field, at, nth
 from services.scheduler.policy_text import DOCUMENT_BYTES_MAX, PolicyTextError, read_document
 

@@ -31,9 +31,9 @@ from libs.service import observability
 from libs.service.definition import CommandHandler, QueryHandler
 from libs.store.port import Store, Tx
 from services.scheduler import forks, store
-from services.scheduler.domain.model import Plan
-from services.scheduler.domain.policy import GroupPolicy
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model.decisions import Plan
+from services.scheduler.domain.model.group_policy import GroupPolicy
 from services.scheduler.dry_run import DryRun, diff
 from services.scheduler.policies import Parsed, document_of, named, overcommitted, parse
 from services.scheduler.policy_fields import at
@@ -191,7 +191,7 @@ class PolicyCommands:
         limit = max(1, min(query.limit or self.effects_max, self.effects_max))
         try:
             async with self.one_at_a_time, asyncio.timeout(self.dry_run_seconds_max):
-                told = await forks.ask(
+                reply = await forks.ask(
                     lambda: [self._compared(wanted, now, limit)], self.dry_run_seconds_max
                 )
         except (forks.NoAnswerError, TimeoutError, OSError) as problem:
@@ -199,9 +199,9 @@ class PolicyCommands:
             observability.log("scheduler").warning("dry run not finished", problem=str(problem))
             return DryRunPolicyReply(refusal=Refusal(code=RefusalCode.UNAVAILABLE, detail=detail))
         return DryRunPolicyReply(
-            effects=told.effects,
-            more=told.more,
-            outlooks=told.outlooks,
+            effects=reply.effects,
+            more=reply.more,
+            outlooks=reply.outlooks,
             warnings=found.warnings,
             decided_at=now,
         )

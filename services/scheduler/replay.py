@@ -18,19 +18,12 @@ from pydantic import TypeAdapter
 
 from libs.contracts.messages import Role, TaskSpec
 from libs.contracts.reasons import render
+from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.marks import PoolBook
-from services.scheduler.domain.model import (
-    Decision,
-    Inventory,
-    Limit,
-    Node,
-    PolicySettings,
-    Task,
-)
-from services.scheduler.domain.policy import GroupPolicy
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model.decisions import Decision
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
+from services.scheduler.domain.model.rows import Inventory, Limit, Node, PoolLedger, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +38,7 @@ class Dump:
     limits: tuple[Limit, ...]
     inventories: tuple[Inventory, ...]
     policies: tuple[GroupPolicy, ...] = ()
-    books: tuple[PoolBook, ...] = ()
+    ledgers: tuple[PoolLedger, ...] = ()
 
     def snapshot(self) -> Snapshot:
         """The snapshot, with its indexes built anew."""
@@ -56,7 +49,7 @@ class Dump:
             limits=self.limits,
             inventories=self.inventories,
             policies=self.policies,
-            books=self.books,
+            ledgers=self.ledgers,
             settings=self.settings,
         )
 
@@ -101,7 +94,7 @@ def dump(snapshot: Snapshot, now: datetime) -> bytes:
         limits=tuple(snapshot.limits.values()),
         inventories=listed,
         policies=tuple(snapshot.index.policies.values()),
-        books=tuple(snapshot.index.books.values()),
+        ledgers=tuple(snapshot.index.ledgers.values()),
     )
     return _ADAPTER.dump_json(rows, indent=1)
 

@@ -19,11 +19,11 @@ from prometheus_client import Gauge
 
 from libs.contracts.messages import Reason, ReasonCode
 from libs.store.port import UnreadableRow, UnreadableRowError
-from services.scheduler.domain.index import Index
-from services.scheduler.domain.model import Limit, Node, PolicySettings, Task
-from services.scheduler.domain.policy import GroupPolicy
-from services.scheduler.domain.pool import waiting_since
-from services.scheduler.domain.why import reason
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.pool import waiting_since
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
+from services.scheduler.domain.model.rows import Limit, Node, Task
+from services.scheduler.domain.model.values import reason
 
 SET_APART = Gauge(
     "shiftwork_scheduler_rows_set_apart", "Rows that the scheduler cannot load", ["kind"]
@@ -147,7 +147,7 @@ def build(settings: PolicySettings, rows: Rows, withheld: frozenset[str] = froze
         index.apply(put=some)
         index.refresh()
     for pool in index.pools.values():
-        pool.recognise()
+        pool.skip_known_arrivals()
     return index
 
 

@@ -9,8 +9,7 @@ from pydantic_settings import SettingsConfigDict
 
 from libs.contracts.messages import Priority
 from libs.service.settings import BaseServiceSettings
-from services.scheduler.domain.model import PolicySettings
-from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
 from services.scheduler.policies import load_file
 
 

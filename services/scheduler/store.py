@@ -15,29 +15,27 @@ from typing import Any
 from libs.contracts.messages import Reason, TaskStateChanged
 from libs.service.prune import PruneRule, aged
 from libs.store.port import Op, Order, Store, Tx, Where
-from services.scheduler.domain.apply import Change, applied
-from services.scheduler.domain.facts import Early
-from services.scheduler.domain.index import Index
-from services.scheduler.domain.lifecycle import TERMINAL
-from services.scheduler.domain.marks import Ended, PoolBook
-from services.scheduler.domain.model import (
-    Decision,
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.model.changes import Change, applied, state_changed
+from services.scheduler.domain.model.decisions import Decision, Plan
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
+from services.scheduler.domain.model.lifecycle import TERMINAL
+from services.scheduler.domain.model.rows import (
+    EarlyFacts,
+    EndedTask,
     Inventory,
     Limit,
     Node,
-    Plan,
-    PolicySettings,
+    PoolLedger,
     Task,
 )
-from services.scheduler.domain.outgoing import state_changed
-from services.scheduler.domain.policy import GroupPolicy
 from services.scheduler.set_apart import Apart, Problem, Rows, build, sift
 from services.scheduler.settings import SchedulerSettings
 
 WHOLE_NODE = -1
 # Decisions of one plan are numbered within the transaction's number.
 DECISIONS_OF_A_PLAN_MAX = 1_000_000
-_RESIDENT = (GroupPolicy, Node, Limit, Inventory, PoolBook, Task, Early)
+_RESIDENT = (GroupPolicy, Node, Limit, Inventory, PoolLedger, Task, EarlyFacts)
 
 
 class StalePlanError(Exception):
@@ -122,9 +120,9 @@ async def save_learned(tx: Tx, learned: dict[str, dict[str, Any]]) -> None:
     tx.put(*(PoolMemory(group, tx.now, value) for group, value in learned.items()))
 
 
-async def ended(tx: Tx, task_id: str) -> Ended | None:
+async def ended(tx: Tx, task_id: str) -> EndedTask | None:
     """The task's last word, if it has ended."""
-    return await tx.get(Ended, task_id)
+    return await tx.get(EndedTask, task_id)
 
 
 def _slots(task: Task) -> Iterator[SlotRow]:
@@ -145,7 +143,7 @@ def put_change(tx: Tx, before: Task | None, change: Change) -> None:
         tx.put(*_slots(after))
     if after.state in TERMINAL:
         tx.delete(Task, after.id)
-        tx.put(Ended(after.id, tx.now, _last_word(change, tx.now), after.run_seconds))
+        tx.put(EndedTask(after.id, tx.now, _last_word(change, tx.now), after.run_seconds))
     else:
         tx.put(after)
     for message in change.messages:
@@ -153,8 +151,8 @@ def put_change(tx: Tx, before: Task | None, change: Change) -> None:
 
 
 def _last_word(change: Change, now: datetime) -> TaskStateChanged:
-    told = [message for message in change.messages if isinstance(message, TaskStateChanged)]
-    return told[-1] if told else state_changed(change.task, change.task.state, now)
+    published = [message for message in change.messages if isinstance(message, TaskStateChanged)]
+    return published[-1] if published else state_changed(change.task, change.task.state, now)
 
 
 async def commit(tx: Tx, plan: Plan, *, version: int) -> None:
@@ -186,8 +184,8 @@ async def commit(tx: Tx, plan: Plan, *, version: int) -> None:
             decided_at=plan.decided_at,
         )
         tx.put(row)
-    if plan.books:
-        tx.put(*plan.books)
+    if plan.ledgers:
+        tx.put(*plan.ledgers)
 
 
 async def decisions_of(tx: Tx, task_id: str, *, after: int, limit: int) -> list[DecisionRow]:
@@ -217,9 +215,9 @@ async def nodes_of_groups(tx: Tx) -> dict[str, float]:
     return {name: float(count) for name, count in Counter(node.group for node in nodes).items()}
 
 
-async def ended_newest(tx: Tx, limit: int) -> list[Ended]:
+async def ended_newest(tx: Tx, limit: int) -> list[EndedTask]:
     """The tasks that ended last, in the order of their ends."""
-    rows = await tx.select(Ended, order_by=[Order("ended_at", descending=True)], limit=limit)
+    rows = await tx.select(EndedTask, order_by=[Order("ended_at", descending=True)], limit=limit)
     return rows[::-1]
 
 
@@ -237,8 +235,8 @@ def prune_rules(settings: SchedulerSettings) -> tuple[PruneRule, ...]:
     removed = Where("removed", Op.EQ, value=True)
     return (
         aged("decisions", keep(settings.decisions_keep_seconds), DecisionRow, ["no"], "decided_at"),
-        aged("ended tasks", keep(settings.ended_keep_seconds), Ended, ["task_id"], "ended_at"),
-        aged("early facts", keep(settings.early_keep_seconds), Early, ["task_id"], "first_at"),
+        aged("ended tasks", keep(settings.ended_keep_seconds), EndedTask, ["task_id"], "ended_at"),
+        aged("early facts", keep(settings.early_keep_seconds), EarlyFacts, ["task_id"], "first_at"),
         aged(
             "removed nodes",
             keep(settings.removed_node_keep_seconds),

@@ -7,11 +7,9 @@ not the last, a run that holds nothing or a waiting task that holds something.
 from __future__ import annotations
 
 from libs.store.tables import Tables, index, rule, table, unique
-from services.scheduler.domain import model
-from services.scheduler.domain.facts import Early
-from services.scheduler.domain.lifecycle import HOLDING
-from services.scheduler.domain.marks import Ended, PoolBook
-from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.model import rows
+from services.scheduler.domain.model.group_policy import GroupPolicy
+from services.scheduler.domain.model.lifecycle import HOLDING
 from services.scheduler.store import DecisionRow, PoolMemory, SlotRow
 
 _HOLDING_SQL = ", ".join(f"'{state.value}'" for state in sorted(HOLDING))
@@ -20,7 +18,7 @@ TABLES = Tables(
     "scheduler",
     # Tasks that have not ended.
     table(
-        model.Task,
+        rows.Task,
         "task",
         index("state"),
         rule(
@@ -41,15 +39,15 @@ TABLES = Tables(
         unique("node_id", "gpu", name="slot_has_one_owner"),
         key=("task_id", "attempt", "node_id", "gpu"),
     ),
-    table(model.Node, "node", key="id"),
-    table(model.Limit, "limit", key=("group", "user", "team", "priority")),
-    table(model.Inventory, "inventory", key="runtime"),
+    table(rows.Node, "node", key="id"),
+    table(rows.Limit, "limit", key=("group", "user", "team", "priority")),
+    table(rows.Inventory, "inventory", key="runtime"),
     # A group without a row has the defaults.
     table(GroupPolicy, "policy", key="group"),
-    table(PoolBook, "book", key="group"),
+    table(rows.PoolLedger, "book", key="group"),
     table(PoolMemory, "memory", key="group"),
-    table(Early, "earlyfact", key="task_id"),
-    table(Ended, "endedtask", index("ended_at"), key="task_id"),
+    table(rows.EarlyFacts, "earlyfact", key="task_id"),
+    table(rows.EndedTask, "endedtask", index("ended_at"), key="task_id"),
     table(
         DecisionRow,
         "decision",

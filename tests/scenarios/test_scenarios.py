@@ -37,30 +37,19 @@ from libs.contracts.messages import (
     Verdict,
 )
 from libs.contracts.reasons import level_name
-from services.scheduler.domain import facts
-from services.scheduler.domain.apply import Change, applied
+from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.explanation.explain import explain
-from services.scheduler.domain.index import Index
-from services.scheduler.domain.lifecycle import LEAVING, TERMINAL
-from services.scheduler.domain.marks import Ended
-from services.scheduler.domain.model import (
-    Assign,
-    Decision,
-    Hold,
-    Inventory,
-    Mark,
-    Node,
-    Plan,
-    PolicySettings,
-    Preempt,
-    Task,
-)
-from services.scheduler.domain.placement.place import Slot, placements_of
-from services.scheduler.domain.policy import GroupPolicy
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.domain.why import reason
+from services.scheduler.domain.explain.explanation import explain
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model import observations
+from services.scheduler.domain.model.changes import Change, applied
+from services.scheduler.domain.model.decisions import Assign, Decision, Hold, Plan, Preempt, Reorder
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
+from services.scheduler.domain.model.lifecycle import LEAVING, TERMINAL
+from services.scheduler.domain.model.rows import EndedTask, Inventory, Node, Task
+from services.scheduler.domain.model.values import reason
+from services.scheduler.domain.placement.capacity import Slot, placements_of
 from services.scheduler.dry_run import diff
 from services.scheduler.policies import validate
 from tests.builders import (
@@ -76,7 +65,7 @@ from tests.builders import (
     started_event,
     submitted_event,
 )
-from tests.services.scheduler.domain.explanation.copies import Copies, copy_of
+from tests.services.scheduler.domain.explain.copies import Copies, copy_of
 
 HERE = Path(__file__).parent
 SCENARIOS = sorted(HERE.glob("*.yaml"))
@@ -211,7 +200,7 @@ class Stage:
             assert check(snapshot, plan, deep=True) == []
             self.index.settle(plan)
             self.due = None if plan.due_at is None else (plan.due_at - START).total_seconds()
-            if plan.decisions or plan.books:
+            if plan.decisions or plan.ledgers:
                 self.commit(plan)
             if not plan.decisions:
                 return
@@ -236,13 +225,13 @@ class Stage:
                 self.happens(self.world["leave"], "leaves", row)
         put = [row for row in rows.values() if row.id not in ended]
         self.index.apply(
-            put=[*plan.books, *put, *map(self.over, ended.values())],
+            put=[*plan.ledgers, *put, *map(self.over, ended.values())],
             deleted=[(Task, (task_id,)) for task_id in ended],
         )
 
-    def over(self, change: Change) -> Ended:
+    def over(self, change: Change) -> EndedTask:
         last = [each for each in change.messages if isinstance(each, TaskStateChanged)][-1]
-        return Ended(change.task.id, at(self.seconds), last, change.task.run_seconds)
+        return EndedTask(change.task.id, at(self.seconds), last, change.task.run_seconds)
 
     def line(self, decision: Decision) -> str:
         code = decision.reason.code.value.removeprefix("REASON_CODE_").lower()
@@ -256,18 +245,18 @@ class Stage:
         beneficiary = getattr(decision, "beneficiary", "")
         if beneficiary:
             text += f" for {beneficiary}"
-        if isinstance(decision, Hold) and decision.promised is not None:
+        if isinstance(decision, Hold) and decision.reserved is not None:
             text += (
-                f", promised {places(decision.promised)}" if decision.promised else ", unpromised"
+                f", promised {places(decision.reserved)}" if decision.reserved else ", unpromised"
             )
-        if isinstance(decision, Mark) and decision.level is not Priority.UNSPECIFIED:
+        if isinstance(decision, Reorder) and decision.level is not Priority.UNSPECIFIED:
             text += f" to {level_name(decision.level)}"
         return text
 
     def tell(self, text: str) -> None:
         self.lines.append(f"{self.seconds:8.1f}  {text}")
 
-    def fact(self, task: Task, outcome: facts.Outcome) -> None:
+    def fact(self, task: Task, outcome: observations.ChangeOrDrop) -> None:
         if not isinstance(outcome, Change):
             self.tell(f"({task.id}: dropped, {outcome.value})")
             return
@@ -299,13 +288,13 @@ class Stage:
         if "mode" in told:
             told["mode"] = PreemptMode[told["mode"].upper()]
         task = a_task(task_id, spec=a_spec(**told), submitted=self.seconds, **who)
-        change = facts.on_submitted(submitted_event(task), None, at(self.seconds))
+        change = observations.on_submitted(submitted_event(task), None, at(self.seconds))
         self.index.apply(put=[change.task])
 
     def started(self, task_id: str) -> None:
         task = self.index.tasks[task_id]
         event = started_event(task, now=self.seconds)
-        self.fact(task, facts.on_run_started(task, event, at(self.seconds)))
+        self.fact(task, observations.on_run_started(task, event, at(self.seconds)))
         if task_id not in self.silent:
             self.listened(task_id)
         after = self.index.tasks[task_id]
@@ -316,21 +305,21 @@ class Stage:
         """The program asks for the first time whether to leave."""
         task = self.index.tasks[task_id]
         event = listened_event(task, now=self.seconds)
-        self.fact(task, facts.on_run_listened(task, event))
+        self.fact(task, observations.on_run_listened(task, event))
 
     def saved_checkpoint(self, task_id: str) -> None:
         task = self.index.tasks[task_id]
         self.saved[task_id] = self.saved.get(task_id, 0) + 1
         checkpoint = a_checkpoint(self.saved[task_id], attempt=task.attempt, saved=self.seconds)
         event = CheckpointSaved(task_id=task_id, attempt=task.attempt, checkpoint=checkpoint)
-        self.fact(task, facts.on_checkpoint_saved(task, event))
+        self.fact(task, observations.on_checkpoint_saved(task, event))
 
     def exited(self, values: dict[str, str] | str) -> None:
         told = {"task": values} if isinstance(values, str) else values
         task = self.index.tasks[told["task"]]
         kind = ExitKind[told.get("kind", "ok").upper()]
         event = exited_event(task, kind, now=self.seconds)
-        self.fact(task, facts.on_run_exited(task, event, at(self.seconds), self.policy))
+        self.fact(task, observations.on_run_exited(task, event, at(self.seconds), self.policy))
 
     def goal(self, values: dict[str, Any]) -> None:
         task = self.index.tasks[values["task"]]
@@ -341,7 +330,7 @@ class Stage:
             changed_at=at(self.seconds),
             now=values.get("now", False),
         )
-        self.fact(task, facts.on_goal_changed(task, event, at(self.seconds), self.policy))
+        self.fact(task, observations.on_goal_changed(task, event, at(self.seconds), self.policy))
 
     def priority(self, values: dict[str, str]) -> None:
         task = self.index.tasks[values["task"]]
@@ -351,7 +340,7 @@ class Stage:
             revision=task.revision + 1,
             changed_at=at(self.seconds),
         )
-        self.fact(task, facts.on_priority_changed(task, event, at(self.seconds)))
+        self.fact(task, observations.on_priority_changed(task, event, at(self.seconds)))
 
     def node(self, values: dict[str, Any]) -> None:
         known = self.index.nodes.get(values["id"])
@@ -469,7 +458,7 @@ class Stage:
             limits=self.index.limits.values(),
             inventories=self.index.inventories.values(),
             policies={**self.index.policies, **instead}.values(),
-            books=self.index.books.values(),
+            ledgers=self.index.ledgers.values(),
             settings=self.policy,
         )
         return decide(snapshot, at(self.seconds))

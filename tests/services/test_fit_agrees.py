@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.messages import Priority, Quota, Refusal, TaskState, Unit
-from services.scheduler.domain.model import Limit
+from services.scheduler.domain.model.rows import Limit
 from services.submit.domain.fill import fill_in
 from services.submit.domain.model import Defaults, Facts, Limits, Shape
 from services.submit.domain.validate import validate

@@ -23,9 +23,9 @@ from services.log_collector.tables import TABLES as LOGS
 from services.quota import store as quota
 from services.quota.tables import TABLES as QUOTA
 from services.scheduler import store as scheduler
-from services.scheduler.domain.model import Inventory, Limit, Task
-from services.scheduler.domain.model import Node as SchedulerNode
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model.rows import Inventory, Limit, Task
+from services.scheduler.domain.model.rows import Node as SchedulerNode
 from services.scheduler.tables import TABLES as SCHEDULER
 from services.submit import store as submit
 from services.submit.store import TaskRow as SubmittedRow
@@ -50,7 +50,7 @@ def unfinished(world: World) -> list[str]:
 
 
 def _tasks(world: World) -> Iterator[str]:
-    ended = {row.task_id for row in rows(world, SCHEDULER, scheduler.Ended)}
+    ended = {row.task_id for row in rows(world, SCHEDULER, scheduler.EndedTask)}
     for task in rows(world, SCHEDULER, Task):
         yield f"task {task.id} is {task.state} since its version {task.version}"
     for task_id in world.accepted:
@@ -128,7 +128,7 @@ def projections_agree(world: World) -> Iterator[str]:
     """Gateway and submit say of each task what the scheduler says."""
     shown = {row.task_id: row for row in rows(world, GATEWAY, gateway.TaskRow)}
     submitted = {row.task_id: row for row in rows(world, SUBMIT, SubmittedRow)}
-    for ended in rows(world, SCHEDULER, scheduler.Ended):
+    for ended in rows(world, SCHEDULER, scheduler.EndedTask):
         last, row = ended.last, shown.get(ended.task_id)
         state = last.state.name.lower()
         if row is None or (row.state, row.state_version, row.attempt, row.observed_revision) != (
@@ -266,7 +266,7 @@ def one_submission_is_one_task(world: World) -> Iterator[str]:
 
 def programs_computed_the_same(world: World) -> Iterator[str]:
     """A task that succeeded has done each of its steps, once, as if never interrupted."""
-    for ended in rows(world, SCHEDULER, scheduler.Ended):
+    for ended in rows(world, SCHEDULER, scheduler.EndedTask):
         if ended.last.state is not m.TaskState.SUCCEEDED:
             continue
         job = world.accepted.get(ended.task_id)

@@ -52,18 +52,20 @@ from services.scheduler import handlers as scheduler_handlers
 from services.scheduler import loop as scheduler_loop
 from services.scheduler import set_apart
 from services.scheduler import store as scheduler_store
-from services.scheduler.domain import decide, model
-from services.scheduler.domain.explanation import explain as explanation
-from services.scheduler.domain.explanation.explain import explain
-from services.scheduler.domain.explanation.play import Bounds, Play
-from services.scheduler.domain.index import Index
-from services.scheduler.domain.lifecycle import Trigger
-from services.scheduler.domain.model import Assign, Kill, Node, Preempt, Task
-from services.scheduler.domain.placement.place import Capacity
-from services.scheduler.domain.pool import Pool
-from services.scheduler.domain.proof import isolate
-from services.scheduler.domain.snapshot import Snapshot
-from tests.services.scheduler.domain.explanation.copies import Copies, copy_of
+from services.scheduler.domain import decide
+from services.scheduler.domain.check import isolate
+from services.scheduler.domain.explain import explanation
+from services.scheduler.domain.explain.explanation import explain
+from services.scheduler.domain.explain.group_simulation import Bounds, GroupSimulation
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.pool import Pool
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model import decisions
+from services.scheduler.domain.model.decisions import Assign, Kill, Preempt
+from services.scheduler.domain.model.lifecycle import Trigger
+from services.scheduler.domain.model.rows import Node, Task
+from services.scheduler.domain.placement.capacity import Capacity
+from tests.services.scheduler.domain.explain.copies import Copies, copy_of
 from tests.sim import people
 from tests.sim.endings import NOTICED_SECONDS
 from tests.sim.plan import ENDLESS_STEPS, SILENT_SECONDS, Job, Plan, Points, Strike
@@ -107,7 +109,7 @@ def asking_for_amounts(plan: Plan) -> Plan:
 def amounts_not_added_up() -> contextlib.AbstractContextManager[None]:
     """Each rank's CPUs and memory are compared with what the whole node has."""
     return replaced(
-        (Capacity, "_move_amounts", lambda _self, _slots, _each, _times: None),
+        (Capacity, "_move_resources", lambda _self, _slots, _each, _times: None),
         (scheduler_loop, "check", lambda _snapshot, _plan: []),
     )
 
@@ -150,14 +152,14 @@ _OF_PROCESS: set[asyncio.Task[None]] = set()
 
 def unfenced_attempts() -> contextlib.AbstractContextManager[None]:
     """The scheduler takes the end of any attempt for the end of the live one."""
-    honest = scheduler_handlers.facts.on_run_exited
+    honest = scheduler_handlers.observations.on_run_exited
 
     def on_run_exited(task: Any, event: Any, *more: Any) -> Any:
         if task.live_attempt is not None:
             event = event.model_copy(update={"attempt": task.live_attempt})
         return honest(task, event, *more)
 
-    return replaced((scheduler_handlers.facts, "on_run_exited", on_run_exited))
+    return replaced((scheduler_handlers.observations, "on_run_exited", on_run_exited))
 
 
 class InterleavedStore(MemoryStore):
@@ -258,7 +260,7 @@ def calm_people(plan: Plan) -> Plan:
 
 def silent_runs_waited_for() -> contextlib.AbstractContextManager[None]:
     """A run gets the whole deadline, whether its program ever asked or not."""
-    return replaced((Task, "gone_by", lambda self, _seconds: self.ack_deadline_at))
+    return replaced((Task, "forced_at", lambda self, _seconds: self.ack_deadline_at))
 
 
 def listening_runs_cut_short() -> contextlib.AbstractContextManager[None]:
@@ -391,8 +393,8 @@ class ExplainedWorld(World):
 
     def _started_on_more_nodes(self, index: Index, task: Task, now: datetime) -> list[str]:
         index.unsettle(task.id)
-        play = Play(index, task.id, now)
-        play.rest()
+        play = GroupSimulation(index, task.id, now)
+        play.settle()
         more = [
             replace(node, id=f"more-{number}", version=1, schedulable=True, ready=True)
             for number, node in enumerate([*index.nodes.values()][:1] * task.spec.nodes)
@@ -458,7 +460,7 @@ class PoisonedGroupWorld(PoisonedWorld):
         self.cluster.join(node.model_copy(update={"id": "node-p", "group": self.GROUP}))
 
     def poison(self) -> contextlib.AbstractContextManager[None]:
-        honest_share, honest_spec = decide.share, people.spec_of
+        honest_share, honest_spec = decide.allocate, people.spec_of
         last = self.plan.jobs[-1].name
 
         def share(round_: Any, pool: Pool, *more: Any) -> None:
@@ -470,7 +472,7 @@ class PoisonedGroupWorld(PoisonedWorld):
             spec = honest_spec(job)
             return spec.model_copy(update={"group": self.GROUP}) if job.name == last else spec
 
-        return replaced((decide, "share", share), (people, "spec_of", spec_of))
+        return replaced((decide, "allocate", share), (people, "spec_of", spec_of))
 
 
 def a_group_that_cannot_be_decided(plan: Plan) -> Plan:
@@ -507,14 +509,16 @@ def nodes_of_bad_rows_given_away() -> contextlib.AbstractContextManager[None]:
 def faults_not_isolated() -> contextlib.AbstractContextManager[None]:
     """What raises for one group, or a violation in its plan, is the whole round's."""
 
-    def sound_plan(snapshot: Any, now: datetime, decide: Any, check: Any) -> isolate.Sifted:
+    def decide_checked(
+        snapshot: Any, now: datetime, decide: Any, check: Any
+    ) -> isolate.CheckedPlan:
         plan = decide(snapshot, now)
         found = check(snapshot, plan)
         if found:
             raise ValueError(found)
-        return isolate.Sifted(plan)
+        return isolate.CheckedPlan(plan)
 
-    return replaced((scheduler_loop, "sound_plan", sound_plan))
+    return replaced((scheduler_loop, "decide_checked", decide_checked))
 
 
 def failed_commits_forgotten() -> contextlib.AbstractContextManager[None]:
@@ -577,7 +581,7 @@ def deadlines_in_memory() -> contextlib.AbstractContextManager[None]:
     """A deadline is a timer of the leader that asked, instead of a column."""
     honest = scheduler_loop.Brain._commit
 
-    async def commit(self: Any, plan: model.Plan, epoch: int, **more: Any) -> bool:
+    async def commit(self: Any, plan: decisions.Plan, epoch: int, **more: Any) -> bool:
         timers = self.__dict__.setdefault("timers", set())
         timers |= {each.task_id for each in plan.decisions if isinstance(each, Preempt)}
         kept = tuple(
@@ -783,7 +787,7 @@ def one_dark_node(plan: Plan) -> Plan:
 
 def bad_nodes_forgotten() -> contextlib.AbstractContextManager[None]:
     """A task whose start failed is tried again on whatever node comes first."""
-    return replaced((scheduler_handlers.facts, "_avoids", lambda _task, _event: ()))
+    return replaced((scheduler_handlers.observations, "_avoids", lambda _task, _event: ()))
 
 
 def last_arrival_wins() -> contextlib.AbstractContextManager[None]:

@@ -1,30 +1,30 @@
 """``decide(snapshot, now) -> Plan``: the whole policy, as a table of contents.
 
-1. expire: deadlines that have passed (``deadlines.py``)
-2. converge goals: what owners asked for (``goals.py``)
-3. drain: nodes that are to be empty (``drain.py``)
-4. each pool that changed or is due (``share.py``): sink levels and end slices (``slices.py``),
-   redeem promises, then in order of level and key: place gangs, all or nothing (``place.py``),
-   make room (``room.py``), explain; at last let runs of one level take turns (``passes.py``)
+1. ``urgent.py``: expired deadlines, the goals of owners, nodes that are being drained
+2. ``allocate.py``, for each pool that changed or is due:
+   a. ``slices/order_keys.py``, ``slices/levels.py``: slices end, runs change their level
+   b. promises that are void are taken back, and those whose nodes are free are redeemed
+   c. the waiting tasks are evaluated in order (``queue/walk.py``); one that nothing in
+      ``blockers.py`` stops gets free nodes (``placement/``), or nodes that less entitled runs leave
+      (``preemption/``), or at last nodes of equals whose turn is over (``slices/slice_round.py``)
 
-A round looks only at what changed since the last one that settled, or at what time has brought;
-on a snapshot made from bare rows that is everything. Everything is deterministic, independent of
-the order of the input, and a second call on the result of the first decides nothing new.
+A round evaluates only what changed since the last one that settled, or what time has brought; on a
+snapshot made from bare rows that is everything. Everything is deterministic, independent of the
+order of the input, and a second call on the result of the first decides nothing new.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from services.scheduler.domain import slices
-from services.scheduler.domain.deadlines import expire
-from services.scheduler.domain.drain import drain
-from services.scheduler.domain.goals import converge
-from services.scheduler.domain.model import Plan, Task
-from services.scheduler.domain.moments import Kind, Moment
+from services.scheduler.domain.allocate import allocate
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.facts.timers import Timer, TimerKind
+from services.scheduler.domain.model.decisions import Plan
+from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.round import Round
-from services.scheduler.domain.share import share
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.slices import order_keys
+from services.scheduler.domain.urgent import converge, drain, expire
 
 
 class UndecidedError(Exception):
@@ -53,7 +53,7 @@ def decide(snapshot: Snapshot, now: datetime) -> Plan:
 def _decided(round_: Round) -> Plan:
     snapshot, now, index = round_.snapshot, round_.now, round_.index
     due = index.due(now)
-    expire(round_, [moment.task_id for moment in due if moment.kind is Kind.EXPIRES])
+    expire(round_, [timer.task_id for timer in due if timer.kind is TimerKind.EXPIRES])
     resumed = converge(round_)
     drain(round_)
     urgent = len(round_.decisions)
@@ -66,49 +66,49 @@ def _decided(round_: Round) -> Plan:
             continue
         round_.group = group
         touched = (
-            pool.wide
+            pool.full_scan
             or pool.arrived
             or pool.relevel
             or group in by_pool
             or group in back
-            or group in round_.told
-            or (group in round_.left and pool.holds_back)
+            or group in round_.releasing
+            or (group in round_.groups_left and pool.holds_back)
             or (pool.due_at is not None and pool.due_at <= now)
-            or (pool.passed_at is not None and pool.passed_at > now)
+            or (pool.slice_round_at is not None and pool.slice_round_at > now)
         )
         if touched:
-            share(round_, pool, by_pool.get(group, []), back.get(group, []))
+            allocate(round_, pool, by_pool.get(group, []), back.get(group, []))
         else:
-            slices.sample(round_, pool)
+            order_keys.sample_load(round_, pool)
             round_.wake_at(pool.due_at)
-        round_.wake_at(slices.next_sample(round_, pool))
+        round_.wake_at(order_keys.next_sample(round_, pool))
     round_.group = ""
-    round_.wake_at(index.moments.next_after(round_.seconds))
+    round_.wake_at(index.timers.next_after(round_.seconds))
     return Plan(
         version=snapshot.version,
         decided_at=now,
         decisions=tuple(round_.decisions),
         explanations=round_.explanations,
         due_at=round_.due_at,
-        books=tuple(round_.books.values()),
-        looks=round_.looks,
+        ledgers=tuple(round_.ledgers.values()),
+        scans=round_.scans,
         urgent=urgent,
         left_out=snapshot.left_out,
         left_out_tasks=snapshot.left_out_tasks,
     )
 
 
-def _by_pool(round_: Round, due: list[Moment]) -> dict[str, list[Moment]]:
+def _by_pool(round_: Round, due: list[Timer]) -> dict[str, list[Timer]]:
     """What has come due, by the pool that it concerns."""
-    found: dict[str, list[Moment]] = {}
-    for moment in due:
-        if moment.kind is not Kind.EXPIRES:
-            group = round_.index.tasks[moment.task_id].group
-            found.setdefault(group, []).append(moment)
-            if moment.kind is Kind.OPENS and round_.ledger.across:
+    found: dict[str, list[Timer]] = {}
+    for timer in due:
+        if timer.kind is not TimerKind.EXPIRES:
+            group = round_.index.tasks[timer.task_id].group
+            found.setdefault(group, []).append(timer)
+            if timer.kind is TimerKind.OPENS and round_.quota_usage.across:
                 # From now on the run may go for a task of its owner in another group.
-                owner = round_.index.tasks[moment.task_id].owner
+                owner = round_.index.tasks[timer.task_id].owner
                 for other, pool in round_.index.pools.items():
                     if other != group and owner in pool.owners:
-                        found.setdefault(other, []).append(moment)
+                        found.setdefault(other, []).append(timer)
     return found

@@ -1,6 +1,6 @@
 """The scratch pad of one round of ``decide``: what is free, counted, decided and explained so far.
 
-It works on cheap copies, so that the index is as it was when the round is over.
+It works on cheap copies, so that the index is unchanged when the round is over.
 """
 
 from __future__ import annotations
@@ -10,30 +10,33 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from libs.contracts.messages import Priority, Reason, ReasonCode
-from services.scheduler.domain.clusters import Clusters, Depth
-from services.scheduler.domain.lifecycle import LEAVING
-from services.scheduler.domain.marks import Marks, PoolBook
-from services.scheduler.domain.model import (
-    NOTHING,
-    WEIGHTS,
+from services.scheduler.domain.facts.pool import Pool
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.limits.quota import Need, held_need, minus
+from services.scheduler.domain.limits.virtual_clusters import Depth, VirtualClusters
+from services.scheduler.domain.model.decisions import (
     Assign,
     Decision,
-    Each,
     Hold,
     Kill,
-    Look,
-    Mark,
+    PoolScan,
     Preempt,
     Reject,
-    Shape,
-    Task,
+    Reorder,
 )
-from services.scheduler.domain.placement.place import Capacity, Slot, placements_of
+from services.scheduler.domain.model.lifecycle import LEAVING
+from services.scheduler.domain.model.rows import PoolLedger, Task
+from services.scheduler.domain.model.values import (
+    NO_RESOURCES,
+    WEIGHTS,
+    NodeResources,
+    OrderKey,
+    Shape,
+    reason,
+    same_reason,
+)
+from services.scheduler.domain.placement.capacity import Capacity, Slot, placements_of
 from services.scheduler.domain.placement.topology import Topology, crosses_zone
-from services.scheduler.domain.pool import Pool
-from services.scheduler.domain.quota import Need, held_need, minus
-from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.domain.why import reason, same
 
 ANYWHERE = Topology()
 TOO_SMALL_NOW = ReasonCode.CLUSTER_TOO_SMALL_NOW
@@ -48,7 +51,7 @@ class Crossing:
     running: int = 0
     # Those, and the ones that are promised their nodes.
     now: int = 0
-    # The same without runs on their way out: what counts for who waits for these.
+    # The same without runs that are leaving: what counts for tasks that wait for these.
     soon: int = 0
 
     def promise(self) -> None:
@@ -73,42 +76,41 @@ class Round:
         self.totals = snapshot.totals
         self.now = now
         self.seconds = now.timestamp()
-        # Observed free and promised to nobody; and what limits and virtual clusters count.
+        # What is observed free and not promised; and what limits and virtual clusters count.
         self.free = snapshot.capacity.copy()
-        self.ledger = self.index.ledger.fork()
-        # A Hold is void if the task is looked at again; where each one stands.
+        self.quota_usage = self.index.quota_usage.fork()
+        # The position of each Hold, which is void if the task is evaluated again.
         self._decisions: list[Decision | None] = []
         self._holds: dict[str, int] = {}
         self.explanations: dict[str, Reason] = {}
-        self.books: dict[str, PoolBook] = {}
-        self.looks: dict[str, Look] = {}
-        # Tasks that got a decision which moves them; marks and owners' tags made in this round.
+        self.ledgers: dict[str, PoolLedger] = {}
+        self.scans: dict[str, PoolScan] = {}
+        # Tasks that got a decision which moves them; order keys and owners' tags of this round.
         self.moved: set[str] = set()
         # Waiting tasks that got a place or a promise in this round, or were rejected.
         self.served: set[str] = set()
-        self.marks: dict[str, Marks] = {}
+        self.order_keys: dict[str, OrderKey] = {}
         # Runs that count at another level from this round on. Limits count that at once; whom they
         # may be taken by changes with the commit.
         self.levels: dict[str, Priority] = {}
         self.finishes: dict[tuple[str, str], float] = {}
-        # Runs told to go in this round whose nodes nobody was promised, by pool; and the bits that
-        # were promised in this round.
-        self.told: dict[str, list[Task]] = {}
+        # Runs that were requested to leave in this round, by pool.
+        self.releasing: dict[str, list[Task]] = {}
         # Pools in which a waiting task left the queue because its owner paused or stopped it.
-        self.left: set[str] = set()
-        self.going: set[str] = set()
-        self.kept: dict[str, int] = {}
-        # Promises taken from tasks in this round.
-        self.released: set[str] = set()
+        self.groups_left: set[str] = set()
+        self.releasing_ids: set[str] = set()
+        self.promised_bits: dict[str, int] = {}
+        # Tasks whose promises were withdrawn in this round.
+        self.withdrawn: set[str] = set()
         # Runs begun in this round, by pool, as they will be.
         self.started: dict[str, list[Task]] = {}
         self.displaced: dict[str, list[Task]] = {}
         # Gangs that cross their pool's largest domains: with runs, or about to begin in this
         # round; those and promised ones; and the latter without runs on their way out.
         self._crossing: dict[str, Crossing] = {}
-        self._remarked: set[str] = set()
-        self._clusters: dict[str, Clusters] = {}
-        self._soon: dict[str, Capacity] = {}
+        self._reordered: set[str] = set()
+        self._clusters: dict[str, VirtualClusters] = {}
+        self._available_soon: dict[str, Capacity] = {}
         self._promised_units: dict[tuple[str, int], float] = {}
         self._waits: dict[tuple[ReasonCode, Shape], Reason] = {}
         self.due_at: datetime | None = None
@@ -123,7 +125,7 @@ class Round:
                 yield self.index.tasks[task_id]
         self.task_id = ""
 
-    def clusters(self, pool: Pool) -> Clusters:
+    def clusters(self, pool: Pool) -> VirtualClusters:
         """What the pool's virtual clusters hold, with what this round gave."""
         found = self._clusters.get(pool.group)
         if found is None:
@@ -142,11 +144,11 @@ class Round:
             for task_id in self.index.crossing(pool.group):
                 task = self.index.tasks[task_id]
                 runs = bool(task.placements)
-                if not runs and task_id in self.released:
+                if not runs and task_id in self.withdrawn:
                     continue
                 found.running += runs
                 found.now += 1
-                found.soon += task.state not in LEAVING and task_id not in self.going
+                found.soon += task.state not in LEAVING and task_id not in self.releasing_ids
         return found
 
     def crosses(self, pool: Pool, slots: tuple[Slot, ...]) -> bool:
@@ -164,22 +166,22 @@ class Round:
         count = self.crossing(pool).now if crossing is None else crossing
         return Topology(cross_zone_allowed=count < pool.policy.cross_zone_gangs_max)
 
-    def may_begin(self, pool: Pool, slots: tuple[Slot, ...], each: Each) -> bool:
+    def may_begin(self, pool: Pool, slots: tuple[Slot, ...], resources: NodeResources) -> bool:
         """True if a gang may begin in a place now: all of it is free, and it may cross domains."""
-        if not all(self.free.covers(slot, each) for slot in slots):
+        if not all(self.free.covers(slot, resources) for slot in slots):
             return False
         most = pool.policy.cross_zone_gangs_max
         return not self.crosses(pool, slots) or self.crossing(pool).now < most
 
-    def release(self, task: Task) -> None:
-        """Take back what was promised to a waiting task; it is looked at again in this round."""
+    def withdraw_promise(self, task: Task) -> None:
+        """Withdraw what was promised to a waiting task; it is evaluated again in this round."""
         if task.id in self.index.crossing(task.group):
             crossing = self.crossing(self.index.pools[task.group])
             crossing.now -= 1
             crossing.soon -= 1
-        self.released.add(task.id)
+        self.withdrawn.add(task.id)
         self.displaced.setdefault(task.group, []).append(task)
-        self.free.give_amounts(self.index.slots(task), task.shape.each)
+        self.free.give_resources(self.index.slots(task), task.shape.resources)
         for slot in self.index.slots(task):
             if slot.mask:
                 held = 0
@@ -189,21 +191,21 @@ class Round:
                     self.free.give((Slot(slot.node_id, slot.mask & ~held),))
             else:
                 self.free.give((slot,))
-        self._soon.pop(task.group, None)
+        self._available_soon.pop(task.group, None)
         self.charge(
             task, task.level, minus(held_need(task)), -self.index.pools[task.group].size(task)
         )
 
-    def book(self, pool: Pool) -> PoolBook:
-        """The pool's accounts, with what this round spent."""
-        return self.books.get(pool.group, pool.book)
+    def ledger_of(self, pool: Pool) -> PoolLedger:
+        """The pool's ledger, with what this round spent."""
+        return self.ledgers.get(pool.group, pool.ledger)
 
-    def marks_of(self, task: Task) -> Marks:
-        """A task's marks, with what this round noted."""
-        return self.marks.get(task.id, task.marks)
+    def order_key_of(self, task: Task) -> OrderKey:
+        """A task's order key, with what this round noted."""
+        return self.order_keys.get(task.id, task.marks)
 
     def decide(self, decision: Decision) -> None:
-        """Note a decision that moves a task; a run told to go counts as leaving from here on."""
+        """Note a decision that moves a task; a run that is to leave counts as leaving from now."""
         self._decisions.append(decision)
         self.moved.add(decision.task_id)
         if isinstance(decision, Preempt | Kill):
@@ -211,16 +213,16 @@ class Round:
             if task.state not in LEAVING:
                 if task.id in self.index.crossing(task.group):
                     self.crossing(self.index.pools[task.group]).soon -= 1
-                self.going.add(task.id)
-                self.told.setdefault(task.group, []).append(task)
-                if task.group in self._soon:
-                    self._free(self._soon[task.group], task)
+                self.releasing_ids.add(task.id)
+                self.releasing.setdefault(task.group, []).append(task)
+                if task.group in self._available_soon:
+                    self._free(self._available_soon[task.group], task)
         elif isinstance(decision, Reject):
             self.served.add(decision.task_id)
 
     @property
     def decisions(self) -> list[Decision]:
-        """What was decided, in order; of a task that was looked at twice, the last word."""
+        """What was decided, in order; of a task that was evaluated twice, the last decision."""
         return [each for each in self._decisions if each is not None]
 
     def _void(self, task_id: str) -> None:
@@ -229,17 +231,17 @@ class Round:
         if place is not None:
             self._decisions[place] = None
 
-    def remark(self, mark: Mark) -> None:
-        """Note a run's new place in the order; the pool is as it was until this is committed."""
+    def reorder(self, mark: Reorder) -> None:
+        """Note a run's new place in the order; the pool is unchanged until this is committed."""
         self._decisions.append(mark)
-        self.marks[mark.task_id] = mark.marks
-        self._remarked.add(mark.task_id)
+        self.order_keys[mark.task_id] = mark.order_key
+        self._reordered.add(mark.task_id)
         if mark.level is not Priority.UNSPECIFIED:
             run = self.index.tasks[mark.task_id]
             self.levels[run.id] = mark.level
             need = held_need(run)
-            self.ledger.charge(run, run.level, minus(need))
-            self.ledger.charge(run, mark.level, need)
+            self.quota_usage.charge(run, run.level, minus(need))
+            self.quota_usage.charge(run, mark.level, need)
 
     def explain(
         self,
@@ -250,26 +252,26 @@ class Round:
         promised: tuple[Slot, ...] | None = None,
         level: Priority | None = None,
     ) -> None:
-        """Note why a queued task waits on; a decision of its own if something about it is news."""
+        """Note why a queued task waits on; a decision of its own if something about it changed."""
         self._void(task.id)
         self.explanations[task.id] = why
         if promised:
             self.served.add(task.id)
-        marks = None if task.id in self._remarked else self.marks.get(task.id)
-        released = task.id in self.released
+        order_key = None if task.id in self._reordered else self.order_keys.get(task.id)
+        released = task.id in self.withdrawn
         kept = () if released else None
         if promised is not None:
             kept = placements_of(promised, task.spec, self.index.nodes) if promised else ()
         news = (
-            not same(task.reason, why)
+            not same_reason(task.reason, why)
             or (accepted and not task.accepted)
-            or marks is not None
-            # Nodes promised anew are said again even if they are the same: what is preempted for
-            # them in this plan is preempted for a promise of this plan.
+            or order_key is not None
+            # Nodes that are promised again are published even if they are the same: the victims of
+            # this plan leave for a promise of this plan.
             or (kept is not None and (released or kept != task.promised))
         )
         if news:
-            hold = Hold(task.id, why, accepted or task.accepted, marks, kept, level)
+            hold = Hold(task.id, why, accepted or task.accepted, order_key, kept, level)
             self._holds[task.id] = len(self._decisions)
             self._decisions.append(hold)
 
@@ -293,16 +295,16 @@ class Round:
 
     def charge(self, task: Task, level: Priority, need: Need, size: float) -> None:
         """Count what a task gets or is promised."""
-        self.ledger.charge(task, level, need)
+        self.quota_usage.charge(task, level, need)
         pool = self.index.pools[task.group]
         if pool.clusters:
             self.clusters(pool).charge(pool.clusters.of(task), size)
 
     def leaving(self) -> Iterator[Task]:
-        """All runs that are on their way out, in whatever pool; those told in this round, too."""
+        """All runs that are leaving, in whatever pool; those of this round, too."""
         for group, pool in self.index.pools.items():
             yield from pool.leaving.values()
-            yield from self.told.get(group, ())
+            yield from self.releasing.get(group, ())
 
     def promised_units(self, pool: Pool, weight: int) -> float:
         """Node equivalents that tasks of lower levels are promised."""
@@ -314,20 +316,22 @@ class Round:
             found = self._promised_units[pool.group, weight] = sum(map(pool.size, lower))
         return found
 
-    def take(self, slots: tuple[Slot, ...], each: Each) -> None:
+    def take(self, slots: tuple[Slot, ...], resources: NodeResources) -> None:
         """Take free slots for a run that begins."""
-        self.free.take(slots, each)
-        for capacity in self._soon.values():
-            capacity.take(slots, each)
+        self.free.take(slots, resources)
+        for capacity in self._available_soon.values():
+            capacity.take(slots, resources)
 
-    def keep(self, slots: tuple[Slot, ...], each: Each) -> None:
-        """Keep slots, free or coming free, for a task that waits for the rest of them."""
-        for capacity in self._soon.values():
-            capacity.take(slots, each)
-        self.free.take_amounts(slots, each)
+    def keep(self, slots: tuple[Slot, ...], resources: NodeResources) -> None:
+        """Promise slots, free or being released, to a task that waits for the rest of them."""
+        for capacity in self._available_soon.values():
+            capacity.take(slots, resources)
+        self.free.take_resources(slots, resources)
         for slot in slots:
             if slot.mask:
-                self.kept[slot.node_id] = self.kept.get(slot.node_id, 0) | slot.mask
+                self.promised_bits[slot.node_id] = (
+                    self.promised_bits.get(slot.node_id, 0) | slot.mask
+                )
                 free = slot.mask & self.free.free.get(slot.node_id, 0)
                 if free:
                     self.free.take((Slot(slot.node_id, free),))
@@ -336,38 +340,38 @@ class Round:
                 self.free.take((slot,))
 
     def _free(self, capacity: Capacity, task: Task) -> None:
-        """Give what a run on its way out will leave, and nobody is promised."""
+        """Give what a run that is leaving will release and what is not promised."""
         # What others are promised of CPUs and memory was taken already.
-        if (each := self.index.each(task)) is not NOTHING:
-            capacity.give_amounts(self.index.slots(task), each)
+        if (resources := self.index.resources(task)) is not NO_RESOURCES:
+            capacity.give_resources(self.index.slots(task), resources)
         capacity.give(self._freed(task))
 
     def _freed(self, task: Task) -> Iterator[Slot]:
-        """What a run will leave that nobody is promised."""
+        """What a run will release and what is not promised."""
         keepers = self.index.keepers
         for slot in self.index.slots(task):
             if slot.mask:
-                kept = self.kept.get(slot.node_id, 0)
+                kept = self.promised_bits.get(slot.node_id, 0)
                 there = keepers.get(slot.node_id)
                 for owner, mask in there.items() if there else ():
-                    kept |= 0 if owner in self.released else mask
+                    kept |= 0 if owner in self.withdrawn else mask
                 if slot.mask & ~kept:
                     yield Slot(slot.node_id, slot.mask & ~kept) if slot.mask & kept else slot
             else:
                 yield slot
 
-    def soon(self, pool: Pool) -> Capacity:
-        """What is free, or coming free, and promised to nobody; to look at, not to change."""
-        found = self._soon.get(pool.group)
+    def available_soon(self, pool: Pool) -> Capacity:
+        """What is free or being released, and not promised; the caller must not change it."""
+        found = self._available_soon.get(pool.group)
         if found is None:
-            if not pool.leaving and pool.group not in self.told:
+            if not pool.leaving and pool.group not in self.releasing:
                 return self.free
-            found = self._soon[pool.group] = self.free.copy()
-            leaving = (*pool.leaving.values(), *self.told.get(pool.group, ()))
+            found = self._available_soon[pool.group] = self.free.copy()
+            leaving = (*pool.leaving.values(), *self.releasing.get(pool.group, ()))
             found.give([slot for task in leaving for slot in self._freed(task)])
             for task in leaving:
-                if (each := self.index.each(task)) is not NOTHING:
-                    found.give_amounts(self.index.slots(task), each)
+                if (resources := self.index.resources(task)) is not NO_RESOURCES:
+                    found.give_resources(self.index.slots(task), resources)
         return found
 
     def waits(self, code: ReasonCode, shape: Shape) -> Reason:
@@ -382,7 +386,7 @@ class Round:
         return found
 
     def wake_at(self, moment: datetime | None) -> None:
-        """The round should be run again at this moment, if it is still to come."""
+        """Ask for another round at this time, if it is in the future."""
         if (
             moment is not None
             and moment > self.now
@@ -391,5 +395,5 @@ class Round:
             self.due_at = moment
 
     def after(self, seconds: float) -> datetime:
-        """The moment so many seconds from now."""
+        """The time so many seconds from now."""
         return self.now + timedelta(seconds=seconds)

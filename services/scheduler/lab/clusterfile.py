@@ -32,8 +32,8 @@ from libs.contracts.ids import NODE_ID_FORM
 from libs.contracts.messages import Priority, Unit
 from libs.contracts.wording import counted
 from services.scheduler import policies
-from services.scheduler.domain.model import Limit
-from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
+from services.scheduler.domain.model.group_policy import GroupPolicy, VirtualCluster
+from services.scheduler.domain.model.rows import Limit
 from services.scheduler.lab.errors import LabError
 from services.scheduler.lab.traces.row import LEVELS
 from services.scheduler.lab.tree import BYTES_MAX, Tree, document

@@ -9,7 +9,6 @@ costs ``restart_cost_s`` before the run works on.
 from __future__ import annotations
 
 import gc
-import heapq
 import random
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -31,27 +30,16 @@ from libs.contracts.messages import (
     TaskState,
     TaskStateChanged,
 )
-from services.scheduler.domain import facts
-from services.scheduler.domain.apply import task_after
-from services.scheduler.domain.decide import decide
-from services.scheduler.domain.index import Index
-from services.scheduler.domain.lifecycle import TERMINAL
-from services.scheduler.domain.marks import Ended
-from services.scheduler.domain.model import (
-    Assign,
-    Hold,
-    Inventory,
-    Kill,
-    Mark,
-    Node,
-    Plan,
-    PolicySettings,
-    Preempt,
-    Task,
-)
-from services.scheduler.domain.outgoing import state_changed
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.check.plan import check
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model import observations
+from services.scheduler.domain.model.changes import state_changed, task_after
+from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, Preempt, Reorder
+from services.scheduler.domain.model.group_policy import PolicySettings
+from services.scheduler.domain.model.lifecycle import TERMINAL
+from services.scheduler.domain.model.rows import EndedTask, Inventory, Node, Task
+from services.scheduler.domain.virtual_clock import VirtualClock
 from services.scheduler.lab.errors import LabError
 from services.scheduler.lab.options import Options
 from services.scheduler.lab.record import Ending, RunRecord, begin
@@ -62,8 +50,6 @@ START = datetime(2001, 1, 1, tzinfo=UTC)
 DISCIPLINE = {"ours": "timeshare"}
 # These are told the truth about run times: they are what estimates could give at best.
 ORACLES = frozenset({"easy", "srpt"})
-# At one moment a world comes to rest in a few rounds, or never.
-ROUNDS_MAX = 10_000
 CHECK_EVERY = 64
 # New objects from one look for garbage in cycles to the next; usually it is 700.
 COLLECT_EVERY = 50_000
@@ -129,11 +115,7 @@ class _World:
         self.settings = PolicySettings(start_deadline_seconds=1e9)
         self.index = Index(self.settings)
         self.index.apply(put=self._cluster())
-        self.now_s = 0.0
-        self.due_s: float | None = None
-        # (when, what comes first at one moment, number, what happens)
-        self._events: list[tuple[float, int, int, Callable[[], None]]] = []
-        self._numbers = iter(range(10**12))
+        self._clock: VirtualClock[Callable[[], None]] = VirtualClock(self.index, START)
         self._runs: dict[str, _Run] = {}
         self._done: dict[str, float] = {}
         self._specs: dict[tuple[object, ...], TaskSpec] = {}
@@ -159,9 +141,6 @@ class _World:
         yield from cluster.quotas
         yield Inventory("lab", (), START)
 
-    def _at(self, seconds: float, rank: int, happens: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (seconds, rank, next(self._numbers), happens))
-
     # The run.
 
     def run(self) -> RunRecord:
@@ -175,9 +154,8 @@ class _World:
         began = time.perf_counter()
         while coming is not None or self._runs or self.index.tasks:
             moment = self._next(coming)
-            self.now_s = moment
-            while self._events and self._events[0][0] <= moment:
-                happens = heapq.heappop(self._events)[3]
+            self._clock.seconds = moment
+            for happens in self._clock.happening():
                 happens()
                 self.record.events += 1
             arrived: list[Task] = []
@@ -186,17 +164,20 @@ class _World:
                 coming = next(jobs, None)
             self.index.apply(put=arrived)
             self.record.events += len(arrived)
-            self._decide()
+            if not self._clock.settle(self._commit):
+                raise LabError(
+                    f"policy {self.policy}: no rest at {self.now_s:.3f} s", fix="report it"
+                )
         self.record.decide_seconds = time.perf_counter() - began
         return self.record
 
     def _next(self, coming: Job | None) -> float:
         """The next moment at which anything happens."""
-        moments = [self._events[0][0]] if self._events else []
+        if not self.index.tasks:
+            self._clock.due_s = None
+        moments = self._clock.next_times()
         if coming is not None:
             moments.append(coming.submit_s)
-        if self.due_s is not None and self.index.tasks:
-            moments.append(max(self.due_s, self.now_s))
         if not moments:
             waiting = sorted(self.index.tasks)[:5]
             raise LabError(
@@ -207,24 +188,21 @@ class _World:
         return min(moments)
 
     @property
-    def now(self) -> datetime:
-        return START + timedelta(seconds=self.now_s)
+    def now_s(self) -> float:
+        return self._clock.seconds
 
-    def _decide(self) -> None:
-        """Rounds until nothing more is decided at this moment."""
-        for _ in range(ROUNDS_MAX):
-            snapshot = Snapshot.view(self.index)
-            plan = decide(snapshot, self.now)
-            self._plans += 1
-            if self._plans % CHECK_EVERY == 0 and check(snapshot, plan):
-                self.record.refused_plans += 1
-            self.index.settle(plan)
-            self.due_s = None if plan.due_at is None else (plan.due_at - START).total_seconds()
-            if not plan.decisions and not plan.books:
-                return
-            if not self._carry_out(plan) and not plan.books:
-                return
-        raise LabError(f"policy {self.policy}: no rest at {self.now_s:.3f} s", fix="report it")
+    @property
+    def now(self) -> datetime:
+        return self._clock.now
+
+    def _commit(self, snapshot: Snapshot, plan: Plan) -> bool:
+        """Commit a plan, if it decides anything; True if there may be more to decide."""
+        self._plans += 1
+        if self._plans % CHECK_EVERY == 0 and check(snapshot, plan):
+            self.record.refused_plans += 1
+        if not plan.decisions and not plan.ledgers:
+            return False
+        return self._carry_out(plan) or bool(plan.ledgers)
 
     def _carry_out(self, plan: Plan) -> bool:
         """Commit a plan; True if it moved anything, so that there may be more to decide."""
@@ -238,11 +216,11 @@ class _World:
                 after = self._begin(after)
             elif isinstance(decision, Preempt | Kill):
                 leaving.append(after)
-            acts = acts or not isinstance(decision, Assign | Hold | Mark)
+            acts = acts or not isinstance(decision, Assign | Hold | Reorder)
             rows[after.id] = after
         for task in leaving:
             rows[task.id] = self._leave(rows[task.id])
-        self.index.apply(put=[*plan.books, *rows.values()])
+        self.index.apply(put=[*plan.ledgers, *rows.values()])
         return acts
 
     # What happens to jobs.
@@ -290,22 +268,22 @@ class _World:
         restart = self.options.restart_cost_s if task.attempt > 1 else 0.0
         ends = self.now_s + restart + job.duration_s - done
         self._runs[task.id] = _Run(task.attempt, self.now_s, restart, done, ends)
-        self._at(ends, 0, partial(self._finish, task.id, task.attempt))
+        self._clock.at(ends, partial(self._finish, task.id, task.attempt), 0)
         if self.options.checkpoint_interval_s > 0:
             self._save_later(task.id, task.attempt, restart)
         if restart:
-            self._at(self.now_s + restart, 1, partial(self._start, task.id, task.attempt))
+            self._clock.at(self.now_s + restart, partial(self._start, task.id, task.attempt), 1)
             return task
-        return facts.started(task, self.now)
+        return observations.started(task, self.now)
 
     def _start(self, task_id: str, attempt: int) -> None:
         task = self.index.tasks.get(task_id)
         if task is not None and task.live_attempt == attempt:
-            self.index.apply(put=[facts.started(task, self.now)])
+            self.index.apply(put=[observations.started(task, self.now)])
 
     def _save_later(self, task_id: str, attempt: int, restart_s: float) -> None:
         moment = self.now_s + restart_s + self.options.checkpoint_interval_s
-        self._at(moment, 2, partial(self._save, task_id, attempt))
+        self._clock.at(moment, partial(self._save, task_id, attempt), 2)
 
     def _save(self, task_id: str, attempt: int) -> None:
         task = self.index.tasks.get(task_id)
@@ -341,7 +319,7 @@ class _World:
         exit_ = RunExit(attempt=task.attempt, kind=kind, ranks=(), exited_at=self.now, detail="")
         # What being moved costs is given here, not measured.
         told = replace(task, preempt_requested_at=None)
-        return facts.exited(told, _Exit(task.attempt, exit_), self.now, self.settings)
+        return observations.exited(told, _Exit(task.attempt, exit_), self.now, self.settings)
 
     def _finish(self, task_id: str, attempt: int) -> None:
         run = self._runs.get(task_id)
@@ -354,7 +332,7 @@ class _World:
         )
         after = self._exited(task, ExitKind.OK)
         assert after.state in TERMINAL, "a job that is finished has ended"
-        ended = Ended(task_id, self.now, self._last_word(after), after.run_seconds)
+        ended = EndedTask(task_id, self.now, self._last_word(after), after.run_seconds)
         self.index.apply(put=[ended], deleted=[(Task, (task_id,))])
         self._done.pop(task_id, None)
 
@@ -369,7 +347,7 @@ class _World:
     def _fail_later(self, node: Node) -> None:
         assert self.options.node_mtbf_s is not None, "asked only where nodes fail"
         lasts = self._random.expovariate(1.0 / self.options.node_mtbf_s)
-        self._at(self.now_s + lasts, 3, partial(self._fail, node))
+        self._clock.at(self.now_s + lasts, partial(self._fail, node), 3)
 
     def _fail(self, node: Node) -> None:
         if not self.index.tasks and not self._runs:
@@ -380,7 +358,7 @@ class _World:
         rows = [self._leave(self.index.tasks[task_id], ExitKind.LOST) for task_id in lost]
         self.index.apply(put=rows)
         self.index.apply(put=[replace(node, ready=False)])
-        self._at(self.now_s + self.options.node_repair_s, 3, partial(self._repair, node))
+        self._clock.at(self.now_s + self.options.node_repair_s, partial(self._repair, node), 3)
 
     def _repair(self, node: Node) -> None:
         self.index.apply(put=[node])

@@ -64,10 +64,10 @@ def run(study: Study, drive: Drive, tell: Tell) -> Numbers:
     partitions = private_partitions(workload) if study.private else {}
     found: list[Curves] = []
     for policy in study.policies:
-        record = drive(workload, policy, options, _told(tell, policy, workload))
+        record = drive(workload, policy, options, _published(tell, policy, workload))
         private: dict[str, Private] = {}
         for vc, alone in partitions.items():
-            told = _told(tell, f"{policy}, {vc} alone", alone)
+            told = _published(tell, f"{policy}, {vc} alone", alone)
             private[vc] = Private(alone, drive(alone, policy, options, told))
         _write_jobs(study.out / f"jobs-{policy}.csv", workload, record)
         # From here on only what is drawn is kept: a record may hold a million jobs.
@@ -93,7 +93,7 @@ def _never_ended(results: Numbers) -> Iterator[str]:
             )
 
 
-def _told(tell: Tell, what: str, workload: Workload) -> Callable[[int], None]:
+def _published(tell: Tell, what: str, workload: Workload) -> Callable[[int], None]:
     """A cheap progress function: most calls only compare two numbers."""
     total = len(workload.jobs)
     step = max(1, total // TOLD_STEPS)

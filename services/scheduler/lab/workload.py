@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from libs.contracts.messages import Priority
-from services.scheduler.domain.model import Limit
-from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
+from services.scheduler.domain.model.group_policy import GroupPolicy, VirtualCluster
+from services.scheduler.domain.model.rows import Limit
 
 DEFAULT_GROUP = "default"
 

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 
 from libs.contracts.messages import RunAssigned
 from services.scheduler import store
-from services.scheduler.domain.model import Task
+from services.scheduler.domain.model.rows import Task
 from tests.builders import a_node, a_spec, a_task
 from tests.services.scheduler.world import World, inventory_of, node_changed
 

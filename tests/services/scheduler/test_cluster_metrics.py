@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY
 
 from libs.contracts.messages import CheckpointSaved, ExitKind, Priority
 from services.scheduler.cluster_metrics import METRICS, ClusterMetrics
-from services.scheduler.domain.model import Task
+from services.scheduler.domain.model.rows import Task
 from tests.builders import (
     a_checkpoint,
     a_spec,

@@ -25,8 +25,8 @@ from libs.store.connections import Address, connect
 from libs.store.memory_database import Point
 from libs.store.port import StoreUnavailableError
 from libs.store.sql import SqlStore
-from services.scheduler.domain.disciplines.timeshare import features_of
-from services.scheduler.domain.model import Task
+from services.scheduler.domain.disciplines.timeshare.discipline import features_of
+from services.scheduler.domain.model.rows import Task
 from services.scheduler.loop import Brain
 from services.scheduler.main import WIRING, build
 from services.scheduler.settings import SchedulerSettings

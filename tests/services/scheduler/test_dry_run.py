@@ -6,16 +6,9 @@ from dataclasses import replace
 
 from libs.contracts.ids import TaskId
 from libs.contracts.messages import Priority, Reason, ReasonCode, TaskState
-from services.scheduler.domain.model import (
-    UNMARKED,
-    Assign,
-    Decision,
-    Hold,
-    Mark,
-    Plan,
-    Preempt,
-    Task,
-)
+from services.scheduler.domain.model.decisions import Assign, Decision, Hold, Plan, Preempt, Reorder
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import NO_ORDER_KEY
 from services.scheduler.dry_run import DryRun, diff
 from tests.builders import a_checkpoint, a_task, at, on_nodes, running
 
@@ -111,7 +104,7 @@ def test_another_reason_to_wait_is_a_difference() -> None:
 
 
 def test_a_level_that_sinks_is_a_difference_and_a_new_place_in_the_order_is_none() -> None:
-    mark = Mark(RUNS.id, why(ReasonCode.STARTED), UNMARKED)
+    mark = Reorder(RUNS.id, why(ReasonCode.STARTED), NO_ORDER_KEY)
     assert compared(plan(), plan(mark)).effects == ()
     assert compared(plan(), plan(replace(mark, level=RUNS.level))).effects == ()
     (effect,) = compared(plan(), plan(replace(mark, level=Priority.LOW))).effects

@@ -30,10 +30,11 @@ from libs.store import unit
 from libs.store.port import DatabaseFaultError, UnfitValueError
 from services.scheduler import loop, store
 from services.scheduler.domain import decide as decide_module
-from services.scheduler.domain import goals
-from services.scheduler.domain.model import Plan
-from services.scheduler.domain.pool import Pool
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain import urgent
+from services.scheduler.domain.facts.pool import Pool
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model.decisions import Plan
+from services.scheduler.domain.slices import order_keys
 from tests.builders import a_node, a_spec, a_task, at, exited_event, started_event, submitted_event
 from tests.services.scheduler.faults import (
     PoisonError,
@@ -66,9 +67,9 @@ async def test_metrics_that_alerts_read_begin_at_zero() -> None:
 
 
 def share_fails_for(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = decide_module.share
+    honest = decide_module.allocate
     failing = raising(honest, lambda _round, pool, *_: pool.group == group)
-    monkeypatch.setattr(decide_module, "share", failing)
+    monkeypatch.setattr(decide_module, "allocate", failing)
 
 
 async def test_an_exception_while_a_group_is_decided_stops_that_group_alone(
@@ -115,8 +116,8 @@ async def test_an_exception_about_one_urgent_task_stops_that_task_alone(
     for each in ("a1", "a2"):
         await world.hear(started_event(await world.task(each)))
     await world.said()
-    failing = raising(goals.tell_to_go, lambda _round, task, *_: task.id == "a1")
-    monkeypatch.setattr(goals, "tell_to_go", failing)
+    failing = raising(urgent.request_release, lambda _round, task, *_: task.id == "a1")
+    monkeypatch.setattr(urgent, "request_release", failing)
     for each in ("a1", "a2"):
         await world.hear(GoalChanged(task_id=each, goal=Goal.STOP, revision=2, changed_at=at(1)))
     await world.hear(submitted_event(of("a", "a3", gpus=1)))
@@ -135,8 +136,8 @@ async def test_an_exception_that_concerns_no_group_leaves_deadlines_and_goals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = await a_world()
-    honest = decide_module.slices.next_sample
-    monkeypatch.setattr(decide_module.slices, "next_sample", raising(honest, lambda *_: True))
+    honest = order_keys.next_sample
+    monkeypatch.setattr(order_keys, "next_sample", raising(honest, lambda *_: True))
     await world.hear(submitted_event(of("a", "a1")), submitted_event(of("b", "b1")))
     await world.hear(GoalChanged(task_id="b1", goal=Goal.PAUSE, revision=2, changed_at=at(0)))
     await world.settle()
@@ -445,15 +446,15 @@ async def test_a_refused_group_is_tried_less_and_less_often_and_urgent_decisions
 ) -> None:
     world = await a_world(refusal_backoff_seconds_max=8.0)
     tried: list[float] = []
-    honest = decide_module.share
+    honest = decide_module.allocate
 
-    def share(round_: Any, pool: Pool, *more: Any) -> None:
+    def allocate(round_: Any, pool: Pool, *more: Any) -> None:
         if pool.group == "a":
             tried.append((round_.now - at(0)).total_seconds())
             raise PoisonError("poison")
         honest(round_, pool, *more)
 
-    monkeypatch.setattr(decide_module, "share", share)
+    monkeypatch.setattr(decide_module, "allocate", allocate)
     await world.hear(submitted_event(of("a", "a1")), submitted_event(of("a", "a2")))
     for tenth in range(400):
         world.clock.to(tenth / 10)

@@ -18,8 +18,7 @@ from libs.contracts.messages import (
     TaskStateChanged,
     Unit,
 )
-from services.scheduler.domain.facts import Early
-from services.scheduler.domain.model import Inventory, Limit, Node, Task
+from services.scheduler.domain.model.rows import EarlyFacts, Inventory, Limit, Node, Task
 from services.scheduler.handlers import DROPPED
 from tests.builders import (
     a_checkpoint,
@@ -102,7 +101,7 @@ async def test_a_goal_before_its_task_is_kept_for_it(world: World) -> None:
     task = await world.task("t1")
     assert (task.goal, task.priority, task.revision) == (Goal.STOP, Priority.LOW, 4)
     async with world.store.transaction() as tx:
-        assert await tx.select(Early) == []
+        assert await tx.select(EarlyFacts) == []
     await world.settle()
     assert await world.tasks() == {}, "stopped without ever starting"
 

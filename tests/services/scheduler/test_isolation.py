@@ -24,12 +24,13 @@ from libs.contracts.messages import (
 )
 from libs.contracts.reasons import render
 from services.scheduler import loop
+from services.scheduler.domain.check.isolate import CheckedPlan, decide_checked
+from services.scheduler.domain.check.plan import check
+from services.scheduler.domain.check.violations import Fault
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.model import Assign, Node, Plan, Task
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.proof.isolate import Sifted, sound_plan
-from services.scheduler.domain.proof.violations import Fault
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model.decisions import Assign, Plan
+from services.scheduler.domain.model.rows import Node, Task
 from services.scheduler.loop import Brain
 from tests.builders import (
     a_limit,
@@ -107,25 +108,25 @@ def a_plan(tasks: list[Task], **more: object) -> tuple[Snapshot, Plan]:
     return snapshot, decide(snapshot, at(60))
 
 
-def sound(snapshot: Snapshot, twist: Twist) -> Sifted:
+def sound(snapshot: Snapshot, twist: Twist) -> CheckedPlan:
     """What is left of what a careless policy decides."""
-    return sound_plan(snapshot, at(60), Careless(twist), check)
+    return decide_checked(snapshot, at(60), Careless(twist), check)
 
 
 def test_a_right_plan_is_left_as_it_is() -> None:
     snapshot, plan = a_plan([of("a", "a1"), of("b", "b1")])
     careless = Careless(lambda *_: plan)
-    assert sound_plan(snapshot, at(60), careless, check).plan is plan
+    assert decide_checked(snapshot, at(60), careless, check).plan is plan
     assert careless.rounds == 1
 
 
 def test_a_refused_group_does_not_stop_the_others() -> None:
     snapshot, _ = a_plan([of("a", "a1"), of("b", "b1"), of("c", "c1")])
-    sifted = sound(snapshot, twisted("b"))
-    assert [each.task_id for each in sifted.plan.decisions] == ["a1", "c1"]
-    assert set(sifted.refused) == {"b"}
-    assert set(sifted.plan.looks) == {"a", "c"}
-    assert sifted.plan.left_out == {"b"}
+    checked = sound(snapshot, twisted("b"))
+    assert [each.task_id for each in checked.plan.decisions] == ["a1", "c1"]
+    assert set(checked.refused) == {"b"}
+    assert set(checked.plan.scans) == {"a", "c"}
+    assert checked.plan.left_out == {"b"}
 
 
 def test_deadlines_goals_and_drains_of_a_refused_group_stay_in_the_plan() -> None:
@@ -138,15 +139,15 @@ def test_deadlines_goals_and_drains_of_a_refused_group_stay_in_the_plan() -> Non
     plan = decide(snapshot, at(60))
     starts = {each.task_id for each in plan.decisions if isinstance(each, Assign)}
     assert "starts" in starts
-    sifted = sound(snapshot, twisted("a"))
-    kinds = [(each.kind, each.task_id) for each in sifted.plan.decisions]
+    checked = sound(snapshot, twisted("a"))
+    kinds = [(each.kind, each.task_id) for each in checked.plan.decisions]
     assert kinds == [
         ("kill", "silent"),
         ("move", "back"),
         ("move", "paused"),
         ("preempt", "drained"),
     ]
-    assert check(snapshot, sifted.plan) == []
+    assert check(snapshot, checked.plan) == []
 
 
 def test_an_urgent_decision_that_is_wrong_itself_is_left_out_alone() -> None:
@@ -162,10 +163,10 @@ def test_an_urgent_decision_that_is_wrong_itself_is_left_out_alone() -> None:
         )
         return replace(plan, decisions=wrong)
 
-    sifted = sound(snapshot, twist)
-    assert [each.task_id for each in sifted.plan.decisions] == ["y"]
-    assert sifted.plan.left_out_tasks == {"x"}
-    assert set(sifted.refused_tasks) == {"x"}
+    checked = sound(snapshot, twist)
+    assert [each.task_id for each in checked.plan.decisions] == ["y"]
+    assert checked.plan.left_out_tasks == {"x"}
+    assert set(checked.refused_tasks) == {"x"}
 
 
 def test_a_limit_across_groups_is_the_fault_of_each_that_gives_some_of_it() -> None:
@@ -177,10 +178,10 @@ def test_a_limit_across_groups_is_the_fault_of_each_that_gives_some_of_it() -> N
     def blind(snapshot: Snapshot, now: datetime) -> Plan:
         return decide(replace(unlimited, left_out=snapshot.left_out), now)
 
-    sifted = sound_plan(a_snapshot(tasks, NODES, limits=[limit]), at(60), blind, check)
-    assert [each.task_id for each in sifted.plan.decisions] == ["c1"]
-    assert {each.fault for each in sifted.violations} == {Fault.QUOTA}
-    assert set(sifted.refused) == {"a", "b"}
+    checked = decide_checked(a_snapshot(tasks, NODES, limits=[limit]), at(60), blind, check)
+    assert [each.task_id for each in checked.plan.decisions] == ["c1"]
+    assert {each.fault for each in checked.violations} == {Fault.QUOTA}
+    assert set(checked.refused) == {"a", "b"}
 
 
 def a_quota_that_moves_between_groups() -> Snapshot:
@@ -200,19 +201,19 @@ def test_what_a_refused_group_would_give_back_of_a_quota_is_not_taken_by_others(
     plan = decide(snapshot, at(60))
     assert {"a1", "b1"} == {each.task_id for each in plan.decisions if isinstance(each, Assign)}
     assert check(snapshot, plan) == []
-    sifted = sound(snapshot, twisted("a"))
-    assert set(sifted.refused) == {"a"}, "nothing is wrong with the other group"
-    assert {each.fault for each in sifted.violations} == {Fault.WRONG_ATTEMPT}
-    assert check(snapshot, sifted.plan) == []
-    assert sifted.plan.explanations["b1"].code is ReasonCode.WAITS_FOR_QUOTA
-    assert [(each.kind, each.task_id) for each in sifted.plan.decisions] == [("hold", "b1")]
+    checked = sound(snapshot, twisted("a"))
+    assert set(checked.refused) == {"a"}, "nothing is wrong with the other group"
+    assert {each.fault for each in checked.violations} == {Fault.WRONG_ATTEMPT}
+    assert check(snapshot, checked.plan) == []
+    assert checked.plan.explanations["b1"].code is ReasonCode.WAITS_FOR_QUOTA
+    assert [(each.kind, each.task_id) for each in checked.plan.decisions] == [("hold", "b1")]
 
 
 def test_of_a_plan_that_was_made_for_something_else_nothing_is_left() -> None:
     snapshot, _ = a_plan([of("a", "a1"), of("b", "b1")])
-    sifted = sound(snapshot, lambda _snapshot, plan: replace(plan, version=99))
-    assert sifted.plan.decisions == ()
-    assert set(sifted.refused) == {"a", "b"}
+    checked = sound(snapshot, lambda _snapshot, plan: replace(plan, version=99))
+    assert checked.plan.decisions == ()
+    assert set(checked.refused) == {"a", "b"}
 
 
 def test_a_decision_about_a_task_that_is_not_there_is_left_out_alone() -> None:
@@ -222,17 +223,17 @@ def test_a_decision_about_a_task_that_is_not_there_is_left_out_alone() -> None:
         ghost = replace(plan.decisions[0], task_id="ghost")
         return replace(plan, decisions=(ghost, *plan.decisions[1:]))
 
-    sifted = sound(snapshot, twist)
-    assert [each.task_id for each in sifted.plan.decisions] == ["b1"]
-    assert set(sifted.refused_tasks) == {"ghost"}
-    assert not sifted.refused
+    checked = sound(snapshot, twist)
+    assert [each.task_id for each in checked.plan.decisions] == ["b1"]
+    assert set(checked.refused_tasks) == {"ghost"}
+    assert not checked.refused
 
 
 def test_a_policy_that_decides_about_what_it_is_to_leave_out_harms_nobody_else() -> None:
     snapshot, plan = a_plan([of("a", "a1"), of("b", "b1")])
-    sifted = sound(snapshot, lambda *_: twisted("a")(snapshot, plan))
-    assert [each.task_id for each in sifted.plan.decisions] == ["b1"]
-    assert set(sifted.refused) == {"a"}
+    checked = sound(snapshot, lambda *_: twisted("a")(snapshot, plan))
+    assert [each.task_id for each in checked.plan.decisions] == ["b1"]
+    assert set(checked.refused) == {"a"}
 
 
 # The loop.

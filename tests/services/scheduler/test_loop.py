@@ -24,10 +24,10 @@ from libs.contracts.messages import (
 from libs.store.port import NotLeaderError
 from services.scheduler import replay
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.disciplines.timeshare import features_of
-from services.scheduler.domain.model import Assign, Plan
-from services.scheduler.domain.policy import GroupPolicy
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.disciplines.timeshare.discipline import features_of
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model.decisions import Assign, Plan
+from services.scheduler.domain.model.group_policy import GroupPolicy
 from services.scheduler.loop import CONFLICT_PAUSE_SECONDS, REFUSED, VIOLATIONS, Brain
 from services.scheduler.store import SlotRow
 from tests.builders import (
@@ -265,7 +265,7 @@ async def test_a_dry_run_knows_what_was_learned_and_changes_nothing() -> None:
     tried = brain.snapshot_with({"default": other})
     assert tried.pools["default"].history.mean_seconds == 700.0
     assert tried.pools["default"].policy is other
-    assert decide(tried, world.clock.now()).looks
+    assert decide(tried, world.clock.now()).scans
     assert pool.policy.policy == "timeshare"
     assert decide(present, world.clock.now()).decisions == ()
 

@@ -39,8 +39,8 @@ from libs.contracts.messages import (
     TaskState,
     TaskStateChanged,
 )
-from services.scheduler.domain.lifecycle import TERMINAL
-from services.scheduler.domain.model import Node
+from services.scheduler.domain.model.lifecycle import TERMINAL
+from services.scheduler.domain.model.rows import Node
 from services.scheduler.loop import REFUSED
 from services.scheduler.store import SlotRow
 from tests.builders import a_node, a_spec, a_task, at, submitted_event

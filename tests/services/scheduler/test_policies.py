@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from libs.contracts.messages import FieldError, Priority
 from services.scheduler.domain.disciplines import DISCIPLINES
-from services.scheduler.domain.policy import (
+from services.scheduler.domain.model.group_policy import (
     Demotion,
     GroupPolicy,
     Rotation,

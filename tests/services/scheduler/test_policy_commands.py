@@ -28,9 +28,9 @@ from libs.contracts.messages import (
 from libs.store.memory import MemoryDatabase, MemoryStore
 from libs.store.port import Leadership
 from services.scheduler import store as rows
-from services.scheduler.domain.model import Plan, PolicySettings
-from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model.decisions import Plan
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings, VirtualCluster
 from services.scheduler.policy_commands import PolicyCommands, use_file
 from services.scheduler.tables import TABLES
 from tests.builders import START, a_task, at, some_nodes

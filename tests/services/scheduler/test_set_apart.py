@@ -21,10 +21,10 @@ from libs.contracts.messages import (
 from libs.contracts.reasons import render
 from libs.store.port import ObserverError, UnreadableRowError
 from services.scheduler import set_apart, store
-from services.scheduler.domain.index import Index
-from services.scheduler.domain.model import Limit, Node, PolicySettings, Task
-from services.scheduler.domain.policy import GroupPolicy
-from services.scheduler.domain.pool import Pool
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.pool import Pool
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
+from services.scheduler.domain.model.rows import Limit, Node, Task
 from services.scheduler.tables import TABLES
 from tests.builders import (
     a_limit,

@@ -19,17 +19,17 @@ from libs.store.memory import MemoryDatabase, MemoryStore
 from libs.store.port import ConflictError, Store
 from libs.store.sql import SqlStore
 from services.scheduler import store
-from services.scheduler.domain import facts
-from services.scheduler.domain.apply import Change
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.facts import Early
-from services.scheduler.domain.index import Index
-from services.scheduler.domain.model import Inventory, Limit, Node, PolicySettings, Task
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model import observations
+from services.scheduler.domain.model.changes import Change
+from services.scheduler.domain.model.group_policy import PolicySettings
+from services.scheduler.domain.model.rows import EarlyFacts, Inventory, Limit, Node, Task
 from services.scheduler.loop import Brain
 from services.scheduler.main import WIRING
 from services.scheduler.settings import SchedulerSettings
-from services.scheduler.store import DecisionRow, Ended, SlotRow
+from services.scheduler.store import DecisionRow, EndedTask, SlotRow
 from services.scheduler.tables import TABLES
 from tests.builders import (
     a_checkpoint,
@@ -102,7 +102,7 @@ async def test_rows_come_back_as_they_were(kept: Store) -> None:
         a_node(unusable=(1, 2), cpus=3.5),
         a_limit(8, user="ann", priority=Priority.HIGH),
         Inventory("process", ("n0", "n1"), at(1)),
-        Early(task.id, goal_revision=2),
+        EarlyFacts(task.id, goal_revision=2),
         SlotRow("full", 1, "n0", 0),
     )
     async with kept.transaction() as tx:
@@ -113,7 +113,7 @@ async def test_rows_come_back_as_they_were(kept: Store) -> None:
         assert await tx.select(Node) == [rows[2]]
         assert await tx.get(Limit, "", "ann", "", Priority.HIGH) == rows[3]
         assert await tx.select(Inventory) == [rows[4]]
-        assert await tx.select(Early) == [rows[5]]
+        assert await tx.select(EarlyFacts) == [rows[5]]
         assert await tx.select(SlotRow) == [rows[6]]
 
 
@@ -178,7 +178,9 @@ async def test_an_exit_gives_the_slots_back_and_an_end_keeps_the_last_word(kept:
         task = await tx.get(Task, "a")
         assert task is not None
         assert len(await tx.select(SlotRow)) == 8
-        outcome = facts.on_run_exited(task, exited_event(task, now=9), at(9), PolicySettings())
+        outcome = observations.on_run_exited(
+            task, exited_event(task, now=9), at(9), PolicySettings()
+        )
         assert isinstance(outcome, Change)
         store.put_change(tx, task, outcome)
     async with kept.transaction(epoch=epoch) as tx:
@@ -248,7 +250,9 @@ async def test_removed_nodes_and_facts_of_tasks_that_never_came_are_dropped_by_a
         tx.put(replace(there, changed_at=at(-100)), gone)
         tx.put(replace(gone, id=NodeId("just"), changed_at=at(60)))
         tx.put(replace(gone, id=NodeId("unknown"), changed_at=None))
-        tx.put(Early(TaskId("old"), first_at=at(0)), Early(TaskId("new"), first_at=at(60)))
+        tx.put(
+            EarlyFacts(TaskId("old"), first_at=at(0)), EarlyFacts(TaskId("new"), first_at=at(60))
+        )
     await store.load(kept, PolicySettings())
     for what in ("removed nodes", "early facts"):
         old = named(OLD, what)
@@ -257,7 +261,7 @@ async def test_removed_nodes_and_facts_of_tasks_that_never_came_are_dropped_by_a
             assert await old.drop(tx, at(50), 10) == 1
     async with kept.transaction(epoch=epoch) as tx:
         assert {row.id for row in await tx.select(Node)} == {there.id, "just", "unknown"}
-        assert [row.task_id for row in await tx.select(Early)] == ["new"]
+        assert [row.task_id for row in await tx.select(EarlyFacts)] == ["new"]
 
 
 OLD = store.prune_rules(SchedulerSettings(database_url="-", nats_url="-"))
@@ -274,13 +278,13 @@ async def test_what_is_loaded_is_what_was_kept(kept: Store) -> None:
     index, _ = await store.load(kept, PolicySettings())
     snapshot = Snapshot.view(index, 1)
     assert list(snapshot.held) == ["a"]
-    assert [task_id for _, (_, task_id) in snapshot.pools["default"].lanes] == ["b"]
+    assert [task_id for _, (_, task_id) in snapshot.pools["default"].queues] == ["b"]
     assert snapshot.tasks["b"].reason.code is ReasonCode.WAITS_FOR_CAPACITY
     assert snapshot.tasks["b"].marks.policy == "timeshare"
-    assert snapshot.index.books["default"].sampled_at == at(1)
+    assert snapshot.index.ledgers["default"].sampled_at == at(1)
     assert snapshot.inventory_listed
 
 
 def test_ended_rows_are_not_in_the_working_set() -> None:
-    assert Ended not in store._RESIDENT
+    assert EndedTask not in store._RESIDENT
     assert DecisionRow not in store._RESIDENT

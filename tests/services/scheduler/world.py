@@ -15,7 +15,7 @@ from libs.contracts.messages import Explain, ExplainReply, InventoryListed, Node
 from libs.contracts.messages import Node as NodeFact
 from libs.service.definition import Ports, Service
 from libs.store.memory import MemoryDatabase, MemoryStore
-from services.scheduler.domain.model import Node, Task
+from services.scheduler.domain.model.rows import Node, Task
 from services.scheduler.main import build
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.tables import TABLES

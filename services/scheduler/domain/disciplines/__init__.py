@@ -11,7 +11,7 @@ from services.scheduler.domain.disciplines.las import LAS
 from services.scheduler.domain.disciplines.rotation import ROTATION
 from services.scheduler.domain.disciplines.roundrobin import ROUNDROBIN
 from services.scheduler.domain.disciplines.srpt import SRPT
-from services.scheduler.domain.disciplines.timeshare import TIMESHARE
+from services.scheduler.domain.disciplines.timeshare.discipline import TIMESHARE
 
 # ``roundrobin`` and ``srpt`` are there for the lab to compare with: policy files do not name them.
 DISCIPLINES: Mapping[str, Discipline] = MappingProxyType(

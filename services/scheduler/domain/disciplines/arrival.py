@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from services.scheduler.domain.disciplines.base import Filling, Ordered, PoolView
-from services.scheduler.domain.marks import Marks
-from services.scheduler.domain.model import Task
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import OrderKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +23,21 @@ class Arrival(Ordered):
     preempts: bool = False
     pays: bool = False
 
-    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """Its submission."""
         del pool, now, finish
-        return Marks(
+        return OrderKey(
             policy=self.name,
             key=task.submitted_at.timestamp(),
             counted_seconds=task.marks.counted_seconds,
         )
 
-    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """As it waited."""
         del pool, now, finish
         return replace(task.marks, waiting=False)
 
-    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """There are no slices; only runs that began under another discipline come here."""
         return replace(self.waiting(pool, task, now, finish), waiting=False)
 

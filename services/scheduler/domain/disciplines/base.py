@@ -1,7 +1,7 @@
 """What a discipline is: how the tasks of one level of one pool are ordered and share it.
 
-``share.py`` and ``passes.py`` do the work the same way for all of them; a discipline only says the
-order key of a task, and when it changes. Keys are seconds; the smallest runs first.
+``allocate.py`` and ``slice_round.py`` work the same way for all of them; a discipline only computes
+the order key of a task, and when it changes. Keys are seconds; the smallest runs first.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from datetime import datetime
 from enum import Enum
 from typing import Protocol
 
-from services.scheduler.domain.lanes import Key
-from services.scheduler.domain.marks import Marks, PoolBook
-from services.scheduler.domain.model import Task
-from services.scheduler.domain.policy import GroupPolicy
-from services.scheduler.domain.timeshare.history import History
-from services.scheduler.domain.timeshare.tempo import Tempo
+from services.scheduler.domain.disciplines.timeshare.history import History
+from services.scheduler.domain.disciplines.timeshare.tempo import Tempo
+from services.scheduler.domain.model.group_policy import GroupPolicy
+from services.scheduler.domain.model.rows import PoolLedger, Task
+from services.scheduler.domain.model.values import Key, OrderKey
 
 
 class Filling(Enum):
@@ -39,7 +38,7 @@ class PoolView(Protocol):
         ...
 
     @property
-    def book(self) -> PoolBook:
+    def ledger(self) -> PoolLedger:
         """Its accounts and the load scale."""
         ...
 
@@ -65,14 +64,14 @@ class PoolView(Protocol):
 
     @property
     def running(self) -> Mapping[int, Sequence[Key]]:
-        """Runs that could be asked to go, by the weight of their level, in order."""
+        """Runs that could be preempted, by the weight of their level, in order."""
         ...
 
     def size(self, task: Task) -> float:
         """Node equivalents of a task."""
         ...
 
-    def key(self, marks: Marks) -> float:
+    def key(self, order_key: OrderKey) -> float:
         """The order key at the present scale."""
         ...
 
@@ -117,25 +116,25 @@ class Discipline(Protocol):
         """
         ...
 
-    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """The place in the order of a task that arrives or is back in the queue.
 
         ``finish``: what is kept of the owner; 0 if nothing is.
         """
         ...
 
-    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
-        """The marks of a run that begins; the task still has those it waited with."""
+    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
+        """The order key of a run that starts; the task still has the one it waited with."""
         ...
 
-    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
-        """The marks of a run whose ``rekey_at`` has come."""
+    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
+        """The order key of a run whose ``rekey_at`` has come."""
         ...
 
     def order(self, pool: PoolView, key: float, finish: float, now: datetime) -> float:
-        """The key in the order of this moment, given what is kept of the owner.
+        """The key in the order of this round, given what is kept of the owner.
 
-        The order of any two keys changes only when a mark is made, never by time alone.
+        The order of any two keys changes only when an order key is computed, never by time alone.
         """
         ...
 
@@ -143,7 +142,9 @@ class Discipline(Protocol):
         """True if a waiting task never takes the nodes of this run, however late that comes."""
         ...
 
-    def reach(self, pool: PoolView, task: Task, marks: Marks, key: float, ratio: float) -> float:
+    def reach(
+        self, pool: PoolView, task: Task, order_key: OrderKey, key: float, ratio: float
+    ) -> float:
         """Runs with a larger key than this may be taken by a waiting task.
 
         ``ratio``: the size of the runs that would have to go, for the task's own size.
@@ -160,9 +161,11 @@ class Plain:
 
     __slots__ = ()
 
-    def reach(self, pool: PoolView, task: Task, marks: Marks, key: float, ratio: float) -> float:
+    def reach(
+        self, pool: PoolView, task: Task, order_key: OrderKey, key: float, ratio: float
+    ) -> float:
         """Whatever comes after it."""
-        del pool, task, marks, ratio
+        del pool, task, order_key, ratio
         return key
 
     def lead(self, now: datetime) -> float:
@@ -172,7 +175,7 @@ class Plain:
 
 
 class Ordered(Plain):
-    """What is the same for all disciplines that look at tasks and not at their owners."""
+    """What is the same for all disciplines that order tasks and not owners."""
 
     __slots__ = ()
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from services.scheduler.domain.disciplines.base import Filling, Ordered, PoolView
-from services.scheduler.domain.marks import Marks
-from services.scheduler.domain.model import Task
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import OrderKey
 
 # What the first queue serves: ten node-hours.
 SERVED_NODE_SECONDS = 36_000.0
@@ -31,27 +31,27 @@ class LeastAttained(Ordered):
     preempts: bool = True
     pays: bool = False
 
-    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """Its submission, in the queue of what it has had."""
         del now, finish
         return self._made(pool, task, task.run_seconds, waiting=True)
 
-    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """As it waited, until it has had its ten node-hours."""
         del finish
-        marks = self._made(pool, task, task.run_seconds, waiting=False)
-        return replace(marks, rekey_at=_crosses_at(pool, task, task.run_seconds, now))
+        order_key = self._made(pool, task, task.run_seconds, waiting=False)
+        return replace(order_key, rekey_at=_crosses_at(pool, task, task.run_seconds, now))
 
-    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """In the second queue from now on; or a little later, if its start took long."""
         del finish
         attained = pool.attained(task, now)
-        marks = self._made(pool, task, attained, waiting=False)
-        return replace(marks, rekey_at=_crosses_at(pool, task, attained, now))
+        order_key = self._made(pool, task, attained, waiting=False)
+        return replace(order_key, rekey_at=_crosses_at(pool, task, attained, now))
 
-    def _made(self, pool: PoolView, task: Task, attained: float, *, waiting: bool) -> Marks:
+    def _made(self, pool: PoolView, task: Task, attained: float, *, waiting: bool) -> OrderKey:
         served = _missing(pool, task, attained) <= ALMOST
-        return Marks(
+        return OrderKey(
             policy=self.name,
             waiting=waiting,
             key=task.submitted_at.timestamp() + (SECOND_QUEUE if served else 0.0),

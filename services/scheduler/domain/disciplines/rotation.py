@@ -5,7 +5,7 @@ half-life. Inside a user first come, first served, and no task takes the nodes o
 same user and level. A run is left alone for a slice, which is short the first time; after it
 whoever comes before it may take its nodes at any moment.
 
-What a user had is one number in seconds, ``Marks.user_finish``: *moment + half-life x log2(use)*,
+What a user had is one number in seconds, ``OrderKey.user_finish``: *time + half-life x log2(use)*,
 with the use in seconds of the whole pool per share. Two users decay alike, so these numbers need no
 upkeep and their order changes only when somebody is served. What a slice takes is counted when it
 begins, as of its end; a run that ends before it has been charged ahead until then. The number
@@ -19,8 +19,8 @@ from datetime import datetime, timedelta
 from math import floor, log, log2
 
 from services.scheduler.domain.disciplines.base import Filling, Plain, PoolView
-from services.scheduler.domain.marks import Marks
-from services.scheduler.domain.model import Task
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import OrderKey
 
 # Users whose use differs by less than a sixteenth of a half-life (4 %) come in order of submission.
 STEPS = 16
@@ -56,17 +56,17 @@ class ByTurns(Plain):
     pays: bool = False
     by_user: bool = True
 
-    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """Among the tasks of its owner: its submission."""
         del pool, now
-        return Marks(
+        return OrderKey(
             policy=self.name,
             key=task.submitted_at.timestamp(),
             user_finish=finish,
             counted_seconds=task.marks.counted_seconds,
         )
 
-    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """It is left alone for a slice, a short one if it never had one."""
         numbers = pool.policy.rotation
         new = task.run_seconds < numbers.first_slice_seconds
@@ -74,7 +74,7 @@ class ByTurns(Plain):
         begun = self._counted(pool, task, now, finish, length)
         return replace(begun, held_until=begun.rekey_at)
 
-    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """From now on others may take its place; what it has until then is counted bit by bit."""
         numbers = pool.policy.rotation
         bit = max(numbers.slice_seconds / BITS, BIT_SECONDS_MIN)
@@ -83,11 +83,11 @@ class ByTurns(Plain):
 
     def _counted(
         self, pool: PoolView, task: Task, now: datetime, finish: float, length: float
-    ) -> Marks:
+    ) -> OrderKey:
         weight = max(pool.policy.shares.of(task.owner, task.team), 1e-6)
         share = pool.size(task) / max(pool.units, pool.size(task), 1e-9) / weight
         half_life = pool.policy.rotation.half_life_seconds
-        return Marks(
+        return OrderKey(
             policy=self.name,
             waiting=False,
             key=task.submitted_at.timestamp(),

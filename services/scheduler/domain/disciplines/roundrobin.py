@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from services.scheduler.domain.disciplines.base import Filling, Ordered, PoolView
-from services.scheduler.domain.marks import Marks
-from services.scheduler.domain.model import WEIGHTS, Task
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import WEIGHTS, OrderKey
 
 SLICE_SECONDS = 3600.0
 # Behind those who arrive at the moment at which a slice ends; and runs whose slices end together,
@@ -22,44 +22,44 @@ BESIDE_SECONDS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class RoundRobin(Ordered):
-    """One line: ``Marks.key`` is when a task joined it, ``base`` when its last slice ended."""
+    """One line: ``OrderKey.key`` is when a task joined it, ``base`` when its last slice ended."""
 
     name: str = "roundrobin"
     filling: Filling = Filling.GREEDY
     preempts: bool = True
     pays: bool = False
 
-    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """Where its last slice, or its submission, put it."""
         del pool, now, finish
         old = task.marks
         key = old.key if old.policy == self.name else task.submitted_at.timestamp()
-        return Marks(policy=self.name, key=key, counted_seconds=old.counted_seconds)
+        return OrderKey(policy=self.name, key=key, counted_seconds=old.counted_seconds)
 
-    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """Its slice begins."""
         del pool, finish
         until = now + timedelta(seconds=SLICE_SECONDS)
         return replace(task.marks, waiting=False, held_until=until, rekey_at=until)
 
-    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """Behind all that wait; if no pass takes its nodes now, it has another slice."""
         del finish
-        marks = task.marks
+        order_key = task.marks
         open_seconds = pool.policy.timeshare.pass_seconds + 1.0
-        if marks.policy == self.name and marks.held_until is None:
-            left = max(marks.base + SLICE_SECONDS - now.timestamp(), open_seconds)
+        if order_key.policy == self.name and order_key.held_until is None:
+            left = max(order_key.base + SLICE_SECONDS - now.timestamp(), open_seconds)
             until = now + timedelta(seconds=left)
-            return replace(marks, held_until=until, rekey_at=until)
+            return replace(order_key, held_until=until, rekey_at=until)
         runs = pool.running.get(WEIGHTS[task.level], [])
-        place = bisect_left(runs, (pool.key(marks), task.id))
-        return Marks(
+        place = bisect_left(runs, (pool.key(order_key), task.id))
+        return OrderKey(
             policy=self.name,
             waiting=False,
             key=now.timestamp() + BEHIND_SECONDS + place * BESIDE_SECONDS,
             base=now.timestamp(),
             rekey_at=now + timedelta(seconds=open_seconds),
-            counted_seconds=marks.counted_seconds,
+            counted_seconds=order_key.counted_seconds,
         )
 
 

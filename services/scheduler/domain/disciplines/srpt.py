@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from services.scheduler.domain.disciplines.base import Filling, Ordered, PoolView
-from services.scheduler.domain.marks import Marks
-from services.scheduler.domain.model import Task
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import OrderKey
 
 # In place of what nobody knows: behind everything that is known, first come first served.
 UNKNOWN_SECONDS = 1e10
@@ -28,26 +28,26 @@ class ShortestRemaining(Ordered):
     preempts: bool = True
     pays: bool = False
 
-    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """What it has left."""
         del pool, now, finish
-        return Marks(
+        return OrderKey(
             policy=self.name,
             key=remaining(task, task.run_seconds),
             counted_seconds=task.marks.counted_seconds,
         )
 
-    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """When it is expected to end."""
         del pool, finish
         key = now.timestamp() + remaining(task, task.run_seconds)
         return replace(task.marks, policy=self.name, waiting=False, key=key, scaled=0.0)
 
-    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> Marks:
+    def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """When it is expected to end; only runs that began under another discipline come here."""
         del finish
         key = now.timestamp() + remaining(task, pool.attained(task, now))
-        return Marks(
+        return OrderKey(
             policy=self.name,
             waiting=False,
             key=key,

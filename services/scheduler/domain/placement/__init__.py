@@ -1,1 +1,9 @@
-"""Which GPUs of which nodes a gang gets: what is free, what fits, and the network it lies in."""
+"""Where gangs fit. Imports only ``model``.
+
+- *domain*: a part of the network (zone, spine, leaf); domains are nested (``topology.py``).
+- *position*: a node's number in its group, in the order of the domains (``node_index.py``).
+- *unit*: a GPU, or the whole of a node without GPUs. *Node equivalents* count nodes by their units.
+- *slot*: what one rank takes of one node. *Pick*: slots for a whole gang.
+- *capacity*: what is free, by group (``capacity.py`` over ``free_nodes.py``); *remaining resource*:
+  the CPUs or memory that are left (``node_resources.py``).
+"""

@@ -1,9 +1,9 @@
 """Where in the network a gang goes: into the smallest domain that holds it.
 
 A group's nodes lie in nested domains (by default zone, spine, leaf), named by node labels; nodes
-without a level's label form one domain of that level together. ``fleet.py`` keeps the nodes of a
-group in the order of their domains, so that a domain is a range of places and ranks dealt out in
-this order have as few neighbours as possible in different domains. ``place.py`` asks ``areas``.
+without the label of a level form one domain of that level together. ``node_index.py`` keeps the
+nodes of a group in the order of their domains, so that a domain is a range of positions, and
+neighbouring ranks lie in different domains as rarely as possible. Called by ``capacity.py``.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from services.scheduler.domain.model import Node
-from services.scheduler.domain.placement.masks import span, written
+from services.scheduler.domain.model.rows import Node
+from services.scheduler.domain.placement.bitsets import bit_range, bit_string
 
 # Node labels from the largest domain to the smallest.
-LEVELS: tuple[str, ...] = ("zone", "spine", "leaf")
+DOMAIN_LABELS: tuple[str, ...] = ("zone", "spine", "leaf")
 
 
 class Topology(NamedTuple):
-    """What a pick may do with the domains of its group."""
+    """How a pick treats the domains of its group."""
 
     # Whether the gang may lie in more than one of the largest domains.
     cross_zone_allowed: bool = True
 
 
 class Domain(NamedTuple):
-    """The places from ``start`` up to ``end``, and the domains it consists of."""
+    """The positions from ``start`` up to ``end``, and the domains it consists of."""
 
     start: int
     end: int
@@ -35,9 +35,9 @@ class Domain(NamedTuple):
 
 
 class Area(NamedTuple):
-    """So many of these places."""
+    """So many of these positions."""
 
-    places: int
+    positions: int
     wanted: int
 
 
@@ -46,7 +46,7 @@ class OnNode(Protocol):
 
     @property
     def node_id(self) -> str:
-        """Whose id this is."""
+        """The id of the node."""
         ...
 
 
@@ -57,7 +57,7 @@ def address(node: Node, levels: Sequence[str]) -> tuple[str, ...]:
 
 
 def crosses_zone(
-    ranks: Iterable[OnNode], nodes: Mapping[str, Node], levels: Sequence[str] = LEVELS
+    ranks: Iterable[OnNode], nodes: Mapping[str, Node], levels: Sequence[str] = DOMAIN_LABELS
 ) -> bool:
     """True if a gang (its slots or placements) lies in more than one of the largest domains.
 
@@ -67,7 +67,7 @@ def crosses_zone(
     return len({address(node, levels[:1]) for node in known}) > 1
 
 
-def tree(addresses: Sequence[tuple[str, ...]]) -> Domain | None:
+def domain_tree(addresses: Sequence[tuple[str, ...]]) -> Domain | None:
     """The domains of nodes in the order of their addresses; None if there is only one."""
     if len(set(addresses)) < 2:  # noqa: PLR2004 - one address is no choice
         return None
@@ -76,7 +76,7 @@ def tree(addresses: Sequence[tuple[str, ...]]) -> Domain | None:
 
 def _domain(addresses: Sequence[tuple[str, ...]], start: int, end: int, depth: int) -> Domain:
     if addresses[start] == addresses[end - 1]:
-        # No part of it differs in anything: as small as a domain can be.
+        # No part of it differs in anything: it is as small as a domain can be.
         return Domain(start, end, len(addresses[start]))
     parts: list[Domain] = []
     begin = start
@@ -88,22 +88,22 @@ def _domain(addresses: Sequence[tuple[str, ...]], start: int, end: int, depth: i
 
 
 def areas(root: Domain, free: int, wanted: int, *, cross_zone_allowed: bool) -> list[Area] | None:
-    """Where to take ``wanted`` of the ``free`` places; None if there is no such place.
+    """From where to take ``wanted`` of the ``free`` positions; None if there is no such place.
 
-    The smallest domain that holds them all, of these the one with the least to spare. One that has
-    to be split is split into as few of its parts as possible: the fullest ones whole, the rest
+    The smallest domain that holds them all, of these the one with the least to spare. A domain that
+    has to be split is split into as few of its parts as possible: the fullest ones whole, the rest
     from the part where it fits best.
     """
     return _Search(root, free).areas(wanted, cross_zone_allowed=cross_zone_allowed)
 
 
 class _Search:
-    """One question to the domains."""
+    """One question about the domains."""
 
     def __init__(self, root: Domain, free: int) -> None:
         self._root = root
         self._free = free
-        self._text = written(free, root.end)
+        self._text = bit_string(free, root.end)
 
     def _count(self, domain: Domain) -> int:
         return self._text.count("1", domain.start, domain.end)
@@ -118,7 +118,7 @@ class _Search:
         """The deepest domain, of equally deep ones the one with the fewest, of these the first."""
         count = self._text.count
         found: list[tuple[int, int, Domain]] = []
-        # Layer by layer; one without parts is as deep as can be and stays.
+        # Layer by layer; a domain without parts is as deep as can be and stays.
         layer = [(0, 0, Domain(0, 0, 0, tuple(domains)))]
         while layer:
             found = layer
@@ -134,9 +134,9 @@ class _Search:
         return best if best.end else None
 
     def _within(self, domain: Domain, wanted: int) -> list[Area]:
-        """``wanted`` places of a domain that has so many."""
+        """``wanted`` positions of a domain that has so many."""
         if not domain.parts or self._count(domain) == wanted:
-            return [Area(self._free & span(domain.start, domain.end), wanted)]
+            return [Area(self._free & bit_range(domain.start, domain.end), wanted)]
         found: list[Area] = []
         by_count = sorted(domain.parts, key=lambda part: (-self._count(part), part.start))
         for index, part in enumerate(by_count):
@@ -144,6 +144,6 @@ class _Search:
             if fitting is not None:
                 return [*found, *self._within(fitting, wanted)]
             count = self._count(part)
-            found.append(Area(self._free & span(part.start, part.end), count))
+            found.append(Area(self._free & bit_range(part.start, part.end), count))
             wanted -= count
         raise AssertionError("the parts of a domain have together what it has")

@@ -11,7 +11,7 @@ from math import ceil
 
 from libs.contracts.messages import Priority
 from libs.contracts.wording import are, counted
-from services.scheduler.domain.policy import VirtualCluster
+from services.scheduler.domain.model.group_policy import VirtualCluster
 from services.scheduler.lab.errors import LabError
 from services.scheduler.lab.traces.levels import level_table
 from services.scheduler.lab.traces.row import Left, Parsed, Row

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from services.scheduler.domain.policy import VirtualCluster
+from services.scheduler.domain.model.group_policy import VirtualCluster
 from services.scheduler.lab.errors import LabError
 from services.scheduler.lab.traces.row import Left, Parsed, Row
 from services.scheduler.lab.tree import Tree, document

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from libs.contracts.messages import Priority
-from services.scheduler.domain.policy import VirtualCluster
+from services.scheduler.domain.model.group_policy import VirtualCluster
 
 # Times beyond these are mistakes: milliseconds taken for seconds, or a broken line.
 SUBMIT_S_MAX = 1e11

@@ -11,7 +11,7 @@ import csv
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
-from services.scheduler.domain.policy import VirtualCluster
+from services.scheduler.domain.model.group_policy import VirtualCluster
 from services.scheduler.lab.errors import LabError
 from services.scheduler.lab.traces import row as rows
 from services.scheduler.lab.traces.row import BadRowError, Fields, Left, Parsed, Row

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from shiftwork.cli.policy import yaml_lines
 
-from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.model.group_policy import GroupPolicy
 from services.scheduler.policies import document_of, parse
 from tests.libs.sdk.cli.server import NOW, CliServer, problem
 

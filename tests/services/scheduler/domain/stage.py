@@ -21,30 +21,19 @@ from libs.contracts.messages import (
     PriorityChanged,
     TaskState,
 )
-from services.scheduler.domain import facts
-from services.scheduler.domain.apply import Change, applied
-from services.scheduler.domain.clusters import UNCOVERED
+from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.index import Index
-from services.scheduler.domain.lifecycle import TERMINAL
-from services.scheduler.domain.marks import Ended
-from services.scheduler.domain.model import (
-    Decision,
-    Hold,
-    Inventory,
-    Limit,
-    Mark,
-    Node,
-    Plan,
-    PolicySettings,
-    Shape,
-    Task,
-)
-from services.scheduler.domain.outgoing import state_changed
-from services.scheduler.domain.policy import GroupPolicy
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.shape_class import Branch, Tree
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.limits.virtual_clusters import UNCOVERED
+from services.scheduler.domain.model import observations
+from services.scheduler.domain.model.changes import Change, applied, state_changed
+from services.scheduler.domain.model.decisions import Decision, Hold, Plan, Reorder
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
+from services.scheduler.domain.model.lifecycle import TERMINAL
+from services.scheduler.domain.model.rows import EndedTask, Inventory, Limit, Node, Task
+from services.scheduler.domain.model.values import Shape
+from services.scheduler.domain.queue.queues import Branch, Tree
 from tests.builders import (
     START,
     a_checkpoint,
@@ -68,26 +57,26 @@ def rebuilt(index: Index) -> Index:
     fresh.apply(put=[*index.policies.values(), *index.nodes.values(), *index.limits.values()])
     fresh.apply(put=index.inventories.values())
     fresh.refresh()
-    fresh.apply(put=[*index.books.values(), *index.tasks.values()])
+    fresh.apply(put=[*index.ledgers.values(), *index.tasks.values()])
     for group, pool in index.pools.items():
         twin = fresh.pool(group)
         # Learned from what is gone; and the pace of the passes.
         twin.finishes = dict(pool.finishes)
         twin.history = pool.history
-        twin.passed_at = pool.passed_at
+        twin.slice_round_at = pool.slice_round_at
     return fresh
 
 
 def acts(decision: Decision) -> bool:
     """True if it does more than to say why a task waits."""
     if isinstance(decision, Hold):
-        return decision.promised is not None
+        return decision.reserved is not None
     return True
 
 
 def brief(decision: Decision) -> str:
     """A decision in a line."""
-    promised = [each.node_id for each in getattr(decision, "promised", None) or ()]
+    promised = [each.node_id for each in getattr(decision, "reserved", None) or ()]
     extra = getattr(decision, "beneficiary", "") or promised
     return f"{decision.kind} {decision.task_id} {decision.reason.code.name} {extra or ''}".strip()
 
@@ -156,7 +145,7 @@ class Stage:
             if isinstance(each, Hold):
                 anew = said.get(each.task_id)
                 assert anew == each, f"{brief(each)}, anew {anew and brief(anew)}"
-        assert plan.books == expected.books
+        assert plan.ledgers == expected.ledgers
 
     def rounds(self) -> None:
         """Until nothing more is decided at this moment."""
@@ -164,7 +153,7 @@ class Stage:
             plan = self.plan()
             self.index.settle(plan)
             self.due = None if plan.due_at is None else (plan.due_at - START).total_seconds()
-            if not plan.decisions and not plan.books:
+            if not plan.decisions and not plan.ledgers:
                 return
             self.commit(plan)
         raise AssertionError(f"no rest: {plan.decisions}")
@@ -180,17 +169,17 @@ class Stage:
             if after.state in TERMINAL:
                 gone.append(rows.pop(after.id))
         self.index.apply(
-            put=[*plan.books, *rows.values(), *(self._ended(task) for task in gone)],
+            put=[*plan.ledgers, *rows.values(), *(self._ended(task) for task in gone)],
             deleted=[(Task, (task.id,)) for task in gone],
         )
 
     def tell(self, text: str, decision: Decision | None = None) -> None:
-        if not isinstance(decision, Hold | Mark):
+        if not isinstance(decision, Hold | Reorder):
             self.log.append(f"{self.seconds:.1f} {text}")
 
-    def _ended(self, task: Task) -> Ended:
+    def _ended(self, task: Task) -> EndedTask:
         last = state_changed(task, TaskState.RUNNING, self.now)
-        return Ended(task.id, self.now, last, task.run_seconds)
+        return EndedTask(task.id, self.now, last, task.run_seconds)
 
     def until(self, moment: float) -> None:
         """Let time pass; what comes due on the way is done when it comes."""
@@ -208,10 +197,10 @@ class Stage:
         self.index.apply(put=rows)
 
     def submit(self, task: Task) -> None:
-        change = facts.on_submitted(submitted_event(task), None, self.now)
+        change = observations.on_submitted(submitted_event(task), None, self.now)
         self.put(replace(change.task, expected_seconds=task.expected_seconds))
 
-    def fact(self, outcome: facts.Outcome) -> None:
+    def fact(self, outcome: observations.ChangeOrDrop) -> None:
         if not isinstance(outcome, Change):
             return
         after = outcome.task
@@ -225,21 +214,21 @@ class Stage:
         task = self.tasks[task_id]
         event = started_event(task, now=self.seconds - ago)
         self.runs.setdefault(task_id, []).append((self.seconds, -1.0))
-        self.fact(facts.on_run_started(task, event, self.now))
+        self.fact(observations.on_run_started(task, event, self.now))
         if listens:
             self.listen(task_id)
 
     def listen(self, task_id: str) -> None:
         """The program asks for the first time whether to leave."""
         task = self.tasks[task_id]
-        self.fact(facts.on_run_listened(task, listened_event(task, now=self.seconds)))
+        self.fact(observations.on_run_listened(task, listened_event(task, now=self.seconds)))
 
     def save(self, task_id: str) -> None:
         task = self.tasks[task_id]
         number = self._saved[task_id] = self._saved.get(task_id, 0) + 1
         saved = a_checkpoint(number, attempt=task.attempt, saved=self.seconds)
         event = CheckpointSaved(task_id=task_id, attempt=task.attempt, checkpoint=saved)
-        self.fact(facts.on_checkpoint_saved(task, event))
+        self.fact(observations.on_checkpoint_saved(task, event))
 
     def exit(self, task_id: str, kind: ExitKind) -> None:
         task = self.tasks[task_id]
@@ -247,21 +236,21 @@ class Stage:
             began = self.runs[task_id].pop()[0]
             self.runs[task_id].append((began, self.seconds))
         event = exited_event(task, kind, now=self.seconds)
-        self.fact(facts.on_run_exited(task, event, self.now, self.settings))
+        self.fact(observations.on_run_exited(task, event, self.now, self.settings))
 
     def want(self, task_id: str, goal: Goal, *, now: bool = False) -> None:
         self._revision += 1
         event = GoalChanged(
             task_id=task_id, goal=goal, revision=self._revision, changed_at=self.now, now=now
         )
-        self.fact(facts.on_goal_changed(self.tasks[task_id], event, self.now, self.settings))
+        self.fact(observations.on_goal_changed(self.tasks[task_id], event, self.now, self.settings))
 
     def rank(self, task_id: str, priority: Priority) -> None:
         self._revision += 1
         event = PriorityChanged(
             task_id=task_id, priority=priority, revision=self._revision, changed_at=self.now
         )
-        self.fact(facts.on_priority_changed(self.tasks[task_id], event, self.now))
+        self.fact(observations.on_priority_changed(self.tasks[task_id], event, self.now))
 
 
 def facts_of(index: Index) -> dict[str, Any]:
@@ -277,8 +266,8 @@ def facts_of(index: Index) -> dict[str, Any]:
         "drained": sorted(index.drained),
         "draining": sorted(index.totals.draining),
         "totals": {task.shape: _answers(index, task.shape) for task in index.tasks.values()},
-        "moments": index.moments.between(None, float("inf")),
-        "ledger": index.ledger.counted_accounts(),
+        "moments": index.timers.between(None, float("inf")),
+        "ledger": index.quota_usage.counted_accounts(),
         "crossing": {group: index.crossing(group) for group in index.pools},
         "pools": {group: _pool(pool) for group, pool in index.pools.items() if pool.sizes},
     }
@@ -286,12 +275,13 @@ def facts_of(index: Index) -> dict[str, Any]:
 
 def _amounts(index: Index) -> dict[str, tuple[int | None, ...]]:
     """What is left of the CPUs and memory of each offered node."""
-    stocks = index.capacity.stocks
+    free_nodes = index.capacity.groups
     return {
         node_id: tuple(
-            left.at(place) if left else None for left in (stocks[group].cpus, stocks[group].memory)
+            left.at(place) if left else None
+            for left in (free_nodes[group].cpus, free_nodes[group].memory)
         )
-        for node_id, (group, place) in index.capacity.spots.items()
+        for node_id, (group, place) in index.capacity.locations.items()
     }
 
 
@@ -303,24 +293,24 @@ def _answers(index: Index, shape: Shape) -> tuple[object, ...]:
 
 
 def _stocks(index: Index) -> Iterable[tuple[str, Any]]:
-    return sorted(index.capacity.stocks.items())
+    return sorted(index.capacity.groups.items())
 
 
 def _pool(pool: Any) -> dict[str, Any]:
     names = pool.clusters.names()
     return {
         "policy": pool.policy,
-        "book": pool.book,
+        "book": pool.ledger,
         "width": pool.width,
         "units": round(pool.units, 6),
-        "lanes": {key: name for name, key in pool.lanes},
-        "length": pool.lanes.length,
+        "lanes": {key: name for name, key in pool.queues},
+        "length": pool.queues.length,
         "classes": {
             (group, named): _tree(shapes.top)
-            for group, classes in pool.lanes.groups.items()
+            for group, classes in pool.queues.groups.items()
             for named, shapes in classes.items()
         },
-        "fresh": pool.fresh,
+        "fresh": pool.unkeyed,
         "promised": pool.promised,
         "leaving": pool.leaving,
         "running": pool.running,
@@ -328,7 +318,7 @@ def _pool(pool: Any) -> dict[str, Any]:
         "runs_of": pool.runs_of,
         "held": {weight: round(held, 6) for weight, held in pool.held_units.items()},
         "sizes": pool.sizes,
-        "live": (round(pool.live_units, 6), round(pool.live_moments / 1e3, 0)),
+        "live": (round(pool.live_units, 6), round(pool.live_since_sum / 1e3, 0)),
         "owners": pool.owners,
         "unended": pool.unended,
         "owner_units": {owner: round(held, 6) for owner, held in pool.owner_units.items()},
@@ -348,7 +338,7 @@ def _pool(pool: Any) -> dict[str, Any]:
 
 def _tree(tree: Tree) -> tuple[object, ...]:
     """The rows of a class of shapes, by their heads, and what each branch knows of them."""
-    least = tree.least.each
+    least = tree.least.resources
     if isinstance(tree, Branch):
         return tree.bit, tree.first, least, _tree(tree.low), _tree(tree.high)
     return tree.code, least, [(key, task_id, queue.name) for key, task_id, queue in tree.heads]

@@ -13,18 +13,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.messages import ExitKind, TaskState
-from services.scheduler.domain import facts
+from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.disciplines import DISCIPLINES
-from services.scheduler.domain.explanation.explain import explain
-from services.scheduler.domain.explanation.play import Bounds
-from services.scheduler.domain.index import Index
-from services.scheduler.domain.model import Assign, Hold, Kill, PolicySettings, Preempt, Task
-from services.scheduler.domain.policy import GroupPolicy
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.explain.explanation import explain
+from services.scheduler.domain.explain.group_simulation import Bounds
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model import observations
+from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Preempt
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
+from services.scheduler.domain.model.rows import Task
 from tests.builders import START, a_node, a_snapshot, a_task, at, some_nodes, submitted_event
-from tests.services.scheduler.domain.explanation.copies import Copies, copy_of
+from tests.services.scheduler.domain.explain.copies import Copies, copy_of
 from tests.services.scheduler.domain.stage import Stage
 from tests.services.scheduler.domain.test_properties import committed
 from tests.strategies import NOW, snapshots
@@ -59,12 +60,14 @@ def test_any_submission_gives_finite_keys_and_a_sound_plan(
     )
     plan = decide(snapshot, NOW)
     assert check(snapshot, plan, deep=True) == []
-    marks = [each.marks for each in plan.decisions if getattr(each, "marks", None) is not None]
+    marks = [
+        each.order_key for each in plan.decisions if getattr(each, "order_key", None) is not None
+    ]
     for each in marks:
         assert all(map(math.isfinite, (each.key, each.scaled, each.tag, each.user_finish)))
     after = committed(snapshot, plan)
     for pool in after.pools.values():
-        for _, (key, task_id) in pool.lanes:
+        for _, (key, task_id) in pool.queues:
             assert math.isfinite(key)
             assert explain(
                 copy_of(after.index), after.tasks[task_id], NOW, Copies(), Bounds(trials_max=0)
@@ -98,7 +101,7 @@ def test_a_deadline_does_not_pass_because_the_clock_was_set_back(name: str) -> N
         assert check(snapshot, plan, deep=True) == []
         index.settle(plan)
         rows = {each.task_id: facts_after(index, each, at(seconds)) for each in plan.decisions}
-        index.apply(put=[*plan.books, *rows.values()])
+        index.apply(put=[*plan.ledgers, *rows.values()])
         return list(plan.decisions)
 
     round_at(7200)
@@ -108,14 +111,14 @@ def test_a_deadline_does_not_pass_because_the_clock_was_set_back(name: str) -> N
     task = index.tasks["late"]
     spec = task.spec.model_copy(update={"max_run_seconds": 600.0})
     index.settle(decide(Snapshot.view(index), at(7200)))
-    index.apply(put=[replace(facts.started(task, at(3600)), spec=spec)])
+    index.apply(put=[replace(observations.started(task, at(3600)), spec=spec)])
     assert not [each for each in round_at(3700) if isinstance(each, Kill | Preempt)]
     ended = [each for each in round_at(4201) if isinstance(each, Kill | Preempt)]
     assert [each.task_id for each in ended] == ["late"]
 
 
 def facts_after(index: Index, decision: object, now: datetime) -> Task:
-    from services.scheduler.domain.apply import task_after
+    from services.scheduler.domain.model.changes import task_after
 
     return task_after(index.tasks[decision.task_id], decision, now)  # type: ignore[attr-defined,arg-type]
 
@@ -123,8 +126,8 @@ def facts_after(index: Index, decision: object, now: datetime) -> Task:
 @pytest.mark.parametrize("seconds", [-CENTURY, CENTURY])
 def test_the_door_believes_no_submission_of_another_age(seconds: float) -> None:
     event = submitted_event(moved_in_time(a_task("odd"), seconds))
-    task = facts.on_submitted(event, None, at(100)).task
-    assert at(100) - facts.SUBMITTED_AGO_MAX <= task.submitted_at <= at(100)
+    task = observations.on_submitted(event, None, at(100)).task
+    assert at(100) - observations.SUBMITTED_AGO_MAX <= task.submitted_at <= at(100)
 
 
 @pytest.mark.parametrize("name", sorted(DISCIPLINES))
@@ -148,7 +151,7 @@ def test_a_task_of_a_century_ago_breaks_no_order(name: str) -> None:
                 stage.exit(task_id, ExitKind.OK)
             stage.seconds += 1
         orders.append([task_id for task_id in order if task_id != "old"])
-        scale = stage.index.pools["default"].book.scale
+        scale = stage.index.pools["default"].ledger.scale
         assert scale == pytest.approx(1.0, abs=0.5), "one old submission is no load"
     assert orders[0] == orders[1]
     assert len(orders[0]) == 4
@@ -165,7 +168,9 @@ def test_turns_go_on_after_the_clock_was_set_back() -> None:
     stage.rounds()
     stage.seconds = 3600.0
     # It comes before all others: its clock is right.
-    early = facts.on_submitted(submitted_event(a_task("early", submitted=3000)), None, stage.now)
+    early = observations.on_submitted(
+        submitted_event(a_task("early", submitted=3000)), None, stage.now
+    )
     stage.put(early.task)
     stage.rounds()
     assert stage.tasks["first"].state is TaskState.PREEMPTING
@@ -177,5 +182,7 @@ def test_who_comes_before_any_node_is_known_is_not_set_back_for_days() -> None:
     """Until then each counts as large as all there is, and nobody knows better than an hour."""
     tasks = [a_task(f"t{number}", submitted=number) for number in range(3)]
     plan = decide(a_snapshot(tasks, []), at(3))
-    tags = [each.marks.tag for each in plan.decisions if isinstance(each, Hold) and each.marks]
+    tags = [
+        each.order_key.tag for each in plan.decisions if isinstance(each, Hold) and each.order_key
+    ]
     assert tags == [0.0, 3600.0, 7200.0]

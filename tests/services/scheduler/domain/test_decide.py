@@ -14,25 +14,21 @@ from libs.contracts.messages import (
     Unit,
 )
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.lifecycle import Trigger
-from services.scheduler.domain.marks import Marks
-from services.scheduler.domain.model import (
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model.decisions import (
     Assign,
     Decision,
     Hold,
-    Inventory,
     Kill,
-    Limit,
     Move,
-    Node,
     Plan,
-    PolicySettings,
     Preempt,
     Reject,
-    Task,
 )
-from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.domain.why import reason
+from services.scheduler.domain.model.group_policy import PolicySettings
+from services.scheduler.domain.model.lifecycle import Trigger
+from services.scheduler.domain.model.rows import Inventory, Limit, Node, Task
+from services.scheduler.domain.model.values import OrderKey, reason
 from tests.builders import (
     START,
     a_checkpoint,
@@ -98,7 +94,7 @@ def test_an_assignment_leaves_no_choice_open() -> None:
         reason=reason(
             ReasonCode.PLACED, names={"node_ids": "n0", "group": "default"}, nodes=1, gpus=4
         ),
-        marks=Marks(policy="fifo", waiting=False, key=START.timestamp()),
+        order_key=OrderKey(policy="fifo", waiting=False, key=START.timestamp()),
     )
 
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from libs.contracts.messages import ExitKind, Priority, TaskState
+from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.marks import Marks
-from services.scheduler.domain.model import Assign, Hold, Kill, Node, Preempt, Task
-from services.scheduler.domain.policy import GroupPolicy, VirtualCluster
-from services.scheduler.domain.proof.check import check
+from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Preempt
+from services.scheduler.domain.model.group_policy import GroupPolicy, VirtualCluster
+from services.scheduler.domain.model.rows import Node, Task
+from services.scheduler.domain.model.values import OrderKey
 from tests.builders import a_node, a_snapshot, a_task, at, running
 from tests.services.scheduler.domain.stage import Stage
 
@@ -152,13 +153,13 @@ def test_turns_are_taken_inside_one_zone_if_that_is_enough() -> None:
     runs = [
         replace(
             running(a_task(node_id), {node_id: ALL}),
-            marks=Marks("timeshare", waiting=False, key=at(key).timestamp()),
+            marks=OrderKey("timeshare", waiting=False, key=at(key).timestamp()),
         )
         for node_id, key in keys.items()
     ]
     gang = replace(
         a_task("gang", nodes=2, owner="zoe"),
-        marks=Marks("timeshare", waiting=True, key=at(0).timestamp()),
+        marks=OrderKey("timeshare", waiting=True, key=at(0).timestamp()),
     )
     policy = GroupPolicy("default", policy="timeshare")
     assert victims([*runs, gang], zones(a=2, b=2), policy) == ["a0", "a1"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from libs.contracts.messages import ReasonCode, TaskState
-from services.scheduler.domain.policy import GroupPolicy
+from services.scheduler.domain.model.group_policy import GroupPolicy
 from tests.builders import a_node, a_spec, a_task
 from tests.services.scheduler.domain.stage import Stage
 

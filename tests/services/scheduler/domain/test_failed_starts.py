@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from libs.contracts.messages import ExitKind, RankExit, RunExit, RunExited, TaskState
-from services.scheduler.domain import facts
-from services.scheduler.domain.model import PolicySettings, Task
+from services.scheduler.domain.model import observations
+from services.scheduler.domain.model.group_policy import PolicySettings
+from services.scheduler.domain.model.rows import Task
 from tests.builders import a_node, a_task, at, running, starting
 from tests.services.scheduler.domain.stage import Stage
 
@@ -32,7 +33,7 @@ def lost(stage: Stage, task: Task, ended: tuple[int, ...] = ()) -> None:
         attempt=attempt, kind=ExitKind.LOST, ranks=ranks, exited_at=at(stage.seconds), detail="gone"
     )
     event = RunExited(task_id=task.id, attempt=attempt, exit=run_exit, placements=task.placements)
-    stage.fact(facts.on_run_exited(task, event, stage.now, stage.settings))
+    stage.fact(observations.on_run_exited(task, event, stage.now, stage.settings))
 
 
 def test_a_start_that_failed_is_tried_on_another_node() -> None:
@@ -99,14 +100,14 @@ def test_a_start_that_took_too_long_counts_as_failed_on_its_node() -> None:
     assert task.state is TaskState.KILLING
     killed = RunExit(attempt=1, kind=ExitKind.KILLED, exited_at=at(stage.seconds))
     event = RunExited(task_id="t", attempt=1, exit=killed, placements=task.placements)
-    stage.fact(facts.on_run_exited(task, event, stage.now, stage.settings))
+    stage.fact(observations.on_run_exited(task, event, stage.now, stage.settings))
     stage.until(1000.0)
     assert stage.tasks["t"].placements[0].node_id == "n1"
 
 
 def test_a_run_that_is_lost_later_avoids_nothing_and_a_start_that_works_forgets() -> None:
     task = replace(starting(a_task("t"), {"n0": ALL}), avoids=("n1",))
-    begun = facts.started(task, at(1.0))
+    begun = observations.started(task, at(1.0))
     assert begun.avoids == ()
     stage = Stage([a_node("n0"), a_node("n1")], settings=PolicySettings())
     stage.put(begun)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from libs.contracts.messages import ExitKind, ReasonCode
+from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.marks import Marks
-from services.scheduler.domain.model import Assign, Hold, Plan, Preempt, Task
-from services.scheduler.domain.policy import GroupPolicy, Timeshare
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model.decisions import Assign, Hold, Plan, Preempt
+from services.scheduler.domain.model.group_policy import GroupPolicy, Timeshare
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import OrderKey
 from tests.builders import a_snapshot, a_task, at, running, some_nodes
 from tests.services.scheduler.domain.stage import Stage
 
@@ -108,7 +109,7 @@ def test_nobody_goes_for_what_is_beyond_a_floods_part() -> None:
             )
         )
     ]
-    late = Marks(policy="timeshare", waiting=False, key=at(10 * 86_400).timestamp())
+    late = OrderKey(policy="timeshare", waiting=False, key=at(10 * 86_400).timestamp())
     others = [replace(each, marks=late) for each in others]
     now = 3600.0
     for policy, gone in ((OPEN, {"bob0", "bob1"}), (GUARDED, set[str]())):

@@ -13,19 +13,19 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from libs.contracts.messages import ExitKind, Goal, PreemptMode, Priority, TaskState, Unit
-from services.scheduler.domain.clusters import ALMOST, Clusters
 from services.scheduler.domain.disciplines import DISCIPLINES
-from services.scheduler.domain.lifecycle import HOLDING
-from services.scheduler.domain.model import Limit, LimitKey, Node, PolicySettings
-from services.scheduler.domain.order import is_auto
-from services.scheduler.domain.policy import (
+from services.scheduler.domain.limits.quota import Account, QuotaUsage
+from services.scheduler.domain.limits.virtual_clusters import ALMOST, VirtualClusters
+from services.scheduler.domain.model.group_policy import (
     Demotion,
     GroupPolicy,
+    PolicySettings,
     Rotation,
     Timeshare,
     VirtualCluster,
 )
-from services.scheduler.domain.quota import Account, Ledger
+from services.scheduler.domain.model.lifecycle import HOLDING
+from services.scheduler.domain.model.rows import Limit, LimitKey, Node
 from tests.builders import a_limit, a_node, a_spec, a_task
 from tests.services.scheduler.domain.stage import Stage, facts_of, rebuilt
 
@@ -359,9 +359,9 @@ class Histories(RuleBasedStateMachine):
         if not hasattr(self, "stage"):
             return
         held: Counter[Account] = Counter()
-        ledger = Ledger(self.stage.index.limits)
+        quota_usage = QuotaUsage(self.stage.index.limits)
         for task in self.stage.index.held.values():
-            held.update(ledger.counted(task))
+            held.update(quota_usage.counted(task))
         for account, amount in held.items():
             limit = self.stage.index.limits[account[0]]
             if amount > limit.limit and limit == self.limits.get(account[0]):
@@ -375,7 +375,7 @@ class Histories(RuleBasedStateMachine):
             return
         most: Counter[tuple[str, float, str]] = Counter()
         for group, pool in self.stage.index.pools.items():
-            clusters = Clusters(pool.policy)
+            clusters = VirtualClusters(pool.policy)
             for task in self.stage.index.held.values():
                 if task.group == group:
                     clusters.charge(clusters.of(task), pool.size(task))
@@ -391,14 +391,14 @@ class Histories(RuleBasedStateMachine):
             return
         for pool in self.stage.index.pools.values():
             for task in pool.promised.values():
-                assert is_auto(task) or task.level is pool.level(task)
+                assert task.is_auto or task.level is pool.level(task)
 
     @invariant()
     def accounts_are_within_their_bounds(self) -> None:
         if not hasattr(self, "stage"):
             return
         for group, pool in self.stage.index.pools.items():
-            numbers, book = pool.policy.timeshare, self.stage.index.books.get(group)
+            numbers, book = pool.policy.timeshare, self.stage.index.ledgers.get(group)
             if book is not None and book.tokens_at is not None:
                 assert book.tokens <= 4 * max(5.0, pool.units) * numbers.restart_seconds + 1e-6
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from libs.contracts.messages import ExitKind, Goal, TaskState
-from services.scheduler.domain.model import Task
-from services.scheduler.domain.policy import GroupPolicy, Timeshare
+from services.scheduler.domain.model.group_policy import GroupPolicy, Timeshare
+from services.scheduler.domain.model.rows import Task
 from tests.builders import a_task, at, some_nodes
 from tests.services.scheduler.domain.stage import Stage
 
@@ -40,7 +40,7 @@ def sampled_for(stage: Stage, seconds: float) -> float:
             stage.exit(name, ExitKind.OK)
         stage.rounds()
         place += 1
-    return stage.index.pool("default").book.scale
+    return stage.index.pool("default").ledger.scale
 
 
 @pytest.mark.parametrize("ran", [False, True])

@@ -9,26 +9,20 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.messages import ReasonCode, TaskState
-from services.scheduler.domain.apply import applied
-from services.scheduler.domain.clusters import UNCOVERED, Clusters
+from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.disciplines.base import Filling
-from services.scheduler.domain.index import Index
-from services.scheduler.domain.lifecycle import HOLDING, LEAVING, TERMINAL
-from services.scheduler.domain.model import (
-    WEIGHTS,
-    Assign,
-    Hold,
-    Kill,
-    Plan,
-    Preempt,
-    Task,
-)
-from services.scheduler.domain.moments import protected_until
-from services.scheduler.domain.placement.place import Slot, slots_of
-from services.scheduler.domain.pool import Pool
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.snapshot import Snapshot
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.pool import Pool
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.facts.timers import protected_until
+from services.scheduler.domain.limits.virtual_clusters import UNCOVERED, VirtualClusters
+from services.scheduler.domain.model.changes import applied
+from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, Preempt
+from services.scheduler.domain.model.lifecycle import HOLDING, LEAVING, TERMINAL
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import WEIGHTS
+from services.scheduler.domain.placement.capacity import Slot, slots_of
 from tests.builders import a_snapshot, played
 from tests.services.scheduler.domain.stage import facts_of, rebuilt
 from tests.strategies import NOW, snapshots
@@ -45,7 +39,7 @@ def committed(snapshot: Snapshot, plan: Plan) -> Snapshot:
     index.settle(plan)
     ended = [task_id for task_id, task in rows.items() if task.state in TERMINAL]
     index.apply(
-        put=[*plan.books, *(task for task in rows.values() if task.id not in ended)],
+        put=[*plan.ledgers, *(task for task in rows.values() if task.id not in ended)],
         deleted=[(Task, (task_id,)) for task_id in ended],
     )
     return Snapshot.view(index, snapshot.version)
@@ -167,7 +161,7 @@ def test_deciding_again_on_the_result_decides_nothing(snapshot: Snapshot) -> Non
     after = committed(snapshot, decide(snapshot, NOW))
     again = decide(after, NOW)
     assert again.decisions == ()
-    assert again.books == ()
+    assert again.ledgers == ()
 
 
 @EXAMPLES
@@ -248,7 +242,7 @@ def holding(pool: Pool, snapshot: Snapshot) -> list[Task]:
 
 def depth_of(pool: Pool, snapshot: Snapshot, task: Task) -> int:
     """Counted anew from the rows."""
-    clusters = Clusters(pool.policy)
+    clusters = VirtualClusters(pool.policy)
     for each in holding(pool, snapshot):
         clusters.charge(clusters.of(each), pool.size(each))
     return clusters.depth(clusters.of(task), pool.size(task))
@@ -258,7 +252,7 @@ def reclaimable(pool: Pool, snapshot: Snapshot, depth: int) -> list[Slot]:
     """What runs that are covered less than so hold, and what runs on their way out do."""
     runs = holding(pool, snapshot)
     sizes = {task.id: pool.size(task) for task in runs}
-    depths = Clusters(pool.policy).coverage(runs, sizes)
+    depths = VirtualClusters(pool.policy).coverage(runs, sizes)
     kept: defaultdict[str, int] = defaultdict(int)
     for task in runs:
         if task.promised:

@@ -19,16 +19,17 @@ from libs.contracts.messages import (
     TaskState,
 )
 from libs.contracts.reasons import render
-from services.scheduler.domain import facts
-from services.scheduler.domain.apply import applied
-from services.scheduler.domain.facts import Drop
-from services.scheduler.domain.lifecycle import Trigger
-from services.scheduler.domain.model import Kill, Plan, Preempt, Task
-from services.scheduler.domain.passes import turn_cost
-from services.scheduler.domain.proof.check import check
-from services.scheduler.domain.proof.violations import Fault
-from services.scheduler.domain.snapshot import Snapshot
-from services.scheduler.domain.why import reason
+from services.scheduler.domain.check.plan import check
+from services.scheduler.domain.check.violations import Fault
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model import observations
+from services.scheduler.domain.model.changes import applied
+from services.scheduler.domain.model.decisions import Kill, Plan, Preempt
+from services.scheduler.domain.model.lifecycle import Trigger
+from services.scheduler.domain.model.observations import Drop
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import reason
+from services.scheduler.domain.slices.slice_round import slice_end_cost
 from tests.builders import (
     a_node,
     a_spec,
@@ -107,7 +108,7 @@ def test_the_request_says_when_the_run_really_ends(mode: PreemptMode, *, listens
     # A stop of a run that was asked already says it again.
     after = replace(low(preempted(stage)), listens=listens)
     stop = GoalChanged(task_id="low", goal=Goal.STOP, revision=7, changed_at=at(12))
-    change = facts.on_goal_changed(after, stop, at(12), stage.settings)
+    change = observations.on_goal_changed(after, stop, at(12), stage.settings)
     assert not isinstance(change, Drop)
     again = [each for each in change.messages if isinstance(each, PreemptionRequested)]
     assert [each.silent_deadline_at for each in again] == [at(10 + SILENT) if silent else None]
@@ -143,13 +144,13 @@ def test_a_report_counts_for_the_live_attempt_once() -> None:
     stage = a_stage()
     task = low(stage)
     other = RunListened(task_id="low", attempt=task.attempt + 1, asked_at=at(1))
-    assert facts.on_run_listened(task, other) is Drop.OTHER_ATTEMPT
+    assert observations.on_run_listened(task, other) is Drop.OTHER_ATTEMPT
     stage.listen("low")
     again = listened_event(low(stage), now=9)
-    assert facts.on_run_listened(low(stage), again) is Drop.DUPLICATE
+    assert observations.on_run_listened(low(stage), again) is Drop.DUPLICATE
     stage.exit("low", ExitKind.LOST)
     assert low(stage).listens is None
-    assert facts.on_run_listened(low(stage), again) is Drop.OTHER_ATTEMPT
+    assert observations.on_run_listened(low(stage), again) is Drop.OTHER_ATTEMPT
 
 
 def test_a_report_that_overtakes_the_start_counts() -> None:
@@ -157,7 +158,7 @@ def test_a_report_that_overtakes_the_start_counts() -> None:
     stage.submit(a_task("low"))
     stage.rounds()
     stage.listen("low")
-    stage.fact(facts.on_run_started(low(stage), started_event(low(stage)), stage.now))
+    stage.fact(observations.on_run_started(low(stage), started_event(low(stage)), stage.now))
     assert low(stage).listens is True
 
 
@@ -181,9 +182,11 @@ def test_a_turn_costs_what_a_silent_run_would_lose() -> None:
     stage = a_stage()
     stage.until(100.0)
     pool, now = stage.index.pools["default"], stage.now.timestamp()
-    before = turn_cost(pool, low(stage), now)
+    before = slice_end_cost(pool, low(stage), now)
     stage.listen("low")
-    assert before - turn_cost(pool, low(stage), now) == pytest.approx(100.0 * pool.size(low(stage)))
+    assert before - slice_end_cost(pool, low(stage), now) == pytest.approx(
+        100.0 * pool.size(low(stage))
+    )
 
 
 def test_a_restart_says_from_where() -> None:
@@ -269,7 +272,9 @@ def test_a_resumed_task_is_asked_again() -> None:
 def test_a_goal_with_now_may_come_before_its_task() -> None:
     stage = Stage([a_node()])
     task = a_task("low")
-    early = facts.Early(task.id)
+    early = observations.EarlyFacts(task.id)
     event = GoalChanged(task_id="low", goal=Goal.PAUSE, revision=2, now=True, changed_at=at(0))
-    change = facts.on_submitted(submitted_event(task), facts.early_goal(early, event), stage.now)
+    change = observations.on_submitted(
+        submitted_event(task), observations.early_goal(early, event), stage.now
+    )
     assert change.task.ends_now

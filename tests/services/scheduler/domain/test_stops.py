@@ -7,12 +7,13 @@ from datetime import timedelta
 import pytest
 
 from libs.contracts.messages import Goal, PreemptionRequested, Priority, TaskState
-from services.scheduler.domain import facts
-from services.scheduler.domain.apply import Change
-from services.scheduler.domain.model import PolicySettings, Task
+from services.scheduler.domain.model import observations
+from services.scheduler.domain.model.changes import Change
+from services.scheduler.domain.model.group_policy import PolicySettings
+from services.scheduler.domain.model.rows import Task
 from tests.builders import a_node, a_task, at
+from tests.services.scheduler.domain.model.test_observations import goal
 from tests.services.scheduler.domain.stage import Stage
-from tests.services.scheduler.domain.test_facts import goal
 
 SETTINGS = PolicySettings(stop_ack_seconds_max=30.0)
 
@@ -68,7 +69,7 @@ def test_a_pause_leaves_the_run_the_time_that_it_has() -> None:
 def test_everybody_hears_of_the_shorter_deadline(wanted: Goal, seconds: float | None) -> None:
     task = victim(a_stage())
     now = at(20)
-    change = facts.on_goal_changed(task, goal(wanted, 9), now, SETTINGS)
+    change = observations.on_goal_changed(task, goal(wanted, 9), now, SETTINGS)
     assert isinstance(change, Change)
     requests = [each for each in change.messages if isinstance(each, PreemptionRequested)]
     deadlines = [each.deadline_at for each in requests]

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.scheduler.domain.policy import Timeshare
+from services.scheduler.domain.model.group_policy import Timeshare
 from services.scheduler.lab import drive as lab
 from services.scheduler.lab.options import Options
 from services.scheduler.lab.record import RunRecord

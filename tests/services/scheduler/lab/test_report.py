@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from services.scheduler.domain.policy import VirtualCluster
+from services.scheduler.domain.model.group_policy import VirtualCluster
 from services.scheduler.lab.generator import generate
 from services.scheduler.lab.options import Options
 from services.scheduler.lab.report import plot

@@ -6,8 +6,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.domain.model import Node, PolicySettings, Shape
-from services.scheduler.domain.placement.place import Capacity, Slot, placements_of
+from services.scheduler.domain.model.group_policy import PolicySettings
+from services.scheduler.domain.model.rows import Node
+from services.scheduler.domain.model.values import Shape
+from services.scheduler.domain.placement.capacity import Capacity, Slot, placements_of
 from services.scheduler.domain.placement.topology import Topology, address, crosses_zone
 from tests.builders import a_node, a_spec
 
@@ -33,7 +35,7 @@ def two_zones() -> list[Node]:
     return [a_labelled(f"n{20 - index}", *at) for index, at in enumerate(where)]
 
 
-def homes(nodes: list[Node], slots: tuple[Slot, ...] | None, level: int) -> list[str]:
+def new_places(nodes: list[Node], slots: tuple[Slot, ...] | None, level: int) -> list[str]:
     assert slots is not None
     by_id = {node.id: node for node in nodes}
     return [
@@ -47,17 +49,17 @@ def test_a_gang_goes_to_the_leaf_where_it_fits_best() -> None:
     capacity = Capacity(nodes, PolicySettings())
     for wanted, leaf in ((2, "l1"), (3, "l2"), (4, "l4")):
         slots = capacity.pick(a_gang(wanted), topology=ANYWHERE)
-        assert homes(nodes, slots, 2) == [leaf] * wanted
-    assert homes(nodes, capacity.pick(a_gang(4)), 2) == ["l1", "l1", "l2", "l2"], "not asked"
+        assert new_places(nodes, slots, 2) == [leaf] * wanted
+    assert new_places(nodes, capacity.pick(a_gang(4)), 2) == ["l1", "l1", "l2", "l2"], "not asked"
 
 
 def test_then_to_one_spine_then_to_one_zone() -> None:
     nodes = two_zones()
     capacity = Capacity(nodes, PolicySettings())
-    assert homes(nodes, capacity.pick(a_gang(5), topology=ONE_ZONE), 1) == ["s1"] * 5
+    assert new_places(nodes, capacity.pick(a_gang(5), topology=ONE_ZONE), 1) == ["s1"] * 5
     six = capacity.pick(a_gang(6), topology=ONE_ZONE)
-    assert homes(nodes, six, 0) == ["A"] * 6
-    assert homes(nodes, six, 1) == ["s1"] * 5 + ["s2"]
+    assert new_places(nodes, six, 0) == ["A"] * 6
+    assert new_places(nodes, six, 1) == ["s1"] * 5 + ["s2"]
 
 
 def test_only_a_gang_that_may_crosses_zones() -> None:
@@ -68,7 +70,7 @@ def test_only_a_gang_that_may_crosses_zones() -> None:
     assert not capacity.fits(a_gang(8), topology=ONE_ZONE)
     assert capacity.fits(a_gang(8), topology=ANYWHERE)
     slots = capacity.pick(a_gang(8), topology=ANYWHERE)
-    assert homes(nodes, slots, 0) == ["A"] * 7 + ["B"], "as few zones split as can be"
+    assert new_places(nodes, slots, 0) == ["A"] * 7 + ["B"], "as few zones split as can be"
     assert slots is not None
     assert crosses_zone(slots, by_id)
     assert not crosses_zone(slots[:7], by_id)
@@ -105,7 +107,7 @@ def test_parts_of_nodes_keep_together_too() -> None:
     capacity = Capacity(nodes, PolicySettings())
     capacity.take([Slot("n20", 1), Slot("n10", 1), Slot("n11", 1)])
     slots = capacity.pick(a_gang(2, gpus=4), topology=ANYWHERE)
-    assert homes(nodes, slots, 2) == ["l1", "l1"]
+    assert new_places(nodes, slots, 2) == ["l1", "l1"]
 
 
 labelled_nodes = st.lists(

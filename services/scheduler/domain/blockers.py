@@ -1,0 +1,200 @@
+"""What stops a waiting task whatever others do: its retry time, its size, its limits, a flood.
+
+The flood guard is an option of the ``timeshare`` discipline: while others wait, an owner who has
+more than a day of the whole pool waiting may hold only a bounded part of it in the first walk of
+``allocate.py``. In a second walk the nodes that are still free are open to everybody.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from libs.contracts.messages import ExitKind, Priority, Reason, ReasonCode
+from services.scheduler.domain.disciplines.timeshare.rule import RULE, flood_share
+from services.scheduler.domain.facts.pool import Pool
+from services.scheduler.domain.limits.quota import Excess, Need
+from services.scheduler.domain.model.decisions import Reject
+from services.scheduler.domain.model.group_policy import VirtualCluster
+from services.scheduler.domain.model.lifecycle import QUEUED
+from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.values import reason
+from services.scheduler.domain.queue.entry import Entry
+from services.scheduler.domain.queue.walk import Outcome
+from services.scheduler.domain.round import Round
+
+
+def retry_later(task: Task, now: datetime) -> bool:
+    """True if a task waits for the time of its retry; one that its owner resumed does not."""
+    until = task.not_before_at
+    return task.state is QUEUED and until is not None and until > now
+
+
+def is_blocked(round_: Round, pool: Pool, entry: Entry) -> bool:
+    """True if the task could not start now whatever others do: it does not wait for nodes."""
+    if not round_.totals.fits_now(entry.shape):
+        return True
+    return _limit_of(round_, pool, entry) is not None
+
+
+def blocked_by(round_: Round, pool: Pool, entry: Entry) -> Outcome | None:
+    """What stops the task whatever others do, with the reason noted; None: nothing."""
+    task, shape, totals = entry.task, entry.shape, round_.totals
+    if retry_later(task, round_.now):
+        round_.explain(task, _retry_reason(task), accepted=task.accepted)
+        return Outcome.ASIDE
+    if not totals.fits_known(shape):
+        _too_big(round_, entry)
+        return Outcome.ASIDE
+    if not totals.fits_now(shape):
+        round_.explain(task, round_.waits(ReasonCode.CLUSTER_TOO_SMALL_NOW, shape))
+        return Outcome.ASIDE
+    return _limited(round_, pool, entry)
+
+
+def _limit_of(round_: Round, pool: Pool, entry: Entry) -> Excess | VirtualCluster | None:
+    """The quota or the virtual cluster's maximum that the task would pass."""
+    need = round_.totals.need(entry.shape)
+    excess = round_.quota_usage.excess(entry.task, entry.level, need)
+    if excess is not None or not entry.cluster:
+        return excess
+    return round_.clusters(pool).full(entry.cluster, pool.size(entry.task))
+
+
+def _limited(round_: Round, pool: Pool, entry: Entry) -> Outcome | None:
+    task, limit = entry.task, _limit_of(round_, pool, entry)
+    if limit is None:
+        return None
+    if isinstance(limit, Excess):
+        # Whole nodes of a smaller kind may be within the limit.
+        least = round_.totals.least_need(entry.shape)
+        never = least.of(limit.limit.unit) > limit.limit.limit
+        why = quota_reason(limit, round_.totals.need(entry.shape))
+    else:
+        size, most = pool.size(task), limit.nodes_max
+        assert most is not None
+        never = size > most
+        code, names = ReasonCode.WAITS_FOR_VIRTUAL_CLUSTER, {"cluster": limit.name}
+        why = reason(code, names=names, limit=most, need=size)
+    _waits_for(round_, task, why, never=never)
+    return Outcome.ASIDE if never else Outcome.LIMITED
+
+
+def _waits_for(round_: Round, task: Task, why: Reason, *, never: bool) -> None:
+    """It waits for a limit; one that it never fits refuses a task that never was accepted."""
+    if never and not task.accepted and task.state is QUEUED:
+        names = {"whose": _whose(why)}
+        numbers = why.numbers
+        refusal = reason(
+            ReasonCode.QUOTA_NEVER_FITS, names=names, need=numbers["need"], limit=numbers["limit"]
+        )
+        round_.decide(Reject(task.id, refusal))
+        round_.explanations[task.id] = refusal
+    else:
+        round_.explain(task, why)
+
+
+def _whose(why: Reason) -> str:
+    names = why.names
+    if "cluster" in names:
+        return f"virtual cluster {names['cluster']}"
+    who = [f"{kind} {names[kind]}" for kind in ("user", "team", "group") if names.get(kind)]
+    return "the quota of " + (" in ".join(who) or "each user")
+
+
+def _too_big(round_: Round, entry: Entry) -> None:
+    """No known nodes could hold it: rejected if that is certain and always was so."""
+    task, shape = entry.task, entry.shape
+    if task.accepted:
+        round_.explain(task, round_.waits(ReasonCode.CLUSTER_TOO_SMALL_NOW, shape))
+    elif task.group in round_.totals.emptied or task.spec.wait_for_nodes:
+        # Nobody knows what the nodes to come will be like. Once some are there, it may be rejected,
+        # unless its owner wants it to wait whatever is there.
+        why = round_.waits(ReasonCode.CLUSTER_TOO_SMALL_NOW, shape)
+        round_.explain(task, why, accepted=False)
+    elif round_.snapshot.inventory_listed:
+        why = round_.waits(ReasonCode.NEVER_FITS, shape)
+        round_.decide(Reject(task.id, why))
+        round_.explanations[task.id] = why
+    else:
+        why = round_.waits(ReasonCode.WAITS_FOR_INVENTORY, shape)
+        round_.explain(task, why, accepted=False)
+
+
+def _retry_reason(task: Task) -> Reason:
+    assert task.not_before_at is not None, "only a task that is to wait is asked"
+    if task.reason.code is ReasonCode.EVENT_TOO_LARGE:
+        # It stays true until it is tried again.
+        return task.reason
+    at = task.not_before_at.isoformat(timespec="seconds")
+    if task.start_attempts and task.exit is not None and task.exit.kind is ExitKind.LOST:
+        names = {"at": at, "detail": task.exit.detail[:200]}
+        return reason(ReasonCode.WAITS_FOR_RETRY, names=names, attempts=task.start_attempts)
+    return reason(
+        ReasonCode.WAITS_FOR_RETRY,
+        names={"at": at},
+        retry=task.retries_used,
+        retries_max=task.spec.retry.max_retries,
+    )
+
+
+def quota_reason(excess: Excess, need: Need) -> Reason:
+    """Which limit binds, and what the task would take of it."""
+    limit = excess.limit
+    names = {
+        "group": limit.group,
+        "user": limit.user,
+        "team": limit.team,
+        "priority": "" if limit.priority is Priority.UNSPECIFIED else limit.priority.value,
+        "unit": limit.unit.value,
+    }
+    return reason(
+        ReasonCode.WAITS_FOR_QUOTA, names=names, limit=limit.limit, need=need.of(limit.unit)
+    )
+
+
+class _Flood(NamedTuple):
+    """An owner whose backlog is a flood: node equivalents they may hold, and hold."""
+
+    backlog_seconds: float
+    most: float
+    held: float
+
+
+def flood_reason(round_: Round, pool: Pool, entry: Entry) -> Reason | None:
+    """Why the task yields; None: its owner causes no flood, or holds less than its part."""
+    flood = _flood(round_, pool, entry.task.owner)
+    if flood is None or not flood.held or not _passes(flood, pool, entry):
+        # One task of each owner may always run.
+        return None
+    hours = round(flood.backlog_seconds / 3600.0)
+    return reason(ReasonCode.WAITS_FOR_SHARE, hours=hours, limit=round(flood.most, 1))
+
+
+def flood_blocks_slice(round_: Round, pool: Pool, entry: Entry) -> bool:
+    """True if the task may have what is free, but preempts nothing.
+
+    Else the one task that may always run would be the next of the flood, again and again. What
+    went without service for long is granted all the same.
+    """
+    if round_.order_key_of(entry.task).granted:
+        return False
+    flood = _flood(round_, pool, entry.task.owner)
+    return flood is not None and _passes(flood, pool, entry)
+
+
+def _passes(flood: _Flood, pool: Pool, entry: Entry) -> bool:
+    return flood.held + pool.size(entry.task) > flood.most
+
+
+def _flood(round_: Round, pool: Pool, owner: str) -> _Flood | None:
+    if not pool.guarded or len(pool.owners) < 2 or pool.units <= 0:  # noqa: PLR2004 - somebody else
+        return None
+    backlog = pool.owner_units[owner] * pool.history.mean_seconds / pool.units
+    share = flood_share(RULE, backlog)
+    if share >= 1.0:
+        return None
+    held = pool.owner_held.get(owner, 0.0) + sum(
+        pool.size(task) for task in round_.started.get(pool.group, ()) if task.owner == owner
+    )
+    return _Flood(backlog, share * pool.units, held)

@@ -1,0 +1,398 @@
+"""Conservation: one owner for every GPU, and no limit passed. The second half of ``check``.
+
+Counts from the bare rows: what every live run holds, and what the plan gives.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator
+from itertools import product
+
+from libs.contracts.messages import Placement, Priority, Unit
+from services.scheduler.domain.check.violations import Fault, Violation
+from services.scheduler.domain.facts.pool import Pool
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.limits.virtual_clusters import VirtualClusters
+from services.scheduler.domain.model.decisions import (
+    Assign,
+    Decision,
+    Hold,
+    Kill,
+    Plan,
+    Preempt,
+    Reorder,
+)
+from services.scheduler.domain.model.group_policy import VirtualCluster
+from services.scheduler.domain.model.lifecycle import LEAVING
+from services.scheduler.domain.model.rows import Limit, LimitKey, Task
+
+
+class _Owners:
+    """Who has what, filled run by run."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._gpus: dict[tuple[str, int], str] = {}
+        self._whole: dict[str, str] = {}
+        self._cpu_ranks: Counter[str] = Counter()
+
+    def enter(self, task: Task, placement: Placement) -> list[Violation]:
+        """Count one rank; what had an owner before is a violation."""
+        node_id = placement.node_id
+        clashes = [
+            f"{node_id} GPU {gpu} is {self._gpus[node_id, gpu]}'s"
+            for gpu in placement.gpus
+            if self._gpus.setdefault((node_id, gpu), task.id) != task.id
+        ]
+        if task.spec.gpus_per_node == 0:
+            self._cpu_ranks[node_id] += 1
+        elif not placement.gpus and self._whole.setdefault(node_id, task.id) != task.id:
+            clashes.append(f"{node_id} is {self._whole[node_id]}'s")
+        clashes += self._cpu_clashes(task, node_id)
+        return [Violation(Fault.NOT_FREE, task.id, clash) for clash in clashes]
+
+    def _cpu_clashes(self, task: Task, node_id: str) -> Iterator[str]:
+        node = self._snapshot.nodes.get(node_id)
+        if node is None:
+            return
+        places = self._snapshot.settings.cpu_ranks_per_node
+        if node.cpus > 0:
+            places = max(1, int(node.cpus))
+        if task.spec.gpus_per_node == 0 and self._cpu_ranks[node_id] > places:
+            yield f"{node_id} has {places} CPU places"
+        if node_id in self._whole and self._cpu_ranks[node_id]:
+            yield f"{node_id} is given whole and shared"
+
+
+def taken_twice(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Violation]:
+    """Every unit has one owner; a run that is leaving still owns what it has."""
+    owners = _Owners(snapshot)
+    starts = [each for each in plan.decisions if isinstance(each, Assign)]
+    promises = [each for each in plan.decisions if isinstance(each, Hold) and each.reserved]
+    given = [each.placements for each in starts] + [each.reserved or () for each in promises]
+    nodes = {placement.node_id for placements in given for placement in placements}
+    for task in _holders(snapshot, nodes, deep=deep):
+        for placement in task.placements:
+            if placement.node_id in nodes:
+                # Two holders of one GPU in the tables are no fault of this plan.
+                owners.enter(task, placement)
+    for decision in starts:
+        task = snapshot.tasks.get(decision.task_id)
+        for placement in decision.placements if task is not None else ():
+            yield from owners.enter(task, placement)  # type: ignore[arg-type]  # not None
+    yield from _promised_twice(snapshot, plan, promises, starts)
+
+
+def _holders(snapshot: Snapshot, nodes: set[str], *, deep: bool) -> list[Task]:
+    """The runs on these nodes: from the index, or from a scan of every task."""
+    if deep:
+        return [task for task in snapshot.tasks.values() if task.holds]
+    there = {task_id for node in nodes for task_id in snapshot.index.holders.get(node, ())}
+    return [snapshot.tasks[task_id] for task_id in sorted(there)]
+
+
+def _promised_twice(
+    snapshot: Snapshot, plan: Plan, promises: list[Hold], starts: list[Assign]
+) -> Iterator[Violation]:
+    """A unit is promised to one task, and only if it is free or its owner is on the way out."""
+    released = taken_back(plan) | {each.task_id for each in starts}
+    if not promises and not starts:
+        return
+    kept: dict[tuple[str, int], str] = {}
+    for pool in snapshot.pools.values():
+        for task in pool.promised.values():
+            if task.id not in released:
+                kept.update(((p.node_id, gpu), task.id) for p in task.promised for gpu in p.gpus)
+    told = {each.task_id for each in plan.decisions if isinstance(each, Preempt | Kill)}
+    later: list[tuple[Decision, tuple[Placement, ...]]]
+    later = [(each, each.reserved or ()) for each in promises]
+    # A run that is only to move has a place that nobody else is given.
+    later += [
+        (each, each.moves_to)
+        for each in plan.decisions
+        if isinstance(each, Preempt | Kill) and each.moves_to
+    ]
+    for decision, placements in (*((each, each.placements) for each in starts), *later):
+        for placement in placements:
+            # What is given must be free already, which ``_Owners`` sees to.
+            owners = _stays(snapshot, placement, told) if not isinstance(decision, Assign) else {}
+            for gpu in placement.gpus:
+                owner = kept.setdefault((placement.node_id, gpu), decision.task_id)
+                if owner != decision.task_id:
+                    yield Violation(Fault.PROMISED, decision.task_id, f"{owner} is promised it")
+                if gpu in owners:
+                    yield Violation(Fault.PROMISED, decision.task_id, f"{owners[gpu]} stays")
+
+
+def _stays(snapshot: Snapshot, placement: Placement, told: Container[str]) -> dict[int, str]:
+    """GPUs of the node whose owner is not on the way out."""
+    found: dict[int, str] = {}
+    for task_id in snapshot.index.holders.get(placement.node_id, ()):
+        task = snapshot.tasks[task_id]
+        if task.state not in LEAVING and task_id not in told:
+            for each in task.placements:
+                if each.node_id == placement.node_id:
+                    found.update(dict.fromkeys(each.gpus, task_id))
+    return found
+
+
+def taken_back(plan: Plan) -> set[str]:
+    """Waiting tasks that the plan promises something else than before, or nothing."""
+    return {
+        each.task_id
+        for each in plan.decisions
+        if isinstance(each, Hold) and each.reserved is not None
+    }
+
+
+def _groups(snapshot: Snapshot, plan: Plan) -> list[str]:
+    """The node groups in which somebody gets something, whatever the plan says it evaluated."""
+    given = [
+        snapshot.tasks.get(each.task_id)
+        for each in plan.decisions
+        if isinstance(each, Assign | Hold)
+    ]
+    return sorted({task.group for task in given if task is not None})
+
+
+def clusters_broken(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
+    """No virtual cluster is given more than the most it may hold.
+
+    What is promised may count on the end of runs on their way out; what begins may not.
+    """
+    told = [
+        snapshot.tasks[each.task_id]
+        for each in plan.decisions
+        if isinstance(each, Preempt | Kill) and each.task_id in snapshot.tasks
+    ]
+    for group in _groups(snapshot, plan):
+        pool = snapshot.pools[group]
+        if not pool.clusters.bounded:
+            continue
+        asked = [task for task in told if task.group == group and task.holds]
+        holdings = _Holdings(pool, taken_back(plan), asked)
+        for decision in plan.decisions:
+            task = snapshot.tasks.get(decision.task_id)
+            if task is None or task.group != group:
+                continue
+            full = None
+            if isinstance(decision, Assign):
+                full = holdings.begin(task)
+            elif isinstance(decision, Hold) and decision.reserved:
+                full = holdings.promise(task)
+            if full is not None:
+                yield Violation(Fault.CLUSTER, task.id, full.name)
+
+
+class _Holdings:
+    """What the virtual clusters of a pool hold while the decisions of a plan are gone through."""
+
+    def __init__(self, pool: Pool, anew: Container[str], told: Iterable[Task]) -> None:
+        self._pool = pool
+        # Runs and promises, runs alone, and both without runs on their way out.
+        self._all, self._runs, self._soon = (pool.clusters.fork() for _ in range(3))
+        for task in pool.promised.values():
+            self._charge(task, -1, self._runs)
+            if task.id in anew:
+                # What was promised before counts already, unless the plan takes it back.
+                self._charge(task, -1, self._all, self._soon)
+        for run in {run.id: run for run in (*pool.leaving.values(), *told)}.values():
+            self._charge(run, -1, self._soon)
+
+    def _charge(self, task: Task, times: int, *holdings: VirtualClusters) -> None:
+        for each in holdings:
+            each.charge(each.of(task), times * self._pool.size(task))
+
+    def _full(self, task: Task, *holdings: VirtualClusters) -> VirtualCluster | None:
+        found = (each.full(each.of(task), self._pool.size(task)) for each in holdings)
+        return next((full for full in found if full is not None), None)
+
+    def begin(self, task: Task) -> VirtualCluster | None:
+        """A run begins; the virtual cluster that would hold too much by it."""
+        if task.promised:
+            full = self._full(task, self._runs)
+            self._charge(task, 1, self._runs)
+        else:
+            full = self._full(task, self._runs, self._all)
+            self._charge(task, 1, self._runs, self._all, self._soon)
+        return full
+
+    def promise(self, task: Task) -> VirtualCluster | None:
+        """A task is promised nodes; the virtual cluster that would hold too much by it."""
+        full = self._full(task, self._soon)
+        self._charge(task, 1, self._all, self._soon)
+        return full
+
+
+def too_many_crossing(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
+    """No gang begins to span the largest domains of a group where as many do as may.
+
+    One that is promised its nodes may count on the end of runs on their way out; one that begins
+    may not.
+    """
+    replaced = taken_back(plan) | _started_elsewhere(snapshot, plan)
+    released = {each.task_id for each in plan.decisions if isinstance(each, Preempt | Kill)}
+    for group in _groups(snapshot, plan):
+        pool = snapshot.pools[group]
+        new: list[tuple[str, bool]] = []
+        redeemed: set[str] = set()
+        for decision in plan.decisions:
+            task = snapshot.tasks.get(decision.task_id)
+            if task is None or task.group != group or not isinstance(decision, Assign | Hold):
+                continue
+            ranks = decision.placements if isinstance(decision, Assign) else decision.reserved
+            begins = isinstance(decision, Assign)
+            if not ranks or not _crosses(snapshot, pool, ranks):
+                continue
+            if begins and ranks == task.promised:
+                redeemed.add(task.id)
+            else:
+                new.append((task.id, begins))
+        if not new and not redeemed:
+            continue
+        runs = [task for task in snapshot.held.values() if task.group == group]
+        runs = [task for task in runs if _crosses(snapshot, pool, task.placements)]
+        leave = sum(task.state in LEAVING or task.id in released for task in runs)
+        kept = sum(
+            _crosses(snapshot, pool, each.promised)
+            for each in pool.promised.values()
+            if each.id not in replaced
+        )
+        most = pool.policy.cross_zone_gangs_max
+        waits = any(task.state in LEAVING for task in runs)
+        if redeemed and waits and len(runs) + len(redeemed) > most:
+            # They wait for the ends of those; a limit that was lowered meanwhile is no fault.
+            detail = f"{len(runs) + len(redeemed)} of {most}"
+            yield Violation(Fault.CROSSING, min(redeemed), detail)
+        count = len(runs) - leave + kept
+        for task_id, begins in new:
+            count += 1
+            if count + (leave if begins else 0) > most:
+                yield Violation(Fault.CROSSING, task_id, f"{count} of {most}")
+
+
+def _started_elsewhere(snapshot: Snapshot, plan: Plan) -> set[str]:
+    """The tasks that start on other nodes than those that they were promised."""
+    return {
+        each.task_id
+        for each in plan.decisions
+        if isinstance(each, Assign)
+        and each.task_id in snapshot.tasks
+        and each.placements != snapshot.tasks[each.task_id].promised
+    }
+
+
+def _crosses(snapshot: Snapshot, pool: Pool, ranks: tuple[Placement, ...]) -> bool:
+    """True if ranks lie in more than one of the pool's largest domains."""
+    label = next(iter(pool.policy.topology), None)
+    nodes = [snapshot.nodes.get(rank.node_id) for rank in ranks]
+    return len({dict(node.labels).get(label or "", "") for node in nodes if node}) > 1
+
+
+# A task, the level that it counts at, and what it takes.
+_Charge = tuple[Task, Priority, tuple[Placement, ...]]
+
+
+def _applies(limit: Limit, task: Task, level: Priority) -> bool:
+    return not limit.removed and all(
+        wanted in ("", Priority.UNSPECIFIED, has)
+        for wanted, has in (
+            (limit.group, task.group),
+            (limit.user, task.owner),
+            (limit.team, task.team),
+            (limit.priority, level),
+        )
+    )
+
+
+def limits_broken(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Violation]:
+    """No limit that applies to a start, or to a run at its new level, is passed by all there is."""
+    given: list[_Charge] = [
+        (snapshot.tasks[decision.task_id], decision.level, decision.placements)
+        for decision in plan.decisions
+        if isinstance(decision, Assign) and decision.task_id in snapshot.tasks
+    ]
+    relevelled = [
+        (snapshot.tasks[decision.task_id], decision.level)
+        for decision in plan.decisions
+        if isinstance(decision, Reorder)
+        and decision.level is not Priority.UNSPECIFIED
+        and decision.task_id in snapshot.tasks
+    ]
+    if not (given or relevelled) or not snapshot.limits:
+        return
+    coming, leaving = _by_limit(snapshot, given, relevelled)
+    for limit in (snapshot.limits[key] for key in sorted(coming)):
+        mine, left = coming[limit.key], leaving.get(limit.key, [])
+        for subject in sorted({_subject(limit, task) for task, _, _ in mine}):
+            own = [each for each in mine if _subject(limit, each[0]) == subject]
+            more = sum(_amount(limit, placements) for _, _, placements in own)
+            if not more:
+                continue
+            held = _held(snapshot, limit, own[0][0], deep=deep)
+            held -= sum(_amount(limit, r.placements) for r in left if _subject(limit, r) == subject)
+            if held + more > limit.limit:
+                detail = f"{held + more} of {limit.limit} for {limit.key} {subject}".rstrip()
+                # A limit may span groups: each that gives some of it is at fault.
+                for group in sorted({task.group for task, _, _ in own}):
+                    yield Violation(Fault.QUOTA, detail=detail, group=group)
+
+
+def _by_limit(
+    snapshot: Snapshot, given: list[_Charge], relevelled: list[tuple[Task, Priority]]
+) -> tuple[dict[LimitKey, list[_Charge]], dict[LimitKey, list[Task]]]:
+    """What each limit would count in addition, and the runs that it would no longer count.
+
+    Most rows apply to none of these, so each looks up the rows that can name it.
+    """
+    coming: dict[LimitKey, list[_Charge]] = {}
+    leaving: dict[LimitKey, list[Task]] = {}
+    for charge in given:
+        for key in applying(snapshot, charge[0], charge[1]):
+            coming.setdefault(key, []).append(charge)
+    for run, level in relevelled:
+        before = set(applying(snapshot, run, run.level))
+        after = set(applying(snapshot, run, level))
+        for key in after - before:
+            coming.setdefault(key, []).append((run, level, run.placements))
+        for key in before - after:
+            leaving.setdefault(key, []).append(run)
+    return coming, leaving
+
+
+def applying(snapshot: Snapshot, task: Task, level: Priority) -> Iterator[LimitKey]:
+    """The keys of the limits that apply to a task at a level: each part is named or empty."""
+    levels = {Priority.UNSPECIFIED, level}
+    for key in product({"", task.group}, {"", task.owner}, {"", task.team}, levels):
+        limit = snapshot.limits.get(key)
+        if limit is not None and _applies(limit, task, level):
+            yield key
+
+
+def _subject(limit: Limit, task: Task) -> str:
+    return "" if limit.user or limit.team else task.owner
+
+
+def _held(snapshot: Snapshot, limit: Limit, task: Task, *, deep: bool) -> int:
+    """What the subject holds under a limit, promises to others apart."""
+    subject = _subject(limit, task)
+    if not deep:
+        promised = sum(
+            _amount(limit, each.promised)
+            for pool in snapshot.pools.values()
+            for each in pool.promised.values()
+            if _applies(limit, each, each.level) and _subject(limit, each) == subject
+        )
+        return snapshot.index.quota_usage.held(limit, task) - promised
+    return sum(
+        _amount(limit, each.placements)
+        for each in snapshot.tasks.values()
+        if each.holds and _applies(limit, each, each.level) and _subject(limit, each) == subject
+    )
+
+
+def _amount(limit: Limit, placements: tuple[Placement, ...]) -> int:
+    if limit.unit is Unit.NODES:
+        return len(placements)
+    return sum(len(placement.gpus) for placement in placements)

@@ -1,0 +1,131 @@
+"""CPUs and memory: what the ranks on one node ask for together is no more than the node offers.
+
+Part of ``check``. Adds up what the rows say, node by node; nodes that do not report CPUs or memory
+limit nothing, and ranks that ask for nothing are counted by their GPUs alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+from libs.contracts.messages import Placement
+from services.scheduler.domain.check.violations import Fault, Violation
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, Preempt
+from services.scheduler.domain.model.lifecycle import LEAVING
+from services.scheduler.domain.model.rows import Node, Task
+
+
+def overcommitted(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Violation]:
+    """No rank is given, or promised, more CPU or memory of its node than others leave.
+
+    What begins must find it free of every run, on its way out or not; what is promised must find
+    it once those have gone, beside everything else that is promised.
+    """
+    if not _asked_for(snapshot, plan):
+        return
+    starts, promises, decided = _given(snapshot, plan)
+    wanted = {
+        node_id
+        for given in (starts, promises)
+        for node_id, tasks in given.items()
+        if any(task.spec.cpus or task.spec.memory_bytes for task in tasks)
+    }
+    if not wanted:
+        return
+    told = {each.task_id for each in plan.decisions if isinstance(each, Preempt | Kill)}
+    for node_id, held, kept in _there(snapshot, wanted, deep=deep):
+        node = snapshot.nodes.get(node_id)
+        if node is None:
+            continue
+        # A promise that the plan changes, or keeps by a start, does not count as it was.
+        others = [task for task in kept if task.id not in decided]
+        staying = [task for task in held if task.state not in LEAVING and task.id not in told]
+        begun, coming = starts[node_id], promises[node_id]
+        yield from _beyond(node, begun, held)
+        yield from _beyond(node, [*begun, *coming], [*staying, *others])
+
+
+def _asked_for(snapshot: Snapshot, plan: Plan) -> bool:
+    """True if a task that the plan is about asks for CPUs or memory; most plans end here."""
+    for decision in plan.decisions:
+        task = snapshot.tasks.get(decision.task_id)
+        if task is not None and (task.spec.cpus or task.spec.memory_bytes):
+            return True
+    return False
+
+
+def _given(
+    snapshot: Snapshot, plan: Plan
+) -> tuple[dict[str, list[Task]], dict[str, list[Task]], set[str]]:
+    """By node: what begins there, what is promised a part of it; and all tasks that are meant."""
+    starts: dict[str, list[Task]] = defaultdict(list)
+    promises: dict[str, list[Task]] = defaultdict(list)
+    decided: set[str] = set()
+    for decision in plan.decisions:
+        task = snapshot.tasks.get(decision.task_id)
+        if task is None:
+            continue
+        given, placements = promises, None
+        if isinstance(decision, Assign):
+            given, placements = starts, decision.placements
+        elif isinstance(decision, Hold):
+            placements = decision.reserved
+        elif isinstance(decision, Preempt | Kill):
+            # A run that is only to move has a place that nobody else is given.
+            placements = decision.moves_to or None
+        if placements is not None:
+            decided.add(task.id)
+            for node_id in _nodes_of(placements):
+                given[node_id].append(task)
+    return starts, promises, decided
+
+
+def _nodes_of(placements: Iterable[Placement]) -> set[str]:
+    return {placement.node_id for placement in placements}
+
+
+def _there(
+    snapshot: Snapshot, node_ids: set[str], *, deep: bool
+) -> Iterator[tuple[str, list[Task], list[Task]]]:
+    """The runs on each node and the tasks that are promised a part of it."""
+    held: Mapping[str, Iterable[str]] = snapshot.index.holders
+    kept: Mapping[str, Iterable[str]] = snapshot.index.keepers
+    if deep:
+        tasks = snapshot.tasks.values()
+        held = _by_node((task.id, task.placements) for task in tasks)
+        kept = _by_node((task.id, task.promised) for task in tasks)
+    for node_id in sorted(node_ids):
+        both = [[snapshot.tasks[each] for each in own.get(node_id, ())] for own in (held, kept)]
+        yield node_id, both[0], both[1]
+
+
+def _by_node(
+    tasks: Iterable[tuple[str, tuple[Placement, ...]]],
+) -> Mapping[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for task_id, placements in tasks:
+        for node_id in _nodes_of(placements):
+            found.setdefault(node_id, set()).add(task_id)
+    return found
+
+
+def _beyond(node: Node, given: list[Task], others: list[Task]) -> Iterator[Violation]:
+    """What a node does not have, if any of those who are given something asks for it."""
+    for name, total, asked in (
+        ("CPUs in thousandths", round(node.cpus * 1000), _thousandths),
+        ("bytes of memory", node.memory_bytes, _memory),
+    ):
+        mine, theirs = sum(map(asked, given)), sum(map(asked, others))
+        if total > 0 and mine and mine + theirs > total:
+            detail = f"{mine + theirs} of {total} {name} on {node.id}"
+            yield Violation(Fault.TOO_FULL, given[-1].id, detail)
+
+
+def _thousandths(task: Task) -> int:
+    return max(1, round(task.spec.cpus * 1000)) if task.spec.cpus else 0
+
+
+def _memory(task: Task) -> int:
+    return task.spec.memory_bytes or 0

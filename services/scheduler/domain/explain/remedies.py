@@ -1,0 +1,542 @@
+"""What would let a waiting task start: changes, each tried on a copy of the group.
+
+Called by ``explanation.py``. A remedy is named only if ``decide``, called right after the change,
+gives the task its nodes or requests other runs to leave them for it. So each is true by itself;
+where no single change is enough, none is named.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from libs.contracts.ids import NodeId
+from libs.contracts.messages import ExitKind, Priority, PriorityChanged, ReasonCode, Unit
+from libs.contracts.reasons import duration, level_name
+from libs.contracts.wording import counted as number
+from services.scheduler.domain.explain.group_simulation import (
+    Bounds,
+    GroupSimulation,
+    IndexCopies,
+    expected_left,
+)
+from services.scheduler.domain.explain.text import moment, named
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model import observations
+from services.scheduler.domain.model.changes import Change as Changed
+from services.scheduler.domain.model.decisions import Kill, Preempt
+from services.scheduler.domain.model.lifecycle import PREEMPTING
+from services.scheduler.domain.model.rows import Inventory, Limit, Node, Task
+from services.scheduler.domain.model.values import LEVELS, WEIGHTS
+from services.scheduler.domain.placement.capacity import slots_of
+from services.scheduler.domain.queue.entry import Entry
+from services.scheduler.domain.round import Round
+from services.scheduler.domain.slices.budgets import account_now, slice_budget
+
+# The part of the time for a question that looking for remedies may take.
+REMEDIES_PART = 0.45
+# Bounds of one question. Beyond them the answer says less, not something wrong.
+RUNS_TRIED_MAX = 64
+NEEDED_TRIED_MAX = 8
+LIMITS_RAISED_MAX = 5
+# How far ahead, and in how many rounds, what time alone does is looked for.
+TIME_SECONDS = 30 * 86_400.0
+TIME_ROUNDS_MAX = 300
+
+_TOO_SMALL = (
+    ReasonCode.CLUSTER_TOO_SMALL_NOW,
+    ReasonCode.NEVER_FITS,
+    ReasonCode.WAITS_FOR_INVENTORY,
+)
+_LIMITS = (
+    ReasonCode.WAITS_FOR_QUOTA,
+    ReasonCode.QUOTA_NEVER_FITS,
+    ReasonCode.WAITS_FOR_VIRTUAL_CLUSTER,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What somebody does, or what happens."""
+
+    # Rows as they are then, runs that end, and waiting tasks that leave the queue.
+    put: tuple[object, ...] = ()
+    ends: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    # How long nothing but time passes; None: no time passes.
+    within_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A change that lets the task start, and how it reads after "to start:"."""
+
+    text: str
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a change."""
+
+    served: bool
+    # When, and the runs that were asked to leave for it.
+    at: datetime
+    chosen: dict[str, Preempt | Kill]
+
+
+def attempt(simulation: GroupSimulation, change: Change) -> Outcome:
+    """Do the change in a world, and see whether the task gets its nodes or the promise of them."""
+    simulation.put(*change.put)
+    for task_id in change.ends:
+        simulation.exit(task_id, ExitKind.OK)
+    for task_id in change.gone:
+        simulation.leave_queue(task_id)
+    simulation.settle()
+    if change.within_seconds is not None:
+        until = simulation.now + timedelta(seconds=change.within_seconds)
+        simulation.run(until=until, rounds_max=TIME_ROUNDS_MAX, ends=False)
+        # Where others' runs go meanwhile, it is not time alone that helps.
+        return Outcome(
+            simulation.served and not simulation.disturbed, simulation.now, simulation.chosen
+        )
+    return Outcome(simulation.served, simulation.now, simulation.chosen)
+
+
+class Remedies:
+    """The remedies of one waiting task, in a world that has come to rest."""
+
+    def __init__(
+        self,
+        base: GroupSimulation,
+        copies: IndexCopies,
+        *,
+        entry: Entry,
+        ahead: Sequence[str],
+        bounds: Bounds,
+    ) -> None:
+        task = base.task
+        assert task is not None, "asked only for a task that waits"
+        self._base = base
+        self._worlds = copies
+        self._index = base.index
+        self._task = task
+        self._now = base.now
+        self._pool = base.index.pools[task.group]
+        # Its place in the order, and the waiting tasks before it.
+        self._entry = entry
+        self._ahead = ahead
+        self._trials_max = bounds.trials_max
+        self._expired = bounds.over(REMEDIES_PART)
+        self._trials = 0
+
+    def find(self) -> Iterator[Remedy]:
+        """Those that help; what is cheap to find out comes first."""
+        if self._task.promised:
+            yield from self._victims()
+            return
+        code = self._base.why.code if self._base.why else ReasonCode.UNSPECIFIED
+        if code in _TOO_SMALL:
+            yield from self._nodes(added=True)
+            yield from self._fewer()
+            return
+        if code is ReasonCode.WAITS_FOR_RETRY:
+            yield from self._time()
+            yield from self._again()
+            return
+        if code in _LIMITS:
+            yield from self._limits()
+        yield from self._higher()
+        yield from self._fewer()
+        yield from self._nodes(added=False)
+        if code not in _LIMITS:
+            yield from self._runs(self._runs_by_end())
+            yield from self._first()
+        # The dearest to find out, so it comes last.
+        yield from self._time()
+
+    # Trials.
+
+    def _try(self, change: Change) -> Outcome | None:
+        """What comes of a change; None: the bounds of the question are reached."""
+        if self._trials >= self._trials_max or self._expired():
+            return None
+        self._trials += 1
+        task_id, now, expired = self._task.id, self._now, self._expired
+
+        def simulation(index: Index) -> Outcome:
+            return attempt(GroupSimulation(index, task_id, now, expired=expired), change)
+
+        found: Outcome | None = self._worlds.with_copy(self._index, simulation)
+        return found
+
+    def _helps(self, change: Change) -> Outcome | None:
+        found = self._try(change)
+        return found if found is not None and found.served else None
+
+    def _least(self, most: int, change: Callable[[int], Change]) -> int | None:
+        """The smallest number from 1 for which a change helps; None: not even ``most``."""
+        if most < 1 or self._helps(change(most)) is None:
+            return None
+        low, high = 1, most
+        while low < high:
+            middle = (low + high) // 2
+            if self._helps(change(middle)) is None:
+                low = middle + 1
+            else:
+                high = middle
+        return high
+
+    # What time brings.
+
+    def _time(self) -> Iterator[Remedy]:
+        change = Change(within_seconds=TIME_SECONDS)
+        found = self._helps(change)
+        if found is None:
+            return
+        at = found.at
+        code = self._base.why.code if self._base.why else None
+        if code is ReasonCode.WAITS_FOR_RETRY and at == self._task.not_before_at:
+            seconds = (at - self._now).total_seconds()
+            yield Remedy(f"the retry time comes in {duration(seconds)}", change)
+            return
+        turns = [each for each in found.chosen.values() if each.reason.code is ReasonCode.TURN_OF]
+        if turns:
+            yield Remedy(self._turn(at, turns), change)
+        elif found.chosen:
+            lower = number(len(found.chosen), "lower run")
+            if any(e.reason.code is ReasonCode.RECLAIMED_BY for e in found.chosen.values()):
+                lower = number(len(found.chosen), "run") + " beyond the guarantees"
+            yield Remedy(f"{lower} may be preempted from {moment(at)}", change)
+        else:
+            yield Remedy(f"time alone: it starts at {moment(at)}", change)
+
+    def _turn(self, at: datetime, turns: Sequence[Preempt | Kill]) -> str:
+        """Whose nodes its turn takes, and what that costs."""
+        pool, round_ = self._pool, Round(Snapshot.view(self._index), self._now)
+        cost = sum(each.reason.numbers.get("cost_node_seconds", 0.0) for each in turns)
+        runs = named(each.task_id for each in turns)
+        text = (
+            f"its turn comes at {moment(at)}: {number(len(turns), 'run')} of level"
+            f" {level_name(self._entry.level)} after it in the order ({runs}) would be asked to go,"
+            f" which loses about {duration(cost)} of one node's time"
+        )
+        if pool.discipline.pays:
+            ledger = pool.ledger
+            tokens = account_now(slice_budget(pool), ledger.tokens, ledger.tokens_at, round_).tokens
+            has = f"holds {duration(tokens)}" if tokens >= 0 else f"owes {duration(-tokens)}"
+            text += f"; the budget for such losses {has} of one node's time now" + (
+                ", and enough by then" if tokens < cost else ""
+            )
+        return text
+
+    def _again(self) -> Iterator[Remedy]:
+        """As if its owner paused and resumed it."""
+        changed = replace(
+            self._task, not_before_at=None, start_attempts=0, unserved_since=self._now
+        )
+        change = Change(put=(changed,))
+        if self._helps(change) is not None:
+            again = f"`shiftwork pause {self._task.id}`, then `shiftwork resume {self._task.id}`"
+            yield Remedy(f"pause and resume it to try at once ({again})", change)
+
+    # What others hold.
+
+    def _victims(self) -> Iterator[Remedy]:
+        """The runs that hold what it is promised go."""
+        holders, tasks = self._index.holders, self._index.tasks
+        owners = sorted(
+            {
+                owner
+                for node_id, mask in slots_of(self._task)
+                for owner, bits in holders.get(node_id, {}).items()
+                if bits & (mask or bits)
+            }
+        )
+        one = len(owners) == 1
+        text = (
+            "the run that still holds what it is promised ends"
+            if one
+            else f"the {len(owners)} runs that still hold what it is promised end"
+        )
+        change = Change(ends=tuple(owners))
+        if owners and self._helps(change) is not None:
+            yield Remedy(text, change)
+        silent_seconds = self._index.settings.silent_ack_seconds_max
+        ends = [
+            tasks[owner].forced_at(silent_seconds)
+            for owner in owners
+            if tasks[owner].state is PREEMPTING
+        ]
+        last = max((at for at in ends if at is not None), default=None)
+        if last is not None:
+            seconds = max(0.0, (last - self._now).total_seconds())
+            forced = f"at the latest in {duration(seconds)} {'it is' if one else 'they are'}"
+            yield Remedy(f"{forced} ended by force", change)
+
+    def _runs_by_end(self) -> list[Task]:
+        """Runs of the group, the one that is expected to end first in front."""
+
+        def end(task: Task) -> tuple[float, str]:
+            left = expected_left(self._pool, task, self._now)
+            return float("inf") if left is None else left, task.id
+
+        group = self._task.group
+        held = (task for task in self._index.held.values() if task.group == group)
+        return heapq.nsmallest(RUNS_TRIED_MAX, held, key=end)
+
+    def _runs(
+        self,
+        runs: Sequence[Task],
+        *,
+        instead: str = "",
+        put: tuple[object, ...] = (),
+        beside: str = "",
+    ) -> Iterator[Remedy]:
+        """The fewest of these runs, of those that end first, whose end lets it start.
+
+        ``instead``: how to say it, where not by the names of the runs. ``put`` and ``beside``: what
+        else is changed, and how to say that.
+        """
+        ids = [task.id for task in runs]
+        # Few are enough for most: the whole list is tried only where they are not.
+        few = min(len(ids), max(4, 2 * self._task.spec.nodes))
+        count = self._least(few, lambda k: Change(put, tuple(ids[:k])))
+        if count is None and len(ids) > few:
+            count = self._least(len(ids), lambda k: Change(put, tuple(ids[:k])))
+        if count is None:
+            return
+        needed = ids[:count]
+        for task_id in ids[: count - 1][:NEEDED_TRIED_MAX]:
+            without = [each for each in needed if each != task_id]
+            if self._helps(Change(put, tuple(without))) is not None:
+                needed = without
+        verb = "ends" if len(needed) == 1 else "end"
+        text = instead or f"{number(len(needed), 'run')} {verb}: {named(needed)}"
+        yield Remedy(beside + text, Change(put, tuple(needed)))
+
+    def _first(self) -> Iterator[Remedy]:
+        """The tasks before it are not there."""
+        if not self._ahead:
+            return
+        change = Change(gone=tuple(self._ahead))
+        if self._helps(change) is not None:
+            which = "task before it leaves" if len(self._ahead) == 1 else "tasks before it leave"
+            yield Remedy(f"the {len(self._ahead)} {which} the queue", change)
+
+    # What its owner or an administrator can change.
+
+    def _higher(self) -> Iterator[Remedy]:
+        """The lowest higher level that helps."""
+        own = WEIGHTS[self._task.priority]
+        for level in reversed([each for each in LEVELS if WEIGHTS[each] > own]):
+            event = PriorityChanged(
+                task_id=self._task.id,
+                priority=level,
+                revision=self._task.priority_revision + 1,
+                changed_at=self._now,
+            )
+            raised = observations.on_priority_changed(self._task, event, self._now)
+            assert isinstance(raised, Changed), "a newer revision is applied"
+            change = Change(put=(raised.task,))
+            found = self._helps(change)
+            if found is None:
+                continue
+            name = level_name(level)
+            text = f"raise its priority to {name} (`shiftwork priority {self._task.id} {name}`)"
+            if found.chosen:
+                text += f": {number(len(found.chosen), 'run')} would be asked to go"
+                text += f" ({named(found.chosen)})"
+            yield Remedy(text, change)
+            return
+
+    def _fewer(self) -> Iterator[Remedy]:
+        """The most nodes below its own with which it would start."""
+        spec = self._task.spec
+        if spec.nodes < 2 or len(spec.roles) != 1 or spec.roles[0].replicas != spec.nodes:  # noqa: PLR2004
+            return
+
+        def change(missing: int) -> Change:
+            nodes = spec.nodes - missing
+            role = spec.roles[0].model_copy(update={"replicas": nodes})
+            smaller = spec.model_copy(update={"nodes": nodes, "roles": (role,)})
+            return Change(put=(replace(self._task, spec=smaller),))
+
+        missing = self._least(spec.nodes - 1, change)
+        if missing is not None:
+            with_ = number(spec.nodes - missing, "node")
+            yield Remedy(f"submit it with {with_} instead of {spec.nodes}", change(missing))
+
+    def _limits(self) -> Iterator[Remedy]:
+        """Runs under the limit that binds end, or it is raised."""
+        why = self._base.why
+        assert why is not None, "a limit is why it waits"
+        if why.code is ReasonCode.WAITS_FOR_VIRTUAL_CLUSTER:
+            yield from self._cluster()
+            return
+        round_ = Round(Snapshot.view(self._index), self._now)
+        task, level = self._task, self._entry.level
+        need = round_.totals.need(task.shape)
+        excess = round_.quota_usage.excess(task, level, need)
+        if excess is None:
+            # An AUTO task counts at the level that its limits leave it.
+            return
+        limit, amount = excess.limit, need.of(excess.limit.unit)
+        unit = "nodes" if limit.unit is Unit.NODES else "GPUs"
+        missing = excess.held + amount - limit.limit
+        if amount <= limit.limit:
+            under = [each for each in self._runs_by_end() if self._counts(limit.key, each)]
+            text = f"{missing} of the {excess.held} {unit} held under this quota come free"
+            yield from self._runs(under, instead=text)
+        raised: dict[object, object] = {}
+        words: list[str] = []
+        quota_usage = round_.quota_usage
+        for row in quota_usage.rows(task, level)[:LIMITS_RAISED_MAX]:
+            most = quota_usage.held(row, task) + need.of(row.unit)
+            if need.of(row.unit) and most > row.limit:
+                raised[row.key] = replace(row, limit=most)
+                unit = "nodes" if row.unit is Unit.NODES else "GPUs"
+                words.append(
+                    f"raise the quota from {row.limit} to {most} {unit} (`{_quota_set(row, most)}`)"
+                )
+        change = Change(put=tuple(raised.values()))
+        if words and self._helps(change) is not None:
+            yield Remedy(" and ".join(words), change)
+
+    def _counts(self, key: tuple[str, str, str, Any], run: Task) -> bool:
+        """True if a run is counted by a limit, for the subject that the task is of."""
+        group, user, team, level = key
+        rows = self._index.quota_usage.rows(run, run.level)
+        return any(row.key == (group, user, team, level) for row in rows) and (
+            bool(user or team) or run.owner == self._task.owner
+        )
+
+    def _cluster(self) -> Iterator[Remedy]:
+        """A virtual cluster holds less, or may hold more."""
+        pool = self._pool
+        round_ = Round(Snapshot.view(self._index), self._now)
+        clusters, size = round_.clusters(pool), pool.size(self._task)
+        full = clusters.full(pool.clusters.of(self._task), size)
+        if full is None or full.nodes_max is None:
+            return
+        held = clusters.held(full.name)
+        if size <= full.nodes_max:
+            text = f"{number(held + size - full.nodes_max, 'node')} of the {held:g} held by virtual"
+            text += f" cluster {full.name} come free"
+            yield from self._runs(self._runs_by_end(), instead=text)
+        row = pool.policy
+        changed = tuple(
+            replace(each, nodes_max=held + size) if each.name == full.name else each
+            for each in row.virtual_clusters
+        )
+        change = Change(put=(replace(row, virtual_clusters=changed),))
+        if self._helps(change) is not None:
+            most = f"the most that virtual cluster {full.name} may hold"
+            text = f"raise {most} from {full.nodes_max:g} to {number(held + size, 'node')}"
+            yield Remedy(text, change)
+
+    # Nodes.
+
+    def _nodes(self, *, added: bool) -> Iterator[Remedy]:
+        """Nodes come back, are mended, relabelled or added."""
+        shape = self._task.shape
+        nodes = [
+            node
+            for node in self._index.nodes.values()
+            if node.group == shape.group and not node.removed
+        ]
+        away = [node for node in nodes if not node.offered]
+        back = Change(put=tuple(_offered(node) for node in away))
+        names = named(node.id for node in away)
+        text = f"nodes that are cordoned or not ready come back: {names}"
+        cordoned = [node.id for node in away if node.ready]
+        if cordoned:
+            text += f" (`shiftwork node uncordon {cordoned[0]}`)"
+        found = bool(away) and self._helps(back) is not None
+        if found:
+            yield Remedy(text, back)
+        elif away and added:
+            # They may be in use.
+            runs = self._runs(self._runs_by_end(), put=back.put, beside=f"{text}; and ")
+            for remedy in runs:
+                found = True
+                yield remedy
+        sick = [node for node in nodes if node.offered and node.unusable_gpus]
+        mended = Change(put=tuple(replace(node, unusable_gpus=()) for node in sick))
+        if sick and self._helps(mended) is not None:
+            found = True
+            names = named(node.id for node in sick)
+            yield Remedy(f"GPUs that must not be used become usable: on {names}", mended)
+        if not added:
+            return
+        other = [node for node in nodes if node.offered]
+        labels = dict(shape.selector)
+        fitted = Change(
+            put=tuple(
+                replace(
+                    node, taints=(), labels=tuple(sorted({**dict(node.labels), **labels}.items()))
+                )
+                for node in other
+            )
+        )
+        narrow = labels or any(node.taints for node in other)
+        if other and narrow and self._helps(fitted) is not None:
+            found = True
+            text = "nodes get the labels that it selects, or lose taints that it does not tolerate"
+            yield Remedy(text, fitted)
+        if not found:
+            yield from self._added(nodes)
+
+    def _added(self, nodes: Iterable[Node]) -> Iterator[Remedy]:
+        """Nodes are added: like the largest there are, else as large as it needs."""
+        shape = self._task.shape
+        wanted = Node(
+            id=NodeId(""),
+            version=1,
+            group=shape.group,
+            gpus=shape.gpus or 0,
+            cpus=shape.cpus,
+            memory_bytes=shape.memory_bytes,
+            labels=shape.selector,
+        )
+        largest = max(nodes, key=lambda node: (node.gpus, node.cpus, node.id), default=wanted)
+        like = replace(
+            _offered(largest),
+            gpus=max(largest.gpus, wanted.gpus) or (8 if shape.gpus is None else 0),
+            cpus=max(largest.cpus, wanted.cpus),
+            memory_bytes=max(largest.memory_bytes, wanted.memory_bytes),
+            unusable_gpus=(),
+            taints=(),
+            labels=tuple(sorted({**dict(largest.labels), **dict(shape.selector)}.items())),
+        )
+
+        def change(count: int) -> Change:
+            ids = [NodeId(f"added-{place:06d}") for place in range(count)]
+            listed = Inventory("added", tuple(ids), self._now)
+            return Change(put=(*(replace(like, id=node_id) for node_id in ids), listed))
+
+        count = self._least(shape.nodes, change)
+        if count is None:
+            return
+        more = "a node is" if count == 1 else f"{count} nodes are"
+        text = f"{more} added to group {shape.group}"
+        if self._base.why is not None and self._base.why.code is ReasonCode.WAITS_FOR_INVENTORY:
+            text = "the launcher lists its nodes"
+        yield Remedy(text, change(count))
+
+
+def _quota_set(row: Limit, most: int) -> str:
+    """The command with which an administrator raises a limit."""
+    level = "" if row.priority is Priority.UNSPECIFIED else level_name(row.priority)
+    scope = (("user", row.user), ("team", row.team), ("priority", level), ("group", row.group))
+    options = "".join(f" --{name} {value}" for name, value in scope if value)
+    unit = "nodes" if row.unit is Unit.NODES else "gpus"
+    return f"shiftwork quota set{options} --{unit} {most}"
+
+
+def _offered(node: Node) -> Node:
+    return replace(node, schedulable=True, ready=True, draining=False, removed=False)

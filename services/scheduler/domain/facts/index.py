@@ -1,0 +1,640 @@
+"""The rows and the indexes over them, kept up to date change by change.
+
+``loop.py`` and the policy lab feed it every committed change; ``decide`` reads it through
+``Snapshot``. What a round has looked at is settled by ``settle``: the next one looks only at what
+changed since. Built from the bare rows, everything is still to be looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+
+from libs.contracts.ids import TaskId
+from services.scheduler.domain.disciplines.timeshare.history import History
+from services.scheduler.domain.facts.pool import Pool, waiting_since
+from services.scheduler.domain.facts.timers import Timer, TimerKind, Timers, timers_of
+from services.scheduler.domain.facts.totals import Totals
+from services.scheduler.domain.limits.quota import QuotaUsage, held_need, minus
+from services.scheduler.domain.model.decisions import Plan
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
+from services.scheduler.domain.model.lifecycle import (
+    GOALS,
+    LEAVING,
+    QUEUED,
+    RUNNING,
+    STARTING,
+    TERMINAL,
+)
+from services.scheduler.domain.model.rows import (
+    EndedTask,
+    Inventory,
+    Limit,
+    LimitKey,
+    Node,
+    PoolLedger,
+    Task,
+)
+from services.scheduler.domain.model.values import NO_RESOURCES, NodeResources
+from services.scheduler.domain.placement.capacity import Capacity, Slot, slots_of
+from services.scheduler.domain.placement.node_index import (
+    could_hold_rank,
+    cpu_ranks_max,
+    memory_of,
+    millicpus_of,
+    usable_mask,
+)
+from services.scheduler.domain.placement.topology import crosses_zone
+
+# From so many tasks at once on, their order matters for how long it takes.
+MANY = 1_000
+
+
+class Index:
+    """The mutable working set of the leader."""
+
+    def __init__(self, settings: PolicySettings) -> None:
+        self.settings = settings
+        self.tasks: dict[str, Task] = {}
+        self.nodes: dict[str, Node] = {}
+        self.limits: dict[LimitKey, Limit] = {}
+        self.inventories: dict[str, Inventory] = {}
+        self.policies: dict[str, GroupPolicy] = {}
+        self.ledgers: dict[str, PoolLedger] = {}
+        self.pools: dict[str, Pool] = {}
+        self.held: dict[str, Task] = {}
+        self.unsettled: set[str] = set()
+        self.timers = Timers()
+        self.quota_usage = QuotaUsage(self.limits)
+        self.totals = Totals((), settings)
+        self.capacity = Capacity((), settings)
+        # Who has which bits of a node, and which bits are kept for somebody.
+        self.holders: dict[str, dict[str, int]] = {}
+        self.keepers: dict[str, dict[str, int]] = {}
+        # The runs on draining nodes that are not on their way out.
+        self.drained: set[str] = set()
+        self.settled_at: datetime | None = None
+        # Moments that were past when they came into being: no round has seen them.
+        self.overdue: set[Timer] = set()
+        # Nodes that take no new runs because a run on them is not among the tasks here.
+        self.withheld: AbstractSet[str] = frozenset()
+        self._slots: dict[str, tuple[Slot, ...]] = {}
+        # What each rank of those tasks asks for beside, if it asks for anything.
+        self._each: dict[str, NodeResources] = {}
+        self._crossing: dict[str, set[str]] = {}
+        self._nodes_stale = False
+        self._changed_limits: set[LimitKey] = set()
+
+    def apply(
+        self,
+        put: Iterable[object] = (),
+        deleted: Iterable[tuple[type[object], tuple[object, ...]]] = (),
+    ) -> bool:
+        """Take over committed rows; returns True if any of them concerns scheduling."""
+        rows = list(put)
+        new = {row.id: row for row in rows if isinstance(row, Task)}
+        if len(new) > MANY:
+            # In the order of the longest of the lists that they go into: each at its end.
+            new = {row.id: row for row in sorted(new.values(), key=waiting_since)}
+        deleted = list(deleted)
+        gone = [TaskId(str(key[0])) for kind, key in deleted if kind is Task]
+        # All that leaves, leaves first: what one run gave back, another may have taken.
+        changed = [(self.tasks.pop(task_id, None), new.get(task_id)) for task_id in (*gone, *new)]
+        ended = {row.task_id: row for row in rows if isinstance(row, EndedTask)}
+        for old, after in changed:
+            if old is not None:
+                self.pools[old.group].observe(old, after, ended.get(old.id))
+                self._leave(old, after)
+        concerned = bool(gone) or bool(new)
+        for kind, key in deleted:
+            concerned = (kind is Node and self._forget_node(str(key[0]))) or concerned
+        for row in rows:
+            if not isinstance(row, Task):
+                concerned = self._put(row) or concerned
+        for old, after in changed:
+            if after is not None and after.state not in TERMINAL:
+                self.tasks[after.id] = after
+                self._enter(after, old)
+            elif old is not None:
+                self.pools[old.group].forget_idle_owner(old.owner)
+        return concerned
+
+    def _put(self, row: object) -> bool:
+        if isinstance(row, Node):
+            self._put_node(row)
+        elif isinstance(row, Limit):
+            self.limits[row.key] = row
+            self._changed_limits.add(row.key)
+        elif isinstance(row, Inventory):
+            self.inventories[row.runtime] = row
+            self._widen()
+        elif isinstance(row, GroupPolicy):
+            self.policies[row.group] = row
+            self._nodes_stale = True
+            self._rebuild(row.group)
+        elif isinstance(row, PoolLedger):
+            self.ledgers[row.group] = row
+            if row.group in self.pools:
+                pool = self.pools[row.group]
+                moved = row.scale != pool.ledger.scale
+                pool.rescale(row, self.tasks)
+                # In a new order others may be first.
+                pool.full_scan = pool.full_scan or moved
+        else:
+            return False
+        return True
+
+    def _put_node(self, node: Node) -> None:
+        if node.id in self.withheld:
+            node = replace(node, schedulable=False)
+        old = self.nodes.get(node.id)
+        self.nodes[node.id] = node
+        if self._nodes_stale or old is None or not old.same_place(node):
+            self._nodes_stale = True
+        elif not node.removed and not old.same_state(node):
+            changed = self.totals.change(old, node, self.capacity)
+            for owners in (self.holders, self.keepers):
+                self._take_all(node.id, owners.get(node.id, {}))
+            if old.draining != node.draining:
+                for task_id in self.holders.get(node.id, ()):
+                    # A run of the same batch of rows may be about to enter.
+                    if task_id in self.tasks:
+                        self._note_drained(self.tasks[task_id])
+            pool = self.pools.get(node.group)
+            if pool is not None:
+                pool.units, pool.full_scan = self.totals.units(node.group), True
+                pool.nodes_changed = pool.nodes_changed or changed
+
+    def _forget_node(self, node_id: str) -> bool:
+        """A removed node is not kept any longer, for its version and the name of its group."""
+        known = self.nodes.pop(node_id, None) is not None
+        self._nodes_stale = self._nodes_stale or known
+        return known
+
+    def _take_all(self, node_id: str, masks: Mapping[str, int]) -> None:
+        """Take what tasks have of a node, or are promised, all of which was free."""
+        for task_id, mask in masks.items():
+            self.capacity.take((Slot(node_id, mask),), self._each.get(task_id, NO_RESOURCES))
+
+    def _widen(self) -> None:
+        for pool in self.pools.values():
+            pool.full_scan = pool.nodes_changed = True
+
+    def pool(self, group: str) -> Pool:
+        """The pool of a group, made when it is first named."""
+        found = self.pools.get(group)
+        if found is None:
+            policy = self.policies.get(group)
+            if policy is None or policy.removed:
+                policy = GroupPolicy(group, policy=self.settings.policy)
+            found = Pool(group, policy, self.settings, width=self.totals.width(group))
+            found.units, found.least_node_share = (
+                self.totals.units(group),
+                self.totals.least_node_share(group),
+            )
+            found.ledger = self.ledgers.get(group, found.ledger)
+            found.limited = bool(self.limits)
+            self.pools[group] = found
+        return found
+
+    def _rebuild(self, group: str) -> None:
+        """Make a pool anew from its tasks: its policy or the size of its nodes changed."""
+        old = self.pools.pop(group, None)
+        if old is None:
+            return
+        new = self.pool(group)
+        new.finishes, new.history = old.finishes, old.history
+        for task_id in old.sizes:
+            task = self.tasks[task_id]
+            for timer in self._timers_of(task, old):
+                self._forget(timer)
+            for timer in self._timers_of(task, new):
+                self._expect(timer)
+            new.enter(task)
+            self._compare_level(new, task)
+
+    # Tasks.
+
+    def _timers_of(self, task: Task, pool: Pool) -> Iterator[Timer]:
+        silent_seconds = self.settings.silent_ack_seconds_max
+        return timers_of(task, pool.policy, pool.protected_seconds, silent_seconds)
+
+    def _expect(self, timer: Timer) -> None:
+        self.timers.add(timer)
+        settled = self.settled_at
+        if settled and timer.at <= settled.timestamp() and timer.kind is not TimerKind.OPENS:
+            self.overdue.add(timer)
+
+    def _forget(self, timer: Timer) -> None:
+        self.timers.remove(timer)
+        self.overdue.discard(timer)
+
+    def _leave(self, old: Task, after: Task | None) -> None:
+        pool = self.pools[old.group]
+        for timer in self._timers_of(old, pool):
+            self._forget(timer)
+        self.unsettled.discard(old.id)
+        if after is None or after.state is not QUEUED or after.promised:
+            pool.arrived.pop(old.id, None)
+        pool.leave(old)
+        if after is None or after.state not in (STARTING, RUNNING):
+            pool.relevel.discard(old.id)
+            pool.level_blocked.discard(old.id)
+        if old.holds:
+            self.held.pop(old.id, None)
+            self.drained.discard(old.id)
+        if (old.placements or old.promised) and not old.same_holdings(after):
+            self._take_back(old)
+            pool.full_scan = True
+            if self.quota_usage.across:
+                # Others of its owner may run elsewhere.
+                for other in self.pools.values():
+                    other.full_scan = True
+
+    def _enter(self, task: Task, old: Task | None) -> None:
+        pool = self.pool(task.group)
+        pool.enter(task)
+        for timer in self._timers_of(task, pool):
+            self._expect(timer)
+        if GOALS[task.goal, task.state] is not None:
+            self.unsettled.add(task.id)
+        if task.holds:
+            self.held[task.id] = task
+            if old is None or not old.holds or old.priority is not task.priority:
+                self._compare_level(pool, task)
+            if self.totals.draining:
+                self._note_drained(task)
+        elif (
+            task.state is QUEUED
+            and not task.promised
+            and (old is None or task.id in pool.arrived or not old.waits_unchanged(task))
+        ):
+            pool.arrived[task.id] = task
+        if (task.placements or task.promised) and (old is None or not task.same_holdings(old)):
+            self._give(task)
+            # Who is covered by a guarantee changes with what others of his have.
+            pool.full_scan = pool.full_scan or bool(pool.clusters)
+        if old is not None and old.is_silent and task.holds and not task.is_silent:
+            # It can save from now on: its turn costs less.
+            pool.full_scan = True
+        if task.state in LEAVING and (old is None or old.state not in LEAVING):
+            # What it has, and is not promised to the one it goes for, is coming free.
+            pool.full_scan = True
+
+    @staticmethod
+    def _compare_level(pool: Pool, task: Task) -> None:
+        """Let the next round look at a run that counts at another level than its priority.
+
+        AUTO runs have no level of their own; what time does to any run comes as a moment.
+        """
+        if (
+            task.state in (STARTING, RUNNING)
+            and not task.is_auto
+            and task.level is not pool.level(task)
+        ):
+            pool.relevel.add(task.id)
+
+    def _note_drained(self, task: Task) -> None:
+        """Note whether a run is to leave a draining node."""
+        if task.state not in LEAVING and self.totals.drained_node(task) is not None:
+            self.drained.add(task.id)
+        else:
+            self.drained.discard(task.id)
+
+    def slots(self, task: Task) -> tuple[Slot, ...]:
+        """What a task has, or is promised."""
+        found = self._slots.get(task.id)
+        return slots_of(task) if found is None else found
+
+    def resources(self, task: Task) -> NodeResources:
+        """What each rank of a run, or of a promise, takes of its node beside GPUs."""
+        return self._each.get(task.id, NO_RESOURCES)
+
+    def _give(self, task: Task) -> None:
+        """The task has (or is promised) its slots."""
+        owners = self.holders if task.placements else self.keepers
+        slots = self._slots[task.id] = slots_of(task)
+        resources = task.shape.resources
+        if resources != NO_RESOURCES:
+            self._each[task.id] = resources
+        for node_id, mask in slots:
+            there = owners.get(node_id)
+            if there is None:
+                owners[node_id] = {task.id: mask}
+            else:
+                there[task.id] = mask
+        self._sync(slots, resources, contention_key=False, taken=True)
+        self.quota_usage.charge(task, task.level, held_need(task))
+        if task.group in self.totals.zoned and len(slots) > 1:
+            self._note_crossing(task)
+
+    def _note_crossing(self, task: Task) -> None:
+        ranks = task.placements or task.promised
+        if crosses_zone(ranks, self.nodes, self.totals.levels(task.group)):
+            self._crossing.setdefault(task.group, set()).add(task.id)
+
+    def crossing(self, group: str) -> AbstractSet[str]:
+        """The tasks whose gangs lie, or are promised to lie, in more than one largest domain."""
+        return self._crossing.get(group, set())
+
+    def _take_back(self, task: Task) -> None:
+        if self._crossing:
+            self._crossing.get(task.group, set()).discard(task.id)
+        owners, others = self.holders, self.keepers
+        if not task.placements:
+            owners, others = others, owners
+        slots, resources = self._slots.pop(task.id), self._each.pop(task.id, NO_RESOURCES)
+        contention_key = False
+        for node_id, _ in slots:
+            there = owners[node_id]
+            del there[task.id]
+            if not there:
+                del owners[node_id]
+            contention_key = contention_key or node_id in others or bool(there)
+        self._sync(slots, resources, contention_key=contention_key, taken=False)
+        self.quota_usage.charge(task, task.level, minus(held_need(task)))
+
+    def _sync(
+        self,
+        slots: tuple[Slot, ...],
+        resources: NodeResources,
+        *,
+        contention_key: bool,
+        taken: bool,
+    ) -> None:
+        """Make the free bits of nodes what their holders and keepers leave."""
+        if self._nodes_stale:
+            return
+        if taken:
+            # What is taken already stays so; a counted place counts for each.
+            self.capacity.take(slots, resources)
+        elif not contention_key:
+            self.capacity.give(slots, resources)
+        else:
+            self.capacity.give_resources(slots, resources)
+            self.capacity.give(
+                Slot(node_id, mask & ~self.taken(node_id)) if mask else Slot(node_id, 0)
+                for node_id, mask in slots
+                if not mask or mask & ~self.taken(node_id)
+            )
+
+    def taken(self, node_id: str) -> int:
+        """The bits of a node that somebody has or is promised."""
+        mask = 0
+        for owners in (self.holders.get(node_id), self.keepers.get(node_id)):
+            if owners:
+                for each in owners.values():
+                    mask |= each
+        return mask
+
+    def ripe(
+        self, task: Task, begun: Mapping[str, int], given: Mapping[str, NodeResources]
+    ) -> bool:
+        """True if all that is promised to a task is observed free, on nodes that take new runs.
+
+        ``begun`` and ``given``: CPU-only ranks, and CPUs and memory, by node, of what was promised
+        to others and begins in this round.
+        """
+        resources = task.shape.resources
+        for node_id, mask in self.slots(task):
+            node = self.capacity.nodes.get(node_id)
+            if node is None:
+                return False
+            held = self.holders.get(node_id, {})
+            if mask and any(mask & other for other in held.values()):
+                return False
+            if not mask or not node.gpus:
+                ranks = sum(not other for other in held.values()) + begun.get(node_id, 0)
+                if ranks >= (1 if mask else cpu_ranks_max(node, self.settings)):
+                    return False
+                if not node.gpus and any(held.values()):
+                    return False
+            if resources != NO_RESOURCES and exceeds(
+                node, resources, [self.asked(held), given.get(node_id, NO_RESOURCES)]
+            ):
+                return False
+        return True
+
+    def asked(self, task_ids: Iterable[str]) -> NodeResources:
+        """What one rank of each of these tasks asks for of its node, together."""
+        found = [resources for task_id in task_ids if (resources := self._each.get(task_id))]
+        return NodeResources(sum(e.cpus for e in found), sum(e.memory_bytes for e in found))
+
+    def broken(self, task: Task, released: Container[str] = ()) -> bool:
+        """True if something that is promised to a task can no longer be had: its nodes must still
+        be ones on which it could be placed now, were they free.
+
+        ``released``: tasks whose promises were taken back in this round.
+        """
+        nodes, shape = self.capacity.nodes, task.shape
+        for node_id, mask in self.slots(task):
+            node = nodes.get(node_id)
+            if (
+                node is None
+                or node.group != task.group
+                or mask & ~usable_mask(node)
+                or not could_hold_rank(node, shape)
+            ):
+                return True
+            if shape.resources != NO_RESOURCES:
+                # A node that offers less than it did breaks what it cannot hold any more.
+                held, kept = self.holders.get(node_id, {}), self.keepers.get(node_id, {})
+                stay = [other for other in held if self.tasks[other].state not in LEAVING]
+                others = [each for each in kept if each != task.id and each not in released]
+                if exceeds(node, shape.resources, [self.asked(stay), self.asked(others)]):
+                    return True
+        # A whole node is all of it, also after it was rebuilt.
+        whole = shape.gpus is None
+        return whole and any(len(p.gpus) != nodes[p.node_id].gpus for p in task.promised)
+
+    # Nodes and limits change rarely: what depends on them follows before the next round.
+
+    def refresh(self) -> None:
+        """Bring everything up to date; ``Snapshot`` calls it before each look."""
+        if self._nodes_stale:
+            self._refresh_nodes()
+        if self._changed_limits:
+            self._refresh_limits()
+
+    def _refresh_nodes(self) -> None:
+        levels = {each.group: each.topology for each in self.policies.values() if not each.removed}
+        self.totals = Totals(self.nodes.values(), self.settings, levels)
+        self.capacity = self.totals.offered.copy()
+        self._nodes_stale = False
+        for task_id, slots in self._slots.items():
+            self.capacity.take(slots, self._each.get(task_id, NO_RESOURCES))
+        self._crossing.clear()
+        for task in self.tasks.values() if self.totals.zoned else ():
+            if task.group in self.totals.zoned and len(task.placements or task.promised) > 1:
+                self._note_crossing(task)
+        self.drained.clear()
+        for node_id in self.totals.draining:
+            for task_id in self.holders.get(node_id, ()):
+                self._note_drained(self.tasks[task_id])
+        for group, pool in list(self.pools.items()):
+            pool.units, pool.least_node_share = (
+                self.totals.units(group),
+                self.totals.least_node_share(group),
+            )
+            if pool.width != self.totals.width(group):
+                self._rebuild(group)
+        self._widen()
+
+    def _refresh_limits(self) -> None:
+        """Follow the limits that changed: what they count, and what waits for them."""
+        changed = [self.limits[key] for key in sorted(self._changed_limits)]
+        self._changed_limits.clear()
+        self.quota_usage.change(changed, self._held_by)
+        for group, pool in list(self.pools.items()):
+            if pool.limited != bool(self.limits):
+                self._rebuild(group)
+                self.pools[group].full_scan = self.pools[group].nodes_changed = True
+        for row in changed:
+            own = self.pools.get(row.group)
+            for pool in self.pools.values() if not row.group else [own] if own else []:
+                self._reconsider(pool, row)
+
+    def _held_by(self, owners: Collection[str] | None) -> Iterator[Task]:
+        """The runs and promises of some owners (None: of all); others' may be among them."""
+        for pool in self.pools.values():
+            for owner in pool.runs_of if owners is None else owners:
+                yield from pool.runs_of.get(owner, {}).values()
+            yield from pool.leaving.values()
+            yield from pool.promised.values()
+
+    def _reconsider(self, pool: Pool, row: Limit) -> None:
+        """A limit changed: the next round evaluates again what waits and may be stopped by it.
+
+        Of a user's or a team's limit those are the first tasks of its queues; the others of a queue
+        are stopped by the same.
+        """
+        pool.full_scan = True
+        if not row.user and not row.team:
+            pool.nodes_changed = True
+            return
+        queues = pool.queues
+        for queue in queues.owned(row.user) if row.user else queues.of_team(row.team):
+            task_id = queue.keys[0][1]
+            pool.arrived[task_id] = self.tasks[task_id]
+
+    def listed(self) -> bool:
+        """True once every runtime's full list of nodes was heard, and all of them are known."""
+        return bool(self.inventories) and all(
+            node_id in self.nodes
+            for inventory in self.inventories.values()
+            for node_id in inventory.node_ids
+        )
+
+    def remember(self, group: str, learned: object) -> None:
+        """Take over what a pool's discipline had learned; what cannot be read is forgotten."""
+        with suppress(ValueError):
+            self.pool(group).history = History.load(learned)
+
+    def learned(self) -> dict[str, dict[str, object]]:
+        """What the pools' disciplines have learned and is not saved."""
+        found = {group: pool.learned() for group, pool in self.pools.items()}
+        return {group: learned for group, learned in found.items() if learned is not None}
+
+    def saved(self, learned: Mapping[str, Mapping[str, object]]) -> None:
+        """What ``learned`` returned was committed."""
+        for group, value in learned.items():
+            self.pool(group).saved(value)
+
+    def due(self, now: datetime) -> list[Timer]:
+        """The moments that came since the last round, in order."""
+        seconds = now.timestamp()
+        after = self.settled_at.timestamp() if self.settled_at else None
+        # Where the clock was set back, what was past may be still to come.
+        overdue = {timer for timer in self.overdue if timer.at <= seconds}
+        return sorted({*overdue, *self.timers.between(after, seconds)})
+
+    def unsettle(self, task_id: str) -> None:
+        """Forget what rounds have settled: the next one evaluates everything, as a new leader's,
+        and this task individually.
+
+        For an index of somebody's own, on which it does not matter what became of earlier plans.
+        """
+        self.settled_at = None
+        self.overdue.clear()
+        for pool in self.pools.values():
+            pool.full_scan = pool.nodes_changed = True
+            pool.due_at = None
+            tasks = (self.tasks[task_id] for _, task_id in pool.unserved)
+            pool.arrived = {task.id: task for task in tasks if not task.promised}
+            pool.skip_known_arrivals()
+        task = self.tasks[task_id]
+        if task.state is QUEUED and not task.promised:
+            self.pools[task.group].arrived[task_id] = task
+
+    def narrow(self, group: str) -> bool:
+        """Forget the tasks of other groups; False if limits count several groups together.
+
+        For an index of somebody's own that is about one group.
+        """
+        if self.quota_usage.across:
+            return False
+        own = self.pools[group]
+        self.pools = {group: own}
+        self.tasks = {task_id: self.tasks[task_id] for task_id in own.sizes}
+        self.held = {task_id: task for task_id, task in self.held.items() if task_id in self.tasks}
+        self.unsettled &= self.tasks.keys()
+        self.drained &= self.tasks.keys()
+        self.holders, self.keepers = self._own(self.holders), self._own(self.keepers)
+        self.timers = self.timers.of(self.tasks)
+        self.overdue = {timer for timer in self.overdue if timer.task_id in self.tasks}
+        return True
+
+    def _own(self, owners: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        return {
+            node_id: kept
+            for node_id, masks in owners.items()
+            if (kept := {each: mask for each, mask in masks.items() if each in self.tasks})
+        }
+
+    def settle(self, plan: Plan) -> None:
+        """The plan was decided on all there was: the next looks at what changes from here on.
+
+        Groups that the plan leaves out are as if no round had been: their moments stay due.
+        """
+        left_out: list[Timer] = []
+        if plan.left_out or plan.left_out_tasks:
+            left_out = [each for each in self.due(plan.decided_at) if self._left_out(each, plan)]
+        self.settled_at = plan.decided_at
+        self.overdue.clear()
+        self.overdue.update(left_out)
+        for group, look in plan.scans.items():
+            pool = self.pools[group]
+            pool.arrived.clear()
+            pool.full_scan = pool.nodes_changed = False
+            pool.relevel.clear()
+            # What was decided about a single task may have been left out; and the end of a run
+            # may have been observed meanwhile.
+            pool.level_blocked = {
+                each
+                for each in look.level_blocked | plan.left_out_tasks
+                if each in pool.sizes and self.tasks[each].state in (STARTING, RUNNING)
+            }
+            pool.due_at = look.due_at
+            pool.slice_round_at = look.slice_round_at
+
+    def _left_out(self, timer: Timer, plan: Plan) -> bool:
+        """True if the plan does without what the moment asks for."""
+        if timer.task_id in plan.left_out_tasks:
+            return True
+        group = self.tasks[timer.task_id].group
+        return group in plan.left_out and timer.kind is not TimerKind.EXPIRES
+
+
+def exceeds(node: Node, resources: NodeResources, others: Iterable[NodeResources]) -> bool:
+    """True if a rank and the others ask for more than the node offers, of what the rank asks."""
+    cpus, memory, each_other = millicpus_of(node), memory_of(node), list(others)
+    for total, own, rest in (
+        (cpus, resources.cpus, sum(other.cpus for other in each_other)),
+        (memory, resources.memory_bytes, sum(other.memory_bytes for other in each_other)),
+    ):
+        if total is not None and own and own + rest > total:
+            return True
+    return False

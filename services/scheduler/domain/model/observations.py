@@ -1,0 +1,403 @@
+"""What an observed event does to its task: ``on_*(task, event, ...) -> Change | Drop``.
+
+Called by ``handlers.py``. Correct under duplicates and any order: an event about a run counts only
+for the live attempt, an event of submit's only if its revision is newer, and the checkpoint with
+the highest number wins whenever it arrives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any, Protocol, TypeAlias
+
+from libs.contracts.ids import TaskId
+from libs.contracts.messages import (
+    Checkpoint,
+    CheckpointSaved,
+    ExitKind,
+    Goal,
+    GoalChanged,
+    PreemptionRequested,
+    PreemptMode,
+    Priority,
+    PriorityChanged,
+    Reason,
+    ReasonCode,
+    RunExit,
+    RunExited,
+    RunListened,
+    RunStarted,
+    TaskState,
+    TaskSubmitted,
+)
+from services.scheduler.domain.model.changes import Change, state_changed, transitioned
+from services.scheduler.domain.model.group_policy import PolicySettings
+from services.scheduler.domain.model.lifecycle import (
+    KILLING,
+    PREEMPTING,
+    STARTING,
+    TRANSITIONS,
+    ExitVerdict,
+    RunEnd,
+    Trigger,
+    exit_rule,
+)
+from services.scheduler.domain.model.rows import EarlyFacts, Task
+from services.scheduler.domain.model.values import reason
+
+
+class Drop(Enum):
+    """Why an event changed nothing; counted, so that a flood of them shows."""
+
+    UNKNOWN_TASK = "unknown_task"
+    ENDED_TASK = "ended_task"
+    OTHER_ATTEMPT = "other_attempt"
+    OLD_REVISION = "old_revision"
+    OLD_CHECKPOINT = "old_checkpoint"
+    OLD_VERSION = "old_version"
+    DUPLICATE = "duplicate"
+
+
+# No move counts for more: the longest deadline, and a start.
+MOVE_SECONDS_MAX = 7200.0
+# A task avoids at most so many nodes; beyond that the task is likelier at fault.
+AVOIDED_MAX = 64
+# A submission that claims to be older counts as this old, and one in the future as of now: a wrong
+# clock must not put its tasks before or behind all others for ever.
+SUBMITTED_AGO_MAX = timedelta(days=30)
+
+
+ChangeOrDrop: TypeAlias = Change | Drop
+
+
+class ExitReport(Protocol):
+    """The end of a run: the launcher's event, or what a simulation reports."""
+
+    @property
+    def attempt(self) -> int:
+        """Which run ended."""
+        ...
+
+    @property
+    def exit(self) -> RunExit:
+        """How and when it ended."""
+        ...
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The last checkpoint that is saved."""
+        ...
+
+
+def early_goal(early: EarlyFacts, event: GoalChanged) -> EarlyFacts:
+    """Keeps a goal that arrived before its task."""
+    if event.revision <= early.goal_revision:
+        return early
+    return replace(early, goal=event.goal, goal_now=event.now, goal_revision=event.revision)
+
+
+def early_priority(early: EarlyFacts, event: PriorityChanged) -> EarlyFacts:
+    """Keeps a priority that arrived before its task."""
+    if event.revision <= early.priority_revision:
+        return early
+    return replace(early, priority=event.priority, priority_revision=event.revision)
+
+
+def on_submitted(event: TaskSubmitted, early: EarlyFacts | None, now: datetime) -> Change:
+    """A new task, queued, with the facts that overtook its submission."""
+    early = early or EarlyFacts(TaskId(event.task_id))
+    changed = early.priority_revision > event.revision
+    task = Task(
+        id=TaskId(event.task_id),
+        owner=event.owner,
+        team=event.team,
+        spec=event.spec,
+        submitted_at=max(min(event.submitted_at, now), now - SUBMITTED_AGO_MAX),
+        priority=early.priority if changed else event.spec.priority,
+        goal=early.goal if early.goal_revision > event.revision else Goal.RUN,
+        goal_now=early.goal_now and early.goal_revision > event.revision,
+        revision=max(event.revision, early.goal_revision, early.priority_revision),
+        goal_revision=max(event.revision, early.goal_revision),
+        priority_revision=max(event.revision, early.priority_revision),
+        version=1,
+        expected_seconds=event.spec.max_run_seconds,
+    )
+    return Change(task, (state_changed(task, TaskState.UNSPECIFIED, now),))
+
+
+def _published(task: Task, now: datetime) -> Change:
+    """A change that moves no state but must be published, such as an observed revision."""
+    after = replace(task, version=task.version + 1)
+    return Change(after, (state_changed(after, task.state, now),))
+
+
+def on_goal_changed(
+    task: Task, event: GoalChanged, now: datetime, settings: PolicySettings
+) -> ChangeOrDrop:
+    """Notes the goal; ``decide`` acts on it.
+
+    A run that is already leaving gets no more time than the new goal allows from now on: otherwise
+    the stop of a run that is being preempted would wait for the longer deadline of the preemption.
+    A goal that ends the run now leaves it no time.
+    """
+    if event.revision <= task.goal_revision:
+        return Drop.OLD_REVISION
+    revision = max(task.revision, event.revision)
+    after = replace(
+        task,
+        goal=event.goal,
+        goal_now=event.now,
+        goal_revision=event.revision,
+        revision=revision,
+    )
+    deadline_at = now + timedelta(seconds=after.ack_seconds(settings))
+    if task.state is not PREEMPTING or not _is_sooner(deadline_at, task.ack_deadline_at):
+        return _published(after, now)
+    after = replace(after, ack_deadline_at=deadline_at)
+    change = _published(after, now)
+    assert task.live_attempt is not None, "a run that is asked to go is live"
+    request = PreemptionRequested(
+        task_id=task.id,
+        attempt=task.live_attempt,
+        reason=reason(ReasonCode.GOAL_STOP if event.goal is Goal.STOP else ReasonCode.GOAL_PAUSE),
+        requested_at=now,
+        deadline_at=deadline_at,
+        silent_deadline_at=after.silent_deadline_at(settings.silent_ack_seconds_max),
+    )
+    return replace(change, messages=(request, *change.messages))
+
+
+def _is_sooner(one: datetime, other: datetime | None) -> bool:
+    return other is None or one < other
+
+
+def on_priority_changed(task: Task, event: PriorityChanged, now: datetime) -> ChangeOrDrop:
+    """Notes the priority; ``decide`` moves a live run to its level (with AUTO it keeps the old
+    one).
+
+    A reservation at the old level ends: the next round decides who gets the nodes, at the level
+    that the task has now.
+    """
+    if event.revision <= task.priority_revision:
+        return Drop.OLD_REVISION
+    loses_nodes = task.promised and event.priority is not task.priority
+    after = replace(
+        task,
+        priority=event.priority,
+        promised=() if loses_nodes else task.promised,
+        level=Priority.UNSPECIFIED if loses_nodes else task.level,
+        priority_revision=event.revision,
+        revision=max(task.revision, event.revision),
+    )
+    return _published(after, now)
+
+
+def on_run_started(task: Task, event: RunStarted, now: datetime) -> ChangeOrDrop:
+    """Every rank of the run has a process."""
+    if event.attempt != task.live_attempt:
+        return Drop.OTHER_ATTEMPT
+    if task.run_started_at is not None:
+        return Drop.DUPLICATE
+    observed = replace(task, listens=task.listens or False)
+    after = started(observed, _plausible(event.started_at, task.assigned_at, now))
+    if after.state is task.state:
+        # It was requested to leave meanwhile; its run time counts all the same.
+        return Change(after)
+    return Change(after, (state_changed(after, task.state, now),))
+
+
+def on_run_listened(task: Task, event: RunListened) -> ChangeOrDrop:
+    """The program of the live run asked for the first time whether to leave. If the run was already
+    requested to leave, it now has the whole deadline, which counts from the request."""
+    if event.attempt != task.live_attempt:
+        return Drop.OTHER_ATTEMPT
+    if task.listens:
+        return Drop.DUPLICATE
+    return Change(replace(task, listens=True))
+
+
+def started(task: Task, at: datetime) -> Task:
+    """The task once every rank has a process."""
+    noted: dict[str, Any] = {
+        "run_started_at": at,
+        "first_started_at": task.first_started_at or at,
+        "start_attempts": 0,
+        "avoids": (),
+    }
+    if (task.state, Trigger.STARTED) not in TRANSITIONS:
+        return replace(task, **noted)
+    again = _resume_point(task, task.began_from_checkpoint) if task.attempt > 1 else {}
+    why = reason(ReasonCode.STARTED, names=None, attempt=task.attempt, **again)
+    return transitioned(task, Trigger.STARTED, why, **noted)
+
+
+def _plausible(at: datetime, since: datetime | None, now: datetime) -> datetime:
+    """The launcher's time if ours allows it: after the event that it followed, and not in the
+    future. Otherwise ``now``.
+
+    The clocks may differ by hours. A run that has just begun would then seem to have used its
+    slice, and equal tasks would preempt each other for ever.
+    """
+    return at if (since is None or since <= at) and at <= now else now
+
+
+def newest(one: Checkpoint | None, other: Checkpoint | None) -> Checkpoint | None:
+    """The checkpoint with the highest number: not the highest step, for a task may go back."""
+    found = [checkpoint for checkpoint in (one, other) if checkpoint is not None]
+    return max(found, key=lambda checkpoint: checkpoint.no, default=None)
+
+
+def on_checkpoint_saved(task: Task, event: CheckpointSaved) -> ChangeOrDrop:
+    """Notes the checkpoint, whichever attempt saved it: it is durable."""
+    if task.checkpoint is not None and event.checkpoint.no <= task.checkpoint.no:
+        return Drop.OLD_CHECKPOINT
+    return Change(replace(task, checkpoint=event.checkpoint))
+
+
+def on_run_exited(
+    task: Task, event: RunExited, now: datetime, settings: PolicySettings
+) -> ChangeOrDrop:
+    """The exit was observed: the exit rule says where the task goes, and its capacity is free."""
+    if event.attempt != task.live_attempt:
+        return Drop.OTHER_ATTEMPT
+    after = exited(task, event, now, settings)
+    return Change(after, (state_changed(after, task.state, now),))
+
+
+def exited(task: Task, event: ExitReport, now: datetime, settings: PolicySettings) -> Task:
+    """The task once no process of its live run is left."""
+    retries_max = task.spec.retry.max_retries
+    # A run that the site cannot start is tried elsewhere, but not for ever, and not at once.
+    lost_start = event.exit.kind is ExitKind.LOST and task.state is STARTING
+    expired = task.state is KILLING and task.reason.code is ReasonCode.START_EXPIRED
+    start_attempts = task.start_attempts + lost_start
+    end = RunEnd(
+        kind=event.exit.kind,
+        state=task.state,
+        goal=task.goal,
+        end_reason=task.end_reason.code if task.end_reason else None,
+        retries_left=task.retries_used < retries_max,
+        starts_used_up=lost_start and start_attempts >= settings.start_attempts_max,
+    )
+    verdict = exit_rule(end, retries_max=retries_max)
+    checkpoint = newest(task.checkpoint, event.checkpoint)
+    return transitioned(
+        task,
+        verdict.trigger,
+        _exit_reason(task, event, verdict, checkpoint),
+        level=Priority.UNSPECIFIED,
+        live_attempt=None,
+        placements=(),
+        assigned_at=None,
+        start_deadline_at=None,
+        run_started_at=None,
+        listens=None,
+        ack_deadline_at=None,
+        preempted_for="",
+        preempt_requested_at=None,
+        end_reason=None,
+        exit=event.exit,
+        unserved_since=now,
+        move_seconds=_move_seconds(task, event, now),
+        checkpoint=checkpoint,
+        run_seconds=task.run_seconds + _run_seconds(task, event, now),
+        attempts_without_progress=_without_progress(task, event, checkpoint),
+        retries_used=task.retries_used + verdict.spends_retry,
+        start_attempts=start_attempts,
+        avoids=_avoids(task, event) if lost_start or expired else task.avoids,
+        not_before_at=_not_before(task, verdict, lost_start, settings, now),
+    )
+
+
+def _avoids(task: Task, event: ExitReport) -> tuple[str, ...]:
+    """The nodes that the next start avoids while others could hold the task.
+
+    Those are the nodes of ranks whose end nobody observed, as far as that is known. The newest
+    failures come first: they count if there are too many, or if the other nodes cannot hold the
+    task.
+    """
+    by_rank = {placement.rank: placement.node_id for placement in task.placements}
+    ended = {
+        rank.rank for rank in event.exit.ranks if rank.code is not None or rank.signal is not None
+    }
+    failed = {node_id for rank, node_id in by_rank.items() if rank not in ended}
+    failed = failed or set(by_rank.values())
+    older = [node_id for node_id in task.avoids if node_id not in failed]
+    kept = max(0, AVOIDED_MAX - len(failed))
+    return (*sorted(failed)[:AVOIDED_MAX], *older[:kept])
+
+
+def _run_seconds(task: Task, event: ExitReport, now: datetime) -> float:
+    if task.run_started_at is None:
+        return 0.0
+    ended_at = _plausible(event.exit.exited_at, task.run_started_at, now)
+    return max(0.0, (ended_at - task.run_started_at).total_seconds())
+
+
+def _move_seconds(task: Task, event: ExitReport, now: datetime) -> float | None:
+    """What a move costs this task: its start and its release, as last measured."""
+    if event.exit.kind is not ExitKind.PREEMPTED or task.preempt_requested_at is None:
+        return task.move_seconds
+    ended_at = _plausible(event.exit.exited_at, task.preempt_requested_at, now)
+    seconds = (ended_at - task.preempt_requested_at).total_seconds()
+    if task.run_started_at is not None and task.assigned_at is not None:
+        seconds += (task.run_started_at - task.assigned_at).total_seconds()
+    measured = min(max(0.0, seconds), MOVE_SECONDS_MAX)
+    # One slow disk on one day is not the task's nature.
+    return measured if task.move_seconds is None else (task.move_seconds + measured) / 2
+
+
+def _without_progress(task: Task, event: ExitReport, checkpoint: Checkpoint | None) -> int:
+    """The number of attempts in a row that worked and left no newer checkpoint."""
+    if checkpoint is not None and checkpoint.no > task.began_from_checkpoint:
+        return 0
+    worked = task.run_started_at is not None or any(
+        rank.code is not None or rank.signal is not None for rank in event.exit.ranks
+    )
+    return task.attempts_without_progress + worked
+
+
+def _not_before(
+    task: Task, verdict: ExitVerdict, lost_start: bool, settings: PolicySettings, now: datetime
+) -> datetime | None:
+    """When the next start may be tried; None: at once. Each retry, and each start after a lost one,
+    waits twice as long as the one before, up to the maximum."""
+    if not (verdict.spends_retry or lost_start):
+        return None
+    doublings = min(task.start_attempts if lost_start else task.retries_used, 30)
+    delay = settings.retry_delay_seconds * 2.0**doublings
+    return now + timedelta(seconds=min(delay, settings.retry_delay_seconds_max))
+
+
+def _resume_point(task: Task, checkpoint_no: int) -> dict[str, float]:
+    """Where a later attempt resumes, for its reason: at a step, or at the beginning. Nobody knows
+    what a program saves that is requested to leave by a signal."""
+    if task.preempt_mode is PreemptMode.SIGNAL:
+        return {}
+    if not checkpoint_no:
+        return {"from_beginning": 1}
+    saved = task.checkpoint
+    return {"step": saved.step} if saved is not None and saved.no == checkpoint_no else {}
+
+
+def _exit_reason(
+    task: Task, event: ExitReport, verdict: ExitVerdict, checkpoint: Checkpoint | None
+) -> Reason:
+    if verdict.trigger is Trigger.EXIT_FAILED and task.end_reason is not None:
+        return task.end_reason
+    names = {"detail": event.exit.detail[:200]} if event.exit.detail else {}
+    retries = task.retries_used if verdict.code is ReasonCode.RETRIES_USED_UP else None
+    used_up = verdict.code is ReasonCode.START_ATTEMPTS_USED_UP
+    attempts = task.start_attempts + 1 if used_up else None
+    code, again = verdict.code, {}
+    if code in (ReasonCode.RUN_KILLED, ReasonCode.RUN_LOST) and task.run_started_at is not None:
+        again = _resume_point(
+            replace(task, checkpoint=checkpoint), checkpoint.no if checkpoint else 0
+        )
+    if code is ReasonCode.RUN_KILLED and task.reason.code is ReasonCode.NEVER_ASKED:
+        code = ReasonCode.NEVER_ASKED
+    return reason(
+        code, names=names, attempt=event.attempt, retries=retries, attempts=attempts, **again
+    )

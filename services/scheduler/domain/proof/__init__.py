@@ -1,1 +1,0 @@
-"""Every plan is checked before it is committed, by code that shares nothing with what made it."""

@@ -1,0 +1,188 @@
+"""Faults of what is given: nodes that do not suit, gangs that cross, promises that are no gang."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from libs.contracts.messages import Placement, Priority, ReasonCode
+from libs.contracts.reasons import render
+from services.scheduler.domain.check.violations import Fault
+from services.scheduler.domain.decide import decide
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model.decisions import Assign, Hold, Plan, Reject
+from services.scheduler.domain.model.group_policy import GroupPolicy
+from services.scheduler.domain.model.rows import Task
+from tests.builders import a_node, a_snapshot, a_spec, a_task, at, running
+from tests.services.scheduler.domain.check.test_check import (
+    ALL,
+    WHY,
+    changed,
+    faults,
+    good,
+    the_snapshot,
+)
+
+LABELS = {"gpu": "a100"}
+
+
+def picky(promised: bool, **asked: Any) -> tuple[Snapshot, Plan]:
+    """A task that asks for something of its node, and a plan that gives or promises it one."""
+    nodes = [a_node("n0", labels=LABELS, taints=("old=yes",))]
+    others = [running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=0)]
+    task = a_task("picky", spec=a_spec(priority=Priority.HIGH))
+    plan = good(a_snapshot([task, *(others if promised else ())], [a_node("n0")]))
+    task = replace(task, spec=a_spec(priority=Priority.HIGH, **asked))
+    return a_snapshot([task, *(others if promised else ())], nodes), plan
+
+
+@pytest.mark.parametrize("promised", [False, True])
+def test_nodes_that_do_not_suit(promised: bool) -> None:
+    tolerant = {"selector": LABELS, "tolerations": ("old",)}
+    assert faults(*picky(promised, **tolerant)) == set()
+    assert faults(*picky(promised, tolerations=("old=yes",))) == set()
+    for asked in (
+        {"selector": LABELS},
+        {"selector": {"gpu": "h100"}, "tolerations": ("old",)},
+        {"selector": {"disk": "fast"}, "tolerations": ("old",)},
+        {"tolerations": ("old=no",)},
+    ):
+        assert faults(*picky(promised, **asked)) == {Fault.NOT_SUITING}
+
+
+def test_a_promise_of_less_than_the_gang_or_of_a_node_that_takes_nothing() -> None:
+    plan = good(the_snapshot())
+    (held,) = [each for each in plan.decisions if isinstance(each, Hold) and each.reserved]
+    placements = held.reserved or ()
+    for changes, fault in (
+        ({"gpus": (0, 1)}, Fault.GANG),
+        ({"node_id": "cordoned"}, Fault.NODE),
+        ({"node_id": "other"}, Fault.NODE),
+    ):
+        other = replace(held, reserved=(placements[0].model_copy(update=changes),))
+        others = [each for each in plan.decisions if each is not held]
+        assert fault in faults(the_snapshot(), replace(plan, decisions=(*others, other)))
+
+
+def zones(*tasks: Task, most: int, promised: Task | None = None) -> Snapshot:
+    """Two zones of two nodes each, and how many gangs may lie in both."""
+    nodes = [a_node(f"{zone}{place}", labels={"zone": zone}) for zone in "ab" for place in (0, 1)]
+    policy = GroupPolicy("default", policy="backfill", cross_zone_gangs_max=most)
+    more = [] if promised is None else [promised]
+    return a_snapshot([*tasks, *more], nodes, policies=[policy])
+
+
+def test_gangs_that_cross_zones_are_counted() -> None:
+    there = running(a_task("there", nodes=2), {"a0": ALL, "b0": ALL}, since=0)
+    comes = a_task("comes", nodes=2)
+    # One lies across already: another may, if two may.
+    plan = good(zones(there, comes, most=2))
+    assert [each.task_id for each in plan.decisions if isinstance(each, Assign)] == ["comes"]
+    assert faults(zones(there, comes, most=1), plan) == {Fault.CROSSING}
+    assert not any(isinstance(d, Assign) for d in good(zones(there, comes, most=1)).decisions)
+    # None may: not even the first, and not one that is only promised its nodes.
+    alone = zones(comes, running(a_task("a", priority=Priority.LOW), {"a0": ALL}), most=0)
+    assert [d.task_id for d in good(alone).decisions if isinstance(d, Assign)] == ["comes"]
+    crossing = (
+        Placement(rank=0, role="worker", node_id="a1", gpus=ALL),
+        Placement(rank=1, role="worker", role_index=1, node_id="b0", gpus=ALL),
+    )
+    across = changed(good(alone), "comes", lambda d: replace(d, placements=crossing))
+    assert faults(alone, across) == {Fault.CROSSING}
+    hold = Hold(comes.id, WHY, accepted=True, reserved=crossing, level=Priority.NORMAL)
+    kept = replace(good(alone), decisions=(hold,))
+    assert faults(alone, kept) == {Fault.CROSSING}
+
+
+def test_a_promise_across_zones_is_kept_when_fewer_may_cross_from_now_on() -> None:
+    """It was counted when it was made; the next one is not made."""
+    crossing = (
+        Placement(rank=0, role="worker", node_id="a1", gpus=ALL),
+        Placement(rank=1, role="worker", role_index=1, node_id="b0", gpus=ALL),
+    )
+    waits = replace(a_task("waits", nodes=2), promised=crossing, level=Priority.NORMAL)
+    plan = good(zones(a_task("comes", nodes=2), most=0, promised=waits))
+    assert [each.task_id for each in plan.decisions if isinstance(each, Assign)] == ["waits"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (
+            {"selector": {"gpu": "h100"}, "tolerations": ("old",)},
+            "no nodes of group default with the labels gpu=h100 could ever hold 1 whole node",
+        ),
+        (
+            {"selector": {"gpu": "h100"}},
+            (
+                "no nodes of group default with the labels gpu=h100 and without taints that it does"
+                " not tolerate (old=yes) could ever hold 1 whole node"
+            ),
+        ),
+        (
+            {},
+            (
+                "no nodes of group default without taints that it does not tolerate (old=yes) could"
+                " ever hold 1 whole node"
+            ),
+        ),
+        (
+            {"nodes": 2, "selector": LABELS, "tolerations": ("old",)},
+            "no nodes of group default could ever hold 2 whole nodes",
+        ),
+    ],
+)
+def test_what_never_fits_names_the_cause(asked: dict[str, Any], sentence: str) -> None:
+    """The selector or the taints if without them it would fit, else nothing but the size."""
+    task = a_task("picky", spec=a_spec(**asked), accepted=False)
+    nodes = [a_node("n0", labels=LABELS, taints=("old=yes",))]
+    plan = decide(a_snapshot([task], nodes), at(10))
+    (reject,) = [each for each in plan.decisions if isinstance(each, Reject)]
+    assert reject.reason.code is ReasonCode.NEVER_FITS
+    assert render(reject.reason) == sentence
+
+
+def test_what_fits_no_more_names_the_cause_too() -> None:
+    """Of a task that once fitted; the nodes with its label are away."""
+    task = a_task("picky", spec=a_spec(selector=LABELS))
+    nodes = [a_node("n0", labels=LABELS, ready=False), a_node("n1")]
+    plan = decide(a_snapshot([task], nodes), at(10))
+    assert render(plan.explanations["picky"]) == (
+        "waits for nodes to come back: those of group default with the labels gpu=a100 cannot"
+        " hold 1 whole node now"
+    )
+
+
+def test_a_promise_is_void_when_its_node_suits_no_longer() -> None:
+    """A taint that comes between the promise and the start keeps new runs away."""
+    low = replace(running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=0))
+    waits = a_task("waits", priority=Priority.HIGH)
+    plan = good(a_snapshot([low, waits], [a_node("n0")]))
+    (held,) = [each for each in plan.decisions if isinstance(each, Hold)]
+    kept = replace(waits, promised=held.reserved or (), level=Priority.HIGH)
+    tainted = a_snapshot([kept], [a_node("n0", taints=("old",)), a_node("n1")])
+    (start,) = [each for each in good(tainted).decisions if isinstance(each, Assign)]
+    assert [each.node_id for each in start.placements] == ["n1"]
+
+
+def test_more_memory_than_is_left() -> None:
+    """Of a start or of a promise; the cpus alike."""
+    for asked, offered in (
+        ({"memory_bytes": 6}, {"memory_bytes": 10}),
+        ({"cpus": 0.6}, {"cpus": 1}),
+    ):
+        there = running(a_task("there", spec=a_spec(gpus=1, **asked)), {"n0": (0,)})
+        comes = a_task("comes", spec=a_spec(gpus=1, **asked))
+        plan = good(a_snapshot([comes], [a_node("n0")]))
+        beside = changed(
+            plan,
+            "comes",
+            lambda d: replace(d, placements=(d.placements[0].model_copy(update={"gpus": (1,)}),)),
+        )
+        snapshot = a_snapshot([there, comes], [a_node("n0", **offered)])
+        assert faults(snapshot, beside) == {Fault.TOO_FULL}
+        place = (Placement(rank=0, role="worker", node_id="n0", gpus=(1,)),)
+        hold = Hold(comes.id, WHY, accepted=True, reserved=place, level=Priority.NORMAL)
+        assert faults(snapshot, replace(plan, decisions=(hold,))) == {Fault.TOO_FULL}

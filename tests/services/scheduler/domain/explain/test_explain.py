@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from libs.contracts.messages import (
+    ExplainReply,
+    Goal,
+    PreemptMode,
+    Priority,
+    ReasonCode,
+    TaskState,
+)
+from services.scheduler.domain.allocate import Allocation
+from services.scheduler.domain.decide import decide
+from services.scheduler.domain.explain.explanation import BOUNDS, explain
+from services.scheduler.domain.explain.group_simulation import Bounds
+from services.scheduler.domain.facts.index import Index
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model.changes import applied
+from services.scheduler.domain.model.group_policy import (
+    GroupPolicy,
+    PolicySettings,
+    Timeshare,
+    VirtualCluster,
+)
+from services.scheduler.domain.model.rows import Inventory, Limit, Node, Task
+from services.scheduler.domain.round import Round
+from tests.builders import (
+    START,
+    a_limit,
+    a_node,
+    a_snapshot,
+    a_spec,
+    a_task,
+    at,
+    played,
+    running,
+    some_nodes,
+)
+from tests.services.scheduler.domain.explain.copies import Copies, copy_of
+
+ALL = tuple(range(8))
+
+
+def about(
+    task_id: str,
+    *tasks: Task,
+    nodes: list[Node] | int = 1,
+    limits: tuple[Limit, ...] = (),
+    listed: bool = True,
+    settings: PolicySettings | None = None,
+) -> ExplainReply:
+    """Decide once, then explain; first come, first served, unless said otherwise."""
+    some = some_nodes(nodes) if isinstance(nodes, int) else nodes
+    settings = settings or PolicySettings(policy="fifo")
+    snapshot = a_snapshot(tasks, some, limits=limits, listed=listed, settings=settings)
+    after = played(snapshot, decide(snapshot, at(10)))
+    return explain(copy_of(after.index), after.tasks[task_id], at(12), Copies()).reply
+
+
+BUSY = running(a_task("busy"), {"n0": ALL})
+
+
+def test_a_task_that_waits_for_capacity() -> None:
+    reply = about("b", BUSY, a_task("b", submitted=1), a_task("c", submitted=2))
+    assert reply.reason is not None
+    assert reply.reason.code is ReasonCode.WAITS_FOR_CAPACITY
+    assert (reply.position, reply.queue_length) == (1, 2)
+    assert reply.remedies == (
+        (
+            "raise its priority to above_normal (`shiftwork priority b above_normal`):"
+            " 1 run would be asked to go (busy)"
+        ),
+        "1 run ends: busy",
+    )
+    assert reply.explained_at == at(12)
+
+
+def test_the_place_in_line_is_counted_in_the_tasks_group_with_auto_tasks() -> None:
+    tasks = [
+        BUSY,
+        a_task("d", group="dev", submitted=0),
+        a_task("auto", priority=Priority.AUTO, submitted=1),
+        a_task("me", submitted=2),
+        a_task("high", priority=Priority.HIGH, nodes=2, submitted=3),
+    ]
+    nodes = [a_node("n0"), a_node("n1", schedulable=False), a_node("d0", group="dev", ready=False)]
+    reply = about("me", *tasks, nodes=nodes)
+    assert (reply.position, reply.queue_length) == (3, 3)
+    # Neither a node that comes back nor a queue without the two before it is enough: "high" needs
+    # both nodes, and "busy" runs on.
+    assert reply.remedies == (
+        (
+            "raise its priority to above_normal (`shiftwork priority me above_normal`):"
+            " 1 run would be asked to go (busy)"
+        ),
+    )
+
+
+def test_a_task_that_waits_for_victims_names_them() -> None:
+    low = running(a_task("low", priority=Priority.LOW), {"n0": ALL})
+    reply = about("hi", low, a_task("hi", priority=Priority.HIGH))
+    assert reply.victims == ("low",)
+    assert reply.remedies == (
+        "the run that still holds what it is promised ends",
+        "at the latest in 58 s it is ended by force",
+    )
+
+
+def test_a_task_that_waits_for_quota_hears_the_numbers() -> None:
+    held = running(a_task("held", gpus=4), {"n0": (0, 1, 2, 3)})
+    reply = about("q", held, a_task("q", gpus=4), limits=(a_limit(6, user="ann"),))
+    assert reply.remedies == (
+        "2 of the 4 GPUs held under this quota come free",
+        "raise the quota from 6 to 8 GPUs (`shiftwork quota set --user ann --gpus 8`)",
+        # A run of the same owner makes room in the quota for the owner's higher task.
+        (
+            "raise its priority to above_normal (`shiftwork priority q above_normal`):"
+            " 1 run would be asked to go (held)"
+        ),
+    )
+
+
+def test_a_quota_that_can_never_be_met_is_not_waited_for() -> None:
+    reply = about("q", a_task("q", gpus=4), limits=(a_limit(2, user="ann"),))
+    assert reply.remedies == (
+        "raise the quota from 2 to 4 GPUs (`shiftwork quota set --user ann --gpus 4`)",
+    )
+
+
+def test_a_retry_says_when() -> None:
+    task = replace(a_task("r", spec=a_spec(retries=2)), not_before_at=at(40), retries_used=1)
+    assert about("r", task).remedies == (
+        "the retry time comes in 28 s",
+        "pause and resume it to try at once (`shiftwork pause r`, then `shiftwork resume r`)",
+    )
+
+
+def test_protected_runs_say_until_when() -> None:
+    low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=0)
+    settings = PolicySettings(policy="fifo", protected_seconds=60)
+    reply = about("hi", low, a_task("hi", priority=Priority.HIGH), settings=settings)
+    assert "1 lower run may be preempted from 2026-01-01 00:01:00Z" in reply.remedies
+
+
+def test_a_cluster_that_is_too_small_says_what_is_away() -> None:
+    away = about("w", a_task("w"), nodes=[a_node("n0", ready=False)])
+    assert away.remedies == ("nodes that are cordoned or not ready come back: n0",)
+    both = [a_node("n0"), a_node("n1", schedulable=False)]
+    cordoned = about("w", running(a_task("busy"), {"n1": ALL}), a_task("w", nodes=2), nodes=both)
+    assert cordoned.remedies[0] == (
+        "nodes that are cordoned or not ready come back: n1 (`shiftwork node uncordon n1`);"
+        " and 1 run ends: busy"
+    )
+    sick = about("w", a_task("w"), nodes=[a_node("n0", unusable=(0,))])
+    assert sick.remedies == ("GPUs that must not be used become usable: on n0",)
+    gone = about("w", a_task("w"), nodes=[a_node("n0", removed=True)])
+    assert gone.remedies == ("a node is added to group default",)
+
+
+def test_before_the_inventory_is_known() -> None:
+    reply = about("w", a_task("w", accepted=False), nodes=[], listed=False)
+    assert reply.remedies == ("the launcher lists its nodes",)
+
+
+def test_a_running_task_waits_for_nothing() -> None:
+    reply = about("busy", BUSY)
+    assert (reply.state, reply.position, reply.queue_length) == (TaskState.RUNNING, 0, 0)
+    assert (reply.victims, reply.remedies) == ((), ())
+
+
+def test_a_paused_task_and_one_that_loses_its_work() -> None:
+    paused = replace(a_task("p", goal=Goal.PAUSE), state=TaskState.PAUSED)
+    assert about("p", paused).remedies == ("resume it (`shiftwork resume p`)",)
+    loses = replace(BUSY, attempts_without_progress=3)
+    assert about("busy", loses).remedies == (
+        "save checkpoints more often: 3 attempts in a row ended without a newer one",
+    )
+
+
+def shared(
+    *tasks: Task, policy: GroupPolicy, nodes: int = 2, limits: tuple[Limit, ...] = ()
+) -> Index:
+    """An index that has decided once at ten seconds, as the loop does."""
+    index = Index(PolicySettings())
+    index.apply(put=[policy, *some_nodes(nodes), *limits, Inventory("process", (), START)])
+    index.apply(put=tasks)
+    for _ in range(3):
+        plan = decide(Snapshot.view(index), at(10))
+        index.settle(plan)
+        index.apply(put=plan.ledgers)
+        for decision in plan.decisions:
+            after = applied(index.tasks[decision.task_id], decision, at(10)).task
+            index.apply(put=[after])
+    return index
+
+
+def told(index: Index, task_id: str, now: float = 12.0, bounds: Bounds = BOUNDS) -> ExplainReply:
+    return explain(copy_of(index), index.tasks[task_id], at(now), Copies(), bounds).reply
+
+
+TIMESHARE = GroupPolicy("default")
+
+
+def test_the_place_in_the_order_is_the_sorted_lists() -> None:
+    """However the tasks lie in queues: counted by bisection, it is what sorting them says."""
+    levels = (Priority.LOW, Priority.NORMAL, Priority.HIGH, Priority.AUTO)
+    tasks = [
+        a_task(
+            f"t{number}",
+            submitted=number * 7 % 10,
+            owner=f"u{number % 5}",
+            nodes=2 + number % 3,
+            priority=levels[number % 4],
+        )
+        for number in range(40)
+    ]
+    holds = [running(a_task("x", priority=Priority.EXTREME_HIGH), {"n0": ALL})]
+    for policy in ("timeshare", "fifo", "backfill", "rotation"):
+        index = shared(
+            *holds,
+            *tasks,
+            policy=GroupPolicy("default", policy=policy),
+            nodes=4,
+            limits=(a_limit(6, user="u1"), a_limit(8, priority=Priority.HIGH)),
+        )
+        waiting = [t for t in index.tasks.values() if t.state is TaskState.QUEUED]
+        sharing = Allocation(Round(Snapshot.view(index), at(12)), index.pools["default"], [], [])
+        order = sorted(sharing.entry(t)[:3] for t in waiting if not t.promised)
+        promised = len(index.pools["default"].promised)
+        for place, (_, _, task_id) in enumerate(order):
+            reply = told(index, task_id, bounds=Bounds(trials_max=0, rounds_max=0))
+            assert reply.order is not None
+            before = reply.order.above + reply.order.before
+            assert place <= before <= place + promised, (policy, task_id)
+            assert reply.position == before + 1
+            assert reply.queue_length == len(waiting)
+
+
+def test_the_key_is_told_in_its_parts() -> None:
+    index = shared(
+        BUSY,
+        a_task("first", submitted=0, nodes=2, owner="bob"),
+        a_task("second", submitted=5, nodes=2, owner="bob"),
+        policy=TIMESHARE,
+    )
+    order = told(index, "second").order
+    assert order is not None
+    assert (order.level, order.policy, order.before) == (Priority.NORMAL, "timeshare", 1)
+    assert order.submitted_at == at(5)
+    assert order.tag_seconds > 0
+    parts = at(5).timestamp() + order.tag_seconds + order.delay_seconds
+    assert order.key == pytest.approx(parts)
+
+
+def test_who_was_chosen_and_what_is_promised() -> None:
+    low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=-90)
+    cheap = running(a_task("cheap", priority=Priority.LOW), {"n1": ALL}, since=-30)
+    reply = told(shared(low, cheap, a_task("hi"), policy=TIMESHARE), "hi")
+    (chosen,) = reply.chosen
+    assert (chosen.task_id, chosen.level, chosen.nodes) == ("cheap", Priority.LOW, 1.0)
+    # 40 s since it began, and a restart of 60 s.
+    assert chosen.cost_node_seconds == 100.0
+    assert chosen.deadline_at == at(70)
+    assert chosen.why.startswith("level low is below normal")
+    (kept,) = reply.promised
+    assert (kept.node_id, kept.gpus, kept.held_by) == ("n1", ALL, ("cheap",))
+    assert reply.forecast is not None
+    assert reply.forecast.starts_at == at(70)
+
+
+def test_a_run_that_makes_room_names_the_task() -> None:
+    low = running(a_task("low", priority=Priority.LOW), {"n0": ALL})
+    index = shared(low, a_task("hi"), policy=TIMESHARE, nodes=1)
+    assert told(index, "low").beneficiary == "hi"
+
+
+def test_a_virtual_cluster_says_what_it_holds() -> None:
+    clusters = (VirtualCluster("red", 1.0, teams=("vision",), nodes_max=1.0),)
+    held = running(a_task("held"), {"n0": ALL})
+    policy = GroupPolicy("default", policy="backfill", virtual_clusters=clusters)
+    reply = told(shared(held, a_task("more"), policy=policy), "more")
+    assert reply.reason is not None
+    assert reply.reason.code is ReasonCode.WAITS_FOR_VIRTUAL_CLUSTER
+    assert reply.remedies == (
+        "1 node of the 1 held by virtual cluster red come free",
+        "raise the most that virtual cluster red may hold from 1 to 2 nodes",
+        # Its owner's own run goes for it then.
+        (
+            "raise its priority to above_normal (`shiftwork priority more above_normal`):"
+            " 1 run would be asked to go (held)"
+        ),
+    )
+    order = reply.order
+    assert order is not None
+    assert (order.virtual_cluster, order.guaranteed_nodes, order.held_nodes) == ("red", 1, 1)
+    assert not order.covered
+
+
+def test_a_turn_that_cannot_be_paid_says_when_it_can() -> None:
+    policy = GroupPolicy("default", timeshare=Timeshare(budget_share=0.1))
+    index = shared(
+        replace(running(a_task("runs", mode=PreemptMode.KILL), {"n0": ALL}, since=-90_000)),
+        policy=policy,
+        nodes=1,
+    )
+    index.apply(put=[replace(index.ledgers["default"], tokens=40.0, tokens_at=at(10))])
+    index.apply(put=[a_task("new", submitted=11, owner="bob")])
+    reply = told(index, "new", 11)
+    (turn,) = [each for each in reply.remedies if each.startswith("its turn")]
+    # A full account of 4 restarts of 60 s pays for everything; 200 are missing, a tenth a second.
+    assert turn.startswith(f"its turn comes at {at(11 + 1999):%Y-%m-%d %H:%M:%SZ}: 1 run of level")
+    assert turn.endswith(
+        "; the budget for such losses holds 40 s of one node's time now, and enough by then"
+    )

@@ -1,0 +1,293 @@
+"""What ``explain`` says is what the scheduler then does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libs.contracts.messages import ExitKind, Priority, ReasonCode, TaskState
+from services.scheduler.domain.decide import decide
+from services.scheduler.domain.explain.explanation import Explanation, explain
+from services.scheduler.domain.explain.group_simulation import Bounds
+from services.scheduler.domain.explain.remedies import Change
+from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.model.group_policy import (
+    GroupPolicy,
+    PolicySettings,
+    Timeshare,
+    VirtualCluster,
+)
+from services.scheduler.domain.model.lifecycle import QUEUED, STARTING
+from services.scheduler.domain.model.rows import Limit, Node, Task
+from tests.builders import START, a_limit, a_node, a_task, running, some_nodes
+from tests.services.scheduler.domain.explain.copies import Copies, copy_of
+from tests.services.scheduler.domain.stage import Stage
+
+ALL = tuple(range(8))
+ROUNDS_MAX = 3_000
+
+
+class Real(Stage):
+    """The scheduler and everybody else, as they go on when nothing new comes: runs start when they
+    are placed, end at their limits, and take all the time to save that they are given."""
+
+    ends: dict[str, float]
+
+    def rest(self) -> None:
+        for _ in range(ROUNDS_MAX):
+            plan = decide(Snapshot.view(self.index), self.now)
+            self.index.settle(plan)
+            self.due = None if plan.due_at is None else (plan.due_at - START).total_seconds()
+            if not plan.decisions and not plan.ledgers:
+                return
+            self.commit(plan)
+            self.begin()
+        raise AssertionError("no rest")
+
+    def begin(self) -> None:
+        for task in list(self.tasks.values()):
+            if task.state is STARTING:
+                self.start(task.id)
+
+    def over_at(self, task: Task) -> float:
+        """When a run is over."""
+        if task.state is TaskState.KILLING:
+            return self.seconds
+        ends = float("inf")
+        if task.expected_seconds is not None and task.run_started_at is not None:
+            began = (task.run_started_at - START).total_seconds()
+            ends = began + task.expected_seconds - task.run_seconds
+        if task.ack_deadline_at is not None:
+            ends = min(ends, (task.ack_deadline_at - START).total_seconds())
+        return max(self.seconds, ends)
+
+    def until_started(self, task_id: str) -> float | None:
+        """Go on until a task starts: when; None: it never does."""
+        self.begin()
+        for _ in range(ROUNDS_MAX):
+            self.rest()
+            if self.tasks[task_id].state is not QUEUED:
+                return self.seconds
+            ends = {each.id: self.over_at(each) for each in self.tasks.values() if each.holds}
+            moment = min([*ends.values(), float("inf") if self.due is None else self.due])
+            if moment == float("inf"):
+                return None
+            self.seconds = max(self.seconds, moment)
+            for each in sorted(ends, key=lambda each: ends[each]):
+                if ends[each] <= self.seconds:
+                    self.exit(each, self.kind(self.tasks[each]))
+        return None
+
+    def kind(self, task: Task) -> ExitKind:
+        if task.state is TaskState.KILLING:
+            return ExitKind.KILLED
+        asked = task.state is TaskState.PREEMPTING and task.ack_deadline_at is not None
+        return ExitKind.PREEMPTED if asked and task.ack_deadline_at <= self.now else ExitKind.OK  # type: ignore[operator]
+
+
+def real(
+    policy: GroupPolicy | str,
+    *tasks: Task,
+    nodes: int | list[Node] = 2,
+    limits: tuple[Limit, ...] = (),
+    protected: float = 0.0,
+) -> Real:
+    """A world that has come to rest at ten seconds."""
+    group = GroupPolicy("default", policy=policy) if isinstance(policy, str) else policy
+    stage = Real(
+        some_nodes(nodes) if isinstance(nodes, int) else nodes,
+        settings=PolicySettings(protected_seconds=protected),
+        policies=[group],
+        limits=limits,
+        oracle=False,
+    )
+    stage.put(*tasks)
+    stage.seconds = 10.0
+    stage.rest()
+    return stage
+
+
+def explained(stage: Stage, task_id: str, bounds: Bounds | None = None) -> Explanation:
+    index = copy_of(stage.index)
+    return explain(index, stage.tasks[task_id], stage.now, Copies(), bounds or Bounds(trials_max=0))
+
+
+def starts(stage: Stage, task_id: str) -> float | None:
+    found = explained(stage, task_id).reply.forecast
+    assert found is not None
+    return None if found.starts_at is None else (found.starts_at - START).total_seconds()
+
+
+def runs(task_id: str, *on: str, ends: float | None, since: float = -100.0, **told: Any) -> Task:
+    task = running(a_task(task_id, nodes=len(on), **told), dict.fromkeys(on, ALL), since=since)
+    return replace(task, expected_seconds=None if ends is None else ends - since)
+
+
+def waits(task_id: str, *, takes: float | None = None, **told: Any) -> Task:
+    return replace(a_task(task_id, **told), expected_seconds=takes)
+
+
+# What used to be said wrong.
+
+
+def zoned(count: int) -> list[Node]:
+    return [
+        a_node(f"{zone}{number}", labels={"zone": zone}) for zone in "ab" for number in range(count)
+    ]
+
+
+def test_a_gang_that_must_cross_zones_waits_for_the_one_that_crosses_now() -> None:
+    """One gang may cross at a time: four nodes are free at 100, but ``crosses`` runs until 1000."""
+    stage = real(
+        "backfill",
+        runs("crosses", "a0", "b0", ends=1000),
+        runs("short", "a1", "a2", ends=100),
+        waits("wide", nodes=4, submitted=5),
+        nodes=zoned(3),
+    )
+    assert starts(stage, "wide") == 1000
+    assert stage.until_started("wide") == 1000
+
+
+def test_a_task_whose_plan_was_not_committed_starts_with_the_next_decision() -> None:
+    stage = real("fifo", nodes=1)
+    stage.put(waits("next"))
+    # A round is settled, and its plan is lost before it is committed.
+    stage.index.settle(decide(Snapshot.view(stage.index), stage.now))
+    task = stage.tasks["next"]
+    reply = explain(stage.index, task, stage.now, Copies()).reply
+    assert reply.remedies == ("nothing: it starts with the next decision",)
+    assert reply.forecast is not None
+    assert reply.forecast.starts_at == stage.now
+    assert reply.reason is not None
+    assert reply.reason.code is ReasonCode.QUEUED
+
+
+def test_a_promise_that_a_task_of_raised_priority_takes_is_not_counted_on() -> None:
+    """``low`` is promised the node when ``raised``, which waits behind it, becomes the first."""
+    stage = real(
+        "fifo",
+        runs("idle", "n0", ends=None, priority=Priority.IDLE),
+        waits("low", priority=Priority.LOW, takes=50, submitted=1),
+        waits("raised", priority=Priority.LOW, takes=500, submitted=2),
+        nodes=1,
+    )
+    assert stage.tasks["low"].promised
+    assert starts(stage, "low") == 70
+    stage.rank("raised", Priority.HIGH)
+    assert starts(stage, "low") == 570
+    assert starts(stage, "raised") == 70
+    assert stage.until_started("low") == 570
+
+
+def test_a_task_that_the_flood_guard_holds_back_says_so() -> None:
+    policy = GroupPolicy("default", timeshare=Timeshare(flood_guard=True, adapt_times=False))
+    flood = [waits(f"f{n:03d}", takes=40_000, submitted=n / 100) for n in range(400)]
+    holds = [runs(f"h{n}", f"n{n}", ends=30_000 + n) for n in range(3)]
+    stage = real(policy, *holds, *flood, waits("other", owner="bob", nodes=3), nodes=4)
+    held_back = [
+        task.id
+        for task in stage.tasks.values()
+        if task.reason.code is ReasonCode.WAITS_FOR_SHARE and not task.promised
+    ]
+    assert held_back
+    reply = explained(stage, held_back[0]).reply
+    assert reply.reason == stage.tasks[held_back[0]].reason
+
+
+def test_a_run_that_a_guarantee_will_cover_is_not_counted_on() -> None:
+    """``second`` borrows until ``first`` ends; from then on red's guarantee covers it, so nobody
+    takes its node when its protection is over."""
+    red = VirtualCluster("red", 1.0, users=("red",))
+    policy = GroupPolicy("default", policy="fifo", virtual_clusters=(red,), protected_seconds=300.0)
+    stage = real(
+        policy,
+        runs("first", "n0", ends=100, owner="red", priority=Priority.LOW, since=-90),
+        runs("second", "n1", ends=2000, owner="red", priority=Priority.LOW, since=-80),
+        waits("one", owner="bob", takes=5000, submitted=1),
+        waits("two", owner="bob", takes=100, submitted=2),
+    )
+    assert starts(stage, "two") == 2000
+    assert stage.until_started("two") == 2000
+
+
+# For whatever small world.
+
+PRIORITIES = st.sampled_from([Priority.LOW, Priority.NORMAL, Priority.HIGH, Priority.AUTO])
+POLICIES = st.sampled_from(["fifo", "backfill", "easy", "timeshare", "rotation"])
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> Real:
+    """Tasks with limits of their own in a group of any policy, at rest."""
+    name = draw(POLICIES)
+    clusters = (VirtualCluster("red", 1.0, users=("red",), nodes_max=2.0),)
+    policy = GroupPolicy(
+        "default",
+        policy=name,
+        virtual_clusters=clusters if draw(st.booleans()) else (),
+        timeshare=Timeshare(flood_guard=draw(st.booleans())),
+    )
+    nodes = zoned(2) if draw(st.booleans()) else some_nodes(3)
+    limits = (a_limit(draw(st.sampled_from([8, 16])), user="ann"),) if draw(st.booleans()) else ()
+    tasks = [
+        waits(
+            f"t{number}",
+            nodes=draw(st.integers(1, 3)),
+            gpus=draw(st.sampled_from([None, None, 4])),
+            takes=float(draw(st.integers(1, 60)) * 100),
+            priority=draw(PRIORITIES),
+            owner=draw(st.sampled_from(["ann", "bob", "red"])),
+            submitted=number,
+        )
+        for number in range(draw(st.integers(2, 9)))
+    ]
+    return real(
+        policy, *tasks, nodes=nodes, limits=limits, protected=draw(st.sampled_from([0.0, 120.0]))
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(worlds(), st.randoms(use_true_random=False))
+def test_when_nothing_new_comes_it_happens_as_was_forecast(stage: Real, random: Any) -> None:
+    queued = [task.id for task in stage.tasks.values() if task.state is QUEUED]
+    if not queued:
+        return
+    task_id = random.choice(queued)
+    said = starts(stage, task_id)
+    found = stage.until_started(task_id)
+    assert said == (found if found is None else pytest.approx(found))
+
+
+@settings(max_examples=25, deadline=None)
+@given(worlds(), st.randoms(use_true_random=False))
+def test_every_remedy_lets_the_task_start(stage: Real, random: Any) -> None:
+    queued = [task.id for task in stage.tasks.values() if task.state is QUEUED]
+    if not queued:
+        return
+    task_id = random.choice(queued)
+    found = explained(stage, task_id, Bounds(trials_max=30, rounds_max=0))
+    for remedy in found.remedies:
+        twin = Real((), settings=stage.settings, oracle=False)
+        twin.index, twin.seconds = copy_of(stage.index), stage.seconds
+        happens(twin, remedy.change)
+        task = twin.tasks[task_id]
+        assert task.holds or task.promised, remedy.text
+
+
+def happens(stage: Real, change: Change) -> None:
+    """Do what a remedy says to the scheduler's own rows."""
+    stage.put(*change.put)
+    for task_id in change.ends:
+        stage.exit(task_id, ExitKind.OK)
+    stage.index.apply(deleted=[(Task, (task_id,)) for task_id in change.gone])
+    stage.rest()
+    if change.within_seconds is not None:
+        until = stage.seconds + change.within_seconds
+        while stage.due is not None and stage.due <= until:
+            stage.seconds = max(stage.seconds, stage.due)
+            stage.rest()

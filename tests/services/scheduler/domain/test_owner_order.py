@@ -1,0 +1,202 @@
+"""``rotation``: first come, first served inside a user."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from libs.contracts.messages import ExitKind, Goal, Priority, ReasonCode, TaskState, Unit
+from services.scheduler.domain.model.group_policy import GroupPolicy, Rotation
+from services.scheduler.domain.model.rows import Task
+from tests.builders import a_limit, a_task, at, some_nodes
+from tests.services.scheduler.domain.stage import Stage
+
+HOUR = 3600.0
+NUMBERS = Rotation(first_slice_seconds=900.0, slice_seconds=4 * HOUR)
+
+
+def a_stage(nodes: int, *limits: object, policy: str = "rotation") -> Stage:
+    stage = Stage(
+        some_nodes(nodes), policies=[GroupPolicy("default", policy=policy, rotation=NUMBERS)]
+    )
+    stage.put(*limits)
+    return stage
+
+
+def arrives(stage: Stage, task_id: str, nodes: int = 1, **how: object) -> None:
+    submitted = how.pop("submitted", stage.seconds)
+    task = a_task(task_id, nodes=nodes, submitted=submitted, **how)  # type: ignore[arg-type]
+    stage.submit(task)
+    goes_on(stage)
+
+
+def goes_on(stage: Stage) -> None:
+    """Whatever was started runs, and who was asked to go has gone."""
+    stage.rounds()
+    for task in list(stage.tasks.values()):
+        if task.state is TaskState.STARTING:
+            stage.start(task.id)
+        elif task.state is TaskState.PREEMPTING:
+            stage.exit(task.id, ExitKind.PREEMPTED)
+            goes_on(stage)
+            return
+    stage.rounds()
+
+
+def ends(stage: Stage, task_id: str) -> None:
+    stage.exit(task_id, ExitKind.OK)
+    goes_on(stage)
+
+
+def running(stage: Stage) -> list[str]:
+    return sorted(task.id for task in stage.tasks.values() if task.holds)
+
+
+def test_a_gang_does_not_wait_behind_later_tasks_of_its_owner() -> None:
+    """Each hour one of the owner's small tasks ends and another comes."""
+    stage = a_stage(4)
+    for number in range(4):
+        arrives(stage, f"s{number}")
+    arrives(stage, "gang", 4)
+    for number in range(4, 30):
+        stage.until(stage.seconds + HOUR)
+        arrives(stage, f"s{number}")
+        small = [each for each in running(stage) if each != "gang"]
+        if small:
+            ends(stage, small[0])
+        if running(stage) == ["gang"]:
+            break
+    # The four that were there before it have ended; none of the later ones began.
+    assert running(stage) == ["gang"]
+    assert number == 7
+    assert stage.tasks["s5"].reason.code is ReasonCode.WAITS_BEHIND_OTHERS
+    ends(stage, "gang")
+    assert running(stage) == ["s4", "s5", "s6", "s7"]
+
+
+def test_other_users_are_not_held_back() -> None:
+    stage = a_stage(2)
+    arrives(stage, "first")
+    arrives(stage, "gang", 2)
+    arrives(stage, "later")
+    arrives(stage, "bobs", owner="bob")
+    assert running(stage) == ["bobs", "first"]
+
+
+def test_what_the_gang_could_not_use_is_not_held_back() -> None:
+    stage = a_stage(2)
+    arrives(stage, "first")
+    arrives(stage, "gang", 2)
+    arrives(stage, "cpu", gpus=0)
+    arrives(stage, "other", priority=Priority.LOW)
+    assert running(stage) == ["cpu", "first", "other"]
+
+
+def test_a_task_that_its_quota_stops_holds_nobody_back() -> None:
+    stage = a_stage(2, a_limit(1, user="ann", priority=Priority.NORMAL, unit=Unit.NODES))
+    arrives(stage, "gang", 2)
+    assert stage.tasks.get("gang") is None or stage.tasks["gang"].state is TaskState.QUEUED
+    arrives(stage, "small")
+    assert "small" in running(stage)
+
+
+def test_a_task_that_waits_for_its_retry_holds_nobody_back() -> None:
+    stage = a_stage(2)
+    arrives(stage, "first")
+    arrives(stage, "gang", 2)
+    stage.put(replace(stage.tasks["gang"], not_before_at=at(600.0)))
+    arrives(stage, "small")
+    assert running(stage) == ["first", "small"]
+
+
+@pytest.mark.parametrize("policy", ["rotation", "fifo"])
+@pytest.mark.parametrize("goal", [Goal.STOP, Goal.PAUSE])
+def test_those_behind_start_when_the_gang_is_stopped_or_paused(policy: str, goal: Goal) -> None:
+    stage = a_stage(2, policy=policy)
+    arrives(stage, "first")
+    arrives(stage, "gang", 2)
+    arrives(stage, "small")
+    assert running(stage) == ["first"]
+    stage.want("gang", goal)
+    goes_on(stage)
+    assert running(stage) == ["first", "small"]
+
+
+def test_those_behind_start_when_the_gang_is_of_another_level() -> None:
+    stage = a_stage(2)
+    arrives(stage, "first")
+    arrives(stage, "gang", 2)
+    arrives(stage, "small")
+    stage.rank("gang", Priority.LOW)
+    goes_on(stage)
+    assert running(stage) == ["first", "small"]
+
+
+def test_a_gang_takes_the_turn_of_another_user_and_then_its_owners_later_tasks_go_on() -> None:
+    stage = a_stage(2)
+    arrives(stage, "bob1", owner="bob")
+    arrives(stage, "bob2", owner="bob")
+    arrives(stage, "gang", 2)
+    arrives(stage, "small")
+    assert running(stage) == ["bob1", "bob2"]
+    # Bob's first slices are over.
+    stage.until(901.0)
+    goes_on(stage)
+    assert running(stage) == ["gang"]
+    ends(stage, "gang")
+    assert "small" in running(stage)
+
+
+def passed(task: Task, others: Sequence[Task]) -> list[str]:
+    """Waiting tasks of the owner and level that came before this one, and need no more nodes."""
+    return [
+        each.id
+        for each in others
+        if each.state is TaskState.QUEUED
+        and each.owner == task.owner
+        and each.priority is task.priority
+        and not each.promised
+        and (each.submitted_at, each.id) < (task.submitted_at, task.id)
+        and each.not_before_at is None
+    ]
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["ann", "bob"]),
+            st.integers(1, 4),
+            st.sampled_from(["arrive", "arrive", "end", "wait", "stop"]),
+        ),
+        min_size=5,
+        max_size=25,
+    )
+)
+def test_no_task_starts_while_an_earlier_one_of_its_owner_waits(
+    steps: list[tuple[str, int, str]],
+) -> None:
+    """All tasks ask for whole nodes of the same kind, so each could use what the other could."""
+    stage = a_stage(4)
+    for place, (owner, number, what) in enumerate(steps):
+        before = set(running(stage))
+        if what == "arrive":
+            arrives(stage, f"t{place:02}", number, owner=owner)
+        elif what == "end" and before:
+            ends(stage, sorted(before)[number % len(before)])
+        elif what == "stop" and stage.tasks:
+            stage.want(sorted(stage.tasks)[number % len(stage.tasks)], Goal.STOP)
+            goes_on(stage)
+        else:
+            stage.until(stage.seconds + number * 1000.0)
+            goes_on(stage)
+        # A run that was asked to go in this step waits only since then: what it leaves over may
+        # have been promised meanwhile.
+        everything = [task for task in stage.tasks.values() if task.id not in before]
+        for task_id in set(running(stage)) - before:
+            task = stage.tasks[task_id]
+            assert not passed(task, everything), (task_id, passed(task, everything))
