@@ -38,7 +38,11 @@ def body(server: CliServer) -> dict[str, Any]:
     return server.asked("POST", "/v1/tasks").body
 
 
-def test_the_id_alone_is_printed(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_the_id_alone_is_printed(
+    shiftwork: Shiftwork, server: CliServer, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "train.py").touch()
+    monkeypatch.chdir(home)
     done = shiftwork("submit", "--", "python", "train.py", "--json", "-f")
     assert (done.code, done.out, done.err) == (0, "taaaaa\n", "")
     assert body(server) == {
