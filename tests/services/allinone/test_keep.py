@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 import typer
+from shiftwork.cli.failures import Failure
 
 from services.allinone import cli, dev_command, keep, stopping
 from services.allinone.place import Options, Place
@@ -219,6 +220,17 @@ def test_a_start_in_the_background_that_was_ended_is_no_crash(
 ) -> None:
     (tmp_path / "up.log").write_text("stopped before it was ready\n")
     assert cli._ended(Place(tmp_path), status, 0).what.startswith(what)
+
+
+def test_a_start_that_takes_too_long_is_left_with_how_to_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "DETACH_SECONDS_MAX", 0.0)
+    with pytest.raises(Failure, match="not ready after 0 s") as failed:
+        cli._wait_ready(Place(tmp_path / "data"), None)
+    data = f"--data {tmp_path}/data"
+    assert failed.value.fix.startswith(f"`shiftwork doctor {data}` says what it waits for")
+    assert f"`shiftwork down {data}`" in failed.value.fix
 
 
 def test_what_keeps_a_platform_for_developers_from_starting_is_told_with_its_fix(

@@ -49,13 +49,13 @@ class Target:
     url: str
     token: str
     remote: bool = False
-    # A platform that `up` runs on this machine, at whatever address.
-    here: bool = False
+    # The data folder of a platform that `up` runs on this machine, at whatever address.
+    data: str = ""
 
     @property
     def is_local(self) -> bool:
         """True if the server is on this machine, so that paths mean the same to both."""
-        return not self.remote and (self.here or parse.is_loopback(self.url))
+        return not self.remote and (bool(self.data) or parse.is_loopback(self.url))
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ def target(
     if choice.named is None:
         return Target(choice.url, held)
     named = choice.named
-    return Target(choice.url, held or _token(named), named.remote, bool(named.data))
+    return Target(choice.url, held or _token(named), named.remote, named.data)
 
 
 def unknown(path: Path) -> Failure:
@@ -281,7 +281,8 @@ def _token(named: Named) -> str:
         raise Failure(
             f"the token cannot be read: {why}",
             where=named.token_file,
-            fix=f"give --token or SHIFTWORK_TOKEN, or start {installed.platform('up')} again",
+            fix="give --token or SHIFTWORK_TOKEN, or start"
+            f" {installed.platform('up', data=named.data)} again",
         ) from error
     return _checked(text, named.token_file)
 

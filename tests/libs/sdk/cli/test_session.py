@@ -262,6 +262,20 @@ def test_without_any_server_the_code_is_3(elsewhere: Shiftwork) -> None:
     assert "shiftwork up" in done.err
 
 
+def test_a_platform_that_is_down_is_started_again_by_its_data_folder(
+    elsewhere: Shiftwork, home: Path
+) -> None:
+    named = Named("http://127.0.0.1:1", str(home / "token"), data="/srv/my data")
+    contexts.save(contexts.default_path(), lambda _: "local", named)
+    missing = elsewhere("ls")
+    assert "start `shiftwork up --data '/srv/my data'`" in missing.err
+    (home / "token").write_text("t")
+    down = elsewhere("ls")
+    assert down.code == 3
+    assert "`shiftwork up --data '/srv/my data'` starts one here" in down.err
+    assert "`shiftwork doctor --data '/srv/my data'` looks closer" in down.err
+
+
 def test_a_server_that_is_down_is_3_and_one_problem_object(
     shiftwork: Shiftwork, server: CliServer
 ) -> None:
