@@ -183,7 +183,9 @@ class _Error:
         """What to do about it; among several, also what is wrong."""
         if alone:
             return self.fix if self._of_argument else f"{self._label}: {self.fix}"
-        value = f"{self.value!r} " if self.value else ""
+        # `there is no team "visoin"` has the value already.
+        given = self.value and f'"{self.value}"' not in self.message
+        value = f"{self.value!r} " if given else ""
         return f"{self._label}: {value}{self.message}; {self.fix}"
 
 
