@@ -170,6 +170,17 @@ def use(path: Path, name: str) -> None:
         document["current"] = name
 
 
+def remove(path: Path, name: str) -> bool:
+    """Forget a context; True if it was the current one. Raises Failure if it is not there."""
+    with _changing(path) as document:
+        known(path, document["contexts"], name)
+        del document["contexts"][name]
+        was_current = document["current"] == name
+        if was_current:
+            document["current"] = ""
+    return was_current
+
+
 @contextlib.contextmanager
 def _changing(path: Path) -> Generator[dict[str, Any], None, None]:
     """The file's document, which no other process changes meanwhile; written at the end. The lock

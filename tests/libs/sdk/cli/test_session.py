@@ -103,6 +103,22 @@ def test_a_context_that_is_not_there_is_wrong_usage(home: Path) -> None:
     assert "local" in failed.value.fix
 
 
+def test_a_context_is_forgotten_and_no_other_is_chosen_in_its_place(
+    elsewhere: Shiftwork, home: Path
+) -> None:
+    a_context(home, "other", "http://127.0.0.1:2")
+    a_context(home, "dead", "http://127.0.0.1:1")
+    assert elsewhere("context", "rm", "daed").code == 2
+    done = elsewhere("context", "rm", "dead")
+    assert done.code == 0
+    assert "no context is the current one: `shiftwork context use NAME`" in done.err
+    current, known = contexts.load(contexts.default_path())
+    assert (current, list(known)) == ("", ["other"])
+    assert (home / "dead-token").exists()
+    assert elsewhere("ls").code == 3
+    assert elsewhere("context", "rm", "other", "--json").json == {"name": "other", "removed": True}
+
+
 def test_a_missing_token_file_says_where(home: Path) -> None:
     a_context(home, "local", "http://127.0.0.1:8642")
     (home / "local-token").unlink()
