@@ -349,7 +349,11 @@ def interpreter(place: Place, options: Options) -> Iterator[Finding]:
         # ``users`` says so.
         return
     if not can_run(user, [sys.executable, "-c", ""]):
-        fix = "install it where everybody may read it, for example below /opt"
+        fix = (
+            "move the clone, and the Python that its .venv was made with, to where everybody may"
+            " read them, for example below /opt; then, in the clone: rm -r .venv && make setup"
+            " PYTHON=/opt/PATH/bin/python3"
+        )
         yield Finding("warn", f"tasks cannot run {sys.executable}: `python` is closed to them", fix)
 
 

@@ -301,7 +301,14 @@ def _take_over(place: Place) -> None:
 
     render.note("the platform was killed, and what it ran still does: taking it over to end it")
     options = place.options() or Options()
-    check_start(place, options, lambda _: None)
+    try:
+        check_start(place, options, lambda _: None)
+    except Failure as problem:
+        if problem.where == "--port":
+            # `down` has no such option.
+            again = f"`{place.command('up')} --port N`, then `{place.command('down')}`"
+            problem.fix = f"end that program and try again, or {again}"
+        raise
     _detached(place, options)
 
 

@@ -220,6 +220,10 @@ def test_errors_name_the_flags_as_they_are_typed(tmp_path: Path) -> None:
     failed = refused_usage(tmp_path / "data", options)
     assert failed.where == "--service-user"
     assert failed.fix.startswith("did you mean nobody?")
+    options = Options(port=0, tasks_as_root=True, service_user="root")
+    failed = refused_usage(tmp_path / "data", options)
+    assert failed.what.endswith(": root is root, as whom PostgreSQL does not run")
+    assert "does not exist" not in failed.what
 
 
 def refused_usage(data: Path, options: Options) -> Failure:
@@ -240,6 +244,7 @@ def test_up_warns_of_an_interpreter_that_tasks_cannot_run(
     (found,) = checks.interpreter(Place(tmp_path), Options(task_users="390000-390009"))
     assert found.level == "warn"
     assert found.what.startswith(f"tasks cannot run {closed}/python")
+    assert "rm -r .venv && make setup PYTHON=" in found.fix
     assert checks.interpreter in checks.BEFORE_START
 
 

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -220,6 +221,23 @@ def test_a_start_in_the_background_that_was_ended_is_no_crash(
 ) -> None:
     (tmp_path / "up.log").write_text("stopped before it was ready\n")
     assert cli._ended(Place(tmp_path), status, 0).what.startswith(what)
+
+
+def test_a_killed_platform_whose_port_is_taken_is_ended_with_options_that_are_there(
+    tmp_path: Path,
+) -> None:
+    place = Place(tmp_path / "data")
+    place.take()
+    place.release()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place.keep_options(Options(port=taken.getsockname()[1], tasks_as_root=os.geteuid() == 0))
+        with pytest.raises(Failure, match="is taken by") as failed:
+            cli._take_over(place)
+    data = f"--data {tmp_path}/data"
+    assert failed.value.fix == (
+        "end that program and try again, or"
+        f" `shiftwork up {data} --port N`, then `shiftwork down {data}`"
+    )
 
 
 def test_a_start_that_takes_too_long_is_left_with_how_to_end_it(
