@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, str] = {
     "GET /v1/users": "shiftwork user ls",
     "POST /v1/users": "shiftwork user add NAME",
     "PATCH /v1/users/{name}": "shiftwork user set {name}",
+    "PATCH /v1/users/{name} with another team": "shiftwork user set {name} --team=TEAM",
     "GET /v1/teams": "shiftwork team ls",
     "POST /v1/teams": "shiftwork team add NAME",
     "GET /v1/tokens": "shiftwork token ls",
