@@ -34,11 +34,11 @@ def has_platform() -> bool:
 def command(name: str, data: str = "") -> str:
     """A command of the platform as it is typed for the platform of a data folder; empty: the
     default one, which needs no option."""
-    from shiftwork.cli import homes  # noqa: PLC0415 - it imports the failures, which need this
+    from shiftwork.cli import failures, homes  # noqa: PLC0415 - the failures need this module
 
     try:
         is_default = not data or data == str(homes.default_data())
-    except homes.Failure:
+    except failures.Failure:
         is_default = False
     return f"shiftwork {name}" + ("" if is_default else f" --data {shlex.quote(data)}")
 
